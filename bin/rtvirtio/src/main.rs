@@ -1,0 +1,2 @@
+//! rtvirtio command line.
+fn main() {}

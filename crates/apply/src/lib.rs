@@ -1,0 +1,1 @@
+//! Capture, journal, apply, read back, roll back.

@@ -1,0 +1,1 @@
+//! Readers and writers of kernel files under a root path, and host checks.

@@ -1,0 +1,1 @@
+//! The lab: twin device, guest image, QEMU guests and process VMs.

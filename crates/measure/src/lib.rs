@@ -1,0 +1,5 @@
+//! Load by fio, latency from the intended start, verdicts, device profile.
+
+mod result;
+
+pub use result::*;

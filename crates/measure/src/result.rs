@@ -1,0 +1,103 @@
+//! The result file: what a run measured, judged against its targets.
+
+use rtvirtio_units::{Iops, Nanos, Percentile};
+use serde::{Deserialize, Serialize};
+
+/// Version of the result file's form.
+pub const RESULT_SCHEMA: &str = "rtvirtio.result.v1";
+
+/// Results of one or more runs on one host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ResultFile {
+    /// Always [`RESULT_SCHEMA`].
+    pub schema: String,
+    /// Where it was measured.
+    pub host: HostFacts,
+    /// The runs in the order in which they were made.
+    pub runs: Vec<Run>,
+}
+
+/// What one needs to know of the host to read the numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HostFacts {
+    /// Kernel release.
+    pub kernel: String,
+    /// Online CPUs.
+    pub cpus: u32,
+    /// VMM and version, such as `QEMU 7.2.22`; `none` for process VMs.
+    pub vmm: String,
+    /// `kvm`, `tcg` or `none`.
+    pub accelerator: String,
+    /// The device under test: name, and the twin profile where it is one.
+    pub device: String,
+}
+
+/// What a VM was in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmKind {
+    /// A QEMU guest with fio inside.
+    Qemu,
+    /// fio in a cgroup on the host.
+    Process,
+}
+
+/// One run of all tasks under one scheme.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// Scheme in force, such as `default-bfq` or `slice`; `as-found` when rtvirtio chose nothing.
+    pub scheme: String,
+    /// Which kind of VM the numbers come from.
+    pub kind: VmKind,
+    /// Length of the measured part in seconds.
+    pub seconds: f64,
+    /// One entry per task in spec order.
+    pub tasks: Vec<TaskResult>,
+}
+
+/// What one task got.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskResult {
+    /// VM name.
+    pub vm: String,
+    /// Task name.
+    pub task: String,
+    /// Percentile that the target is about.
+    pub percentile: Percentile,
+    /// The target, if any.
+    pub target_ns: Option<Nanos>,
+    /// Declared rate, if any.
+    pub declared_rate: Option<Iops>,
+    /// Completed requests per second.
+    pub achieved_rate: Iops,
+    /// Completed requests.
+    pub n: u64,
+    /// Median latency from the intended start.
+    pub p50_ns: Nanos,
+    /// 99th percentile.
+    pub p99_ns: Nanos,
+    /// 99.99th percentile; the maximum when `n` < 10 000.
+    pub p9999_ns: Nanos,
+    /// Largest.
+    pub max_ns: Nanos,
+    /// fio's own p99.99, counted from the actual start: the difference is what a stalled queue would have hidden.
+    pub fio_p9999_ns: Nanos,
+    /// What the plan's model predicted, if there was a plan or prediction.
+    pub predicted_ns: Option<Nanos>,
+    /// The judgement; `None` for a task without target.
+    pub verdict: Option<Verdict>,
+    /// Reason for the verdict in a few words, with numbers.
+    pub why: String,
+}
+
+/// Whether a target was met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Shown at 95 % confidence, and the declared rate was kept.
+    Met,
+    /// More exceedances than the target allows at this n, or the rate was not kept.
+    Missed,
+    /// Nothing contradicts the target but n is too small to claim it.
+    Unproven,
+}

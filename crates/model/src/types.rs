@@ -1,0 +1,179 @@
+//! What the models read (a host profile and a configuration) and what they say (a forecast with its terms).
+
+use rtvirtio_units::{Bytes, Iops, Nanos};
+use serde::{Deserialize, Serialize};
+
+/// Version of the profile file's form.
+pub const PROFILE_SCHEMA: &str = "rtvirtio.profile.v1";
+
+/// What was measured on one device of one host. Written by `rtvirtio profile`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Always [`PROFILE_SCHEMA`].
+    pub schema: String,
+    /// Device name as in `/sys/block`, such as `nvme0n1`.
+    pub device: String,
+    /// Size of the device.
+    pub size: Bytes,
+    /// Block size of the measurements.
+    pub block: Bytes,
+    /// Reads with elevator `none`, by rising depth.
+    pub read: Vec<DepthPoint>,
+    /// Writes with elevator `none`, by rising depth; empty when writing was not allowed.
+    pub write: Vec<DepthPoint>,
+    /// Reads with elevator `bfq` at the same depths as `read`: what BFQ itself costs.
+    pub read_bfq: Vec<DepthPoint>,
+    /// I/O as seen inside a VM that runs alone; `None` when no VM was measured.
+    pub guest: Option<GuestPoint>,
+    /// CPUs of the host, for the load the VMs put on them.
+    pub cpus: u32,
+    /// Host facts at the time: kernel release.
+    pub kernel: String,
+    /// Every reason not to trust a number; empty when all checks passed.
+    pub doubts: Vec<String>,
+}
+
+/// One measured point of throughput and latency.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DepthPoint {
+    /// Requests in flight.
+    pub depth: u32,
+    /// Median over the repetitions.
+    pub iops: Iops,
+    /// (max - min) / median over the repetitions, 0 to 1 and beyond.
+    pub spread: f64,
+    /// Samples over all repetitions.
+    pub n: u64,
+    /// Median completion latency.
+    pub p50: Nanos,
+    /// 99th percentile.
+    pub p99: Nanos,
+    /// 99.99th percentile; with `n` < 10 000 it is the maximum.
+    pub p9999: Nanos,
+    /// Largest.
+    pub max: Nanos,
+}
+
+/// Latency inside a VM that runs alone, elevator `none` on host and guest, depth 1.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestPoint {
+    /// `qemu-tcg`, `qemu-kvm` or `process`.
+    pub kind: String,
+    /// The same measures as for the device.
+    pub point: DepthPoint,
+    /// CPU seconds of the host that one request costs (VMM and guest together).
+    pub cpu_per_request: f64,
+}
+
+/// A configuration whose effect is predicted: what the knobs say, per host and VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// Host I/O scheduler.
+    pub elevator: Elevator,
+    /// Host BFQ tunables; they act only when `elevator` is [`Elevator::Bfq`].
+    pub bfq: Bfq,
+    /// Per VM, in spec order.
+    pub vms: Vec<VmConfig>,
+}
+
+/// The part of a configuration that belongs to one VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmConfig {
+    /// BFQ weight of its cgroup, 1 to 1000.
+    pub weight: u32,
+    /// Cap on its read + write requests per second; `None` for no cap.
+    pub cap: Option<Iops>,
+    /// I/O scheduler inside the guest.
+    pub guest_elevator: Elevator,
+    /// BFQ tunables inside the guest.
+    pub guest_bfq: Bfq,
+}
+
+/// Linux's multi-queue I/O schedulers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Elevator {
+    /// FIFO per hardware queue.
+    None,
+    /// Deadline.
+    MqDeadline,
+    /// Kyber.
+    Kyber,
+    /// Budget fair queueing.
+    Bfq,
+}
+
+/// BFQ's tunables as numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bfq {
+    /// `slice_idle`.
+    pub slice_idle: Nanos,
+    /// `timeout_sync`.
+    pub timeout_sync: Nanos,
+    /// `low_latency`.
+    pub low_latency: bool,
+    /// `max_budget`; `None` lets BFQ choose.
+    pub max_budget: Option<Bytes>,
+    /// `strict_guarantees`.
+    pub strict_guarantees: bool,
+}
+
+/// Which model made a prediction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ModelKind {
+    /// Equations (1)-(5) and Table III of the RT-VirtIO paper.
+    Analytical,
+    /// Our model of BFQ's slices and of queueing at the device.
+    Slice,
+}
+
+/// A predicted tail with the terms it is the sum of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Forecast {
+    /// Predicted latency at the target's percentile (p99.99 without a target).
+    pub latency_ns: Nanos,
+    /// Predicted rate, and whether the declared rate is kept: `achieved / declared`, at most 1. `1.0` for tasks without a rate.
+    pub rate_kept: f64,
+    /// Terms of the guest part and of the host part; they sum to `latency_ns` up to rounding.
+    pub terms: Vec<Term>,
+}
+
+/// One term of a prediction: where time goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Term {
+    /// Guest part or host part.
+    pub side: Side,
+    /// Short stable name, such as `switch`, `own-service`, `other-vms`, `timeout-sync`, `device`.
+    pub name: String,
+    /// Its share of the latency.
+    pub latency_ns: Nanos,
+}
+
+/// Where a term arises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Side {
+    /// Inside the guest and its VMM.
+    Guest,
+    /// On the host and its device.
+    Host,
+}
+
+impl Default for Bfq {
+    /// The kernel's defaults (block/bfq-iosched.c): 8 ms, HZ/8, low latency on, automatic budget.
+    fn default() -> Self {
+        Self {
+            slice_idle: Nanos::from_millis(8),
+            timeout_sync: Nanos::from_millis(125),
+            low_latency: true,
+            max_budget: None,
+            strict_guarantees: false,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Plans and the search for them.
+
+mod plan;
+
+pub use plan::*;

@@ -1,0 +1,1 @@
+//! Result files, tables, SVG plots and the HTML report.

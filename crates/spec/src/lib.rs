@@ -1,0 +1,5 @@
+//! The spec file: devices, VMs, tasks and targets, parsed with line and column.
+
+mod types;
+
+pub use types::*;

@@ -1,0 +1,178 @@
+//! What a spec says, after validation: plain data, no way to hold an impossible value by accident.
+
+use std::path::PathBuf;
+
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
+use serde::Serialize;
+
+/// A validated spec file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Spec {
+    /// The one block device that the VMs share.
+    pub device: Device,
+    /// The VMs in file order; names are unique.
+    pub vms: Vec<Vm>,
+}
+
+/// The shared device: a real one by path, or a twin that the lab makes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// A block device that exists, such as `/dev/nvme0n1`.
+    Path(PathBuf),
+    /// An emulated device that `rtvirtio lab up` makes.
+    Twin {
+        /// Name of the built-in service-time profile, such as `qlc-nvme`, or path of a profile TOML file.
+        profile: String,
+        /// Size of the device.
+        size: Bytes,
+    },
+}
+
+/// One VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Vm {
+    /// Unique name: letters, digits, `-`, `_`, `.`; starts with a letter or digit; at most 32 characters.
+    pub name: String,
+    /// How rtvirtio reaches it.
+    pub reach: Reach,
+    /// Its I/O tasks in file order; names are unique within the VM. Never empty.
+    pub tasks: Vec<Task>,
+}
+
+/// How a VM is reached. Exactly one of `lab`, `cgroup`, `pid`, `qmp` stands in the file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reach {
+    /// The lab starts it.
+    Lab(LabKind),
+    /// An existing VM.
+    Existing {
+        /// What identifies its host-side processes.
+        host: HostHandle,
+        /// Socket of its QEMU guest agent; needed for guest knobs and for verifying inside the guest.
+        agent: Option<PathBuf>,
+        /// The block device or file inside the guest (or on the host, without an agent) that tasks use.
+        disk: Option<PathBuf>,
+    },
+}
+
+/// What the lab starts for a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LabKind {
+    /// A QEMU guest with fio inside.
+    Qemu,
+    /// fio in a cgroup of its own: the fast stand-in for sweeps.
+    Process,
+}
+
+/// What leads to the processes of a running VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostHandle {
+    /// A cgroup path below the hierarchy's root, such as `/machine.slice/vm0.scope`.
+    Cgroup(PathBuf),
+    /// The process id of the VMM.
+    Pid(u32),
+    /// A QMP socket of QEMU.
+    Qmp(PathBuf),
+}
+
+/// One stream of I/O in a VM.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Task {
+    /// Name, unique within its VM; same form as a VM name.
+    pub name: String,
+    /// Direction of the requests.
+    pub op: Op,
+    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB.
+    pub block: Bytes,
+    /// Order of the addresses.
+    pub pattern: Pattern,
+    /// Declared rate; `None` means as fast as the loop allows.
+    pub rate: Option<Iops>,
+    /// Most requests in flight at once, 1 to 1024.
+    pub depth: u32,
+    /// Whether a late request delays the next.
+    pub arrival: Arrival,
+    /// What the task must get; `None` for a best-effort task.
+    pub target: Option<Target>,
+}
+
+/// Direction of a task's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Reads only.
+    Read,
+    /// Writes only.
+    Write,
+    /// Both; the value is the share of writes, strictly between 0 and 1.
+    Mixed {
+        /// Share of requests that are writes.
+        write_share: Ratio,
+    },
+}
+
+/// Order of the addresses of a task's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pattern {
+    /// Uniformly random.
+    Random,
+    /// Ascending, wrapping round.
+    Sequential,
+}
+
+/// Whether requests wait for their predecessors (`loop` in the file).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arrival {
+    /// A request is issued when its time has come and its predecessor (at depth 1) is complete; after a stall the task catches up.
+    Closed,
+    /// Requests are issued at their time whatever happens, up to `depth` in flight. Needs a rate.
+    Open,
+}
+
+/// What a task must get: `percentile <= latency`, together with its declared rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Target {
+    /// Which percentile of completion latency, counted from the intended start.
+    pub percentile: Percentile,
+    /// Its upper limit.
+    pub latency: Nanos,
+}
+
+impl Spec {
+    /// The VM of this name.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Option<&Vm> {
+        self.vms.iter().find(|vm| vm.name == name)
+    }
+
+    /// Every task with its VM, in file order.
+    pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
+        self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))
+    }
+}
+
+impl Vm {
+    /// The shortest target latency among its tasks; `None` when all are best effort. The smaller, the more urgent.
+    #[must_use]
+    pub fn tightest_target(&self) -> Option<Nanos> {
+        self.tasks.iter().filter_map(|t| t.target).map(|t| t.latency).min()
+    }
+}
+
+impl Op {
+    /// Share of requests that are writes, 0 to 1.
+    #[must_use]
+    pub fn write_share(self) -> f64 {
+        match self {
+            Op::Read => 0.0,
+            Op::Write => 1.0,
+            Op::Mixed { write_share } => write_share.0,
+        }
+    }
+}

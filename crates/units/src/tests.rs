@@ -1,0 +1,41 @@
+use super::*;
+
+#[test]
+fn every_documented_form_parses() {
+    assert_eq!("300ms".parse(), Ok(Nanos::from_millis(300)));
+    assert_eq!("50us".parse(), Ok(Nanos::from_micros(50)));
+    assert_eq!("1.5 s".parse(), Ok(Nanos(1_500_000_000)));
+    assert_eq!("4KiB".parse(), Ok(Bytes(4096)));
+    assert_eq!("4kB".parse(), Ok(Bytes(4000)));
+    assert_eq!("500/s".parse(), Ok(Iops(500.0)));
+    assert_eq!("600/min".parse(), Ok(Iops(10.0)));
+    assert_eq!("70MB/s".parse(), Ok(BytesPerSec(70e6)));
+    assert_eq!("30%".parse(), Ok(Ratio(0.3)));
+    assert_eq!("p99.99".parse(), Ok(Percentile(99.99)));
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let problem = |r: Result<Nanos, UnitError>| r.unwrap_err().to_string();
+    assert!(problem("300".parse()).contains("has no unit"));
+    assert!(problem("-3ms".parse()).contains("is negative"));
+    assert!(problem("3 lightyears".parse()).contains("not a known unit"));
+    assert!(problem("ms".parse()).contains("does not start with a number"));
+    assert!(problem("1.2.3ms".parse()).contains("is not a number"));
+    assert!(problem("9999999999999s".parse()).contains("too large"));
+    assert!("p100".parse::<Percentile>().is_err());
+    assert!("99.99".parse::<Percentile>().is_err());
+    assert!("4K".parse::<Bytes>().is_err());
+}
+
+#[test]
+fn printed_values_read_back() {
+    for ns in [0, 1, 999, 1_000, 60_000, 1_500_000, 300_000_000, 2_000_000_000] {
+        assert_eq!(Nanos(ns).to_string().parse(), Ok(Nanos(ns)));
+    }
+    for b in [0, 512, 4096, 1 << 20, 3 << 30, 4097] {
+        assert_eq!(Bytes(b).to_string().parse(), Ok(Bytes(b)));
+    }
+    assert_eq!(Percentile::P9999.to_string(), "p99.99");
+    assert_eq!(Iops(100.0).to_string(), "100/s");
+}

@@ -1,0 +1,1 @@
+//! QMP and guest-agent clients.
