@@ -1,1 +1,4 @@
 //! The lab: twin device, guest image, QEMU guests and process VMs.
+
+pub mod proc;
+pub mod twin;

@@ -1,0 +1,216 @@
+//! A twin as a block device: its process, its mount and its loop device, made and removed together.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rtvirtio_units::Bytes;
+use serde::{Deserialize, Serialize};
+
+use super::fs::FILE_NAME;
+use crate::proc::ProcessId;
+
+/// How long the twin's process may take to mount.
+const MOUNT_DEADLINE: Duration = Duration::from_secs(10);
+/// How long the twin's process may take to end.
+const STOP_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Why a twin could not be made or removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TwinError {
+    /// A file operation failed.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// The operation.
+        what: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The twin's process ended before its file appeared.
+    #[error("the twin's process ended before it served its file: {0}")]
+    Ended(String),
+    /// The twin's file did not appear in time.
+    #[error("the twin's file {} did not appear within {}s", path.display(), MOUNT_DEADLINE.as_secs())]
+    Late {
+        /// Where it was expected.
+        path: PathBuf,
+    },
+    /// `losetup` failed.
+    #[error("losetup failed for {}: {message} (needs root and a free loop device: `modprobe loop`)", path.display())]
+    Loop {
+        /// The file or device.
+        path: PathBuf,
+        /// What losetup said.
+        message: String,
+    },
+}
+
+/// Everything needed to find and remove a twin, also from another process or after a crash. Saved before each part is made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TwinHandle {
+    /// Directory of the FUSE mount.
+    pub mount: PathBuf,
+    /// The twin's process.
+    pub process: Option<ProcessId>,
+    /// The loop device, such as `/dev/loop3`.
+    pub device: Option<PathBuf>,
+}
+
+/// A running twin. Dropping it does not remove it: the lab's state owns it and calls [`TwinHandle::remove`].
+#[derive(Clone, Debug)]
+pub struct TwinDevice {
+    /// The block device.
+    pub path: PathBuf,
+    /// Its size.
+    pub size: Bytes,
+}
+
+impl TwinHandle {
+    /// Starts the process, waits for its file and puts a loop device on it. `save` is called with the handle before each part
+    /// is made, so that a crash at any time leaves a handle that can remove what there is.
+    ///
+    /// `server` is the command that ends in [`super::serve`] with the same mount directory.
+    ///
+    /// # Errors
+    /// [`TwinError`]; what was made so far is removed.
+    pub fn make(
+        mount: &Path,
+        size: Bytes,
+        mut server: Command,
+        log: &Path,
+        save: &mut dyn FnMut(&Self) -> io::Result<()>,
+    ) -> Result<(Self, TwinDevice), TwinError> {
+        let mut handle = Self { mount: mount.to_owned(), process: None, device: None };
+        let result = handle.build(&mut server, log, save);
+        match result {
+            Ok(path) => Ok((handle, TwinDevice { path, size })),
+            Err(e) => {
+                // The first error is the one to tell; what cannot be removed stays in the saved handle.
+                let _ = handle.remove();
+                Err(e)
+            }
+        }
+    }
+
+    fn build(
+        &mut self,
+        server: &mut Command,
+        log: &Path,
+        save: &mut dyn FnMut(&Self) -> io::Result<()>,
+    ) -> Result<PathBuf, TwinError> {
+        let err = |what, path: &Path| {
+            let path = path.to_owned();
+            move |source| TwinError::Io { what, path, source }
+        };
+        let mount = self.mount.clone();
+        save(self).map_err(err("save the lab's state for", &mount))?;
+        fs::create_dir_all(&mount).map_err(err("create", &mount))?;
+        let out = fs::File::create(log).map_err(err("create", log))?;
+        let mut child = server
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(out)
+            .spawn()
+            .map_err(err("start the twin's process for", &mount))?;
+        self.process = ProcessId::of(child.id());
+        save(self).map_err(err("save the lab's state for", &mount))?;
+        let file = mount.join(FILE_NAME);
+        let deadline = Instant::now() + MOUNT_DEADLINE;
+        while !file.exists() {
+            if let Ok(Some(status)) = child.try_wait() {
+                let said = fs::read_to_string(log).unwrap_or_default();
+                return Err(TwinError::Ended(format!("{status}; {}", said.trim())));
+            }
+            if Instant::now() > deadline {
+                return Err(TwinError::Late { path: file });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let device = attach_loop(&file)?;
+        self.device = Some(device.clone());
+        save(self).map_err(err("save the lab's state for", &mount))?;
+        Ok(device)
+    }
+
+    /// Removes loop device, mount and process; parts that are gone are no error. Safe to call again.
+    ///
+    /// # Errors
+    /// The first part that cannot be removed.
+    pub fn remove(&mut self) -> Result<(), TwinError> {
+        let file = self.mount.join(FILE_NAME);
+        // Also devices that were attached in the moment before a crash, when the handle did not know them yet.
+        for device in loops_on(&file) {
+            detach_loop(&device)?;
+        }
+        self.device = None;
+        if let Some(process) = self.process.clone() {
+            process.stop(STOP_DEADLINE);
+            self.process = None;
+        }
+        // After SIGKILL the dead mount stays; lazily, because a process may still hold it.
+        if is_mounted(&self.mount) {
+            rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::DETACH).map_err(|e| TwinError::Io {
+                what: "unmount",
+                path: self.mount.clone(),
+                source: e.into(),
+            })?;
+        }
+        match fs::remove_dir(&self.mount) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(TwinError::Io { what: "remove", path: self.mount.clone(), source: e })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn is_mounted(path: &Path) -> bool {
+    let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else { return false };
+    table.lines().any(|line| line.split(' ').nth(4) == path.to_str())
+}
+
+fn losetup(args: &[&str], path: &Path) -> Result<String, TwinError> {
+    let loop_error = |message: String| TwinError::Loop { path: path.to_owned(), message };
+    let out = Command::new("losetup").args(args).arg(path).output().map_err(|e| loop_error(e.to_string()))?;
+    if out.status.success() {
+        Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
+    } else {
+        Err(loop_error(String::from_utf8_lossy(&out.stderr).trim().to_owned()))
+    }
+}
+
+fn attach_loop(file: &Path) -> Result<PathBuf, TwinError> {
+    losetup(&["--find", "--show", "--direct-io=on"], file).map(PathBuf::from)
+}
+
+fn detach_loop(device: &Path) -> Result<(), TwinError> {
+    losetup(&["--detach"], device)?;
+    // Detaching is asynchronous while somebody still holds the device open.
+    let backing = Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("loop/backing_file");
+    let deadline = Instant::now() + STOP_DEADLINE;
+    while backing.exists() {
+        if Instant::now() > deadline {
+            return Err(TwinError::Loop { path: device.to_owned(), message: "still in use after detaching".to_owned() });
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Loop devices whose backing file is `file`. From sysfs, because the file's own file system may be dead.
+fn loops_on(file: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|e| {
+            fs::read_to_string(e.path().join("loop/backing_file")).is_ok_and(|b| Path::new(b.trim_end()) == file)
+        })
+        .map(|e| Path::new("/dev").join(e.file_name()))
+        .collect()
+}

@@ -1,0 +1,89 @@
+//! The twin's process: mounts the FUSE file and serves it until it is unmounted or told to stop.
+
+use std::io;
+use std::path::PathBuf;
+
+use fuser::{Config, MountOption, Session};
+use rtvirtio_units::Bytes;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::fs::TwinFs;
+use super::profile::{ProfileError, TwinProfile};
+use super::service::ServiceModel;
+
+/// Threads that serve requests: the most requests in service or waiting at the device at once.
+const THREADS: usize = 64;
+/// Real-time priority of the serving threads: a device does not slow down because the host's CPUs are busy.
+const FIFO_PRIORITY: i32 = 40;
+
+/// What a twin process is to serve.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Built-in profile name or path.
+    pub profile: String,
+    /// Size of the device.
+    pub size: Bytes,
+    /// Seed of the jitter.
+    pub seed: u64,
+    /// An existing, empty directory to mount on.
+    pub mount: PathBuf,
+}
+
+/// Why a twin cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The profile is not usable.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// FUSE refused.
+    #[error("cannot serve a FUSE file on {}: {source} (needs root and /dev/fuse: `modprobe fuse`)", mount.display())]
+    Fuse {
+        /// Where it was to be mounted.
+        mount: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}
+
+/// Mounts and serves until unmounted. SIGTERM, SIGINT and SIGHUP unmount.
+///
+/// # Errors
+/// [`ServeError`] when the profile or the mount fails.
+pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
+    let profile = TwinProfile::load(&config.profile)?;
+    let fuse = |source| ServeError::Fuse { mount: config.mount.clone(), source };
+    precise_time();
+    let model = ServiceModel::new(profile, config.size.0, config.seed);
+    let fs = TwinFs::new(model, config.size.0).map_err(fuse)?;
+    let mut options = Config::default();
+    options.mount_options = vec![
+        MountOption::FSName("rtvirtio-twin".to_owned()),
+        MountOption::Subtype("rtvirtio".to_owned()),
+        MountOption::NoExec,
+        MountOption::NoSuid,
+        MountOption::NoDev,
+    ];
+    options.n_threads = Some(THREADS);
+    options.clone_fd = true;
+    let mut session = Session::new(fs, &config.mount, &options).map_err(fuse)?;
+    let mut unmounter = session.unmount_callable();
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(fuse)?;
+    std::thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            // A failed unmount leaves the session running; the caller then uses SIGKILL and a lazy unmount.
+            let _ = unmounter.unmount();
+        }
+    });
+    session.run().map_err(fuse)
+}
+
+/// Timers without slack and a real-time policy, inherited by the serving threads. Both are improvements, not needs.
+fn precise_time() {
+    // SAFETY: plain prctl and sched calls on the calling thread with valid arguments.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+        let param = libc::sched_param { sched_priority: FIFO_PRIORITY };
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param);
+    }
+}
