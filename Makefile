@@ -1,0 +1,33 @@
+# The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
+.PHONY: all build deps demo test install clean help
+
+PREFIX ?= /usr/local
+
+all: build
+
+help:
+	@echo "make demo     the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
+	@echo "make test     all checks"
+	@echo "make build    target/release/rtvirtio"
+	@echo "make install  PREFIX/bin/rtvirtio (PREFIX=$(PREFIX))"
+
+deps:
+	@sh scripts/deps.sh
+
+build: deps
+	cargo build --locked --release
+
+demo: deps
+	@[ "$$(id -u)" -eq 0 ] || { echo "make demo needs root (loop devices, FUSE, cgroups): sudo make demo" >&2; exit 1; }
+	cargo build --locked --release
+	target/release/rtvirtio demo --out demo
+
+test: deps
+	@sh scripts/test.sh
+
+install: build
+	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
+
+clean:
+	cargo clean
+	rm -rf demo

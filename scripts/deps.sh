@@ -1,0 +1,60 @@
+#!/bin/sh
+# Installs what rtvirtio needs to build, test and run its lab on Debian 12 or 13. Installs nothing that is there already.
+# Usage: scripts/deps.sh        Other distributions: see README.md, "What it needs".
+set -eu
+
+# Rust 1.85 is the oldest that builds rtvirtio.
+rust_is_new_enough() {
+    command -v cargo >/dev/null 2>&1 || return 1
+    minor=$(cargo --version 2>/dev/null | sed -n 's/^cargo 1\.\([0-9]*\)\..*/\1/p')
+    [ -n "$minor" ] && [ "$minor" -ge 85 ]
+}
+
+missing=
+need() { # need COMMAND PACKAGE
+    command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+}
+PATH="$PATH:/usr/sbin:/sbin"
+need cc gcc
+[ -e /usr/include/stdlib.h ] || missing="$missing libc6-dev"
+need make make
+need fio fio
+need qemu-system-x86_64 qemu-system-x86
+need losetup util-linux
+need depmod kmod
+need dpkg-deb dpkg
+need apt-get apt
+[ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
+
+if ! rust_is_new_enough; then
+    if command -v apt-cache >/dev/null 2>&1; then
+        # Debian 13 has it as rustc; Debian 12 has a new one as rustc-web (it builds the browsers there).
+        [ -n "$(find /var/lib/apt/lists -name '*_Packages*' 2>/dev/null | head -n 1)" ] || apt-get update -q
+        version=$(LC_ALL=C apt-cache policy rustc | sed -n 's/.*Candidate: 1\.\([0-9]*\)\..*/\1/p' | head -n 1)
+        if [ "${version:-0}" -ge 85 ]; then
+            missing="$missing rustc cargo rust-clippy rustfmt"
+        elif LC_ALL=C apt-cache policy cargo-web | grep -q 'Candidate: [0-9]'; then
+            missing="$missing rustc-web cargo-web rust-web-clippy rustfmt-web"
+        fi
+    fi
+fi
+
+if [ -n "$missing" ]; then
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "rtvirtio: these packages are missing:$missing" >&2
+        echo "rtvirtio: run as root, or: sudo apt-get install -y --no-install-recommends$missing" >&2
+        exit 1
+    fi
+    command -v apt-get >/dev/null 2>&1 || {
+        echo "rtvirtio: no apt-get here; install the equivalents of:$missing (and Rust 1.85 or later)" >&2
+        exit 1
+    }
+    echo "rtvirtio: installing$missing"
+    apt-get update -q
+    # shellcheck disable=SC2086 # a list of words
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
+fi
+rust_is_new_enough || {
+    echo "rtvirtio: needs cargo 1.85 or later; this Debian has none: install it with rustup (see https://rustup.rs)" >&2
+    exit 1
+}
