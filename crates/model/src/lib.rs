@@ -1,5 +1,124 @@
 //! Tail-latency models: the paper's analytical model and the slice model.
+//!
+//! Both read the same three inputs (a measured [`Profile`], the declared [`Spec`] and a [`Config`] of knobs) and answer
+//! with one [`Forecast`] per task in spec order. They are pure: no I/O, no clock, no randomness. The formulas and their
+//! sources are in `docs/model.md`.
 
+mod analytical;
+mod device;
+mod guest;
+mod load;
+mod slice;
 mod types;
 
+use rtvirtio_spec::{Spec, Task};
+use rtvirtio_units::{Nanos, Percentile};
+
+pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
+pub use device::capacity;
+pub use slice::{Slice, weights_act};
 pub use types::*;
+
+/// Why a model cannot predict.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModelError {
+    /// The model has no formula for this configuration; another model may have one.
+    #[error("the {model} model has no formula for {what}: {remedy}")]
+    NotCovered {
+        /// Name of the model.
+        model: &'static str,
+        /// What it does not cover.
+        what: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// The profile lacks a measurement that every prediction needs, or holds one that cannot be.
+    #[error("profile of {device}: {what}; measure again with `rtvirtio profile`")]
+    BadProfile {
+        /// Device name of the profile.
+        device: String,
+        /// What is missing or wrong.
+        what: String,
+    },
+    /// The configuration does not fit the spec.
+    #[error("configuration: {0}")]
+    BadConfig(String),
+}
+
+/// A model of tail latency.
+pub trait TailModel {
+    /// Which model this is.
+    fn kind(&self) -> ModelKind;
+
+    /// One forecast per task, in spec order.
+    ///
+    /// # Errors
+    /// [`ModelError::NotCovered`] where the model has no formula, [`ModelError::BadProfile`] and
+    /// [`ModelError::BadConfig`] for inputs that contradict themselves.
+    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError>;
+}
+
+/// The model of a kind, with the coefficients it ships with.
+#[must_use]
+pub fn model(kind: ModelKind) -> Box<dyn TailModel> {
+    match kind {
+        ModelKind::Analytical => Box::new(Analytical::default()),
+        ModelKind::Slice => Box::new(Slice),
+    }
+}
+
+/// The percentile a task is judged at: its target's, or p99.99 without a target.
+#[must_use]
+pub fn percentile_of(task: &Task) -> Percentile {
+    task.target.map_or(Percentile::P9999, |t| t.percentile)
+}
+
+/// Checks what both models take for granted.
+fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
+    if config.vms.len() != spec.vms.len() {
+        return Err(ModelError::BadConfig(format!(
+            "it has {} VMs but the spec has {}; list one entry per VM in spec order",
+            config.vms.len(),
+            spec.vms.len()
+        )));
+    }
+    for (vm, c) in spec.vms.iter().zip(&config.vms) {
+        if !(1..=1000).contains(&c.weight) {
+            return Err(ModelError::BadConfig(format!(
+                "BFQ weight {} of VM {} is outside 1 to 1000; choose one inside",
+                c.weight, vm.name
+            )));
+        }
+        if c.cap.is_some_and(|cap| !cap.0.is_finite() || cap.0 < 1.0) {
+            return Err(ModelError::BadConfig(format!(
+                "the cap of VM {} is below one request per second; raise it or remove it",
+                vm.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Collects terms in seconds and turns them into a forecast whose terms sum exactly to the total.
+#[derive(Default)]
+struct Sum {
+    terms: Vec<Term>,
+}
+
+/// Longest term in seconds (about 11 days): keeps every sum finite whatever the input.
+const LONGEST_TERM: f64 = 1e6;
+
+impl Sum {
+    fn add(&mut self, side: Side, name: &str, seconds: f64) {
+        let seconds = if seconds.is_nan() { LONGEST_TERM } else { seconds.clamp(0.0, LONGEST_TERM) };
+        self.terms.push(Term { side, name: name.to_owned(), latency_ns: Nanos::from_secs_f64(seconds) });
+    }
+
+    fn forecast(self, rate_kept: f64) -> Forecast {
+        let total = self.terms.iter().fold(0u64, |sum, t| sum.saturating_add(t.latency_ns.0));
+        Forecast { latency_ns: Nanos(total), rate_kept: rate_kept.clamp(0.0, 1.0), terms: self.terms }
+    }
+}
+
+#[cfg(test)]
+mod testkit;

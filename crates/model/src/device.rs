@@ -1,0 +1,177 @@
+//! What a profile says about the device, in the form the models use.
+
+use rtvirtio_spec::{Op, Spec};
+use rtvirtio_units::{Bytes, Iops};
+
+use crate::types::{DepthPoint, Elevator, Profile};
+use crate::{Config, ModelError};
+
+/// Requests per second, of the spec's mix of operations and sizes, that the device serves at its best depth under this
+/// configuration's host elevator. A planner sets caps from what the declared rates leave of it.
+///
+/// # Errors
+/// [`ModelError::BadProfile`] without a usable read measurement.
+pub fn capacity(profile: &Profile, spec: &Spec, config: &Config) -> Result<Iops, ModelError> {
+    let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
+    let costs: Vec<f64> = spec.tasks().map(|(_, t)| device.occupancy(t.op, t.block)).collect();
+    let mean = costs.iter().sum::<f64>() / costs.len().max(1) as f64;
+    Ok(Iops(if mean > 0.0 { 1.0 / mean } else { device.read.capacity }))
+}
+
+/// The device of a profile under one class of elevator.
+pub(crate) struct Device {
+    pub(crate) read: Curve,
+    pub(crate) write: Curve,
+    block: Bytes,
+}
+
+/// One direction of the device.
+#[derive(Clone)]
+pub(crate) struct Curve {
+    /// Median service time at the smallest measured depth, s.
+    pub(crate) base: f64,
+    /// Requests per second at the best depth.
+    pub(crate) capacity: f64,
+    /// Mean time per request at the smallest depth, s: the time one sample of the tail stands for.
+    cycle: f64,
+    /// (exceedance, latency in s) with exceedance falling and latency rising.
+    tail: Vec<(f64, f64)>,
+}
+
+impl Device {
+    /// `bfq` asks for the device as BFQ lets through, where that was measured.
+    pub(crate) fn new(profile: &Profile, bfq: bool) -> Result<Self, ModelError> {
+        let bad =
+            |what: &str| ModelError::BadProfile { device: profile.device.clone(), what: what.to_owned() };
+        if profile.block.0 == 0 {
+            return Err(bad("its block size is zero"));
+        }
+        let plain = Curve::new(&profile.read).ok_or_else(|| bad("it has no usable read measurement"))?;
+        let read = match Curve::new(&profile.read_bfq) {
+            // The tail stays the device's own: the BFQ points are there for BFQ's cost, often with fewer samples.
+            Some(with) if bfq => Curve {
+                base: with.base.max(plain.base),
+                capacity: with.capacity.min(plain.capacity),
+                cycle: plain.cycle,
+                tail: plain.tail.clone(),
+            },
+            _ => plain.clone(),
+        };
+        // BFQ's cost is CPU time and lock time per request, the same in both directions: carry the ratio over.
+        let write = match Curve::new(&profile.write) {
+            Some(w) => Curve {
+                base: w.base * (read.base / plain.base),
+                capacity: w.capacity * (read.capacity / plain.capacity),
+                ..w
+            },
+            None => read.clone(),
+        };
+        Ok(Self { read, write, block: profile.block })
+    }
+
+    /// How much longer a request of `block` takes than one of the profile's size.
+    ///
+    /// `max(1, block / profile.block)`: the profile holds one size, so time per byte and time per request cannot be told
+    /// apart; charging all of it to the bytes errs on the safe side for larger blocks, and charging all of it to the
+    /// request does for smaller ones. Profile with the spec's block size to lose the error.
+    fn scale(&self, block: Bytes) -> f64 {
+        (block.0 as f64 / self.block.0 as f64).max(1.0)
+    }
+
+    fn mix(&self, op: Op, f: impl Fn(&Curve) -> f64) -> f64 {
+        let w = op.write_share();
+        (1.0 - w) * f(&self.read) + w * f(&self.write)
+    }
+
+    /// Time of one request that finds the device idle, s.
+    pub(crate) fn service(&self, op: Op, block: Bytes) -> f64 {
+        self.mix(op, |c| c.base) * self.scale(block)
+    }
+
+    /// Device time that one request takes from the others at the best depth, s: 1 / capacity.
+    pub(crate) fn occupancy(&self, op: Op, block: Bytes) -> f64 {
+        self.mix(op, |c| 1.0 / c.capacity) * self.scale(block)
+    }
+
+    /// Latency above which the device alone holds a share `exceedance` of *arrivals*, s; see [`Curve::stall`].
+    pub(crate) fn stall(&self, op: Op, exceedance: f64, slack: f64) -> f64 {
+        let worst = |c: &Curve| c.stall(exceedance, slack);
+        match op {
+            Op::Read => worst(&self.read),
+            Op::Write => worst(&self.write),
+            Op::Mixed { .. } => worst(&self.read).max(worst(&self.write)),
+        }
+    }
+}
+
+impl Curve {
+    fn new(points: &[DepthPoint]) -> Option<Self> {
+        let usable = |p: &&DepthPoint| p.iops.0.is_finite() && p.iops.0 > 0.0 && p.depth > 0;
+        let first = points.iter().filter(usable).min_by_key(|p| p.depth)?;
+        let capacity = points.iter().filter(usable).map(|p| p.iops.0).fold(0.0, f64::max);
+        let cycle = f64::from(first.depth) / first.iops.0;
+        let base = if first.p50.0 > 0 { first.p50.as_secs_f64() } else { cycle };
+        let n = first.n.max(1) as f64;
+        let mut tail = vec![(0.5, base)];
+        for (exceedance, latency) in [(1e-2, first.p99), (1e-4, first.p9999), (1.0 / n, first.max)] {
+            let (last_e, last_l) = tail[tail.len() - 1];
+            // A percentile that n cannot resolve is the maximum; the maximum stands for itself as the last point.
+            if exceedance < last_e && exceedance * n >= 1.0 - 1e-9 {
+                tail.push((exceedance, latency.as_secs_f64().max(last_l)));
+            }
+        }
+        Some(Self { base, capacity, cycle, tail })
+    }
+
+    /// Latency above which a share `e` of arrivals is held by the device alone.
+    ///
+    /// The profile samples in a closed loop: a stall of length x is one sample, however many arrivals it would have
+    /// held. With G(x) the profile's share of samples above x and one sample every `cycle` seconds, stalls longer than x
+    /// fill the share G(x) x / cycle of time, and the backlog they leave is worked off with the spare share `slack` of
+    /// the capacity, so that
+    ///
+    /// ```text
+    /// P(arrival held longer than x)  <=  G(x) * x / (cycle * slack)
+    /// ```
+    ///
+    /// G is a straight line in log-log between the profile's percentiles. The answer is the largest x at which the bound
+    /// reaches `e`, at least the plain percentile, at most the profile's maximum.
+    pub(crate) fn stall(&self, e: f64, slack: f64) -> f64 {
+        let slack = slack.clamp(MIN_SLACK, 1.0);
+        let held = |&(g, x): &(f64, f64)| g * x / (self.cycle * slack);
+        let plain = self.quantile(e);
+        for pair in self.tail.windows(2).rev() {
+            let (near, far) = (pair[0], pair[1]);
+            if held(&far) > e {
+                return far.1.max(plain);
+            }
+            if held(&near) > e {
+                // On this segment log(held) falls linearly with log(x).
+                let (h0, h1) = (held(&near).ln(), held(&far).ln());
+                let t = (h0 - e.ln()) / (h0 - h1);
+                return log_between(near.1, far.1, t).max(plain);
+            }
+        }
+        plain
+    }
+
+    /// The profile's own percentile: latency that a share `e` of its samples exceeds.
+    pub(crate) fn quantile(&self, e: f64) -> f64 {
+        for pair in self.tail.windows(2) {
+            let ((g0, x0), (g1, x1)) = (pair[0], pair[1]);
+            if e >= g1 {
+                let t = ((g0.ln() - e.ln()) / (g0.ln() - g1.ln())).clamp(0.0, 1.0);
+                return log_between(x0, x1, t);
+            }
+        }
+        self.tail[self.tail.len() - 1].1
+    }
+}
+
+/// Least spare share that a backlog is worked off with: below it a task counts as saturated and the rate says so.
+pub(crate) const MIN_SLACK: f64 = 0.05;
+
+/// The point at share `t` of the way from `a` to `b` on a logarithmic scale.
+fn log_between(a: f64, b: f64, t: f64) -> f64 {
+    if a > 0.0 { a * (b / a).powf(t.clamp(0.0, 1.0)) } else { b }
+}

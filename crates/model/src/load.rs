@@ -1,0 +1,107 @@
+//! What the tasks of a spec ask of the device under a configuration: caps applied, floods found.
+
+use rtvirtio_spec::{LabKind, Op, Reach, Spec, Vm};
+
+use crate::device::Device;
+use crate::percentile_of;
+use crate::types::Config;
+
+/// One jiffy at HZ = 250 (Debian's and most distributions' kernels), s. BFQ's slice timeouts and blk-throttle's waits are counted in jiffies.
+pub(crate) const JIFFY: f64 = 0.004;
+
+/// Requests per second that stand for "as fast as it can": never reached by a device, small enough to keep sums finite.
+const UNBOUNDED_RATE: f64 = 1e9;
+
+/// One task as the device sees it.
+pub(crate) struct Flow {
+    /// Index of its VM.
+    pub(crate) vm: usize,
+    pub(crate) op: Op,
+    /// Bytes per request.
+    pub(crate) block: f64,
+    /// Requests per second that it offers after its VM's cap.
+    pub(crate) rate: f64,
+    /// Whether it always has a request waiting: no declared rate and no cap that limits it.
+    pub(crate) flood: bool,
+    /// Whether its rate is a cap's doing: it arrives in bursts of one jiffy.
+    pub(crate) throttled: bool,
+    /// Most requests in flight.
+    pub(crate) depth: f64,
+    /// Share of the declared rate that the VM's cap lets through.
+    pub(crate) through_cap: f64,
+    /// Time of one request on an idle device, s.
+    pub(crate) service: f64,
+    /// Device time it takes from others, s.
+    pub(crate) cost: f64,
+    /// Whether a rate was declared.
+    pub(crate) declared: bool,
+    /// Share of requests that may lie above the predicted latency.
+    pub(crate) exceedance: f64,
+}
+
+impl Flow {
+    /// Requests of this flow that the tail must expect in flight at once.
+    pub(crate) fn burst(&self) -> f64 {
+        if self.throttled { self.depth.min(1.0 + self.rate * JIFFY) } else { self.depth }
+    }
+
+    /// Device time per request when it has the device to itself at its own depth, s.
+    pub(crate) fn exclusive(&self) -> f64 {
+        self.cost.max(self.service / self.depth)
+    }
+}
+
+/// All flows in spec order.
+pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    for (i, vm) in spec.vms.iter().enumerate() {
+        let declared: f64 =
+            vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0.clamp(0.0, UNBOUNDED_RATE)).sum();
+        let floods = vm.tasks.iter().filter(|t| t.rate.is_none()).count().max(1) as f64;
+        let cap = config.vms[i].cap.map(|c| c.0);
+        let through = cap.map_or(1.0, |c| if declared > c { c / declared } else { 1.0 });
+        for task in &vm.tasks {
+            let service = device.service(task.op, task.block);
+            let cost = device.occupancy(task.op, task.block);
+            let depth = f64::from(task.depth.max(1));
+            // What it would do alone: limited by its depth or by the device.
+            let alone = 1.0 / cost.max(service / depth);
+            let (rate, flood, throttled) = match (task.rate, cap) {
+                (Some(r), _) => (r.0.clamp(0.0, UNBOUNDED_RATE) * through, false, false),
+                // A cap that it could not reach anyway does not hold it.
+                (None, Some(c)) if (c - declared).max(0.0) / floods < alone => {
+                    ((c - declared).max(0.0) / floods, false, true)
+                }
+                (None, _) => (alone, true, false),
+            };
+            flows.push(Flow {
+                vm: i,
+                op: task.op,
+                block: task.block.0 as f64,
+                rate,
+                flood,
+                throttled,
+                depth,
+                through_cap: if task.rate.is_some() { through } else { 1.0 },
+                service,
+                cost,
+                declared: task.rate.is_some(),
+                exceedance: percentile_of(task).exceedance().clamp(1e-9, 0.5),
+            });
+        }
+    }
+    flows
+}
+
+/// How many BFQ queues a VM has on the host.
+///
+/// QEMU with `aio=native` or `threads=1` submits all requests of a VM from one thread, and BFQ keys its queues by the
+/// submitting task's io_context, so such a VM is one queue; a process VM has a process per task, each its own queue.
+pub(crate) fn queue_per_task(vm: &Vm) -> bool {
+    matches!(vm.reach, Reach::Lab(LabKind::Process))
+}
+
+/// Whether requests pass a guest kernel and a VMM.
+pub(crate) fn is_guest(vm: &Vm) -> bool {
+    !queue_per_task(vm)
+}

@@ -1,0 +1,104 @@
+//! Our model: what a request waits for under each host elevator.
+//!
+//! Two regimes. While BFQ idles ([`idling`]) it gives the device to one queue at a time and a request waits for the
+//! others' *slices*. Otherwise ([`fifo`]) requests share the device and one waits for the others' *requests*. Both add the
+//! device's own stalls and what guest and VMM add. Formulas and what they were checked against: `docs/model.md`.
+
+mod fifo;
+mod idling;
+
+use rtvirtio_spec::Spec;
+
+use crate::device::{Device, MIN_SLACK};
+use crate::guest::{CpuLoad, overhead, round_trip};
+use crate::load::{Flow, flows, is_guest};
+use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Side};
+use crate::{ModelError, Sum, TailModel, check_config};
+
+/// The slice model. It covers every elevator and needs no coefficients beyond its named constants.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Slice;
+
+/// Length of a run over which the lateness of a saturated task is counted, s. A task that keeps a share k of its rate is
+/// (1 - k) * HORIZON late at its end, counted from the intended start: large, finite, and falling with k.
+const HORIZON: f64 = 60.0;
+
+/// What one regime says of one task, in seconds.
+#[derive(Default)]
+struct Wait {
+    own_vm: f64,
+    other_vms: f64,
+    /// Share of the offered rate that gets through, at most 1.
+    kept: f64,
+    /// Spare share of what the task could get, for working off a stall's backlog.
+    slack: f64,
+    /// Service time of the request itself.
+    service: f64,
+}
+
+/// Whether per-VM weights change anything under this configuration: BFQ must idle, or order is the device's.
+#[must_use]
+pub fn weights_act(spec: &Spec, config: &Config) -> bool {
+    spec.vms.len() > 1 && idling::acts(spec, config)
+}
+
+impl TailModel for Slice {
+    fn kind(&self) -> ModelKind {
+        ModelKind::Slice
+    }
+
+    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+        check_config(spec, config)?;
+        let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
+        let flows = flows(spec, config, &device);
+        let cpu = CpuLoad::new(profile, spec, config, &flows);
+        let waits = if idling::acts(spec, config) {
+            idling::waits(spec, config, &flows)
+        } else {
+            fifo::waits(spec, config, &flows)
+        };
+        let mut out = Vec::with_capacity(flows.len());
+        for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
+            let vm = &spec.vms[flow.vm];
+            let mut sum = Sum::default();
+            if is_guest(vm) {
+                sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
+                sum.add(Side::Guest, "other-tasks", idling::guest_wait(config, &flows, i));
+            }
+            sum.add(Side::Host, "own-service", wait.service);
+            sum.add(Side::Host, "own-vm", wait.own_vm);
+            sum.add(Side::Host, "other-vms", wait.other_vms);
+            let (cap, cap_slack) = cap_wait(config, &flows, flow);
+            sum.add(Side::Host, "cap", cap);
+            let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
+            let stall = device.stall(flow.op, flow.exceedance, slack);
+            sum.add(Side::Host, "device", (stall - wait.service).max(0.0));
+            let kept = if flow.declared {
+                let reach = flow.depth / (flow.service + round_trip(profile, vm));
+                (wait.kept * cpu.kept() * flow.through_cap).min(reach / flow.rate.max(f64::MIN_POSITIVE))
+            } else {
+                1.0
+            };
+            sum.add(Side::Host, "backlog", (1.0 - kept.min(1.0)) * HORIZON);
+            out.push(sum.forecast(kept));
+        }
+        Ok(out)
+    }
+}
+
+/// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.
+///
+/// blk-throttle spaces the VM's requests by 1 / cap once they come faster, so a request may wait for one of each other task
+/// of its VM; with a rate close to the cap a backlog is worked off slowly. Both vanish for a cap far above the rate.
+fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
+    let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
+    let (mut rate, mut ahead) = (0.0, 0.0);
+    for f in flows.iter().filter(|f| f.vm == flow.vm) {
+        rate += f.rate;
+        ahead += f.depth;
+    }
+    (ahead / cap.0, 1.0 - (rate / cap.0).min(1.0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! `none`, `mq-deadline`, `kyber`, and BFQ while it does not idle: requests share the device, none is held back.
+
+use rtvirtio_spec::Spec;
+
+use super::Wait;
+use crate::device::MIN_SLACK;
+use crate::load::Flow;
+use crate::types::{Config, Elevator};
+
+/// Requests of one direction that mq-deadline sends in a row (`fifo_batch`, block/mq-deadline.c).
+const DEADLINE_BATCH: f64 = 16.0;
+
+/// With low_latency a weight-raised queue may pass the others once more than its turn (weight raising acts inside a group
+/// only, so never for long without idling). Not measured on its own; it makes the planner prefer `low_latency=0`.
+const RAISED_TURNS: f64 = 2.0;
+
+/// Steps of the bisection for the mean wait: beyond the precision of a double.
+const STEPS: u32 = 60;
+
+/// The waits of all tasks.
+///
+/// Mean: with W the time to serve everything in flight, a flow of rate r has `min(depth, r (s + W))` requests in flight
+/// (Little), each of which costs c of device time:
+///
+/// ```text
+/// W = sum over flows of c * min(depth, r (s + W))        flood: c * depth
+/// ```
+///
+/// The right side is concave in W and positive at 0, so the positive solution is unique; it is found by bisection below
+/// the population bound `sum of c * depth`. A task gets `depth / (s + W)` requests per second at most: at depth 1 beside a
+/// flood of depth 32 that is a third of 1500/s on a device with one channel, although its tail looks fine.
+///
+/// Tail: a flood is in flight with its full depth (with what a jiffy lets through, once capped); the others queue like M/D/1, whose wait decays by
+/// `exp(-2 (1 - rho) t / c)`, and never beyond their own depths:
+///
+/// ```text
+/// t = sum over floods c * depth + min( sum over others c * depth,  c_max ln(1 / e) / (2 (1 - rho)) )
+/// ```
+pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
+    let in_flight = |f: &Flow, w: f64| if f.flood { f.depth } else { f.depth.min(f.rate * (f.service + w)) };
+    let population: f64 = flows.iter().map(|f| f.cost * f.depth).sum();
+    let (mut low, mut high) = (0.0, population);
+    for _ in 0..STEPS {
+        let mid = 0.5 * (low + high);
+        let served: f64 = flows.iter().map(|f| f.cost * in_flight(f, mid)).sum();
+        if served > mid {
+            low = mid;
+        } else {
+            high = mid;
+        }
+    }
+    let mean = high;
+
+    // What the tail must expect in flight: per VM, so that own and others' can be told apart.
+    let mut floods = vec![0.0; spec.vms.len()];
+    let mut rated = vec![0.0; spec.vms.len()];
+    let (mut rho, mut longest) = (0.0, 0.0f64);
+    for f in flows {
+        // A cap makes a flood's bursts smaller, it does not make its arrivals random.
+        if f.flood || f.throttled {
+            floods[f.vm] += f.cost * f.burst();
+        } else {
+            rated[f.vm] += f.cost * f.depth;
+            rho += f.rate * f.cost;
+            longest = longest.max(f.cost);
+        }
+    }
+    let (all_floods, all_rated): (f64, f64) = (floods.iter().sum(), rated.iter().sum());
+    let spare = (1.0 - rho).max(MIN_SLACK);
+    let turns = if config.elevator == Elevator::Bfq && config.bfq.low_latency { RAISED_TURNS } else { 1.0 };
+
+    flows
+        .iter()
+        .map(|f| {
+            let queueing = longest * (1.0 / f.exceedance).ln() / (2.0 * spare);
+            // The bound on the others' requests, then shared among VMs in proportion to what each may have in flight.
+            let steady = f.flood || f.throttled;
+            let self_cost = if steady { 0.0 } else { f.cost };
+            let bound = (all_rated - self_cost).max(0.0);
+            let share = if bound > 0.0 { queueing.min(bound) / bound } else { 0.0 };
+            let own_floods = floods[f.vm] - if steady { f.cost } else { 0.0 };
+            let own_vm = turns * (own_floods + share * (rated[f.vm] - self_cost).max(0.0));
+            let other_vms = turns * (all_floods - floods[f.vm] + share * (all_rated - rated[f.vm])).max(0.0)
+                + batch(config, flows, f);
+            // A request does not wait for itself.
+            let ahead = (mean - f.cost * in_flight(f, mean).min(1.0)).max(0.0);
+            let possible = f.depth / (f.service + ahead);
+            let kept = if f.rate > 0.0 { (possible / f.rate).min(1.0) } else { 1.0 };
+            let slack = (1.0 - rho).min(1.0 - f.rate / possible);
+            Wait { own_vm, other_vms, kept, slack, service: f.service }
+        })
+        .collect()
+}
+
+/// mq-deadline sends requests of one direction in batches, so a read may wait for a batch of writes and the other way.
+fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
+    if config.elevator != Elevator::MqDeadline {
+        return 0.0;
+    }
+    let writes = |f: &Flow| f.op.write_share();
+    flows
+        .iter()
+        .filter(|f| (writes(me) < 1.0 && writes(f) > 0.0) || (writes(me) > 0.0 && writes(f) < 1.0))
+        .map(|f| f.cost * f.depth.min(DEADLINE_BATCH))
+        .fold(0.0, f64::max)
+}
