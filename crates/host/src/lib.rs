@@ -1,1 +1,18 @@
 //! Readers and writers of kernel files under a root path, and host checks.
+//!
+//! Every function takes a [`Root`]; `/` on a real machine, a temporary directory in tests. The readers return what the
+//! kernel says in a form that can be compared by meaning ([`text`]), because the kernel seldom prints what was written.
+
+pub mod block;
+pub mod cgroup;
+pub mod check;
+mod error;
+pub mod mounts;
+mod root;
+pub mod text;
+
+pub use block::{BlockDevice, DeviceUse};
+pub use cgroup::{Cgroups, Hierarchy};
+pub use check::{Finding, Level, check};
+pub use error::HostError;
+pub use root::Root;

@@ -1,0 +1,304 @@
+//! Block devices through sysfs (`Documentation/ABI/stable/sysfs-block`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use crate::mounts::mounts;
+use crate::text::{self, Elevators};
+use crate::{HostError, Root};
+
+/// Files below `queue/` that a change of the elevator resets.
+///
+/// Measured on Linux 6.18: `none` -> `bfq` -> `none` loses a tuned `nr_requests`; BFQ switches writeback throttling off while in
+/// use (`wbt_disable_default()` in `block/bfq-iosched.c`).
+pub const RESET_BY_ELEVATOR: [&str; 2] = ["nr_requests", "wbt_lat_usec"];
+
+/// A whole disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockDevice {
+    /// Kernel name, such as `loop3` or `nvme0n1`.
+    pub name: String,
+    /// Device number `MAJ:MIN`.
+    pub dev: String,
+    /// The partition that was named, when it was one; settings are always the disk's.
+    pub partition: Option<String>,
+}
+
+/// Why a device is in use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceUse {
+    /// It, or a partition of it, is mounted.
+    Mounted {
+        /// Kernel name of the disk or partition.
+        part: String,
+        /// Where.
+        point: PathBuf,
+    },
+    /// Another device, such as LVM or RAID, is built on it.
+    Held {
+        /// Kernel name of the disk or partition.
+        part: String,
+        /// Kernel name of the device above.
+        by: String,
+    },
+    /// It is swap space.
+    Swap {
+        /// Kernel name of the disk or partition.
+        part: String,
+    },
+}
+
+impl std::fmt::Display for DeviceUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Mounted { part, point } => write!(f, "{part} is mounted on {}", point.display()),
+            Self::Held { part, by } => write!(f, "{part} is part of {by}"),
+            Self::Swap { part } => write!(f, "{part} is swap space"),
+        }
+    }
+}
+
+impl BlockDevice {
+    /// Finds the disk for `loop3`, `/dev/loop3`, a partition of it, or a symlink such as `/dev/disk/by-id/...`.
+    ///
+    /// # Errors
+    /// [`HostError::NoDevice`] when there is no such device or it is not a block device.
+    pub fn find(root: &Root, name: impl AsRef<Path>) -> Result<Self, HostError> {
+        let given = name.as_ref();
+        let no = |why: String| HostError::NoDevice { name: given.display().to_string(), why };
+        let path = if given.is_absolute() { given.to_owned() } else { Path::new("/dev").join(given) };
+        let target = resolve_links(root, &path);
+        let Ok(below) = target.strip_prefix("/dev") else {
+            return Err(no(format!("{} does not lie below /dev", target.display())));
+        };
+        // sysfs writes the slash of a name such as `cciss/c0d0` as `!`.
+        let kernel = below.to_string_lossy().replace('/', "!");
+        if kernel.is_empty() {
+            return Err(no("no name is given".into()));
+        }
+        let class = Path::new("/sys/class/block").join(&kernel);
+        if !root.exists(&class) {
+            return Err(no(format!("{} does not exist", class.display())));
+        }
+        let (disk, partition) = if root.exists(class.join("partition")) {
+            let real = fs::canonicalize(root.at(&class))
+                .map_err(|source| HostError::Read { path: class.clone(), source })?;
+            let parent = real.parent().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
+            (parent.ok_or_else(|| no("its disk is not found in sysfs".into()))?, Some(kernel))
+        } else {
+            (kernel, None)
+        };
+        let dev_path = Path::new("/sys/block").join(&disk).join("dev");
+        let dev = root.read(&dev_path)?.trim().to_owned();
+        if !text::is_dev(&dev) {
+            return Err(HostError::Form { path: dev_path, text: dev, expected: "a device number MAJ:MIN" });
+        }
+        Ok(Self { name: disk, dev, partition })
+    }
+
+    /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a file.
+    ///
+    /// # Errors
+    /// When `/sys/block` cannot be read.
+    pub fn all(root: &Root) -> Result<Vec<Self>, HostError> {
+        let mut out = Vec::new();
+        for name in root.list("/sys/block")? {
+            let idle_loop =
+                name.starts_with("loop") && !root.exists(format!("/sys/block/{name}/loop/backing_file"));
+            if !idle_loop && !name.starts_with("ram") && !name.starts_with("zram") {
+                out.push(Self::find(root, &name)?);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Its directory in sysfs.
+    #[must_use]
+    pub fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(&self.name)
+    }
+
+    /// A file below its `queue/` directory.
+    #[must_use]
+    pub fn queue(&self, file: &str) -> PathBuf {
+        self.sysfs().join("queue").join(file)
+    }
+
+    /// A tunable of its elevator.
+    #[must_use]
+    pub fn tunable(&self, file: &str) -> PathBuf {
+        self.queue("iosched").join(file)
+    }
+
+    /// The I/O scheduler in use and those on offer.
+    ///
+    /// # Errors
+    /// When `queue/scheduler` cannot be read or has another form.
+    pub fn elevators(&self, root: &Root) -> Result<Elevators, HostError> {
+        let path = self.queue("scheduler");
+        let line = root.read(&path)?;
+        text::elevators(&line).ok_or(HostError::Form {
+            path,
+            text: line.trim().to_owned(),
+            expected: "a list of schedulers with one in brackets",
+        })
+    }
+
+    /// Checks that an elevator can be chosen, without choosing it.
+    ///
+    /// # Errors
+    /// [`HostError::NoElevator`] with what to do about it.
+    pub fn offers(&self, root: &Root, wanted: &str) -> Result<(), HostError> {
+        let have = self.elevators(root)?;
+        if have.available.iter().any(|e| e == wanted) {
+            return Ok(());
+        }
+        let below = self.slaves(root);
+        let remedy = if have.available.len() == 1 && !below.is_empty() {
+            format!("it only passes requests on: use the disk below it ({})", below.join(", "))
+        } else if have.available.len() == 1 {
+            "this device passes requests on without a scheduler: use the disk below it".to_owned()
+        } else if ["bfq", "kyber"].contains(&wanted) {
+            let module = if wanted == "bfq" { "bfq" } else { "kyber-iosched" };
+            format!("load it with `modprobe {module}`, or use a kernel that has it")
+        } else {
+            "choose one that it offers".to_owned()
+        };
+        Err(HostError::NoElevator {
+            device: self.name.clone(),
+            wanted: wanted.to_owned(),
+            offered: have.available.join(", "),
+            remedy,
+        })
+    }
+
+    /// Chooses an elevator. All tunables of the old one are lost.
+    ///
+    /// # Errors
+    /// When it is not on offer or the kernel refuses it.
+    pub fn set_elevator(&self, root: &Root, elevator: &str) -> Result<(), HostError> {
+        self.offers(root, elevator)?;
+        root.write(self.queue("scheduler"), elevator)
+    }
+
+    /// The tunables of the elevator in use, name to text; empty for `none`.
+    ///
+    /// # Errors
+    /// When one cannot be read.
+    pub fn tunables(&self, root: &Root) -> Result<BTreeMap<String, String>, HostError> {
+        let dir = self.queue("iosched");
+        let names = match root.list(&dir) {
+            Ok(names) => names,
+            Err(e) if e.is_gone() => return Ok(BTreeMap::new()),
+            Err(e) => return Err(e),
+        };
+        names
+            .into_iter()
+            .map(|name| {
+                let value = root.read(dir.join(&name))?.trim().to_owned();
+                Ok((name, value))
+            })
+            .collect()
+    }
+
+    /// Sets a tunable of the elevator in use.
+    ///
+    /// # Errors
+    /// When there is no such tunable or the kernel refuses the value.
+    pub fn set_tunable(&self, root: &Root, tunable: &str, value: &str) -> Result<(), HostError> {
+        root.write(self.tunable(tunable), value)
+    }
+
+    /// Size in bytes.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn size(&self, root: &Root) -> Result<u64, HostError> {
+        // The unit of this file is 512 B whatever the block size of the device.
+        self.number(root, &self.sysfs().join("size")).map(|sectors| sectors.saturating_mul(512))
+    }
+
+    /// Whether it has an arm, as far as the kernel knows.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn rotational(&self, root: &Root) -> Result<bool, HostError> {
+        self.number(root, &self.queue("rotational")).map(|v| v != 0)
+    }
+
+    fn number(&self, root: &Root, path: &Path) -> Result<u64, HostError> {
+        let value = root.read(path)?;
+        value.trim().parse().map_err(|_| HostError::Form {
+            path: path.to_owned(),
+            text: value.trim().to_owned(),
+            expected: "a number",
+        })
+    }
+
+    /// Devices that this one is built on.
+    fn slaves(&self, root: &Root) -> Vec<String> {
+        root.list(self.sysfs().join("slaves")).unwrap_or_default()
+    }
+
+    /// Everything that uses the disk or a partition of it; empty when it may be overwritten.
+    ///
+    /// # Errors
+    /// When sysfs or the mount table cannot be read.
+    pub fn uses(&self, root: &Root) -> Result<Vec<DeviceUse>, HostError> {
+        let mut parts = vec![(self.name.clone(), self.sysfs(), self.dev.clone())];
+        for name in root.list(self.sysfs())? {
+            let dir = self.sysfs().join(&name);
+            if root.exists(dir.join("partition")) {
+                let dev = root.read(dir.join("dev"))?.trim().to_owned();
+                parts.push((name, dir, dev));
+            }
+        }
+        let mounts = mounts(root)?;
+        let swaps = root.read_optional("/proc/swaps")?.unwrap_or_default();
+        let mut uses = Vec::new();
+        for (part, dir, dev) in parts {
+            let node = format!("/dev/{}", part.replace('!', "/"));
+            // Btrfs and others have a device number of their own: the source tells.
+            for mount in mounts.iter().filter(|m| m.dev == dev || m.source == node) {
+                uses.push(DeviceUse::Mounted { part: part.clone(), point: mount.point.clone() });
+            }
+            for by in root.list(dir.join("holders")).unwrap_or_default() {
+                uses.push(DeviceUse::Held { part: part.clone(), by });
+            }
+            if swaps.lines().any(|l| l.split_whitespace().next() == Some(&node)) {
+                uses.push(DeviceUse::Swap { part: part.clone() });
+            }
+        }
+        Ok(uses)
+    }
+}
+
+/// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of the test's machine.
+fn resolve_links(root: &Root, path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..8 {
+        let Ok(link) = fs::read_link(root.at(&path)) else { break };
+        let base = path.parent().unwrap_or(Path::new("/"));
+        path = normalise(&base.join(link));
+    }
+    path
+}
+
+/// Removes `.` and `..` without looking at the file system.
+fn normalise(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                out.pop();
+            }
+            Component::CurDir => {}
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

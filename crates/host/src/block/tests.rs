@@ -1,0 +1,124 @@
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+struct Fixture {
+    dir: tempfile::TempDir,
+    root: Root,
+}
+
+impl Fixture {
+    fn file(&self, path: &str, text: &str) {
+        let path = self.dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+/// An NVMe disk with one partition, laid out as sysfs does it.
+fn nvme() -> Fixture {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let f = Fixture { dir, root };
+    let disk = "sys/devices/pci/nvme0n1";
+    f.file(&format!("{disk}/dev"), "259:0\n");
+    f.file(&format!("{disk}/size"), "2048\n");
+    f.file(&format!("{disk}/queue/rotational"), "0\n");
+    f.file(&format!("{disk}/queue/scheduler"), "none mq-deadline [bfq]\n");
+    f.file(&format!("{disk}/queue/iosched/slice_idle"), "8\n");
+    f.file(&format!("{disk}/queue/iosched/timeout_sync"), "124\n");
+    f.file(&format!("{disk}/nvme0n1p2/dev"), "259:2\n");
+    f.file(&format!("{disk}/nvme0n1p2/partition"), "2\n");
+    f.file("proc/self/mountinfo", "1 1 0:1 / /proc rw - proc proc rw\n");
+    f.file("proc/swaps", "Filename\tType\tSize\tUsed\tPriority\n");
+    let at = |p: &str| f.dir.path().join(p);
+    for d in ["sys/block", "sys/class/block", "dev/disk/by-id"] {
+        fs::create_dir_all(at(d)).unwrap();
+    }
+    symlink("../devices/pci/nvme0n1", at("sys/block/nvme0n1")).unwrap();
+    symlink("../../devices/pci/nvme0n1", at("sys/class/block/nvme0n1")).unwrap();
+    symlink("../../devices/pci/nvme0n1/nvme0n1p2", at("sys/class/block/nvme0n1p2")).unwrap();
+    symlink("../../nvme0n1", at("dev/disk/by-id/nvme-ACME")).unwrap();
+    f
+}
+
+#[test]
+fn every_way_to_name_a_disk_leads_to_it() {
+    let f = nvme();
+    for name in ["nvme0n1", "/dev/nvme0n1", "/dev/disk/by-id/nvme-ACME"] {
+        let d = BlockDevice::find(&f.root, name).unwrap();
+        assert_eq!((d.name.as_str(), d.dev.as_str(), d.partition), ("nvme0n1", "259:0", None), "{name}");
+    }
+    let d = BlockDevice::find(&f.root, "/dev/nvme0n1p2").unwrap();
+    assert_eq!((d.name.as_str(), d.partition.as_deref()), ("nvme0n1", Some("nvme0n1p2")));
+}
+
+#[test]
+fn a_name_that_is_no_disk_is_refused() {
+    let f = nvme();
+    for (name, why) in
+        [("/dev/sdz", "/sys/class/block/sdz"), ("/etc/passwd", "does not lie below /dev"), ("", "no name")]
+    {
+        let error = BlockDevice::find(&f.root, name).unwrap_err().to_string();
+        assert!(error.contains(why) && error.contains("lsblk"), "{error}");
+    }
+    f.file("sys/devices/pci/nvme0n1/dev", "what\n");
+    assert!(matches!(BlockDevice::find(&f.root, "nvme0n1"), Err(HostError::Form { .. })));
+}
+
+#[test]
+fn elevator_and_tunables_are_read_and_written() {
+    let f = nvme();
+    let d = BlockDevice::find(&f.root, "nvme0n1").unwrap();
+    assert_eq!(d.elevators(&f.root).unwrap().current, "bfq");
+    assert_eq!(d.tunables(&f.root).unwrap()["timeout_sync"], "124");
+    d.set_tunable(&f.root, "slice_idle", "0").unwrap();
+    assert_eq!(d.tunables(&f.root).unwrap()["slice_idle"], "0");
+    d.set_elevator(&f.root, "mq-deadline").unwrap();
+    assert_eq!(f.root.read(d.queue("scheduler")).unwrap(), "mq-deadline");
+    assert_eq!((d.size(&f.root).unwrap(), d.rotational(&f.root).unwrap()), (1 << 20, false));
+}
+
+#[test]
+fn an_elevator_that_is_not_offered_names_the_remedy() {
+    let f = nvme();
+    let d = BlockDevice::find(&f.root, "nvme0n1").unwrap();
+    f.file("sys/devices/pci/nvme0n1/queue/scheduler", "[none] mq-deadline\n");
+    assert!(d.set_elevator(&f.root, "bfq").unwrap_err().to_string().contains("modprobe bfq"));
+    assert!(d.offers(&f.root, "cfq").unwrap_err().to_string().contains("choose one that it offers"));
+    f.file("sys/devices/pci/nvme0n1/queue/scheduler", "none\n");
+    f.file("sys/devices/pci/nvme0n1/slaves/sda", "");
+    assert!(d.offers(&f.root, "bfq").unwrap_err().to_string().contains("the disk below it (sda)"));
+    f.file("sys/devices/pci/nvme0n1/queue/scheduler", "none bfq\n");
+    assert!(matches!(d.elevators(&f.root), Err(HostError::Form { .. })));
+    assert!(d.set_tunable(&f.root, "no_such", "0").unwrap_err().is_gone());
+    f.file("sys/devices/pci/nvme0n1/size", "many\n");
+    assert!(d.size(&f.root).unwrap_err().to_string().contains("not a number"));
+}
+
+#[test]
+fn use_of_the_disk_and_of_its_partitions_is_found() {
+    let f = nvme();
+    let d = BlockDevice::find(&f.root, "nvme0n1").unwrap();
+    assert_eq!(d.uses(&f.root).unwrap(), []);
+    f.file("proc/self/mountinfo", "1 1 259:2 / /srv rw - ext4 /dev/nvme0n1p2 rw\n");
+    f.file("proc/swaps", "Filename\n/dev/nvme0n1 partition 1 0 -2\n");
+    f.file("sys/devices/pci/nvme0n1/nvme0n1p2/holders/dm-0", "");
+    let uses: Vec<_> = d.uses(&f.root).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(uses, ["nvme0n1 is swap space", "nvme0n1p2 is mounted on /srv", "nvme0n1p2 is part of dm-0"]);
+    f.file("proc/self/mountinfo", "broken\n");
+    assert!(d.uses(&f.root).is_err());
+}
+
+#[test]
+fn disks_without_storage_are_left_out() {
+    let f = nvme();
+    for name in ["loop0", "loop1", "zram0", "ram0"] {
+        f.file(&format!("sys/block/{name}/dev"), "7:0\n");
+        f.file(&format!("sys/class/block/{name}/dev"), "7:0\n");
+    }
+    f.file("sys/block/loop1/loop/backing_file", "/x\n");
+    let names: Vec<_> = BlockDevice::all(&f.root).unwrap().into_iter().map(|d| d.name).collect();
+    assert_eq!(names, ["loop1", "nvme0n1"]);
+    assert!(BlockDevice::all(&Root::new("/nonexistent")).is_err());
+}

@@ -1,0 +1,346 @@
+//! Control groups of the block I/O controller: v1 `blkio` and v2 `io` (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
+//! `Documentation/admin-guide/cgroup-v2.rst`, `Documentation/block/bfq-iosched.rst`).
+//!
+//! Only files of BFQ and of the throttling policy are named here. `io.weight` and `io.cost.*` belong to io.cost and are never
+//! written.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use crate::mounts::{Mount, mounts};
+use crate::{HostError, Root, text};
+
+/// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
+const REMOVE_TRIES: u32 = 50;
+const REMOVE_PAUSE: Duration = Duration::from_millis(20);
+
+/// Which version of the interface holds the block I/O controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hierarchy {
+    /// cgroup v1, controller `blkio`.
+    V1,
+    /// cgroup v2, controller `io`.
+    V2,
+}
+
+/// The hierarchy that holds the block I/O controller.
+///
+/// A cgroup is named by its path below the hierarchy's root, such as `/machine.slice/vm0.scope`, as `/proc/PID/cgroup` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cgroups {
+    /// Version of the interface.
+    pub hierarchy: Hierarchy,
+    /// Where it is mounted.
+    pub mount: PathBuf,
+    /// Which cgroup is mounted there: `/` except inside some containers.
+    mount_root: PathBuf,
+}
+
+/// Where the BFQ weight of a cgroup is set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightFile {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether it takes `MAJ:MIN WEIGHT` for one device; else only the group's default for all devices (v1 before Linux 5.4).
+    pub per_device: bool,
+}
+
+/// What a limit limits: direction and unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Bytes read per second.
+    ReadBps,
+    /// Bytes written per second.
+    WriteBps,
+    /// Read requests per second.
+    ReadIops,
+    /// Write requests per second.
+    WriteIops,
+}
+
+impl Limit {
+    /// Key in v2 `io.max`.
+    #[must_use]
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::ReadBps => "rbps",
+            Self::WriteBps => "wbps",
+            Self::ReadIops => "riops",
+            Self::WriteIops => "wiops",
+        }
+    }
+
+    /// File name in a v1 cgroup.
+    #[must_use]
+    pub fn v1_file(self) -> &'static str {
+        match self {
+            Self::ReadBps => "blkio.throttle.read_bps_device",
+            Self::WriteBps => "blkio.throttle.write_bps_device",
+            Self::ReadIops => "blkio.throttle.read_iops_device",
+            Self::WriteIops => "blkio.throttle.write_iops_device",
+        }
+    }
+
+    /// Largest value that the kernel keeps as written. Request rates are held in 32 bits and cut off without an error
+    /// (measured on 6.18: 99999999999 reads back as 1215752191), with all bits set meaning none.
+    #[must_use]
+    pub fn largest(self) -> u64 {
+        match self {
+            Self::ReadBps | Self::WriteBps => u64::MAX - 1,
+            Self::ReadIops | Self::WriteIops => u64::from(u32::MAX) - 1,
+        }
+    }
+}
+
+impl Cgroups {
+    /// Finds the hierarchy: v1 `blkio` when it is mounted (a controller lives in one hierarchy only), else v2 with `io`.
+    ///
+    /// # Errors
+    /// [`HostError::NoIoController`] when neither is there, with the remedy.
+    pub fn detect(root: &Root) -> Result<Self, HostError> {
+        let mounts = mounts(root)?;
+        let v1 = |m: &&Mount| m.fs == "cgroup" && m.options.iter().any(|o| o == "blkio");
+        let v2 = |m: &&Mount| m.fs == "cgroup2";
+        // The same hierarchy may be mounted twice; the mount of its root sees all groups.
+        let pick = |f: &dyn Fn(&&Mount) -> bool| {
+            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
+        };
+        let make = |hierarchy, m: Mount| Self { hierarchy, mount: m.point, mount_root: m.root };
+        if let Some(m) = pick(&v1) {
+            return Ok(make(Hierarchy::V1, m));
+        }
+        let Some(m) = pick(&v2) else {
+            let why =
+                "neither v1 `blkio` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`";
+            return Err(HostError::NoIoController { why: why.into() });
+        };
+        let controllers = root.read(m.point.join("cgroup.controllers"))?;
+        if text::has_word(&controllers, "io") {
+            return Ok(make(Hierarchy::V2, m));
+        }
+        Err(HostError::NoIoController {
+            why: format!(
+                "the v2 hierarchy at {} offers only `{}`; boot without `cgroup_disable=io`, and without v1 `blkio` claimed \
+                 (`cgroup_no_v1=blkio`), on a kernel with CONFIG_BLK_CGROUP",
+                m.point.display(),
+                controllers.trim()
+            ),
+        })
+    }
+
+    /// Whether a cgroup is the root, which has no weight.
+    #[must_use]
+    pub fn is_root(cgroup: &Path) -> bool {
+        !cgroup.components().any(|c| matches!(c, Component::Normal(_)))
+    }
+
+    /// The directory of a cgroup.
+    ///
+    /// # Errors
+    /// [`HostError::BadCgroup`] for a path with `..`, or one outside of what is mounted.
+    pub fn dir(&self, cgroup: &Path) -> Result<PathBuf, HostError> {
+        let bad = |why| HostError::BadCgroup { path: cgroup.to_owned(), why };
+        if cgroup.components().any(|c| c == Component::ParentDir) {
+            return Err(bad("it leads upwards with `..`"));
+        }
+        let absolute = Path::new("/").join(cgroup);
+        let below = absolute
+            .strip_prefix(&self.mount_root)
+            .map_err(|_| bad("it lies outside of the part of the hierarchy that is mounted here"))?;
+        Ok(if below.as_os_str().is_empty() { self.mount.clone() } else { self.mount.join(below) })
+    }
+
+    /// Makes a cgroup, and its parents when they are missing.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn create(&self, root: &Root, cgroup: &Path) -> Result<(), HostError> {
+        let dir = self.dir(cgroup)?;
+        fs::create_dir_all(root.at(&dir)).map_err(|source| HostError::Directory {
+            action: "create",
+            path: dir,
+            source,
+        })
+    }
+
+    /// Removes a cgroup that has no processes and no children. Waits up to a second for processes that have just died.
+    ///
+    /// # Errors
+    /// When it is in use or does not exist.
+    pub fn remove(&self, root: &Root, cgroup: &Path) -> Result<(), HostError> {
+        let dir = self.dir(cgroup)?;
+        let mut tries = 0;
+        loop {
+            match fs::remove_dir(root.at(&dir)) {
+                Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tries < REMOVE_TRIES => {
+                    tries += 1;
+                    thread::sleep(REMOVE_PAUSE);
+                }
+                result => {
+                    return result.map_err(|source| HostError::Directory {
+                        action: "remove",
+                        path: dir,
+                        source,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Moves a process with all its threads.
+    ///
+    /// # Errors
+    /// When the process or the cgroup is gone, or the kernel refuses.
+    pub fn attach(&self, root: &Root, cgroup: &Path, pid: u32) -> Result<(), HostError> {
+        root.write(self.dir(cgroup)?.join("cgroup.procs"), &pid.to_string())
+    }
+
+    /// The processes in a cgroup and all those below it, ascending.
+    ///
+    /// # Errors
+    /// When the cgroup is gone.
+    pub fn pids(&self, root: &Root, cgroup: &Path) -> Result<Vec<u32>, HostError> {
+        let mut found = BTreeSet::new();
+        collect_pids(root, &self.dir(cgroup)?, &mut found)?;
+        Ok(found.into_iter().collect())
+    }
+
+    /// The cgroup of a process in this hierarchy.
+    ///
+    /// # Errors
+    /// When the process is gone.
+    pub fn of_pid(&self, root: &Root, pid: u32) -> Result<PathBuf, HostError> {
+        let path = PathBuf::from(format!("/proc/{pid}/cgroup"));
+        let all = root.read(&path)?;
+        let cgroup = all.lines().find_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            let (id, controllers, cgroup) = (parts.next()?, parts.next()?, parts.next()?);
+            let ours = match self.hierarchy {
+                Hierarchy::V1 => controllers.split(',').any(|c| c == "blkio"),
+                Hierarchy::V2 => id == "0" && controllers.is_empty(),
+            };
+            ours.then(|| PathBuf::from(cgroup))
+        });
+        cgroup.ok_or(HostError::Form { path, text: all, expected: "a list with the block I/O hierarchy" })
+    }
+
+    /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd scope or service in the path
+    /// (libvirt puts QEMU into `machine-qemu-1.scope/libvirt/emulator`), else the path itself.
+    #[must_use]
+    pub fn unit_of(cgroup: &Path) -> PathBuf {
+        let is_unit = |p: &&Path| {
+            p.extension().is_some_and(|e| [OsStr::new("scope"), OsStr::new("service")].contains(&e))
+        };
+        cgroup.ancestors().find(is_unit).unwrap_or(cgroup).to_owned()
+    }
+
+    /// Where the BFQ weight of a cgroup is, or will be once the controller is enabled for it.
+    ///
+    /// # Errors
+    /// When the path is not a cgroup's. The file exists only while BFQ is built in or its module is loaded.
+    pub fn weight_file(&self, root: &Root, cgroup: &Path) -> Result<WeightFile, HostError> {
+        let dir = self.dir(cgroup)?;
+        Ok(match self.hierarchy {
+            Hierarchy::V2 => WeightFile { path: dir.join("io.bfq.weight"), per_device: true },
+            Hierarchy::V1 => {
+                let per_device = dir.join("blkio.bfq.weight_device");
+                let plain = dir.join("blkio.bfq.weight");
+                if root.exists(&plain) && !root.exists(&per_device) {
+                    WeightFile { path: plain, per_device: false }
+                } else {
+                    WeightFile { path: per_device, per_device: true }
+                }
+            }
+        })
+    }
+
+    /// Where a limit of a cgroup is.
+    ///
+    /// # Errors
+    /// When the path is not a cgroup's.
+    pub fn limit_file(&self, cgroup: &Path, limit: Limit) -> Result<PathBuf, HostError> {
+        Ok(self.dir(cgroup)?.join(match self.hierarchy {
+            Hierarchy::V2 => "io.max",
+            Hierarchy::V1 => limit.v1_file(),
+        }))
+    }
+
+    /// On v2, the `cgroup.subtree_control` files, outermost first, that must get `+io` before a cgroup has I/O files. None on v1.
+    ///
+    /// # Errors
+    /// When one cannot be read.
+    pub fn io_to_enable(&self, root: &Root, cgroup: &Path) -> Result<Vec<PathBuf>, HostError> {
+        if self.hierarchy == Hierarchy::V1 {
+            return Ok(Vec::new());
+        }
+        let dir = self.dir(cgroup)?;
+        let mut files = Vec::new();
+        for above in dir.ancestors().skip(1).take_while(|d| d.starts_with(&self.mount)) {
+            let file = above.join("cgroup.subtree_control");
+            if !text::has_word(&root.read(&file)?, "io") {
+                files.push(file);
+            }
+        }
+        files.reverse();
+        Ok(files)
+    }
+
+    /// All cgroups of the hierarchy as directories, the root first.
+    ///
+    /// # Errors
+    /// When the hierarchy cannot be read. Groups that vanish meanwhile are left out.
+    pub fn all_dirs(&self, root: &Root) -> Result<Vec<PathBuf>, HostError> {
+        let mut out = vec![self.mount.clone()];
+        let mut next = 0;
+        while let Some(dir) = out.get(next).cloned() {
+            next += 1;
+            match child_dirs(root, &dir) {
+                Ok(children) => out.extend(children),
+                Err(e) if e.is_gone() && next > 1 => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn collect_pids(root: &Root, dir: &Path, found: &mut BTreeSet<u32>) -> Result<(), HostError> {
+    let path = dir.join("cgroup.procs");
+    for line in root.read(&path)?.lines() {
+        let pid = line.trim().parse().map_err(|_| HostError::Form {
+            path: path.clone(),
+            text: line.to_owned(),
+            expected: "a process id",
+        })?;
+        found.insert(pid);
+    }
+    for child in child_dirs(root, dir)? {
+        match collect_pids(root, &child, found) {
+            Err(e) if e.is_gone() => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Directories in a directory, sorted.
+fn child_dirs(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
+    let wrap = |source| HostError::Read { path: dir.to_owned(), source };
+    let mut out = Vec::new();
+    for entry in fs::read_dir(root.at(dir)).map_err(wrap)? {
+        let entry = entry.map_err(wrap)?;
+        if entry.file_type().map_err(wrap)?.is_dir() {
+            out.push(dir.join(entry.file_name()));
+        }
+    }
+    out.sort();
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests;

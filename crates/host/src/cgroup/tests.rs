@@ -1,0 +1,121 @@
+use super::*;
+
+const V1: &str = "38 31 0:35 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n\
+                  41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
+const V2: &str = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
+
+fn fixture(mountinfo: &str) -> (tempfile::TempDir, Root) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    file(&root, "/proc/self/mountinfo", mountinfo);
+    (dir, root)
+}
+
+fn file(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn v1_is_found_with_its_files() {
+    let (_d, root) = fixture(V1);
+    let c = Cgroups::detect(&root).unwrap();
+    assert_eq!((c.hierarchy, c.mount.as_path()), (Hierarchy::V1, Path::new("/sys/fs/cgroup/blkio")));
+    let vm = Path::new("/vm0");
+    c.create(&root, vm).unwrap();
+    file(&root, "/sys/fs/cgroup/blkio/vm0/blkio.bfq.weight", "100\n");
+    assert!(!c.weight_file(&root, vm).unwrap().per_device, "a kernel before 5.4");
+    file(&root, "/sys/fs/cgroup/blkio/vm0/blkio.bfq.weight_device", "default 100\n");
+    let w = c.weight_file(&root, vm).unwrap();
+    assert!(w.per_device && w.path.ends_with("vm0/blkio.bfq.weight_device"));
+    let limit = c.limit_file(vm, Limit::ReadIops).unwrap();
+    assert_eq!(limit, Path::new("/sys/fs/cgroup/blkio/vm0/blkio.throttle.read_iops_device"));
+    assert!(c.io_to_enable(&root, vm).unwrap().is_empty());
+}
+
+#[test]
+fn v2_is_found_and_says_where_io_is_missing() {
+    let (_d, root) = fixture(V2);
+    file(&root, "/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
+    file(&root, "/sys/fs/cgroup/cgroup.subtree_control", "cpu io\n");
+    file(&root, "/sys/fs/cgroup/machine.slice/cgroup.subtree_control", "\n");
+    let c = Cgroups::detect(&root).unwrap();
+    let vm = Path::new("/machine.slice/vm0.scope");
+    let missing = c.io_to_enable(&root, vm).unwrap();
+    assert_eq!(missing, [Path::new("/sys/fs/cgroup/machine.slice/cgroup.subtree_control")]);
+    assert!(c.weight_file(&root, vm).unwrap().path.ends_with("vm0.scope/io.bfq.weight"));
+    assert!(c.limit_file(vm, Limit::WriteBps).unwrap().ends_with("vm0.scope/io.max"));
+}
+
+#[test]
+fn no_io_controller_names_the_remedy() {
+    let (_d, root) = fixture("1 1 0:1 / /proc rw - proc proc rw\n");
+    assert!(Cgroups::detect(&root).unwrap_err().to_string().contains("mount -t cgroup2"));
+    let (_d, root) = fixture(V2);
+    file(&root, "/sys/fs/cgroup/cgroup.controllers", "hugetlb\n");
+    let error = Cgroups::detect(&root).unwrap_err().to_string();
+    assert!(error.contains("offers only `hugetlb`") && error.contains("cgroup_no_v1"), "{error}");
+}
+
+#[test]
+fn paths_cannot_leave_the_hierarchy() {
+    let (_d, root) = fixture("38 31 0:35 /docker/x /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\n");
+    let c = Cgroups::detect(&root).unwrap();
+    assert!(matches!(c.dir(Path::new("/docker/x/../y")), Err(HostError::BadCgroup { .. })));
+    assert!(matches!(c.dir(Path::new("/other")), Err(HostError::BadCgroup { .. })));
+    assert_eq!(c.dir(Path::new("/docker/x/vm")).unwrap(), Path::new("/sys/fs/cgroup/blkio/vm"));
+    assert!(Cgroups::is_root(Path::new("/")));
+    assert!(!Cgroups::is_root(Path::new("/a")));
+}
+
+#[test]
+fn groups_and_processes() {
+    let (_d, root) = fixture(V1);
+    let c = Cgroups::detect(&root).unwrap();
+    let vm = Path::new("/lab/vm0");
+    c.create(&root, vm).unwrap();
+    assert!(c.attach(&root, vm, 7).unwrap_err().is_gone(), "no cgroup.procs in a plain directory");
+    file(&root, "/sys/fs/cgroup/blkio/lab/cgroup.procs", "");
+    file(&root, "/sys/fs/cgroup/blkio/lab/vm0/cgroup.procs", "9\n7\n");
+    assert_eq!(c.pids(&root, Path::new("/lab")).unwrap(), [7, 9]);
+    assert_eq!(c.all_dirs(&root).unwrap().len(), 3);
+    c.attach(&root, vm, 12).unwrap();
+    assert_eq!(c.pids(&root, vm).unwrap(), [12]);
+    file(&root, "/sys/fs/cgroup/blkio/lab/vm0/cgroup.procs", "what\n");
+    assert!(matches!(c.pids(&root, vm), Err(HostError::Form { .. })));
+    assert!(c.pids(&root, Path::new("/none")).unwrap_err().is_gone());
+    assert!(matches!(
+        c.remove(&root, Path::new("/none")),
+        Err(HostError::Directory { action: "remove", .. })
+    ));
+    c.create(&root, Path::new("/empty")).unwrap();
+    c.remove(&root, Path::new("/empty")).unwrap();
+}
+
+#[test]
+fn the_group_of_a_process() {
+    let (_d, root) = fixture(V1);
+    let c = Cgroups::detect(&root).unwrap();
+    file(&root, "/proc/5/cgroup", "8:pids:/\n7:cpu,blkio:/machine.slice/a:b\n0::/u\n");
+    assert_eq!(c.of_pid(&root, 5).unwrap(), Path::new("/machine.slice/a:b"));
+    assert!(c.of_pid(&root, 6).unwrap_err().is_gone());
+    file(&root, "/proc/7/cgroup", "0::/u\n");
+    assert!(matches!(c.of_pid(&root, 7), Err(HostError::Form { .. })));
+    let v2 = Cgroups { hierarchy: Hierarchy::V2, ..c };
+    assert_eq!(v2.of_pid(&root, 5).unwrap(), Path::new("/u"));
+}
+
+#[test]
+fn the_group_of_a_whole_vm() {
+    for (thread, vm) in [
+        (
+            "/machine.slice/machine-qemu\\x2d1.scope/libvirt/emulator",
+            "/machine.slice/machine-qemu\\x2d1.scope",
+        ),
+        ("/user.slice/user@0.service/app.slice/q.scope", "/user.slice/user@0.service/app.slice/q.scope"),
+        ("/lab/vm0", "/lab/vm0"),
+    ] {
+        assert_eq!(Cgroups::unit_of(Path::new(thread)), Path::new(vm));
+    }
+}

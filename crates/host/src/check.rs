@@ -1,0 +1,82 @@
+//! Is this host ready? Each finding says what was found, why it matters and what to do about it.
+
+mod cpu;
+mod io;
+mod tools;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{HostError, Root};
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// Nothing to do.
+    Ok,
+    /// Tails will be longer, or a part of rtvirtio is not usable.
+    Warn,
+    /// Plans cannot be applied.
+    Fail,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Stable name, such as `cgroup.io`; for scripts.
+    pub id: String,
+    /// How much it matters.
+    pub level: Level,
+    /// What was found.
+    pub what: String,
+    /// Why it matters for the tail.
+    pub why: String,
+    /// What to do; empty when there is nothing to do.
+    pub remedy: String,
+}
+
+impl Finding {
+    /// A finding with nothing to do.
+    #[must_use]
+    pub fn ok(id: &str, what: impl Into<String>, why: &str) -> Self {
+        Self { id: id.into(), level: Level::Ok, what: what.into(), why: why.into(), remedy: String::new() }
+    }
+
+    /// A finding that makes tails longer or a part unusable.
+    #[must_use]
+    pub fn warn(id: &str, what: impl Into<String>, why: &str, remedy: impl Into<String>) -> Self {
+        Self { id: id.into(), level: Level::Warn, what: what.into(), why: why.into(), remedy: remedy.into() }
+    }
+
+    /// A finding that keeps plans from being applied.
+    #[must_use]
+    pub fn fail(id: &str, what: impl Into<String>, why: &str, remedy: impl Into<String>) -> Self {
+        Self { id: id.into(), level: Level::Fail, what: what.into(), why: why.into(), remedy: remedy.into() }
+    }
+
+    /// Something could not be looked at.
+    fn unknown(id: &str, error: &HostError, why: &str) -> Self {
+        Self::warn(
+            id,
+            format!("not known: {error}"),
+            why,
+            "run as root on the host itself, with /proc and /sys mounted",
+        )
+    }
+}
+
+/// Looks at the host. `extra` are findings of the caller's own probes, such as whether KVM really runs a guest; they come last.
+///
+/// Programs are asked for their version only on the real root. Never fails: what cannot be read is a finding.
+#[must_use]
+pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    io::check(root, &mut found);
+    cpu::check(root, &mut found);
+    tools::check(root, &mut found);
+    found.extend(extra);
+    found
+}
+
+#[cfg(test)]
+mod tests;

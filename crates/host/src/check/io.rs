@@ -1,0 +1,170 @@
+//! Privilege, kernel, elevators and control groups.
+
+use std::path::Path;
+
+use super::Finding;
+use crate::{BlockDevice, Cgroups, Hierarchy, Root, text};
+
+pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
+    privilege(root, found);
+    let release = kernel(root, found);
+    bfq(root, &release, found);
+    elevators(root, found);
+    cgroups(root, found);
+}
+
+fn privilege(root: &Root, found: &mut Vec<Finding>) {
+    const WHY: &str = "writing I/O settings and cgroups needs root";
+    if !root.is_real() {
+        return;
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    found.push(if uid == 0 {
+        Finding::ok("root", "running as root", WHY)
+    } else {
+        Finding::fail(
+            "root",
+            format!("running as user {uid}"),
+            WHY,
+            "run with sudo; `plan` and `predict` need no root",
+        )
+    });
+}
+
+fn kernel(root: &Root, found: &mut Vec<Finding>) -> String {
+    const WHY: &str = "BFQ has existed since 4.12; weights per device on cgroup v1 since 5.4";
+    match root.read("/proc/sys/kernel/osrelease") {
+        Ok(text) => {
+            let release = text.trim().to_owned();
+            let mut parts =
+                release.split(|c: char| !c.is_ascii_digit()).map(|n| n.parse::<u32>().unwrap_or(0));
+            let version = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+            found.push(if version < (4, 12) {
+                Finding::fail("kernel", format!("Linux {release}"), WHY, "use Linux 5.4 or later")
+            } else if version < (5, 4) {
+                Finding::warn("kernel", format!("Linux {release}"), WHY, "use Linux 5.4 or later")
+            } else {
+                Finding::ok("kernel", format!("Linux {release}"), WHY)
+            });
+            release
+        }
+        Err(e) => {
+            found.push(Finding::unknown("kernel", &e, WHY));
+            String::new()
+        }
+    }
+}
+
+fn bfq(root: &Root, release: &str, found: &mut Vec<Finding>) {
+    const WHY: &str = "weights and slices are BFQ's; without it only limits remain";
+    let offered = BlockDevice::all(root)
+        .unwrap_or_default()
+        .iter()
+        .any(|d| d.elevators(root).is_ok_and(|e| e.available.iter().any(|a| a == "bfq")));
+    let modules = Path::new("/lib/modules").join(release);
+    let named_in = |file: &str| root.read(modules.join(file)).is_ok_and(|t| t.contains("/bfq.ko"));
+    found.push(if offered || root.exists("/sys/module/bfq") || named_in("modules.builtin") {
+        Finding::ok("bfq", "BFQ is in the kernel", WHY)
+    } else if named_in("modules.dep") {
+        Finding::warn(
+            "bfq",
+            "BFQ is a module that is not loaded",
+            WHY,
+            "modprobe bfq (and `echo bfq >/etc/modules-load.d/bfq.conf`)",
+        )
+    } else {
+        Finding::fail(
+            "bfq",
+            "this kernel has no BFQ",
+            WHY,
+            "use a kernel with CONFIG_IOSCHED_BFQ and CONFIG_BFQ_GROUP_IOSCHED",
+        )
+    });
+}
+
+fn elevators(root: &Root, found: &mut Vec<Finding>) {
+    const WHY: &str = "the elevator decides in what order the VMs' requests reach the disk";
+    let disks = match BlockDevice::all(root) {
+        Ok(disks) => disks,
+        Err(e) => return found.push(Finding::unknown("elevator", &e, WHY)),
+    };
+    for disk in disks {
+        let id = format!("elevator.{}", disk.name);
+        match disk.elevators(root) {
+            Ok(e) if e.available.len() == 1 => found.push(Finding::ok(
+                &id,
+                format!("{}: no choice of I/O scheduler; requests are ordered on the disks below", disk.name),
+                WHY,
+            )),
+            Ok(e) => {
+                let what = format!("{}: {} (offers {})", disk.name, e.current, e.available.join(", "));
+                found.push(Finding::ok(&id, what, WHY));
+            }
+            Err(e) => found.push(Finding::unknown(&id, &e, WHY)),
+        }
+    }
+}
+
+fn cgroups(root: &Root, found: &mut Vec<Finding>) {
+    const WHY: &str = "weights and limits per VM are set on the VM's cgroup";
+    let cgroups = match Cgroups::detect(root) {
+        Ok(c) => c,
+        Err(e) => {
+            return found.push(Finding::fail(
+                "cgroup.io",
+                e.to_string(),
+                WHY,
+                "mount cgroup v2 with the io controller",
+            ));
+        }
+    };
+    let at = cgroups.mount.display();
+    match cgroups.hierarchy {
+        Hierarchy::V1 => {
+            found.push(Finding::ok("cgroup.io", format!("cgroup v1, blkio at {at}"), WHY));
+        }
+        Hierarchy::V2 => {
+            let enabled = root
+                .read(cgroups.mount.join("cgroup.subtree_control"))
+                .is_ok_and(|t| text::has_word(&t, "io"));
+            let state =
+                if enabled { "enabled" } else { "not yet enabled; apply enables it, revert puts it back" };
+            found.push(Finding::ok("cgroup.io", format!("cgroup v2 at {at}, io controller {state}"), WHY));
+            rivals(root, &cgroups, found);
+        }
+    }
+}
+
+/// Other controllers that act on the same requests.
+fn rivals(root: &Root, cgroups: &Cgroups, found: &mut Vec<Finding>) {
+    const COST: &str =
+        "io.cost delays requests by a cost model of its own; with BFQ both act and neither holds";
+    let qos = root.read(cgroups.mount.join("io.cost.qos")).unwrap_or_default();
+    let on: Vec<_> = qos
+        .lines()
+        .filter(|l| text::has_word(l, "enable=1"))
+        .filter_map(|l| l.split_whitespace().next())
+        .collect();
+    found.push(if on.is_empty() {
+        Finding::ok("io.cost", "io.cost is off", COST)
+    } else {
+        Finding::warn(
+            "io.cost",
+            format!("io.cost is on for device {}", on.join(", ")),
+            COST,
+            format!("echo '{} enable=0' >{}/io.cost.qos", on[0], cgroups.mount.display()),
+        )
+    });
+    const LATENCY: &str = "io.latency throttles all other groups when one misses its target";
+    let dirs = cgroups.all_dirs(root).unwrap_or_default();
+    let used = dirs.iter().find(|d| root.read(d.join("io.latency")).is_ok_and(|t| !t.trim().is_empty()));
+    found.push(match used {
+        None => Finding::ok("io.latency", "io.latency is not used", LATENCY),
+        Some(dir) => Finding::warn(
+            "io.latency",
+            format!("io.latency is set in {}", dir.display()),
+            LATENCY,
+            "remove it with `echo 'MAJ:MIN target=0' >io.latency` in that directory",
+        ),
+    });
+}

@@ -1,0 +1,131 @@
+use std::fs;
+
+use super::*;
+
+fn file(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn finding(root: &Root, id: &str) -> Finding {
+    check(root, Vec::new()).into_iter().find(|f| f.id == id).unwrap_or_else(|| panic!("no finding {id}"))
+}
+
+/// A host on which nothing is to be done.
+fn good() -> (tempfile::TempDir, Root) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    for (path, text) in [
+        ("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n"),
+        ("/proc/sys/kernel/sched_rt_runtime_us", "950000\n"),
+        ("/proc/sys/kernel/sched_rt_period_us", "1000000\n"),
+        ("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"),
+        ("/proc/self/limits", "Max locked memory         unlimited            unlimited            bytes\n"),
+        ("/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n"),
+        ("/sys/fs/cgroup/cgroup.subtree_control", "io\n"),
+        ("/sys/class/block/sda/size", "8\n"),
+        ("/sys/block/sda/dev", "8:0\n"),
+        ("/sys/block/sda/queue/scheduler", "none mq-deadline [bfq]\n"),
+        ("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance\n"),
+        ("/sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n"),
+        ("/sys/devices/system/cpu/cpu0/cpuidle/state0/disable", "0\n"),
+        ("/sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "2\n"),
+        ("/sys/devices/system/cpu/cpu0/cpuidle/state0/name", "C1\n"),
+        ("/dev/fuse", ""),
+        ("/dev/loop-control", ""),
+        ("/usr/bin/fio", ""),
+        ("/usr/bin/qemu-system-x86_64", ""),
+        ("/usr/sbin/losetup", ""),
+    ] {
+        file(&root, path, text);
+    }
+    (dir, root)
+}
+
+#[test]
+fn a_good_host_has_nothing_to_do() {
+    let (_d, root) = good();
+    let extra = Finding::warn("kvm", "no KVM", "why", "remedy");
+    let found = check(&root, vec![extra.clone()]);
+    assert_eq!(found.last(), Some(&extra), "the caller's findings come last");
+    let bad: Vec<_> = found.iter().filter(|f| f.level != Level::Ok && f.id != "kvm").collect();
+    assert!(bad.is_empty(), "{bad:#?}");
+    assert!(found.len() > 12);
+}
+
+#[test]
+fn each_fault_is_found_with_its_level_and_remedy() {
+    let cases = [
+        ("/proc/sys/kernel/osrelease", "4.9.0\n", "kernel", Level::Fail, "5.4"),
+        ("/proc/sys/kernel/osrelease", "4.19.0\n", "kernel", Level::Warn, "5.4"),
+        ("/proc/sys/kernel/sched_rt_runtime_us", "0\n", "rt.throttling", Level::Warn, "sysctl"),
+        ("/proc/sys/kernel/sched_rt_runtime_us", "x\n", "rt.throttling", Level::Warn, "root"),
+        ("/proc/self/mountinfo", "1 1 0:1 / /p rw - proc proc rw\n", "cgroup.io", Level::Fail, "mount"),
+        ("/sys/block/sda/queue/scheduler", "[none] mq-deadline\n", "bfq", Level::Fail, "CONFIG_IOSCHED_BFQ"),
+        ("/sys/block/sda/queue/scheduler", "none bfq\n", "elevator.sda", Level::Warn, "root"),
+        ("/sys/fs/cgroup/io.cost.qos", "8:0 enable=1 ctrl=auto\n", "io.cost", Level::Warn, "8:0 enable=0"),
+        ("/sys/fs/cgroup/a/io.latency", "8:0 target=100\n", "io.latency", Level::Warn, "target=0"),
+        (
+            "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+            "powersave\n",
+            "cpu.governor",
+            Level::Warn,
+            "cpupower",
+        ),
+        ("/sys/devices/system/cpu/cpu0/cpuidle/state0/latency", "300\n", "cpu.idle", Level::Warn, "cpupower"),
+    ];
+    for (path, text, id, level, remedy) in cases {
+        let (_d, root) = good();
+        file(&root, path, text);
+        let f = finding(&root, id);
+        assert_eq!(f.level, level, "{f:?}");
+        assert!(f.remedy.contains(remedy), "{f:?}");
+    }
+}
+
+#[test]
+fn bfq_as_a_module_is_a_matter_of_loading_it() {
+    let (_d, root) = good();
+    file(&root, "/sys/block/sda/queue/scheduler", "[none] mq-deadline\n");
+    file(&root, "/lib/modules/6.1.0-18-amd64/modules.dep", "kernel/block/bfq.ko.xz:\n");
+    let f = finding(&root, "bfq");
+    assert_eq!((f.level, f.remedy.contains("modprobe bfq")), (Level::Warn, true));
+}
+
+#[test]
+fn real_time_groups_are_reported() {
+    let (_d, root) = good();
+    file(&root, "/proc/self/mountinfo", "1 1 0:1 / /sys/fs/cgroup/cpu rw - cgroup c rw,cpu\n");
+    file(&root, "/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "950000\n");
+    assert_eq!(finding(&root, "rt.group").level, Level::Warn);
+}
+
+#[test]
+fn missing_tools_are_named_with_their_package() {
+    let (_d, root) = good();
+    for (path, id, remedy) in [
+        ("/dev/fuse", "fuse", "modprobe fuse"),
+        ("/usr/bin/fio", "fio", "apt-get install fio"),
+        ("/usr/bin/qemu-system-x86_64", "qemu", "qemu-system-x86"),
+    ] {
+        fs::remove_file(root.at(path)).unwrap();
+        let f = finding(&root, id);
+        assert_eq!((f.level, f.remedy.contains(remedy)), (Level::Warn, true), "{f:?}");
+    }
+}
+
+#[test]
+fn an_empty_root_gives_findings_and_no_panic() {
+    let dir = tempfile::tempdir().unwrap();
+    let found = check(&Root::new(dir.path()), Vec::new());
+    assert!(found.iter().any(|f| f.level == Level::Fail));
+    assert!(found.iter().all(|f| f.level == Level::Ok || !f.remedy.is_empty()));
+}
+
+#[test]
+fn this_machine_can_be_checked() {
+    let found = check(&Root::default(), Vec::new());
+    assert_eq!(found.iter().find(|f| f.id == "kernel").unwrap().level, Level::Ok);
+    assert!(found.iter().any(|f| f.id == "root"));
+}

@@ -1,0 +1,130 @@
+//! The directory below which all kernel files are found.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::HostError;
+
+/// The directory below which `/proc`, `/sys` and `/dev` are looked for: `/`, or a temporary directory in tests.
+///
+/// Paths given to its methods are absolute as seen on the host, such as `/sys/block/sda/queue/scheduler`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root(PathBuf);
+
+impl Default for Root {
+    fn default() -> Self {
+        Self(PathBuf::from("/"))
+    }
+}
+
+impl Root {
+    /// Everything is looked for below `dir`.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self(dir.into())
+    }
+
+    /// Whether this is the real machine.
+    #[must_use]
+    pub fn is_real(&self) -> bool {
+        self.0 == Path::new("/")
+    }
+
+    /// Where a host path lies.
+    #[must_use]
+    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The host path of a file below this root.
+    #[must_use]
+    pub fn host_path(&self, real: &Path) -> PathBuf {
+        real.strip_prefix(&self.0).map_or_else(|_| real.to_owned(), |p| Path::new("/").join(p))
+    }
+
+    /// The whole text of a file.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when it cannot be read or is not UTF-8.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<String, HostError> {
+        let path = path.as_ref();
+        fs::read_to_string(self.at(path)).map_err(|source| HostError::Read { path: path.to_owned(), source })
+    }
+
+    /// The text without surrounding white space; `None` when the file does not exist.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] for any other failure.
+    pub fn read_optional(&self, path: impl AsRef<Path>) -> Result<Option<String>, HostError> {
+        match self.read(path) {
+            Ok(text) => Ok(Some(text.trim().to_owned())),
+            Err(e) if e.is_gone() => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Writes to a file that exists, in one `write(2)`: kernel files take each write as one whole value.
+    ///
+    /// # Errors
+    /// [`HostError::Write`] when the file does not exist or the kernel refuses the value.
+    pub fn write(&self, path: impl AsRef<Path>, value: &str) -> Result<(), HostError> {
+        let path = path.as_ref();
+        self.write_bytes(path, value.as_bytes()).map_err(|source| HostError::Write {
+            path: path.to_owned(),
+            value: value.to_owned(),
+            source,
+        })
+    }
+
+    fn write_bytes(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        // Never O_CREAT: a missing kernel file must be an error. O_TRUNC is ignored by sysfs and cgroupfs.
+        let mut file = fs::OpenOptions::new().write(true).truncate(true).open(self.at(path))?;
+        // `File` is unbuffered, so this is one system call; a short write means that the kernel took part of a value.
+        match file.write(bytes)? {
+            n if n == bytes.len() => Ok(()),
+            n => Err(io::Error::new(
+                io::ErrorKind::WriteZero,
+                format!("only {n} of {} bytes taken", bytes.len()),
+            )),
+        }
+    }
+
+    /// Whether a path exists.
+    #[must_use]
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.at(path).exists()
+    }
+
+    /// Names in a directory, sorted.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when it cannot be read.
+    pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<String>, HostError> {
+        let dir = dir.as_ref();
+        let wrap = |source| HostError::Read { path: dir.to_owned(), source };
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.at(dir)).map_err(wrap)? {
+            names.push(entry.map_err(wrap)?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Inode number of a directory or file: kernfs never reuses one while the machine runs, so a cgroup that was removed and
+    /// made again has another.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when there is no such path.
+    pub fn inode(&self, path: impl AsRef<Path>) -> Result<u64, HostError> {
+        let path = path.as_ref();
+        fs::metadata(self.at(path))
+            .map(|m| m.ino())
+            .map_err(|source| HostError::Read { path: path.to_owned(), source })
+    }
+}
+
+#[cfg(test)]
+mod tests;

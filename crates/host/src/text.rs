@@ -1,0 +1,111 @@
+//! The forms in which the kernel prints knobs, and comparison by meaning.
+//!
+//! Sources: `block/elevator.c` (scheduler), `block/bfq-iosched.c` (tunables), `block/bfq-cgroup.c` (weights),
+//! `block/blk-throttle.c` (limits), `kernel/cgroup/cgroup.c` (subtree_control).
+
+use std::collections::BTreeMap;
+
+/// What `queue/scheduler` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elevators {
+    /// The one in use.
+    pub current: String,
+    /// All that are offered now; a module that is not loaded yet is not among them.
+    pub available: Vec<String>,
+}
+
+/// Parses `queue/scheduler`: `mq-deadline kyber [bfq] none`, or one bare word for a device that has no choice.
+///
+/// Returns `None` when no word, or more than one, is marked as current.
+#[must_use]
+pub fn elevators(text: &str) -> Option<Elevators> {
+    let mut current = None;
+    let mut available = Vec::new();
+    for word in text.split_whitespace() {
+        let bare = word.strip_prefix('[').and_then(|w| w.strip_suffix(']'));
+        if let Some(name) = bare {
+            if current.replace(name.to_owned()).is_some() {
+                return None;
+            }
+        }
+        available.push(bare.unwrap_or(word).to_owned());
+    }
+    match (current, available.as_slice()) {
+        (Some(current), _) => Some(Elevators { current, available }),
+        (None, [only]) => Some(Elevators { current: only.clone(), available }),
+        _ => None,
+    }
+}
+
+/// What a knob in milliseconds that the kernel holds in jiffies may print after `ms` was written to it.
+///
+/// `msecs_to_jiffies()` and `jiffies_to_msecs()` both round up (`kernel/time/time.c`), so with `HZ` ticks per second the value is
+/// `ceil(ceil(ms * HZ / 1000) * 1000 / HZ)`. The HZ of the running kernel is not readable without its config; the four values
+/// that `kernel/Kconfig.hz` offers are tried. BFQ raises `timeout_sync` to at least 1 ms first.
+#[must_use]
+pub fn jiffies_readbacks(ms: u64) -> [u64; 4] {
+    [100, 250, 300, 1000].map(|hz: u64| {
+        let jiffies = ms.max(1).saturating_mul(hz).div_ceil(1000);
+        jiffies.saturating_mul(1000).div_ceil(hz)
+    })
+}
+
+/// Weights of a cgroup as BFQ prints them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Weights {
+    /// Weight for every device without a line of its own; `None` when BFQ has no data for this group.
+    pub default: Option<u64>,
+    /// Weight per device, by `MAJ:MIN`.
+    pub devices: BTreeMap<String, u64>,
+}
+
+/// Parses `io.bfq.weight` (v2) or `blkio.bfq.weight_device` (v1): `default 100` and lines `7:0 400`; also the bare number of
+/// `blkio.bfq.weight`. Returns `None` for anything else.
+#[must_use]
+pub fn weights(text: &str) -> Option<Weights> {
+    let mut out = Weights::default();
+    for line in text.lines().filter(|l| !l.trim().is_empty()) {
+        let words: Vec<_> = line.split_whitespace().collect();
+        match words[..] {
+            ["default", w] | [w] => out.default = Some(w.parse().ok()?),
+            [dev, w] if is_dev(dev) => {
+                out.devices.insert(dev.to_owned(), w.parse().ok()?);
+            }
+            _ => return None,
+        }
+    }
+    Some(out)
+}
+
+/// The limit that a v1 `blkio.throttle.*_device` file sets for a device; `None` without a line (no limit).
+#[must_use]
+pub fn throttle_limit(text: &str, dev: &str) -> Option<u64> {
+    device_line(text, dev).and_then(|rest| rest.trim().parse().ok())
+}
+
+/// One limit of a device in v2 `io.max` (`7:0 rbps=max wbps=1048576 riops=max wiops=max`), by its key; `None` for `max` or no line.
+#[must_use]
+pub fn io_max_limit(text: &str, dev: &str, key: &str) -> Option<u64> {
+    let rest = device_line(text, dev)?;
+    let value = rest.split_whitespace().find_map(|kv| kv.strip_prefix(key)?.strip_prefix('='))?;
+    value.parse().ok()
+}
+
+/// Whether a word stands in a list such as `cgroup.controllers` or `cgroup.subtree_control`.
+#[must_use]
+pub fn has_word(text: &str, word: &str) -> bool {
+    text.split_whitespace().any(|w| w == word)
+}
+
+/// Whether a word is a device number `MAJ:MIN`.
+#[must_use]
+pub fn is_dev(word: &str) -> bool {
+    word.split_once(':').is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
+}
+
+fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.trim().strip_prefix(dev)?.strip_prefix(' '))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+use super::*;
+
+#[test]
+fn scheduler_line() {
+    let e = elevators("none mq-deadline kyber [bfq] \n").unwrap();
+    assert_eq!(e.current, "bfq");
+    assert_eq!(e.available, ["none", "mq-deadline", "kyber", "bfq"]);
+    assert_eq!(elevators("none\n").unwrap().current, "none");
+}
+
+#[test]
+fn scheduler_line_without_one_current_is_refused() {
+    for bad in ["", "none bfq", "[none] [bfq]"] {
+        assert_eq!(elevators(bad), None, "{bad:?}");
+    }
+}
+
+/// Measured on Linux 6.18 with HZ=250: written -> read.
+#[test]
+fn jiffies_as_measured() {
+    for (written, read) in
+        [(0, 4), (1, 4), (5, 8), (32, 32), (33, 36), (124, 124), (125, 128), (100_000, 100_000)]
+    {
+        assert!(jiffies_readbacks(written).contains(&read), "{written} -> {read}");
+    }
+    assert!(!jiffies_readbacks(32).contains(&36));
+    assert!(!jiffies_readbacks(125).contains(&124));
+    assert_eq!(jiffies_readbacks(u64::MAX).len(), 4, "no overflow");
+}
+
+#[test]
+fn weights_in_all_forms() {
+    let w = weights("default 300\n7:0 400\n259:3 1000\n").unwrap();
+    assert_eq!(w.default, Some(300));
+    assert_eq!(w.devices, [("7:0".to_owned(), 400), ("259:3".to_owned(), 1000)].into());
+    assert_eq!(weights("100\n").unwrap().default, Some(100));
+    assert_eq!(weights("").unwrap(), Weights::default());
+}
+
+#[test]
+fn weights_of_another_form_are_refused() {
+    for bad in ["default", "default x", "7:0 x", "a b c", "sda 100"] {
+        assert_eq!(weights(bad), None, "{bad:?}");
+    }
+}
+
+#[test]
+fn limits_by_device() {
+    assert_eq!(throttle_limit("7:0 1000\n17:0 5\n", "7:0"), Some(1000));
+    assert_eq!(throttle_limit("17:0 5\n", "7:0"), None);
+    assert_eq!(throttle_limit("", "7:0"), None);
+    let max = "7:0 rbps=max wbps=1048576 riops=100 wiops=max\n";
+    assert_eq!(io_max_limit(max, "7:0", "wbps"), Some(1_048_576));
+    assert_eq!(io_max_limit(max, "7:0", "rbps"), None);
+    assert_eq!(io_max_limit(max, "7:1", "wbps"), None);
+}
+
+#[test]
+fn words_and_device_numbers() {
+    assert!(has_word("cpu io memory\n", "io"));
+    assert!(!has_word("cpu memory cpuio\n", "io"));
+    assert!(is_dev("259:12"));
+    assert!(!is_dev("259"));
+    assert!(!is_dev("a:b"));
+}
