@@ -1,1 +1,17 @@
-//! QMP and guest-agent clients.
+//! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest ([`agent`]), starting QEMU
+//! so that it cannot outlive its owner ([`spawn`]), and finding out whether KVM really works here ([`probe`]).
+//!
+//! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a deadline, and every
+//! reply has a size limit that is checked before the bytes are kept.
+
+pub mod agent;
+mod error;
+pub mod probe;
+pub mod qmp;
+pub mod spawn;
+mod wire;
+
+pub use agent::GuestAgent;
+pub use error::VmmError;
+pub use probe::{KvmProbe, probe_kvm};
+pub use qmp::Qmp;

@@ -1,0 +1,192 @@
+//! The QEMU guest agent: running programs and reading and writing files inside a guest, without a network.
+//!
+//! One JSON object a line, over virtio-serial (QEMU's `docs/interop/qemu-ga-ref`, from `qga/qapi-schema.json`). Nothing
+//! tells who answers to whom, so a client that died may have left half a request in the agent's parser and an answer in
+//! the channel. `guest-sync-delimited` clears both: a byte 0xFF (never valid JSON) resets the agent's parser, and the
+//! agent puts 0xFF before its answer, so that we can throw away all before it.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Value, json};
+
+use crate::VmmError;
+use crate::qmp::ReplyError;
+use crate::wire::{Deadline, Wire};
+
+mod exec;
+mod file;
+#[cfg(test)]
+mod tests;
+
+pub use exec::{ExecOutput, Process};
+
+/// Byte that resets the agent's parser, and that marks its answer to a sync.
+const RESET: u8 = 0xff;
+/// Largest answer to a command that carries no data, in bytes.
+const SMALL_REPLY: usize = 64 * 1024;
+/// Default time limit of one command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A connection to the agent in one guest.
+///
+/// Each command has a time limit ([`GuestAgent::set_timeout`], 10 s at first) and a size limit. After an error in the
+/// middle of an exchange the next command first synchronises again.
+#[derive(Debug)]
+pub struct GuestAgent {
+    wire: Wire,
+    timeout: Duration,
+    in_step: bool,
+}
+
+#[derive(Deserialize)]
+struct Reply<T> {
+    error: Option<ReplyError>,
+    #[serde(rename = "return")]
+    value: Option<T>,
+}
+
+/// Numbers that no earlier client has used: the clock, mixed with the process id and a counter. The agent's `id` is a
+/// signed 64-bit integer, so the top bit stays clear; JSON readers that use doubles lose bits beyond 53.
+fn fresh_id() -> u64 {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Odd multipliers (from the golden ratio and from splitmix64) spread the small numbers over the word.
+    let mixed = nanos
+        ^ u64::from(std::process::id()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ count.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed & ((1 << 53) - 1)
+}
+
+impl GuestAgent {
+    /// Connects to the host's end of the agent's channel and waits until the agent answers, at most `timeout`: a guest
+    /// that still boots has the time to come up.
+    ///
+    /// # Errors
+    /// No such socket, or no answer in time.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<GuestAgent, VmmError> {
+        let mut agent = GuestAgent::open(path, timeout)?;
+        agent.synchronise(timeout)?;
+        Ok(agent)
+    }
+
+    /// Connects without waiting for the agent; the first command synchronises.
+    ///
+    /// # Errors
+    /// No such socket, or somebody else is connected and stays so for `timeout`.
+    pub fn open(path: &Path, timeout: Duration) -> Result<GuestAgent, VmmError> {
+        let wire = Wire::connect("guest agent", path, timeout)?;
+        Ok(GuestAgent { wire, timeout: COMMAND_TIMEOUT, in_step: false })
+    }
+
+    /// The same over a connected stream; `name` is used in errors.
+    #[must_use]
+    pub fn from_stream(stream: UnixStream, name: &str) -> GuestAgent {
+        let wire = Wire::new(stream, format!("guest agent {name}"));
+        GuestAgent { wire, timeout: COMMAND_TIMEOUT, in_step: false }
+    }
+
+    /// Sets the time limit of each later command.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Throws away what earlier clients left and makes sure that the agent answers *us*.
+    ///
+    /// A sync can get lost while the guest boots, so it is sent again after 0.5, 1, 2, 4, ... s. Only the answer to the
+    /// latest one ends the wait; the pauses grow, so an agent slower than one pause still gets through.
+    ///
+    /// # Errors
+    /// [`VmmError::Timeout`], or the connection's own trouble.
+    pub fn synchronise(&mut self, timeout: Duration) -> Result<(), VmmError> {
+        const OP: &str = "guest-sync-delimited";
+        let deadline = Deadline::after(timeout);
+        let mut pause = Duration::from_millis(500);
+        self.in_step = false;
+        loop {
+            let id = fresh_id();
+            let mut request = vec![RESET];
+            request.extend_from_slice(
+                json!({ "execute": OP, "arguments": { "id": id } }).to_string().as_bytes(),
+            );
+            request.push(b'\n');
+            self.wire.send(&request, deadline, OP)?;
+            match self.await_sync(id, deadline.at_most(pause), OP) {
+                Ok(()) => {
+                    self.in_step = true;
+                    return Ok(());
+                }
+                Err(e) if e.is_timeout() && deadline.left().is_some() => pause *= 2,
+                Err(VmmError::Timeout { peer, operation, .. }) => {
+                    return Err(VmmError::Timeout { peer, operation, waited: timeout });
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn await_sync(&mut self, id: u64, deadline: Deadline, operation: &str) -> Result<(), VmmError> {
+        loop {
+            self.wire.skip_past(RESET, deadline, operation)?;
+            let line = match self.wire.line(SMALL_REPLY, deadline, operation) {
+                Ok(line) => line,
+                Err(VmmError::TooLarge { .. }) => continue,
+                Err(e) => return Err(e),
+            };
+            // Anything else between two marks is an answer to somebody before us.
+            if let Ok(Reply { value: Some(got), .. }) = serde_json::from_slice::<Reply<u64>>(&line) {
+                if got == id {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Sends one command and reads its answer, at most `limit` bytes, into `T`. Fields that `T` does not name are not
+    /// kept, so an answer costs no more memory than its own size.
+    fn call<T: DeserializeOwned>(
+        &mut self,
+        command: &str,
+        arguments: Option<&Value>,
+        limit: usize,
+    ) -> Result<T, VmmError> {
+        if !self.in_step {
+            self.synchronise(self.timeout)?;
+        }
+        let mut request = json!({ "execute": command });
+        if let Some(arguments) = arguments {
+            request["arguments"] = arguments.clone();
+        }
+        let mut text = request.to_string();
+        text.push('\n');
+        let deadline = Deadline::after(self.timeout);
+        self.in_step = false;
+        self.wire.send(text.as_bytes(), deadline, command)?;
+        let line = self.wire.line(limit, deadline, command)?;
+        let reply: Reply<T> =
+            serde_json::from_slice(&line).map_err(|e| self.wire.protocol(command, e.to_string()))?;
+        self.in_step = true;
+        if let Some(ReplyError { class, desc }) = reply.error {
+            return Err(VmmError::Refused {
+                peer: self.wire.peer().into(),
+                operation: command.into(),
+                class,
+                desc,
+            });
+        }
+        reply.value.ok_or_else(|| self.wire.protocol(command, "neither `return` nor `error`"))
+    }
+
+    /// Asks for a sign of life.
+    ///
+    /// # Errors
+    /// No answer in time, or the connection's own trouble.
+    pub fn ping(&mut self) -> Result<(), VmmError> {
+        self.call::<IgnoredAny>("guest-ping", None, SMALL_REPLY).map(drop)
+    }
+}

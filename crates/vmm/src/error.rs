@@ -1,0 +1,112 @@
+//! What can go wrong between us and a virtual machine.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A failed exchange with QEMU or with the agent in a guest.
+///
+/// `peer` names the other side and its socket, `operation` what was being done.
+#[derive(Debug, thiserror::Error)]
+pub enum VmmError {
+    /// The socket could not be reached.
+    #[error(
+        "cannot connect to {peer}: {source}; is the virtual machine running, and is nobody else connected to this socket?"
+    )]
+    Connect {
+        /// The other side.
+        peer: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// A UNIX socket address holds at most 107 bytes (`sun_path` in unix(7)).
+    #[error(
+        "socket path {path:?} has {len} bytes, the kernel takes at most 107; use a shorter run directory"
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        len: usize,
+    },
+    /// Reading or writing the socket failed.
+    #[error("{peer}: {operation}: {source}")]
+    Io {
+        /// The other side.
+        peer: String,
+        /// What was being done.
+        operation: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// No (complete) answer in time.
+    #[error("{peer}: {operation}: no answer within {} ms; the other side hangs, is paused or is starved of CPU time", waited.as_millis())]
+    Timeout {
+        /// The other side.
+        peer: String,
+        /// What was being done.
+        operation: String,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// The other side closed the connection: QEMU ended, or ends.
+    #[error("{peer}: {operation}: connection closed; the virtual machine has ended or dropped us")]
+    Closed {
+        /// The other side.
+        peer: String,
+        /// What was being done.
+        operation: String,
+    },
+    /// The other side sent more than we are ready to keep.
+    #[error("{peer}: {operation}: answer is larger than the limit of {limit} bytes; refused")]
+    TooLarge {
+        /// The other side.
+        peer: String,
+        /// What was being done.
+        operation: String,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The answer does not follow the protocol.
+    #[error("{peer}: {operation}: unexpected answer: {detail}")]
+    Protocol {
+        /// The other side.
+        peer: String,
+        /// What was being done.
+        operation: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The other side understood the command and refused it.
+    #[error("{peer}: {operation} was refused: {desc} ({class})")]
+    Refused {
+        /// The other side.
+        peer: String,
+        /// The command.
+        operation: String,
+        /// QEMU's error class, such as `CommandNotFound`.
+        class: String,
+        /// QEMU's own words.
+        desc: String,
+    },
+}
+
+impl VmmError {
+    /// True when waiting longer might have helped.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, VmmError::Timeout { .. })
+    }
+
+    /// True when the other side is gone: trying again on this connection cannot help.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        match self {
+            VmmError::Closed { .. } | VmmError::Connect { .. } => true,
+            VmmError::Io { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+            }
+            _ => false,
+        }
+    }
+}

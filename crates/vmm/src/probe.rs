@@ -1,0 +1,145 @@
+//! Does KVM work here? The presence of `/dev/kvm` does not tell: some hosts offer it and cannot run a stock kernel.
+//! So start one, and look.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::spawn::{Lifetime, spawn};
+
+#[cfg(test)]
+mod tests;
+
+/// QEMU's binary for x86-64 guests.
+pub const QEMU: &str = "qemu-system-x86_64";
+/// Linux prints this, with the program's path before it, when it has booted as far as the first user program
+/// (`run_init_process` in `init/main.c`).
+const BOOTED: &str = " as init process";
+/// Under KVM a stock kernel gets there in about one second, in a nested machine in four.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Memory of the probe's guest, in MiB: kernel, initramfs, and the initramfs unpacked.
+const PROBE_MEMORY_MIB: u32 = 512;
+
+/// What KVM is worth on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KvmProbe {
+    /// A stock kernel booted under KVM.
+    Works,
+    /// KVM is there, but a stock kernel does not boot under it.
+    Broken {
+        /// What happened instead.
+        reason: String,
+    },
+    /// There is no KVM that we may use.
+    Absent {
+        /// Why, with the remedy.
+        reason: String,
+    },
+}
+
+/// Boots `kernel` with `initrd` under KVM, waits up to 15 s for its first user program, and ends it.
+///
+/// # Errors
+/// Only trouble of the probe itself (no QEMU, no room for its files). What KVM does wrong is in the result.
+pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
+    if let Err(e) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
+        let remedy = match e.kind() {
+            io::ErrorKind::NotFound => "load kvm-intel or kvm-amd, or enable virtualisation in the firmware",
+            io::ErrorKind::PermissionDenied => "run as root or join the group kvm",
+            _ => "see dmesg",
+        };
+        return Ok(KvmProbe::Absent { reason: format!("/dev/kvm: {e}; {remedy}") });
+    }
+    for (what, path) in [("kernel", kernel), ("initramfs", initrd)] {
+        // A missing file must not be taken for a broken KVM.
+        fs::File::open(path)
+            .map_err(|e| io::Error::new(e.kind(), format!("{what} {}: {e}", path.display())))?;
+    }
+    boot(QEMU, kernel, initrd, PROBE_TIMEOUT)
+}
+
+fn boot(qemu: &str, kernel: &Path, initrd: &Path, timeout: Duration) -> io::Result<KvmProbe> {
+    let dir = tempfile::Builder::new().prefix("rtvirtio-probe-").tempdir()?;
+    let (serial, stderr) = (dir.path().join("serial"), dir.path().join("stderr"));
+    fs::File::create(&serial)?;
+    let mut command = Command::new(qemu);
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "kvm"])
+        .args(["-cpu", "max", "-m", &PROBE_MEMORY_MIB.to_string(), "-no-reboot"])
+        // A kernel panic must end QEMU: `panic=-1` reboots, `-no-reboot` makes that the end.
+        .args(["-append", "console=ttyS0 panic=-1 reboot=t"])
+        .arg("-kernel")
+        .arg(kernel)
+        .arg("-initrd")
+        .arg(initrd)
+        .arg("-serial")
+        .arg(format!("file:{}", serial.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(fs::File::create(&stderr)?);
+    let child = spawn(command, Vec::new(), Lifetime::WithParent).map_err(|e| {
+        io::Error::new(e.kind(), format!("cannot start {qemu}: {e}; install the package qemu-system-x86"))
+    })?;
+    let mut child = Reaper(child);
+    let start = Instant::now();
+    loop {
+        let ended = child.0.try_wait()?;
+        let console = read_lossy(&serial);
+        if console.contains(BOOTED) {
+            return Ok(KvmProbe::Works);
+        }
+        let complaint = read_lossy(&stderr);
+        // On an emulation failure QEMU prints this and stays, paused, for a debugger.
+        if complaint.contains("KVM internal error") {
+            return Ok(KvmProbe::Broken { reason: internal_error(&complaint) });
+        }
+        if let Some(status) = ended {
+            let mut said = last_lines(&complaint, 2);
+            if said.is_empty() {
+                said = last_lines(&console, 1);
+            }
+            return Ok(KvmProbe::Broken { reason: format!("QEMU ended with {status}: {said}") });
+        }
+        if start.elapsed() >= timeout {
+            let last = last_lines(&console, 1);
+            let reason =
+                format!("no user program within {} s; last line on the console: {last:?}", timeout.as_secs());
+            return Ok(KvmProbe::Broken { reason });
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// QEMU prints `KVM internal error. Suberror: 1`, then one line that names it, then the registers.
+fn internal_error(complaint: &str) -> String {
+    let mut lines = complaint.lines().skip_while(|l| !l.contains("KVM internal error"));
+    let head = lines.next().unwrap_or("KVM internal error").trim();
+    match lines.next().map(str::trim) {
+        Some(detail) if !detail.is_empty() && !detail.contains('=') => format!("{head} ({detail})"),
+        _ => head.to_owned(),
+    }
+}
+
+/// The last `n` lines that are not empty, on one line.
+fn last_lines(text: &str, n: usize) -> String {
+    let mut lines: Vec<&str> = text.lines().rev().map(str::trim).filter(|l| !l.is_empty()).take(n).collect();
+    lines.reverse();
+    lines.join("; ")
+}
+
+fn read_lossy(path: &Path) -> String {
+    fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
+}
+
+/// Ends the probe's QEMU on every way out.
+struct Reaper(Child);
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,80 @@
+//! Starting a VMM so that it sits in its cgroups before it does anything, and cannot outlive its owner unless it should.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::OnceLock;
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+
+use rustix::process::Signal;
+
+#[cfg(test)]
+mod tests;
+
+/// How long a child lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifetime {
+    /// The kernel kills the child when this process ends, however it ends (`PR_SET_PDEATHSIG` in prctl(2)).
+    WithParent,
+    /// The child goes on after this process; somebody else must end it.
+    Detached,
+}
+
+/// Starts `command` in a session of its own, in the cgroups whose open `cgroup.procs` (v2, or one a hierarchy in v1) are
+/// given.
+///
+/// The child moves *itself* (writes `0`) between fork and exec. So it is in place before the VMM opens its disk, and
+/// every thread, page and request of it is accounted there from the first; no stopped process, no race. A session of its
+/// own keeps Ctrl-C away from it: the owner decides in which order things end.
+///
+/// The parent-death signal belongs to the *thread* that forked, not to the process: a VMM started by a worker thread
+/// would die with that thread. So all such children are forked by one thread that never ends.
+///
+/// # Errors
+/// What exec, or the write to a cgroup, returned.
+pub fn spawn(mut command: Command, cgroups: Vec<File>, lifetime: Lifetime) -> io::Result<Child> {
+    let parent = rustix::process::getpid();
+    let in_child = move || {
+        rustix::process::setsid()?;
+        if lifetime == Lifetime::WithParent {
+            rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the line above.
+            if rustix::process::getppid() != Some(parent) {
+                return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+            }
+        }
+        for mut procs in &cgroups {
+            procs.write_all(b"0")?;
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes only system calls (setsid, prctl, getppid, write) on data made
+    // before the fork; it neither allocates nor locks: an `io::Error` from an errno or a kind holds no heap memory.
+    unsafe { command.pre_exec(in_child) };
+    match lifetime {
+        Lifetime::Detached => command.spawn(),
+        Lifetime::WithParent => spawn_on_keeper(command),
+    }
+}
+
+type Order = (Command, Sender<io::Result<Child>>);
+
+fn spawn_on_keeper(command: Command) -> io::Result<Child> {
+    static KEEPER: OnceLock<Option<Sender<Order>>> = OnceLock::new();
+    let gone = || io::Error::other("the thread that starts processes is gone");
+    let keeper = KEEPER.get_or_init(|| {
+        let (orders, inbox) = mpsc::channel::<Order>();
+        let run = move || {
+            for (mut command, reply) in inbox {
+                // The receiver waits below; it cannot be gone.
+                let _ = reply.send(command.spawn());
+            }
+        };
+        thread::Builder::new().name("rtvirtio-spawn".into()).spawn(run).ok().map(|_| orders)
+    });
+    let (reply, answer) = mpsc::channel();
+    keeper.as_ref().ok_or_else(gone)?.send((command, reply)).map_err(|_| gone())?;
+    answer.recv().map_err(|_| gone())?
+}

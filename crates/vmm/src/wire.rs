@@ -1,0 +1,204 @@
+//! A UNIX stream with deadlines and a size limit, which both clients speak lines over.
+
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::VmmError;
+
+/// One read from the socket, in bytes. Large enough that a big reply takes few system calls.
+const CHUNK: usize = 64 * 1024;
+/// `sun_path` has 108 bytes with the closing zero: unix(7).
+const SUN_PATH_MAX: usize = 107;
+
+/// A point in time, and how far away it was, so that an error can say how long we waited.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    at: Instant,
+    total: Duration,
+}
+
+impl Deadline {
+    pub(crate) fn after(total: Duration) -> Deadline {
+        Deadline { at: Instant::now() + total, total }
+    }
+
+    /// Time left, or `None` when it has passed.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = self.at.saturating_duration_since(Instant::now());
+        // The socket options have microsecond resolution and read zero as "for ever".
+        (left >= Duration::from_micros(1)).then_some(left)
+    }
+
+    /// The earlier of this one and `total` from now.
+    pub(crate) fn at_most(&self, total: Duration) -> Deadline {
+        let other = Deadline::after(total);
+        if other.at < self.at { other } else { *self }
+    }
+}
+
+/// The stream and the bytes that were read but not yet used.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: UnixStream,
+    peer: String,
+    buf: Vec<u8>,
+}
+
+impl Wire {
+    pub(crate) fn new(stream: UnixStream, peer: String) -> Wire {
+        Wire { stream, peer, buf: Vec::new() }
+    }
+
+    /// Connects to `path`. QEMU serves one client per socket: a second one waits in the listen queue, so a full queue
+    /// (`EAGAIN`) is tried again until `timeout`.
+    pub(crate) fn connect(kind: &str, path: &Path, timeout: Duration) -> Result<Wire, VmmError> {
+        let peer = format!("{kind} {}", path.display());
+        let len = path.as_os_str().len();
+        if len > SUN_PATH_MAX {
+            return Err(VmmError::PathTooLong { path: path.to_path_buf(), len });
+        }
+        let failed = |e: Errno| VmmError::Connect { peer: peer.clone(), source: io::Error::from(e) };
+        let addr = SocketAddrUnix::new(path).map_err(failed)?;
+        let deadline = Deadline::after(timeout);
+        // Non-blocking for the connect only: a blocking connect to a full listen queue has no deadline.
+        let fd: OwnedFd = rustix::net::socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )
+        .map_err(failed)?;
+        loop {
+            match rustix::net::connect(&fd, &addr) {
+                Ok(()) => break,
+                Err(Errno::AGAIN) if deadline.left().is_some() => thread::sleep(Duration::from_millis(10)),
+                Err(Errno::AGAIN) => {
+                    return Err(VmmError::Timeout { peer, operation: "connect".into(), waited: timeout });
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        let stream = UnixStream::from(fd);
+        stream.set_nonblocking(false).map_err(|source| VmmError::Connect { peer: peer.clone(), source })?;
+        Ok(Wire::new(stream, peer))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn buffered(&self) -> usize {
+        self.buf.len()
+    }
+
+    pub(crate) fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Sends all of `bytes` before `deadline`.
+    pub(crate) fn send(&mut self, bytes: &[u8], deadline: Deadline, operation: &str) -> Result<(), VmmError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let left = deadline.left().ok_or_else(|| self.timeout(deadline, operation))?;
+            self.stream.set_write_timeout(Some(left)).map_err(|e| self.io(e, operation))?;
+            match self.stream.write(rest) {
+                Ok(0) => return Err(self.closed(operation)),
+                Ok(n) => rest = &rest[n..],
+                Err(e) => self.retry(e, operation)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The next line without its `\n`, at most `limit` bytes long.
+    pub(crate) fn line(
+        &mut self,
+        limit: usize,
+        deadline: Deadline,
+        operation: &str,
+    ) -> Result<Vec<u8>, VmmError> {
+        let mut seen = 0;
+        loop {
+            if let Some(end) = self.buf[seen..].iter().position(|&b| b == b'\n') {
+                let mut line: Vec<u8> = self.buf.drain(..=seen + end).collect();
+                line.pop();
+                if line.len() <= limit {
+                    return Ok(line);
+                }
+                return Err(self.too_large(limit, operation));
+            }
+            seen = self.buf.len();
+            if seen > limit {
+                self.buf = Vec::new();
+                return Err(self.too_large(limit, operation));
+            }
+            self.fill(deadline, operation)?;
+        }
+    }
+
+    /// Throws away everything up to and including the next `mark`. Keeps nothing, so it needs no size limit.
+    pub(crate) fn skip_past(
+        &mut self,
+        mark: u8,
+        deadline: Deadline,
+        operation: &str,
+    ) -> Result<(), VmmError> {
+        loop {
+            if let Some(at) = self.buf.iter().position(|&b| b == mark) {
+                self.buf.drain(..=at);
+                return Ok(());
+            }
+            self.buf.clear();
+            self.fill(deadline, operation)?;
+        }
+    }
+
+    fn fill(&mut self, deadline: Deadline, operation: &str) -> Result<(), VmmError> {
+        let mut chunk = [0_u8; CHUNK];
+        loop {
+            let left = deadline.left().ok_or_else(|| self.timeout(deadline, operation))?;
+            self.stream.set_read_timeout(Some(left)).map_err(|e| self.io(e, operation))?;
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(self.closed(operation)),
+                Ok(n) => {
+                    self.buf.extend_from_slice(&chunk[..n]);
+                    return Ok(());
+                }
+                Err(e) => self.retry(e, operation)?,
+            }
+        }
+    }
+
+    /// A time-out or a signal only means: look at the deadline again.
+    fn retry(&self, error: io::Error, operation: &str) -> Result<(), VmmError> {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(self.io(error, operation)),
+        }
+    }
+
+    fn io(&self, source: io::Error, operation: &str) -> VmmError {
+        VmmError::Io { peer: self.peer.clone(), operation: operation.into(), source }
+    }
+
+    fn timeout(&self, deadline: Deadline, operation: &str) -> VmmError {
+        VmmError::Timeout { peer: self.peer.clone(), operation: operation.into(), waited: deadline.total }
+    }
+
+    fn closed(&self, operation: &str) -> VmmError {
+        VmmError::Closed { peer: self.peer.clone(), operation: operation.into() }
+    }
+
+    fn too_large(&self, limit: usize, operation: &str) -> VmmError {
+        VmmError::TooLarge { peer: self.peer.clone(), operation: operation.into(), limit }
+    }
+
+    pub(crate) fn protocol(&self, operation: &str, detail: impl Into<String>) -> VmmError {
+        VmmError::Protocol { peer: self.peer.clone(), operation: operation.into(), detail: detail.into() }
+    }
+}

@@ -1,0 +1,122 @@
+//! The monitor client against a real QEMU. It needs neither root nor a guest image: the machine sits in its firmware.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_vmm::probe::QEMU;
+use rtvirtio_vmm::spawn::{Lifetime, spawn};
+use rtvirtio_vmm::{GuestAgent, Qmp, VmmError};
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+struct Machine {
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a machine without a guest, or says why the test is skipped.
+fn machine(test: &str) -> Option<Machine> {
+    if Command::new(QEMU).arg("--version").stdout(Stdio::null()).status().is_err() {
+        assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{QEMU} is needed");
+        eprintln!("SKIP {test}: no {QEMU}");
+        return None;
+    }
+    let dir = tempfile::Builder::new().prefix("rtvirtio-qmp-").tempdir().unwrap();
+    let mut command = Command::new(QEMU);
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
+        .args(["-smp", "2", "-object", "iothread,id=io0", "-name", "probe,debug-threads=on"])
+        .args(["-device", "virtio-serial-pci"])
+        .args(["-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"])
+        .arg("-chardev")
+        .arg(format!("socket,id=agent,server=on,wait=off,path={}", dir.path().join("qga").display()))
+        .arg("-qmp")
+        .arg(format!("unix:{},server=on,wait=off", dir.path().join("qmp").display()))
+        .stdin(Stdio::null());
+    let child = spawn(command, Vec::new(), Lifetime::WithParent).unwrap();
+    let machine = Machine { child, dir };
+    let start = Instant::now();
+    while !machine.dir.path().join("qmp").exists() {
+        assert!(start.elapsed() < LIMIT, "QEMU did not open its socket");
+        thread::sleep(Duration::from_millis(10));
+    }
+    Some(machine)
+}
+
+fn thread_name(pid: u32, tid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap().trim().to_owned()
+}
+
+#[test]
+fn all_commands() {
+    let Some(mut machine) = machine("all_commands") else { return };
+    let socket = machine.dir.path().join("qmp");
+    let mut qmp = Qmp::connect(&socket, LIMIT).unwrap();
+    let pid = machine.child.id();
+    assert!(qmp.query_status().unwrap().running);
+    assert!(qmp.query_version().unwrap().qemu.major >= 7);
+    assert!(!qmp.query_kvm().unwrap().enabled);
+    // What the monitor says about threads agrees with the kernel.
+    let cpus = qmp.query_cpus_fast().unwrap();
+    assert_eq!(cpus.len(), 2);
+    for cpu in cpus {
+        assert!(thread_name(pid, cpu.thread_id).starts_with(&format!("CPU {}/TCG", cpu.cpu_index)));
+    }
+    let threads = qmp.query_iothreads().unwrap();
+    assert_eq!(threads.len(), 1);
+    assert_eq!(thread_name(pid, threads[0].thread_id), "IO io0");
+    assert!(matches!(qmp.execute("no-such-command", None), Err(VmmError::Refused { .. })));
+    qmp.execute("stop", None).unwrap();
+    assert_eq!(qmp.query_status().unwrap().status, "paused");
+    qmp.execute("cont", None).unwrap();
+    assert_eq!(qmp.events_skipped(), 2);
+    qmp.system_powerdown().unwrap();
+    qmp.quit().unwrap();
+    drop(qmp);
+    assert!(machine.child.wait().unwrap().success());
+}
+
+#[test]
+fn second_client_is_told_in_time() {
+    let Some(machine) = machine("second_client_is_told_in_time") else { return };
+    let socket = machine.dir.path().join("qmp");
+    let _first = Qmp::connect(&socket, LIMIT).unwrap();
+    let start = Instant::now();
+    // The second waits in the listen queue, and with it full the next ones do not even connect.
+    for _ in 0..3 {
+        let error = Qmp::connect(&socket, Duration::from_millis(200)).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn killed_machine_is_told_as_closed() {
+    let Some(mut machine) = machine("killed_machine_is_told_as_closed") else { return };
+    let socket = machine.dir.path().join("qmp");
+    let mut qmp = Qmp::connect(&socket, LIMIT).unwrap();
+    machine.child.kill().unwrap();
+    machine.child.wait().unwrap();
+    let error = qmp.query_status().unwrap_err();
+    assert!(error.is_closed(), "{error}");
+}
+
+#[test]
+fn guest_without_an_agent_times_out() {
+    let Some(machine) = machine("guest_without_an_agent_times_out") else { return };
+    let start = Instant::now();
+    let error =
+        GuestAgent::connect(Path::new(&machine.dir.path().join("qga")), Duration::from_secs(1)).unwrap_err();
+    assert!(error.is_timeout() && error.to_string().contains("1000 ms"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3));
+}
