@@ -1,5 +1,155 @@
 //! The spec file: devices, VMs, tasks and targets, parsed with line and column.
+//!
+//! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]: every mistake of the
+//! file at once, each with its place, the source line and a remedy. The form of the file is in `docs/spec.md`.
+//!
+//! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are bounded, and nothing
+//! in it makes the parser panic.
 
+mod device;
+mod error;
+mod field;
+mod nesting;
+mod quantity;
+mod source;
+mod suggest;
+mod syntax;
+mod target;
+mod task;
 mod types;
+mod vm;
 
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES};
+pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
 pub use types::*;
+
+use error::Report;
+use field::Section;
+
+/// Largest spec file in bytes. 64 VMs with 64 tasks each fit several times.
+pub const MAX_FILE_BYTES: usize = 1 << 20;
+/// Most VMs in one spec.
+pub const MAX_VMS: usize = 64;
+/// Most tasks in one VM.
+pub const MAX_TASKS_PER_VM: usize = 64;
+/// `depth` of an open loop that does not give one.
+pub const DEFAULT_OPEN_DEPTH: u32 = 64;
+
+/// Byte range in the text of the spec.
+pub(crate) type Span = Range<usize>;
+
+/// Reads and validates the spec file at `path`.
+///
+/// # Errors
+///
+/// As [`parse`]; also when the file cannot be read, is larger than [`MAX_FILE_BYTES`], or is not UTF-8.
+pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
+    let path = path.as_ref();
+    let name = path.display().to_string();
+    let mut bytes = Vec::new();
+    // One byte more than allowed tells "just fits" from "too large" without reading an endless pipe.
+    let limit = MAX_FILE_BYTES as u64 + 1;
+    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+    if let Err(e) = read {
+        return Err(SpecErrors::unreadable(&name, &e));
+    }
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(SpecErrors::too_large(&name));
+    }
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => parse(&name, text),
+        Err(e) => Err(SpecErrors::not_utf8(&name, &bytes, e.valid_up_to())),
+    }
+}
+
+/// Validates the text of a spec file.
+///
+/// `file_name` stands in the errors, and a relative path of a twin profile is relative to its directory.
+///
+/// # Errors
+///
+/// One error for text that is not TOML; otherwise every mistake of the file, in file order.
+pub fn parse(file_name: &str, text: &str) -> Result<Spec, SpecErrors> {
+    if text.len() > MAX_FILE_BYTES {
+        return Err(SpecErrors::too_large(file_name));
+    }
+    let mut report = Report::new(file_name, text);
+    let spec = read(&mut report, text, Path::new(file_name).parent().unwrap_or(Path::new("")));
+    report.finish(spec)
+}
+
+/// The whole file; `None` when something was reported.
+fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<Spec> {
+    if let Some(span) = nesting::too_deep(text) {
+        report.add(
+            span,
+            "this key has too many parts",
+            "the longest path of a spec is vm.task.target.latency; remove the inner parts",
+        );
+        return None;
+    }
+    let root = match DeTable::parse(text) {
+        Ok(root) => root,
+        Err(e) => {
+            syntax::report(report, text, &e);
+            return None;
+        }
+    };
+    // What is missing as a whole has no place of its own: point at the start of the file.
+    let aliases = [
+        ("vms", "[[vm]]"),
+        ("task", "[[vm.task]] below the [[vm]] it belongs to"),
+        ("tasks", "[[vm.task]] below the [[vm]] it belongs to"),
+        ("twin", "twin below [device]"),
+        ("lab", "lab below each [[vm]]"),
+    ];
+    let file = Section::open(report, "a spec", root.get_ref(), 0..0, &["device", "vm"], &aliases);
+    let device = device::read(report, &file, directory);
+    let vms = vm::read_all(report, &file, &device);
+    Some(Spec { device: device.into_value()?, vms: vms? })
+}
+
+/// The entries of an array of tables such as `[[vm]]`; a wrong shape is reported and gives `None`.
+fn tables<'t, 'i>(
+    report: &mut Report<'_>,
+    section: &Section<'t, 'i>,
+    key: &str,
+    header: &str,
+) -> Option<Vec<(&'t DeTable<'i>, Span)>> {
+    let help = |what: &str| format!("start each {what} with a line {header} in double brackets");
+    let Some((place, value)) = section.get(key) else {
+        if section.meant(key) || section.meant(header) {
+            return None;
+        }
+        let message = format!("{} has no {header}", section.title);
+        report.add(section.span.clone(), message, help("one"));
+        return None;
+    };
+    let DeValue::Array(items) = value else {
+        let message = format!("`{key}` must be a list of tables, not {}", field::kind(value));
+        report.add(place.value, message, help(key));
+        return None;
+    };
+    if items.is_empty() {
+        report.add(place.value, format!("`{key}` is an empty list"), help(key));
+        return None;
+    }
+    let mut found = Vec::new();
+    for item in items.iter() {
+        match item.get_ref() {
+            DeValue::Table(table) => found.push((table, item.span())),
+            other => {
+                let message = format!("each `{key}` must be a table, not {}", field::kind(other));
+                report.add(item.span(), message, help(key));
+            }
+        }
+    }
+    (found.len() == items.len()).then_some(found)
+}

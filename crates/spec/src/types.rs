@@ -151,6 +151,15 @@ impl Spec {
         self.vms.iter().find(|vm| vm.name == name)
     }
 
+    /// What the lab starts for this spec; `None` when its VMs run already. All VMs of a spec are of one kind.
+    #[must_use]
+    pub fn lab_kind(&self) -> Option<LabKind> {
+        self.vms.iter().find_map(|vm| match vm.reach {
+            Reach::Lab(kind) => Some(kind),
+            Reach::Existing { .. } => None,
+        })
+    }
+
     /// Every task with its VM, in file order.
     pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
         self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))

@@ -1,0 +1,340 @@
+//! Reading the keys of one table: presence, type, words, names and paths.
+
+use std::path::{Component, Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use crate::Span;
+use crate::error::Report;
+use crate::source::printable;
+use crate::suggest::closest;
+
+/// Longest name of a VM or task in characters.
+const MAX_NAME: usize = 32;
+/// Longest path of a Unix socket in bytes: `sun_path` of unix(7) less its NUL.
+const MAX_SOCKET_PATH: usize = 107;
+/// Longest path in bytes: the kernel's `PATH_MAX` less its NUL.
+const MAX_PATH: usize = 4095;
+
+/// What a key held.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Field<T> {
+    /// The key is not there.
+    Absent,
+    /// The key is there and its value was reported.
+    Bad,
+    /// A good value.
+    Given(T),
+}
+
+impl<T> Field<T> {
+    pub(crate) fn given(&self) -> Option<&T> {
+        match self {
+            Field::Given(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The value; `None` when absent or bad.
+    pub(crate) fn into_value(self) -> Option<T> {
+        match self {
+            Field::Given(v) => Some(v),
+            _ => None,
+        }
+    }
+
+    /// The value, or the default when absent; `None` when bad.
+    pub(crate) fn or(self, default: T) -> Option<T> {
+        match self {
+            Field::Absent => Some(default),
+            Field::Bad => None,
+            Field::Given(v) => Some(v),
+        }
+    }
+
+    /// The value or its absence; `None` when bad.
+    pub(crate) fn optional(self) -> Option<Option<T>> {
+        match self {
+            Field::Absent => Some(None),
+            Field::Bad => None,
+            Field::Given(v) => Some(Some(v)),
+        }
+    }
+
+    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Field<U>) -> Field<U> {
+        match self {
+            Field::Absent => Field::Absent,
+            Field::Bad => Field::Bad,
+            Field::Given(v) => f(v),
+        }
+    }
+}
+
+impl<T> From<Option<T>> for Field<T> {
+    /// `None` means that the value was reported.
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Field::Bad, Field::Given)
+    }
+}
+
+/// Where a key and its value stand.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    pub(crate) key: Span,
+    pub(crate) value: Span,
+}
+
+/// One table of the file whose keys have been checked.
+pub(crate) struct Section<'t, 'i> {
+    /// How messages call it, such as `[device]`.
+    pub(crate) title: &'static str,
+    /// Where to point when a key is missing.
+    pub(crate) span: Span,
+    table: &'t DeTable<'i>,
+    /// What unknown keys were probably meant to be; these are not reported as missing too.
+    meant: Vec<String>,
+}
+
+/// "an integer", "a string".
+pub(crate) fn kind(value: &DeValue<'_>) -> String {
+    let name = value.type_str();
+    let article = if name.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
+    format!("{article} {name}")
+}
+
+/// "a, b or c", with the conjunction given.
+pub(crate) fn listing(words: &[&str], conjunction: &str) -> String {
+    match words {
+        [] => String::new(),
+        [one] => (*one).to_owned(),
+        [init @ .., last] => format!("{} {conjunction} {last}", init.join(", ")),
+    }
+}
+
+/// Text from the file in a message: quoted and cut short.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("\"{}\"", printable(text, 60))
+}
+
+impl<'t, 'i> Section<'t, 'i> {
+    /// Takes a table and reports every key in it that is neither in `keys`; `aliases` maps what other tools call a
+    /// thing to what it is called here.
+    pub(crate) fn open(
+        report: &mut Report<'_>,
+        title: &'static str,
+        table: &'t DeTable<'i>,
+        span: Span,
+        keys: &[&str],
+        aliases: &[(&str, &str)],
+    ) -> Self {
+        let mut meant = Vec::new();
+        for (key, _) in table.iter() {
+            let name: &str = key.get_ref();
+            if keys.contains(&name) {
+                continue;
+            }
+            if report.is_full() {
+                report.add(key.span(), "", "");
+                continue;
+            }
+            let alias = aliases.iter().find(|(from, _)| from.eq_ignore_ascii_case(name)).map(|(_, to)| *to);
+            let alias = alias.or_else(|| closest(name, keys.iter().copied()));
+            let help = match alias {
+                // Some aliases are keys of this table, others say where the thing belongs.
+                Some(known) if keys.contains(&known) => format!("did you mean `{known}`?"),
+                Some(phrase) => format!("did you mean {phrase}?"),
+                None => format!("{title} takes {}", listing(keys, "and")),
+            };
+            meant.extend(alias.map(str::to_owned));
+            report.add(key.span(), format!("unknown key `{}` in {title}", printable(name, 60)), help);
+        }
+        Self { title, span, table, meant }
+    }
+
+    /// Whether an unknown key was probably meant to be `key`.
+    pub(crate) fn meant(&self, key: &str) -> bool {
+        self.meant.iter().any(|m| m == key)
+    }
+
+    /// The field of a key that is not there; `Bad` when a misspelt key has been reported for it.
+    pub(crate) fn absent<T>(&self, key: &str) -> Field<T> {
+        if self.meant(key) { Field::Bad } else { Field::Absent }
+    }
+
+    /// Place and value of a key.
+    pub(crate) fn get(&self, key: &str) -> Option<(Place, &'t DeValue<'i>)> {
+        let (name, value) = self.table.get_key_value(key)?;
+        Some((Place { key: name.span(), value: value.span() }, value.get_ref()))
+    }
+
+    /// Where a key stands; `None` when it is absent.
+    pub(crate) fn place(&self, key: &str) -> Option<Place> {
+        self.get(key).map(|(place, _)| place)
+    }
+
+    /// Where the value of a key stands; the table's header when it is absent.
+    pub(crate) fn value_span(&self, key: &str) -> Span {
+        self.place(key).map_or_else(|| self.span.clone(), |p| p.value)
+    }
+
+    /// Reports an absent key and passes any field on.
+    pub(crate) fn required<T>(
+        &self,
+        report: &mut Report<'_>,
+        key: &str,
+        example: &str,
+        field: Field<T>,
+    ) -> Field<T> {
+        if matches!(field, Field::Absent) {
+            report.add(
+                self.span.clone(),
+                format!("{} has no `{key}`", self.title),
+                format!("add {key} = {example}"),
+            );
+        }
+        field
+    }
+
+    /// A string value; `example` is how a right one is written.
+    pub(crate) fn string(&self, report: &mut Report<'_>, key: &str, example: &str) -> Field<&'t str> {
+        match self.get(key) {
+            None => self.absent(key),
+            Some((_, DeValue::String(text))) => Field::Given(text),
+            Some((place, other)) => {
+                let message = format!("`{key}` must be a string, not {}", kind(other));
+                report.add(place.value, message, format!("write {key} = {example}"));
+                Field::Bad
+            }
+        }
+    }
+
+    /// An integer from `least` to `most`.
+    pub(crate) fn integer(&self, report: &mut Report<'_>, key: &str, least: u32, most: u32) -> Field<u32> {
+        let (place, value) = match self.get(key) {
+            None => return self.absent(key),
+            Some(found) => found,
+        };
+        let DeValue::Integer(number) = value else {
+            let help = match value {
+                DeValue::String(text) if text.parse::<u32>().is_ok() => {
+                    format!("write {key} = {text} without quotes")
+                }
+                _ => format!("write a whole number from {least} to {most}"),
+            };
+            report.add(place.value, format!("`{key}` must be an integer, not {}", kind(value)), help);
+            return Field::Bad;
+        };
+        match u32::from_str_radix(number.as_str(), number.radix()) {
+            Ok(n) if (least..=most).contains(&n) => Field::Given(n),
+            _ => {
+                let message = format!("`{key}` is {number}, out of its range");
+                report.add(place.value, message, format!("write a whole number from {least} to {most}"));
+                Field::Bad
+            }
+        }
+    }
+
+    /// One of a set of words.
+    pub(crate) fn word<T: Copy>(
+        &self,
+        report: &mut Report<'_>,
+        key: &str,
+        words: &[(&str, T)],
+        aliases: &[(&str, &str)],
+    ) -> Field<T> {
+        let names: Vec<String> = words.iter().map(|(w, _)| format!("\"{w}\"")).collect();
+        let names = listing(&names.iter().map(String::as_str).collect::<Vec<_>>(), "or");
+        let example = format!("\"{}\"", words.first().map_or("", |(w, _)| w));
+        self.string(report, key, &example).and_then(|text| {
+            if let Some((_, value)) = words.iter().find(|(w, _)| *w == text) {
+                return Field::Given(*value);
+            }
+            let alias = aliases
+                .iter()
+                .find(|(from, _)| from.eq_ignore_ascii_case(text))
+                .map(|(_, to)| (*to).to_owned());
+            let near = || closest(text, words.iter().map(|(w, _)| *w)).map(|w| format!("{key} = \"{w}\""));
+            let help = match alias.or_else(near) {
+                Some(line) => format!("did you mean {line}?"),
+                None => format!("write {names}"),
+            };
+            report.add(self.value_span(key), format!("`{key}` cannot be {}", quoted(text)), help);
+            Field::Bad
+        })
+    }
+
+    /// The name of a VM or task.
+    pub(crate) fn name(&self, report: &mut Report<'_>, example: &str) -> Field<&'t str> {
+        let field = self.string(report, "name", example);
+        self.required(report, "name", example, field).and_then(|name| {
+            let Some(problem) = name_problem(name) else { return Field::Given(name) };
+            let help = match repaired(name) {
+                Some(good) => format!("write name = \"{good}\""),
+                None => format!(
+                    "use 1 to {MAX_NAME} letters, digits, `-`, `_` and `.`, with a letter or digit first, such as {example}"
+                ),
+            };
+            report.add(self.value_span("name"), format!("the name {} {problem}", quoted(name)), help);
+            Field::Bad
+        })
+    }
+
+    /// An absolute path without `..`, cleaned of double slashes and `.`.
+    pub(crate) fn path(&self, report: &mut Report<'_>, key: &str, example: &str) -> Field<PathBuf> {
+        self.limited_path(report, key, example, MAX_PATH)
+    }
+
+    /// As `path`, short enough for a Unix socket.
+    pub(crate) fn socket(&self, report: &mut Report<'_>, key: &str, example: &str) -> Field<PathBuf> {
+        self.limited_path(report, key, example, MAX_SOCKET_PATH)
+    }
+
+    fn limited_path(&self, report: &mut Report<'_>, key: &str, example: &str, most: usize) -> Field<PathBuf> {
+        self.string(report, key, example).and_then(|text| {
+            let example = format!("such as {example}");
+            let path = Path::new(text);
+            let problem = if text.is_empty() {
+                ("is empty", format!("write an absolute path, {example}"))
+            } else if text.contains(char::is_control) {
+                ("holds a control character", format!("write a plain path, {example}"))
+            } else if !path.is_absolute() {
+                ("is not an absolute path", format!("write the whole path from `/`, {example}"))
+            } else if path.components().any(|c| c == Component::ParentDir) {
+                ("contains `..`", "write the path without `..`".to_owned())
+            } else if path.parent().is_none() {
+                ("is the root directory", format!("write the whole path, {example}"))
+            } else if text.len() > most {
+                ("is too long", format!("use a path of at most {most} bytes"))
+            } else {
+                return Field::Given(path.components().collect());
+            };
+            report.add(self.value_span(key), format!("`{key}` {}", problem.0), problem.1);
+            Field::Bad
+        })
+    }
+}
+
+/// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence the narrow set.
+fn name_problem(name: &str) -> Option<&'static str> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if name.is_empty() {
+        Some("is empty")
+    } else if !name.chars().all(allowed) {
+        Some("has a character other than letters, digits, `-`, `_` and `.`")
+    } else if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        Some("does not start with a letter or digit")
+    } else if name.len() > MAX_NAME {
+        Some("is longer than 32 characters")
+    } else {
+        None
+    }
+}
+
+/// A legal name near `name`, if it is not too far gone.
+fn repaired(name: &str) -> Option<String> {
+    let dashed: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' }).collect();
+    let good: String =
+        dashed.trim_matches(|c: char| !c.is_ascii_alphanumeric()).chars().take(MAX_NAME).collect();
+    name_problem(&good).is_none().then_some(good)
+}

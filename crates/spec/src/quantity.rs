@@ -1,0 +1,176 @@
+//! Values with a unit in text form, and what to say when the unit is missing or misspelt.
+
+use std::str::FromStr;
+
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio, UnitError};
+use toml::de::DeValue;
+
+use crate::error::Report;
+use crate::field::{Field, Section, kind, listing};
+use crate::source::printable;
+use crate::suggest::closest;
+
+/// A unit newtype that a spec can hold.
+pub(crate) trait Quantity: FromStr<Err = UnitError> {
+    /// A right value, in quotes.
+    const EXAMPLE: &'static str;
+    /// The units to offer.
+    const UNITS: &'static [&'static str];
+    /// Units of other tools and people, with ours; whole values where there is no unit.
+    const ALIASES: &'static [(&'static str, &'static str)];
+    /// The likeliest text for a bare number.
+    fn guess(number: &str) -> String;
+}
+
+impl Quantity for Nanos {
+    const EXAMPLE: &'static str = "\"400ms\"";
+    const UNITS: &'static [&'static str] = &["ms", "us", "ns", "s", "min", "h"];
+    const ALIASES: &'static [(&'static str, &'static str)] = &[
+        ("msec", "ms"),
+        ("millis", "ms"),
+        ("milliseconds", "ms"),
+        ("usec", "us"),
+        ("µsec", "us"),
+        ("micros", "us"),
+        ("microseconds", "us"),
+        ("nsec", "ns"),
+        ("sec", "s"),
+        ("secs", "s"),
+        ("second", "s"),
+        ("seconds", "s"),
+    ];
+    fn guess(number: &str) -> String {
+        format!("{number}ms")
+    }
+}
+
+impl Quantity for Bytes {
+    const EXAMPLE: &'static str = "\"4KiB\"";
+    const UNITS: &'static [&'static str] = &["KiB", "MiB", "GiB", "TiB", "B", "kB", "MB", "GB", "TB"];
+    const ALIASES: &'static [(&'static str, &'static str)] = &[
+        ("k", "KiB"),
+        ("m", "MiB"),
+        ("g", "GiB"),
+        ("t", "TiB"),
+        ("ki", "KiB"),
+        ("mi", "MiB"),
+        ("gi", "GiB"),
+        ("byte", "B"),
+        ("bytes", "B"),
+    ];
+    fn guess(number: &str) -> String {
+        // Nobody means a block of 4 bytes.
+        match number.parse::<u64>() {
+            Ok(n) if n < 512 => format!("{n}KiB"),
+            _ => format!("{number}B"),
+        }
+    }
+}
+
+impl Quantity for Iops {
+    const EXAMPLE: &'static str = "\"100/s\"";
+    const UNITS: &'static [&'static str] = &["/s", "/min", "/ms"];
+    const ALIASES: &'static [(&'static str, &'static str)] = &[
+        ("iops", "/s"),
+        ("rps", "/s"),
+        ("s", "/s"),
+        ("per second", "/s"),
+        ("/sec", "/s"),
+        ("/second", "/s"),
+        ("hz", "/s"),
+        ("/m", "/min"),
+        ("/minute", "/min"),
+    ];
+    fn guess(number: &str) -> String {
+        format!("{number}/s")
+    }
+}
+
+impl Quantity for Ratio {
+    const EXAMPLE: &'static str = "\"30%\"";
+    const UNITS: &'static [&'static str] = &["%"];
+    const ALIASES: &'static [(&'static str, &'static str)] = &[("percent", "%"), ("pct", "%")];
+    fn guess(number: &str) -> String {
+        match number.parse::<f64>() {
+            Ok(share) if share > 0.0 && share < 1.0 => Ratio(share).to_string(),
+            _ => format!("{number}%"),
+        }
+    }
+}
+
+impl Quantity for Percentile {
+    const EXAMPLE: &'static str = "\"p99.99\"";
+    const UNITS: &'static [&'static str] = &[];
+    const ALIASES: &'static [(&'static str, &'static str)] =
+        &[("p999", "p99.9"), ("p9999", "p99.99"), ("p99999", "p99.999"), ("median", "p50")];
+    fn guess(number: &str) -> String {
+        format!("p{number}")
+    }
+}
+
+impl<'t> Section<'t, '_> {
+    /// A value with a unit; returns the text with it, for messages about its range.
+    pub(crate) fn quantity<Q: Quantity>(&self, report: &mut Report<'_>, key: &str) -> Field<(Q, &'t str)> {
+        let (place, value) = match self.get(key) {
+            None => return self.absent(key),
+            Some(found) => found,
+        };
+        let (message, help) = match value {
+            DeValue::String(text) => match text.parse::<Q>() {
+                Ok(quantity) => return Field::Given((quantity, text)),
+                Err(e) => (format!("`{key}`: {}", printable(&e.problem, 80)), remedy::<Q>(key, text, &e)),
+            },
+            DeValue::Integer(_) | DeValue::Float(_) => {
+                let number = match value {
+                    DeValue::Integer(n) if n.radix() == 10 => n.as_str().to_owned(),
+                    DeValue::Float(n) => n.as_str().to_owned(),
+                    _ => String::new(),
+                };
+                let form = if Q::UNITS.is_empty() { "a string" } else { "a string with its unit" };
+                let message = format!("`{key}` must be {form}, not {}", kind(value));
+                let good = number_with_unit::<Q>(&number).unwrap_or_else(|| Q::EXAMPLE.to_owned());
+                (message, format!("write {key} = {good}"))
+            }
+            other => (
+                format!("`{key}` must be a string, not {}", kind(other)),
+                format!("write {key} = {}", Q::EXAMPLE),
+            ),
+        };
+        report.add(place.value, message, help);
+        Field::Bad
+    }
+}
+
+/// The quoted form of a bare positive decimal number, if that makes a value.
+fn number_with_unit<Q: Quantity>(number: &str) -> Option<String> {
+    let text = Q::guess(number.trim_start_matches('+'));
+    text.parse::<Q>().is_ok().then(|| format!("\"{text}\""))
+}
+
+/// What to write instead of `text`, which is not a `Q`.
+fn remedy<Q: Quantity>(key: &str, text: &str, error: &UnitError) -> String {
+    let text = text.trim();
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
+    let (number, unit) = (&text[..split], text[split..].trim());
+    if unit.is_empty() || Q::UNITS.is_empty() {
+        if let Some(good) = number_with_unit::<Q>(number) {
+            return format!("write {key} = {good}");
+        }
+    }
+    if Q::UNITS.is_empty() {
+        if let Some((_, good)) = Q::ALIASES.iter().find(|(from, _)| from.eq_ignore_ascii_case(text)) {
+            return format!("did you mean \"{good}\"?");
+        }
+    }
+    let alias = Q::ALIASES.iter().find(|(from, _)| from.eq_ignore_ascii_case(unit)).map(|(_, to)| *to);
+    if let Some(unit) = alias.or_else(|| closest(unit, Q::UNITS.iter().copied())) {
+        let good = format!("{number}{unit}");
+        if !number.is_empty() && good.parse::<Q>().is_ok() {
+            return format!("did you mean \"{good}\"?");
+        }
+    }
+    match Q::UNITS {
+        [] => format!("write {}", error.expected),
+        units => format!("write {}; units are {}", error.expected, listing(units, "and")),
+    }
+}

@@ -1,0 +1,131 @@
+//! From byte offsets to lines, columns and printable excerpts.
+
+use crate::Span;
+
+/// Most characters of a source line that an error shows.
+const MAX_SHOWN: usize = 120;
+/// Characters shown before the marked place when the line is longer than that.
+const LEAD: usize = 60;
+
+/// A text with an index of its lines.
+#[derive(Debug)]
+pub(crate) struct Source<'a> {
+    text: &'a str,
+    line_starts: Vec<usize>,
+}
+
+/// A place in a text: both from 1, the column in characters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) line: usize,
+    pub(crate) column: usize,
+}
+
+/// The printable part of a source line with the columns to mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Excerpt {
+    /// Text without tabs and control characters.
+    pub(crate) text: String,
+    /// Characters before the mark.
+    pub(crate) indent: usize,
+    /// Characters to mark; at least one.
+    pub(crate) width: usize,
+}
+
+impl<'a> Source<'a> {
+    pub(crate) fn new(text: &'a str) -> Self {
+        let line_starts = std::iter::once(0).chain(text.match_indices('\n').map(|(i, _)| i + 1)).collect();
+        Self { text, line_starts }
+    }
+
+    /// Number of the line that holds `offset`, from 1.
+    pub(crate) fn line(&self, offset: usize) -> usize {
+        self.line_starts.partition_point(|&start| start <= offset)
+    }
+
+    /// Byte range of the line that holds `offset`, without its end-of-line characters.
+    fn line_at(&self, offset: usize) -> (usize, Span) {
+        // Line 1 starts at 0, so there is always a line at or before the offset.
+        let index = self.line(offset) - 1;
+        let start = self.line_starts[index];
+        let end = self.line_starts.get(index + 1).map_or(self.text.len(), |next| next - 1);
+        let line = &self.text[start..end];
+        (index + 1, start..start + line.strip_suffix('\r').unwrap_or(line).len())
+    }
+
+    /// The nearest character boundary at or before `offset`.
+    fn floor(&self, offset: usize) -> usize {
+        let mut at = offset.min(self.text.len());
+        while !self.text.is_char_boundary(at) {
+            at -= 1;
+        }
+        at
+    }
+
+    /// Line and column of a byte offset; one beyond the end counts as the end.
+    pub(crate) fn position(&self, offset: usize) -> Position {
+        let offset = self.floor(offset);
+        let (line, range) = self.line_at(offset);
+        // A byte-order mark is not a character of the file's first line for any editor.
+        let before = self.text[range.start..offset].trim_start_matches('\u{feff}');
+        Position { line, column: before.chars().count() + 1 }
+    }
+
+    /// The line that `span` starts in, ready to print, marked to the span's or the line's end.
+    pub(crate) fn excerpt(&self, span: &Span) -> Excerpt {
+        let start = self.floor(span.start);
+        let (_, range) = self.line_at(start);
+        let start = start.min(range.end);
+        let end = self.floor(span.end).clamp(start, range.end);
+        let before = self.text[range.start..start].trim_start_matches('\u{feff}');
+        let skipped = match before.chars().count() {
+            long if long > LEAD && self.text[range.clone()].chars().count() > MAX_SHOWN => long - LEAD,
+            _ => 0,
+        };
+        let mut text = String::new();
+        if skipped > 0 {
+            text.push_str("...");
+        }
+        text.extend(before.chars().skip(skipped).flat_map(shown));
+        let indent = text.chars().count();
+        let room = MAX_SHOWN.saturating_sub(before.chars().count() - skipped);
+        let mut rest = self.text[start..range.end].chars();
+        let mut marked = self.text[start..end].chars().count().min(room);
+        text.extend(rest.by_ref().take(marked).flat_map(shown));
+        let width = text.chars().count() - indent;
+        marked = room - marked;
+        text.extend(rest.by_ref().take(marked).flat_map(shown));
+        if rest.next().is_some() {
+            text.push_str("...");
+        }
+        Excerpt { text, indent, width: width.max(1) }
+    }
+}
+
+/// A tab becomes four blanks; what could move the cursor or reorder the line becomes U+FFFD.
+fn shown(c: char) -> impl Iterator<Item = char> {
+    let (c, n) = match c {
+        '\t' => (' ', 4),
+        c if is_unprintable(c) => ('\u{fffd}', 1),
+        c => (c, 1),
+    };
+    std::iter::repeat_n(c, n)
+}
+
+/// Control characters, and the format characters that change the direction of text.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// Text from a file, safe for a terminal and cut to `most` characters.
+pub(crate) fn printable(text: &str, most: usize) -> String {
+    let mut out: String = text.chars().take(most).flat_map(shown).collect();
+    if text.chars().nth(most).is_some() {
+        out.push_str("...");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests;

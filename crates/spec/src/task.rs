@@ -1,0 +1,217 @@
+//! `[[vm.task]]`: one stream of I/O.
+
+use std::collections::HashMap;
+
+use rtvirtio_units::{Bytes, Iops, Ratio};
+
+use crate::error::Report;
+use crate::field::{Field, Section};
+use crate::source::printable;
+use crate::types::{Arrival, Op, Pattern, Task};
+use crate::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM, device, target};
+
+const KEYS: &[&str] = &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "target"];
+/// What fio and people call these keys.
+const KEY_ALIASES: &[(&str, &str)] = &[
+    ("rw", "op"),
+    ("operation", "op"),
+    ("bs", "block"),
+    ("size", "block"),
+    ("blocksize", "block"),
+    ("block_size", "block"),
+    ("iops", "rate"),
+    ("rate_iops", "rate"),
+    ("iodepth", "depth"),
+    ("queue_depth", "depth"),
+    ("qd", "depth"),
+    ("rwmixwrite", "write_share"),
+    ("latency", "target = { latency = ... }"),
+    ("deadline", "target = { latency = ... }"),
+    ("percentile", "target = { percentile = ..., latency = ... }"),
+    ("arrival", "loop"),
+];
+/// Sector size: every block device takes multiples of it.
+const SECTOR: u64 = 512;
+const MAX_BLOCK: Bytes = Bytes(16 << 20);
+const MAX_DEPTH: u32 = 1024;
+/// No device of today, and none of the tools, does more.
+const MAX_RATE: Iops = Iops(10e6);
+/// Slower tasks give no percentile in a reasonable time.
+const MIN_RATE: Iops = Iops(1.0 / 60.0);
+
+#[derive(Clone, Copy, PartialEq)]
+enum OpWord {
+    Read,
+    Write,
+    Mixed,
+}
+
+const OPS: &[(&str, OpWord)] = &[("read", OpWord::Read), ("write", OpWord::Write), ("mixed", OpWord::Mixed)];
+const OP_ALIASES: &[(&str, &str)] = &[
+    ("randread", "op = \"read\" with pattern = \"random\""),
+    ("randwrite", "op = \"write\" with pattern = \"random\""),
+    ("rw", "op = \"mixed\" with write_share = \"50%\""),
+    ("readwrite", "op = \"mixed\" with write_share = \"50%\""),
+    ("randrw", "op = \"mixed\" with write_share = \"50%\""),
+];
+const PATTERNS: &[(&str, Pattern)] = &[("random", Pattern::Random), ("sequential", Pattern::Sequential)];
+const PATTERN_ALIASES: &[(&str, &str)] = &[
+    ("rand", "pattern = \"random\""),
+    ("seq", "pattern = \"sequential\""),
+    ("linear", "pattern = \"sequential\""),
+];
+const LOOPS: &[(&str, Arrival)] = &[("closed", Arrival::Closed), ("open", Arrival::Open)];
+
+/// Reads all tasks of a VM; `None` when something was reported.
+pub(crate) fn read_all(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Vec<Task>> {
+    let tables = crate::tables(report, vm, "task", "[[vm.task]]")?;
+    let mut first_lines: HashMap<&str, usize> = HashMap::new();
+    let mut tasks = Vec::new();
+    let mut good = true;
+    for (i, (table, span)) in tables.into_iter().enumerate() {
+        if i >= MAX_TASKS_PER_VM {
+            let message = format!("a VM has at most {MAX_TASKS_PER_VM} tasks");
+            report.add(span, message, "merge tasks of one kind, or spread them over VMs");
+            return None;
+        }
+        let section = Section::open(report, "[[vm.task]]", table, span, KEYS, KEY_ALIASES);
+        let name = section.name(report, "\"light\"");
+        if let Some(name) = name.given() {
+            let at = section.value_span("name");
+            let line = report.line(at.start);
+            if let Some(first) = first_lines.get(name) {
+                let message = format!("this VM already has a task \"{name}\"");
+                report.add(at, message, format!("the first is on line {first}; give each task its own name"));
+                good = false;
+            } else {
+                first_lines.insert(name, line);
+            }
+        }
+        match read(report, &section, name) {
+            Some(task) => tasks.push(task),
+            None => good = false,
+        }
+    }
+    good.then_some(tasks)
+}
+
+fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -> Option<Task> {
+    let op = operation(report, section);
+    let block = block(report, section);
+    let pattern = section.word(report, "pattern", PATTERNS, PATTERN_ALIASES).or(Pattern::Random);
+    let rate = rate(report, section);
+    let arrival = section.word(report, "loop", LOOPS, &[]);
+    let depth = section.integer(report, "depth", 1, MAX_DEPTH);
+    let target = target::read(report, section);
+    let consistent = check_loop(report, section, &arrival, &rate, &depth);
+    let arrival = arrival.or(Arrival::Closed);
+    let default_depth = if arrival == Some(Arrival::Open) { DEFAULT_OPEN_DEPTH } else { 1 };
+    let task = Task {
+        name: name.into_value()?.to_owned(),
+        op: op?,
+        block: block.into_value()?,
+        pattern: pattern?,
+        rate: rate.optional()?,
+        depth: depth.or(default_depth)?,
+        arrival: arrival?,
+        target: target.optional()?,
+    };
+    consistent.then_some(task)
+}
+
+/// `op` with `write_share`.
+fn operation(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Op> {
+    let word = section.word(report, "op", OPS, OP_ALIASES);
+    let word = section.required(report, "op", "\"read\"", word);
+    let share = section.quantity::<Ratio>(report, "write_share").and_then(|(share, text)| {
+        if share.0 > 0.0 && share.0 < 1.0 {
+            return Field::Given(share);
+        }
+        let help =
+            "write a share above 0% and below 100%; for all or nothing use op = \"write\" or op = \"read\"";
+        report.add(
+            section.value_span("write_share"),
+            format!("`write_share` is {}, out of its range", printable(text, 60)),
+            help,
+        );
+        Field::Bad
+    });
+    match (word.into_value()?, share, section.place("write_share")) {
+        (OpWord::Mixed, Field::Absent, _) => {
+            let help = "add write_share = \"30%\"";
+            report.add(section.value_span("op"), "op \"mixed\" needs a `write_share`", help);
+            None
+        }
+        (OpWord::Mixed, share, _) => Some(Op::Mixed { write_share: share.into_value()? }),
+        (_, _, Some(place)) => {
+            let help = "remove this line, or write op = \"mixed\"";
+            report.add(place.key, "`write_share` belongs to op \"mixed\"", help);
+            None
+        }
+        (OpWord::Read, ..) => Some(Op::Read),
+        (OpWord::Write, ..) => Some(Op::Write),
+    }
+}
+
+fn block(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Bytes> {
+    let block = section.quantity::<Bytes>(report, "block").and_then(|(block, text)| {
+        let problem = if block.0 < SECTOR || block > MAX_BLOCK {
+            ("out of its range", format!("write a multiple of 512B from 512B to {MAX_BLOCK}"))
+        } else if block.0 % SECTOR != 0 {
+            let near = Bytes((block.0 + SECTOR / 2) / SECTOR * SECTOR);
+            (
+                "not a multiple of 512B",
+                device::binary(text, block).unwrap_or_else(|| format!("write \"{near}\"")),
+            )
+        } else {
+            return Field::Given(block);
+        };
+        report.add(
+            section.value_span("block"),
+            format!("`block` is {}, {}", printable(text, 60), problem.0),
+            problem.1,
+        );
+        Field::Bad
+    });
+    section.required(report, "block", "\"4KiB\"", block)
+}
+
+fn rate(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Iops> {
+    section.quantity::<Iops>(report, "rate").and_then(|(rate, text)| {
+        if rate >= MIN_RATE && rate <= MAX_RATE {
+            return Field::Given(rate);
+        }
+        let help =
+            "write a rate from 1/min to 10000000/s; without `rate` a task runs as fast as its loop allows";
+        report.add(
+            section.value_span("rate"),
+            format!("`rate` is {}, out of its range", printable(text, 60)),
+            help,
+        );
+        Field::Bad
+    })
+}
+
+/// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request at a time, issued
+/// when it is due and its predecessor is complete. More depth would need a rule for who catches up after a stall.
+fn check_loop(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    arrival: &Field<Arrival>,
+    rate: &Field<Iops>,
+    depth: &Field<u32>,
+) -> bool {
+    let open = arrival.given() == Some(&Arrival::Open);
+    let closed = matches!(arrival, Field::Absent | Field::Given(Arrival::Closed));
+    if open && *rate == Field::Absent {
+        let help = "add rate = \"100/s\", or remove this line: a closed loop needs no rate";
+        report.add(section.value_span("loop"), "an open loop needs a `rate`", help);
+        return false;
+    }
+    if closed && *rate != Field::Absent && depth.given().is_some_and(|d| *d > 1) {
+        let help = "remove this line, or write loop = \"open\" so that requests overlap";
+        report.add(section.value_span("depth"), "a closed loop with a rate has one request in flight", help);
+        return false;
+    }
+    true
+}

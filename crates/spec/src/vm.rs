@@ -1,0 +1,256 @@
+//! `[[vm]]`: how to reach a VM, and what may not clash between VMs.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use crate::error::Report;
+use crate::field::{Field, Section, quoted};
+use crate::types::{Device, HostHandle, LabKind, Reach, Vm};
+use crate::{MAX_VMS, Span, task};
+
+const KEYS: &[&str] = &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "task"];
+const KEY_ALIASES: &[(&str, &str)] = &[
+    ("tasks", "[[vm.task]]"),
+    ("target", "target below a [[vm.task]]"),
+    ("kind", "lab"),
+    ("qga", "agent"),
+    ("socket", "qmp"),
+    ("twin", "twin below [device]"),
+];
+/// Exactly one of these stands in a VM.
+const WAYS: [&str; 4] = ["lab", "cgroup", "pid", "qmp"];
+const LABS: &[(&str, LabKind)] = &[("qemu", LabKind::Qemu), ("process", LabKind::Process)];
+const LAB_ALIASES: &[(&str, &str)] = &[
+    ("kvm", "lab = \"qemu\" (it uses KVM where that works)"),
+    ("vm", "lab = \"qemu\""),
+    ("fio", "lab = \"process\""),
+    ("container", "lab = \"process\""),
+];
+/// The kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
+const MAX_PID: u32 = 1 << 22;
+
+/// What earlier VMs have taken, each with the line where it stands.
+#[derive(Default)]
+struct Taken<'t> {
+    names: HashMap<&'t str, usize>,
+    pids: HashMap<u32, usize>,
+    sockets: HashMap<PathBuf, usize>,
+    cgroups: Vec<(PathBuf, usize)>,
+    kind: Option<(&'static str, usize)>,
+}
+
+/// Reads all VMs; `None` when something was reported.
+pub(crate) fn read_all(
+    report: &mut Report<'_>,
+    file: &Section<'_, '_>,
+    device: &Field<Device>,
+) -> Option<Vec<Vm>> {
+    let tables = crate::tables(report, file, "vm", "[[vm]]")?;
+    let mut taken = Taken::default();
+    let mut vms = Vec::new();
+    let mut good = true;
+    for (i, (table, span)) in tables.into_iter().enumerate() {
+        if i >= MAX_VMS {
+            report.add(
+                span,
+                format!("a spec has at most {MAX_VMS} VMs"),
+                "split the VMs over several devices and specs",
+            );
+            return None;
+        }
+        let section = Section::open(report, "[[vm]]", table, span, KEYS, KEY_ALIASES);
+        match read(report, &section, device, &mut taken) {
+            Some(vm) => vms.push(vm),
+            None => good = false,
+        }
+    }
+    good.then_some(vms)
+}
+
+fn read<'t>(
+    report: &mut Report<'_>,
+    section: &Section<'t, '_>,
+    device: &Field<Device>,
+    taken: &mut Taken<'t>,
+) -> Option<Vm> {
+    let name = section.name(report, "\"vm0\"");
+    let mut unique = true;
+    if let Some(name) = name.given() {
+        let at = section.value_span("name");
+        let line = report.line(at.start);
+        if let Some(first) = taken.names.get(name) {
+            let help = format!("the first is on line {first}; give each VM its own name");
+            report.add(at, format!("there is already a VM \"{name}\""), help);
+            unique = false;
+        } else {
+            taken.names.insert(name, line);
+        }
+    }
+    let reach = reach(report, section, device, taken);
+    let tasks = task::read_all(report, section);
+    let vm = Vm { name: name.into_value()?.to_owned(), reach: reach?, tasks: tasks? };
+    unique.then_some(vm)
+}
+
+fn reach(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    device: &Field<Device>,
+    taken: &mut Taken<'_>,
+) -> Option<Reach> {
+    let mut ways: Vec<(&str, Span)> =
+        WAYS.iter().filter_map(|way| section.place(way).map(|place| (*way, place.key))).collect();
+    ways.sort_by_key(|(_, span)| span.start);
+    let (way, at) = match ways.as_slice() {
+        [] if WAYS.iter().any(|way| section.meant(way)) => return None,
+        [] => {
+            let help =
+                "add lab = \"qemu\" or lab = \"process\", or for a running VM one of cgroup, pid or qmp";
+            report.add(section.span.clone(), "[[vm]] does not say how to reach the VM", help);
+            return None;
+        }
+        [(way, at)] => (*way, at.clone()),
+        [(first, _), rest @ ..] => {
+            for (way, at) in rest {
+                let message = format!("`{way}` and `{first}` both say how to reach this VM");
+                report.add(at.clone(), message, "keep one of lab, cgroup, pid and qmp");
+            }
+            return None;
+        }
+    };
+    if way == "lab" {
+        let lab = section.word(report, "lab", LABS, LAB_ALIASES);
+        let alone = no_host_keys(report, section);
+        let lab = lab.into_value()?;
+        let name = if lab == LabKind::Qemu { "lab = \"qemu\"" } else { "lab = \"process\"" };
+        let same = same_kind(report, name, at, taken);
+        return (alone && same).then_some(Reach::Lab(lab));
+    }
+    let fits = if let Some(Device::Twin { .. }) = device.given() {
+        let help = "write lab = \"qemu\" here, or give [device] a path instead of a twin";
+        report.add(at, "a running VM cannot use a twin: the lab makes the twin, for its own VMs", help);
+        false
+    } else {
+        same_kind(report, "a running VM", at, taken)
+    };
+    let host = host(report, section, way, taken);
+    let agent = section.socket(report, "agent", "\"/run/vm0.qga\"");
+    let agent = agent.and_then(|path| socket(report, section, "agent", path, taken));
+    let disk = section.path(report, "disk", "\"/dev/vdb\"");
+    let reach =
+        Reach::Existing { host: host.into_value()?, agent: agent.optional()?, disk: disk.optional()? };
+    fits.then_some(reach)
+}
+
+/// Reports keys that a lab VM cannot have.
+fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
+    let mut none = true;
+    for key in ["agent", "disk"] {
+        if let Some(place) = section.place(key) {
+            let message = format!("`{key}` belongs to a running VM; the lab sets up its own");
+            report.add(place.key, message, "remove this line");
+            none = false;
+        }
+    }
+    none
+}
+
+/// All VMs of a spec are of one kind: every result says which kind it came from, and the lab is started and stopped
+/// as a whole.
+fn same_kind(report: &mut Report<'_>, kind: &'static str, at: Span, taken: &mut Taken<'_>) -> bool {
+    let line = report.line(at.start);
+    let (first, first_line) = *taken.kind.get_or_insert((kind, line));
+    if first != kind {
+        let message = format!("one spec cannot hold both {first} and {kind}");
+        report.add(
+            at,
+            message,
+            format!("line {first_line} has {first}; make all VMs the same, or write two specs"),
+        );
+    }
+    first == kind
+}
+
+fn host(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    way: &str,
+    taken: &mut Taken<'_>,
+) -> Field<HostHandle> {
+    match way {
+        "pid" => section.integer(report, "pid", 1, MAX_PID).and_then(|pid| {
+            let at = section.value_span("pid");
+            let line = report.line(at.start);
+            if let Some(first) = taken.pids.get(&pid) {
+                report.add(
+                    at,
+                    format!("another VM has pid {pid} too"),
+                    format!("the first is on line {first}"),
+                );
+                return Field::Bad;
+            }
+            taken.pids.insert(pid, line);
+            Field::Given(HostHandle::Pid(pid))
+        }),
+        "cgroup" => section
+            .path(report, "cgroup", "\"/machine.slice/vm0.scope\"")
+            .and_then(|path| cgroup(report, section, path, taken)),
+        _ => section
+            .socket(report, "qmp", "\"/run/vm0.qmp\"")
+            .and_then(|path| socket(report, section, "qmp", path, taken))
+            .and_then(|path| Field::Given(HostHandle::Qmp(path))),
+    }
+}
+
+fn cgroup(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    path: PathBuf,
+    taken: &mut Taken<'_>,
+) -> Field<HostHandle> {
+    let at = section.value_span("cgroup");
+    if let Ok(below) = path.strip_prefix("/sys/fs/cgroup") {
+        // On cgroup v1 each controller has its own mount point below it.
+        let below =
+            ["blkio", "unified", "systemd"].iter().find_map(|c| below.strip_prefix(c).ok()).unwrap_or(below);
+        let help = format!("leave out the mount point: cgroup = \"/{}\"", below.display());
+        report.add(at, "`cgroup` starts with the mount point of cgroups", help);
+        return Field::Bad;
+    }
+    let line = report.line(at.start);
+    // A group inside another shares its weight, so the two VMs could not be set apart.
+    let nested = |other: &Path| path.starts_with(other) || other.starts_with(&path);
+    if let Some((other, first)) = taken.cgroups.iter().find(|(other, _)| nested(other)) {
+        let message = if *other == path {
+            "another VM has this cgroup too".to_owned()
+        } else {
+            format!(
+                "this cgroup and {} of another VM lie inside one another",
+                quoted(&other.display().to_string())
+            )
+        };
+        report.add(at, message, format!("the first is on line {first}; give each VM a cgroup of its own"));
+        return Field::Bad;
+    }
+    taken.cgroups.push((path.clone(), line));
+    Field::Given(HostHandle::Cgroup(path))
+}
+
+/// A socket answers one purpose of one VM.
+fn socket(
+    report: &mut Report<'_>,
+    section: &Section<'_, '_>,
+    key: &str,
+    path: PathBuf,
+    taken: &mut Taken<'_>,
+) -> Field<PathBuf> {
+    let at = section.value_span(key);
+    let line = report.line(at.start);
+    if let Some(first) = taken.sockets.get(&path) {
+        let message = format!("the socket {} is already used", quoted(&path.display().to_string()));
+        report.add(at, message, format!("the first use is on line {first}; each VM has its own sockets"));
+        return Field::Bad;
+    }
+    taken.sockets.insert(path.clone(), line);
+    Field::Given(path)
+}

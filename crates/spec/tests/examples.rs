@@ -1,0 +1,178 @@
+//! Every spec in `examples/` is valid, explained, and says what its name promises.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_spec::{
+    Arrival, Device, HostHandle, LabKind, Op, Pattern, Reach, Spec, TWIN_PROFILES, load, parse,
+};
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
+
+const DIRECTORY: &str = "../../examples";
+
+fn example(name: &str) -> Spec {
+    load(Path::new(DIRECTORY).join(name)).unwrap_or_else(|errors| panic!("{errors}"))
+}
+
+/// Rate and target in ms of every task of a VM.
+fn rates_and_targets(spec: &Spec, vm: usize) -> Vec<(f64, u64)> {
+    let target_ms = |t: rtvirtio_spec::Target| {
+        assert_eq!(t.percentile, Percentile::P9999);
+        t.latency.0 / 1_000_000
+    };
+    spec.vms[vm].tasks.iter().map(|t| (t.rate.unwrap().0, t.target.map(target_ms).unwrap())).collect()
+}
+
+fn assert_random_reads(spec: &Spec) {
+    for (_, task) in spec.tasks() {
+        assert_eq!((task.op, task.block, task.pattern), (Op::Read, Bytes(4096), Pattern::Random));
+        assert_eq!((task.arrival, task.depth), (Arrival::Closed, if task.rate.is_some() { 1 } else { 32 }));
+    }
+}
+
+#[test]
+fn all_examples_are_valid_and_explained() {
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(DIRECTORY).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|e| e == "toml"));
+    assert!(files.len() >= 7, "{files:?}");
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let comment = text.lines().take_while(|line| line.starts_with('#')).count();
+        assert!(comment >= 3, "{} does not explain itself", file.display());
+        parse(&file.display().to_string(), &text).unwrap_or_else(|errors| panic!("{errors}"));
+    }
+}
+
+#[test]
+fn fig7_is_the_papers_case_in_both_forms() {
+    for (name, kind) in [("fig7.toml", LabKind::Qemu), ("fig7-process.toml", LabKind::Process)] {
+        let spec = example(name);
+        assert_eq!(spec.device, Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) });
+        assert_eq!(spec.lab_kind(), Some(kind));
+        assert_eq!(spec.vms.iter().map(|vm| vm.name.as_str()).collect::<Vec<_>>(), ["vm0", "vm1", "vm2"]);
+        assert_random_reads(&spec);
+        assert_eq!(rates_and_targets(&spec, 0), [(100.0, 400), (500.0, 300)]);
+        assert_eq!(rates_and_targets(&spec, 1), [(100.0, 800), (500.0, 500)]);
+        assert_eq!(rates_and_targets(&spec, 2), [(100.0, 900), (500.0, 700)]);
+        assert_eq!(spec.vms[0].tightest_target(), Some(Nanos::from_millis(300)));
+    }
+}
+
+#[test]
+fn heavy_process_is_four_loaded_machines() {
+    let spec = example("heavy-process.toml");
+    assert_eq!((spec.vms.len(), spec.lab_kind()), (4, Some(LabKind::Process)));
+    assert_random_reads(&spec);
+    for (vm, (light, medium, heavy)) in
+        [(400, 300, 250), (800, 500, 400), (900, 700, 600), (1000, 900, 800)].into_iter().enumerate()
+    {
+        assert_eq!(rates_and_targets(&spec, vm), [(100.0, light), (500.0, medium), (1500.0, heavy)]);
+    }
+    assert_eq!(spec.tasks().map(|(_, t)| t.rate.unwrap().0).sum::<f64>(), 8400.0);
+}
+
+#[test]
+fn flood_has_three_targets_and_one_best_effort_task() {
+    let spec = example("flood.toml");
+    assert_eq!((spec.vms.len(), spec.lab_kind()), (4, Some(LabKind::Process)));
+    assert_random_reads(&spec);
+    for vm in 0..3 {
+        assert_eq!(rates_and_targets(&spec, vm), [(500.0, 20)]);
+    }
+    let flood = &spec.vm("flood").unwrap().tasks[0];
+    assert_eq!((flood.depth, flood.rate, flood.target), (32, None, None));
+}
+
+#[test]
+fn infeasible_asks_for_a_millisecond_of_a_disk_with_an_arm() {
+    let spec = example("infeasible.toml");
+    assert!(matches!(&spec.device, Device::Twin { profile, .. } if profile == "disk-1.8in"));
+    assert_eq!(rates_and_targets(&spec, 0), [(20.0, 1)]);
+    assert!(spec.vms.len() > 1);
+}
+
+#[test]
+fn emmc_has_two_machines_with_small_rates() {
+    let spec = example("emmc.toml");
+    assert_eq!(spec.device, Device::Twin { profile: "emmc".to_owned(), size: Bytes(512 << 20) });
+    assert_eq!((spec.vms.len(), spec.lab_kind()), (2, Some(LabKind::Process)));
+    assert!(spec.tasks().all(|(_, t)| t.rate.unwrap() <= Iops(20.0)));
+    assert_eq!(spec.vms[0].tasks[1].op, Op::Mixed { write_share: Ratio(0.3) });
+}
+
+#[test]
+fn existing_vms_are_reached_in_three_ways() {
+    let spec = example("existing-vms.toml");
+    assert_eq!(spec.device, Device::Path("/dev/nvme0n1".into()));
+    assert_eq!(spec.lab_kind(), None);
+    let cgroup = HostHandle::Cgroup("/machine.slice/machine-qemu-1-database.scope".into());
+    assert_eq!(spec.vms[0].reach, Reach::Existing { host: cgroup, agent: None, disk: None });
+    let qmp = Reach::Existing {
+        host: HostHandle::Qmp("/run/plc.qmp".into()),
+        agent: Some("/run/plc.qga".into()),
+        disk: Some("/dev/vdb".into()),
+    };
+    assert_eq!(spec.vms[1].reach, qmp);
+    assert_eq!(spec.vms[2].reach, Reach::Existing { host: HostHandle::Pid(4242), agent: None, disk: None });
+    let events = &spec.vms[1].tasks[1];
+    assert_eq!((events.arrival, events.depth, events.rate), (Arrival::Open, 16, Some(Iops(50.0))));
+    assert_eq!(events.target.unwrap().percentile, Percentile(99.9));
+}
+
+const MINIMAL: &str =
+    "[[vm]]\nname = \"a\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"write\"\nblock = \"512B\"\n";
+
+#[test]
+fn what_is_left_out_gets_its_default() {
+    for profile in TWIN_PROFILES {
+        let spec = parse("s.toml", &format!("[device]\ntwin = \"{profile}\"\n{MINIMAL}")).unwrap();
+        assert_eq!(spec.device, Device::Twin { profile: profile.to_owned(), size: Bytes(1 << 30) });
+        let task = &spec.vms[0].tasks[0];
+        assert_eq!((task.pattern, task.arrival, task.depth), (Pattern::Random, Arrival::Closed, 1));
+        assert_eq!((task.rate, task.target), (None, None));
+    }
+    let open = format!(
+        "[device]\npath = \"/dev/sdb\"\n{MINIMAL}loop = \"open\"\nrate = \"5/s\"\ntarget.latency = \"1h\"\n"
+    );
+    let spec = parse("s.toml", &open).unwrap();
+    assert_eq!(spec.device, Device::Path("/dev/sdb".into()), "a lab VM on a real device is allowed");
+    let task = &spec.vms[0].tasks[0];
+    assert_eq!((task.arrival, task.depth), (Arrival::Open, 64));
+    assert_eq!(task.target.unwrap().percentile, Percentile::P9999);
+}
+
+#[test]
+fn a_profile_file_is_relative_to_the_spec() {
+    for (file, twin, expected) in [
+        ("specs/s.toml", "./my.toml", "specs/my.toml"),
+        ("specs/s.toml", "my.toml", "specs/my.toml"),
+        ("specs/s.toml", "/etc/my.toml", "/etc/my.toml"),
+        ("s.toml", "my.toml", "./my.toml"),
+    ] {
+        let spec = parse(file, &format!("[device]\ntwin = \"{twin}\"\nsize = \"64GiB\"\n{MINIMAL}")).unwrap();
+        assert_eq!(spec.device, Device::Twin { profile: expected.to_owned(), size: Bytes(64 << 30) });
+    }
+}
+
+#[test]
+fn limits_are_inclusive() {
+    let mut text = String::from("[device]\ntwin = \"emmc\"\nsize = \"16MiB\"\n");
+    for vm in 0..64 {
+        text += &format!("[[vm]]\nname = \"{}{vm:02}\"\nlab = \"process\"\n", "v".repeat(30));
+        for task in 0..64 {
+            text +=
+                &format!("[[vm.task]]\nname = \"t{task}\"\nop = \"read\"\nblock = \"16MiB\"\ndepth = 1024\n");
+        }
+    }
+    text += "target = { percentile = \"p99.9999\", latency = \"1us\" }\n";
+    let spec = parse("s.toml", &text).unwrap();
+    assert_eq!(spec.tasks().count(), 64 * 64);
+    let last = &spec.vms[63].tasks[63];
+    assert_eq!(last.target.unwrap().latency, Nanos(1000));
+    let fast =
+        MINIMAL.to_owned() + "rate = \"10000000/s\"\ntarget = { percentile = \"p50\", latency = \"1h\" }\n";
+    let slow = MINIMAL.to_owned() + "rate = \"1/min\"\n";
+    for vm in [fast, slow] {
+        parse("s.toml", &format!("[device]\ntwin = \"emmc\"\n{vm}")).unwrap();
+    }
+}

@@ -1,0 +1,48 @@
+//! Files that cannot be read, and how errors without a line look.
+
+use std::io::Write;
+
+use rtvirtio_spec::{MAX_FILE_BYTES, load};
+
+#[test]
+fn a_missing_file_is_one_clear_error() {
+    let errors = load("no/such/spec.toml").unwrap_err();
+    let expected = "error: cannot read the spec file: No such file or directory (os error 2)\n \
+                    --> no/such/spec.toml\n  = help: check the path; examples/ holds specs to start from";
+    assert_eq!(errors.to_string(), expected);
+    let json = serde_json::to_value(&errors).unwrap();
+    assert_eq!(json[0]["file"], "no/such/spec.toml");
+    assert!(json[0]["line"].is_null() && json[0]["column"].is_null());
+}
+
+#[test]
+fn a_directory_is_no_spec() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = load(dir.path()).unwrap_err().to_string();
+    assert!(text.contains("Is a directory") && text.contains("give the path of a spec file in it"), "{text}");
+}
+
+#[test]
+fn an_endless_file_is_not_read_to_its_end() {
+    let text = load("/dev/zero").unwrap_err().to_string();
+    assert!(text.contains("larger than 1 MiB"), "{text}");
+}
+
+#[test]
+fn the_largest_file_is_read_whole() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let mut text = include_str!("../../../examples/fig7.toml").to_owned();
+    text.push('#');
+    text.push_str(&"x".repeat(MAX_FILE_BYTES - text.len()));
+    file.write_all(text.as_bytes()).unwrap();
+    assert_eq!(load(file.path()).unwrap().vms.len(), 3);
+    file.write_all(b"x").unwrap();
+    assert!(load(file.path()).unwrap_err().to_string().contains("larger than 1 MiB"));
+}
+
+#[test]
+fn a_file_name_cannot_steer_the_terminal() {
+    let errors = rtvirtio_spec::parse("a\u{1b}[2J.toml", "").unwrap_err();
+    assert!(!errors.to_string().contains('\u{1b}'));
+    assert!(!load("a\u{1b}[2J.toml").unwrap_err().to_string().contains('\u{1b}'));
+}
