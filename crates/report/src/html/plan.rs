@@ -1,0 +1,176 @@
+//! The plan: what was set and why, what it should bring, where the time goes, what does not fit.
+
+use rtvirtio_planner::{Infeasible, Plan, Strength};
+
+use super::{GAP, Rows, Small, THIN, figure, section};
+use crate::clean::xml;
+use crate::svg::{Segment, StackPlot, StackRow, svg_stack};
+use crate::{num, words};
+
+/// Rows of the stacked bars.
+const ROWS: usize = 24;
+
+/// Settings and outlook.
+pub(super) fn settings(plan: &Plan) -> String {
+    let verdict = if plan.feasible {
+        "<p>Every target is <span class=\"good\">predicted to be met</span>.</p>\n".to_owned()
+    } else {
+        plan.infeasible
+            .as_ref()
+            .map_or_else(|| "<p class=\"bad\">Not every target can be met.</p>\n".to_owned(), infeasible)
+    };
+    let mut body = format!(
+        "{verdict}<p class=\"soft\">Scheme {}, {}; {} candidates evaluated.</p>\n",
+        xml(&plan.scheme),
+        xml(words::model(plan.model)),
+        num::count(plan.evaluated, THIN)
+    );
+    if plan.settings.is_empty() {
+        body.push_str("<p>Nothing to change.</p>\n");
+    } else {
+        let mut table = Rows::new(
+            "settings of the plan",
+            Small::Stack,
+            &[("", "num"), ("setting", ""), ("value", ""), ("holds as", ""), ("reason", "wrap")],
+        );
+        for (i, s) in plan.settings.iter().enumerate() {
+            table.row(
+                0,
+                &[
+                    ((i + 1).to_string(), "num"),
+                    (words::knob(&s.knob), "knob"),
+                    (words::knob_value(&s.knob, &s.value), "name"),
+                    (words::strength(s.strength).to_owned(), ""),
+                    (s.reason.clone(), "wrap"),
+                ],
+            );
+        }
+        body.push_str(&table.done());
+        body.push_str(&strengths(plan));
+    }
+    body.push_str(&outlook(plan));
+    section("plan", "The plan", &body)
+}
+
+/// Explains the words for strength that the table uses.
+fn strengths(plan: &Plan) -> String {
+    let mut parts = Vec::new();
+    for (s, text) in [
+        (Strength::Guarantee, "a guarantee holds by construction whatever the other VMs do"),
+        (Strength::Cap, "a cap is an upper limit that the kernel enforces"),
+        (Strength::Hint, "a hint shifts shares or order and bounds nothing by itself"),
+    ] {
+        if plan.settings.iter().any(|x| x.strength == s) {
+            parts.push(text);
+        }
+    }
+    let mut text = parts.join("; ");
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    format!("<p class=\"soft\">{text}.</p>\n")
+}
+
+fn outlook(plan: &Plan) -> String {
+    if plan.tasks.is_empty() {
+        return String::new();
+    }
+    let mut table = Rows::new(
+        "expected latency per task",
+        Small::Scroll,
+        &[
+            ("VM", ""),
+            ("task", ""),
+            ("percentile", ""),
+            ("target", "num"),
+            ("predicted", "num"),
+            ("margin", "num"),
+            ("rate kept", "num"),
+            ("outlook", ""),
+        ],
+    );
+    for t in &plan.tasks {
+        let (word, class) = match t.margin_ns {
+            None => ("no target", ""),
+            Some(m) if m < 0 => ("misses", "bad"),
+            Some(_) if t.forecast.rate_kept < 0.99 => ("rate not kept", "bad"),
+            Some(_) => ("holds", "good"),
+        };
+        let none = || "\u{2013}".to_owned();
+        table.row(
+            2,
+            &[
+                (t.vm.clone(), "name"),
+                (t.task.clone(), "name"),
+                (t.percentile.to_string(), ""),
+                (t.target_ns.map_or_else(none, |l| num::latency(l, GAP)), "num"),
+                (num::latency(t.forecast.latency_ns, GAP), "num"),
+                (t.margin_ns.map_or_else(none, |m| num::margin(m, GAP)), "num"),
+                (num::percent(t.forecast.rate_kept), "num"),
+                (word.to_owned(), class),
+            ],
+        );
+    }
+    format!("<h3>What it should bring</h3>\n{}", table.done())
+}
+
+fn infeasible(i: &Infeasible) -> String {
+    let mut items = String::new();
+    let mut item = |text: String| items.push_str(&format!("<li>{}</li>", xml(&text)));
+    if !i.conflict.is_empty() {
+        item(format!("Targets that cannot hold together: {}.", i.conflict.join(", ")));
+    }
+    if !i.sacrificed.is_empty() {
+        item(format!("Given up, least urgent first: {}.", i.sacrificed.join(", ")));
+    }
+    for r in &i.relaxation {
+        item(format!(
+            "{}/{} would fit with {} instead of {}.",
+            r.vm,
+            r.task,
+            num::latency(r.fits_ns, GAP),
+            num::latency(r.declared_ns, GAP)
+        ));
+    }
+    format!(
+        "<div class=\"alert\"><p><span class=\"bad\">Not every target can be met.</span> {}</p><ul>{items}</ul></div>\n",
+        xml(&i.reason)
+    )
+}
+
+/// Stacked bars of the prediction's terms.
+pub(super) fn terms(plan: &Plan) -> String {
+    let mut tasks: Vec<_> = plan.tasks.iter().filter(|t| !t.forecast.terms.is_empty()).collect();
+    if tasks.is_empty() {
+        return String::new();
+    }
+    let all = tasks.len();
+    if all > ROWS {
+        tasks.sort_by_key(|t| std::cmp::Reverse(t.forecast.latency_ns));
+        tasks.truncate(ROWS);
+    }
+    let mut parts: Vec<(String, bool)> = Vec::new();
+    let mut rows = Vec::new();
+    for t in &tasks {
+        let mut segments = Vec::new();
+        for term in &t.forecast.terms {
+            let name = (
+                format!("{}: {}", words::side(term.side), term.name),
+                term.side == rtvirtio_model::Side::Guest,
+            );
+            let part = parts.iter().position(|p| *p == name).unwrap_or_else(|| {
+                parts.push(name);
+                parts.len() - 1
+            });
+            segments.push(Segment { part, value: term.latency_ns });
+        }
+        rows.push(StackRow { name: format!("{}/{}", t.vm, t.task), segments, whole: t.forecast.latency_ns });
+    }
+    let plot = StackPlot { title: "Terms of the predicted latency per task".to_owned(), parts, rows };
+    let which = if all > ROWS { format!(" Shown are the {ROWS} longest of {all}.") } else { String::new() };
+    let caption = format!(
+        "Terms of each task's predicted tail, on a linear axis. Pale parts arise in the guest and its VMM, full ones on \
+         the host and its device.{which}"
+    );
+    section("terms", "Where the predicted time goes", &figure(&xml(&caption), |w| svg_stack(&plot, w)))
+}

@@ -1,0 +1,165 @@
+//! Counts and choices that tables and plots share.
+
+use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
+use rtvirtio_units::Nanos;
+
+/// How the targets of a run came out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Targets shown to hold at 95 %.
+    pub met: usize,
+    /// Targets shown not to hold, or whose rate was not kept.
+    pub missed: usize,
+    /// Targets that nothing contradicts, with too few samples for a claim.
+    pub unproven: usize,
+}
+
+impl Tally {
+    /// All tasks that have a target.
+    #[must_use]
+    pub fn targets(self) -> usize {
+        self.met + self.missed + self.unproven
+    }
+
+    /// Adds another run's counts.
+    #[must_use]
+    pub fn plus(self, o: Self) -> Self {
+        Self { met: self.met + o.met, missed: self.missed + o.missed, unproven: self.unproven + o.unproven }
+    }
+
+    /// Such as `4 of 6 targets missed, 2 met`; counts of zero are left out but for the missed.
+    #[must_use]
+    pub fn sentence(self) -> String {
+        match self.targets() {
+            0 => "no targets declared".to_owned(),
+            n => format!("{} of {n} target{} missed{}", self.missed, if n == 1 { "" } else { "s" }, {
+                let mut rest = String::new();
+                if self.met > 0 {
+                    rest.push_str(&format!(", {} met", self.met));
+                }
+                if self.unproven > 0 {
+                    rest.push_str(&format!(", {} unproven", self.unproven));
+                }
+                rest
+            }),
+        }
+    }
+}
+
+/// Counts the verdicts of a run.
+#[must_use]
+pub fn tally(run: &Run) -> Tally {
+    let count = |v| run.tasks.iter().filter(|t| t.verdict == Some(v)).count();
+    Tally { met: count(Verdict::Met), missed: count(Verdict::Missed), unproven: count(Verdict::Unproven) }
+}
+
+/// The schemes of a result in order of first appearance. The position is the scheme's colour and mark.
+pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
+    let mut seen: Vec<&str> = Vec::new();
+    for run in &result.runs {
+        if !seen.contains(&run.scheme.as_str()) {
+            seen.push(&run.scheme);
+        }
+    }
+    seen
+}
+
+/// Every (vm, task) of the result in order of first appearance.
+pub(crate) fn task_keys(runs: &[Run]) -> Vec<(&str, &str)> {
+    let mut seen = std::collections::HashSet::new();
+    let mut keys = Vec::new();
+    for t in runs.iter().flat_map(|r| &r.tasks) {
+        let key = (t.vm.as_str(), t.task.as_str());
+        if seen.insert(key) {
+            keys.push(key);
+        }
+    }
+    keys
+}
+
+/// The task of this key in a run.
+pub(crate) fn find<'a>(run: &'a Run, key: (&str, &str)) -> Option<&'a TaskResult> {
+    run.tasks.iter().find(|t| t.vm == key.0 && t.task == key.1)
+}
+
+/// The measured value that a target and a prediction are compared with, and its name. A percentile that results do
+/// not store is stood in for by p99.99; the flag says whether it is the target's own.
+pub(crate) fn judged(t: &TaskResult) -> (Nanos, &'static str, bool) {
+    let p = t.percentile.0;
+    let is = |q: f64| (p - q).abs() < 1e-9;
+    if is(50.0) {
+        (t.p50_ns, "p50", true)
+    } else if is(99.0) {
+        (t.p99_ns, "p99", true)
+    } else if is(100.0) {
+        (t.max_ns, "max", true)
+    } else {
+        (t.p9999_ns, "p99.99", is(99.99))
+    }
+}
+
+/// Whether the stored p99.99 is in fact the maximum.
+pub(crate) fn tail_is_max(t: &TaskResult) -> bool {
+    t.n < 10_000
+}
+
+/// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or lies farthest above
+/// it. Tasks without a target come last.
+pub(crate) fn most_critical<'a>(
+    runs: &[Run],
+    keys: &[(&'a str, &'a str)],
+    limit: usize,
+) -> Vec<(&'a str, &'a str)> {
+    if keys.len() <= limit {
+        return keys.to_vec();
+    }
+    let mut by_key: std::collections::HashMap<(&str, &str), f64> = std::collections::HashMap::new();
+    for t in runs.iter().flat_map(|r| &r.tasks) {
+        let ratio = match t.target_ns {
+            Some(l) => judged(t).0.0 as f64 / l.0.max(1) as f64,
+            None => -1.0,
+        };
+        // A missed rate is as critical as a missed tail, whatever the latency says.
+        let ratio = if t.verdict == Some(Verdict::Missed) { ratio.max(1.0) } else { ratio };
+        let worst = by_key.entry((&t.vm, &t.task)).or_insert(ratio);
+        *worst = worst.max(ratio);
+    }
+    let score = |i: usize| by_key.get(&keys[i]).copied().unwrap_or(-1.0);
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+    order.truncate(limit);
+    order.sort_unstable();
+    order.into_iter().map(|i| keys[i]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn counts_in_words() {
+        assert_eq!(Tally { met: 2, missed: 4, unproven: 0 }.sentence(), "4 of 6 targets missed, 2 met");
+        assert_eq!(Tally { met: 0, missed: 0, unproven: 1 }.sentence(), "0 of 1 target missed, 1 unproven");
+        assert_eq!(Tally::default().sentence(), "no targets declared");
+        let r = fixture::result();
+        assert_eq!(tally(&r.runs[0]).targets(), 6);
+        assert_eq!(tally(&r.runs[1]).missed, 0);
+    }
+
+    #[test]
+    fn the_most_critical_tasks_keep_their_order() {
+        let r = fixture::many();
+        let keys = task_keys(&r.runs);
+        assert_eq!(keys.len(), 192);
+        let top = most_critical(&r.runs, &keys, 10);
+        assert_eq!(top.len(), 10);
+        let position = |k| keys.iter().position(|x| x == k);
+        assert!(top.windows(2).all(|w| position(&w[0]) < position(&w[1])));
+        // The worst of all must be among them.
+        let worst =
+            r.runs[0].tasks.iter().max_by_key(|t| t.p9999_ns.0 * 1000 / t.target_ns.map_or(1, |l| l.0));
+        let worst = worst.map(|t| (t.vm.as_str(), t.task.as_str()));
+        assert!(top.iter().any(|k| Some(*k) == worst));
+    }
+}

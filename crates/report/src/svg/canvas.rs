@@ -1,0 +1,172 @@
+//! A small SVG writer: escapes all text, writes no number that is not finite, takes colours only from CSS classes.
+
+use unicode_width::UnicodeWidthStr;
+
+use crate::clean;
+
+/// Size of labels in pixels; the style sheet says the same.
+pub(crate) const FONT: f64 = 12.0;
+/// Width of an average character of a system font, in ems, on the wide side (DejaVu Sans; others are narrower).
+const EM: f64 = 0.62;
+/// The same for the bold names of rows.
+pub(crate) const BOLD: f64 = FONT * 1.12;
+
+/// A finished drawing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Svg {
+    pub(crate) width: f64,
+    pub(crate) height: f64,
+    title: String,
+    body: String,
+}
+
+/// Which end of a text its position is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// A drawing in the making.
+#[derive(Debug, Default)]
+pub(crate) struct Canvas {
+    body: String,
+}
+
+impl Svg {
+    /// An `<svg>` element to put into an HTML page that carries [`super::STYLE`]. Its title is the text that a screen
+    /// reader says; the marks carry their values as titles of their own.
+    #[must_use]
+    pub fn inline(&self) -> String {
+        self.element("", "")
+    }
+
+    /// An SVG file of its own.
+    #[must_use]
+    pub fn standalone(&self) -> String {
+        self.element(" xmlns=\"http://www.w3.org/2000/svg\"", &format!("<style>{}</style>", super::STYLE))
+    }
+
+    fn element(&self, namespace: &str, style: &str) -> String {
+        let (w, h, title) = (number(self.width), number(self.height), clean::xml(&self.title));
+        format!(
+            "<svg{namespace} class=\"rt\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" role=\"img\" \
+             aria-label=\"{title}\">{style}{}</svg>",
+            self.body
+        )
+    }
+}
+
+impl Canvas {
+    /// Closes the drawing.
+    pub(crate) fn finish(self, width: f64, height: f64, title: &str) -> Svg {
+        Svg { width, height, title: title.to_owned(), body: self.body }
+    }
+
+    pub(crate) fn line(&mut self, (x1, y1): (f64, f64), (x2, y2): (f64, f64), class: &str) {
+        self.body.push_str(&format!(
+            "<line x1=\"{}\" y1=\"{}\" x2=\"{}\" y2=\"{}\" class=\"{class}\"/>",
+            number(x1),
+            number(y1),
+            number(x2),
+            number(y2)
+        ));
+    }
+
+    /// A rectangle; a negative size draws nothing.
+    pub(crate) fn rect(&mut self, (x, y): (f64, f64), (w, h): (f64, f64), class: &str) {
+        if w > 0.0 && h > 0.0 {
+            self.body.push_str(&format!(
+                "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" class=\"{class}\"/>",
+                number(x),
+                number(y),
+                number(w),
+                number(h)
+            ));
+        }
+    }
+
+    pub(crate) fn polygon(&mut self, points: &[(f64, f64)], class: &str) {
+        self.body.push_str(&format!("<polygon points=\"{}\" class=\"{class}\"/>", coordinates(points)));
+    }
+
+    pub(crate) fn polyline(&mut self, points: &[(f64, f64)], class: &str) {
+        self.body.push_str(&format!("<polyline points=\"{}\" class=\"{class}\"/>", coordinates(points)));
+    }
+
+    pub(crate) fn circle(&mut self, (x, y): (f64, f64), r: f64, class: &str) {
+        self.body.push_str(&format!(
+            "<circle cx=\"{}\" cy=\"{}\" r=\"{}\" class=\"{class}\"/>",
+            number(x),
+            number(y),
+            number(r)
+        ));
+    }
+
+    pub(crate) fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, class: &str, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "",
+            Anchor::Middle => " text-anchor=\"middle\"",
+            Anchor::End => " text-anchor=\"end\"",
+        };
+        self.body.push_str(&format!(
+            "<text x=\"{}\" y=\"{}\"{anchor} class=\"{class}\">{}</text>",
+            number(x),
+            number(y),
+            clean::xml(text)
+        ));
+    }
+
+    /// Draws with a title that browsers show under the pointer.
+    pub(crate) fn titled(&mut self, title: &str, draw: impl FnOnce(&mut Self)) {
+        self.body.push_str(&format!("<g><title>{}</title>", clean::xml(title)));
+        draw(self);
+        self.body.push_str("</g>");
+    }
+
+    /// The mark of a series: filled, and of another shape for each, so that colour is not needed to tell them apart.
+    pub(crate) fn mark(&mut self, series: usize, (x, y): (f64, f64), r: f64) {
+        let class = format!("mark s{}", series % super::SERIES);
+        let around = |angles: &[f64], r: f64| -> Vec<(f64, f64)> {
+            angles.iter().map(|a| a.to_radians()).map(|a| (x + r * a.sin(), y - r * a.cos())).collect()
+        };
+        match series % super::SERIES {
+            0 => self.circle((x, y), r, &class),
+            1 => self.rect((x - r * 0.9, y - r * 0.9), (r * 1.8, r * 1.8), &class),
+            2 => self.polygon(&around(&[0.0, 120.0, 240.0], r * 1.25), &class),
+            3 => self.polygon(&around(&[60.0, 180.0, 300.0], r * 1.25), &class),
+            4 => self.polygon(&around(&[0.0, 72.0, 144.0, 216.0, 288.0], r * 1.15), &class),
+            _ => self.polygon(&around(&[30.0, 90.0, 150.0, 210.0, 270.0, 330.0], r * 1.1), &class),
+        }
+    }
+
+    /// A hollow diamond: a prediction.
+    pub(crate) fn diamond(&mut self, series: usize, (x, y): (f64, f64), r: f64) {
+        let points = [(x, y - r), (x + r, y), (x, y + r), (x - r, y)];
+        self.polygon(&points, &format!("hollow s{}", series % super::SERIES));
+    }
+}
+
+/// An upper estimate of a label's width. A browser's font is unknown here, so layouts must not depend on it closely.
+pub(crate) fn text_width(s: &str, size: f64) -> f64 {
+    s.width() as f64 * size * EM
+}
+
+/// The text cut in its middle to about `room`.
+pub(crate) fn fit(s: &str, room: f64, size: f64) -> String {
+    let style = crate::text::Style::default();
+    style.shorten(s, (room / (size * EM)).floor().max(3.0) as usize)
+}
+
+/// A coordinate with at most one decimal. What is not finite becomes 0: a mark in the corner can be seen, `NaN` makes
+/// browsers drop the element.
+fn number(v: f64) -> String {
+    let v = if v.is_finite() { (v * 10.0).round() / 10.0 } else { 0.0 };
+    let s = format!("{v}");
+    if s == "-0" { "0".to_owned() } else { s }
+}
+
+fn coordinates(points: &[(f64, f64)]) -> String {
+    points.iter().map(|&(x, y)| format!("{},{}", number(x), number(y))).collect::<Vec<_>>().join(" ")
+}

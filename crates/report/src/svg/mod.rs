@@ -1,0 +1,37 @@
+//! Plots as SVG.
+//!
+//! Written by hand, not with `plotters`: its SVG backend writes fixed colours into every element, so a plot could not
+//! follow the reader's light or dark theme or turn black on paper; it knows no titles or text alternatives; and it
+//! places labels by the metrics of one font. Here elements carry classes, one style sheet ([`STYLE`]) colours them
+//! with custom properties, every mark has a title, and layouts leave room for any system font.
+//!
+//! All plots are functions from plain data, so that later reports can use them. Values are checked on the way: what is
+//! zero or not finite is drawn at the edge of its axis, never written as `NaN`. Each plot takes the width it is drawn
+//! for; below [`NARROW`] it puts names above rows instead of beside them.
+
+mod canvas;
+mod latency;
+mod legend;
+mod rows;
+mod scale;
+mod stack;
+mod xy;
+
+pub use canvas::Svg;
+pub use latency::{Lane, LatencyPlot, LatencyRow, svg_latency};
+pub use rows::{RateBar, RatePlot, RateRow, svg_rate};
+pub use scale::{Scale, Spread, Tick};
+pub use stack::{Segment, StackPlot, StackRow, svg_stack};
+pub use xy::{Axis, Series, XyPlot, svg_key, svg_xy};
+
+/// Colours and line styles of all plots; an HTML page that holds inline plots must carry it once.
+pub const STYLE: &str = include_str!("style.css");
+
+/// Distinct colours and marks; series beyond that repeat them.
+pub const SERIES: usize = 6;
+
+/// Plots below this width, in CSS pixels, use the layout for phones.
+pub const NARROW: f64 = 560.0;
+
+#[cfg(test)]
+mod tests;

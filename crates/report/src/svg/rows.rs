@@ -1,0 +1,181 @@
+//! The frame of plots with one row per task, and the plot of kept rates.
+
+use rtvirtio_units::Iops;
+
+use super::canvas::{Anchor, BOLD, Canvas, Svg, fit, text_width};
+use super::legend::{Key, legend};
+use super::{NARROW, Scale};
+use crate::num;
+
+/// Places of a plot whose rows are tasks.
+pub(crate) struct Frame {
+    pub(crate) width: f64,
+    pub(crate) narrow: bool,
+    /// Left and right edge of the data.
+    pub(crate) left: f64,
+    pub(crate) right: f64,
+    /// Upper edge of the first row.
+    pub(crate) top: f64,
+    /// Height of one lane.
+    pub(crate) lane: f64,
+}
+
+impl Frame {
+    /// `labels` are the names of the rows, `values` the room to the right of the data.
+    pub(crate) fn new<'a>(width: f64, labels: impl Iterator<Item = &'a str>, values: f64) -> Self {
+        let width = width.max(260.0);
+        let narrow = width < NARROW;
+        let widest = labels.map(|l| text_width(l, BOLD)).fold(60.0, f64::max);
+        let left = if narrow { 8.0 } else { widest.min(width * 0.26) + 16.0 };
+        Self { width, narrow, left, right: width - values, top: 0.0, lane: if narrow { 17.0 } else { 18.0 } }
+    }
+
+    /// Height of a row: its lanes, and its name above or beside them.
+    pub(crate) fn row_height(&self, lanes: usize) -> f64 {
+        let lanes = self.lane * lanes.max(1) as f64;
+        if self.narrow { lanes + 26.0 } else { lanes.max(32.0) + 12.0 }
+    }
+
+    /// Centre of a lane.
+    pub(crate) fn lane_centre(&self, row_top: f64, lanes: usize, lane: usize) -> f64 {
+        let offset = self.lane * (lane as f64 + 0.5);
+        if self.narrow {
+            row_top + 21.0 + offset
+        } else {
+            row_top + (self.row_height(lanes) - self.lane * lanes.max(1) as f64) / 2.0 + offset
+        }
+    }
+
+    /// Vertical extent of a row's lanes.
+    pub(crate) fn lanes_extent(&self, row_top: f64, lanes: usize) -> (f64, f64) {
+        let first = self.lane_centre(row_top, lanes, 0) - self.lane / 2.0;
+        (first, first + self.lane * lanes.max(1) as f64)
+    }
+
+    /// The row's name, and below or beside it a second text.
+    pub(crate) fn names(&self, c: &mut Canvas, row_top: f64, lanes: usize, name: &str, second: &str) {
+        if self.narrow {
+            let room = self.width - self.left - text_width(second, 11.0) - 16.0;
+            let y = row_top + 15.0;
+            c.titled(name, |c| c.text((self.left, y), Anchor::Start, "bold", &fit(name, room, BOLD)));
+            c.text((self.width - 8.0, y), Anchor::End, "soft small", second);
+        } else {
+            let middle = row_top + self.row_height(lanes) / 2.0;
+            let y = if second.is_empty() { middle + 4.0 } else { middle - 3.0 };
+            let x = self.left - 12.0;
+            c.titled(name, |c| c.text((x, y), Anchor::End, "bold", &fit(name, self.left - 14.0, BOLD)));
+            c.text((x, middle + 12.0), Anchor::End, "soft small", second);
+        }
+    }
+
+    /// Grid lines from the first row to `bottom` with numbers above and, on long plots, below.
+    pub(crate) fn grid(
+        &self,
+        c: &mut Canvas,
+        scale: &Scale,
+        bottom: f64,
+        room: f64,
+        format: impl Fn(f64) -> String,
+    ) {
+        let ticks = scale.ticks(room);
+        for t in &ticks {
+            let x = scale.at(t.value);
+            c.line((x, self.top), (x, bottom), if t.labelled { "grid" } else { "minor" });
+        }
+        let long = bottom - self.top > 500.0;
+        for t in ticks.iter().filter(|t| t.labelled) {
+            let label = format(t.value);
+            let half = text_width(&label, 11.0) / 2.0;
+            let x = scale.at(t.value).clamp(half, (self.width - half).max(half));
+            c.text((x, self.top - 6.0), Anchor::Middle, "soft small", &label);
+            if long {
+                c.text((x, bottom + 15.0), Anchor::Middle, "soft small", &label);
+            }
+        }
+    }
+
+    /// Height that the numbers below a plot take.
+    pub(crate) fn foot(&self, bottom: f64) -> f64 {
+        bottom + if bottom - self.top > 500.0 { 22.0 } else { 6.0 }
+    }
+}
+
+/// Achieved rate over declared rate per task.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RatePlot {
+    /// What a screen reader says.
+    pub title: String,
+    /// Names of the series.
+    pub series: Vec<String>,
+    /// One entry per task.
+    pub rows: Vec<RateRow>,
+    /// Share below which the rate counts as not kept, 0 to 1.
+    pub limit: f64,
+}
+
+/// One task's rates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RateRow {
+    /// Name of the task.
+    pub name: String,
+    /// One bar per run.
+    pub bars: Vec<RateBar>,
+}
+
+/// One run's rate.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RateBar {
+    /// Index of the series.
+    pub series: usize,
+    /// Achieved requests per second.
+    pub achieved: f64,
+    /// Declared requests per second.
+    pub declared: f64,
+}
+
+/// Draws kept rates as bars against the limit.
+#[must_use]
+pub fn svg_rate(plot: &RatePlot, width: f64) -> Svg {
+    let mut c = Canvas::default();
+    let labels = plot.rows.iter().map(|r| r.name.as_str());
+    let mut f = Frame::new(width, labels, if width < NARROW { 62.0 } else { 150.0 });
+    let mut entries: Vec<_> = plot
+        .series
+        .iter()
+        .enumerate()
+        .map(|(i, s)| (Key::Fill { series: i, pale: false }, s.clone()))
+        .collect();
+    entries.push((Key::Limit, format!("{} of the declared rate", num::percent(plot.limit))));
+    f.top = legend(&mut c, &entries, (8.0, 0.0), f.width - 16.0) + 26.0;
+    let scale = Scale::exact(super::Spread::Linear, 0.0, 1.05, f.left, f.right);
+    let bottom = f.top + plot.rows.iter().map(|r| f.row_height(r.bars.len())).sum::<f64>();
+    f.grid(&mut c, &scale, bottom, 60.0, num::percent);
+    let mut y = f.top;
+    for row in &plot.rows {
+        let lanes = row.bars.len();
+        c.line((0.0, y), (f.width, y), "row");
+        f.names(&mut c, y, lanes, &row.name, "");
+        for (i, bar) in row.bars.iter().enumerate() {
+            rate_bar(&mut c, &f, &scale, plot, bar, f.lane_centre(y, lanes, i));
+        }
+        let (a, b) = f.lanes_extent(y, lanes);
+        c.line((scale.at(plot.limit), a - 2.0), (scale.at(plot.limit), b + 2.0), "limit");
+        y += f.row_height(lanes);
+    }
+    let (height, width) = (f.foot(bottom), f.width);
+    c.finish(width, height, &plot.title)
+}
+
+fn rate_bar(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &RatePlot, bar: &RateBar, y: f64) {
+    let share = if bar.declared > 0.0 { bar.achieved / bar.declared } else { f64::NAN };
+    let (got, want) = (num::rate(Iops(bar.achieved)), num::rate(Iops(bar.declared)));
+    let name = plot.series.get(bar.series).map_or("", String::as_str);
+    c.titled(&format!("{name}: {got} of {want} requests a second, {}", num::percent(share)), |c| {
+        let class = format!("fill s{}", bar.series % super::SERIES);
+        c.rect((f.left, y - 6.0), (scale.at(share) - f.left, 12.0), &class);
+    });
+    let kept = share >= plot.limit;
+    let text =
+        if f.narrow { num::percent(share) } else { format!("{} ({got} of {want})", num::percent(share)) };
+    c.text((f.right + 10.0, y + 4.0), Anchor::Start, if kept { "" } else { "bad" }, &text);
+}

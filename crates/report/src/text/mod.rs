@@ -1,0 +1,141 @@
+//! Tables and bars for a terminal.
+//!
+//! Verdicts are always words; colour only underlines them, and only when the caller asks. Lines keep to
+//! [`Style::width`] columns by shortening names in their middle; numbers are never cut.
+
+mod plan;
+mod profile;
+mod results;
+mod table;
+
+pub use plan::{forecast, plan};
+pub use profile::profile;
+pub use results::{compare, results, run};
+pub use table::{Align, Cell, Column, Table};
+
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::clean;
+
+/// How text is to be drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// ANSI colours. The caller knows whether the output is a terminal and what `NO_COLOR` says.
+    pub colour: bool,
+    /// Only ASCII, for terminals and logs that cannot show more.
+    pub ascii: bool,
+    /// Columns that a line may take.
+    pub width: usize,
+}
+
+impl Default for Style {
+    /// No colour, Unicode, 100 columns.
+    fn default() -> Self {
+        Self { colour: false, ascii: false, width: 100 }
+    }
+}
+
+/// What a piece of text is painted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Paint {
+    /// Good: green.
+    Good,
+    /// Bad: bold red.
+    Bad,
+    /// Open: yellow.
+    Open,
+    /// A heading: bold.
+    Strong,
+}
+
+impl Style {
+    /// The text in the colour of `paint` if colours were asked for.
+    #[must_use]
+    pub fn paint(&self, text: &str, paint: Paint) -> String {
+        if !self.colour || text.is_empty() {
+            return text.to_owned();
+        }
+        let code = match paint {
+            Paint::Good => "32",
+            Paint::Bad => "1;31",
+            Paint::Open => "33",
+            Paint::Strong => "1",
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+
+    /// Foreign text without anything that could act on the terminal.
+    pub(crate) fn clean(&self, s: &str) -> String {
+        clean::terminal(s, self.ascii)
+    }
+
+    /// A bold line, cleaned.
+    pub(crate) fn heading(&self, s: &str) -> String {
+        format!("{}\n", self.paint(&self.clean(s), Paint::Strong))
+    }
+
+    /// A horizontal bar of `share` (0 to 1) of `width` columns, padded to the full width.
+    #[must_use]
+    pub fn bar(&self, share: f64, width: usize) -> String {
+        let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
+        let mut out = String::new();
+        if self.ascii {
+            out.push_str(&"#".repeat((share * width as f64).round() as usize));
+        } else {
+            let eighths = (share * width as f64 * 8.0).round() as usize;
+            out.push_str(&"█".repeat(eighths / 8));
+            out.extend(['▏', '▎', '▍', '▌', '▋', '▊', '▉'].get((eighths % 8).wrapping_sub(1)));
+        }
+        let pad = width.saturating_sub(out.chars().count());
+        out + &" ".repeat(pad)
+    }
+
+    /// Words of `text` on as many lines as needed, each with `indent` spaces before it and a newline after it.
+    pub(crate) fn wrap(&self, text: &str, indent: usize) -> String {
+        let room = self.width.saturating_sub(indent).max(20);
+        let (mut out, mut line) = (String::new(), String::new());
+        for word in self.clean(text).split_whitespace() {
+            if !line.is_empty() && line.width() + 1 + word.width() > room {
+                out.push_str(&format!("{:indent$}{line}\n", ""));
+                line.clear();
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        if !line.is_empty() {
+            out.push_str(&format!("{:indent$}{line}\n", ""));
+        }
+        out
+    }
+
+    /// The text cut in its middle to at most `room` columns. Names that share a prefix differ at their end, and the
+    /// other way round, so both ends are kept.
+    pub(crate) fn shorten(&self, s: &str, room: usize) -> String {
+        if s.width() <= room {
+            return s.to_owned();
+        }
+        let mark = if self.ascii { ".." } else { "…" };
+        let Some(keep) = room.checked_sub(mark.width()).filter(|&k| k > 0) else {
+            return mark.chars().take(room).collect();
+        };
+        let head = take_width(s.chars(), keep / 2);
+        let tail: String = take_width(s.chars().rev(), keep - keep / 2).chars().rev().collect();
+        format!("{head}{mark}{tail}")
+    }
+}
+
+/// The longest prefix that is at most `room` columns wide.
+fn take_width(chars: impl Iterator<Item = char>, room: usize) -> String {
+    let mut used = 0;
+    chars
+        .take_while(|c| {
+            used += c.width().unwrap_or(0);
+            used <= room
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! Plans and forecasts.
+
+use std::collections::BTreeMap;
+
+use rtvirtio_model::Forecast;
+use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook};
+
+use super::{Cell, Column, Paint, Style, Table};
+use crate::{num, words};
+
+/// Columns of the longest bar.
+const BAR: usize = 40;
+
+/// Predictions with their terms: where the time of each task is expected to go.
+///
+/// The bars of one task are shares of its own predicted latency.
+#[must_use]
+pub fn forecast(tasks: &[TaskOutlook], style: &Style) -> String {
+    if tasks.is_empty() {
+        return "no tasks to predict\n".to_owned();
+    }
+    let names = tasks.iter().flat_map(|t| &t.forecast.terms).map(|t| style.clean(&t.name).chars().count());
+    let name_width = names.max().unwrap_or(0).min(24);
+    let mut out = String::new();
+    for (i, t) in tasks.iter().enumerate() {
+        if i > 0 {
+            out.push('\n');
+        }
+        let head = format!("{}/{}", t.vm, t.task);
+        out.push_str(&style.paint(&style.clean(&head), Paint::Strong));
+        out.push_str(&format!("  {} {}", t.percentile, num::latency(t.forecast.latency_ns, "")));
+        if let Some(target) = t.target_ns {
+            out.push_str(&format!(", target {}", num::latency(target, "")));
+        }
+        if let Some(m) = t.margin_ns {
+            let paint = if m < 0 { Paint::Bad } else { Paint::Good };
+            let word = if m < 0 { "predicted to miss by" } else { "margin" };
+            let text = format!("{word} {}", num::latency(rtvirtio_units::Nanos(m.unsigned_abs()), ""));
+            out.push_str(&format!(", {}", style.paint(&text, paint)));
+        }
+        out.push_str(&format!(", rate kept {}\n", num::percent(t.forecast.rate_kept)));
+        out.push_str(&terms(&t.forecast, name_width, style));
+    }
+    out
+}
+
+fn terms(f: &Forecast, name_width: usize, style: &Style) -> String {
+    let mut out = String::new();
+    let whole = f.terms.iter().map(|t| t.latency_ns.0 as f64).sum::<f64>().max(1.0);
+    for t in &f.terms {
+        let share = t.latency_ns.0 as f64 / whole;
+        out.push_str(&format!(
+            "  {:5}  {:name_width$}  {}  {:>7}  {:>5}\n",
+            words::side(t.side),
+            style.shorten(&style.clean(&t.name), name_width),
+            style.bar(share, BAR),
+            num::latency(t.latency_ns, ""),
+            num::percent(share),
+        ));
+    }
+    out
+}
+
+/// A plan: its settings in order, then what is expected of each task, then what does not fit.
+///
+/// `old` holds the values that are in force now, as read from the kernel, where they are known.
+#[must_use]
+pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
+    let verdict = if plan.feasible {
+        style.paint("every target is predicted to be met", Paint::Good)
+    } else {
+        style.paint("not every target can be met", Paint::Bad)
+    };
+    let mut out = format!(
+        "{}: {verdict}\n",
+        style.paint(&format!("plan {}", style.clean(&plan.scheme)), Paint::Strong)
+    );
+    let basis = format!("{}; {} candidates evaluated", words::model(plan.model), plan.evaluated);
+    out.push_str(&style.wrap(&basis, 0));
+    out.push('\n');
+    out.push_str(&settings(plan, old, style));
+    out.push('\n');
+    out.push_str(&outlook(&plan.tasks, style));
+    if let Some(i) = &plan.infeasible {
+        out.push('\n');
+        out.push_str(&infeasible(i, style));
+    }
+    out
+}
+
+fn settings(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String {
+    if plan.settings.is_empty() {
+        return "nothing to change\n".to_owned();
+    }
+    let arrow = if style.ascii { "->" } else { "→" };
+    let mut out = style.heading("settings, in the order in which they are written");
+    let number_width = plan.settings.len().to_string().len();
+    for (i, s) in plan.settings.iter().enumerate() {
+        let new = style.clean(&words::knob_value(&s.knob, &s.value));
+        let change = match old.get(&s.knob) {
+            Some(o) if *o == s.value => format!("{new} (as it is)"),
+            Some(o) => format!("{} {arrow} {new}", style.clean(&words::knob_value(&s.knob, o))),
+            None => format!("{arrow} {new}"),
+        };
+        let knob = style.clean(&words::knob(&s.knob));
+        let change = style.paint(&change, Paint::Strong);
+        out.push_str(&format!(
+            "{:>number_width$}. {knob}: {change}  [{}]\n",
+            i + 1,
+            words::strength(s.strength)
+        ));
+        out.push_str(&style.wrap(&s.reason, number_width + 2));
+    }
+    out
+}
+
+fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
+    if tasks.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(vec![
+        Column::name("vm"),
+        Column::name("task"),
+        Column::word("of"),
+        Column::number("target"),
+        Column::number("predicted"),
+        Column::number("margin"),
+        Column::number("rate kept"),
+        Column::word("outlook"),
+    ]);
+    for t in tasks {
+        let (word, paint) = match t.margin_ns {
+            None => ("no target", None),
+            Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
+            Some(_) if t.forecast.rate_kept < 0.99 => ("rate not kept", Some(Paint::Bad)),
+            Some(_) => ("holds", Some(Paint::Good)),
+        };
+        table.row(vec![
+            t.vm.as_str().into(),
+            t.task.as_str().into(),
+            t.percentile.to_string().into(),
+            t.target_ns.map_or_else(|| "-".to_owned(), |l| num::latency(l, "")).into(),
+            num::latency(t.forecast.latency_ns, "").into(),
+            t.margin_ns.map_or_else(|| "-".to_owned(), |m| num::margin(m, "")).into(),
+            num::percent(t.forecast.rate_kept).into(),
+            Cell::painted(word, paint),
+        ]);
+    }
+    format!("{}{}", style.heading("expected"), table.draw(style))
+}
+
+fn infeasible(i: &Infeasible, style: &Style) -> String {
+    let mut out = format!("{}\n", style.paint("what does not fit", Paint::Bad));
+    out.push_str(&style.wrap(&i.reason, 2));
+    if !i.conflict.is_empty() {
+        out.push_str(
+            &style.wrap(&format!("targets that cannot hold together: {}", i.conflict.join(", ")), 2),
+        );
+    }
+    if !i.sacrificed.is_empty() {
+        out.push_str(&style.wrap(&format!("given up, least urgent first: {}", i.sacrificed.join(", ")), 2));
+    }
+    for r in &i.relaxation {
+        let line = format!(
+            "{}/{} would fit with {} instead of {}",
+            r.vm,
+            r.task,
+            num::latency(r.fits_ns, ""),
+            num::latency(r.declared_ns, "")
+        );
+        out.push_str(&style.wrap(&line, 2));
+    }
+    out
+}

@@ -1,0 +1,209 @@
+//! Measured runs, one by one and side by side.
+
+use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
+use rtvirtio_units::{Iops, Percentile};
+
+use super::{Cell, Column, Paint, Style, Table};
+use crate::summary::{self, tail_is_max, tally};
+use crate::{num, words};
+
+/// All runs of a result file with the facts one needs to read them.
+#[must_use]
+pub fn results(file: &ResultFile, style: &Style) -> String {
+    let host = &file.host;
+    let mut out = style.wrap(
+        &format!("device {}; kernel {}, {} CPUs, VMM {}", host.device, host.kernel, host.cpus, host.vmm),
+        0,
+    );
+    if words::is_twin(host) {
+        out.push_str("the device is a twin: emulated from a service-time model\n");
+    }
+    if file.runs.is_empty() {
+        out.push_str("no runs\n");
+    }
+    for r in &file.runs {
+        out.push('\n');
+        let what = format!("{}: {} s, {}", r.scheme, num::sig3(r.seconds), words::kind(r, host));
+        out.push_str(&style.heading(&what));
+        out.push_str(&run(r, style));
+    }
+    out
+}
+
+/// One run: a table, its footnotes, and the reasons for every verdict that is not `met`.
+#[must_use]
+pub fn run(run: &Run, style: &Style) -> String {
+    if run.tasks.is_empty() {
+        return "no tasks were measured\n".to_owned();
+    }
+    let mut table = Table::new(vec![
+        Column::name("vm"),
+        Column::name("task"),
+        Column::number("target"),
+        Column::number("rate/s"),
+        Column::number("n"),
+        Column::number("p50"),
+        Column::number("p99"),
+        Column::number("p99.99"),
+        Column::number("max"),
+        Column::number("predicted"),
+        Column::word("verdict"),
+    ]);
+    let marks = any_mark(&run.tasks);
+    for t in &run.tasks {
+        let lat = |v| if t.n == 0 { "-".to_owned() } else { num::latency(v, "") };
+        table.row(vec![
+            t.vm.as_str().into(),
+            t.task.as_str().into(),
+            target(t).into(),
+            rate(t.achieved_rate, t.declared_rate).into(),
+            t.n.to_string().into(),
+            lat(t.p50_ns).into(),
+            lat(t.p99_ns).into(),
+            tail(t, marks).into(),
+            lat(t.max_ns).into(),
+            t.predicted_ns.map_or_else(|| "-".to_owned(), |p| num::latency(p, "")).into(),
+            verdict(t),
+        ]);
+    }
+    let mut out = table.draw(style);
+    out.push_str(&footnote(&run.tasks, style));
+    out.push_str(&reasons(run, style));
+    out.push_str(&sentence(run, style));
+    out
+}
+
+/// Two runs side by side, matched by VM and task: typically the default before and the plan after.
+#[must_use]
+pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
+    let runs = [before.clone(), after.clone()];
+    let keys = summary::task_keys(&runs);
+    if keys.is_empty() {
+        return "no tasks were measured\n".to_owned();
+    }
+    let mut columns = vec![Column::name("vm"), Column::name("task"), Column::number("target")];
+    for _ in &runs {
+        columns.extend([Column::number("p99.99"), Column::number("rate kept"), Column::word("verdict")]);
+    }
+    columns.push(Column::number("predicted"));
+    let groups = vec![(3, String::new()), (3, before.scheme.clone()), (4, after.scheme.clone())];
+    let mut table = Table::new(columns).grouped(groups);
+    let marks = [any_mark(&before.tasks), any_mark(&after.tasks)];
+    for key in keys {
+        let found = [summary::find(before, key), summary::find(after, key)];
+        let any = found[1].or(found[0]);
+        let mut row: Vec<Cell> =
+            vec![key.0.into(), key.1.into(), any.map_or_else(String::new, target).into()];
+        for (t, marks) in found.into_iter().zip(marks) {
+            match t {
+                None => row.extend(["-".into(), "-".into(), "not run".into()]),
+                Some(t) => row.extend([tail(t, marks).into(), kept(t).into(), verdict(t)]),
+            }
+        }
+        let predicted = found[1].and_then(|t| t.predicted_ns);
+        row.push(predicted.map_or_else(|| "-".to_owned(), |p| num::latency(p, "")).into());
+        table.row(row);
+    }
+    let mut out = table.draw(style);
+    let all: Vec<TaskResult> = before.tasks.iter().chain(&after.tasks).cloned().collect();
+    out.push_str(&footnote(&all, style));
+    for r in [before, after] {
+        out.push('\n');
+        out.push_str(&sentence(r, style));
+        out.push_str(&reasons(r, style));
+    }
+    out
+}
+
+/// The target; its percentile too when it is not p99.99.
+fn target(t: &TaskResult) -> String {
+    match t.target_ns {
+        None => "-".to_owned(),
+        Some(l) if t.percentile == Percentile::P9999 => num::latency(l, ""),
+        Some(l) => format!("{} {}", t.percentile, num::latency(l, "")),
+    }
+}
+
+/// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there is none, so that
+/// the digits of a column stay below each other.
+fn tail(t: &TaskResult, marks: bool) -> String {
+    let mark = match t.n {
+        0 => return if marks { "- " } else { "-" }.to_owned(),
+        _ if tail_is_max(t) => "*",
+        _ if marks => " ",
+        _ => "",
+    };
+    format!("{}{mark}", num::latency(t.p9999_ns, ""))
+}
+
+/// Whether any tail needs a mark.
+fn any_mark(tasks: &[TaskResult]) -> bool {
+    tasks.iter().any(|t| t.n > 0 && tail_is_max(t))
+}
+
+fn rate(achieved: Iops, declared: Option<Iops>) -> String {
+    match declared {
+        Some(d) => format!("{}/{}", num::rate(achieved), num::rate(d)),
+        None => num::rate(achieved),
+    }
+}
+
+fn kept(t: &TaskResult) -> String {
+    t.declared_rate.map_or_else(|| "-".to_owned(), |d| num::percent(t.achieved_rate.0 / d.0))
+}
+
+fn verdict(t: &TaskResult) -> Cell {
+    Cell::painted(words::verdict(t.verdict), t.verdict.map(paint))
+}
+
+fn paint(v: Verdict) -> Paint {
+    match v {
+        Verdict::Met => Paint::Good,
+        Verdict::Missed => Paint::Bad,
+        Verdict::Unproven => Paint::Open,
+    }
+}
+
+/// Explains the `*` with the sample counts it stands for.
+fn footnote(tasks: &[TaskResult], style: &Style) -> String {
+    let few = tasks.iter().filter(|t| t.n > 0 && tail_is_max(t));
+    let Some((lo, hi)) = few
+        .map(|t| t.n)
+        .fold(None, |acc: Option<(u64, u64)>, n| Some(acc.map_or((n, n), |(lo, hi)| (lo.min(n), hi.max(n)))))
+    else {
+        return String::new();
+    };
+    let n = if lo == hi { lo.to_string() } else { format!("{lo} to {hi}") };
+    style.wrap(
+        &format!("* max of {n}: below 10000 samples p99.99 is not known and the largest stands in for it"),
+        0,
+    )
+}
+
+/// The reasons of all verdicts that are not `met`; tasks that share a verdict and its reason share the line.
+fn reasons(run: &Run, style: &Style) -> String {
+    let mut groups: Vec<(&str, String, Vec<String>)> = Vec::new();
+    for t in run.tasks.iter().filter(|t| matches!(t.verdict, Some(Verdict::Missed | Verdict::Unproven))) {
+        let (word, why, name) =
+            (words::verdict(t.verdict), words::explain(t), format!("{}/{}", t.vm, t.task));
+        match groups.iter_mut().find(|g| g.0 == word && g.1 == why) {
+            Some(g) => g.2.push(name),
+            None => groups.push((word, why, vec![name])),
+        }
+    }
+    groups
+        .iter()
+        .map(|(word, why, names)| style.wrap(&format!("{word} {}: {why}", names.join(", ")), 2))
+        .collect()
+}
+
+/// The run's targets in one line.
+fn sentence(run: &Run, style: &Style) -> String {
+    let counts = tally(run);
+    let colour = match counts {
+        c if c.missed > 0 => Paint::Bad,
+        c if c.unproven > 0 => Paint::Open,
+        _ => Paint::Good,
+    };
+    format!("{}: {}\n", style.clean(&run.scheme), style.paint(&counts.sentence(), colour))
+}

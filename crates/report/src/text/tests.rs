@@ -1,0 +1,232 @@
+use std::collections::BTreeMap;
+
+use rtvirtio_measure::Verdict;
+use rtvirtio_planner::{BfqTunable, Knob};
+use rtvirtio_units::{Iops, Nanos, Percentile};
+use unicode_width::UnicodeWidthStr;
+
+use super::*;
+use crate::fixture;
+
+const PLAIN: Style = Style { colour: false, ascii: false, width: 100 };
+const ASCII: Style = Style { colour: false, ascii: true, width: 100 };
+const COLOUR: Style = Style { colour: true, ascii: false, width: 100 };
+
+fn everything(style: &Style) -> String {
+    let r = fixture::result();
+    [
+        results(&r, style),
+        compare(&r.runs[0], &r.runs[1], style),
+        plan(&fixture::plan(), &BTreeMap::new(), style),
+        plan(&fixture::infeasible_plan(), &BTreeMap::new(), style),
+        forecast(&fixture::plan().tasks, style),
+        profile(&fixture::profile(), style),
+        results(&fixture::many(), style),
+        compare(&fixture::many().runs[0], &fixture::many().runs[1], style),
+    ]
+    .concat()
+}
+
+#[test]
+fn compare_is_the_table_a_user_expects() {
+    let r = fixture::result();
+    assert_eq!(compare(&r.runs[0], &r.runs[1], &PLAIN), GOLDEN.trim_start_matches('\n'));
+}
+
+#[test]
+fn columns_are_aligned() {
+    let r = fixture::result();
+    let got = run(&r.runs[0], &PLAIN);
+    let lines: Vec<&str> = got.lines().collect();
+    // The rule under the titles gives each column's place; no row may have text in a gap.
+    let rule: Vec<char> = lines[1].chars().collect();
+    for line in &lines[2..8] {
+        for (i, c) in line.chars().enumerate() {
+            assert!(rule.get(i) == Some(&'─') || c == ' ', "column {i} of {line:?}\n{got}");
+        }
+    }
+    // Numbers lean right: the last digit of the widest rate stands under the end of its rule.
+    let end = |l: &str, what: &str| l.find(what).map(|i| l[..i].chars().count() + what.len());
+    assert_eq!(end(lines[3], "491.5/500"), end(lines[2], "98.3/100"), "{got}");
+}
+
+#[test]
+fn no_line_is_wider_than_asked() {
+    for style in [PLAIN, ASCII] {
+        for line in everything(&style).lines() {
+            assert!(line.width() <= 100, "{} columns: {line}", line.width());
+        }
+    }
+}
+
+#[test]
+fn ascii_is_ascii_and_has_the_same_words() {
+    let text = everything(&ASCII);
+    assert!(text.is_ascii(), "{:?}", text.chars().find(|c| !c.is_ascii()));
+    for word in ["met", "missed", "unproven", "->", "##"] {
+        assert!(text.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn colour_only_when_asked_and_never_alone() {
+    assert!(!everything(&PLAIN).contains('\x1b'));
+    let text = everything(&COLOUR);
+    assert!(text.contains("\x1b[1;31mmissed\x1b[0m") && text.contains("\x1b[32mmet\x1b[0m"));
+    let mut stripped = String::new();
+    let mut rest = text.as_str();
+    while let Some(i) = rest.find('\x1b') {
+        stripped.push_str(&rest[..i]);
+        rest = &rest[i..];
+        rest = &rest[rest.find('m').unwrap() + 1..];
+    }
+    stripped.push_str(rest);
+    assert_eq!(stripped, everything(&PLAIN), "colour must not change the text or its alignment");
+}
+
+#[test]
+fn empty_and_odd_inputs_read_well() {
+    let mut r = fixture::result();
+    r.runs[0].tasks.clear();
+    assert!(run(&r.runs[0], &PLAIN).contains("no tasks"));
+    let t = &mut r.runs[1].tasks[0];
+    t.n = 0;
+    t.verdict = None;
+    t.target_ns = None;
+    t.declared_rate = Some(Iops(0.0));
+    t.achieved_rate = Iops(0.0);
+    let text = format!("{}{}", run(&r.runs[1], &PLAIN), compare(&r.runs[0], &r.runs[1], &PLAIN));
+    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    assert!(text.contains("not run"), "{text}");
+    r.runs.clear();
+    assert!(results(&r, &PLAIN).contains("no runs"));
+    assert!(forecast(&[], &PLAIN).contains("no tasks"));
+}
+
+#[test]
+fn hostile_names_cannot_act_on_the_terminal() {
+    let mut r = fixture::result();
+    r.runs[0].scheme = "x\x1b]0;owned\x07".into();
+    r.runs[0].tasks[0].vm = "\x1b[2J\u{202e}vm\n1".into();
+    r.runs[0].tasks[0].why = "a\rb".into();
+    r.host.device = "\x1b[31m漢字\x1b[0m".into();
+    let text = format!("{}{}", results(&r, &PLAIN), compare(&r.runs[0], &r.runs[1], &PLAIN));
+    assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+    assert!(results(&r, &ASCII).is_ascii());
+}
+
+#[test]
+fn wide_characters_are_counted_as_two_columns() {
+    let mut t = Table::new(vec![Column::name("name"), Column::number("v")]);
+    t.row(vec!["漢字".into(), "1".into()]);
+    t.row(vec!["abcde".into(), "22".into()]);
+    assert_eq!(t.draw(&PLAIN), "name    v\n─────  ──\n漢字    1\nabcde  22\n");
+}
+
+#[test]
+fn names_are_cut_in_the_middle() {
+    assert_eq!(PLAIN.shorten("production-db-01", 9), "prod…b-01");
+    assert_eq!(ASCII.shorten("production-db-01", 9), "pro..b-01");
+    assert_eq!(PLAIN.shorten("short", 9), "short");
+    assert_eq!(PLAIN.shorten("漢字漢字", 5), "漢…字");
+    assert_eq!(PLAIN.shorten("abc", 1), "…");
+    assert_eq!(PLAIN.shorten("abc", 0), "");
+}
+
+#[test]
+fn bars_are_proportional() {
+    assert_eq!(PLAIN.bar(0.5, 8), "████    ");
+    assert_eq!(PLAIN.bar(1.0 / 16.0, 8), "▌       ");
+    assert_eq!(PLAIN.bar(7.0, 4), "████");
+    assert_eq!(PLAIN.bar(f64::NAN, 4), "    ");
+    assert_eq!(ASCII.bar(0.5, 8), "####    ");
+}
+
+#[test]
+fn a_plan_shows_old_and_new() {
+    let old = BTreeMap::from([
+        (Knob::HostBfq(BfqTunable::SliceIdle), "8".to_owned()),
+        (Knob::HostElevator, "bfq".to_owned()),
+    ]);
+    let text = plan(&fixture::plan(), &old, &PLAIN);
+    assert!(text.contains("2. host bfq slice_idle: 8 ms → 0 ms  [hint]\n   Three VMs are busy"), "{text}");
+    assert!(text.contains("1. host elevator: bfq (as it is)  [hint]"), "{text}");
+    assert!(text.contains("vm3 read rate limit: → 660/s  [cap]"), "{text}");
+    assert!(text.contains("every target is predicted to be met"), "{text}");
+}
+
+#[test]
+fn an_infeasible_plan_names_the_price() {
+    let text = plan(&fixture::infeasible_plan(), &BTreeMap::new(), &PLAIN);
+    assert!(text.contains("given up, least urgent first: vm3"), "{text}");
+    assert!(text.contains("vm3/medium would fit with 22ms instead of 10ms"), "{text}");
+    assert!(text.lines().any(|l| l.contains("-12ms") && l.contains("misses")), "{text}");
+}
+
+#[test]
+fn a_profile_shows_what_bfq_costs_and_every_doubt() {
+    let text = profile(&fixture::profile(), &PLAIN);
+    assert!(
+        text.lines().any(|l| l.starts_with("   16 ") && l.contains("13330") && l.ends_with("86%")),
+        "{text}"
+    );
+    assert!(text.contains("- throughput at depth 32"), "{text}");
+    assert!(text.contains("121 us of host CPU"), "{text}");
+}
+
+#[test]
+fn tasks_with_the_same_reason_share_a_line() {
+    let mut r = fixture::result();
+    for t in &mut r.runs[1].tasks {
+        if t.verdict == Some(Verdict::Unproven) {
+            t.why = "0 of 6000 above target".into();
+        }
+    }
+    let text = run(&r.runs[1], &PLAIN);
+    assert!(
+        text.contains("\n  unproven vm1/light, vm2/light, vm3/light: not missed; 0 of 6000 above target\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_verdict_without_a_reason_is_still_honest() {
+    let mut r = fixture::result();
+    let t = &mut r.runs[1].tasks[0];
+    t.why.clear();
+    assert_eq!(t.verdict, Some(Verdict::Unproven));
+    let text = run(&r.runs[1], &PLAIN);
+    assert!(
+        text.contains("not missed; 0 of 6000 above target, proof needs about 30000 without one"),
+        "{text}"
+    );
+    r.runs[1].tasks[0].percentile = Percentile(99.0);
+    r.runs[1].tasks[0].target_ns = Some(Nanos::from_millis(20));
+    assert!(run(&r.runs[1], &PLAIN).contains("p99 20ms"));
+}
+
+const GOLDEN: &str = "
+                     ─────── default-bfq ───────  ──────────────── slice ────────────────
+vm   task    target  p99.99  rate kept  verdict    p99.99  rate kept  verdict   predicted
+───  ──────  ──────  ──────  ─────────  ────────  ───────  ─────────  ────────  ─────────
+vm1  light    400ms  628ms*      98.3%  missed    14.9ms*      99.9%  unproven       18ms
+vm1  medium   300ms  412ms       98.3%  missed    21.9ms       99.9%  met            24ms
+vm2  light    800ms  828ms*      98.3%  missed    16.9ms*      99.9%  unproven       23ms
+vm2  medium   500ms  871ms       98.3%  missed     5.2ms       99.9%  met            31ms
+vm3  light    900ms  286ms*      99.9%  unproven  11.8ms*      99.9%  unproven       29ms
+vm3  medium   700ms  902ms       98.3%  missed    39.7ms       99.9%  met          37.5ms
+* max of 6000: below 10000 samples p99.99 is not known and the largest stands in for it
+
+default-bfq: 5 of 6 targets missed, 1 unproven
+  missed vm1/light: 14 of 6000 above 400ms; 98.3/s instead of 100/s
+  missed vm1/medium: 14 of 30000 above 300ms; 491.5/s instead of 500/s
+  missed vm2/light: 14 of 6000 above 800ms; 98.3/s instead of 100/s
+  missed vm2/medium: 14 of 30000 above 500ms; 491.5/s instead of 500/s
+  unproven vm3/light: not missed; 0 of 6000 above 900ms; p99.99 needs 29956 samples
+  missed vm3/medium: 14 of 30000 above 700ms; 491.5/s instead of 500/s
+
+slice: 0 of 6 targets missed, 3 met, 3 unproven
+  unproven vm1/light: not missed; 0 of 6000 above 400ms; p99.99 needs 29956 samples
+  unproven vm2/light: not missed; 0 of 6000 above 800ms; p99.99 needs 29956 samples
+  unproven vm3/light: not missed; 0 of 6000 above 900ms; p99.99 needs 29956 samples
+";

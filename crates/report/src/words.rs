@@ -1,0 +1,170 @@
+//! Names and short sentences for the shared types.
+
+use rtvirtio_measure::{HostFacts, Run, TaskResult, Verdict, VmKind};
+use rtvirtio_model::{ModelKind, Side};
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Strength};
+use rtvirtio_units::Percentile;
+
+use crate::num;
+
+/// The verdict as one word; `-` for a task that has no target.
+pub(crate) fn verdict(v: Option<Verdict>) -> &'static str {
+    match v {
+        Some(Verdict::Met) => "met",
+        Some(Verdict::Missed) => "missed",
+        Some(Verdict::Unproven) => "unproven",
+        None => "-",
+    }
+}
+
+/// A knob as a user would name it.
+pub(crate) fn knob(k: &Knob) -> String {
+    match k {
+        Knob::HostElevator => "host elevator".to_owned(),
+        Knob::HostBfq(t) => format!("host bfq {}", t.file_name()),
+        Knob::VmWeight { vm } => format!("{vm} bfq weight"),
+        Knob::VmLimit { vm, limit } => format!("{vm} {} limit", limit_name(*limit)),
+        Knob::GuestElevator { vm } => format!("{vm} guest elevator"),
+        Knob::GuestBfq { vm, tunable } => format!("{vm} guest bfq {}", tunable.file_name()),
+    }
+}
+
+/// The unit of a knob's value, with a leading space; empty for names and plain numbers.
+pub(crate) fn knob_unit(k: &Knob) -> &'static str {
+    match k {
+        Knob::HostBfq(t) | Knob::GuestBfq { tunable: t, .. } => match t {
+            BfqTunable::SliceIdle | BfqTunable::TimeoutSync => " ms",
+            BfqTunable::MaxBudget => " sectors",
+            BfqTunable::LowLatency | BfqTunable::StrictGuarantees => "",
+        },
+        Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. } => " B/s",
+        Knob::VmLimit { limit: LimitKind::ReadIops | LimitKind::WriteIops, .. } => "/s",
+        Knob::HostElevator | Knob::VmWeight { .. } | Knob::GuestElevator { .. } => "",
+    }
+}
+
+/// A knob's value with its unit; `max` has none.
+pub(crate) fn knob_value(k: &Knob, value: &str) -> String {
+    let unit = if value.parse::<f64>().is_ok() { knob_unit(k) } else { "" };
+    format!("{value}{unit}")
+}
+
+fn limit_name(l: LimitKind) -> &'static str {
+    match l {
+        LimitKind::ReadBps => "read bandwidth",
+        LimitKind::WriteBps => "write bandwidth",
+        LimitKind::ReadIops => "read rate",
+        LimitKind::WriteIops => "write rate",
+    }
+}
+
+/// How firmly a setting holds, as one word.
+pub(crate) fn strength(s: Strength) -> &'static str {
+    match s {
+        Strength::Guarantee => "guarantee",
+        Strength::Cap => "cap",
+        Strength::Hint => "hint",
+    }
+}
+
+/// Where a term arises, as one word.
+pub(crate) fn side(s: Side) -> &'static str {
+    match s {
+        Side::Guest => "guest",
+        Side::Host => "host",
+    }
+}
+
+/// The model's name.
+pub(crate) fn model(m: ModelKind) -> &'static str {
+    match m {
+        ModelKind::Analytical => "analytical model (RT-VirtIO, equations 1 to 5)",
+        ModelKind::Slice => "slice model (BFQ's slices and queueing at the device)",
+    }
+}
+
+/// One line on what the VMs of a run were.
+pub(crate) fn kind(run: &Run, host: &HostFacts) -> String {
+    match run.kind {
+        VmKind::Process => "process VMs (fio in a cgroup each: no guest kernel, no virtio)".to_owned(),
+        VmKind::Qemu => match host.accelerator.as_str() {
+            "kvm" => format!("QEMU guests under KVM ({})", host.vmm),
+            "tcg" => format!("QEMU guests under TCG, that is, with emulated CPUs ({})", host.vmm),
+            other => format!("QEMU guests, accelerator {other} ({})", host.vmm),
+        },
+    }
+}
+
+/// Whether the device under test is emulated; by agreement its description then holds the word `twin`.
+pub(crate) fn is_twin(host: &HostFacts) -> bool {
+    host.device.split(|c: char| !c.is_alphanumeric()).any(|w| w.eq_ignore_ascii_case("twin"))
+}
+
+/// Samples without an exceedance that a claim at 95 % takes, about: `ln 20 / (1 - p)`, to two digits.
+///
+/// Exact counts belong to the verdict's own reason; this is for prose and for results that carry no reason.
+pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
+    let n = 20f64.ln() / p.exceedance();
+    if !(1.0..=1e15).contains(&n) {
+        return None;
+    }
+    let unit = 10f64.powf((n.log10().floor() - 1.0).max(0.0));
+    Some(((n / unit).ceil() * unit) as u64)
+}
+
+/// Why a task got its verdict: the judge's own reason where it gave one.
+pub(crate) fn explain(t: &TaskResult) -> String {
+    let why = t.why.trim();
+    match t.verdict {
+        Some(Verdict::Unproven) if why.starts_with("not missed") => why.to_owned(),
+        Some(Verdict::Unproven) if !why.is_empty() => format!("not missed; {why}"),
+        Some(Verdict::Unproven) => {
+            let above = if t.target_ns.is_some_and(|l| t.max_ns <= l) { "0" } else { "too few" };
+            let proof = samples_for_proof(t.percentile)
+                .map_or_else(String::new, |n| format!(", proof needs about {n} without one"));
+            format!("not missed; {above} of {} above target{proof}", t.n)
+        }
+        _ if !why.is_empty() => why.to_owned(),
+        Some(Verdict::Missed) => {
+            let target = t.target_ns.map_or_else(|| num::MISSING.to_owned(), |l| num::latency(l, ""));
+            format!("target {target}, p99.99 {}", num::latency(t.p9999_ns, ""))
+        }
+        Some(Verdict::Met) | None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proof_sizes() {
+        assert_eq!(samples_for_proof(Percentile(99.99)), Some(30_000));
+        assert_eq!(samples_for_proof(Percentile(99.0)), Some(300));
+        assert_eq!(samples_for_proof(Percentile(50.0)), Some(6));
+        assert_eq!(samples_for_proof(Percentile(100.0)), None);
+    }
+
+    #[test]
+    fn values_carry_their_unit() {
+        let k = Knob::HostBfq(BfqTunable::SliceIdle);
+        assert_eq!(knob_value(&k, "0"), "0 ms");
+        let k = Knob::VmLimit { vm: "a".into(), limit: LimitKind::ReadIops };
+        assert_eq!(knob_value(&k, "max"), "max");
+        assert_eq!(knob_value(&k, "500"), "500/s");
+    }
+
+    #[test]
+    fn a_twin_is_recognised_by_the_word() {
+        let host = |d: &str| HostFacts {
+            kernel: String::new(),
+            cpus: 1,
+            vmm: String::new(),
+            accelerator: String::new(),
+            device: d.into(),
+        };
+        assert!(is_twin(&host("loop7 (twin qlc-nvme)")));
+        assert!(is_twin(&host("Twin:emmc")));
+        assert!(!is_twin(&host("nvme-twinax0")));
+    }
+}
