@@ -1,0 +1,379 @@
+//! The guest's kernel and initramfs, made from Debian's own packages on the user's machine.
+//!
+//! Nothing of it is shipped with rtvirtio: the packages are found with apt, unpacked beside the system (never installed),
+//! and the parts that a guest needs go into one initramfs: busybox, fio, the QEMU guest agent, their libraries, and the
+//! kernel modules for virtio and the I/O schedulers. A guest therefore needs no disk of its own: its only disk is the one
+//! under test.
+//!
+//! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU, and costs more than
+//! copying the bytes; see `docs/design.md` for the measured times.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+pub(crate) mod apt;
+pub(crate) mod cpio;
+pub(crate) mod libs;
+pub(crate) mod modules;
+#[cfg(test)]
+mod tests;
+
+use apt::Packages;
+use cpio::Tree;
+
+/// Debian's meta package of the kernel for virtual machines: small, and made for virtio.
+pub(crate) const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
+/// What the guest's first process runs.
+const INIT: &str = include_str!("image/guest-init.sh");
+/// Modules of a guest. Those that the kernel has built in are left out.
+const MODULES: &[&str] =
+    &["virtio_pci", "virtio_blk", "virtio_console", "bfq", "mq_deadline", "kyber_iosched"];
+/// Room for the unpacked packages and the image, in bytes: 450 MB were seen.
+const ROOM: u64 = 700 << 20;
+/// Changes when this module builds something else from the same packages.
+const FORMAT: u32 = 1;
+/// The last file of an image to be written; it makes an image complete.
+const MANIFEST: &str = "image.json";
+
+/// A kernel and an initramfs that boot to an answering guest agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestImage {
+    /// The kernel (bzImage).
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initrd: PathBuf,
+    /// The kernel's release, such as `6.1.0-56-cloud-amd64`.
+    pub release: String,
+}
+
+/// Why there is no guest image.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Only x86-64 guests are built.
+    #[error("guest images are built for x86_64 only, this is {0}")]
+    Architecture(&'static str),
+    /// A program of the host is missing.
+    #[error("cannot run {tool}: {source}; the guest image is made with it: {remedy}")]
+    NoTool {
+        /// The program.
+        tool: String,
+        /// What the user can do.
+        remedy: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// apt does not know a package.
+    #[error(
+        "apt knows no package {package}: run `apt-get update`; it is in Debian 12 and 13, component main"
+    )]
+    NoPackage {
+        /// Its name.
+        package: String,
+    },
+    /// A package could not be downloaded.
+    #[error("cannot download {package}: {detail}; check the network, and run `apt-get update`")]
+    Download {
+        /// Its name and version.
+        package: String,
+        /// apt's words.
+        detail: String,
+    },
+    /// A program of the host failed.
+    #[error("{command} failed: {detail}")]
+    Tool {
+        /// The command line.
+        command: String,
+        /// Its words.
+        detail: String,
+    },
+    /// A kernel module is neither in the package nor built in.
+    #[error("kernel package {kernel} has no module {module}, which a guest needs")]
+    Module {
+        /// Its name.
+        module: String,
+        /// The package's kernel release.
+        kernel: String,
+    },
+    /// A library was not found on the host nor in the packages that a program depends on.
+    #[error(
+        "{binary} needs {libraries}, which no package it depends on has; install fio and qemu-system-x86 on this host"
+    )]
+    Library {
+        /// The program.
+        binary: PathBuf,
+        /// The missing libraries.
+        libraries: String,
+    },
+    /// Not enough room.
+    #[error(
+        "no room in {path:?} for the guest image: {free_mib} MiB free, {needed_mib} MiB needed; make room or choose another cache directory"
+    )]
+    NoSpace {
+        /// Where.
+        path: PathBuf,
+        /// What is free, in MiB.
+        free_mib: u64,
+        /// What it takes, in MiB.
+        needed_mib: u64,
+    },
+    /// A file could not be read or written.
+    #[error("cannot {operation} {path:?}: {source}")]
+    Io {
+        /// What was being done.
+        operation: &'static str,
+        /// To which file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Adds operation and path to an I/O error.
+pub(crate) fn io_at<'a>(
+    operation: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> ImageError + 'a {
+    move |source| ImageError::Io { operation, path: path.to_path_buf(), source }
+}
+
+/// Where images are kept unless the user says otherwise: `$RTVIRTIO_CACHE`, else `/var/cache/rtvirtio` for root and
+/// `~/.cache/rtvirtio` for others.
+#[must_use]
+pub fn default_cache() -> PathBuf {
+    if let Some(dir) = std::env::var_os("RTVIRTIO_CACHE") {
+        return PathBuf::from(dir);
+    }
+    match std::env::var_os("HOME") {
+        Some(home) if !rustix::process::geteuid().is_root() => PathBuf::from(home).join(".cache/rtvirtio"),
+        _ => PathBuf::from("/var/cache/rtvirtio"),
+    }
+}
+
+/// Makes the guest image below `cache`, or finds the one made before from the same packages.
+///
+/// `progress` gets one short line before each step that takes time. Two processes at once are fine: the second waits.
+/// An image appears complete or not at all.
+///
+/// # Errors
+/// See [`ImageError`]; each says what to do.
+pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, ImageError> {
+    if std::env::consts::ARCH != "x86_64" {
+        return Err(ImageError::Architecture(std::env::consts::ARCH));
+    }
+    let host_fio = find_program("fio");
+    let kernel = apt::resolve(KERNEL_PACKAGE)?;
+    let mut wanted = vec![kernel.as_str(), "busybox-static", "qemu-guest-agent"];
+    if host_fio.is_none() {
+        wanted.push("fio");
+    }
+    let versions = apt::candidates(&wanted)?;
+    let mut key = Key::new(FORMAT);
+    key.add(INIT);
+    for (package, version) in &versions {
+        key.add(&format!("{package}={version}"));
+    }
+    if let Some(fio) = &host_fio {
+        key.add(&stamp(fio)?);
+    }
+    build_once(cache, &format!("guest-{}", key.hex()), progress, &mut |work| {
+        let packages = Packages::new(work, progress);
+        for (package, version) in &versions {
+            packages.unpack(package, version)?;
+        }
+        let tree = guest_tree(&packages, host_fio.as_deref(), MODULES, INIT.as_bytes())?;
+        finish(work, &packages, &tree, progress)
+    })
+}
+
+/// The files of a machine that can run fio and the guest agent.
+fn guest_tree(
+    packages: &Packages,
+    host_fio: Option<&Path>,
+    module_names: &[&str],
+    init: &[u8],
+) -> Result<Tree, ImageError> {
+    let mut tree = base_tree(packages, module_names, init)?;
+    let fio = match host_fio {
+        Some(path) => path.to_path_buf(),
+        None => packages.find("usr/bin/fio")?,
+    };
+    libs::add_program(&mut tree, "usr/bin/fio", &fio, packages)?;
+    libs::add_program(&mut tree, "usr/bin/qemu-ga", &packages.find("usr/sbin/qemu-ga")?, packages)?;
+    Ok(tree)
+}
+
+/// The files of a machine that can boot to a shell: busybox, modules, and `init` as its first process.
+pub(crate) fn base_tree(packages: &Packages, module_names: &[&str], init: &[u8]) -> Result<Tree, ImageError> {
+    let mut tree = Tree::default();
+    for dir in ["proc", "sys", "dev", "run", "tmp", "root", "etc", "usr/bin", "sbin", "var"] {
+        tree.dir(dir);
+    }
+    tree.symlink("var/run", "/run");
+    tree.data("init", init.to_vec(), 0o755);
+    let busybox = packages.find_any(&["bin/busybox", "usr/bin/busybox"])?;
+    tree.file("bin/busybox", &busybox, 0o755);
+    for applet in run(Command::new(&busybox).arg("--list"), "reinstall busybox-static")?.lines() {
+        if applet != "busybox" {
+            tree.symlink(&format!("bin/{applet}"), "busybox");
+        }
+    }
+    modules::add(&mut tree, packages, &busybox, module_names)?;
+    Ok(tree)
+}
+
+/// Writes kernel, initramfs and manifest into `work`.
+pub(crate) fn finish(
+    work: &Path,
+    packages: &Packages,
+    tree: &Tree,
+    progress: &dyn Fn(&str),
+) -> Result<String, ImageError> {
+    let release = packages.kernel_release()?;
+    progress(&format!("writing the initramfs for {release}"));
+    let vmlinuz = packages.find(&format!("boot/vmlinuz-{release}"))?;
+    fs::copy(&vmlinuz, work.join("vmlinuz")).map_err(io_at("copy", &vmlinuz))?;
+    tree.write(&work.join("initrd.cpio"))?;
+    Ok(release)
+}
+
+/// Runs `build` in a fresh directory below `cache` unless the image `name` is there, and moves it into place.
+pub(crate) fn build_once(
+    cache: &Path,
+    name: &str,
+    progress: &dyn Fn(&str),
+    build: &mut dyn FnMut(&Path) -> Result<String, ImageError>,
+) -> Result<GuestImage, ImageError> {
+    fs::create_dir_all(cache).map_err(io_at("create", cache))?;
+    let target = cache.join(name);
+    if let Some(image) = load(&target) {
+        return Ok(image);
+    }
+    let lock_path = cache.join("lock");
+    let lock = fs::File::create(&lock_path).map_err(io_at("create", &lock_path))?;
+    if rustix::fs::flock(lock.as_fd(), FlockOperation::NonBlockingLockExclusive).is_err() {
+        progress("waiting for another rtvirtio that builds the guest image");
+        rustix::fs::flock(lock.as_fd(), FlockOperation::LockExclusive)
+            .map_err(|e| io_at("lock", &lock_path)(e.into()))?;
+    }
+    if let Some(image) = load(&target) {
+        return Ok(image);
+    }
+    // Nobody else builds now, so what lies there was left by one that was killed.
+    remove_leftovers(cache)?;
+    let stat = rustix::fs::statvfs(cache).map_err(|e| io_at("look at", cache)(e.into()))?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
+    if free < ROOM {
+        let (free_mib, needed_mib) = (free >> 20, ROOM >> 20);
+        return Err(ImageError::NoSpace { path: cache.to_path_buf(), free_mib, needed_mib });
+    }
+    let work = tempfile::Builder::new()
+        .prefix(WORK_PREFIX)
+        .tempdir_in(cache)
+        .map_err(io_at("make a directory in", cache))?;
+    let release = build(work.path())?;
+    // The unpacked packages are several hundred MB that nobody reads again.
+    let unpacked = work.path().join(apt::UNPACKED);
+    fs::remove_dir_all(&unpacked).map_err(io_at("remove", &unpacked))?;
+    let manifest = work.path().join(MANIFEST);
+    fs::write(&manifest, format!("{{\"release\":{release:?}}}\n")).map_err(io_at("write", &manifest))?;
+    for file in ["vmlinuz", "initrd.cpio", MANIFEST] {
+        let path = work.path().join(file);
+        fs::File::open(&path).and_then(|f| f.sync_all()).map_err(io_at("flush", &path))?;
+    }
+    if target.exists() {
+        fs::remove_dir_all(&target).map_err(io_at("remove", &target))?;
+    }
+    let work = work.keep();
+    fs::rename(&work, &target).map_err(io_at("rename", &work))?;
+    let readable = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+    fs::set_permissions(&target, readable).map_err(io_at("chmod", &target))?;
+    load(&target).ok_or_else(|| io_at("read back", &target)(io::ErrorKind::InvalidData.into()))
+}
+
+const WORK_PREFIX: &str = "build-";
+
+fn remove_leftovers(cache: &Path) -> Result<(), ImageError> {
+    for entry in fs::read_dir(cache).map_err(io_at("list", cache))?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(WORK_PREFIX) {
+            fs::remove_dir_all(entry.path()).map_err(io_at("remove", &entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+fn load(dir: &Path) -> Option<GuestImage> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        release: String,
+    }
+    let text = fs::read(dir.join(MANIFEST)).ok()?;
+    let Manifest { release } = serde_json::from_slice(&text).ok()?;
+    let image = GuestImage { kernel: dir.join("vmlinuz"), initrd: dir.join("initrd.cpio"), release };
+    (image.kernel.is_file() && image.initrd.is_file()).then_some(image)
+}
+
+/// Looks a program up in PATH and the system directories (PATH of a plain user lacks sbin).
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/bin", "/usr/sbin", "/bin", "/sbin"].iter().map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|p| p.is_file())
+}
+
+/// Name, size and time of a host file: another one makes another image.
+pub(crate) fn stamp(path: &Path) -> Result<String, ImageError> {
+    let meta = fs::metadata(path).map_err(io_at("look at", path))?;
+    Ok(format!("{} {} {}.{}", path.display(), meta.len(), meta.mtime(), meta.mtime_nsec()))
+}
+
+/// Runs a program of the host and returns its standard output as text.
+pub(crate) fn run(command: &mut Command, remedy: &'static str) -> Result<String, ImageError> {
+    run_bytes(command, remedy).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Runs a program of the host and returns its standard output.
+pub(crate) fn run_bytes(command: &mut Command, remedy: &'static str) -> Result<Vec<u8>, ImageError> {
+    let tool = command.get_program().to_string_lossy().into_owned();
+    let output = command.env("LC_ALL", "C").output().map_err(|source| ImageError::NoTool {
+        tool: tool.clone(),
+        remedy,
+        source,
+    })?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let args: Vec<_> = command.get_args().map(|a| a.to_string_lossy().into_owned()).collect();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let detail = stderr.lines().filter(|l| !l.trim().is_empty()).collect::<Vec<_>>().join("; ");
+    Err(ImageError::Tool { command: format!("{tool} {}", args.join(" ")), detail })
+}
+
+/// FNV-1a of what an image is made from. It names directories; nobody attacks it.
+pub(crate) struct Key(u64);
+
+impl Key {
+    pub(crate) fn new(format: u32) -> Key {
+        let mut key = Key(0xcbf2_9ce4_8422_2325);
+        key.add(&format.to_string());
+        key
+    }
+
+    pub(crate) fn add(&mut self, part: &str) {
+        // The closing zero keeps ("ab", "c") and ("a", "bc") apart.
+        for byte in part.bytes().chain([0]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+
+    pub(crate) fn hex(&self) -> String {
+        format!("{:016x}", self.0)
+    }
+}

@@ -1,0 +1,135 @@
+//! Kernel modules of an image, with those that they need.
+//!
+//! The package has no `modules.dep` (depmod writes it on installation), so the names come from where depmod has them
+//! from: `depends=` in each module's `.modinfo` section.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::apt::Packages;
+use super::cpio::Tree;
+use super::{ImageError, io_at, run_bytes};
+
+/// Puts the modules and all that they depend on into `lib/modules`, and their file names into `lib/modules/order`, each
+/// after those that it needs: `insmod` in that order works. Modules that the kernel has built in are left out.
+pub(crate) fn add(
+    tree: &mut Tree,
+    packages: &Packages,
+    busybox: &Path,
+    names: &[&str],
+) -> Result<(), ImageError> {
+    let release = packages.kernel_release()?;
+    // Debian 13 ships them below usr/lib.
+    let dir =
+        packages.find_any(&[&format!("lib/modules/{release}"), &format!("usr/lib/modules/{release}")])?;
+    let mut set = Set { release, busybox, files: BTreeMap::new(), builtin: Vec::new(), order: Vec::new() };
+    set.builtin = read_builtin(&dir)?;
+    list(&dir, &mut set.files)?;
+    for name in names {
+        set.visit(&canonical(name), 0)?;
+    }
+    let order: String = set.order.iter().map(|(name, _)| format!("{name}.ko\n")).collect();
+    tree.data("lib/modules/order", order.into_bytes(), 0o644);
+    for (name, bytes) in set.order {
+        tree.data(&format!("lib/modules/{name}.ko"), bytes, 0o644);
+    }
+    Ok(())
+}
+
+struct Set<'a> {
+    release: String,
+    busybox: &'a Path,
+    files: BTreeMap<String, PathBuf>,
+    builtin: Vec<String>,
+    order: Vec<(String, Vec<u8>)>,
+}
+
+impl Set<'_> {
+    fn visit(&mut self, name: &str, depth: u32) -> Result<(), ImageError> {
+        if self.builtin.iter().any(|b| b == name) || self.order.iter().any(|(n, _)| n == name) {
+            return Ok(());
+        }
+        let missing = || ImageError::Module { module: name.to_owned(), kernel: self.release.clone() };
+        // The kernel refuses circles; a depth that no kernel has stops a damaged package.
+        let path = self.files.get(name).filter(|_| depth < 32).ok_or_else(missing)?.clone();
+        let bytes = self.load(&path)?;
+        let needs = depends(&bytes).ok_or_else(missing)?;
+        for need in needs {
+            self.visit(&need, depth + 1)?;
+        }
+        self.order.push((name.to_owned(), bytes));
+        Ok(())
+    }
+
+    /// A module's bytes. Debian 13 compresses them; `insmod` of an old kernel could not, so they go in plain.
+    fn load(&self, path: &Path) -> Result<Vec<u8>, ImageError> {
+        if path.extension().is_some_and(|x| x == "xz") {
+            return run_bytes(Command::new(self.busybox).arg("xzcat").arg(path), "reinstall busybox-static");
+        }
+        fs::read(path).map_err(io_at("read", path))
+    }
+}
+
+/// Module names treat `-` and `_` alike.
+fn canonical(name: &str) -> String {
+    name.replace('-', "_")
+}
+
+fn module_name(file: &str) -> Option<String> {
+    file.strip_suffix(".ko").or_else(|| file.strip_suffix(".ko.xz")).map(canonical)
+}
+
+fn read_builtin(dir: &Path) -> Result<Vec<String>, ImageError> {
+    let path = dir.join("modules.builtin");
+    let text = fs::read_to_string(&path).map_err(io_at("read", &path))?;
+    Ok(text.lines().filter_map(|l| module_name(l.rsplit('/').next().unwrap_or(l))).collect())
+}
+
+fn list(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), ImageError> {
+    for entry in fs::read_dir(dir).map_err(io_at("list", dir))? {
+        let entry = entry.map_err(io_at("list", dir))?;
+        let path = entry.path();
+        if entry.file_type().map_err(io_at("look at", &path))?.is_dir() {
+            list(&path, files)?;
+        } else if let Some(name) = module_name(&entry.file_name().to_string_lossy()) {
+            files.insert(name, path);
+        }
+    }
+    Ok(())
+}
+
+/// The names behind `depends=` in the `.modinfo` section of an ELF64 little-endian module (elf(5)); `None` when it is
+/// no such file.
+fn depends(module: &[u8]) -> Option<Vec<String>> {
+    let info = section(module, b".modinfo")?;
+    let field = info.split(|&b| b == 0).find_map(|f| f.strip_prefix(b"depends="))?;
+    let names = String::from_utf8_lossy(field);
+    Some(names.split(',').filter(|n| !n.is_empty()).map(canonical).collect())
+}
+
+fn section<'a>(elf: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let bytes = |at: usize, n: usize| elf.get(at..at.checked_add(n)?);
+    let u16_at = |at| Some(usize::from(u16::from_le_bytes(bytes(at, 2)?.try_into().ok()?)));
+    let u32_at = |at| usize::try_from(u32::from_le_bytes(bytes(at, 4)?.try_into().ok()?)).ok();
+    let u64_at = |at| usize::try_from(u64::from_le_bytes(bytes(at, 8)?.try_into().ok()?)).ok();
+    // Magic, 64 bits, little endian.
+    if bytes(0, 6)? != b"\x7fELF\x02\x01" {
+        return None;
+    }
+    let (table, size, count, names) = (u64_at(0x28)?, u16_at(0x3a)?, u16_at(0x3c)?, u16_at(0x3e)?);
+    let header = |i: usize| table.checked_add(i.checked_mul(size)?);
+    // In a section header: name at 0, offset in the file at 0x18, size at 0x20.
+    let body = |at: usize| bytes(u64_at(at.checked_add(0x18)?)?, u64_at(at.checked_add(0x20)?)?);
+    let strings = body(header(names)?)?;
+    (0..count).find_map(|i| {
+        let at = header(i)?;
+        let found = strings.get(u32_at(at)?..)?.split(|&b| b == 0).next()?;
+        (found == name).then(|| body(at))?
+    })
+}
+
+#[cfg(test)]
+#[path = "modules_tests.rs"]
+mod tests;
