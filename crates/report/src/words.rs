@@ -7,6 +7,9 @@ use rtvirtio_units::Percentile;
 
 use crate::num;
 
+/// Share of the declared rate that counts as kept, as the judge of `rtvirtio-measure` has it.
+pub(crate) const RATE_KEPT: f64 = 0.99;
+
 /// The verdict as one word; `-` for a task that has no target.
 pub(crate) fn verdict(v: Option<Verdict>) -> &'static str {
     match v {

@@ -93,7 +93,7 @@ fn outlook(plan: &Plan) -> String {
         let (word, class) = match t.margin_ns {
             None => ("no target", ""),
             Some(m) if m < 0 => ("misses", "bad"),
-            Some(_) if t.forecast.rate_kept < 0.99 => ("rate not kept", "bad"),
+            Some(_) if t.forecast.rate_kept < words::RATE_KEPT => ("rate not kept", "bad"),
             Some(_) => ("holds", "good"),
         };
         let none = || "\u{2013}".to_owned();

@@ -16,8 +16,6 @@ use crate::{num, words};
 const ROWS: usize = 24;
 /// Panels of percentile curves.
 const PANELS: usize = 12;
-/// Share of the declared rate that counts as kept.
-const RATE_KEPT: f64 = 0.99;
 
 /// Counts per scheme, over all its runs.
 fn by_scheme(result: &ResultFile) -> Vec<(&str, Tally, usize)> {
@@ -320,7 +318,7 @@ pub(super) fn rates(report: &ReportInput<'_>) -> String {
         title: "Achieved over declared rate per task. The same numbers are in the table.".to_owned(),
         series: schemes(result).into_iter().map(str::to_owned).collect(),
         rows: shown.iter().map(row).collect(),
-        limit: RATE_KEPT,
+        limit: words::RATE_KEPT,
     };
     let caption = format!(
         "A short tail is worth nothing if the task got less work done. Requests completed per second over those \

@@ -69,9 +69,9 @@ impl Style {
         clean::terminal(s, self.ascii)
     }
 
-    /// A bold line, cleaned.
+    /// Bold text, cleaned, on as many lines as it needs.
     pub(crate) fn heading(&self, s: &str) -> String {
-        format!("{}\n", self.paint(&self.clean(s), Paint::Strong))
+        self.wrap(s, 0).lines().map(|l| format!("{}\n", self.paint(l, Paint::Strong))).collect()
     }
 
     /// A horizontal bar of `share` (0 to 1) of `width` columns, padded to the full width.

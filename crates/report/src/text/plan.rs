@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use rtvirtio_model::Forecast;
 use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook};
+use rtvirtio_units::Nanos;
+use unicode_width::UnicodeWidthStr;
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::{num, words};
@@ -26,22 +28,33 @@ pub fn forecast(tasks: &[TaskOutlook], style: &Style) -> String {
         if i > 0 {
             out.push('\n');
         }
-        let head = format!("{}/{}", t.vm, t.task);
-        out.push_str(&style.paint(&style.clean(&head), Paint::Strong));
-        out.push_str(&format!("  {} {}", t.percentile, num::latency(t.forecast.latency_ns, "")));
-        if let Some(target) = t.target_ns {
-            out.push_str(&format!(", target {}", num::latency(target, "")));
-        }
-        if let Some(m) = t.margin_ns {
-            let paint = if m < 0 { Paint::Bad } else { Paint::Good };
-            let word = if m < 0 { "predicted to miss by" } else { "margin" };
-            let text = format!("{word} {}", num::latency(rtvirtio_units::Nanos(m.unsigned_abs()), ""));
-            out.push_str(&format!(", {}", style.paint(&text, paint)));
-        }
-        out.push_str(&format!(", rate kept {}\n", num::percent(t.forecast.rate_kept)));
+        out.push_str(&forecast_head(t, style));
         out.push_str(&terms(&t.forecast, name_width, style));
     }
     out
+}
+
+/// Name, prediction, target, margin and rate: on one line where they fit, else the name on a line of its own.
+fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
+    let name = style.clean(&format!("{}/{}", t.vm, t.task));
+    let mut parts = vec![(format!("{} {}", t.percentile, num::latency(t.forecast.latency_ns, "")), None)];
+    parts.extend(t.target_ns.map(|l| (format!("target {}", num::latency(l, "")), None)));
+    parts.extend(t.margin_ns.map(|m| {
+        let size = num::latency(Nanos(m.unsigned_abs()), "");
+        if m < 0 {
+            (format!("predicted to miss by {size}"), Some(Paint::Bad))
+        } else {
+            (format!("margin {size}"), Some(Paint::Good))
+        }
+    }));
+    parts.push((format!("rate kept {}", num::percent(t.forecast.rate_kept)), None));
+    let plain: Vec<&str> = parts.iter().map(|p| p.0.as_str()).collect();
+    let gap = if name.width() + 2 + plain.join(", ").width() > style.width { "\n  " } else { "  " };
+    let painted: Vec<String> = parts
+        .iter()
+        .map(|(text, paint)| paint.map_or_else(|| text.clone(), |p| style.paint(text, p)))
+        .collect();
+    format!("{}{gap}{}\n", style.paint(&name, Paint::Strong), painted.join(", "))
 }
 
 fn terms(f: &Forecast, name_width: usize, style: &Style) -> String {
@@ -132,7 +145,7 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
         let (word, paint) = match t.margin_ns {
             None => ("no target", None),
             Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
-            Some(_) if t.forecast.rate_kept < 0.99 => ("rate not kept", Some(Paint::Bad)),
+            Some(_) if t.forecast.rate_kept < words::RATE_KEPT => ("rate not kept", Some(Paint::Bad)),
             Some(_) => ("holds", Some(Paint::Good)),
         };
         table.row(vec![

@@ -60,6 +60,36 @@ fn no_line_is_wider_than_asked() {
 }
 
 #[test]
+fn long_names_do_not_widen_lines() {
+    let long = "n".repeat(32);
+    let (mut r, mut p, mut d) = (fixture::result(), fixture::infeasible_plan(), fixture::profile());
+    r.host.vmm = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u16)".into();
+    r.host.device.push_str(&" long".repeat(30));
+    r.runs[0].scheme = "a-scheme-with-a-name-that-somebody-made-far-too-long".into();
+    for t in r.runs.iter_mut().flat_map(|r| &mut r.tasks) {
+        (t.vm, t.task) = (long.clone(), format!("{}{}", long, t.vm));
+    }
+    for t in &mut p.tasks {
+        (t.vm, t.task) = (long.clone(), long.clone());
+        t.forecast.terms[0].name = long.clone();
+    }
+    p.settings.push(p.settings[6].clone());
+    p.settings[8].knob = Knob::GuestBfq { vm: long.clone(), tunable: BfqTunable::StrictGuarantees };
+    d.doubts.push(long.repeat(2) + " " + &long.repeat(3));
+    let text = [
+        results(&r, &PLAIN),
+        compare(&r.runs[0], &r.runs[1], &PLAIN),
+        forecast(&p.tasks, &PLAIN),
+        plan(&p, &BTreeMap::new(), &PLAIN),
+        profile(&d, &PLAIN),
+    ]
+    .concat();
+    for line in text.lines() {
+        assert!(line.width() <= 100, "{} columns: {line}", line.width());
+    }
+}
+
+#[test]
 fn ascii_is_ascii_and_has_the_same_words() {
     let text = everything(&ASCII);
     assert!(text.is_ascii(), "{:?}", text.chars().find(|c| !c.is_ascii()));
