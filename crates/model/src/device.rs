@@ -1,21 +1,38 @@
 //! What a profile says about the device, in the form the models use.
 
-use rtvirtio_spec::{Op, Spec};
+use rtvirtio_spec::{Op, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops};
 
 use crate::types::{DepthPoint, Elevator, Profile};
 use crate::{Config, ModelError};
 
-/// Requests per second, of the spec's mix of operations and sizes, that the device serves at its best depth under this
-/// configuration's host elevator. A planner sets caps from what the declared rates leave of it.
+/// Requests per second that the declared rates leave to each VM under this configuration's host elevator: the share of
+/// the device's time that is left, divided equally among the VMs that have a task without a rate. `None` for other VMs.
+///
+/// A planner derives caps for floods from it. At least 1 % of the device is left, so that a cap never stops a VM.
 ///
 /// # Errors
 /// [`ModelError::BadProfile`] without a usable read measurement.
-pub fn capacity(profile: &Profile, spec: &Spec, config: &Config) -> Result<Iops, ModelError> {
+pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Option<Iops>>, ModelError> {
+    const LEAST: f64 = 0.01;
     let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
-    let costs: Vec<f64> = spec.tasks().map(|(_, t)| device.occupancy(t.op, t.block)).collect();
-    let mean = costs.iter().sum::<f64>() / costs.len().max(1) as f64;
-    Ok(Iops(if mean > 0.0 { 1.0 / mean } else { device.read.capacity }))
+    let used: f64 = spec
+        .tasks()
+        .filter_map(|(_, t)| t.rate.map(|r| r.0.max(0.0) * device.occupancy(t.op, t.block)))
+        .sum();
+    let floods = |vm: &Vm| vm.tasks.iter().filter(|t| t.rate.is_none()).count();
+    let flooding = spec.vms.iter().filter(|vm| floods(vm) > 0).count().max(1) as f64;
+    let left = (1.0 - used).max(LEAST) / flooding;
+    Ok(spec
+        .vms
+        .iter()
+        .map(|vm| {
+            let n = floods(vm);
+            let costs: f64 =
+                vm.tasks.iter().filter(|t| t.rate.is_none()).map(|t| device.occupancy(t.op, t.block)).sum();
+            (n > 0).then(|| Iops(left * n as f64 / costs))
+        })
+        .collect())
 }
 
 /// The device of a profile under one class of elevator.

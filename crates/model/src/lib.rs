@@ -15,7 +15,7 @@ use rtvirtio_spec::{Spec, Task};
 use rtvirtio_units::{Nanos, Percentile};
 
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
-pub use device::capacity;
+pub use device::spare_rates;
 pub use slice::{Slice, weights_act};
 pub use types::*;
 

@@ -1,5 +1,114 @@
-//! Plans and the search for them.
+//! Plans and the search for them: pure, deterministic, no I/O.
+//!
+//! [`plan`] looks for knob settings under which every target is predicted to be met with a safety margin. When there are
+//! none it serves the VMs in order of urgency, names those it gives up, the targets that conflict, and what would fit.
 
+mod convert;
+mod evaluate;
+mod explain;
+mod infeasible;
+mod options;
 mod plan;
+mod search;
 
+use rtvirtio_model::{ModelError, ModelKind, Profile};
+use rtvirtio_spec::Spec;
+
+pub use convert::{check_actable, config_of, settings_of};
+pub use options::{CgroupMode, PlanOptions, Space};
 pub use plan::*;
+
+use evaluate::{Evaluator, Problem};
+
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The model cannot use its inputs, or covers no configuration of the space.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A setting that the kernel would accept and that would change nothing.
+    #[error("{setting} cannot act: {why}")]
+    CannotAct {
+        /// The setting, for the user.
+        setting: String,
+        /// The reason and the remedy.
+        why: String,
+    },
+    /// A value that is not one of the knob's.
+    #[error("{setting}: value `{value}` is not valid; {remedy}")]
+    BadValue {
+        /// The setting, for the user.
+        setting: String,
+        /// The value found.
+        value: String,
+        /// What it may be.
+        remedy: String,
+    },
+    /// A setting for a VM that the spec does not have.
+    #[error("{setting}: the spec has no VM `{vm}`; plan again for this spec")]
+    NoSuchVm {
+        /// The setting, for the user.
+        setting: String,
+        /// Name of the VM.
+        vm: String,
+    },
+    /// Options that contradict themselves.
+    #[error("plan options: {0}")]
+    BadOptions(String),
+}
+
+/// Finds settings for `spec` on the host that `profile` describes, starting from the configuration in force.
+///
+/// The same input always gives the same plan. With [`ModelKind::Analytical`] it is the paper's local search (scheme
+/// `rt-virtio-analytical`), with [`ModelKind::Slice`] ours (scheme `slice`). Without any target the plan is empty.
+///
+/// # Errors
+/// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers nothing in the space.
+pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Plan, PlanError> {
+    options.check()?;
+    let problem = Problem::new(spec, options);
+    let mut evaluator = Evaluator::new(profile, spec, options);
+    let found = search::search(&problem, &mut evaluator)?;
+    let infeasible =
+        if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
+    let mut settings = settings_of(spec, &options.start, &found.config);
+    explain::explain(&problem, &mut evaluator, &found, &mut settings);
+    check_actable(spec, options.mode, &options.start, &settings)?;
+    let forecasts = evaluator.forecast(&found.config)?;
+    Ok(Plan {
+        schema: PLAN_SCHEMA.to_owned(),
+        scheme: match options.model {
+            ModelKind::Analytical => "rt-virtio-analytical",
+            ModelKind::Slice => "slice",
+        }
+        .to_owned(),
+        model: options.model,
+        settings,
+        tasks: outlook(spec, forecasts),
+        feasible: infeasible.is_none(),
+        infeasible,
+        evaluated: evaluator.evaluated(),
+    })
+}
+
+/// The forecasts beside the targets, in spec order.
+fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<TaskOutlook> {
+    spec.tasks()
+        .zip(forecasts)
+        .map(|((vm, task), forecast)| {
+            let target_ns = task.target.map(|t| t.latency);
+            let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+            TaskOutlook {
+                vm: vm.name.clone(),
+                task: task.name.clone(),
+                percentile: rtvirtio_model::percentile_of(task),
+                target_ns,
+                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.latency_ns.0)),
+                forecast,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -128,6 +128,18 @@ fn a_cap_on_the_flood_restores_tail_and_rate() {
 }
 
 #[test]
+fn what_the_rates_leave_is_shared_by_the_floods() {
+    let mut s = flooded(LabKind::Process, 32);
+    let c = config(&s, Elevator::None, Bfq::default());
+    let spare = crate::spare_rates(&twin(), &s, &c).unwrap();
+    assert!(spare[0].is_none());
+    // 15500/s less 3 x 2100/s.
+    assert!((spare[3].unwrap().0 - 9_200.0).abs() < 1e-6);
+    s.vms[0].tasks.push(flood(1));
+    assert!((crate::spare_rates(&twin(), &s, &c).unwrap()[3].unwrap().0 - 4_600.0).abs() < 1e-6);
+}
+
+#[test]
 fn a_cap_below_the_declared_rate_loses_it() {
     let s = paper_mix(LabKind::Process, 2);
     let mut c = config(&s, Elevator::None, Bfq::default());

@@ -1,0 +1,307 @@
+//! Between a configuration (what the models read) and settings (what is written), in the kernel's units.
+
+use rtvirtio_model::{Bfq, Config, Elevator};
+use rtvirtio_spec::{Reach, Spec, Vm};
+use rtvirtio_units::{Bytes, Iops, Nanos};
+
+use crate::options::CgroupMode;
+use crate::{BfqTunable, Knob, LimitKind, PlanError, Setting, Strength};
+
+/// Bytes per sector, the unit of `max_budget` (block/bfq-iosched.c counts budgets in 512 B sectors).
+const SECTOR: u64 = 512;
+
+/// The tunables in the order in which they are written.
+const TUNABLES: [BfqTunable; 5] = [
+    BfqTunable::LowLatency,
+    BfqTunable::SliceIdle,
+    BfqTunable::TimeoutSync,
+    BfqTunable::MaxBudget,
+    BfqTunable::StrictGuarantees,
+];
+
+/// The settings that lead from `start` to `config`, in the order in which they are to be written, without reasons.
+///
+/// The elevator comes first: the kernel makes new tunables with default values when it changes, so tunables are compared
+/// with the defaults then, and with `start` otherwise. Tunables of an elevator that is not chosen are not settings.
+#[must_use]
+pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting> {
+    let mut out = Vec::new();
+    let mut push = |knob, value: String| {
+        let strength = if matches!(knob, Knob::VmLimit { .. }) { Strength::Cap } else { Strength::Hint };
+        out.push(Setting { knob, value, reason: String::new(), strength });
+    };
+    if config.elevator != start.elevator {
+        push(Knob::HostElevator, elevator_name(config.elevator).to_owned());
+    }
+    for (tunable, value) in changed((start.elevator, &start.bfq), (config.elevator, &config.bfq)) {
+        push(Knob::HostBfq(tunable), value);
+    }
+    for ((vm, old), new) in spec.vms.iter().zip(&start.vms).zip(&config.vms) {
+        if new.weight != old.weight {
+            push(Knob::VmWeight { vm: vm.name.clone() }, new.weight.to_string());
+        }
+    }
+    for ((vm, old), new) in spec.vms.iter().zip(&start.vms).zip(&config.vms) {
+        if new.cap != old.cap {
+            for (limit, value) in limits(vm, new.cap) {
+                push(Knob::VmLimit { vm: vm.name.clone(), limit }, value);
+            }
+        }
+    }
+    for ((vm, old), new) in spec.vms.iter().zip(&start.vms).zip(&config.vms) {
+        if new.guest_elevator != old.guest_elevator {
+            push(Knob::GuestElevator { vm: vm.name.clone() }, elevator_name(new.guest_elevator).to_owned());
+        }
+        for (tunable, value) in
+            changed((old.guest_elevator, &old.guest_bfq), (new.guest_elevator, &new.guest_bfq))
+        {
+            push(Knob::GuestBfq { vm: vm.name.clone(), tunable }, value);
+        }
+    }
+    out
+}
+
+/// The configuration that `settings` lead to from `start`.
+///
+/// # Errors
+/// [`PlanError::NoSuchVm`] and [`PlanError::BadValue`] for settings that do not belong to the spec or the knob.
+pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Config, PlanError> {
+    let mut config = start.clone();
+    // Caps arrive as up to two limits: a VM's first limit replaces what `start` said of it.
+    let mut capped = vec![false; spec.vms.len()];
+    for s in settings {
+        let index = |vm: &String| {
+            spec.vms
+                .iter()
+                .position(|v| v.name == *vm)
+                .filter(|&i| i < config.vms.len())
+                .ok_or_else(|| PlanError::NoSuchVm { setting: describe(&s.knob), vm: vm.clone() })
+        };
+        match &s.knob {
+            Knob::HostElevator => {
+                let new = elevator(s)?;
+                if new == Elevator::Bfq && config.elevator != Elevator::Bfq {
+                    config.bfq = Bfq::default();
+                }
+                config.elevator = new;
+            }
+            Knob::HostBfq(tunable) => set(&mut config.bfq, *tunable, s)?,
+            Knob::VmWeight { vm } => {
+                let i = index(vm)?;
+                let weight = number(s, "a whole number from 1 to 1000")?;
+                config.vms[i].weight = u32::try_from(weight)
+                    .ok()
+                    .filter(|w| (1..=1000).contains(w))
+                    .ok_or_else(|| bad_value(s, "a whole number from 1 to 1000"))?;
+            }
+            Knob::VmLimit { vm, limit: LimitKind::ReadIops | LimitKind::WriteIops } => {
+                let i = index(vm)?;
+                let before = if capped[i] { config.vms[i].cap } else { None };
+                capped[i] = true;
+                config.vms[i].cap = match s.value.as_str() {
+                    "max" => before,
+                    _ => {
+                        let more = number(s, "a whole number per second, or max")? as f64;
+                        Some(Iops(before.map_or(0.0, |c| c.0) + more))
+                    }
+                };
+            }
+            Knob::VmLimit { vm, .. } => {
+                index(vm)?;
+                return Err(bad_value(s, "the models know limits on requests only, not on bytes"));
+            }
+            Knob::GuestElevator { vm } => {
+                let i = index(vm)?;
+                let new = elevator(s)?;
+                if new == Elevator::Bfq && config.vms[i].guest_elevator != Elevator::Bfq {
+                    config.vms[i].guest_bfq = Bfq::default();
+                }
+                config.vms[i].guest_elevator = new;
+            }
+            Knob::GuestBfq { vm, tunable } => {
+                let i = index(vm)?;
+                set(&mut config.vms[i].guest_bfq, *tunable, s)?;
+            }
+        }
+    }
+    Ok(config)
+}
+
+/// Refuses settings that the kernel would take and that would change nothing.
+///
+/// # Errors
+/// [`PlanError::CannotAct`] with the reason; the errors of [`config_of`].
+pub fn check_actable(
+    spec: &Spec,
+    mode: CgroupMode,
+    start: &Config,
+    settings: &[Setting],
+) -> Result<(), PlanError> {
+    let end = config_of(spec, start, settings)?;
+    let idles = end.bfq.slice_idle.0 > 0 || end.bfq.strict_guarantees;
+    for s in settings {
+        let why = match &s.knob {
+            Knob::VmWeight { .. } | Knob::VmLimit { .. } if mode == CgroupMode::Shared => {
+                "all VMs share one I/O cgroup, and weights and limits act only between cgroups; \
+                 give each VM its own, or use I/O classes"
+            }
+            Knob::VmWeight { .. } if end.elevator != Elevator::Bfq => {
+                "the weight is BFQ's and the plan's elevator is another; choose bfq"
+            }
+            Knob::VmWeight { .. } if !idles => {
+                "with slice_idle=0 BFQ serves whoever has a request, whatever its weight; \
+                 raise slice_idle, or cap the neighbour"
+            }
+            Knob::HostBfq(_) if end.elevator != Elevator::Bfq => {
+                "it is a tunable of BFQ and the plan's elevator is another; choose bfq"
+            }
+            Knob::GuestElevator { vm } | Knob::GuestBfq { vm, .. }
+                if spec.vm(vm).is_some_and(|vm| !guest_reachable(vm)) =>
+            {
+                "the VM has no guest agent through which its kernel could be reached; give it `agent`"
+            }
+            Knob::GuestBfq { vm, .. }
+                if spec
+                    .vms
+                    .iter()
+                    .position(|v| v.name == *vm)
+                    .is_some_and(|i| end.vms[i].guest_elevator != Elevator::Bfq) =>
+            {
+                "it is a tunable of BFQ and the guest's elevator is another; choose bfq in the guest"
+            }
+            _ => continue,
+        };
+        return Err(PlanError::CannotAct { setting: describe(&s.knob), why: why.to_owned() });
+    }
+    Ok(())
+}
+
+impl crate::Plan {
+    /// The configuration that this plan leads to from `start`.
+    ///
+    /// # Errors
+    /// Those of [`config_of`].
+    pub fn config(&self, spec: &Spec, start: &Config) -> Result<Config, PlanError> {
+        config_of(spec, start, &self.settings)
+    }
+}
+
+/// Whether knobs inside the VM can be reached.
+pub(crate) fn guest_reachable(vm: &Vm) -> bool {
+    match &vm.reach {
+        Reach::Lab(kind) => *kind == rtvirtio_spec::LabKind::Qemu,
+        Reach::Existing { agent, .. } => agent.is_some(),
+    }
+}
+
+/// A knob for the user, such as `weight of vm0`.
+pub(crate) fn describe(knob: &Knob) -> String {
+    match knob {
+        Knob::HostElevator => "the host's elevator".to_owned(),
+        Knob::HostBfq(t) => format!("{} on the host", t.file_name()),
+        Knob::VmWeight { vm } => format!("the weight of {vm}"),
+        Knob::VmLimit { vm, .. } => format!("the cap on {vm}"),
+        Knob::GuestElevator { vm } => format!("the elevator inside {vm}"),
+        Knob::GuestBfq { vm, tunable } => format!("{} inside {vm}", tunable.file_name()),
+    }
+}
+
+/// The kernel's name of an elevator.
+pub(crate) fn elevator_name(e: Elevator) -> &'static str {
+    match e {
+        Elevator::None => "none",
+        Elevator::MqDeadline => "mq-deadline",
+        Elevator::Kyber => "kyber",
+        Elevator::Bfq => "bfq",
+    }
+}
+
+/// A cap as limits. A VM that only reads needs one on reads, one that only writes one on writes; with both, the cap is
+/// divided by the share of writes so that the two add up to it.
+fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
+    let share = vm.tasks.iter().map(|t| t.op.write_share()).sum::<f64>() / vm.tasks.len().max(1) as f64;
+    let whole = cap.map(|c| c.0.floor().max(1.0));
+    let text = |v: Option<f64>| v.map_or("max".to_owned(), |v| format!("{v:.0}"));
+    if share <= 0.0 {
+        return vec![(LimitKind::ReadIops, text(whole))];
+    }
+    if share >= 1.0 {
+        return vec![(LimitKind::WriteIops, text(whole))];
+    }
+    let writes = whole.map(|w| (w * share).round().clamp(1.0, (w - 1.0).max(1.0)));
+    let reads = whole.zip(writes).map(|(w, x)| (w - x).max(1.0));
+    vec![(LimitKind::ReadIops, text(reads)), (LimitKind::WriteIops, text(writes))]
+}
+
+/// Tunables whose value changes, with the value to write.
+fn changed(old: (Elevator, &Bfq), new: (Elevator, &Bfq)) -> Vec<(BfqTunable, String)> {
+    if new.0 != Elevator::Bfq {
+        return Vec::new();
+    }
+    let fresh = Bfq::default();
+    let before = if old.0 == Elevator::Bfq { old.1 } else { &fresh };
+    TUNABLES
+        .into_iter()
+        .map(|t| (t, value(before, t), value(new.1, t)))
+        .filter(|(_, before, after)| before != after)
+        .map(|(t, _, after)| (t, after))
+        .collect()
+}
+
+/// A tunable's value as the kernel reads it.
+fn value(bfq: &Bfq, tunable: BfqTunable) -> String {
+    // Milliseconds, rounded up so that a short idle never becomes none.
+    let ms = |n: Nanos| n.0.div_ceil(1_000_000).to_string();
+    match tunable {
+        BfqTunable::SliceIdle => ms(bfq.slice_idle),
+        BfqTunable::TimeoutSync => ms(bfq.timeout_sync),
+        BfqTunable::LowLatency => u8::from(bfq.low_latency).to_string(),
+        BfqTunable::MaxBudget => bfq.max_budget.map_or(0, |b| b.0.div_ceil(SECTOR)).to_string(),
+        BfqTunable::StrictGuarantees => u8::from(bfq.strict_guarantees).to_string(),
+    }
+}
+
+fn set(bfq: &mut Bfq, tunable: BfqTunable, s: &Setting) -> Result<(), PlanError> {
+    let flag = || match s.value.as_str() {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(bad_value(s, "0 or 1")),
+    };
+    // The kernel holds these in 32 bits; the bound also keeps the conversions below from overflowing.
+    let whole = |what| {
+        number(s, what).and_then(|v| if v <= i32::MAX as u64 { Ok(v) } else { Err(bad_value(s, what)) })
+    };
+    match tunable {
+        BfqTunable::SliceIdle => bfq.slice_idle = Nanos::from_millis(whole("whole milliseconds")?),
+        BfqTunable::TimeoutSync => bfq.timeout_sync = Nanos::from_millis(whole("whole milliseconds")?),
+        BfqTunable::LowLatency => bfq.low_latency = flag()?,
+        BfqTunable::MaxBudget => {
+            let sectors = whole("whole sectors of 512 B, 0 for automatic")?;
+            bfq.max_budget = (sectors > 0).then_some(Bytes(sectors * SECTOR));
+        }
+        BfqTunable::StrictGuarantees => bfq.strict_guarantees = flag()?,
+    }
+    Ok(())
+}
+
+fn elevator(s: &Setting) -> Result<Elevator, PlanError> {
+    [Elevator::None, Elevator::MqDeadline, Elevator::Kyber, Elevator::Bfq]
+        .into_iter()
+        .find(|&e| elevator_name(e) == s.value)
+        .ok_or_else(|| bad_value(s, "one of none, mq-deadline, kyber, bfq"))
+}
+
+fn number(s: &Setting, what: &str) -> Result<u64, PlanError> {
+    s.value.parse().map_err(|_| bad_value(s, what))
+}
+
+fn bad_value(s: &Setting, remedy: &str) -> PlanError {
+    PlanError::BadValue {
+        setting: describe(&s.knob),
+        value: s.value.clone(),
+        remedy: format!("expected {remedy}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,273 @@
+//! Judging a configuration: forecasts against targets, and which of two configurations is better.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use rtvirtio_model::{Bfq, Config, Elevator, Forecast, ModelError, Profile, TailModel, model};
+use rtvirtio_spec::Spec;
+
+use crate::PlanOptions;
+
+/// Share of the declared rate that must be kept: a tail met by doing less work is not met.
+pub(crate) const RATE_KEPT: f64 = 0.99;
+
+/// Margins are compared in steps of this much of the target, so that a sliver of margin does not outweigh a change.
+const MARGIN_STEP: f64 = 0.05;
+
+/// What is asked: the spec's tasks with the targets that count in this search.
+#[derive(Clone)]
+pub(crate) struct Problem<'a> {
+    pub(crate) spec: &'a Spec,
+    pub(crate) options: &'a PlanOptions,
+    /// Target per task in ns, in spec order.
+    pub(crate) targets: Vec<Option<f64>>,
+    /// VM of each task.
+    pub(crate) vm_of: Vec<usize>,
+    /// VMs by urgency: tightest target first, then spec order; those without targets last.
+    pub(crate) urgency: Vec<usize>,
+    /// VMs that may be capped: no target declared, and a task without a rate.
+    pub(crate) cappable: Vec<usize>,
+}
+
+impl<'a> Problem<'a> {
+    pub(crate) fn new(spec: &'a Spec, options: &'a PlanOptions) -> Self {
+        let cappable = (0..spec.vms.len())
+            .filter(|&i| spec.vms[i].tightest_target().is_none())
+            .filter(|&i| spec.vms[i].tasks.iter().any(|t| t.rate.is_none()))
+            .collect();
+        let targets = spec.tasks().map(|(_, t)| t.target.map(|t| t.latency.0 as f64)).collect();
+        let vm_of = spec.vms.iter().enumerate().flat_map(|(i, vm)| vm.tasks.iter().map(move |_| i)).collect();
+        Self { spec, options, targets: Vec::new(), vm_of, urgency: Vec::new(), cappable }
+            .with_targets(targets)
+    }
+
+    /// The same with other targets and the urgency that follows from them; what may be capped stays as declared.
+    pub(crate) fn with_targets(&self, targets: Vec<Option<f64>>) -> Self {
+        let mut new = Self { targets, ..self.clone() };
+        let tightest = new.tightest();
+        new.urgency = (0..self.spec.vms.len()).collect();
+        let of = |i: usize| tightest[i].unwrap_or(f64::INFINITY);
+        new.urgency.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
+        new
+    }
+
+    /// The tightest target of each VM, in ns.
+    pub(crate) fn tightest(&self) -> Vec<Option<f64>> {
+        let mut out: Vec<Option<f64>> = vec![None; self.spec.vms.len()];
+        for (target, &vm) in self.targets.iter().zip(&self.vm_of) {
+            if let Some(t) = *target {
+                out[vm] = Some(out[vm].map_or(t, |o| o.min(t)));
+            }
+        }
+        out
+    }
+
+    /// Largest prediction at which a target counts as met.
+    pub(crate) fn limit(&self, target: f64) -> f64 {
+        target * (1.0 - self.options.safety.0)
+    }
+
+    /// Whether a target is met with the safety margin and the rate kept.
+    pub(crate) fn met(&self, target: f64, latency: f64, kept: f64) -> bool {
+        latency <= self.limit(target) && kept >= RATE_KEPT
+    }
+
+    /// Relative margin: share of the target that is left; negative when the rate is not kept.
+    pub(crate) fn margin(target: f64, latency: f64, kept: f64) -> f64 {
+        let tail = 1.0 - latency / target;
+        if kept >= RATE_KEPT { tail } else { tail.min(kept / RATE_KEPT - 1.0) }
+    }
+
+    pub(crate) fn outcome(&self, config: Config, judged: &Judged) -> Outcome {
+        let mut missed_of = vec![0u32; self.spec.vms.len()];
+        let mut margin = f64::INFINITY;
+        for (i, target) in self.targets.iter().enumerate() {
+            let Some(target) = *target else { continue };
+            let (latency, kept) = (judged.latency[i], judged.kept[i]);
+            if !self.met(target, latency, kept) {
+                missed_of[self.vm_of[i]] += 1;
+            }
+            margin = margin.min(Self::margin(target, latency, kept));
+        }
+        Outcome {
+            missed: missed_of.iter().sum(),
+            missed_by_urgency: self.urgency.iter().map(|&i| missed_of[i]).collect(),
+            margin: if margin.is_finite() { margin } else { 0.0 },
+            changes: changes(&self.options.start, &config),
+            config,
+        }
+    }
+}
+
+/// A configuration and how it does.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) config: Config,
+    /// Targets missed.
+    pub(crate) missed: u32,
+    /// Targets missed per VM, most urgent VM first.
+    pub(crate) missed_by_urgency: Vec<u32>,
+    /// Smallest relative margin.
+    pub(crate) margin: f64,
+    /// Knobs that differ from the start.
+    pub(crate) changes: usize,
+}
+
+impl Outcome {
+    /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more margin, by steps; then
+    /// fewer changes; then margin to the last bit.
+    pub(crate) fn compare(&self, other: &Self) -> Ordering {
+        let step = |m: f64| (m.clamp(-1e6, 1.0) / MARGIN_STEP).floor() as i64;
+        other
+            .missed_by_urgency
+            .cmp(&self.missed_by_urgency)
+            .then_with(|| step(self.margin).cmp(&step(other.margin)))
+            .then_with(|| other.changes.cmp(&self.changes))
+            .then_with(|| self.margin.total_cmp(&other.margin))
+    }
+
+    pub(crate) fn better_than(&self, other: &Self) -> bool {
+        self.compare(other) == Ordering::Greater
+    }
+}
+
+/// What the model says of a configuration: independent of the targets, so it is kept for later searches.
+pub(crate) struct Judged {
+    /// Predicted latency in ns.
+    pub(crate) latency: Vec<f64>,
+    pub(crate) kept: Vec<f64>,
+}
+
+/// The model with its inputs, a memory of what was evaluated, and the budget.
+pub(crate) struct Evaluator<'a> {
+    profile: &'a Profile,
+    spec: &'a Spec,
+    model: Box<dyn TailModel>,
+    seen: HashMap<Vec<u64>, Option<Judged>>,
+    evaluated: u64,
+    budget: u64,
+    /// The last refusal, for when nothing at all was covered.
+    refusal: Option<ModelError>,
+}
+
+impl<'a> Evaluator<'a> {
+    pub(crate) fn new(profile: &'a Profile, spec: &'a Spec, options: &PlanOptions) -> Self {
+        Self {
+            profile,
+            spec,
+            model: model(options.model),
+            seen: HashMap::new(),
+            evaluated: 0,
+            budget: options.budget,
+            refusal: None,
+        }
+    }
+
+    pub(crate) fn evaluated(&self) -> u64 {
+        self.evaluated
+    }
+
+    pub(crate) fn refusal(&self) -> Option<&ModelError> {
+        self.refusal.as_ref()
+    }
+
+    pub(crate) fn profile(&self) -> &Profile {
+        self.profile
+    }
+
+    /// The full forecasts of one configuration.
+    pub(crate) fn forecast(&self, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+        self.model.forecast(self.profile, self.spec, config)
+    }
+
+    /// What the model says; `None` when it does not cover the configuration or the budget is spent.
+    pub(crate) fn judge(&mut self, config: &Config) -> Option<&Judged> {
+        let key = fingerprint(config);
+        if !self.seen.contains_key(&key) {
+            if self.evaluated >= self.budget {
+                return None;
+            }
+            self.evaluated += 1;
+            let judged = match self.model.forecast(self.profile, self.spec, config) {
+                Ok(forecasts) => Some(Judged {
+                    latency: forecasts.iter().map(|f| f.latency_ns.0 as f64).collect(),
+                    kept: forecasts.iter().map(|f| f.rate_kept).collect(),
+                }),
+                Err(e) => {
+                    self.refusal = Some(e);
+                    None
+                }
+            };
+            self.seen.insert(key.clone(), judged);
+        }
+        self.seen.get(&key).and_then(Option::as_ref)
+    }
+
+    /// Whether a configuration that was already evaluated meets all targets of `problem`.
+    pub(crate) fn any_meets(&self, problem: &Problem<'_>) -> bool {
+        self.seen.values().flatten().any(|j| {
+            problem
+                .targets
+                .iter()
+                .enumerate()
+                .all(|(i, t)| t.is_none_or(|t| problem.met(t, j.latency[i], j.kept[i])))
+        })
+    }
+
+    /// The configuration judged for `problem`; `None` as for [`Evaluator::judge`].
+    pub(crate) fn outcome(&mut self, problem: &Problem<'_>, config: &Config) -> Option<Outcome> {
+        self.judge(config).map(|judged| problem.outcome(config.clone(), judged))
+    }
+}
+
+/// A configuration as words, equal exactly when the configurations are.
+fn fingerprint(config: &Config) -> Vec<u64> {
+    let mut key = Vec::with_capacity(6 + 8 * config.vms.len());
+    let elevator = |e: Elevator| match e {
+        Elevator::None => 0,
+        Elevator::MqDeadline => 1,
+        Elevator::Kyber => 2,
+        Elevator::Bfq => 3,
+    };
+    let bfq = |key: &mut Vec<u64>, b: &Bfq| {
+        let flags = u64::from(b.low_latency) | u64::from(b.strict_guarantees) << 1;
+        // No budget is 0: a budget of zero bytes means the same to the kernel.
+        key.extend([b.slice_idle.0, b.timeout_sync.0, b.max_budget.map_or(0, |b| b.0), flags]);
+    };
+    key.push(elevator(config.elevator));
+    bfq(&mut key, &config.bfq);
+    for vm in &config.vms {
+        key.extend([
+            u64::from(vm.weight),
+            vm.cap.map_or(u64::MAX, |c| c.0.to_bits()),
+            elevator(vm.guest_elevator),
+        ]);
+        bfq(&mut key, &vm.guest_bfq);
+    }
+    key
+}
+
+/// How many knobs differ, as [`crate::settings_of`] counts them but without writing values.
+fn changes(start: &Config, config: &Config) -> usize {
+    let tunables = |old: (Elevator, &Bfq), new: (Elevator, &Bfq)| {
+        if new.0 != Elevator::Bfq {
+            return 0;
+        }
+        let fresh = Bfq::default();
+        let (a, b) = (if old.0 == Elevator::Bfq { old.1 } else { &fresh }, new.1);
+        usize::from(a.slice_idle != b.slice_idle)
+            + usize::from(a.timeout_sync != b.timeout_sync)
+            + usize::from(a.low_latency != b.low_latency)
+            + usize::from(a.max_budget != b.max_budget)
+            + usize::from(a.strict_guarantees != b.strict_guarantees)
+    };
+    let mut n = usize::from(start.elevator != config.elevator)
+        + tunables((start.elevator, &start.bfq), (config.elevator, &config.bfq));
+    for (a, b) in start.vms.iter().zip(&config.vms) {
+        n += usize::from(a.weight != b.weight)
+            + usize::from(a.cap != b.cap)
+            + usize::from(a.guest_elevator != b.guest_elevator)
+            + tunables((a.guest_elevator, &a.guest_bfq), (b.guest_elevator, &b.guest_bfq));
+    }
+    n
+}

@@ -1,0 +1,121 @@
+//! What the search may do.
+
+use rtvirtio_model::{Config, Elevator, ModelKind};
+use rtvirtio_units::{Bytes, Nanos, Ratio};
+
+use crate::PlanError;
+
+/// How the VMs' host processes are placed in I/O cgroups. Weights and limits act between cgroups, I/O classes only inside
+/// one, so a host is in one mode or the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupMode {
+    /// Each VM has its own: weights and limits can act.
+    PerVm,
+    /// All VMs share one: only I/O classes of threads can act, no per-VM weight or limit.
+    Shared,
+}
+
+/// Options of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanOptions {
+    /// Which model predicts; it also decides the scheme.
+    pub model: ModelKind,
+    /// Which knobs and values may be used.
+    pub space: Space,
+    /// The configuration in force. Its values are always allowed.
+    pub start: Config,
+    /// How the VMs are placed in cgroups.
+    pub mode: CgroupMode,
+    /// Margin that a target needs to count as met: predicted <= target * (1 - safety).
+    pub safety: Ratio,
+    /// Most configurations to evaluate, over the whole of [`crate::plan`].
+    pub budget: u64,
+}
+
+/// Knobs and values that a search may use; empty lists leave a knob as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Host elevators that the device offers.
+    pub elevators: Vec<Elevator>,
+    /// Host `slice_idle`.
+    pub slice_idle: Vec<Nanos>,
+    /// Host `timeout_sync`.
+    pub timeout_sync: Vec<Nanos>,
+    /// Host `max_budget`; `None` lets BFQ choose.
+    pub max_budget: Vec<Option<Bytes>>,
+    /// Whether `low_latency` may be set to 0.
+    pub low_latency: bool,
+    /// Weights of VMs, rising.
+    pub weights: Vec<u32>,
+    /// Whether VMs without targets may be capped.
+    pub caps: bool,
+    /// Whether knobs inside guests may be set.
+    pub guests: bool,
+}
+
+impl Space {
+    /// The paper's Table II: BFQ, `slice_idle` {1,2,4,6,8} ms, `timeout_sync` {32,64,124} ms, weights 50 to 700.
+    #[must_use]
+    pub fn paper() -> Self {
+        Self {
+            elevators: vec![Elevator::Bfq],
+            slice_idle: [1, 2, 4, 6, 8].map(Nanos::from_millis).to_vec(),
+            timeout_sync: [32, 64, 124].map(Nanos::from_millis).to_vec(),
+            max_budget: Vec::new(),
+            low_latency: true,
+            weights: vec![50, 100, 150, 250, 300, 500, 700],
+            caps: false,
+            guests: false,
+        }
+    }
+}
+
+impl Default for Space {
+    /// The paper's space and what it leaves out: no idling, shorter slices and budgets, the other elevators, caps, guests.
+    fn default() -> Self {
+        Self {
+            elevators: vec![Elevator::Bfq, Elevator::None, Elevator::MqDeadline, Elevator::Kyber],
+            slice_idle: [0, 1, 2, 4, 6, 8].map(Nanos::from_millis).to_vec(),
+            timeout_sync: [8, 16, 32, 64, 124].map(Nanos::from_millis).to_vec(),
+            max_budget: vec![None, Some(Bytes::from_kib(512)), Some(Bytes::from_kib(2048))],
+            caps: true,
+            guests: true,
+            ..Self::paper()
+        }
+    }
+}
+
+impl PlanOptions {
+    /// The default search from the configuration in force: slice model, whole space, 20 % safety.
+    #[must_use]
+    pub fn new(start: Config) -> Self {
+        Self {
+            model: ModelKind::Slice,
+            space: Space::default(),
+            start,
+            mode: CgroupMode::PerVm,
+            safety: Ratio(0.2),
+            budget: 50_000,
+        }
+    }
+
+    /// The paper's search: its model in its space.
+    #[must_use]
+    pub fn paper(start: Config) -> Self {
+        Self { model: ModelKind::Analytical, space: Space::paper(), ..Self::new(start) }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), PlanError> {
+        let bad = |what: &str| Err(PlanError::BadOptions(what.to_owned()));
+        if !(0.0..1.0).contains(&self.safety.0) {
+            return bad("the safety margin must be at least 0 % and below 100 %");
+        }
+        if self.space.weights.iter().any(|w| !(1..=1000).contains(w)) {
+            return bad("weights must be 1 to 1000");
+        }
+        if self.budget == 0 {
+            return bad("the budget must allow at least one evaluation");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! The searches: the paper's and ours, and what they share.
+
+mod paper;
+mod slice;
+
+use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
+
+use crate::PlanError;
+use crate::convert::guest_reachable;
+use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::options::CgroupMode;
+
+/// A setting stays when dropping it would cost more than this much of a target in margin.
+const WORTH: f64 = 0.01;
+
+/// The best configuration found, with every setting that earns nothing taken back.
+pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Outcome, PlanError> {
+    let start = evaluator.outcome(problem, &problem.options.start);
+    // A start that is not covered is no obstacle; one that is wrong is.
+    if let (None, Some(e @ (ModelError::BadConfig(_) | ModelError::BadProfile { .. }))) =
+        (&start, evaluator.refusal())
+    {
+        return Err(PlanError::Model(e.clone()));
+    }
+    let found = if problem.targets.iter().all(Option::is_none) {
+        start
+    } else {
+        let found = match problem.options.model {
+            ModelKind::Slice => slice::search(problem, evaluator, start),
+            ModelKind::Analytical => paper::search(problem, evaluator, start),
+        };
+        found.map(|best| tidy(problem, evaluator, best))
+    };
+    found.ok_or_else(|| match evaluator.refusal() {
+        Some(e) => PlanError::Model(e.clone()),
+        None => PlanError::BadOptions("the space holds no configuration that the model covers".to_owned()),
+    })
+}
+
+/// Whether weights may be set.
+fn weights_allowed(problem: &Problem<'_>) -> bool {
+    problem.options.mode == CgroupMode::PerVm && !problem.options.space.weights.is_empty()
+}
+
+/// The BFQ tunables that are in force before the plan writes any: the start's, or the kernel's defaults when BFQ is new.
+fn initial_bfq(start: &Config) -> Bfq {
+    if start.elevator == Elevator::Bfq { start.bfq } else { Bfq::default() }
+}
+
+/// Takes back what cannot act in `config` and adds what must go with it: weights need idling BFQ, and where they differ weight
+/// raising must be off or it overrides them.
+fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
+    let start = &problem.options.start;
+    let acts = weights_act(problem.spec, &config);
+    if config.elevator != Elevator::Bfq {
+        config.bfq = start.bfq;
+    }
+    if !acts || !weights_allowed(problem) {
+        for (vm, old) in config.vms.iter_mut().zip(&start.vms) {
+            vm.weight = old.weight;
+        }
+    } else if raising_hurts(&config) && problem.options.space.low_latency {
+        config.bfq.low_latency = false;
+    }
+    config
+}
+
+/// Whether weights differ between VMs.
+fn raising_hurts(config: &Config) -> bool {
+    config.vms.windows(2).any(|w| w[0].weight != w[1].weight)
+}
+
+/// Evaluates a configuration and keeps it when it is better.
+fn consider(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    best: &mut Option<Outcome>,
+    config: Config,
+) -> bool {
+    let Some(outcome) = evaluator.outcome(problem, &settle(problem, config)) else { return false };
+    let better = best.as_ref().is_none_or(|b| outcome.better_than(b));
+    if better {
+        *best = Some(outcome);
+    }
+    better
+}
+
+/// Takes back, one by one, every setting whose loss changes neither which targets are met nor the margin noticeably.
+fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome) -> Outcome {
+    let floor = best.margin - WORTH;
+    loop {
+        let before = best.changes;
+        for config in without_one(problem, &best.config) {
+            let Some(outcome) = evaluator.outcome(problem, &settle(problem, config)) else { continue };
+            let as_good = outcome.missed_by_urgency == best.missed_by_urgency && outcome.margin >= floor;
+            if as_good && outcome.changes < best.changes {
+                best = outcome;
+                // The list was made for the old configuration: start again.
+                break;
+            }
+        }
+        if best.changes >= before {
+            return best;
+        }
+    }
+}
+
+/// `config` with one knob, or one kind of knob, as at the start. Whole kinds come first: they drop most.
+fn without_one(problem: &Problem<'_>, config: &Config) -> Vec<Config> {
+    let start = &problem.options.start;
+    let mut out = Vec::new();
+    let mut push = |edit: &dyn Fn(&mut Config)| {
+        let mut c = config.clone();
+        edit(&mut c);
+        if c != *config {
+            out.push(c);
+        }
+    };
+    push(&|c| {
+        c.elevator = start.elevator;
+        c.bfq = start.bfq;
+    });
+    push(&|c| c.vms.iter_mut().zip(&start.vms).for_each(|(vm, old)| vm.weight = old.weight));
+    push(&|c| c.vms.iter_mut().zip(&start.vms).for_each(|(vm, old)| vm.cap = old.cap));
+    push(&|c| {
+        c.vms.iter_mut().zip(&start.vms).for_each(|(vm, old)| {
+            vm.guest_elevator = old.guest_elevator;
+            vm.guest_bfq = old.guest_bfq;
+        });
+    });
+    let initial = initial_bfq(start);
+    push(&|c| c.bfq.slice_idle = initial.slice_idle);
+    push(&|c| c.bfq.timeout_sync = initial.timeout_sync);
+    push(&|c| c.bfq.max_budget = initial.max_budget);
+    push(&|c| c.bfq.low_latency = initial.low_latency);
+    push(&|c| c.bfq.strict_guarantees = initial.strict_guarantees);
+    for (i, old) in start.vms.iter().enumerate() {
+        push(&|c| c.vms[i].weight = old.weight);
+        push(&|c| c.vms[i].cap = old.cap);
+        push(&|c| c.vms[i].guest_elevator = old.guest_elevator);
+    }
+    out
+}
+
+/// VMs whose guest elevator may be set.
+fn settable_guests(problem: &Problem<'_>) -> Vec<usize> {
+    if !problem.options.space.guests {
+        return Vec::new();
+    }
+    (0..problem.spec.vms.len()).filter(|&i| guest_reachable(&problem.spec.vms[i])).collect()
+}

@@ -1,0 +1,406 @@
+use proptest::prelude::*;
+use rtvirtio_model::{
+    Bfq, Config, DepthPoint, Elevator, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, VmConfig,
+};
+use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm};
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
+
+use super::*;
+
+fn point(depth: u32, iops: f64, us: [u64; 4]) -> DepthPoint {
+    let [p50, p99, p9999, max] = us.map(Nanos::from_micros);
+    DepthPoint { depth, iops: Iops(iops), spread: 0.02, n: 200_000, p50, p99, p9999, max }
+}
+
+/// A QLC drive behind one channel, and TCG guests that were measured alone.
+fn profile() -> Profile {
+    let read =
+        vec![point(1, 9_300.0, [105, 150, 1_800, 5_000]), point(16, 15_500.0, [1_030, 1_200, 3_500, 8_000])];
+    let read_bfq =
+        vec![point(1, 9_000.0, [109, 160, 1_900, 5_000]), point(16, 14_800.0, [1_080, 1_300, 3_800, 8_000])];
+    Profile {
+        schema: PROFILE_SCHEMA.to_owned(),
+        device: "loop0".to_owned(),
+        size: Bytes(1 << 30),
+        block: Bytes::from_kib(4),
+        write: read.clone(),
+        read,
+        read_bfq,
+        guest: Some(GuestPoint {
+            kind: "qemu-tcg".to_owned(),
+            point: point(1, 7_700.0, [130, 400, 3_800, 9_000]),
+            cpu_per_request: 0.000_3,
+        }),
+        cpus: 2,
+        kernel: "6.18".to_owned(),
+        doubts: Vec::new(),
+    }
+}
+
+fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
+    Task {
+        name: name.to_owned(),
+        op: Op::Read,
+        block: Bytes::from_kib(4),
+        pattern: Pattern::Random,
+        rate: Some(Iops(rate)),
+        depth: 1,
+        arrival: Arrival::Closed,
+        target: target_ms.map(|ms| Target { percentile: Percentile::P9999, latency: Nanos::from_millis(ms) }),
+    }
+}
+
+fn flood() -> Task {
+    Task { rate: None, depth: 32, ..task("flood", 1.0, None) }
+}
+
+fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
+    Spec {
+        device: Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) },
+        vms: vms
+            .iter()
+            .enumerate()
+            .map(|(i, tasks)| Vm { name: format!("vm{i}"), reach: Reach::Lab(kind), tasks: tasks.clone() })
+            .collect(),
+    }
+}
+
+/// The paper's Fig. 7: 3 VMs, light and medium, targets 400/300, 800/500, 900/700 ms.
+fn fig7() -> Spec {
+    let vm = |l, m| vec![task("light", 100.0, Some(l)), task("medium", 500.0, Some(m))];
+    spec(LabKind::Qemu, &[vm(400, 300), vm(800, 500), vm(900, 700)])
+}
+
+fn flooded() -> Spec {
+    let vm = vec![task("light", 100.0, Some(12)), task("heavy", 1500.0, Some(12))];
+    spec(LabKind::Process, &[vm.clone(), vm, vec![flood()]])
+}
+
+fn start(spec: &Spec) -> Config {
+    let vm = VmConfig { weight: 100, cap: None, guest_elevator: Elevator::None, guest_bfq: Bfq::default() };
+    Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; spec.vms.len()] }
+}
+
+fn knobs(p: &Plan) -> Vec<&Knob> {
+    p.settings.iter().map(|s| &s.knob).collect()
+}
+
+/// Feasible means: every target met with the safety margin, every rate kept.
+fn assert_meets(p: &Plan, safety: f64) {
+    assert!(p.feasible && p.infeasible.is_none(), "{p:?}");
+    for t in &p.tasks {
+        if let Some(target) = t.target_ns {
+            assert!(t.forecast.latency_ns.0 as f64 <= target.0 as f64 * (1.0 - safety), "{t:?}");
+            assert!(t.forecast.rate_kept >= 0.99, "{t:?}");
+        }
+    }
+}
+
+#[test]
+fn fig7_misses_under_defaults_and_plans_feasibly() {
+    let s = fig7();
+    let options = PlanOptions::new(start(&s));
+    let before = rtvirtio_model::model(ModelKind::Slice).forecast(&profile(), &s, &options.start).unwrap();
+    assert!(before[1].latency_ns > Nanos::from_millis(300), "the default must miss for the case to be one");
+    let p = plan(&s, &profile(), &options).unwrap();
+    assert_meets(&p, 0.2);
+    assert!(!p.settings.is_empty());
+    for setting in &p.settings {
+        assert!(setting.reason.len() > 20, "{setting:?}");
+        assert_eq!(setting.strength, Strength::Hint);
+    }
+    assert!(
+        p.settings.iter().any(|x| x.reason.contains("without it vm") && x.reason.contains("ms")),
+        "{:?}",
+        p.settings
+    );
+}
+
+#[test]
+fn a_flood_is_capped_and_nobody_with_a_target_is() {
+    let s = flooded();
+    let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    assert_meets(&p, 0.2);
+    let caps: Vec<_> = p.settings.iter().filter(|x| matches!(x.knob, Knob::VmLimit { .. })).collect();
+    assert_eq!(caps.len(), 1, "{:?}", p.settings);
+    assert_eq!(caps[0].knob, Knob::VmLimit { vm: "vm2".to_owned(), limit: LimitKind::ReadIops });
+    assert_eq!(caps[0].strength, Strength::Cap);
+    assert!(caps[0].reason.contains("of its rate"), "{}", caps[0].reason);
+    assert!(caps[0].value.parse::<u64>().unwrap() > 100);
+
+    // Without caps nothing holds the flood to 12 ms: someone is given up, and it says so.
+    let mut options = PlanOptions::new(start(&s));
+    options.space.caps = false;
+    let p = plan(&s, &profile(), &options).unwrap();
+    assert!(!p.feasible);
+    assert!(knobs(&p).iter().all(|k| !matches!(k, Knob::VmLimit { .. })));
+}
+
+#[test]
+fn a_cap_that_starves_a_vm_with_targets_is_lifted() {
+    let s = fig7();
+    let mut from = start(&s);
+    from.vms[0].cap = Some(Iops(300.0));
+    let p = plan(&s, &profile(), &PlanOptions::new(from)).unwrap();
+    assert_meets(&p, 0.2);
+    let lifted = p.settings.iter().find(|x| matches!(x.knob, Knob::VmLimit { .. })).unwrap();
+    assert_eq!(lifted.value, "max");
+}
+
+#[test]
+fn an_infeasible_spec_names_conflict_and_a_relaxation_that_really_fits() {
+    for model in [ModelKind::Slice, ModelKind::Analytical] {
+        let mut s = fig7();
+        // Below the guest's own noise floor, and below what the analytical model can reach.
+        s.vms[0].tasks[0].target =
+            Some(Target { percentile: Percentile::P9999, latency: Nanos::from_micros(900) });
+        let mut options = PlanOptions::new(start(&s));
+        options.model = model;
+        if model == ModelKind::Analytical {
+            options.space = Space::paper();
+        }
+        let p = plan(&s, &profile(), &options).unwrap();
+        assert!(!p.feasible);
+        let why = p.infeasible.unwrap();
+        assert!(why.sacrificed.contains(&"vm0".to_owned()), "{why:?}");
+        assert_eq!(why.conflict, ["vm0/light"], "it alone cannot be met");
+        assert!(why.reason.contains("vm0/light"));
+        assert!(!why.relaxation.is_empty());
+        let mut relaxed = s.clone();
+        for r in &why.relaxation {
+            assert!(r.fits_ns > r.declared_ns);
+            let vm = relaxed.vms.iter_mut().find(|v| v.name == r.vm).unwrap();
+            let t = vm.tasks.iter_mut().find(|t| t.name == r.task).unwrap();
+            t.target = Some(Target { percentile: Percentile::P9999, latency: r.fits_ns });
+        }
+        let again = plan(&relaxed, &profile(), &options).unwrap();
+        assert!(again.feasible, "{model:?}: {:?} then {:?}", why, again.infeasible);
+        assert_meets(&again, 0.2);
+    }
+}
+
+#[test]
+fn the_compromise_serves_the_most_urgent_vm() {
+    // 0.36 of the device each, beside a flood that may not be capped: the shares are short.
+    let heavy = |t| vec![task("heavy", 3_300.0, Some(t))];
+    let s = spec(LabKind::Process, &[heavy(900), heavy(150), heavy(800), vec![flood()]]);
+    let mut options = PlanOptions::new(start(&s));
+    options.space.caps = false;
+    options.space.elevators = vec![Elevator::Bfq];
+    options.space.slice_idle = vec![Nanos::from_millis(2), Nanos::from_millis(8)];
+    let p = plan(&s, &profile(), &options).unwrap();
+    let why = p.infeasible.as_ref().unwrap();
+    assert!(!why.sacrificed.contains(&"vm1".to_owned()), "{why:?}");
+    assert!(why.sacrificed.len() < 3 && why.conflict.len() > 1, "{why:?}");
+    let urgent = &p.tasks[1];
+    assert!(
+        urgent.forecast.latency_ns.0 as f64 <= 0.8 * 150e6 && urgent.forecast.rate_kept >= 0.99,
+        "{urgent:?}"
+    );
+    let weight = |vm: &str| {
+        p.config(&s, &options.start).unwrap().vms[s.vms.iter().position(|v| v.name == vm).unwrap()].weight
+    };
+    assert!(weight("vm1") > weight("vm3"));
+    // Weights differ, so raising must be off.
+    assert!(p.settings.iter().any(|x| x.knob == Knob::HostBfq(BfqTunable::LowLatency) && x.value == "0"));
+}
+
+#[test]
+fn rates_beyond_the_device_have_no_relaxation() {
+    let s = spec(LabKind::Process, &vec![vec![task("a", 9_000.0, Some(500))]; 4]);
+    let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    let why = p.infeasible.unwrap();
+    assert!(why.relaxation.is_empty());
+    assert!(why.reason.contains("lower the declared rates"), "{}", why.reason);
+    assert!(!why.conflict.is_empty());
+}
+
+#[test]
+fn the_papers_scheme_stays_in_its_space_and_stops_when_met() {
+    let s = spec(LabKind::Process, &vec![vec![task("light", 100.0, Some(2_000))]; 3]);
+    let options = PlanOptions::paper(start(&s));
+    let p = plan(&s, &profile(), &options).unwrap();
+    assert_eq!((p.scheme.as_str(), p.model), ("rt-virtio-analytical", ModelKind::Analytical));
+    assert_meets(&p, 0.2);
+    for k in knobs(&p) {
+        assert!(
+            matches!(
+                k,
+                Knob::HostBfq(BfqTunable::SliceIdle | BfqTunable::TimeoutSync | BfqTunable::LowLatency)
+                    | Knob::VmWeight { .. }
+            ),
+            "{k:?}"
+        );
+    }
+    // Everything met already: nothing to set.
+    let easy = spec(LabKind::Process, &vec![vec![task("light", 100.0, Some(60_000))]; 3]);
+    assert!(plan(&easy, &profile(), &PlanOptions::paper(start(&easy))).unwrap().settings.is_empty());
+}
+
+#[test]
+fn the_papers_scheme_gives_the_urgent_vm_more_weight() {
+    let heavy = |t| vec![task("heavy", 1_500.0, Some(t))];
+    let s = spec(LabKind::Process, &[heavy(4_000), heavy(2_300), heavy(4_000)]);
+    let options = PlanOptions::paper(start(&s));
+    let p = plan(&s, &profile(), &options).unwrap();
+    let c = p.config(&s, &options.start).unwrap();
+    assert_meets(&p, 0.2);
+    assert!(c.vms[1].weight > c.vms[0].weight, "{c:?}");
+    assert!(!c.bfq.low_latency);
+}
+
+#[test]
+fn a_host_without_bfq_can_be_planned_for() {
+    let s = fig7();
+    let mut from = start(&s);
+    from.elevator = Elevator::None;
+    for options in [PlanOptions::new(from.clone()), PlanOptions::paper(from.clone())] {
+        let p = plan(&s, &profile(), &options).unwrap();
+        assert_eq!(p.config(&s, &from).unwrap().vms.len(), 3);
+    }
+    // The analytical model has nothing to say when BFQ is not to be had.
+    let mut options = PlanOptions::paper(from);
+    options.space.elevators = Vec::new();
+    let e = plan(&s, &profile(), &options).unwrap_err();
+    assert!(matches!(e, PlanError::Model(ModelError::NotCovered { .. })), "{e}");
+}
+
+#[test]
+fn the_same_input_gives_the_same_plan() {
+    for s in [fig7(), flooded()] {
+        let options = PlanOptions::new(start(&s));
+        let text = |p: Plan| serde_json::to_string(&p).unwrap();
+        assert_eq!(
+            text(plan(&s, &profile(), &options).unwrap()),
+            text(plan(&s, &profile(), &options).unwrap())
+        );
+    }
+}
+
+#[test]
+fn a_plan_survives_its_file() {
+    let s = flooded();
+    let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    let back: Plan = serde_json::from_str(&serde_json::to_string(&p).unwrap()).unwrap();
+    assert_eq!(back, p);
+}
+
+#[test]
+fn without_targets_there_is_nothing_to_do() {
+    let s = spec(LabKind::Process, &[vec![flood()], vec![task("a", 100.0, None)]]);
+    let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    assert!(p.feasible && p.settings.is_empty() && p.tasks.iter().all(|t| t.margin_ns.is_none()));
+}
+
+#[test]
+fn shared_cgroups_leave_weights_and_caps_alone() {
+    let s = flooded();
+    let mut options = PlanOptions::new(start(&s));
+    options.mode = CgroupMode::Shared;
+    let p = plan(&s, &profile(), &options).unwrap();
+    assert!(knobs(&p).iter().all(|k| !matches!(k, Knob::VmWeight { .. } | Knob::VmLimit { .. })));
+}
+
+#[test]
+fn sixty_four_vms_and_a_small_budget() {
+    let vm =
+        |t| vec![task("light", 20.0, Some(t)), task("medium", 40.0, Some(t)), task("heavy", 60.0, Some(t))];
+    let s = spec(LabKind::Process, &(0..64).map(|i| vm(100 + 10 * i)).collect::<Vec<_>>());
+    let begun = std::time::Instant::now();
+    let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    println!("64 VMs x 3 tasks: {:?}, {} evaluated", begun.elapsed(), p.evaluated);
+    assert_meets(&p, 0.2);
+    let mut options = PlanOptions::new(start(&s));
+    options.budget = 10;
+    assert!(plan(&s, &profile(), &options).unwrap().evaluated <= 10);
+
+    let s = spec(
+        LabKind::Process,
+        &vec![
+            vec![task("a", 100.0, Some(300)), task("b", 500.0, Some(300)), task("c", 1500.0, Some(300))];
+            4
+        ],
+    );
+    let begun = std::time::Instant::now();
+    let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    println!("4 VMs x 3 tasks: {:?}, {} evaluated", begun.elapsed(), p.evaluated);
+    assert_meets(&p, 0.2);
+}
+
+#[test]
+fn options_that_contradict_themselves_are_refused() {
+    let s = fig7();
+    let mut options = PlanOptions::new(start(&s));
+    options.safety = Ratio(1.0);
+    assert!(matches!(plan(&s, &profile(), &options), Err(PlanError::BadOptions(_))));
+    let mut options = PlanOptions::new(start(&s));
+    options.start.vms.pop();
+    assert!(matches!(plan(&s, &profile(), &options), Err(PlanError::Model(_))));
+}
+
+/// Every configuration of a tiny space, weights on every level for every VM.
+fn exhaustive(s: &Spec, options: &PlanOptions) -> bool {
+    let model = rtvirtio_model::model(options.model);
+    let (space, mut found) = (&options.space, false);
+    let levels = space.weights.len().pow(u32::try_from(s.vms.len()).unwrap());
+    for &elevator in &space.elevators {
+        for &slice_idle in &space.slice_idle {
+            for &timeout_sync in &space.timeout_sync {
+                for low_latency in [true, false] {
+                    for mut code in 0..levels {
+                        let bfq = Bfq { slice_idle, timeout_sync, low_latency, ..Bfq::default() };
+                        let mut c = Config { elevator, bfq, vms: options.start.vms.clone() };
+                        for vm in &mut c.vms {
+                            vm.weight = space.weights[code % space.weights.len()];
+                            code /= space.weights.len();
+                        }
+                        let Ok(f) = model.forecast(&profile(), s, &c) else { continue };
+                        found |= s.tasks().zip(&f).all(|((_, t), f)| {
+                            t.target.is_none_or(|t| {
+                                f.latency_ns.0 as f64 <= t.latency.0 as f64 * (1.0 - options.safety.0)
+                                    && f.rate_kept >= 0.99
+                            })
+                        });
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+fn tiny_space(no_idling: bool) -> Space {
+    let ms = Nanos::from_millis;
+    Space {
+        elevators: vec![Elevator::Bfq],
+        slice_idle: if no_idling { vec![ms(0), ms(2), ms(8)] } else { vec![ms(2), ms(8)] },
+        timeout_sync: vec![ms(32), ms(124)],
+        max_budget: Vec::new(),
+        weights: vec![50, 100, 300, 700],
+        caps: false,
+        guests: false,
+        ..Space::paper()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+    #[test]
+    fn feasible_whenever_exhaustive_search_is(rates in proptest::collection::vec((50.0f64..3_000.0, 20u64..2_000), 2..4),
+                                              flooding in any::<bool>(), no_idling in any::<bool>(), qemu in any::<bool>()) {
+        let mut vms: Vec<_> = rates.iter().map(|&(r, t)| vec![task("a", r, Some(t))]).collect();
+        if flooding {
+            vms.push(vec![flood()]);
+        }
+        let s = spec(if qemu { LabKind::Qemu } else { LabKind::Process }, &vms);
+        let mut options = PlanOptions::new(start(&s));
+        options.space = tiny_space(no_idling);
+        let p = plan(&s, &profile(), &options).unwrap();
+        if exhaustive(&s, &options) {
+            prop_assert!(p.feasible, "{:?}", p.infeasible);
+        }
+        if let Some(why) = p.infeasible {
+            prop_assert!(!why.sacrificed.is_empty() && !why.conflict.is_empty());
+        }
+    }
+}
