@@ -14,6 +14,10 @@ pub(crate) const RATE_KEPT: f64 = 0.99;
 /// Margins are compared in steps of this much of the target, so that a sliver of margin does not outweigh a change.
 const MARGIN_STEP: f64 = 0.05;
 
+/// More margin than this is not worth a change or a tighter cap: a prediction four times too low would still meet the target, and
+/// the slice model aims to be within three.
+const ENOUGH: f64 = 0.75;
+
 /// What is asked: the spec's tasks with the targets that count in this search.
 #[derive(Clone)]
 pub(crate) struct Problem<'a> {
@@ -94,6 +98,7 @@ impl<'a> Problem<'a> {
             missed_by_urgency: self.urgency.iter().map(|&i| missed_of[i]).collect(),
             margin: if margin.is_finite() { margin } else { 0.0 },
             changes: changes(&self.options.start, &config),
+            left: self.cappable.iter().map(|&i| config.vms[i].cap.map_or(f64::INFINITY, |c| c.0)).sum(),
             config,
         }
     }
@@ -111,18 +116,21 @@ pub(crate) struct Outcome {
     pub(crate) margin: f64,
     /// Knobs that differ from the start.
     pub(crate) changes: usize,
+    /// Requests per second that the caps leave to the VMs without targets; infinite without caps.
+    pub(crate) left: f64,
 }
 
 impl Outcome {
-    /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more margin, by steps; then
-    /// fewer changes; then margin to the last bit.
+    /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more margin, by steps, as far
+    /// as it is worth something; then fewer changes; then looser caps; then margin to the last bit.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
-        let step = |m: f64| (m.clamp(-1e6, 1.0) / MARGIN_STEP).floor() as i64;
+        let step = |m: f64| (m.clamp(-1e6, ENOUGH) / MARGIN_STEP).floor() as i64;
         other
             .missed_by_urgency
             .cmp(&self.missed_by_urgency)
             .then_with(|| step(self.margin).cmp(&step(other.margin)))
             .then_with(|| other.changes.cmp(&self.changes))
+            .then_with(|| self.left.total_cmp(&other.left))
             .then_with(|| self.margin.total_cmp(&other.margin))
     }
 

@@ -127,6 +127,19 @@ fn a_flood_is_capped_and_nobody_with_a_target_is() {
     assert_eq!(caps[0].strength, Strength::Cap);
     assert!(caps[0].reason.contains("of its rate"), "{}", caps[0].reason);
     assert!(caps[0].value.parse::<u64>().unwrap() > 100);
+    // The cap is the loosest that does: no tighter than it must be.
+    let mut loose = s.clone();
+    for vm in &mut loose.vms[..2] {
+        for t in &mut vm.tasks {
+            t.target = Some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(40) });
+        }
+    }
+    let looser = plan(&loose, &profile(), &PlanOptions::new(start(&loose))).unwrap();
+    let cap = |p: &Plan| {
+        let c = p.config(&s, &start(&s)).unwrap();
+        c.vms[2].cap.map_or(f64::INFINITY, |c| c.0)
+    };
+    assert!(cap(&looser) > cap(&p), "{} {}", cap(&looser), cap(&p));
 
     // Without caps nothing holds the flood to 12 ms: someone is given up, and it says so.
     let mut options = PlanOptions::new(start(&s));
