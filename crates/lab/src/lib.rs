@@ -1,5 +1,11 @@
-//! The lab: twin device, guest image, QEMU guests and process VMs.
+//! The lab: twin device, guest image, QEMU guests and process VMs, and the tasks that run on them.
 
 pub mod image;
+mod lab;
 pub mod proc;
+pub mod qemu;
+pub mod state;
 pub mod twin;
+pub mod workload;
+
+pub use lab::{CGROUP, Lab, LabError, UpOptions};

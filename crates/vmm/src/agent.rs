@@ -130,6 +130,12 @@ impl GuestAgent {
         }
     }
 
+    /// True after a successful exchange: the next answer will be to our next command.
+    #[must_use]
+    pub fn is_in_step(&self) -> bool {
+        self.in_step
+    }
+
     fn await_sync(&mut self, id: u64, deadline: Deadline, operation: &str) -> Result<(), VmmError> {
         loop {
             self.wire.skip_past(RESET, deadline, operation)?;

@@ -1,0 +1,452 @@
+//! A lab guest: one QEMU process with the guest image and one disk, a slice of the device under test.
+
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::agent::{ExecOutput, Process};
+use rtvirtio_vmm::spawn::{self, Lifetime};
+use rtvirtio_vmm::{GuestAgent, Qmp, VmmError};
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+
+use crate::image::GuestImage;
+use crate::proc::ProcessId;
+
+mod args;
+mod error;
+mod files;
+#[cfg(test)]
+mod tests;
+
+pub use error::QemuError;
+use files::Files;
+
+/// The guest's name of its only disk.
+pub const GUEST_DISK: &str = "/dev/vda";
+/// The same in `/sys/block`.
+pub const GUEST_DISK_NAME: &str = "vda";
+/// What the image needs: kernel, the initramfs, and the same once more unpacked.
+pub const DEFAULT_MEMORY: Bytes = Bytes(384 << 20);
+/// Three guests that boot at once under TCG on two busy cores took 12 s.
+pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// One exchange with the monitor.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(2);
+/// From `quit` to the end of the process: it must finish its requests first.
+const QUIT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What runs the guest's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accel {
+    /// The processor, through Linux.
+    Kvm,
+    /// QEMU's translator: slow, works everywhere.
+    Tcg,
+}
+
+impl Accel {
+    /// QEMU's name of it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Accel::Kvm => "kvm",
+            Accel::Tcg => "tcg",
+        }
+    }
+}
+
+/// A slice of a block device or file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskRegion {
+    /// The device or file.
+    pub path: PathBuf,
+    /// Where the slice starts, a multiple of 4 KiB.
+    pub offset: Bytes,
+    /// Its length, a multiple of 4 KiB.
+    pub size: Bytes,
+}
+
+/// How to start one guest.
+#[derive(Debug, Clone)]
+pub struct QemuConfig {
+    /// Its name: letters, digits, `-`, `_`, `.`; at most 40.
+    pub name: String,
+    /// What it boots.
+    pub image: GuestImage,
+    /// What runs it.
+    pub accel: Accel,
+    /// Its memory; [`DEFAULT_MEMORY`] is enough.
+    pub memory: Bytes,
+    /// Its disk. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
+    pub disk: DiskRegion,
+    /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep the path short: a
+    /// socket's path has at most 107 bytes.
+    pub run_dir: PathBuf,
+    /// The `cgroup.procs` files to join before QEMU runs: one on cgroup v2, one a hierarchy on v1.
+    pub cgroup_procs: Vec<PathBuf>,
+    /// [`Lifetime::WithParent`] for a run, [`Lifetime::Detached`] for a lab that stays up.
+    pub lifetime: Lifetime,
+    /// How long its agent may take to answer.
+    pub boot_timeout: Duration,
+}
+
+impl QemuConfig {
+    /// TCG, default memory, no cgroup, dies with this process.
+    #[must_use]
+    pub fn new(name: &str, image: GuestImage, disk: DiskRegion, run_dir: &Path) -> QemuConfig {
+        QemuConfig {
+            name: name.to_owned(),
+            image,
+            accel: Accel::Tcg,
+            memory: DEFAULT_MEMORY,
+            disk,
+            run_dir: run_dir.to_path_buf(),
+            cgroup_procs: Vec::new(),
+            lifetime: Lifetime::WithParent,
+            boot_timeout: BOOT_TIMEOUT,
+        }
+    }
+}
+
+/// Enough to find a guest again from another process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QemuHandle {
+    /// The guest's name.
+    pub name: String,
+    /// Its QEMU process.
+    pub process: ProcessId,
+    /// Directory of its sockets and logs.
+    pub run_dir: PathBuf,
+}
+
+impl QemuHandle {
+    /// Is this very process still running?
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.process.is_alive()
+    }
+
+    /// The monitor's socket.
+    #[must_use]
+    pub fn qmp_socket(&self) -> PathBuf {
+        Files::new(&self.run_dir, &self.name).qmp
+    }
+
+    /// The guest agent's socket.
+    #[must_use]
+    pub fn agent_socket(&self) -> PathBuf {
+        Files::new(&self.run_dir, &self.name).agent
+    }
+
+    /// Ends the guest if it runs, and removes its files in any case.
+    ///
+    /// # Errors
+    /// The process cannot be ended.
+    pub fn kill(&self) -> Result<(), QemuError> {
+        QemuGuest::adopt(self, true).stop()
+    }
+}
+
+/// A running guest. Dropping it ends it, unless it was attached to or detached from.
+#[derive(Debug)]
+pub struct QemuGuest {
+    handle: QemuHandle,
+    files: Files,
+    child: Option<Child>,
+    agent: Option<GuestAgent>,
+    owned: bool,
+    boot_time: Duration,
+}
+
+impl QemuGuest {
+    /// Starts a guest and waits until its agent answers.
+    ///
+    /// # Errors
+    /// See [`QemuError`]. A guest that died on the way is told with the last lines of its console and of QEMU's standard
+    /// error; nothing of it is left.
+    pub fn start(config: &QemuConfig) -> Result<QemuGuest, QemuError> {
+        let start = Instant::now();
+        args::check(config)?;
+        let cgroups = config
+            .cgroup_procs
+            .iter()
+            .map(|path| {
+                let open = OpenOptions::new().write(true).open(path);
+                open.map_err(|source| QemuError::Cgroup { path: path.clone(), source })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let files = Files::new(&config.run_dir, &config.name);
+        files.prepare()?;
+        let command = args::command(config, &files).inspect_err(|_| files.remove())?;
+        let child = spawn::spawn(command, cgroups, config.lifetime).map_err(|source| {
+            files.remove();
+            QemuError::Spawn { name: config.name.clone(), cgroups: config.cgroup_procs.clone(), source }
+        })?;
+        let pid = child.id();
+        // A child that has ended at once is a zombie without a start time; `died` below tells why it ended.
+        let process = ProcessId::of(pid).unwrap_or(ProcessId { pid, start_time: 0 });
+        let handle = QemuHandle { name: config.name.clone(), process, run_dir: config.run_dir.clone() };
+        let mut guest = QemuGuest {
+            handle,
+            files,
+            child: Some(child),
+            agent: None,
+            owned: true,
+            boot_time: Duration::ZERO,
+        };
+        // On an error the guest is dropped, which ends it and removes its files.
+        guest.await_agent(start, config.boot_timeout)?;
+        guest.boot_time = start.elapsed();
+        Ok(guest)
+    }
+
+    /// Finds a guest again that another process started with [`Lifetime::Detached`]. Dropping it leaves it running.
+    ///
+    /// # Errors
+    /// [`QemuError::Gone`] when that process has ended.
+    pub fn attach(handle: &QemuHandle) -> Result<QemuGuest, QemuError> {
+        if handle.is_alive() {
+            return Ok(QemuGuest::adopt(handle, false));
+        }
+        let log = Files::new(&handle.run_dir, &handle.name).last_words();
+        Err(QemuError::Gone { name: handle.name.clone(), status: "ended".into(), log })
+    }
+
+    fn adopt(handle: &QemuHandle, owned: bool) -> QemuGuest {
+        let files = Files::new(&handle.run_dir, &handle.name);
+        QemuGuest {
+            handle: handle.clone(),
+            files,
+            child: None,
+            agent: None,
+            owned,
+            boot_time: Duration::ZERO,
+        }
+    }
+
+    /// Lets it run on after this process; start it with [`Lifetime::Detached`] for that.
+    #[must_use]
+    pub fn detach(mut self) -> QemuHandle {
+        self.owned = false;
+        self.handle.clone()
+    }
+
+    /// What another process needs to find it.
+    #[must_use]
+    pub fn handle(&self) -> &QemuHandle {
+        &self.handle
+    }
+
+    /// From start to the agent's first answer; zero for one that was attached to.
+    #[must_use]
+    pub fn boot_time(&self) -> Duration {
+        self.boot_time
+    }
+
+    /// Does its QEMU still run? (It may be paused, and the guest in it may hang.)
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.handle.is_alive()
+    }
+
+    /// A new connection to its monitor. QEMU serves one at a time: drop it soon.
+    ///
+    /// # Errors
+    /// The guest is gone, or somebody else is connected.
+    pub fn qmp(&mut self) -> Result<Qmp, QemuError> {
+        Qmp::connect(&self.files.qmp, MONITOR_TIMEOUT).map_err(|e| self.explain(e))
+    }
+
+    /// The connection to its agent, made at the first use and kept. Errors of the agent itself do not tell whether the
+    /// guest died; [`QemuGuest::exec`] and its like do.
+    ///
+    /// # Errors
+    /// The guest is gone or its agent does not answer within 10 s.
+    pub fn agent(&mut self) -> Result<&mut GuestAgent, QemuError> {
+        if self.agent.is_none() {
+            let agent = GuestAgent::connect(&self.files.agent, Duration::from_secs(10));
+            self.agent = Some(agent.map_err(|e| self.explain(e))?);
+        }
+        // Just set, so the error is never made.
+        self.agent.as_mut().ok_or_else(|| QemuError::gone(&self.handle.name))
+    }
+
+    /// Closes the connection to the agent, so that another process can use it.
+    pub fn release_agent(&mut self) {
+        self.agent = None;
+    }
+
+    /// Runs a program in the guest to its end: [`GuestAgent::exec`].
+    ///
+    /// # Errors
+    /// Also when the guest dies meanwhile; then with its last words.
+    pub fn exec(&mut self, argv: &[&str], timeout: Duration) -> Result<ExecOutput, QemuError> {
+        self.with_agent(|agent| agent.exec(argv, timeout))
+    }
+
+    /// Starts a program in the guest: [`GuestAgent::spawn`].
+    ///
+    /// # Errors
+    /// As [`QemuGuest::exec`].
+    pub fn spawn(&mut self, argv: &[&str]) -> Result<Process, QemuError> {
+        self.with_agent(|agent| agent.spawn(argv))
+    }
+
+    /// The result of a started program: [`GuestAgent::poll`].
+    ///
+    /// # Errors
+    /// As [`QemuGuest::exec`].
+    pub fn poll(&mut self, process: Process) -> Result<Option<ExecOutput>, QemuError> {
+        self.with_agent(|agent| agent.poll(process))
+    }
+
+    /// Reads a file of at most `limit` bytes in the guest.
+    ///
+    /// # Errors
+    /// As [`QemuGuest::exec`].
+    pub fn read_file(&mut self, path: &str, limit: usize) -> Result<Vec<u8>, QemuError> {
+        self.with_agent(|agent| agent.read_file(path, limit))
+    }
+
+    /// Writes a file in the guest; a knob that refuses the value is an error.
+    ///
+    /// # Errors
+    /// As [`QemuGuest::exec`].
+    pub fn write_file(&mut self, path: &str, data: &[u8]) -> Result<(), QemuError> {
+        self.with_agent(|agent| agent.write_file(path, data))
+    }
+
+    fn with_agent<T>(
+        &mut self,
+        call: impl FnOnce(&mut GuestAgent) -> Result<T, VmmError>,
+    ) -> Result<T, QemuError> {
+        let result = call(self.agent()?);
+        result.map_err(|e| self.explain(e))
+    }
+
+    /// Ends the guest: `quit` to the monitor, SIGKILL if that does not help; removes its sockets and logs. Ending one
+    /// that has ended is fine.
+    ///
+    /// # Errors
+    /// [`QemuError::Stuck`] when even SIGKILL does not end it (it waits for a device in the kernel).
+    pub fn stop(mut self) -> Result<(), QemuError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), QemuError> {
+        self.owned = false;
+        self.agent = None;
+        if self.is_alive() {
+            let quit = Qmp::connect(&self.files.qmp, MONITOR_TIMEOUT).and_then(|mut qmp| qmp.quit());
+            if quit.is_err() || !self.ended_within(QUIT_PATIENCE) {
+                self.handle.process.signal(Signal::KILL);
+                if !self.ended_within(QUIT_PATIENCE) {
+                    return Err(QemuError::Stuck {
+                        name: self.handle.name.clone(),
+                        pid: self.handle.process.pid,
+                    });
+                }
+            }
+        }
+        if let Some(mut child) = self.child.take() {
+            // It has ended, so this does not wait; it only reaps.
+            let _ = child.wait();
+        }
+        self.files.remove();
+        Ok(())
+    }
+
+    fn ended_within(&self, patience: Duration) -> bool {
+        let start = Instant::now();
+        while self.is_alive() {
+            if start.elapsed() > patience {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
+    fn await_agent(&mut self, start: Instant, timeout: Duration) -> Result<(), QemuError> {
+        let mut slice = Duration::from_secs(2);
+        let mut agent: Option<GuestAgent> = None;
+        loop {
+            if !self.is_alive() {
+                return Err(self.died());
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                let (name, log) = (self.handle.name.clone(), self.files.last_words());
+                return Err(QemuError::NoAgent { name, waited: timeout, log });
+            }
+            let answer = match &mut agent {
+                // QEMU makes the socket a moment after it starts.
+                None if !self.files.agent.exists() => {
+                    thread::sleep(Duration::from_millis(5));
+                    continue;
+                }
+                None => GuestAgent::open(&self.files.agent, left).map(|opened| agent = Some(opened)),
+                Some(agent) => agent.synchronise(slice.min(left)),
+            };
+            match (answer, &agent) {
+                (Ok(()), Some(ready)) if ready.is_in_step() => {
+                    self.agent = agent;
+                    return Ok(());
+                }
+                (Ok(()), _) => {}
+                (Err(e), _) if e.is_timeout() => {
+                    self.check_running()?;
+                    slice *= 2;
+                }
+                // The socket file is there before QEMU listens on it.
+                (Err(VmmError::Connect { .. }), _) => thread::sleep(Duration::from_millis(5)),
+                (Err(e), _) => return Err(self.explain(e)),
+            }
+        }
+    }
+
+    /// Under a KVM that cannot run the guest QEMU stays, paused.
+    fn check_running(&mut self) -> Result<(), QemuError> {
+        let status = self.qmp()?.query_status().map_err(|e| self.explain(e))?;
+        if status.running {
+            return Ok(());
+        }
+        let (name, log) = (self.handle.name.clone(), self.files.last_words());
+        Err(QemuError::Paused { name, status: status.status, log })
+    }
+
+    /// A closed connection mostly means that the guest died; that is what the user needs to know.
+    fn explain(&mut self, error: VmmError) -> QemuError {
+        // The kernel closes a dying process's sockets before the process is gone.
+        if error.is_closed() && self.ended_within(Duration::from_secs(1)) || !self.is_alive() {
+            return self.died();
+        }
+        QemuError::Vmm { name: self.handle.name.clone(), source: error }
+    }
+
+    fn died(&mut self) -> QemuError {
+        let status: Option<ExitStatus> = self.child.as_mut().and_then(|c| c.wait().ok());
+        let status = status.map_or_else(|| "ended".to_owned(), |s| s.to_string());
+        QemuError::Gone { name: self.handle.name.clone(), status, log: self.files.last_words() }
+    }
+}
+
+impl Drop for QemuGuest {
+    fn drop(&mut self) {
+        if self.owned {
+            if let Err(e) = self.end() {
+                eprintln!("rtvirtio: {e}");
+            }
+        }
+    }
+}
+
+/// Makes the run directory, readable by the owner only: who can reach a monitor's socket controls the machine.
+fn make_run_dir(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)
+}

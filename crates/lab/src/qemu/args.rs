@@ -1,0 +1,135 @@
+//! QEMU's command line, and the checks that give a better message than QEMU would.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rtvirtio_vmm::VmmError;
+use rtvirtio_vmm::probe::QEMU;
+use serde_json::json;
+
+use super::files::Files;
+use super::{Accel, QemuConfig, QemuError};
+use crate::image::find_program;
+
+/// `O_DIRECT` on a device with 4 KiB blocks takes no finer slices.
+const DISK_ALIGN: u64 = 4096;
+/// A socket's path has at most this many bytes: unix(7).
+const SUN_PATH_MAX: usize = 107;
+
+pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
+    let name = &config.name;
+    let usable = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
+    if !first || name.len() > 40 || !name.chars().all(usable) {
+        return Err(QemuError::Name { name: name.clone() });
+    }
+    let files = Files::new(&config.run_dir, name);
+    for path in [files.qmp, files.agent] {
+        let len = path.as_os_str().len();
+        if len > SUN_PATH_MAX {
+            return Err(QemuError::Vmm { name: name.clone(), source: VmmError::PathTooLong { path, len } });
+        }
+    }
+    check_disk(config)
+}
+
+fn check_disk(config: &QemuConfig) -> Result<(), QemuError> {
+    let disk = &config.disk;
+    let bad = |detail: String| QemuError::Disk { name: config.name.clone(), path: disk.path.clone(), detail };
+    let (offset, size) = (disk.offset.0, disk.size.0);
+    if size == 0 || offset % DISK_ALIGN != 0 || size % DISK_ALIGN != 0 {
+        return Err(bad(format!(
+            "offset {offset} and size {size} must be multiples of {DISK_ALIGN}, size not zero"
+        )));
+    }
+    let direct = i32::try_from(rustix::fs::OFlags::DIRECT.bits()).unwrap_or_default();
+    let open = OpenOptions::new().read(true).write(true).custom_flags(direct).open(&disk.path);
+    let mut file: File = open.map_err(|e| match e.raw_os_error() {
+        Some(libc::EINVAL) => {
+            bad("its file system does not do direct I/O; put it on a disk, not on tmpfs".into())
+        }
+        _ => bad(format!("{e}; it must exist and be readable and writable")),
+    })?;
+    let have = file.seek(SeekFrom::End(0)).map_err(|e| bad(e.to_string()))?;
+    if offset.checked_add(size).is_none_or(|end| end > have) {
+        return Err(bad(format!("the slice of {size} bytes at {offset} goes beyond its end at {have}")));
+    }
+    Ok(())
+}
+
+pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, QemuError> {
+    let program = find_program(QEMU).ok_or(QemuError::NoQemu { program: QEMU })?;
+    let at = |operation, path: &Path| {
+        let path = path.to_path_buf();
+        move |source| QemuError::Io { operation, path, source }
+    };
+    let stderr = File::create(&files.stderr).map_err(at("create", &files.stderr))?;
+    let kind = config.disk.path.metadata().map_err(at("look at", &config.disk.path))?.file_type();
+    let mut command = Command::new(program);
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .args(["-name", &format!("{},debug-threads=on", config.name)])
+        // q35 boots half a second later than microvm, but is what people run, and is the same under KVM and TCG.
+        .args(["-machine", "q35", "-accel", config.accel.as_str(), "-cpu", "max", "-smp", "1"])
+        .args(["-m", &format!("{}M", config.memory.0 >> 20)])
+        // A panic reboots (`panic=-1`), and with this ends QEMU: a dead guest is seen at once.
+        .arg("-no-reboot")
+        .arg("-kernel")
+        .arg(&config.image.kernel)
+        .arg("-initrd")
+        .arg(&config.image.initrd)
+        .args(["-append", kernel_arguments(config.accel)])
+        .arg("-chardev")
+        .arg(format!("file,id=console,path={}", option(&files.serial)))
+        .args(["-serial", "chardev:console"])
+        .arg("-chardev")
+        .arg(format!("socket,id=qmp,server=on,wait=off,path={}", option(&files.qmp)))
+        .args(["-mon", "chardev=qmp,mode=control"])
+        .arg("-chardev")
+        .arg(format!("socket,id=agent,server=on,wait=off,path={}", option(&files.agent)))
+        .args(["-device", "virtio-serial-pci"])
+        .args(["-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"])
+        .args(["-object", "iothread,id=io0"])
+        .args(["-blockdev", &blockdev(config, kind.is_block_device())])
+        .args(["-device", "virtio-blk-pci,drive=disk0,iothread=io0"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(stderr);
+    Ok(command)
+}
+
+/// Under TCG the guest's clock must not change while it measures: the kernel's watchdog would take a busy host for an
+/// unstable TSC and switch to a slow clock. And an emulated processor needs no cure for leaks of a real one.
+fn kernel_arguments(accel: Accel) -> &'static str {
+    match accel {
+        Accel::Kvm => "console=ttyS0 quiet panic=-1 reboot=t",
+        Accel::Tcg => "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check mitigations=off",
+    }
+}
+
+fn blockdev(config: &QemuConfig, block_device: bool) -> String {
+    let disk = &config.disk;
+    json!({
+        "driver": "raw",
+        "node-name": "disk0",
+        "offset": disk.offset.0,
+        "size": disk.size.0,
+        "cache": { "direct": true },
+        "file": {
+            "driver": if block_device { "host_device" } else { "file" },
+            "filename": disk.path,
+            "aio": "native",
+            "locking": "off",
+            "cache": { "direct": true },
+        },
+    })
+    .to_string()
+}
+
+/// In QEMU's option lists a comma in a value is written twice.
+fn option(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}

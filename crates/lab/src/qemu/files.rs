@@ -1,0 +1,146 @@
+//! Sockets and logs of one guest in its run directory.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use super::{QemuError, make_run_dir};
+
+/// How much of a log's end is read, in bytes, and how many of its lines are told.
+const TAIL_BYTES: u64 = 8192;
+const TAIL_LINES: usize = 6;
+
+#[derive(Debug)]
+pub(super) struct Files {
+    run_dir: PathBuf,
+    name: String,
+    pub(super) qmp: PathBuf,
+    pub(super) agent: PathBuf,
+    pub(super) serial: PathBuf,
+    pub(super) stderr: PathBuf,
+}
+
+impl Files {
+    pub(super) fn new(run_dir: &Path, name: &str) -> Files {
+        let file = |kind: &str| run_dir.join(format!("{name}.{kind}"));
+        Files {
+            run_dir: run_dir.to_path_buf(),
+            name: name.to_owned(),
+            qmp: file("qmp"),
+            agent: file("qga"),
+            serial: file("console"),
+            stderr: file("stderr"),
+        }
+    }
+
+    fn all(&self) -> [&Path; 4] {
+        [&self.qmp, &self.agent, &self.serial, &self.stderr]
+    }
+
+    /// Makes the directory and clears what a guest of this name left that did not end well.
+    pub(super) fn prepare(&self) -> Result<(), QemuError> {
+        let failed = |operation, path: &Path| {
+            let path = path.to_path_buf();
+            move |source| QemuError::Io { operation, path, source }
+        };
+        make_run_dir(&self.run_dir).map_err(failed("create", &self.run_dir))?;
+        // A socket that nobody listens on refuses. A full listen queue would make this wait, but then a QEMU is there
+        // with a client, and its client goes in the end.
+        if self.qmp.exists() && UnixStream::connect(&self.qmp).is_ok() {
+            return Err(QemuError::Busy { name: self.name.clone(), run_dir: self.run_dir.clone() });
+        }
+        self.remove_files();
+        File::create(&self.serial).map_err(failed("create", &self.serial)).map(drop)
+    }
+
+    /// Removes them, and the directory when it is empty then.
+    pub(super) fn remove(&self) {
+        self.remove_files();
+        // Other guests of the lab may still have files there.
+        let _ = fs::remove_dir(&self.run_dir);
+    }
+
+    fn remove_files(&self) {
+        for path in self.all() {
+            // Missing is what we want; what cannot be removed does no harm.
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// The last lines of QEMU's standard error and of the guest's console, indented below a heading each.
+    pub(super) fn last_words(&self) -> String {
+        let mut text = String::new();
+        for (what, path) in [("QEMU said", &self.stderr), ("the guest's console ends with", &self.serial)] {
+            let lines = tail(path);
+            if !lines.is_empty() {
+                text.push_str(&format!("\n  {what}:"));
+                for line in lines {
+                    text.push_str(&format!("\n    {line}"));
+                }
+            }
+        }
+        text
+    }
+}
+
+fn tail(path: &Path) -> Vec<String> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    // Without the log there is only less to tell.
+    let bytes = read().unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    // The guest wrote it: no control characters on the user's terminal.
+    let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
+    let lines: Vec<String> = text.lines().map(clean).filter(|l| !l.is_empty()).collect();
+    // A panic's own line says more than the call trace after it.
+    let panic = lines.iter().position(|l| l.contains("Kernel panic"));
+    let from = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
+    lines[from..].iter().take(TAIL_LINES).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn last_words_are_short_and_clean() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path(), "vm1");
+        assert_eq!(files.last_words(), "");
+        let noise: String = (0..10_000).map(|i| format!("line {i}\r\n")).collect();
+        fs::write(&files.serial, noise.clone() + "\x1b[31mlast\x07\r\n").unwrap();
+        fs::write(&files.stderr, "qemu: cannot open\n").unwrap();
+        let words = files.last_words();
+        assert_eq!(words.lines().count(), 1 + 2 + 1 + TAIL_LINES);
+        assert!(words.starts_with("\n  QEMU said:\n    qemu: cannot open\n"), "{words}");
+        assert!(words.ends_with("\n    line 9999\n    [31mlast"), "{words}");
+        fs::write(&files.serial, noise.clone() + "[ 1.0] Kernel panic - not syncing: x\r\n" + &noise[..400])
+            .unwrap();
+        let words = files.last_words();
+        assert!(
+            words.contains("ends with:\n    [ 1.0] Kernel panic - not syncing: x\n    line 0\n"),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn a_dead_socket_is_cleared_and_a_live_one_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(&dir.path().join("run"), "vm1");
+        files.prepare().unwrap();
+        let listener = std::os::unix::net::UnixListener::bind(&files.qmp).unwrap();
+        assert!(matches!(files.prepare(), Err(QemuError::Busy { .. })));
+        drop(listener);
+        files.prepare().unwrap();
+        assert!(!files.qmp.exists());
+        files.remove();
+        assert!(!dir.path().join("run").exists());
+    }
+}

@@ -1,0 +1,215 @@
+//! Real guests under TCG, from Debian's packages to fio's result.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_lab::image::{self, GuestImage};
+use rtvirtio_lab::proc::ProcessId;
+use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::KvmProbe;
+use rtvirtio_vmm::spawn::Lifetime;
+
+const DISK_SIZE: u64 = 64 << 20;
+
+/// A disk file, a run directory and the image; all but the image's cache goes with it.
+struct Fixture {
+    dir: tempfile::TempDir,
+    image: GuestImage,
+}
+
+fn fixture(test: &str) -> Option<Fixture> {
+    let skip = |reason: String| {
+        assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not be skipped: {reason}");
+        eprintln!("SKIP {test}: {reason}");
+        None
+    };
+    let found = Command::new("qemu-system-x86_64").arg("--version").output();
+    if let Err(e) = found {
+        return skip(format!("qemu-system-x86_64: {e}"));
+    }
+    let image = match image::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => return skip(e.to_string()),
+    };
+    // Not on tmpfs: the disk is opened for direct I/O.
+    let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir_in("/var/tmp").unwrap();
+    Some(Fixture { dir, image })
+}
+
+impl Fixture {
+    fn config(&self, name: &str) -> QemuConfig {
+        let disk = self.dir.path().join(format!("{name}.disk"));
+        fs::write(&disk, vec![0x5a; DISK_SIZE as usize]).unwrap();
+        let disk = DiskRegion { path: disk, offset: Bytes(DISK_SIZE / 2), size: Bytes(DISK_SIZE / 2) };
+        QemuConfig::new(name, self.image.clone(), disk, &self.run_dir())
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+}
+
+#[test]
+fn fio_knobs_and_a_clean_end() {
+    let Some(fixture) = fixture("fio_knobs_and_a_clean_end") else { return };
+    let mut guest = QemuGuest::start(&fixture.config("vm1")).unwrap();
+    eprintln!("one guest booted in {:.1} s under TCG", guest.boot_time().as_secs_f64());
+
+    // The monitor and the kernel agree on the threads.
+    let threads = guest.qmp().unwrap().query_iothreads().unwrap();
+    let pid = guest.handle().process.pid;
+    let comm = fs::read_to_string(format!("/proc/{pid}/task/{}/comm", threads[0].thread_id)).unwrap();
+    assert_eq!(comm.trim(), "IO io0");
+
+    // Its disk is the slice, not the whole file.
+    let size = guest.read_file("/sys/block/vda/size", 64).unwrap();
+    assert_eq!(String::from_utf8(size).unwrap().trim(), (DISK_SIZE / 2 / 512).to_string());
+
+    // The clock that fio measures with.
+    let clock =
+        guest.read_file("/sys/devices/system/clocksource/clocksource0/current_clocksource", 64).unwrap();
+    assert_eq!(String::from_utf8(clock).unwrap().trim(), "tsc");
+
+    let out = guest
+        .exec(
+            &[
+                "fio",
+                "--name=light",
+                &format!("--filename={GUEST_DISK}"),
+                "--rw=randread",
+                "--bs=4k",
+                "--direct=1",
+                "--ioengine=psync",
+                "--rate_iops=100",
+                "--time_based",
+                "--runtime=2",
+                "--output-format=json",
+            ],
+            Duration::from_secs(60),
+        )
+        .unwrap();
+    assert!(out.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let reads = result["jobs"][0]["read"]["total_ios"].as_u64().unwrap();
+    assert!((150..=250).contains(&reads), "{reads} reads in 2 s at 100/s");
+    assert!(result["jobs"][0]["read"]["clat_ns"]["percentile"]["99.990000"].as_u64().unwrap() > 0);
+
+    guest.write_file("/sys/block/vda/queue/scheduler", b"bfq").unwrap();
+    let elevators = guest.read_file("/sys/block/vda/queue/scheduler", 256).unwrap();
+    assert!(String::from_utf8(elevators).unwrap().contains("[bfq]"));
+    guest.write_file("/sys/block/vda/queue/iosched/slice_idle", b"3").unwrap();
+    assert_eq!(guest.read_file("/sys/block/vda/queue/iosched/slice_idle", 64).unwrap(), b"3\n");
+    // A value that the kernel refuses is an error, and the knob keeps its value.
+    let error = guest.write_file("/sys/block/vda/queue/scheduler", b"nonsense").unwrap_err();
+    assert!(error.to_string().contains("/sys/block/vda/queue/scheduler"), "{error}");
+    let elevators = guest.read_file("/sys/block/vda/queue/scheduler", 256).unwrap();
+    assert!(String::from_utf8(elevators).unwrap().contains("[bfq]"));
+
+    // Files larger than one message, both ways; errors of programs; time limits.
+    let big: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
+    guest.write_file("/tmp/big", &big).unwrap();
+    assert_eq!(guest.read_file("/tmp/big", 1 << 20).unwrap(), big);
+    assert!(guest.read_file("/tmp/big", 1000).is_err());
+    assert!(guest.read_file("/dev/zero", 100_000).is_err());
+    let out = guest.exec(&["sh", "-c", "echo out; echo err >&2; exit 3"], Duration::from_secs(10)).unwrap();
+    assert_eq!((out.code, out.stdout, out.stderr), (Some(3), b"out\n".to_vec(), b"err\n".to_vec()));
+    assert!(guest.exec(&["no-such-program"], Duration::from_secs(10)).is_err());
+    let start = Instant::now();
+    assert!(guest.exec(&["sleep", "100"], Duration::from_millis(300)).is_err());
+    assert!(start.elapsed() < Duration::from_secs(10));
+    let left = guest.exec(&["sh", "-c", "sleep 0.2; pgrep -x sleep"], Duration::from_secs(10)).unwrap();
+    assert!(!left.success(), "the program that timed out still runs: {left:?}");
+
+    // A second one of the same name is refused, and does not harm the first.
+    let error = QemuGuest::start(&fixture.config("vm1")).unwrap_err();
+    assert!(matches!(error, QemuError::Busy { .. }), "{error}");
+    guest.agent().unwrap().ping().unwrap();
+
+    let process = guest.handle().process.clone();
+    guest.stop().unwrap();
+    assert!(!process.is_alive());
+    assert!(ProcessId::of(pid).is_none(), "not even a zombie");
+    assert!(!fixture.run_dir().exists());
+}
+
+#[test]
+fn guest_that_dies_mid_run_is_told_with_the_cause() {
+    let Some(fixture) = fixture("guest_that_dies_mid_run_is_told_with_the_cause") else { return };
+    let mut guest = QemuGuest::start(&fixture.config("vm1")).unwrap();
+    let process = guest.handle().process.clone();
+    let killer = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(700));
+        process.signal(rustix::process::Signal::KILL);
+    });
+    let start = Instant::now();
+    let error = guest.exec(&["sleep", "100"], Duration::from_secs(200)).unwrap_err();
+    killer.join().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10));
+    let text = error.to_string();
+    assert!(text.contains("guest vm1 is gone (signal: 9 (SIGKILL))"), "{text}");
+    assert!(text.contains("rtvirtio-guest: ready after"), "{text}");
+    drop(guest);
+    assert!(!fixture.run_dir().exists());
+}
+
+#[test]
+fn guest_that_panics_is_told_with_its_console() {
+    let Some(fixture) = fixture("guest_that_panics_is_told_with_its_console") else { return };
+    let mut config = fixture.config("vm1");
+    // A disk image is no initramfs: the kernel finds no root file system.
+    config.image.initrd = config.disk.path.clone();
+    let error = QemuGuest::start(&config).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, QemuError::Gone { .. }) && text.contains("Kernel panic"), "{text}");
+    assert!(!fixture.run_dir().exists());
+}
+
+#[test]
+fn three_at_once_and_found_again_from_a_handle() {
+    let Some(fixture) = fixture("three_at_once_and_found_again_from_a_handle") else { return };
+    let configs: Vec<QemuConfig> = (1..=3)
+        .map(|i| QemuConfig { lifetime: Lifetime::Detached, ..fixture.config(&format!("vm{i}")) })
+        .collect();
+    let start = Instant::now();
+    let guests: Vec<QemuGuest> = thread::scope(|scope| {
+        let starts: Vec<_> = configs.iter().map(|c| scope.spawn(|| QemuGuest::start(c).unwrap())).collect();
+        starts.into_iter().map(|s| s.join().unwrap()).collect()
+    });
+    eprintln!("three guests booted in {:.1} s under TCG", start.elapsed().as_secs_f64());
+    let handles: Vec<_> = guests.into_iter().map(QemuGuest::detach).collect();
+    for handle in &handles {
+        assert!(handle.is_alive());
+        let mut guest = QemuGuest::attach(handle).unwrap();
+        let out = guest.exec(&["uname", "-r"], Duration::from_secs(20)).unwrap();
+        assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), fixture.image.release);
+        // Dropping one that was attached to leaves it running.
+        drop(guest);
+        assert!(handle.is_alive());
+    }
+    for handle in &handles {
+        handle.kill().unwrap();
+        assert!(!handle.is_alive());
+    }
+    assert!(!fixture.run_dir().exists());
+}
+
+#[test]
+fn kvm_probe_gives_an_answer_with_a_reason() {
+    let Some(fixture) = fixture("kvm_probe_gives_an_answer_with_a_reason") else { return };
+    let start = Instant::now();
+    let probe = rtvirtio_vmm::probe_kvm(&fixture.image.kernel, &fixture.image.initrd).unwrap();
+    eprintln!("KVM here: {probe:?}, found in {:.1} s", start.elapsed().as_secs_f64());
+    assert!(start.elapsed() < Duration::from_secs(20));
+    match probe {
+        KvmProbe::Works => {
+            let config = QemuConfig { accel: rtvirtio_lab::qemu::Accel::Kvm, ..fixture.config("vm1") };
+            // What the probe says must hold for a guest.
+            QemuGuest::start(&config).unwrap().stop().unwrap();
+        }
+        KvmProbe::Broken { reason } | KvmProbe::Absent { reason } => assert!(reason.len() > 10, "{reason}"),
+    }
+}
