@@ -1,6 +1,82 @@
-//! rtvirtio command line.
-fn main() -> anyhow::Result<()> {
-    let a: Vec<String> = std::env::args().collect();
-    rtvirtio_lab::twin::serve(&rtvirtio_lab::twin::ServeConfig { profile: a[1].clone(), size: a[2].parse()?, seed: 1, mount: a[3].clone().into() })?;
-    Ok(())
+//! The rtvirtio command line: arguments, output and wiring.
+
+mod args;
+mod cmd;
+mod guest_point;
+mod guests;
+mod site;
+mod ui;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+use ui::{Cancelled, Ui};
+
+/// Exit code after Ctrl-C, as shells give it for SIGINT.
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::TwinServe(args) = &cli.command {
+        // It has its own way to end, so it must not share the signal handling below.
+        return finish(serve_twin(args), cli.global.json);
+    }
+    let result = Ui::new(&cli.global).and_then(|ui| run(&cli, &ui));
+    finish(result, cli.global.json)
+}
+
+fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Check(args) => cmd::check::run(args, global, ui),
+        Command::Profile(args) => cmd::profile::run(args, global, ui),
+        Command::Predict(args) => cmd::plan::predict(args, global, ui),
+        Command::Plan(args) => cmd::plan::make(args, global, ui),
+        Command::Apply(args) => cmd::apply::apply(args, global, ui),
+        Command::Status => cmd::apply::status(global, ui),
+        Command::Revert(args) => cmd::apply::revert(args, global, ui),
+        Command::Verify(args) => cmd::verify::run(args, global, ui),
+        Command::Lab(command) => cmd::lab::run(command, global, ui),
+        Command::Demo(args) => cmd::demo::run(args, global, ui),
+        Command::TwinServe(args) => serve_twin(args),
+    }
+}
+
+fn serve_twin(args: &args::TwinServeArgs) -> anyhow::Result<ExitCode> {
+    rtvirtio_lab::twin::serve(&rtvirtio_lab::twin::ServeConfig {
+        profile: args.profile.clone(),
+        size: args.size,
+        seed: args.seed,
+        mount: args.mount.clone(),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Errors go to standard error: the spec's as they are (they hold lines of the file), others on one line; as JSON when asked.
+fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
+    let error = match result {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
+    if error.is::<Cancelled>() {
+        eprintln!("rtvirtio: {error}");
+        return ExitCode::from(INTERRUPTED);
+    }
+    match error.downcast_ref::<rtvirtio_spec::SpecErrors>() {
+        Some(errors) if json => {
+            if let Ok(text) = serde_json::to_string_pretty(&serde_json::json!({ "errors": errors })) {
+                println!("{text}");
+            }
+        }
+        Some(errors) => eprint!("{errors}"),
+        None => {
+            eprintln!("rtvirtio: {error:#}");
+            if json {
+                println!("{}", serde_json::json!({ "error": format!("{error:#}") }));
+            }
+        }
+    }
+    ExitCode::FAILURE
 }

@@ -122,7 +122,7 @@ pub enum QemuError {
 }
 
 impl QemuError {
-    pub(super) fn gone(name: &str) -> QemuError {
+    pub(crate) fn gone(name: &str) -> QemuError {
         QemuError::Gone { name: name.to_owned(), status: "ended".into(), log: String::new() }
     }
 }

@@ -1,0 +1,334 @@
+//! The command line: what can be asked, with examples. No logic.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rtvirtio_model::ModelKind;
+use rtvirtio_units::{Bytes, Nanos};
+
+/// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
+#[derive(Parser, Debug)]
+#[command(name = "rtvirtio", version, about, max_term_width = 110, after_help = "\
+EXAMPLES
+  rtvirtio check                              is this host ready?
+  sudo rtvirtio profile /dev/nvme0n1          measure the device (reads only)
+  rtvirtio plan plant.toml -o plant.plan      choose settings that meet every target
+  sudo rtvirtio apply plant.plan --dry-run    what would be written
+  sudo rtvirtio apply plant.plan              write it, journaled
+  sudo rtvirtio verify plant.toml             run the declared tasks and judge them
+  sudo rtvirtio revert                        put everything back
+  sudo rtvirtio demo                          all of it on an emulated device and three QEMU guests")]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+/// Options of every command.
+#[derive(Args, Debug, Clone)]
+pub struct Global {
+    /// Print the result as JSON on standard output; everything else goes to standard error
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No progress on standard error
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Journal, lock and measured profiles
+    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_STATE_DIR", default_value = "/var/lib/rtvirtio")]
+    pub state_dir: PathBuf,
+    /// Sockets and state of a running lab
+    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_RUN_DIR", default_value = "/run/rtvirtio")]
+    pub run_dir: PathBuf,
+    /// Downloaded guest kernels and images
+    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_CACHE_DIR", default_value = "/var/cache/rtvirtio")]
+    pub cache_dir: PathBuf,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Is this host ready? Each finding says what, why it matters, and the remedy
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
+  rtvirtio check --kvm           also start a guest to see whether KVM really works (downloads a guest kernel once)
+  rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
+    Check(CheckArgs),
+    /// Measure a device and save its profile, which `predict` and `plan` read
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio profile /dev/nvme0n1            reads only: safe on a disk with data
+  sudo rtvirtio profile /dev/sdb --destroy-data writes too: everything on the disk is lost
+  sudo rtvirtio profile twin:qlc-nvme           makes the emulated device, measures it, removes it
+  sudo rtvirtio profile examples/fig7.toml      the device of a running lab, and I/O as its first VM sees it
+
+The elevator is changed during the measurement and put back. Other I/O on the device spoils the numbers: stop it first.")]
+    Profile(ProfileArgs),
+    /// Predict every task's tail latency under the settings in force, and show where the time goes
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio predict plant.toml                     under the settings found on this host
+  rtvirtio predict plant.toml --defaults          under the kernel's default BFQ settings
+  rtvirtio predict plant.toml --model analytical  by the RT-VirtIO paper's equations")]
+    Predict(PredictArgs),
+    /// Choose settings that meet every target, or say which cannot be met and why. Changes nothing
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio plan plant.toml                     show the plan
+  rtvirtio plan plant.toml -o plant.plan       and save it for `apply`
+  rtvirtio plan plant.toml --model analytical  search with the RT-VirtIO paper's model
+
+Exit code 2 when some target cannot be met; the plan is then the best compromise.")]
+    Plan(PlanArgs),
+    /// Write a plan's settings: captured, journaled, read back, rolled back on any failure
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio apply plant.plan --dry-run   every write as `path: old -> new`, nothing changed
+  sudo rtvirtio apply plant.plan
+  sudo rtvirtio apply plant.toml             plan first, then apply when all targets are predicted to be met")]
+    Apply(ApplyArgs),
+    /// What is applied, and whether it is still in force
+    #[command(after_help = "EXAMPLES\n  rtvirtio status\n  rtvirtio status --json")]
+    Status,
+    /// Put back every setting as it was before `apply`, also after a crash of rtvirtio
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio revert
+  sudo rtvirtio revert --force    also settings that somebody else changed since
+
+Exit code 3 when a setting was left alone because somebody else changed it.")]
+    Revert(RevertArgs),
+    /// Run the declared tasks where they belong and judge them against their targets
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio verify plant.toml                60 s
+  sudo rtvirtio verify plant.toml --for 5min     long enough to prove p99.99 of a 100/s task
+  sudo rtvirtio verify plant.toml --json | jq '.runs[0].tasks[] | select(.verdict != \"met\")'
+
+Tasks run inside the guest through its agent, or in the VM's cgroup where it has none (fio is needed there).
+Exit code 2 when a target is missed, 4 when none is missed but some are not proven yet.")]
+    Verify(VerifyArgs),
+    /// An emulated device with VMs on it, to try things out
+    #[command(subcommand)]
+    Lab(LabCommand),
+    /// The whole loop in a lab: default BFQ, plan, apply, verify, put back, report
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio demo
+  sudo rtvirtio demo --for 30s --out /tmp/demo examples/heavy-process.toml
+
+Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
+    Demo(DemoArgs),
+    /// Serves a twin's FUSE file; started by the lab
+    #[command(hide = true)]
+    TwinServe(TwinServeArgs),
+}
+
+/// `check`.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// Start a guest to see whether KVM really works
+    #[arg(long)]
+    pub kvm: bool,
+}
+
+/// `profile`.
+#[derive(Args, Debug)]
+pub struct ProfileArgs {
+    /// A block device, `twin:NAME`, or the spec of a running lab
+    #[arg(value_name = "DEVICE|twin:NAME|SPEC")]
+    pub target: String,
+    /// Measure writes too: EVERYTHING ON THE DEVICE IS LOST
+    #[arg(long)]
+    pub destroy_data: bool,
+    /// Where to save it instead of the state directory
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Time for the whole measurement of the device
+    #[arg(long = "for", value_name = "TIME", default_value = "36s")]
+    pub length: Nanos,
+}
+
+/// What `predict` and `plan` have in common.
+#[derive(Args, Debug, Clone)]
+pub struct ModelArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// A profile file instead of the one saved for the device
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Which model predicts
+    #[arg(long, value_enum, default_value_t = ModelName::Slice)]
+    pub model: ModelName,
+    /// Start from the kernel's default settings instead of those found on this host
+    #[arg(long)]
+    pub defaults: bool,
+}
+
+/// Models by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelName {
+    /// Ours: BFQ's slices and queueing at the device
+    Slice,
+    /// The RT-VirtIO paper's equations (1)-(5)
+    Analytical,
+}
+
+impl From<ModelName> for ModelKind {
+    fn from(name: ModelName) -> Self {
+        match name {
+            ModelName::Slice => Self::Slice,
+            ModelName::Analytical => Self::Analytical,
+        }
+    }
+}
+
+/// `predict`.
+#[derive(Args, Debug)]
+pub struct PredictArgs {
+    /// Spec, profile and model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// `plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// Spec, profile and model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Save the plan
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// `apply`.
+#[derive(Args, Debug)]
+pub struct ApplyArgs {
+    /// A plan file, or a spec to plan first
+    #[arg(value_name = "SPEC|PLAN")]
+    pub source: PathBuf,
+    /// The spec the plan was made for, when it cannot be found from the plan
+    #[arg(long, value_name = "SPEC")]
+    pub spec: Option<PathBuf>,
+    /// Print every write as `path: old -> new` and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Apply a compromise although some target is predicted to be missed
+    #[arg(long)]
+    pub compromise: bool,
+    /// A profile file instead of the one saved for the device
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Which model predicts
+    #[arg(long, value_enum, default_value_t = ModelName::Slice)]
+    pub model: ModelName,
+}
+
+/// `revert`.
+#[derive(Args, Debug)]
+pub struct RevertArgs {
+    /// Also put back settings that somebody else changed since
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `verify`.
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// How long to measure
+    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+    pub length: Nanos,
+    /// Write the result file here as well
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `lab`.
+#[derive(Subcommand, Debug)]
+pub enum LabCommand {
+    /// Make the device and start the VMs of a spec
+    #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab up examples/fig7.toml\n  sudo rtvirtio lab up examples/fig7-process.toml")]
+    Up(LabUpArgs),
+    /// Run the spec's tasks in the lab that is up
+    #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab run\n  sudo rtvirtio lab run --for 20s --json")]
+    Run(LabRunArgs),
+    /// Stop the VMs and remove the device; also what a crash left behind
+    #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab down")]
+    Down,
+    /// What is up
+    Status,
+}
+
+/// `lab up`.
+#[derive(Args, Debug)]
+pub struct LabUpArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// How QEMU guests run: by default KVM when a guest really boots under it, else TCG
+    #[arg(long, value_enum, default_value_t = AccelName::Auto)]
+    pub accel: AccelName,
+}
+
+/// How QEMU guests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccelName {
+    /// KVM when it really works, else TCG
+    Auto,
+    /// KVM
+    Kvm,
+    /// Emulation
+    Tcg,
+}
+
+/// `lab run`.
+#[derive(Args, Debug)]
+pub struct LabRunArgs {
+    /// How long to measure
+    #[arg(long = "for", value_name = "TIME", default_value = "20s")]
+    pub length: Nanos,
+    /// Name of the scheme in force, for the result file
+    #[arg(long, default_value = "as-found")]
+    pub scheme: String,
+}
+
+/// `demo`.
+#[derive(Args, Debug)]
+pub struct DemoArgs {
+    /// A lab spec instead of the paper's Fig. 7 case
+    pub spec: Option<PathBuf>,
+    /// How long each of the two runs measures
+    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+    pub length: Nanos,
+    /// Directory for report.html and result.json
+    #[arg(long, value_name = "DIR", default_value = "demo")]
+    pub out: PathBuf,
+    /// How QEMU guests run
+    #[arg(long, value_enum, default_value_t = AccelName::Auto)]
+    pub accel: AccelName,
+}
+
+/// `twin-serve`.
+#[derive(Args, Debug)]
+pub struct TwinServeArgs {
+    /// Profile name or file.
+    #[arg(long)]
+    pub profile: String,
+    /// Size.
+    #[arg(long)]
+    pub size: Bytes,
+    /// Seed of the jitter.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where to mount.
+    #[arg(long)]
+    pub mount: PathBuf,
+}

@@ -1,0 +1,196 @@
+//! `rtvirtio apply`, `status` and `revert`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use rtvirtio_apply::{
+    ApplyError, Fate, JOURNAL_FILE, KnobState, Machine, Observer, OnConflict, Reverted, Session, Silent,
+    Status, Step, dry_run, resolve,
+};
+use rtvirtio_host::Root;
+use rtvirtio_model::ModelKind;
+use rtvirtio_planner::{Plan, plan};
+use rtvirtio_report::text;
+
+use super::plan::{INFEASIBLE, load, load_profile, old_values};
+use super::{need_root, show, style, write_file};
+use crate::args::{ApplyArgs, Global, RevertArgs};
+use crate::guests::GuestAgents;
+use crate::site::{self, Site};
+use crate::ui::{Cancelled, Ui};
+
+/// Exit code when a setting was left alone because somebody else changed it.
+const CONFLICT: u8 = 3;
+/// The plan in force, beside the journal.
+const PLAN_FILE: &str = "plan.json";
+
+/// `rtvirtio apply`.
+pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    if !args.dry_run {
+        need_root("apply")?;
+    }
+    let is_spec = args.source.extension().is_some_and(|e| e == "toml");
+    let spec_path = match (&args.spec, is_spec) {
+        (Some(spec), _) => spec.clone(),
+        (None, true) => args.source.clone(),
+        (None, false) => bail!("say which spec the plan {} is for: --spec FILE.toml", args.source.display()),
+    };
+    let site = Site::find(site::load_spec(&spec_path)?, global)?;
+    let plan = if is_spec { plan_now(args, &site, global, ui)? } else { load(&args.source)? };
+    if args.dry_run {
+        let root = Root::default();
+        let machine = Machine::new(&root, &GuestAgents);
+        let writes = resolve(&plan, &site.binding()?, &machine)?;
+        let lines = dry_run(&writes, &machine)?;
+        show(ui, &lines, || lines.iter().map(|line| format!("{line}\n")).collect())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !plan.feasible && !args.compromise {
+        let reason = plan.infeasible.as_ref().map_or("", |i| i.reason.as_str());
+        ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
+        return Ok(ExitCode::from(INFEASIBLE));
+    }
+    let count = apply_plan(&plan, &site, global, ui)?;
+    ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
+    if ui.json {
+        return status(global, ui);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn plan_now(args: &ApplyArgs, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<Plan> {
+    let profile = load_profile(&site.spec, args.profile.as_deref(), global)?;
+    let found = site.config()?;
+    let options = site.plan_options(found.clone(), ModelKind::from(args.model))?;
+    let plan = plan(&site.spec, &profile, &options)?;
+    if !ui.json && !args.dry_run {
+        print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));
+    }
+    Ok(plan)
+}
+
+/// Applies a plan and returns how many settings it has.
+pub fn apply_plan(plan: &Plan, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<usize> {
+    let root = Root::default();
+    let machine = Machine::new(&root, &GuestAgents);
+    let session = Session::open(&global.state_dir)?;
+    let writes = resolve(plan, &site.binding()?, &machine)?;
+    // Before the journal: a plan file without a journal means nothing, see `plan_in_force`.
+    if !session.in_force()? {
+        write_file(&global.state_dir.join(PLAN_FILE), &serde_json::to_vec_pretty(plan)?)?;
+    }
+    match session.apply(&writes, &machine, &mut Watch(ui)) {
+        Ok(applied) => Ok(applied.knobs.len()),
+        Err(ApplyError::RolledBack { cause, rollback }) if matches!(*cause, ApplyError::Interrupted) && rollback.done => {
+            Err(Cancelled.into())
+        }
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// The plan whose journal is in force.
+pub fn plan_in_force(state_dir: &Path) -> Option<Plan> {
+    state_dir.join(JOURNAL_FILE).exists().then(|| load(&state_dir.join(PLAN_FILE)).ok()).flatten()
+}
+
+/// Ctrl-C between two writes puts everything back.
+struct Watch<'a>(&'a Ui);
+
+impl Observer for Watch<'_> {
+    fn step(&mut self, _: Step) {}
+
+    fn stop(&mut self) -> bool {
+        self.0.is_cancelled()
+    }
+}
+
+/// `rtvirtio status`.
+pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let root = Root::default();
+    let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
+    show(ui, &status, || match &status {
+        None => "no plan is in force\n".to_owned(),
+        Some(status) => status_text(status, plan_in_force(&global.state_dir).as_ref()),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status_text(status: &Status, plan: Option<&Plan>) -> String {
+    let mut out = String::new();
+    let scheme = plan.map_or("a plan", |p| p.scheme.as_str());
+    let state = match (status.complete, status.reverting) {
+        (true, false) => "in force",
+        (_, true) => "half put back: run `rtvirtio revert` again",
+        (false, false) => "half applied: run `rtvirtio revert`",
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{scheme}: {state} (applied by process {})", status.pid);
+    if status.rebooted {
+        let _ = writeln!(out, "the host was restarted since: the kernel has forgotten its settings");
+    }
+    for knob in &status.knobs {
+        let old = knob.old.as_deref().unwrap_or("-");
+        let state = match &knob.state {
+            KnobState::InForce => "in force".to_owned(),
+            KnobState::Original => "as before the plan".to_owned(),
+            KnobState::Changed { found } => format!("CHANGED by somebody else to {found}"),
+            KnobState::Gone { why } => format!("gone: {why}"),
+            KnobState::Unknown { error } => format!("not readable: {error}"),
+        };
+        let _ = writeln!(out, "  {:<28} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
+    }
+    out
+}
+
+/// `rtvirtio revert`.
+pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("revert")?;
+    let Some(reverted) = revert_with(global, if args.force { OnConflict::Force } else { OnConflict::Report })? else {
+        show(ui, &Option::<Reverted>::None, || "no plan is in force: nothing to put back\n".to_owned())?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    show(ui, &reverted, || revert_text(&reverted))?;
+    Ok(if reverted.done { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
+}
+
+fn revert_text(reverted: &Reverted) -> String {
+    let mut out = String::new();
+    for o in &reverted.outcomes {
+        let old = o.old.as_deref().unwrap_or("(absent)");
+        let fate = match &o.fate {
+            Fate::Restored { from } => format!("{from} -> {old}"),
+            Fate::Untouched => format!("{old} already"),
+            Fate::Conflict { found } => format!("left alone: somebody else set {found} (it was {old}; --force puts it back)"),
+            Fate::Blocked { by } => format!("left alone because of {by}"),
+            Fate::Accepted => "left as somebody else set it".to_owned(),
+            Fate::Gone { why } => format!("gone: {why}"),
+            Fate::Failed { error } => format!("FAILED: {error}"),
+        };
+        let _ = writeln!(out, "  {:<28} {fate}", o.knob);
+    }
+    let _ = writeln!(out, "{}", reverted.summary());
+    out
+}
+
+fn revert_with(global: &Global, on_conflict: OnConflict) -> anyhow::Result<Option<Reverted>> {
+    if !global.state_dir.exists() {
+        return Ok(None);
+    }
+    let root = Root::default();
+    let session = Session::open(&global.state_dir)?;
+    let reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
+    if reverted.as_ref().is_some_and(|r| r.done) {
+        let plan: PathBuf = global.state_dir.join(PLAN_FILE);
+        // Without a journal it means nothing.
+        let _ = std::fs::remove_file(plan);
+    }
+    Ok(reverted)
+}
+
+/// Puts everything back and says how many settings there were; an error when something was left.
+pub fn revert_all(global: &Global) -> anyhow::Result<usize> {
+    let Some(reverted) = revert_with(global, OnConflict::Report).context("putting settings back")? else { return Ok(0) };
+    if reverted.done { Ok(reverted.outcomes.len()) } else { bail!(reverted.summary()) }
+}

@@ -1,0 +1,76 @@
+//! `rtvirtio check`.
+
+use std::process::ExitCode;
+
+use rtvirtio_host::{Finding, Level, Root, check};
+use rtvirtio_report::text::Paint;
+use rtvirtio_vmm::{KvmProbe, probe_kvm};
+
+use super::{show, style};
+use crate::args::{CheckArgs, Global};
+use crate::ui::Ui;
+
+const KVM_WHY: &str = "guests under emulation are about ten times slower and noisier, so their tails say little";
+
+/// Looks at the host; exit code 1 when something keeps plans from being applied.
+pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let extra = vec![kvm(args, global, ui)];
+    let findings = check(&Root::default(), extra);
+    show(ui, &findings, || text(&findings))?;
+    let failed = findings.iter().any(|f| f.level == Level::Fail);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
+    let probe = if args.kvm {
+        ui.step("starting a guest under KVM");
+        let image = rtvirtio_lab::image::ensure(&global.cache_dir, &|text| ui.step(text));
+        match image.map(|image| probe_kvm(&image.kernel, &image.initrd)) {
+            Ok(Ok(probe)) => probe,
+            Ok(Err(e)) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "install qemu-system-x86"),
+            Err(e) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "see the message"),
+        }
+    } else if std::path::Path::new("/dev/kvm").exists() {
+        let what = "/dev/kvm is there; whether a stock guest boots under it was not tried";
+        return Finding::warn("kvm", what, KVM_WHY, "find out with `rtvirtio check --kvm`");
+    } else {
+        KvmProbe::Absent { reason: "there is no /dev/kvm".to_owned() }
+    };
+    match probe {
+        KvmProbe::Works => Finding::ok("kvm", "a stock kernel boots under KVM", KVM_WHY),
+        KvmProbe::Broken { reason } => Finding::warn(
+            "kvm",
+            format!("/dev/kvm opens but a stock kernel does not boot under it: {reason}"),
+            KVM_WHY,
+            "use a host whose KVM runs stock kernels; the lab falls back to emulation",
+        ),
+        KvmProbe::Absent { reason } => {
+            Finding::warn("kvm", reason, KVM_WHY, "enable virtualisation in the firmware, or nested virtualisation")
+        }
+    }
+}
+
+fn text(findings: &[Finding]) -> String {
+    let style = style();
+    let mut out = String::new();
+    for f in findings {
+        let (word, paint) = match f.level {
+            Level::Ok => ("ok  ", Paint::Good),
+            Level::Warn => ("warn", Paint::Open),
+            Level::Fail => ("FAIL", Paint::Bad),
+        };
+        out.push_str(&format!("{}  {:<18} {}\n", style.paint(word, paint), f.id, f.what));
+        if f.level != Level::Ok {
+            out.push_str(&format!("      {:<18} why:    {}\n", "", f.why));
+            out.push_str(&format!("      {:<18} remedy: {}\n", "", f.remedy));
+        }
+    }
+    let count = |level| findings.iter().filter(|f| f.level == level).count();
+    out.push_str(&format!(
+        "{} ok, {} to improve, {} in the way\n",
+        count(Level::Ok),
+        count(Level::Warn),
+        count(Level::Fail)
+    ));
+    out
+}

@@ -1,0 +1,191 @@
+//! `rtvirtio demo`: the whole loop in a lab.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rtvirtio_host::Root;
+use rtvirtio_lab::Lab;
+use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
+use rtvirtio_model::{ModelKind, Profile};
+use rtvirtio_planner::{Plan, TaskOutlook, plan};
+use rtvirtio_report::{ReportInput, html, tally, text};
+use rtvirtio_units::Nanos;
+
+use super::apply::{apply_plan, revert_all};
+use super::plan::{old_values, outlook};
+use super::profile::of_site;
+use super::verify::{exit_code, generated, measure};
+use super::{lab, need_root, style, write_file};
+use crate::args::{DemoArgs, Global};
+use crate::site::Site;
+use crate::ui::Ui;
+
+/// The paper's Fig. 7 case.
+const DEFAULT_SPEC: &str = include_str!("../../../../examples/fig7.toml");
+/// Time for the device's profile: shorter than `rtvirtio profile`'s, the demo has ten minutes.
+const PROFILE_TIME: Duration = Duration::from_secs(24);
+
+/// Runs it; the exit code is that of the run under the plan.
+pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("demo")?;
+    let start = Instant::now();
+    let (name, text) = match &args.spec {
+        Some(path) => (
+            path.display().to_string(),
+            std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?,
+        ),
+        None => ("examples/fig7.toml (built in)".to_owned(), DEFAULT_SPEC.to_owned()),
+    };
+    let spec = rtvirtio_spec::parse(&name, &text)?;
+    anyhow::ensure!(spec.lab_kind().is_some(), "{name}: the demo needs lab VMs; for existing ones use plan, apply, verify");
+    // A journal and a lab of its own: the demo never mixes with what the user has applied.
+    let mut global = global.clone();
+    global.run_dir = global.run_dir.join("demo");
+    global.state_dir = global.run_dir.join("state");
+    let stage = Stage { global: &global, ui };
+    stage.clear()?;
+    let lengths = Duration::from_nanos(args.length.0);
+    let shown = stage.play(&spec, &name, &text, args, lengths);
+    stage.clear()?;
+    let shown = shown?;
+    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
+    let code = shown.write(&args.out, ui)?;
+    ui.step(&format!("everything is put back; {:.0} s in all", start.elapsed().as_secs_f64()));
+    Ok(code)
+}
+
+/// What the demo measured.
+struct Shown {
+    file: ResultFile,
+    plan: Plan,
+    profile: Profile,
+    notes: Vec<String>,
+}
+
+struct Stage<'a> {
+    global: &'a Global,
+    ui: &'a Ui,
+}
+
+impl Stage<'_> {
+    /// Puts settings back and removes the lab: at the start what an earlier, killed demo left, at the end everything.
+    fn clear(&self) -> anyhow::Result<()> {
+        let reverted = revert_all(self.global);
+        if Lab::remove(&self.global.run_dir)? {
+            self.ui.step("the lab is removed");
+        }
+        // Settings of a device that is gone are gone with it; the lab goes first only when putting back failed.
+        reverted.map(|_| ())
+    }
+
+    fn play(
+        &self,
+        spec: &rtvirtio_spec::Spec,
+        name: &str,
+        text_of_spec: &str,
+        args: &DemoArgs,
+        length: Duration,
+    ) -> anyhow::Result<Shown> {
+        let (global, ui) = (self.global, self.ui);
+        lab::up(spec, name, text_of_spec, args.accel, global, ui)?;
+        let site = Site::find(spec.clone(), global)?;
+        let profile = of_site(&site, PROFILE_TIME, global, ui)?;
+        say(&text::profile(&profile, &style()), ui);
+
+        // A device fresh from its driver, with BFQ as distributions set it: nothing tuned.
+        site.device.set_elevator(&Root::default(), "bfq")?;
+        let found = site.config()?;
+        let before = outlook(spec, &profile, ModelKind::Slice, &found)?;
+        let default = measure(&site, "default-bfq", length, &latencies(&before), global, ui)?;
+        say(&text::run(&default, &style()), ui);
+
+        let options = site.plan_options(found.clone(), ModelKind::Slice)?;
+        let plan = plan(spec, &profile, &options)?;
+        say(&text::plan(&plan, &old_values(spec, &found, &plan), &style()), ui);
+        let applied = apply_plan(&plan, &site, global, ui)?;
+        ui.step(&format!("applied {applied} settings, journaled and read back"));
+        let planned = measure(&site, &plan.scheme, length, &latencies(&plan.tasks), global, ui)?;
+        say(&text::compare(&default, &planned, &style()), ui);
+        let put_back = revert_all(global)?;
+        ui.step(&format!("reverted {put_back} settings"));
+
+        let file =
+            ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![default, planned] };
+        let notes = self.notes(spec, &profile, &found, &file)?;
+        Ok(Shown { file, plan, profile, notes })
+    }
+
+    fn notes(
+        &self,
+        spec: &rtvirtio_spec::Spec,
+        profile: &Profile,
+        found: &rtvirtio_model::Config,
+        file: &ResultFile,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut notes = Vec::new();
+        // The paper's own model beside ours, for the run that it covers.
+        let paper = outlook(spec, profile, ModelKind::Analytical, found)?;
+        let told: Vec<String> =
+            paper.iter().map(|t| format!("{}/{} {}", t.vm, t.task, t.forecast.latency_ns)).collect();
+        notes.push(format!(
+            "For default BFQ the RT-VirtIO paper's equations (1)-(5), with its own coefficients, predict: {}.",
+            told.join(", ")
+        ));
+        if file.runs.iter().any(|r| r.kind == VmKind::Qemu) && file.host.accelerator == "tcg" {
+            notes.push(
+                "The guests ran under TCG emulation because KVM does not run stock guests on this host: \
+                 their CPU noise is part of every number."
+                    .to_owned(),
+            );
+        }
+        Ok(notes)
+    }
+}
+
+impl Shown {
+    fn write(&self, dir: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
+        let report = ReportInput {
+            title: "rtvirtio demo",
+            result: &self.file,
+            plan: Some(&self.plan),
+            profile: Some(&self.profile),
+            notes: &self.notes,
+            generated: &generated(),
+        };
+        let (page, data) = (dir.join("report.html"), dir.join("result.json"));
+        write_file(&page, html(&report).as_bytes())?;
+        let json = serde_json::to_vec_pretty(&self.file)?;
+        write_file(&data, &json)?;
+        if ui.json {
+            super::show(ui, &self.file, String::new)?;
+        }
+        for run in &self.file.runs {
+            ui.step(&format!("{}: {}", run.scheme, tally(run).sentence()));
+        }
+        ui.step(&format!("wrote {} and {}", page.display(), data.display()));
+        Ok(last_code(&self.file.runs))
+    }
+}
+
+/// A demo is a success when the plan missed nothing: sixty seconds cannot prove every target, and the output says so.
+fn last_code(runs: &[Run]) -> ExitCode {
+    match runs.last() {
+        Some(run) if tally(run).missed > 0 => exit_code(run),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+fn latencies(tasks: &[TaskOutlook]) -> Vec<Option<Nanos>> {
+    tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect()
+}
+
+/// Text of the demo: to standard output, unless that is for JSON.
+fn say(text: &str, ui: &Ui) {
+    if ui.json {
+        eprintln!("{text}");
+    } else {
+        println!("{text}");
+    }
+}

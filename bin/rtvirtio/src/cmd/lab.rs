@@ -1,0 +1,141 @@
+//! `rtvirtio lab`.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::Context;
+use rtvirtio_lab::image::GuestImage;
+use rtvirtio_lab::qemu::Accel;
+use rtvirtio_lab::{Lab, LabError, UpOptions};
+use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
+use rtvirtio_report::text;
+use rtvirtio_spec::{LabKind, Spec};
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::{KvmProbe, probe_kvm};
+
+use super::verify::{exit_code, measure};
+use super::{need_root, show, style};
+use crate::args::{AccelName, Global, LabCommand, LabRunArgs, LabUpArgs};
+use crate::site::Site;
+use crate::ui::{Cancelled, Ui};
+
+/// `rtvirtio lab ...`.
+pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    match command {
+        LabCommand::Up(args) => up_command(args, global, ui),
+        LabCommand::Run(args) => run_command(args, global, ui),
+        LabCommand::Down => {
+            need_root("lab down")?;
+            let there = Lab::remove(&global.run_dir)?;
+            ui.step(if there { "the lab is removed" } else { "no lab was up" });
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Status => {
+            let lab = Lab::open(&global.run_dir)?;
+            let state = lab.state();
+            show(ui, state, || {
+                let mut out = format!(
+                    "lab from {}\n  device       {} = {}\n  accelerator  {} ({})\n",
+                    state.spec_name,
+                    lab.device().display(),
+                    state.device_text,
+                    state.accelerator,
+                    state.vmm
+                );
+                for vm in &state.vms {
+                    let what = match &vm.qemu {
+                        Some(q) if q.is_alive() => format!("QEMU process {}", q.process.pid),
+                        Some(q) => format!("QEMU process {} is DEAD", q.process.pid),
+                        None => "process VM".to_owned(),
+                    };
+                    out.push_str(&format!("  {:<12} {what}, cgroup {}\n", vm.name, vm.cgroup.display()));
+                }
+                out
+            })?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("lab up")?;
+    let text = std::fs::read_to_string(&args.spec).with_context(|| format!("cannot read {}", args.spec.display()))?;
+    let name = args.spec.display().to_string();
+    let spec = rtvirtio_spec::parse(&name, &text)?;
+    let lab = up(&spec, &name, &text, args.accel, global, ui)?;
+    ui.step(&format!("the lab is up on {}; remove it with `rtvirtio lab down`", lab.device().display()));
+    show(ui, lab.state(), String::new)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a lab, with a guest image when the spec needs one.
+pub fn up(
+    spec: &Spec,
+    name: &str,
+    text: &str,
+    accel: AccelName,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<Lab> {
+    let progress = |text: &str| ui.step(text);
+    let mut guest: Option<(GuestImage, Accel)> = None;
+    if spec.lab_kind() == Some(LabKind::Qemu) {
+        let image = rtvirtio_lab::image::ensure(&global.cache_dir, &progress)?;
+        ui.check_cancelled()?;
+        let accel = choose_accel(accel, &image, ui)?;
+        guest = Some((image, accel));
+    }
+    let options = UpOptions {
+        run_dir: &global.run_dir,
+        twin_server: &twin_server,
+        guest: guest.as_ref().map(|(image, accel)| (image, *accel)),
+        cancel: ui.cancel_flag(),
+        progress: &progress,
+    };
+    match Lab::up(spec, name, text, &options) {
+        Err(LabError::Cancelled) => Err(Cancelled.into()),
+        Err(_) if ui.is_cancelled() => Err(Cancelled.into()),
+        other => Ok(other?),
+    }
+}
+
+/// This program again, as the twin's server.
+pub fn twin_server(profile: &str, size: Bytes, mount: &Path) -> Command {
+    // The link names this very program, also when its file was replaced meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("twin-serve").args(["--profile", profile, "--size", &size.to_string(), "--mount"]).arg(mount);
+    command
+}
+
+fn choose_accel(wanted: AccelName, image: &GuestImage, ui: &Ui) -> anyhow::Result<Accel> {
+    match wanted {
+        AccelName::Kvm => Ok(Accel::Kvm),
+        AccelName::Tcg => Ok(Accel::Tcg),
+        AccelName::Auto => {
+            ui.step("finding out whether KVM really works");
+            Ok(match probe_kvm(&image.kernel, &image.initrd)? {
+                KvmProbe::Works => Accel::Kvm,
+                KvmProbe::Broken { reason } => {
+                    ui.step(&format!("KVM does not run a stock guest here ({reason}): using TCG emulation, which is slower"));
+                    Accel::Tcg
+                }
+                KvmProbe::Absent { reason } => {
+                    ui.step(&format!("no KVM here ({reason}): using TCG emulation, which is slower"));
+                    Accel::Tcg
+                }
+            })
+        }
+    }
+}
+
+fn run_command(args: &LabRunArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("lab run")?;
+    let lab = Lab::open(&global.run_dir)?;
+    let spec = rtvirtio_spec::parse(&lab.state().spec_name, &lab.state().spec_text)?;
+    let site = Site::find(spec, global)?;
+    let run = measure(&site, &args.scheme, Duration::from_nanos(args.length.0), &[], global, ui)?;
+    let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![run] };
+    show(ui, &file, || text::results(&file, &style()))?;
+    Ok(exit_code(&file.runs[0]))
+}

@@ -1,0 +1,142 @@
+//! `rtvirtio predict` and `rtvirtio plan`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use rtvirtio_model::{Config, ModelKind, Profile, model, percentile_of};
+use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
+use rtvirtio_report::text;
+use rtvirtio_spec::Spec;
+
+use super::{show, style, write_file};
+use crate::args::{Global, ModelArgs, PlanArgs, PredictArgs};
+use crate::site::{self, Site};
+use crate::ui::Ui;
+
+/// Exit code when some target cannot be met.
+pub const INFEASIBLE: u8 = 2;
+
+/// Everything that a prediction rests on.
+pub struct Basis {
+    /// The spec.
+    pub spec: Spec,
+    /// The measured device.
+    pub profile: Profile,
+    /// Search options, with the start configuration.
+    pub options: PlanOptions,
+}
+
+/// The saved profile of a spec's device.
+pub fn load_profile(spec: &Spec, file: Option<&Path>, global: &Global) -> anyhow::Result<Profile> {
+    if let Some(file) = file {
+        return Ok(rtvirtio_measure::profile::load(file)?);
+    }
+    let key = site::profile_key(&spec.device)?;
+    let path = site::profile_path(global, &key);
+    if !path.exists() {
+        let device = match &spec.device {
+            rtvirtio_spec::Device::Path(path) => path.display().to_string(),
+            rtvirtio_spec::Device::Twin { profile, .. } => format!("twin:{profile}"),
+        };
+        anyhow::bail!(
+            "the device has not been measured ({} does not exist): run `rtvirtio profile {device}` first",
+            path.display()
+        );
+    }
+    Ok(rtvirtio_measure::profile::load(&path)?)
+}
+
+impl Basis {
+    fn load(args: &ModelArgs, global: &Global, ui: &Ui) -> anyhow::Result<Self> {
+        let spec = site::load_spec(&args.spec)?;
+        let profile = load_profile(&spec, args.profile.as_deref(), global)?;
+        for doubt in &profile.doubts {
+            ui.warn(&format!("the profile is in doubt: {doubt}"));
+        }
+        let kind = ModelKind::from(args.model);
+        if args.defaults {
+            let options = site::plan_options(site::default_config(&spec), kind);
+            return Ok(Self { spec, profile, options });
+        }
+        // A plan for VMs that do not run yet starts from the defaults; that is said, never silently assumed.
+        let options = match Site::find(spec.clone(), global).and_then(|site| site.plan_options(site.config()?, kind)) {
+            Ok(options) => options,
+            Err(e) => {
+                ui.warn(&format!("starting from the kernel's default settings, because {e:#}"));
+                site::plan_options(site::default_config(&spec), kind)
+            }
+        };
+        Ok(Self { spec, profile, options })
+    }
+}
+
+/// What a model expects of every task under a configuration.
+pub fn outlook(
+    spec: &Spec,
+    profile: &Profile,
+    kind: ModelKind,
+    config: &Config,
+) -> anyhow::Result<Vec<TaskOutlook>> {
+    let forecasts = model(kind).forecast(profile, spec, config)?;
+    Ok(spec
+        .tasks()
+        .zip(forecasts)
+        .map(|((vm, task), forecast)| {
+            let target_ns = task.target.map(|t| t.latency);
+            let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+            TaskOutlook {
+                vm: vm.name.clone(),
+                task: task.name.clone(),
+                percentile: percentile_of(task),
+                target_ns,
+                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.latency_ns.0)),
+                forecast,
+            }
+        })
+        .collect())
+}
+
+/// `rtvirtio predict`.
+pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let basis = Basis::load(&args.model, global, ui)?;
+    let kind = ModelKind::from(args.model.model);
+    let tasks = outlook(&basis.spec, &basis.profile, kind, &basis.options.start)?;
+    show(ui, &tasks, || text::forecast(&tasks, &style()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `rtvirtio plan`.
+pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let basis = Basis::load(&args.model, global, ui)?;
+    let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
+    if let Some(out) = &args.out {
+        write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
+        ui.step(&format!("saved {}; apply it with `rtvirtio apply {} --spec {}`", out.display(), out.display(), args.model.spec.display()));
+    }
+    show(ui, &plan, || text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style()))?;
+    Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
+/// The value that each of the plan's knobs has now, for the table.
+pub fn old_values(spec: &Spec, start: &Config, plan: &Plan) -> BTreeMap<Knob, String> {
+    let Ok(target) = plan.config(spec, start) else { return BTreeMap::new() };
+    // The settings that lead back are the old values.
+    settings_of(spec, &target, start).into_iter().map(|s| (s.knob, s.value)).collect()
+}
+
+/// Reads a plan file.
+pub fn load(path: &Path) -> anyhow::Result<Plan> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let plan: Plan = serde_json::from_str(&text)
+        .with_context(|| format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display()))?;
+    anyhow::ensure!(
+        plan.schema == rtvirtio_planner::PLAN_SCHEMA,
+        "{} has form {}, this rtvirtio knows {}: plan again",
+        path.display(),
+        plan.schema,
+        rtvirtio_planner::PLAN_SCHEMA
+    );
+    Ok(plan)
+}

@@ -1,0 +1,170 @@
+//! `rtvirtio profile`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rtvirtio_host::{BlockDevice, Root};
+use rtvirtio_lab::twin::{TwinHandle, TwinProfile};
+use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure, save};
+use rtvirtio_measure::MeasureError;
+use rtvirtio_model::Profile;
+use rtvirtio_report::text;
+use rtvirtio_units::Bytes;
+
+use super::{lab, need_root, show, style};
+use crate::args::{Global, ProfileArgs};
+use crate::site::{self, Site};
+use crate::ui::{Cancelled, Ui};
+
+/// Size of a twin that is made only to be measured.
+const TWIN_SIZE: Bytes = Bytes(1 << 30);
+
+/// `rtvirtio profile`.
+pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("profile")?;
+    let length = Duration::from_nanos(args.length.0);
+    let (key, profile) = if let Some(name) = args.target.strip_prefix("twin:") {
+        (format!("twin-{name}"), of_twin(name, length, global, ui)?)
+    } else if Path::new(&args.target).is_file() {
+        let spec = site::load_spec(Path::new(&args.target))?;
+        let key = site::profile_key(&spec.device)?;
+        let site = Site::find(spec, global)?;
+        (key, of_site(&site, length, global, ui)?)
+    } else {
+        let device = BlockDevice::find(&Root::default(), &args.target)?;
+        let profile = of_device(&device, length, args.destroy_data, global, ui)?;
+        (device.name, profile)
+    };
+    let path = args.out.clone().unwrap_or_else(|| site::profile_path(global, &key));
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    }
+    save(&profile, &path)?;
+    ui.step(&format!("saved {}", path.display()));
+    show(ui, &profile, || text::profile(&profile, &style()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
+    TwinProfile::load(name)?;
+    std::fs::create_dir_all(&global.run_dir)
+        .with_context(|| format!("cannot create {}", global.run_dir.display()))?;
+    let mount = tempfile::Builder::new().prefix("profile-twin-").tempdir_in(&global.run_dir)?.keep();
+    let log = mount.with_extension("log");
+    ui.step(&format!("making a twin {name}"));
+    let server = lab::twin_server(name, TWIN_SIZE, &mount);
+    let (mut handle, device) = TwinHandle::make(&mount, TWIN_SIZE, server, &log, &mut |_| Ok(()))?;
+    let result = BlockDevice::find(&Root::default(), &device.path)
+        .map_err(anyhow::Error::from)
+        // Its content is nobody's, so writes are measured too.
+        .and_then(|device| of_device(&device, length, true, global, ui));
+    handle.remove()?;
+    let _ = std::fs::remove_file(&log);
+    result
+}
+
+/// The device of a site, and I/O as its first VM sees it.
+pub fn of_site(site: &Site, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
+    let is_twin = matches!(site.spec.device, rtvirtio_spec::Device::Twin { .. });
+    let mut profile = of_device(&site.device, length, is_twin, global, ui)?;
+    if site.lab.is_some() {
+        profile.guest = Some(crate::guest_point::measure(site, global, ui)?);
+    }
+    Ok(profile)
+}
+
+fn of_device(
+    device: &BlockDevice,
+    length: Duration,
+    destroy_data: bool,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<Profile> {
+    let root = Root::default();
+    let elevators = device.elevators(&root)?;
+    if !elevators.available.iter().any(|e| e == "bfq") {
+        bail!("{} offers no bfq: load it with `modprobe bfq`", device.name);
+    }
+    let dir = work_dir(global)?;
+    let mut options = ProfileOptions::new(
+        PathBuf::from("/dev").join(&device.name),
+        Bytes(device.size(&root)?),
+        dir.path().to_owned(),
+    );
+    options.allow_write = destroy_data;
+    options.budget = length;
+    let restore = Restore::new(device)?;
+    let mut bar = ui.bar(&format!("measuring {}", device.name), 100);
+    let result = measure(
+        &options,
+        &mut ProfileControl {
+            set_elevator: &mut |name| device.set_elevator(&root, name).map_err(Into::into),
+            progress: &mut |done, total, what| {
+                bar.say(&format!("measuring {}: {what}", device.name));
+                bar.set(done * 100 / total.max(1));
+            },
+            cancel: ui.cancel_flag(),
+        },
+    );
+    drop(bar);
+    restore.now()?;
+    match result {
+        Err(MeasureError::Cancelled) => Err(Cancelled.into()),
+        other => Ok(other?),
+    }
+}
+
+/// A directory for fio's files, removed afterwards.
+fn work_dir(global: &Global) -> anyhow::Result<tempfile::TempDir> {
+    std::fs::create_dir_all(&global.run_dir)
+        .with_context(|| format!("cannot create {}", global.run_dir.display()))?;
+    Ok(tempfile::Builder::new().prefix("profile-").tempdir_in(&global.run_dir)?)
+}
+
+/// Puts the elevator and its tunables back, also when the measurement fails.
+pub struct Restore {
+    device: BlockDevice,
+    elevator: String,
+    tunables: std::collections::BTreeMap<String, String>,
+    done: bool,
+}
+
+impl Restore {
+    /// Remembers what is set now.
+    pub fn new(device: &BlockDevice) -> anyhow::Result<Self> {
+        let root = Root::default();
+        Ok(Self {
+            device: device.clone(),
+            elevator: device.elevators(&root)?.current,
+            tunables: device.tunables(&root)?,
+            done: false,
+        })
+    }
+
+    /// Puts it back and says what could not be.
+    pub fn now(mut self) -> anyhow::Result<()> {
+        self.done = true;
+        self.restore()
+    }
+
+    fn restore(&self) -> anyhow::Result<()> {
+        let root = Root::default();
+        self.device.set_elevator(&root, &self.elevator)?;
+        let now = self.device.tunables(&root)?;
+        for (name, value) in self.tunables.iter().filter(|(name, value)| now.get(*name) != Some(value)) {
+            self.device.set_tunable(&root, name, value.trim())?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        if !self.done {
+            // An earlier error is being told already.
+            let _ = self.restore();
+        }
+    }
+}

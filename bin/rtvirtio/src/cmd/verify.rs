@@ -1,0 +1,105 @@
+//! `rtvirtio verify`, and running a site's tasks for the other commands.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use rtvirtio_lab::workload::{self, RunOptions};
+use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
+use rtvirtio_model::ModelKind;
+use rtvirtio_report::{ReportInput, html, text};
+use rtvirtio_units::Nanos;
+
+use super::apply::plan_in_force;
+use super::{need_root, plan, show, style, write_file};
+use crate::args::{Global, VerifyArgs};
+use crate::site::{self, Site};
+use crate::ui::{Cancelled, Ui};
+
+/// Exit code when a target is missed.
+const MISSED: u8 = 2;
+/// Exit code when none is missed but some are not proven.
+const UNPROVEN: u8 = 4;
+
+/// Runs all tasks of a site at once and judges them.
+pub fn measure(
+    site: &Site,
+    scheme: &str,
+    length: Duration,
+    predicted: &[Option<Nanos>],
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<Run> {
+    let loads = site.loads(predicted)?;
+    let total = length.as_secs() + 1;
+    let mut bar = ui.bar(&format!("running {} tasks ({scheme})", site.spec.tasks().count()), total);
+    let work_dir = global.run_dir.join("fio");
+    let mut options = RunOptions {
+        length,
+        seed: 1,
+        work_dir: &work_dir,
+        cancel: ui.cancel_flag(),
+        on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
+    };
+    let result = workload::run(&loads, &mut options);
+    drop(bar);
+    // Empty now, unless fio's files are still there after an error: then they help to find it.
+    let _ = std::fs::remove_dir(&work_dir);
+    match result {
+        Ok(tasks) => {
+            Ok(Run { scheme: scheme.to_owned(), kind: site.kind(), seconds: length.as_secs_f64(), tasks })
+        }
+        Err(e) if e.is_cancelled() => Err(Cancelled.into()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// `rtvirtio verify`.
+pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("verify")?;
+    let spec = site::load_spec(&args.spec)?;
+    let site = Site::find(spec, global)?;
+    let profile = plan::load_profile(&site.spec, None, global).ok();
+    // A prediction beside the measurement when there is a profile; measuring does not depend on it.
+    let predicted: Vec<Option<Nanos>> = profile
+        .as_ref()
+        .and_then(|profile| plan::outlook(&site.spec, profile, ModelKind::Slice, &site.config().ok()?).ok())
+        .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
+    let in_force = plan_in_force(&global.state_dir);
+    let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();
+    let run = measure(&site, &scheme, Duration::from_nanos(args.length.0), &predicted, global, ui)?;
+    let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![run] };
+    if let Some(out) = &args.out {
+        write_file(out, &serde_json::to_vec_pretty(&file)?)?;
+    }
+    if let Some(out) = &args.html {
+        let report = ReportInput {
+            title: "rtvirtio verify",
+            result: &file,
+            plan: in_force.as_ref(),
+            profile: profile.as_ref(),
+            notes: &[],
+            generated: &generated(),
+        };
+        write_file(out, html(&report).as_bytes())?;
+    }
+    show(ui, &file, || text::results(&file, &style()))?;
+    Ok(exit_code(&file.runs[0]))
+}
+
+/// The worst verdict as an exit code.
+pub fn exit_code(run: &Run) -> ExitCode {
+    let any = |verdict| run.tasks.iter().any(|t| t.verdict == Some(verdict));
+    if any(Verdict::Missed) {
+        ExitCode::from(MISSED)
+    } else if any(Verdict::Unproven) {
+        ExitCode::from(UNPROVEN)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// When and by what a report is made.
+pub fn generated() -> String {
+    let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M %Z");
+    format!("{now}, rtvirtio {}", env!("CARGO_PKG_VERSION"))
+}

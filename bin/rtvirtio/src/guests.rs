@@ -1,0 +1,49 @@
+//! Guests' settings files, reached through the QEMU guest agent.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_apply::{GuestFiles, Guests};
+use rtvirtio_vmm::{GuestAgent, VmmError};
+
+/// How long an agent may take: a guest under emulation, busy with I/O, answers slowly.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A settings file is at most a page (`Documentation/filesystems/sysfs.rst`).
+const LARGEST: usize = 4096;
+
+/// Connects to agents by their sockets.
+pub struct GuestAgents;
+
+struct Files(GuestAgent);
+
+impl Guests for GuestAgents {
+    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
+        let agent = GuestAgent::connect(agent, PATIENCE).map_err(io_error)?;
+        Ok(Box::new(Files(agent)))
+    }
+}
+
+impl GuestFiles for Files {
+    fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
+        self.0.read_file(path, LARGEST).map_err(io_error)
+    }
+
+    fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_file(path, bytes).map_err(io_error)
+    }
+}
+
+/// The kinds that `apply` tells apart: gone, refused, or perhaps only slow.
+fn io_error(error: VmmError) -> io::Error {
+    let kind = match &error {
+        VmmError::Connect { source, .. } => source.kind(),
+        VmmError::Closed { .. } => io::ErrorKind::ConnectionRefused,
+        VmmError::Timeout { .. } => io::ErrorKind::TimedOut,
+        // The agent tells errors as text only; these are strerror(3)'s.
+        VmmError::Refused { desc, .. } if desc.contains("No such file") => io::ErrorKind::NotFound,
+        VmmError::Refused { .. } => io::ErrorKind::InvalidInput,
+        _ => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
+}

@@ -1,0 +1,331 @@
+//! The spec's device and VMs, found on this host.
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rtvirtio_apply::{Binding, VmBinding};
+use rtvirtio_host::{BlockDevice, Cgroups, Root, text};
+use rtvirtio_lab::Lab;
+use rtvirtio_lab::qemu::GUEST_DISK;
+use rtvirtio_lab::workload::{Place, VmLoad};
+use rtvirtio_measure::{HostFacts, VmKind};
+use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
+use rtvirtio_planner::{CgroupMode, PlanOptions};
+use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
+use rtvirtio_units::{Bytes, Iops, Nanos};
+use rtvirtio_vmm::GuestAgent;
+
+use crate::args::Global;
+
+/// How long a guest's agent may take to answer when it is only asked for its settings.
+const AGENT_PATIENCE: Duration = Duration::from_secs(5);
+/// Largest settings file read from a guest.
+const SMALL_FILE: usize = 4096;
+
+/// A spec and what of it exists here.
+pub struct Site {
+    /// The spec.
+    pub spec: Spec,
+    /// The shared device.
+    pub device: BlockDevice,
+    /// The lab, when the spec's VMs are a lab's.
+    pub lab: Option<Lab>,
+    root: Root,
+    cgroups: Cgroups,
+    /// Per VM in spec order.
+    vms: Vec<Found>,
+}
+
+/// One VM on this host.
+struct Found {
+    cgroup: PathBuf,
+    agent: Option<PathBuf>,
+    disk: Option<PathBuf>,
+}
+
+/// Reads a spec file; errors are shown with file, line and column.
+pub fn load_spec(path: &Path) -> anyhow::Result<Spec> {
+    Ok(rtvirtio_spec::load(path)?)
+}
+
+/// Name under which a device's profile is saved.
+pub fn profile_key(device: &Device) -> anyhow::Result<String> {
+    Ok(match device {
+        Device::Twin { profile, .. } => {
+            let name = Path::new(profile).file_stem().map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
+            format!("twin-{}", if profile.contains('/') { name } else { profile.clone() })
+        }
+        Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
+    })
+}
+
+/// Where the profile of this name is saved.
+pub fn profile_path(global: &Global, key: &str) -> PathBuf {
+    global.state_dir.join("profiles").join(format!("{key}.json"))
+}
+
+impl Site {
+    /// Finds the device and every VM.
+    pub fn find(spec: Spec, global: &Global) -> anyhow::Result<Self> {
+        let root = Root::default();
+        let cgroups = Cgroups::detect(&root)?;
+        let lab = match spec.lab_kind() {
+            Some(_) => Some(open_lab(&spec, global)?),
+            None => None,
+        };
+        let device = match (&spec.device, &lab) {
+            (_, Some(lab)) => BlockDevice::find(&root, lab.device())?,
+            (Device::Path(path), None) => BlockDevice::find(&root, path)?,
+            (Device::Twin { .. }, None) => bail!("a twin exists only in a lab"),
+        };
+        let mut vms = Vec::new();
+        for (i, vm) in spec.vms.iter().enumerate() {
+            vms.push(match &lab {
+                Some(lab) => {
+                    let here = &lab.state().vms[i];
+                    Found {
+                        cgroup: here.cgroup.clone(),
+                        agent: here.qemu.as_ref().map(|q| q.agent_socket()),
+                        disk: Some(PathBuf::from(GUEST_DISK)),
+                    }
+                }
+                None => find_existing(vm, &root, &cgroups).with_context(|| format!("vm {}", vm.name))?,
+            });
+        }
+        Ok(Self { spec, device, lab, root, cgroups, vms })
+    }
+
+    /// For `apply`.
+    pub fn binding(&self) -> anyhow::Result<Binding> {
+        let mut vms = BTreeMap::new();
+        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
+            let guest_disk = match (&found.agent, &found.disk) {
+                (Some(_), Some(disk)) => disk.file_name().map(|n| n.to_string_lossy().into_owned()),
+                _ => None,
+            };
+            vms.insert(
+                vm.name.clone(),
+                VmBinding { cgroup: Some(found.cgroup.clone()), agent: found.agent.clone(), guest_disk },
+            );
+        }
+        Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
+    }
+
+    /// The settings in force.
+    pub fn config(&self) -> anyhow::Result<Config> {
+        let elevator = elevator(&self.device.elevators(&self.root)?.current);
+        let bfq = if elevator == Elevator::Bfq { bfq_of(&self.device.tunables(&self.root)?)? } else { Bfq::default() };
+        let mut vms = Vec::new();
+        for found in &self.vms {
+            let mut config = VmConfig { weight: self.weight(found)?, ..default_vm() };
+            if let Some((elevator, bfq)) = guest_settings(found) {
+                config.guest_elevator = elevator;
+                config.guest_bfq = bfq;
+            }
+            vms.push(config);
+        }
+        Ok(Config { elevator, bfq, vms })
+    }
+
+    /// Options for a search from the settings in force, limited to what this host offers.
+    pub fn plan_options(&self, start: Config, model: rtvirtio_model::ModelKind) -> anyhow::Result<PlanOptions> {
+        let mut options = plan_options(start, model);
+        let offered: Vec<Elevator> =
+            self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
+        options.space.elevators.retain(|e| offered.contains(e));
+        let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|vm| &vm.cgroup).collect();
+        cgroups.sort();
+        cgroups.dedup();
+        if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
+            options.mode = CgroupMode::Shared;
+        }
+        options.space.guests &= self.vms.iter().all(|vm| vm.agent.is_some() && vm.disk.is_some());
+        Ok(options)
+    }
+
+    /// Where the tasks run.
+    pub fn loads(&self, predicted: &[Option<Nanos>]) -> anyhow::Result<Vec<VmLoad>> {
+        let mut loads = match &self.lab {
+            Some(lab) => lab.loads(&self.spec)?,
+            None => self.existing_loads()?,
+        };
+        let mut rest = predicted.iter().copied();
+        for load in &mut loads {
+            load.predicted = load.vm.tasks.iter().map(|_| rest.next().flatten()).collect();
+        }
+        Ok(loads)
+    }
+
+    /// What kind of VM the numbers come from.
+    pub fn kind(&self) -> VmKind {
+        if self.spec.lab_kind() == Some(LabKind::Process) || self.vms.iter().any(|vm| vm.agent.is_none()) {
+            VmKind::Process
+        } else {
+            VmKind::Qemu
+        }
+    }
+
+    /// What one needs to know of the host to read the numbers.
+    pub fn facts(&self) -> HostFacts {
+        let (vmm, accelerator, device) = match &self.lab {
+            Some(lab) => {
+                let state = lab.state();
+                (state.vmm.clone(), state.accelerator.clone(), format!("{}: {}", self.device.name, state.device_text))
+            }
+            None => ("existing".to_owned(), "unknown".to_owned(), self.device.name.clone()),
+        };
+        HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
+    }
+
+    fn weight(&self, found: &Found) -> anyhow::Result<u32> {
+        if Cgroups::is_root(&found.cgroup) {
+            return Ok(100);
+        }
+        let file = self.cgroups.weight_file(&self.root, &found.cgroup)?;
+        // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
+        let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
+        let weights = text::weights(&content).unwrap_or_default();
+        let weight = weights.devices.get(&self.device.dev).copied().or(weights.default).unwrap_or(100);
+        Ok(u32::try_from(weight).unwrap_or(100))
+    }
+
+    fn existing_loads(&self) -> anyhow::Result<Vec<VmLoad>> {
+        let mut loads = Vec::new();
+        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
+            let Some(disk) = &found.disk else {
+                bail!(
+                    "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
+                    vm.name,
+                    if found.agent.is_some() { " inside the guest" } else { "" }
+                );
+            };
+            let place = match &found.agent {
+                Some(agent) => Place::Guest { agent: agent.clone(), target: disk.clone() },
+                None => Place::Host {
+                    cgroup_procs: vec![self.cgroups.dir(&found.cgroup)?.join("cgroup.procs")],
+                    target: disk.clone(),
+                    region: None,
+                },
+            };
+            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new() });
+        }
+        Ok(loads)
+    }
+}
+
+/// Options for a search from `start`.
+pub fn plan_options(start: Config, model: rtvirtio_model::ModelKind) -> PlanOptions {
+    match model {
+        rtvirtio_model::ModelKind::Analytical => PlanOptions::paper(start),
+        rtvirtio_model::ModelKind::Slice => PlanOptions::new(start),
+    }
+}
+
+/// The kernel's default BFQ settings for the spec's VMs, the paper's baseline.
+pub fn default_config(spec: &Spec) -> Config {
+    Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: spec.vms.iter().map(|_| default_vm()).collect() }
+}
+
+fn default_vm() -> VmConfig {
+    VmConfig { weight: 100, cap: None::<Iops>, guest_elevator: Elevator::None, guest_bfq: Bfq::default() }
+}
+
+fn open_lab(spec: &Spec, global: &Global) -> anyhow::Result<Lab> {
+    let lab = Lab::open(&global.run_dir)?;
+    let up = rtvirtio_spec::parse(&lab.state().spec_name, &lab.state().spec_text)?;
+    let same = |a: &Spec, b: &Spec| {
+        a.device == b.device && a.vms.iter().map(|v| (&v.name, &v.reach)).eq(b.vms.iter().map(|v| (&v.name, &v.reach)))
+    };
+    if !same(&up, spec) {
+        bail!(
+            "the lab that is up (from {}) has another device or other VMs than this spec: \
+             `rtvirtio lab down`, then `rtvirtio lab up` with this spec",
+            lab.state().spec_name
+        );
+    }
+    Ok(lab)
+}
+
+fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Found> {
+    let Reach::Existing { host, agent, disk } = &vm.reach else { bail!("it is a lab's VM") };
+    let of_pid = |pid: u32| -> anyhow::Result<PathBuf> {
+        let cgroup = cgroups.of_pid(root, pid).with_context(|| format!("no process {pid}: is the VM running?"))?;
+        Ok(Cgroups::unit_of(&cgroup))
+    };
+    let cgroup = match host {
+        HostHandle::Cgroup(path) => {
+            if !root.exists(cgroups.dir(path)?) {
+                bail!("cgroup {} does not exist: is the VM running?", path.display());
+            }
+            path.clone()
+        }
+        HostHandle::Pid(pid) => of_pid(*pid)?,
+        HostHandle::Qmp(socket) => of_pid(peer_pid(socket)?)?,
+    };
+    Ok(Found { cgroup, agent: agent.clone(), disk: disk.clone() })
+}
+
+/// The process that listens on a UNIX socket: QEMU itself tells no pid over QMP.
+fn peer_pid(socket: &Path) -> anyhow::Result<u32> {
+    let stream = UnixStream::connect(socket)
+        .with_context(|| format!("cannot connect to {}: is the VM running?", socket.display()))?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
+    Ok(u32::try_from(peer.pid.as_raw_nonzero().get())?)
+}
+
+fn elevator(name: &str) -> Elevator {
+    match name {
+        "bfq" => Elevator::Bfq,
+        "kyber" => Elevator::Kyber,
+        "mq-deadline" => Elevator::MqDeadline,
+        _ => Elevator::None,
+    }
+}
+
+fn bfq_of(tunables: &BTreeMap<String, String>) -> anyhow::Result<Bfq> {
+    let number = |name: &str| -> anyhow::Result<u64> {
+        let text = tunables.get(name).with_context(|| format!("BFQ has no tunable {name}"))?;
+        text.trim().parse().with_context(|| format!("BFQ's {name} is `{}`", text.trim()))
+    };
+    let max_budget = number("max_budget")?;
+    Ok(Bfq {
+        slice_idle: Nanos::from_millis(number("slice_idle")?),
+        timeout_sync: Nanos::from_millis(number("timeout_sync")?),
+        low_latency: number("low_latency")? != 0,
+        // In sectors of 512 bytes; 0 is automatic (block/bfq-iosched.c).
+        max_budget: (max_budget > 0).then_some(Bytes(max_budget * 512)),
+        strict_guarantees: number("strict_guarantees")? != 0,
+    })
+}
+
+/// Elevator and BFQ tunables inside a guest; `None` without an agent or when it does not answer: the model then assumes none.
+fn guest_settings(found: &Found) -> Option<(Elevator, Bfq)> {
+    let (agent, disk) = (found.agent.as_ref()?, found.disk.as_ref()?.file_name()?.to_str()?);
+    let mut agent = GuestAgent::connect(agent, AGENT_PATIENCE).ok()?;
+    let mut read = |path: &str| {
+        let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
+        String::from_utf8(bytes).ok()
+    };
+    let elevator = elevator(&text::elevators(&read("scheduler")?)?.current);
+    let mut bfq = Bfq::default();
+    if elevator == Elevator::Bfq {
+        let names = ["slice_idle", "timeout_sync", "low_latency", "max_budget", "strict_guarantees"];
+        let tunables =
+            names.into_iter().filter_map(|n| Some((n.to_owned(), read(&format!("iosched/{n}"))?))).collect();
+        bfq = bfq_of(&tunables).ok()?;
+    }
+    Some((elevator, bfq))
+}
+
+/// Kernel release of this host.
+pub fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// CPUs that this process may use.
+pub fn cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,160 @@
+//! What a lab has made, on disk before it is made: `lab down` finds it after any crash.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_measure::fio::Region;
+use serde::{Deserialize, Serialize};
+
+use crate::qemu::QemuHandle;
+use crate::twin::TwinHandle;
+
+const SCHEMA: &str = "rtvirtio.lab.v1";
+const FILE: &str = "lab.json";
+
+/// A lab, as it is found again from another process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LabState {
+    schema: String,
+    /// False until everything is up.
+    pub complete: bool,
+    /// Where the spec came from.
+    pub spec_name: String,
+    /// The spec's text: the file may change while the lab is up.
+    pub spec_text: String,
+    /// `kvm`, `tcg` or `none`.
+    pub accelerator: String,
+    /// VMM and version, `none` for process VMs.
+    pub vmm: String,
+    /// The shared block device.
+    pub device: Option<PathBuf>,
+    /// What it is, in words.
+    pub device_text: String,
+    /// The twin behind it, if it is one.
+    pub twin: Option<TwinHandle>,
+    /// Cgroups that the lab made or will make, parents first.
+    pub cgroups: Vec<PathBuf>,
+    /// `cgroup.subtree_control` files (v2) into which the lab wrote `+io`, outermost first.
+    pub io_enabled: Vec<PathBuf>,
+    /// The VMs in spec order, as far as they are up.
+    pub vms: Vec<LabVm>,
+}
+
+/// One VM of a lab.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LabVm {
+    /// Name in the spec.
+    pub name: String,
+    /// Its cgroup below the hierarchy's root.
+    pub cgroup: PathBuf,
+    /// First byte of its part of the device.
+    pub offset: u64,
+    /// Length of its part.
+    pub size: u64,
+    /// The QEMU guest; `None` for a process VM.
+    pub qemu: Option<QemuHandle>,
+}
+
+impl LabVm {
+    /// Its part of the device.
+    #[must_use]
+    pub fn region(&self) -> Region {
+        Region { offset: rtvirtio_units::Bytes(self.offset), size: rtvirtio_units::Bytes(self.size) }
+    }
+}
+
+impl LabState {
+    /// Nothing made yet.
+    #[must_use]
+    pub fn new(spec_name: &str, spec_text: &str) -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            complete: false,
+            spec_name: spec_name.to_owned(),
+            spec_text: spec_text.to_owned(),
+            accelerator: "none".to_owned(),
+            vmm: "none".to_owned(),
+            device: None,
+            device_text: String::new(),
+            twin: None,
+            cgroups: Vec::new(),
+            io_enabled: Vec::new(),
+            vms: Vec::new(),
+        }
+    }
+
+    /// The lab in this run directory; `None` when there is none.
+    ///
+    /// # Errors
+    /// When the file cannot be read or is not a lab's.
+    pub fn load(run_dir: &Path) -> io::Result<Option<Self>> {
+        let path = run_dir.join(FILE);
+        let text = match fs::read_to_string(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let state: Self = serde_json::from_str(&text)
+            .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {e}", path.display())))?;
+        if state.schema != SCHEMA {
+            let message = format!("{}: schema {} is of another rtvirtio", path.display(), state.schema);
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        Ok(Some(state))
+    }
+
+    /// Writes it so that a crash leaves the old or the new one, never half of one.
+    ///
+    /// # Errors
+    /// When the directory is not writable or full.
+    pub fn save(&self, run_dir: &Path) -> io::Result<()> {
+        fs::create_dir_all(run_dir)?;
+        let temporary = run_dir.join(".lab.json.new");
+        let mut file = fs::File::create(&temporary)?;
+        file.write_all(&serde_json::to_vec_pretty(self)?)?;
+        file.sync_all()?;
+        fs::rename(&temporary, run_dir.join(FILE))
+    }
+
+    /// Forgets the lab; no error when it is forgotten already.
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn forget(run_dir: &Path) -> io::Result<()> {
+        match fs::remove_file(run_dir.join(FILE)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lab_is_found_again_and_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(LabState::load(dir.path()).unwrap(), None);
+        let mut state = LabState::new("a.toml", "text");
+        state.vms.push(LabVm { name: "vm0".into(), cgroup: "/x".into(), offset: 0, size: 4096, qemu: None });
+        state.save(dir.path()).unwrap();
+        assert_eq!(LabState::load(dir.path()).unwrap(), Some(state));
+        LabState::forget(dir.path()).unwrap();
+        LabState::forget(dir.path()).unwrap();
+        assert_eq!(LabState::load(dir.path()).unwrap(), None);
+    }
+
+    #[test]
+    fn a_broken_file_is_an_error_that_names_it() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(FILE), "{").unwrap();
+        let e = LabState::load(dir.path()).unwrap_err().to_string();
+        assert!(e.contains("lab.json"), "{e}");
+        let other = serde_json::to_string(&LabState { schema: "rtvirtio.lab.v9".into(), ..LabState::new("a", "b") });
+        fs::write(dir.path().join(FILE), other.unwrap()).unwrap();
+        assert!(LabState::load(dir.path()).unwrap_err().to_string().contains("v9"));
+    }
+}

@@ -1,0 +1,302 @@
+//! Running the tasks of several VMs at once, each where it belongs: inside a guest through its agent, or in a VM's cgroup.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, Region};
+use rtvirtio_measure::local::{Control, run_fio};
+use rtvirtio_measure::run::task_results;
+use rtvirtio_measure::{MeasureError, TaskResult};
+use rtvirtio_spec::Vm;
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::{GuestAgent, VmmError};
+
+/// Warm-up before the measured part: files are opened and queues are filled.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// How long fio may take beyond its declared time. A guest under emulation starts slowly.
+const GRACE: Duration = Duration::from_secs(60);
+/// How often a guest is asked whether its fio has ended, once its time is over.
+const POLL: Duration = Duration::from_millis(500);
+/// How often cancellation is looked at.
+const TICK: Duration = Duration::from_millis(100);
+/// Where a guest keeps a run's files: a RAM disk in the lab's guests and on every systemd guest.
+const GUEST_DIR: &str = "/run/rtvirtio-fio";
+/// Most bytes taken from one file of a guest. A log line has about 30 bytes: two million requests.
+const GUEST_FILE_LIMIT: usize = 64 << 20;
+
+/// Where a VM's tasks run.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Inside the guest, through its agent.
+    Guest {
+        /// Host side of the agent's channel.
+        agent: PathBuf,
+        /// Block device inside the guest.
+        target: PathBuf,
+    },
+    /// On the host, in the VM's cgroup.
+    Host {
+        /// `cgroup.procs` files, one per hierarchy.
+        cgroup_procs: Vec<PathBuf>,
+        /// Block device or file.
+        target: PathBuf,
+        /// The part of it that belongs to the VM; `None` for all.
+        region: Option<Region>,
+    },
+}
+
+/// One VM's part of a run.
+#[derive(Clone, Debug)]
+pub struct VmLoad {
+    /// The VM and its tasks.
+    pub vm: Vm,
+    /// Where they run.
+    pub place: Place,
+    /// Predicted latency per task, for the result.
+    pub predicted: Vec<Option<Nanos>>,
+}
+
+/// Why a run has no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkloadError {
+    /// fio or its output.
+    #[error("vm {vm}: {source}")]
+    Measure {
+        /// VM name.
+        vm: String,
+        /// What went wrong.
+        source: MeasureError,
+    },
+    /// The guest's agent.
+    #[error(
+        "vm {vm}: {source}; is the guest still alive, and does it run qemu-guest-agent? For a lab: `rtvirtio lab status`"
+    )]
+    Agent {
+        /// VM name.
+        vm: String,
+        /// What went wrong.
+        source: VmmError,
+    },
+    /// A command inside the guest failed.
+    #[error("vm {vm}: {what} failed inside the guest: {said}")]
+    InGuest {
+        /// VM name.
+        vm: String,
+        /// The command.
+        what: String,
+        /// What it said.
+        said: String,
+    },
+    /// A directory on the host.
+    #[error("cannot create {}: {source}", path.display())]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The user stopped it.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl WorkloadError {
+    /// Whether the user stopped the run, or another VM's failure did.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Cancelled | Self::Measure { source: MeasureError::Cancelled, .. })
+    }
+}
+
+/// How a run goes.
+pub struct RunOptions<'a> {
+    /// Length of the measured part.
+    pub length: Duration,
+    /// Seed of the addresses; each VM gets its own from it.
+    pub seed: u64,
+    /// A directory on the host for fio's files; made when missing.
+    pub work_dir: &'a Path,
+    /// Set by anyone to stop.
+    pub cancel: &'a AtomicBool,
+    /// Called about ten times a second with the seconds since the start.
+    pub on_tick: &'a mut dyn FnMut(Duration),
+}
+
+/// Runs the tasks of all VMs at once and judges them, in the order given. When one VM fails the others are stopped.
+///
+/// # Errors
+/// The first failure that is not a consequence of another one.
+pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskResult>, WorkloadError> {
+    let stop = AtomicBool::new(false);
+    let ready = Barrier::new(loads.len());
+    let start = Instant::now();
+    let (length, seed, work_dir) = (options.length, options.seed, options.work_dir);
+    let outcomes: Vec<Result<Vec<TaskResult>, WorkloadError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = loads
+            .iter()
+            .enumerate()
+            .map(|(i, load)| {
+                let (stop, ready) = (&stop, &ready);
+                scope.spawn(move || {
+                    let seed = seed.wrapping_add(1000 * i as u64);
+                    let result = run_vm(load, length, seed, work_dir, ready, stop);
+                    if result.is_err() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                    result
+                })
+            })
+            .collect();
+        while !threads.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            if options.cancel.load(Ordering::Relaxed) {
+                stop.store(true, Ordering::Relaxed);
+            }
+            (options.on_tick)(start.elapsed());
+            std::thread::sleep(TICK);
+        }
+        let panicked = |_| Err(WorkloadError::Cancelled);
+        threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+    });
+    let mut results = Vec::new();
+    let mut cancelled = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(tasks) => results.extend(tasks),
+            Err(e) if e.is_cancelled() => cancelled = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    cancelled.map_or(Ok(results), |_| Err(WorkloadError::Cancelled))
+}
+
+fn run_vm(
+    load: &VmLoad,
+    length: Duration,
+    seed: u64,
+    work_dir: &Path,
+    ready: &Barrier,
+    stop: &AtomicBool,
+) -> Result<Vec<TaskResult>, WorkloadError> {
+    let vm = &load.vm.name;
+    let measure = |source| WorkloadError::Measure { vm: vm.clone(), source };
+    let (target, region, dir) = match &load.place {
+        Place::Guest { target, .. } => (target.clone(), None, PathBuf::from(GUEST_DIR)),
+        Place::Host { target, region, .. } => (target.clone(), *region, work_dir.join(vm)),
+    };
+    let options = JobOptions { target, region, warmup: WARM_UP, runtime: length, seed, dir };
+    // Every thread passes the barrier, also one that has failed already, or the others would wait for ever.
+    let (job, output) = match &load.place {
+        Place::Guest { agent, .. } => {
+            let prepared = JobFile::new(&load.vm, options)
+                .map_err(measure)
+                .and_then(|job| GuestRun::prepare(vm, agent, &job).map(|guest| (job, guest)));
+            ready.wait();
+            let (job, mut guest) = prepared?;
+            let output = guest.run(&job, stop);
+            guest.clean_up();
+            (job, output?)
+        }
+        Place::Host { cgroup_procs, .. } => {
+            let dir = options.dir.clone();
+            let prepared = JobFile::new(&load.vm, options).map_err(measure).and_then(|job| {
+                fs::create_dir_all(&dir).map_err(|source| WorkloadError::Io { path: dir.clone(), source })?;
+                Ok(job)
+            });
+            ready.wait();
+            let job = prepared?;
+            let mut control = Control { cgroup_procs, cancel: stop, grace: GRACE, on_tick: &mut |_| {} };
+            let output = run_fio(&job, &mut control).map_err(measure);
+            // The results are in memory; a directory that cannot be removed is only untidy.
+            let _ = fs::remove_dir_all(&dir);
+            (job, output?)
+        }
+    };
+    task_results(&job, &output, &load.predicted).map_err(measure)
+}
+
+/// fio inside one guest.
+struct GuestRun<'a> {
+    vm: &'a str,
+    agent: GuestAgent,
+}
+
+impl<'a> GuestRun<'a> {
+    fn prepare(vm: &'a str, agent: &Path, job: &JobFile) -> Result<Self, WorkloadError> {
+        let agent = GuestAgent::connect(agent, Duration::from_secs(20))
+            .map_err(|source| WorkloadError::Agent { vm: vm.to_owned(), source })?;
+        let mut run = Self { vm, agent };
+        run.agent.set_timeout(GRACE);
+        run.command(&["rm", "-rf", GUEST_DIR])?;
+        run.command(&["mkdir", "-p", GUEST_DIR])?;
+        let path = job.job_path().display().to_string();
+        run.agent.write_file(&path, job.text().as_bytes()).map_err(|e| run.agent_error(e))?;
+        Ok(run)
+    }
+
+    fn agent_error(&self, source: VmmError) -> WorkloadError {
+        WorkloadError::Agent { vm: self.vm.to_owned(), source }
+    }
+
+    fn command(&mut self, argv: &[&str]) -> Result<(), WorkloadError> {
+        let out = self.agent.exec(argv, GRACE).map_err(|e| self.agent_error(e))?;
+        if out.success() { Ok(()) } else { Err(self.failed(argv.join(" "), &out.stderr)) }
+    }
+
+    fn failed(&self, what: String, stderr: &[u8]) -> WorkloadError {
+        let said = String::from_utf8_lossy(stderr).trim().to_owned();
+        WorkloadError::InGuest { vm: self.vm.to_owned(), what, said }
+    }
+
+    fn run(&mut self, job: &JobFile, stop: &AtomicBool) -> Result<FioOutput, WorkloadError> {
+        let args = job.args();
+        let argv: Vec<&str> = std::iter::once("fio").chain(args.iter().map(String::as_str)).collect();
+        let process = self.agent.spawn(&argv).map_err(|e| self.agent_error(e))?;
+        let start = Instant::now();
+        // A question to the agent costs the guest CPU time that would count as latency: none before fio's time is over.
+        let mut next_poll = job.duration();
+        let out = loop {
+            if stop.load(Ordering::Relaxed) {
+                // The run is lost either way.
+                let _ = self.agent.kill(process);
+                return Err(WorkloadError::Cancelled);
+            }
+            let elapsed = start.elapsed();
+            if elapsed >= next_poll {
+                if let Some(out) = self.agent.poll(process).map_err(|e| self.agent_error(e))? {
+                    break out;
+                }
+                next_poll = elapsed + POLL;
+                if elapsed > job.duration() + GRACE {
+                    let _ = self.agent.kill(process);
+                    let source = MeasureError::TimedOut { after: elapsed };
+                    return Err(WorkloadError::Measure { vm: self.vm.to_owned(), source });
+                }
+            }
+            std::thread::sleep(TICK);
+        };
+        if !out.success() {
+            return Err(self.failed("fio".to_owned(), &out.stderr));
+        }
+        let json = self.read(&job.json_path())?;
+        let logs = (0..job.tasks().len())
+            .map(|i| job.log_path(i).map(|path| self.read(&path)).transpose())
+            .collect::<Result<_, _>>()?;
+        Ok(FioOutput { json, logs, stderr: String::from_utf8_lossy(&out.stderr).into_owned() })
+    }
+
+    fn read(&mut self, path: &Path) -> Result<Vec<u8>, WorkloadError> {
+        self.agent
+            .read_file(&path.display().to_string(), GUEST_FILE_LIMIT)
+            .map_err(|e| self.agent_error(e))
+    }
+
+    /// Leaves the guest as found; a guest that died has nothing to clean.
+    fn clean_up(&mut self) {
+        let _ = self.agent.exec(&["rm", "-rf", GUEST_DIR], GRACE);
+    }
+}
