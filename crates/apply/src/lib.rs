@@ -1,1 +1,32 @@
-//! Capture, journal, apply, read back, roll back.
+//! Applies a plan so that it can always be put back: capture, journal (fsync), write, read back, compare, roll back.
+//!
+//! [`resolve()`] turns a plan into [`Write`]s, [`dry_run`] shows them, [`Session::apply`] carries them out and
+//! [`Session::revert`] puts everything back, also after the process was killed between any two writes. `docs/apply.md` says
+//! what is guaranteed and what is not.
+
+mod apply;
+mod capture;
+mod error;
+mod journal;
+mod lock;
+mod machine;
+mod resolve;
+mod revert;
+mod session;
+mod status;
+mod target;
+
+pub use apply::Applied;
+pub use capture::{Line, dry_run};
+pub use error::ApplyError;
+pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA};
+pub use lock::LOCK_FILE;
+pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};
+pub use resolve::{Binding, VmBinding, Write, resolve};
+pub use revert::{Fate, OnConflict, Outcome, Reverted};
+pub use session::{Observer, Session, Silent, Step};
+pub use status::{KnobState, KnobStatus, Status, status};
+pub use target::{Form, Place, Target};
+
+/// Where the journal lives unless the caller says otherwise.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/rtvirtio";

@@ -94,6 +94,15 @@ impl HostError {
         }
     }
 
+    /// The I/O error below; a failure without one becomes an error of kind `Other` with the same text.
+    #[must_use]
+    pub fn into_io(self) -> io::Error {
+        match self {
+            Self::Read { source, .. } | Self::Write { source, .. } | Self::Directory { source, .. } => source,
+            other => io::Error::other(other),
+        }
+    }
+
     /// Whether the file, or the device or cgroup that it belongs to, does not exist (any more).
     #[must_use]
     pub fn is_gone(&self) -> bool {

@@ -1,0 +1,155 @@
+//! Journal, write, read back, compare; undo on failure.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::capture::{Line, capture, value_of};
+use crate::error::ApplyError;
+use crate::journal::{self, Entry, JOURNAL_SCHEMA, Journal};
+use crate::machine::{Fault, Machine};
+use crate::resolve::Write;
+use crate::revert::{OnConflict, revert};
+use crate::session::{Observer, Step};
+
+/// What was applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Applied {
+    /// Each knob with its value before and after, in the order of the writes.
+    pub knobs: Vec<Line>,
+    /// How many of them already had the value and were not written.
+    pub unchanged: usize,
+}
+
+pub(crate) fn apply(
+    dir: &Path,
+    writes: &[Write],
+    machine: &Machine<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Applied, ApplyError> {
+    if journal::load(dir)?.is_some() {
+        return Err(ApplyError::InForce { path: journal::path(dir) });
+    }
+    let entries = capture(writes, machine)?;
+    observer.step(Step::Captured);
+    let mut journal = Journal {
+        schema: JOURNAL_SCHEMA.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        boot_id: boot_id(machine),
+        pid: std::process::id(),
+        complete: false,
+        reverting: false,
+        kept: Vec::new(),
+        entries,
+    };
+    journal::store(dir, &journal)?;
+    observer.step(Step::Journaled);
+    match write_all(dir, &mut journal, machine, observer) {
+        Ok(unchanged) => {
+            observer.step(Step::Completed);
+            let line = |e: &Entry| {
+                let shown = |v: &str| e.target.form.shown(v);
+                Some(Line {
+                    knob: e.knob.clone(),
+                    path: e.target.to_string(),
+                    old: e.old.as_deref().map(shown),
+                    new: shown(e.new.as_deref()?),
+                })
+            };
+            Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged })
+        }
+        Err(cause) => {
+            // What somebody else changed before our write was never ours: that value is the one to leave.
+            if let ApplyError::Raced { entry, found, .. } = &cause {
+                journal.entries.retain(|e| e.changed_by != Some(*entry));
+                for raced in journal.entries.iter_mut().filter(|e| e.id == *entry) {
+                    raced.old = Some(found.clone());
+                }
+            }
+            let cause = Box::new(cause);
+            Err(match revert(dir, journal, OnConflict::Report, machine, observer) {
+                Ok(rollback) => ApplyError::RolledBack { cause, rollback },
+                Err(rollback) => ApplyError::RollbackFailed { cause, rollback: Box::new(rollback) },
+            })
+        }
+    }
+}
+
+/// Identifies this run of the kernel; empty when the kernel does not say.
+pub(crate) fn boot_id(machine: &Machine<'_>) -> String {
+    let text = machine.root().read("/proc/sys/kernel/random/boot_id");
+    text.map(|t| t.trim().to_owned()).unwrap_or_default()
+}
+
+/// Returns how many knobs had their value already.
+fn write_all(
+    dir: &Path,
+    journal: &mut Journal,
+    machine: &Machine<'_>,
+    observer: &mut dyn Observer,
+) -> Result<usize, ApplyError> {
+    let planned: Vec<&Entry> = journal.entries.iter().filter(|e| e.new.is_some()).collect();
+    let of = planned.len();
+    let mut unchanged = 0;
+    for (index, entry) in planned.iter().enumerate() {
+        if observer.stop() {
+            return Err(ApplyError::Interrupted);
+        }
+        if !write_one(entry, machine)? {
+            unchanged += 1;
+        }
+        observer.step(Step::Wrote { index: index + 1, of });
+    }
+    // Once more, all: a later write may have changed an earlier knob.
+    for entry in &planned {
+        compare(entry, machine)?;
+    }
+    journal.complete = true;
+    journal::store(dir, journal)?;
+    Ok(unchanged)
+}
+
+/// Returns whether anything had to be written.
+fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
+    let Some(new) = &entry.new else { return Ok(false) };
+    let found = read_value(entry, machine)?;
+    if let Some(was) = &entry.old {
+        if found != *was && !entry.passing.contains(&found) {
+            return Err(ApplyError::Raced {
+                entry: entry.id,
+                label: entry.target.to_string(),
+                was: was.clone(),
+                found,
+            });
+        }
+    }
+    if entry.target.form.is(&found, new) {
+        return Ok(false);
+    }
+    let text = entry.target.form.text(new);
+    machine.write(&entry.target, &text).map_err(|fault| ApplyError::Refused {
+        label: entry.target.to_string(),
+        value: text,
+        source: fault.into_io(),
+    })?;
+    compare(entry, machine)?;
+    Ok(true)
+}
+
+fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
+    let Some(new) = &entry.new else { return Ok(()) };
+    let found = read_value(entry, machine)?;
+    if entry.target.form.is(&found, new) {
+        return Ok(());
+    }
+    Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
+}
+
+fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<String, ApplyError> {
+    let text = machine.read(&entry.target).map_err(|fault: Fault| ApplyError::Capture {
+        label: entry.target.to_string(),
+        source: fault.into_io(),
+        hint: String::new(),
+    })?;
+    value_of(&entry.target, &text)
+}

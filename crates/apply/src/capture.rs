@@ -1,0 +1,124 @@
+//! Old values: read before anything is written.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::error::ApplyError;
+use crate::journal::Entry;
+use crate::machine::{Fault, Machine};
+use crate::resolve::Write;
+use crate::target::{Form, Target};
+
+/// One line of a dry run; prints as `path: old -> new`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Line {
+    /// The setting as users know it.
+    pub knob: String,
+    /// The file; inside a guest with the VM's name before it.
+    pub path: String,
+    /// Value now; `None` when the file comes into being only while applying.
+    pub old: Option<String>,
+    /// Value to be written.
+    pub new: String,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let old = self.old.as_deref().unwrap_or("(not there yet)");
+        write!(f, "{}: {old} -> {}", self.path, self.new)
+    }
+}
+
+/// What applying would write, in order. Nothing is written.
+///
+/// # Errors
+/// As capturing before a real apply: a file that is missing or not understood.
+pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, ApplyError> {
+    let entries = capture(writes, machine)?;
+    let planned = entries.into_iter().filter_map(|e| {
+        let new = e.new?;
+        let shown = |v: &str| e.target.form.shown(v);
+        Some(Line {
+            knob: e.knob,
+            path: e.target.to_string(),
+            old: e.old.as_deref().map(shown),
+            new: shown(&new),
+        })
+    });
+    Ok(planned.collect())
+}
+
+/// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side effects follow.
+pub(crate) fn capture(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>, ApplyError> {
+    let mut entries = Vec::with_capacity(writes.len());
+    for (id, write) in writes.iter().enumerate() {
+        let old = match machine.read(&write.target) {
+            Ok(text) => Some(value_of(&write.target, &text)?),
+            Err(Fault::Gone(_)) if write.created_by.is_some() => None,
+            Err(fault) => return Err(unreadable(&write.target, fault)),
+        };
+        entries.push(Entry {
+            id,
+            knob: write.knob.clone(),
+            target: write.target.clone(),
+            old,
+            new: Some(write.value.clone()),
+            passing: write.passing.clone(),
+            created_by: write.created_by,
+            changed_by: None,
+            identity: identity(&write.target, machine)?,
+        });
+    }
+    for (cause, write) in writes.iter().enumerate() {
+        // A knob that already has its value is not written, so nothing changes along.
+        if entries[cause].old.as_ref().is_some_and(|old| write.target.form.is(old, &write.value)) {
+            continue;
+        }
+        for target in &write.side_effects {
+            // A kernel without the file, or one that does not let it be read (wbt_lat_usec without writeback throttling).
+            let Ok(text) = machine.read(target) else { continue };
+            entries.push(Entry {
+                id: entries.len(),
+                knob: format!("{} (changes with {})", target.path.display(), write.knob),
+                target: target.clone(),
+                old: Some(value_of(target, &text)?),
+                new: None,
+                passing: Vec::new(),
+                created_by: None,
+                changed_by: Some(cause),
+                identity: identity(target, machine)?,
+            });
+        }
+    }
+    Ok(entries)
+}
+
+/// The value in a text that was read from a knob.
+pub(crate) fn value_of(target: &Target, text: &str) -> Result<String, ApplyError> {
+    target
+        .form
+        .value(text)
+        .ok_or_else(|| ApplyError::Form { label: target.to_string(), text: text.trim().to_owned() })
+}
+
+fn identity(target: &Target, machine: &Machine<'_>) -> Result<Option<u64>, ApplyError> {
+    match (target.in_cgroup(), target.path.parent()) {
+        (true, Some(dir)) => {
+            machine.host().identity(dir).map(Some).map_err(|e| unreadable(target, Fault::Gone(e)))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn unreadable(target: &Target, fault: Fault) -> ApplyError {
+    let hint = match (&fault, &target.form) {
+        (Fault::Gone(_), Form::DeviceWeight { .. }) => {
+            "; is the VM running, and BFQ loaded (`modprobe bfq`)?"
+        }
+        (Fault::Gone(_), _) if target.in_cgroup() => "; is the VM running?",
+        (Fault::Gone(_), _) => "; is the device still there?",
+        (Fault::Io(_), _) => "",
+    };
+    ApplyError::Capture { label: target.to_string(), source: fault.into_io(), hint: hint.to_owned() }
+}

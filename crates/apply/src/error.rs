@@ -1,0 +1,159 @@
+//! Why nothing was applied, or why it was put back.
+
+use std::io;
+use std::path::PathBuf;
+
+use rtvirtio_host::HostError;
+
+use crate::revert::Reverted;
+
+/// A plan that was not applied, or a journal that could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The plan cannot act as it stands; nothing was touched.
+    #[error("{knob} cannot be applied: {why}; {remedy}")]
+    CannotAct {
+        /// The setting, as users know it.
+        knob: String,
+        /// Why it would have no effect, or another one than meant.
+        why: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The host is not as the plan needs it; nothing was touched.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A knob could not be read before the first write; nothing was touched.
+    #[error("cannot read {label}: {source}{hint}")]
+    Capture {
+        /// The knob's file.
+        label: String,
+        /// Why not.
+        source: io::Error,
+        /// What to do, ready to be appended.
+        hint: String,
+    },
+    /// A knob's file has a form that is not known; nothing was touched.
+    #[error("{label} holds `{text}`, which is not understood; please report this kernel's form")]
+    Form {
+        /// The knob's file.
+        label: String,
+        /// Its content.
+        text: String,
+    },
+    /// The kernel refused a value.
+    #[error("the kernel refuses `{value}` for {label}: {source}")]
+    Refused {
+        /// The knob's file.
+        label: String,
+        /// What was written.
+        value: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The kernel took a value and shows another.
+    #[error(
+        "{label} was set to `{wanted}` but shows `{found}`: the kernel, or another program, keeps it from being set"
+    )]
+    ReadBack {
+        /// The knob's file.
+        label: String,
+        /// What was written.
+        wanted: String,
+        /// What it shows.
+        found: String,
+    },
+    /// Somebody changed a knob while the plan was being applied.
+    #[error(
+        "{label} changed from `{was}` to `{found}` while the plan was being applied: stop the other program and try again"
+    )]
+    Raced {
+        /// Position of the write.
+        entry: usize,
+        /// The knob's file.
+        label: String,
+        /// Captured value.
+        was: String,
+        /// Value just before the write.
+        found: String,
+    },
+    /// The caller asked to stop.
+    #[error("interrupted")]
+    Interrupted,
+    /// Applying failed half way; what was done has been undone as far as possible.
+    #[error("{cause}; {}", .rollback.summary())]
+    RolledBack {
+        /// What failed.
+        cause: Box<ApplyError>,
+        /// What became of each knob.
+        rollback: Reverted,
+    },
+    /// Applying failed, and undoing it failed before it could begin; the journal is still there.
+    #[error("{cause}; putting back failed too: {rollback}; run `rtvirtio revert`")]
+    RollbackFailed {
+        /// What failed first.
+        cause: Box<ApplyError>,
+        /// What failed then.
+        rollback: Box<ApplyError>,
+    },
+    /// An earlier plan is in force.
+    #[error("a plan is already in force (journal {path}): run `rtvirtio revert` first")]
+    InForce {
+        /// The journal.
+        path: PathBuf,
+    },
+    /// Another rtvirtio is at work.
+    #[error("another rtvirtio{} holds {path}: wait for it, or stop it", holder(*.pid))]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// Its process id, when it has written it.
+        pid: Option<u32>,
+    },
+    /// The journal cannot be read as one; nothing was touched.
+    #[error(
+        "the journal {path} is damaged: {why}; no knob was touched. Compare the old values in it with the machine by hand, \
+         or reboot (kernel knobs then have their defaults), and then move the file away"
+    )]
+    BadJournal {
+        /// The journal.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// The journal was written by another version; nothing was touched.
+    #[error(
+        "the journal {path} has form `{found}`, this rtvirtio knows `{known}`: run `revert` with the version that applied the plan"
+    )]
+    OtherVersion {
+        /// The journal.
+        path: PathBuf,
+        /// Its schema.
+        found: String,
+        /// Ours.
+        known: &'static str,
+    },
+    /// The state directory could not be used.
+    #[error("cannot {action} {path}: {source}{}", state_hint(source))]
+    State {
+        /// What was tried.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
+fn state_hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => " (free some space there)",
+        io::ErrorKind::PermissionDenied => " (run as root, or choose another state directory)",
+        io::ErrorKind::ReadOnlyFilesystem => " (choose a state directory that can be written)",
+        _ => "",
+    }
+}

@@ -1,0 +1,74 @@
+//! One rtvirtio at a time.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::ApplyError;
+
+/// Its name in the state directory. The file stays; the lock ends with the process, however it ends.
+pub const LOCK_FILE: &str = "lock";
+
+/// A process that a former holder was just starting shares the lock until its `execve`: wait a moment before saying no.
+const TRIES: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Holds the lock until dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Makes the state directory if need be and takes the lock.
+    pub fn take(dir: &Path) -> Result<Self, ApplyError> {
+        let failed =
+            |action, path: &Path, source| ApplyError::State { action, path: path.to_owned(), source };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .map_err(|e| failed("create", dir, e))?;
+        let path = dir.join(LOCK_FILE);
+        let mut file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|e| failed("open", &path, e))?;
+        let mut taken = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        for _ in 0..TRIES {
+            if taken != Err(Errno::WOULDBLOCK) {
+                break;
+            }
+            thread::sleep(PAUSE);
+            taken = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        }
+        match taken {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+                return Err(ApplyError::Locked { path, pid });
+            }
+            Err(e) => return Err(failed("lock", &path, e.into())),
+        }
+        // The pid only serves the message to others: a full disk must not keep anyone from reverting.
+        let _ = record_pid(&mut file);
+        Ok(Self { _file: file })
+    }
+}
+
+fn record_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
+}

@@ -1,0 +1,95 @@
+//! Writing one old value so that the file reads exactly as before.
+
+use std::path::Path;
+
+use rtvirtio_host::text;
+
+use super::Fate;
+use crate::machine::Machine;
+use crate::target::{Form, Target};
+
+/// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far above one that was not.
+const TICK_MS: u64 = 10;
+
+/// Puts `old` back, and reads it back.
+pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    match (&target.form, old) {
+        (Form::DeviceWeight { dev }, "default") => default_weight(target, dev, machine)?,
+        (Form::IoEnabled, "-io") => disable_io(target, machine)?,
+        _ => write(target, &target.form.text(old), machine)?,
+    }
+    let found = read(target, machine)?;
+    if found == old {
+        return Ok(());
+    }
+    // With HZ=300 the kernel shows 124 for 37 ticks but takes 124 for 38: the value that shows as 124 lies a little below.
+    if let (Form::Plain | Form::Jiffies, Ok(wanted), Ok(_)) =
+        (&target.form, old.parse::<u64>(), found.parse::<u64>())
+    {
+        for lower in (wanted.saturating_sub(TICK_MS)..wanted).rev() {
+            write(target, &lower.to_string(), machine)?;
+            if read(target, machine)? == old {
+                return Ok(());
+            }
+        }
+        write(target, old, machine)?;
+    }
+    Err(Fate::Failed { error: format!("`{old}` was written but it shows `{found}`") })
+}
+
+/// Removes a device's weight line.
+///
+/// `MAJ:MIN default` hides the line, but `bfq_io_set_device_weight()` then keeps the weight that was in effect. Writing the group's
+/// default makes every device follow it at once, and erases the lines of other devices, which are therefore written again.
+fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    let file = machine.read(target).map_err(|f| failed(f.into_io().to_string()))?;
+    let Some(weights) = text::weights(&file) else {
+        return Err(failed(format!("it holds `{}`, which is not understood", file.trim())));
+    };
+    let Some(default) = weights.default else {
+        return Err(failed("it shows no default weight".to_owned()));
+    };
+    write(target, &default.to_string(), machine)?;
+    for (other, weight) in weights.devices.iter().filter(|(d, _)| *d != dev) {
+        write(target, &format!("{other} {weight}"), machine)?;
+    }
+    Ok(())
+}
+
+/// Takes the I/O controller from the groups below, unless somebody has come to rely on it.
+fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
+    let dir = target.path.parent().unwrap_or(Path::new("/"));
+    for name in machine.host().list(dir).unwrap_or_default() {
+        for (file, unset) in [
+            ("io.max", ""),
+            ("io.latency", ""),
+            ("io.weight", "default 100"),
+            ("io.bfq.weight", "default 100"),
+        ] {
+            let path = dir.join(&name).join(file);
+            let text = machine.host().read(&path).unwrap_or_default();
+            let text = text.trim();
+            // BFQ shows a bare number where no device has a line (before 5.4).
+            if !text.is_empty() && text != unset && text != unset.trim_start_matches("default ") {
+                return Err(Fate::Conflict { found: format!("+io, used by {}", path.display()) });
+            }
+        }
+    }
+    write(target, "-io", machine)
+}
+
+fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    machine.write(target, text).map_err(|f| failed(format!("writing `{text}`: {}", f.into_io())))
+}
+
+fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {
+    let file = machine.read(target).map_err(|f| failed(format!("reading back: {}", f.into_io())))?;
+    target
+        .form
+        .value(&file)
+        .ok_or_else(|| failed(format!("it holds `{}`, which is not understood", file.trim())))
+}
+
+fn failed(error: String) -> Fate {
+    Fate::Failed { error }
+}

@@ -1,0 +1,117 @@
+//! A locked state directory.
+
+use std::path::{Path, PathBuf};
+
+use crate::apply::{Applied, apply};
+use crate::error::ApplyError;
+use crate::journal;
+use crate::lock::Lock;
+use crate::machine::Machine;
+use crate::resolve::Write;
+use crate::revert::{OnConflict, Reverted, revert};
+
+/// A point that was passed. Everything before it has happened, nothing after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Old values are captured; nothing is on disk.
+    Captured,
+    /// The journal is on disk; nothing is written.
+    Journaled,
+    /// A knob was written and compared.
+    Wrote {
+        /// Which, from 1.
+        index: usize,
+        /// Of how many.
+        of: usize,
+    },
+    /// All knobs were compared again and the journal says so.
+    Completed,
+    /// Putting back begins.
+    Reverting,
+    /// A knob is as it was.
+    Restored,
+    /// All is back; the journal is about to be removed.
+    AllBack,
+}
+
+/// Watches progress, and may ask to stop.
+pub trait Observer {
+    /// Called after each step.
+    fn step(&mut self, step: Step);
+
+    /// Whether applying should stop and put everything back, for instance after Ctrl-C. Putting back itself is never stopped.
+    fn stop(&mut self) -> bool {
+        false
+    }
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Silent;
+
+impl Observer for Silent {
+    fn step(&mut self, _: Step) {}
+}
+
+/// A locked state directory. The lock ends when this is dropped, or with the process.
+#[derive(Debug)]
+pub struct Session {
+    dir: PathBuf,
+    _lock: Lock,
+}
+
+impl Session {
+    /// Makes the state directory if need be, and locks it.
+    ///
+    /// # Errors
+    /// [`ApplyError::Locked`] with the holder's process id; [`ApplyError::State`] when the directory cannot be used.
+    pub fn open(dir: impl Into<PathBuf>) -> Result<Self, ApplyError> {
+        let dir = dir.into();
+        let lock = Lock::take(&dir)?;
+        Ok(Self { dir, _lock: lock })
+    }
+
+    /// The state directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether a journal is there: a plan is in force, or was cut off.
+    ///
+    /// # Errors
+    /// When the journal cannot be read as one.
+    pub fn in_force(&self) -> Result<bool, ApplyError> {
+        Ok(journal::load(&self.dir)?.is_some())
+    }
+
+    /// Captures, journals, writes, reads back and compares. On any failure everything is put back.
+    ///
+    /// # Errors
+    /// [`ApplyError::InForce`] when a journal is there; else before the first write the reason why nothing was touched, and after it
+    /// [`ApplyError::RolledBack`] with what became of each knob.
+    pub fn apply(
+        &self,
+        writes: &[Write],
+        machine: &Machine<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Applied, ApplyError> {
+        apply(&self.dir, writes, machine, observer)
+    }
+
+    /// Puts everything back that the journal names; `None` when there is no journal.
+    ///
+    /// # Errors
+    /// When the journal cannot be used. What became of a single knob is in [`Reverted`].
+    pub fn revert(
+        &self,
+        on_conflict: OnConflict,
+        machine: &Machine<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Reverted>, ApplyError> {
+        match journal::load(&self.dir)? {
+            Some(journal) => revert(&self.dir, journal, on_conflict, machine, observer).map(Some),
+            None => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What is in force.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::apply::boot_id;
+use crate::error::ApplyError;
+use crate::journal;
+use crate::machine::Machine;
+use crate::revert::{State, look};
+
+/// A journal held against the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// Process that applied the plan.
+    pub pid: u32,
+    /// Version of rtvirtio that applied it.
+    pub version: String,
+    /// Whether applying came to its end; when not, `revert` puts back the part that happened.
+    pub complete: bool,
+    /// Whether putting back was begun and cut off.
+    pub reverting: bool,
+    /// Whether the machine was restarted since.
+    pub rebooted: bool,
+    /// The knobs in the order of the writes.
+    pub knobs: Vec<KnobStatus>,
+}
+
+/// One knob.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KnobStatus {
+    /// The setting as users know it.
+    pub knob: String,
+    /// Its file; inside a guest with the VM's name before it.
+    pub path: String,
+    /// Value before the plan; `None` when the file did not exist.
+    pub old: Option<String>,
+    /// Value that the plan sets.
+    pub new: String,
+    /// How it stands.
+    #[serde(flatten)]
+    pub state: KnobState,
+}
+
+/// How a knob stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "state")]
+pub enum KnobState {
+    /// It has the plan's value.
+    InForce,
+    /// It has its old value.
+    Original,
+    /// It has another value.
+    Changed {
+        /// Which.
+        found: String,
+    },
+    /// The device, cgroup, guest or file is gone.
+    Gone {
+        /// What is gone.
+        why: String,
+    },
+    /// It cannot be read.
+    Unknown {
+        /// Why.
+        error: String,
+    },
+}
+
+/// Reads the journal and looks at every knob; `None` when no plan is in force. Needs no lock.
+///
+/// # Errors
+/// When the journal cannot be read as one.
+pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
+    let Some(journal) = journal::load(dir)? else { return Ok(None) };
+    let now = boot_id(machine);
+    let knobs = journal
+        .entries
+        .iter()
+        .filter_map(|entry| {
+            let new = entry.new.clone()?;
+            let in_force = |found: &str| entry.target.form.is(found, &new);
+            let state = match look(entry, true, machine) {
+                // A knob that had the plan's value already is both.
+                State::Old if entry.old.as_deref().is_some_and(in_force) => KnobState::InForce,
+                State::Old => KnobState::Original,
+                State::Ours(found) if in_force(&found) => KnobState::InForce,
+                State::Ours(found) | State::Foreign(found) => KnobState::Changed { found },
+                State::Gone(why) => KnobState::Gone { why },
+                State::Unreadable(error) => KnobState::Unknown { error },
+            };
+            Some(KnobStatus {
+                knob: entry.knob.clone(),
+                path: entry.target.to_string(),
+                old: entry.old.clone(),
+                new,
+                state,
+            })
+        })
+        .collect();
+    Ok(Some(Status {
+        pid: journal.pid,
+        version: journal.version,
+        complete: journal.complete,
+        reverting: journal.reverting,
+        rebooted: !now.is_empty() && !journal.boot_id.is_empty() && now != journal.boot_id,
+        knobs,
+    }))
+}

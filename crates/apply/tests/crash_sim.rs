@@ -1,0 +1,208 @@
+//! Real processes killed at every point, over a directory that answers like a kernel; and random plans cut off at random points.
+
+mod support;
+
+use std::fs;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use rtvirtio_apply::HostFiles as _;
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
+use support::child::{Points, act, sweep};
+use support::sim::SimKernel;
+use support::{Case, assert_same, full_plan, limit, plan, snapshot, weight};
+
+#[test]
+#[ignore = "the process that the crash tests start and kill"]
+fn crash_child() {
+    support::child::main();
+}
+
+const GROUPS: [&str; 5] = ["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2", "/other"];
+
+struct Lab {
+    _dir: tempfile::TempDir,
+    kernel: SimKernel,
+    case: Case,
+    dirs: Vec<PathBuf>,
+}
+
+fn lab(v2: bool, elevator: &str, plan: Plan) -> Lab {
+    let dir = tempfile::tempdir().unwrap();
+    let (root, guests) = (dir.path().join("root"), dir.path().join("guests"));
+    let kernel = SimKernel::new(&root);
+    if v2 {
+        kernel.v2(&GROUPS)
+    } else {
+        kernel.v1(&GROUPS)
+    }
+    kernel.boot("one\n");
+    kernel.disk("loop0", elevator);
+    for (n, elevator) in ["mq-deadline", "bfq", "none"].iter().enumerate() {
+        SimKernel::new(guests.join(format!("vm{n}"))).disk("vda", elevator);
+        fs::write(guests.join(format!("vm{n}.sock")), "").unwrap();
+    }
+    let case = Case {
+        root: root.clone(),
+        state: dir.path().join("state"),
+        device: "loop0".into(),
+        parent: "/lab".into(),
+        vms: 3,
+        guests: Some(guests.clone()),
+        plan,
+    };
+    Lab { _dir: dir, kernel, case, dirs: vec![root, guests] }
+}
+
+fn write(lab: &Lab, path: &str, value: &str) {
+    lab.kernel.write(Path::new(path), value).unwrap();
+}
+
+#[test]
+fn v1_killed_at_every_point_from_another_elevator() {
+    let lab = lab(false, "mq-deadline", full_plan(true));
+    write(&lab, "/sys/block/loop0/queue/iosched/read_expire", "780");
+    write(&lab, "/sys/block/loop0/queue/nr_requests", "100");
+    write(&lab, "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device", "259:1 40");
+    write(&lab, "/sys/fs/cgroup/blkio/lab/vm2/blkio.throttle.read_iops_device", "7:0 77");
+    let (apply, revert) = sweep(&lab.case, &lab.dirs);
+    println!("points: apply {apply}, revert {revert}; 0 differences");
+    assert!(apply > 30 && revert > 20, "{apply} {revert}");
+}
+
+#[test]
+fn v1_killed_at_every_point_with_bfq_tuned_before() {
+    let lab = lab(false, "bfq", full_plan(true));
+    write(&lab, "/sys/block/loop0/queue/iosched/slice_idle_us", "1500");
+    write(&lab, "/sys/block/loop0/queue/iosched/timeout_sync", "60");
+    write(&lab, "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device", "200");
+    write(&lab, "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device", "259:1 40");
+    write(&lab, "/sys/fs/cgroup/blkio/lab/vm1/blkio.bfq.weight_device", "7:0 55");
+    sweep(&lab.case, &lab.dirs);
+}
+
+/// Both elevators and both values of a knob with a side effect, in the direction that is harder to put back.
+#[test]
+fn v1_killed_at_every_point_leaving_bfq_and_leaving_strict_mode() {
+    let away =
+        lab(false, "bfq", plan(&[(Knob::HostElevator, "none"), (limit(0, LimitKind::ReadBps), "4096")]));
+    write(&away, "/sys/block/loop0/queue/iosched/slice_idle_us", "2500");
+    write(&away, "/sys/fs/cgroup/blkio/other/blkio.bfq.weight_device", "7:0 900");
+    write(&away, "/sys/fs/cgroup/blkio/other/blkio.bfq.weight_device", "259:1 30");
+    sweep(&away.case, &away.dirs);
+
+    let strict = Knob::HostBfq(BfqTunable::StrictGuarantees);
+    let idle = Knob::HostBfq(BfqTunable::SliceIdle);
+    for settings in [vec![(strict.clone(), "0"), (idle, "3")], vec![(strict, "0")]] {
+        let lax = lab(false, "bfq", plan(&settings));
+        write(&lax, "/sys/block/loop0/queue/iosched/strict_guarantees", "1");
+        write(&lax, "/sys/block/loop0/queue/iosched/slice_idle_us", "1500");
+        sweep(&lax.case, &lax.dirs);
+    }
+}
+
+#[test]
+fn v2_killed_at_every_point() {
+    for elevator in ["none", "bfq"] {
+        let lab = lab(true, elevator, full_plan(true));
+        let before = snapshot(&lab.dirs);
+        assert!(!before.keys().any(|p| p.ends_with("io.max")), "the io controller is off at first");
+        sweep(&lab.case, &lab.dirs);
+    }
+}
+
+fn cut() {
+    panic::resume_unwind(Box::new("cut"));
+}
+
+/// Runs an action that may be cut off; `true` when it ran to its end.
+fn cut_at(case: &Case, action: &str, at: u64) -> bool {
+    let points = Points::new(at, cut);
+    match panic::catch_unwind(AssertUnwindSafe(|| act(case, action, &points))) {
+        Ok(result) => {
+            result.unwrap();
+            true
+        }
+        Err(payload) => {
+            assert_eq!(payload.downcast_ref(), Some(&"cut"), "a panic of the code itself");
+            false
+        }
+    }
+}
+
+fn elevator() -> impl Strategy<Value = &'static str> {
+    prop::sample::select(vec!["none", "mq-deadline", "kyber", "bfq"])
+}
+
+fn settings() -> impl Strategy<Value = Vec<(Knob, String)>> {
+    let tunable = |t, max: u64| (0..=max).prop_map(move |v| (Knob::HostBfq(t), v.to_string()));
+    let limits = [LimitKind::ReadBps, LimitKind::WriteBps, LimitKind::ReadIops, LimitKind::WriteIops];
+    let value = prop_oneof![Just("max".to_owned()), (1..1_000_000u64).prop_map(|v| v.to_string())];
+    let one = prop_oneof![
+        tunable(BfqTunable::SliceIdle, 20),
+        tunable(BfqTunable::TimeoutSync, 300),
+        tunable(BfqTunable::LowLatency, 1),
+        tunable(BfqTunable::MaxBudget, 4096),
+        tunable(BfqTunable::StrictGuarantees, 1),
+        (0..3usize, 1..=1000u64).prop_map(|(vm, w)| (weight(vm), w.to_string())),
+        (0..3usize, prop::sample::select(limits.to_vec()), value).prop_map(|(vm, k, v)| (limit(vm, k), v)),
+        (0..3usize, elevator())
+            .prop_map(|(vm, e)| (Knob::GuestElevator { vm: format!("vm{vm}") }, e.to_owned())),
+    ];
+    prop::collection::vec(one, 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_plan_cut_anywhere_is_put_back_to_the_byte(
+        v2: bool,
+        start in elevator(),
+        chosen in prop::option::of(elevator()),
+        settings in settings(),
+        idle_us in 0..20_000u64,
+        strict in 0..2u64,
+        nr in 4..512u64,
+        default in 1..=1000u64,
+        own in prop::option::of(1..=1000u64),
+        other in prop::option::of(1..=1000u64),
+        cuts in (1..80u64, prop::collection::vec(1..60u64, 0..3)),
+    ) {
+        // BFQ's knobs act only under BFQ; the others go with any elevator.
+        let bfq = chosen.unwrap_or(start) == "bfq";
+        let mut unique: Vec<(Knob, String)> = chosen.map(|e| (Knob::HostElevator, e.to_owned())).into_iter().collect();
+        for (knob, value) in settings {
+            let fits = bfq || !matches!(knob, Knob::HostBfq(_) | Knob::VmWeight { .. });
+            if fits && !unique.iter().any(|(k, _)| *k == knob) {
+                unique.push((knob, value));
+            }
+        }
+        let borrowed: Vec<_> = unique.iter().map(|(k, v)| (k.clone(), v.as_str())).collect();
+        let lab = lab(v2, start, plan(&borrowed));
+        write(&lab, "/sys/block/loop0/queue/nr_requests", &nr.to_string());
+        if start == "bfq" {
+            write(&lab, "/sys/block/loop0/queue/iosched/strict_guarantees", &strict.to_string());
+            write(&lab, "/sys/block/loop0/queue/iosched/slice_idle_us", &idle_us.to_string());
+        }
+        if !v2 {
+            let file = "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device";
+            write(&lab, file, &default.to_string());
+            if let (Some(own), true) = (own, start == "bfq") {
+                write(&lab, file, &format!("7:0 {own}"));
+            }
+            if let Some(other) = other {
+                write(&lab, file, &format!("259:1 {other}"));
+            }
+        }
+        let before = snapshot(&lab.dirs);
+        let (apply, reverts) = cuts;
+        cut_at(&lab.case, "apply", apply);
+        for at in reverts {
+            cut_at(&lab.case, "revert", at);
+        }
+        prop_assert!(cut_at(&lab.case, "revert", 0));
+        assert_same(&before, &snapshot(&lab.dirs), "cut and put back");
+    }
+}

@@ -1,0 +1,206 @@
+//! A process that applies or reverts and kills itself with SIGKILL at one exact point.
+//!
+//! The test binary runs itself again with one ignored test that calls [`main`]. Points are counted in the injected files
+//! (before and after every single write) and in the injected observer; the code under test knows nothing of it.
+
+use std::cell::Cell;
+use std::env;
+use std::fs;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::rc::Rc;
+
+use rtvirtio_apply::{
+    ApplyError, GuestFiles, Guests, HostFiles, Machine, NoGuests, Observer, OnConflict, Session, Step,
+    resolve,
+};
+use rtvirtio_host::Root;
+
+use super::Case;
+use super::sim::{SimGuests, SimKernel};
+
+const VAR: &str = "RTVIRTIO_TEST_CHILD";
+
+/// Counts points; what happens at the chosen one is up to the caller.
+#[derive(Clone)]
+pub struct Points {
+    count: Rc<Cell<u64>>,
+    at: u64,
+    end: fn(),
+}
+
+impl Points {
+    pub fn new(at: u64, end: fn()) -> Self {
+        Self { count: Rc::new(Cell::new(0)), at, end }
+    }
+
+    pub fn pass(&self) {
+        self.count.set(self.count.get() + 1);
+        if self.count.get() == self.at {
+            (self.end)();
+        }
+    }
+}
+
+pub struct CountedHost<'a>(pub &'a dyn HostFiles, pub Points);
+
+impl HostFiles for CountedHost<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.0.read(path)
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        self.1.pass();
+        let result = self.0.write(path, value);
+        self.1.pass();
+        result
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.0.list(dir)
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.0.identity(path)
+    }
+}
+
+struct CountedGuest(Box<dyn GuestFiles>, Points);
+
+impl GuestFiles for CountedGuest {
+    fn read(&mut self, path: &str) -> io::Result<Vec<u8>> {
+        self.0.read(path)
+    }
+    fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        self.1.pass();
+        let result = self.0.write(path, bytes);
+        self.1.pass();
+        result
+    }
+}
+
+pub struct CountedGuests<'a>(pub &'a dyn Guests, pub Points);
+
+impl Guests for CountedGuests<'_> {
+    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
+        Ok(Box::new(CountedGuest(self.0.connect(agent)?, self.1.clone())))
+    }
+}
+
+pub struct CountedSteps(pub Points);
+
+impl Observer for CountedSteps {
+    fn step(&mut self, _: Step) {
+        self.0.pass();
+    }
+}
+
+/// Carries out `apply` or `revert` with points.
+pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError> {
+    let root = case.root();
+    let sim = SimKernel::new(&case.root);
+    let host: &dyn HostFiles = if root.is_real() { &root } else { &sim };
+    let sim_guests = SimGuests;
+    let guests: &dyn Guests = if case.guests.is_some() { &sim_guests } else { &NoGuests };
+    let (host, guests) = (CountedHost(host, points.clone()), CountedGuests(guests, points.clone()));
+    let machine = Machine::with_host(&root, &host, &guests);
+    let mut observer = CountedSteps(points.clone());
+    let session = Session::open(&case.state)?;
+    if action == "apply" {
+        let writes = resolve(&case.plan, &case.binding(), &machine)?;
+        session.apply(&writes, &machine, &mut observer)?;
+    } else {
+        let reverted = session.revert(OnConflict::Report, &machine, &mut observer)?;
+        if let Some(r) = reverted {
+            assert!(r.done, "{}", r.summary());
+        }
+    }
+    Ok(())
+}
+
+fn kill_self() {
+    let me = rustix::process::getpid();
+    let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+    // The signal is pending for this very thread; nothing below runs.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Entry of the child process: does nothing unless it was started by [`run`] or [`start`].
+pub fn main() {
+    let Ok(job) = env::var(VAR) else { return };
+    let [action, at, case] = job.splitn(3, ' ').collect::<Vec<_>>()[..] else { panic!("bad job {job}") };
+    let case: Case = serde_json::from_slice(&fs::read(case).unwrap()).unwrap();
+    if action == "hold" {
+        let _session = Session::open(&case.state).unwrap();
+        println!("held");
+        let _ = io::stdin().read_line(&mut String::new());
+        return;
+    }
+    act(&case, action, &Points::new(at.parse().unwrap(), kill_self)).unwrap();
+}
+
+/// Starts a child; `at` 0 means that it does not kill itself.
+pub fn command(case: &Case, action: &str, at: u64) -> Command {
+    let file = case.state.with_extension("case");
+    fs::write(&file, serde_json::to_vec(case).unwrap()).unwrap();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command
+        .args(["--exact", "crash_child", "--ignored", "--nocapture", "--test-threads=1"])
+        .env(VAR, format!("{action} {at} {}", file.display()))
+        .env_remove("RUST_BACKTRACE")
+        .stdout(Stdio::piped())
+        .stdin(Stdio::piped());
+    command
+}
+
+/// Runs a child to its end; `true` when it killed itself, `false` when it finished. Any other end is a failure.
+pub fn killed(case: &Case, action: &str, at: u64) -> bool {
+    let output = command(case, action, at).stderr(Stdio::piped()).output().unwrap();
+    let status: ExitStatus = output.status;
+    if status.signal() == Some(9) {
+        return true;
+    }
+    assert!(status.success(), "{action} at {at}: {status}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "the child did not run");
+    false
+}
+
+/// Kills `apply` at every point, and each time reverts and compares; then kills `revert` at every point. Returns both counts.
+pub fn sweep(case: &Case, dirs: &[std::path::PathBuf]) -> (u64, u64) {
+    let before = super::snapshot(dirs);
+    let none = || Points::new(0, || {});
+    let mut at = 1;
+    while killed(case, "apply", at) {
+        act(case, "revert", &none()).unwrap();
+        super::assert_same(&before, &super::snapshot(dirs), &format!("apply killed at point {at}, reverted"));
+        assert!(!case.state.join(rtvirtio_apply::JOURNAL_FILE).exists(), "journal left at point {at}");
+        at += 1;
+    }
+    let applied = super::snapshot(dirs);
+    assert!(applied != before, "the plan changed nothing");
+    act(case, "revert", &none()).unwrap();
+    super::assert_same(&before, &super::snapshot(dirs), "applied, reverted");
+    let applies = at - 1;
+    at = 1;
+    loop {
+        act(case, "apply", &none()).unwrap();
+        super::assert_same(&applied, &super::snapshot(dirs), &format!("applied again before {at}"));
+        let was_killed = killed(case, "revert", at);
+        act(case, "revert", &none()).unwrap();
+        super::assert_same(
+            &before,
+            &super::snapshot(dirs),
+            &format!("revert killed at point {at}, reverted again"),
+        );
+        if !was_killed {
+            return (applies, at - 1);
+        }
+        at += 1;
+    }
+}
+
+/// The real root, so that callers need not name it.
+pub fn real_root() -> Root {
+    Root::default()
+}
