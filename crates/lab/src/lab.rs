@@ -249,6 +249,8 @@ impl Lab {
                 self.state.twin = Some(handle);
                 self.state.device = Some(device.path.clone());
                 self.save()?;
+                // What the papers start from, and many distributions' udev rules set. A loop device begins with another.
+                BlockDevice::find(&root, &device.path)?.set_elevator(&root, "bfq")?;
                 Ok((device.path, *size))
             }
         }

@@ -29,8 +29,6 @@ use files::Files;
 pub const GUEST_DISK: &str = "/dev/vda";
 /// The same in `/sys/block`.
 pub const GUEST_DISK_NAME: &str = "vda";
-/// What the image needs: kernel, the initramfs, and the same once more unpacked.
-pub const DEFAULT_MEMORY: Bytes = Bytes(384 << 20);
 /// Three guests that boot at once under TCG on two busy cores took 12 s.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// One exchange with the monitor.
@@ -79,7 +77,7 @@ pub struct QemuConfig {
     pub image: GuestImage,
     /// What runs it.
     pub accel: Accel,
-    /// Its memory; [`DEFAULT_MEMORY`] is enough.
+    /// Its memory; [`GuestImage::memory`] is enough.
     pub memory: Bytes,
     /// Its disk. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
     pub disk: DiskRegion,
@@ -95,14 +93,14 @@ pub struct QemuConfig {
 }
 
 impl QemuConfig {
-    /// TCG, default memory, no cgroup, dies with this process.
+    /// TCG, as much memory as the image needs, no cgroup, dies with this process.
     #[must_use]
     pub fn new(name: &str, image: GuestImage, disk: DiskRegion, run_dir: &Path) -> QemuConfig {
         QemuConfig {
             name: name.to_owned(),
+            memory: image.memory(),
             image,
             accel: Accel::Tcg,
-            memory: DEFAULT_MEMORY,
             disk,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),

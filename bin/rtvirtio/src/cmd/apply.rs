@@ -44,7 +44,10 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         let machine = Machine::new(&root, &GuestAgents);
         let writes = resolve(&plan, &site.binding()?, &machine)?;
         let lines = dry_run(&writes, &machine)?;
-        show(ui, &lines, || lines.iter().map(|line| format!("{line}\n")).collect())?;
+        show(ui, &lines, || match lines.as_slice() {
+            [] => "nothing to change: the settings in force are the plan's\n".to_owned(),
+            lines => lines.iter().map(|line| format!("{line}\n")).collect(),
+        })?;
         return Ok(ExitCode::SUCCESS);
     }
     if !plan.feasible && !args.compromise {

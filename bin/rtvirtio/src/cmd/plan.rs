@@ -52,8 +52,10 @@ impl Basis {
     fn load(args: &ModelArgs, global: &Global, ui: &Ui) -> anyhow::Result<Self> {
         let spec = site::load_spec(&args.spec)?;
         let profile = load_profile(&spec, args.profile.as_deref(), global)?;
-        for doubt in &profile.doubts {
-            ui.warn(&format!("the profile is in doubt: {doubt}"));
+        match profile.doubts.as_slice() {
+            [] => {}
+            [one] => ui.warn(&format!("the profile is in doubt: {one}")),
+            [first, rest @ ..] => ui.warn(&format!("the profile is in doubt: {first} (and {} more in it)", rest.len())),
         }
         let kind = ModelKind::from(args.model);
         if args.defaults {

@@ -130,9 +130,13 @@ impl<'a> Packages<'a> {
         release.ok_or_else(|| io_at("find a kernel in", &boot)(std::io::ErrorKind::NotFound.into()))
     }
 
-    /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`.
+    /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`. Ceph's, which fio needs, sit in a directory of
+    /// their own that is written into them as an absolute path.
     pub(crate) fn library_dirs(&self) -> Vec<PathBuf> {
-        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].iter().map(|d| self.root.join(d)).collect()
+        ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/ceph"]
+            .iter()
+            .map(|d| self.root.join(d))
+            .collect()
     }
 
     /// Unpacks the libraries that the packages at hand depend on, one level further than now.

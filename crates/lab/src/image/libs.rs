@@ -64,7 +64,9 @@ fn parse_ldd(text: &str) -> Linked {
     for line in text.lines().map(str::trim) {
         let place = match line.split_once(" => ") {
             Some((name, "not found")) => {
-                linked.missing.push(name.to_owned());
+                if !linked.missing.iter().any(|m| m == name) {
+                    linked.missing.push(name.to_owned());
+                }
                 continue;
             }
             Some((_, place)) => place,
