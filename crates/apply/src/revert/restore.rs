@@ -39,7 +39,8 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
 
 /// Removes a device's weight line.
 ///
-/// `MAJ:MIN default` hides the line, but `bfq_io_set_device_weight()` then keeps the weight that was in effect. Writing the group's
+/// `MAJ:MIN default` hides the line, but `bfq_io_set_device_weight()` then keeps the weight that was in effect (measured on 6.18:
+/// 1000 against 100 went on sharing 7.9 to 1). Writing the group's
 /// default makes every device follow it at once, and erases the lines of other devices, which are therefore written again.
 fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     let file = machine.read(target).map_err(|f| failed(f.into_io().to_string()))?;
