@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use rtvirtio_host::Root;
 use rtvirtio_lab::workload::{self, RunOptions};
+use rtvirtio_measure::TaskResult;
 use rtvirtio_model::{DepthPoint, GuestPoint};
 use rtvirtio_spec::{Arrival, Op, Pattern, Task};
 use rtvirtio_units::{Bytes, Iops};
@@ -14,57 +15,30 @@ use crate::cmd::profile::Restore;
 use crate::site::Site;
 use crate::ui::{Cancelled, Ui};
 
-/// How long it is measured.
-const LENGTH: Duration = Duration::from_secs(8);
-/// Rate of the probe: the paper's medium task, so that the VM is neither idle nor saturated.
-const RATE: f64 = 500.0;
+/// How long each of the two runs measures.
+const LENGTH: Duration = Duration::from_secs(5);
+/// Rates of the two runs. Their difference in CPU time is the requests' alone: fio's start and the guest's idle ticks are in both.
+const RATES: [f64; 2] = [200.0, 800.0];
 
-/// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and counts the CPU time it costs.
+/// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and counts the CPU time it costs. The
+/// latencies are those at the higher rate.
 pub fn measure(site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<GuestPoint> {
     let lab = site.lab.as_ref().context("only a lab's VM can be measured alone")?;
     let restore = Restore::new(&site.device)?;
     site.device.set_elevator(&Root::default(), "none")?;
-    let mut load = site.loads(&[])?.into_iter().next().context("the spec has no VM")?;
-    load.vm.tasks = vec![Task {
-        name: "probe".to_owned(),
-        op: Op::Read,
-        block: Bytes::from_kib(4),
-        pattern: Pattern::Random,
-        rate: Some(Iops(RATE)),
-        depth: 1,
-        arrival: Arrival::Closed,
-        target: None,
-    }];
-    load.predicted = vec![None];
     let state = lab.state();
     let qemu = state.vms.first().and_then(|vm| vm.qemu.as_ref());
-    let cpu_before = qemu.map(|q| cpu_seconds(q.process.pid));
-    let work_dir = global.run_dir.join("fio");
-    let mut bar = ui.bar(&format!("measuring I/O inside {}", load.vm.name), LENGTH.as_secs() + 1);
-    let tasks = workload::run(
-        &[load],
-        &mut RunOptions {
-            length: LENGTH,
-            seed: 1,
-            work_dir: &work_dir,
-            cancel: ui.cancel_flag(),
-            on_tick: &mut |t| bar.set(t.as_secs()),
-        },
-    );
-    drop(bar);
-    let _ = std::fs::remove_dir(&work_dir);
+    let mut runs = Vec::new();
+    for rate in RATES {
+        let before = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid));
+        let task = probe(site, rate, global, ui)?;
+        let used = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before;
+        runs.push((task, used));
+    }
     restore.now()?;
-    let tasks = match tasks {
-        Err(e) if e.is_cancelled() => return Err(Cancelled.into()),
-        other => other?,
-    };
-    let task = tasks.first().context("the probe has no result")?;
-    ensure!(task.n > 0, "the probe inside the VM completed no request");
-    // fio's own start and the guest's idle ticks are in it: an upper estimate.
-    let cpu_per_request = match (qemu, cpu_before) {
-        (Some(q), Some(before)) => (cpu_seconds(q.process.pid) - before).max(0.0) / task.n as f64,
-        _ => 0.0,
-    };
+    let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { anyhow::bail!("a probe is missing") };
+    ensure!(task.n > low.n, "the VM completed no more requests at {}/s than at {}/s", RATES[1], RATES[0]);
+    let cpu_per_request = (high_cpu - low_cpu).max(0.0) / (task.n - low.n) as f64;
     let kind = match (qemu, state.accelerator.as_str()) {
         (None, _) => "process",
         (_, "kvm") => "qemu-kvm",
@@ -93,4 +67,39 @@ fn cpu_seconds(pid: u32) -> f64 {
     let ticks: u64 =
         fields.split_ascii_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();
     ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<TaskResult> {
+    let mut load = site.loads(&[])?.into_iter().next().context("the spec has no VM")?;
+    load.vm.tasks = vec![Task {
+        name: "probe".to_owned(),
+        op: Op::Read,
+        block: Bytes::from_kib(4),
+        pattern: Pattern::Random,
+        rate: Some(Iops(rate)),
+        depth: 1,
+        arrival: Arrival::Closed,
+        target: None,
+    }];
+    load.predicted = vec![None];
+    let work_dir = global.run_dir.join("fio");
+    let label = format!("measuring I/O inside {} at {rate}/s", load.vm.name);
+    let mut bar = ui.bar(&label, LENGTH.as_secs() + 1);
+    let tasks = workload::run(
+        &[load],
+        &mut RunOptions {
+            length: LENGTH,
+            seed: 1,
+            work_dir: &work_dir,
+            cancel: ui.cancel_flag(),
+            on_tick: &mut |t| bar.set(t.as_secs()),
+        },
+    );
+    drop(bar);
+    let _ = std::fs::remove_dir(&work_dir);
+    match tasks {
+        Err(e) if e.is_cancelled() => Err(Cancelled.into()),
+        Err(e) => Err(e.into()),
+        Ok(tasks) => tasks.into_iter().next().context("the probe has no result"),
+    }
 }

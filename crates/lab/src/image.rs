@@ -14,6 +14,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use rtvirtio_units::Bytes;
 use rustix::fs::FlockOperation;
@@ -40,6 +41,10 @@ const MODULES: &[&str] =
 const ROOM: u64 = 700 << 20;
 /// Changes when this module builds something else from the same packages.
 const FORMAT: u32 = 1;
+/// Environment variable that names the directory of an image to use as it is.
+const PREBUILT: &str = "RTVIRTIO_GUEST_IMAGE";
+/// An image of other packages is removed when it is this old and a new one has been built.
+const OLD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The last file of an image to be written; it makes an image complete.
 const MANIFEST: &str = "image.json";
 
@@ -55,6 +60,11 @@ pub struct GuestImage {
 }
 
 impl GuestImage {
+    /// The file that makes the image complete and tells its release.
+    pub(crate) fn manifest(&self) -> PathBuf {
+        self.initrd.with_file_name(MANIFEST)
+    }
+
     /// Memory that a guest needs to boot it and run fio: the initramfs, the same once more unpacked, and 192 MiB for
     /// the kernel and the programs, in steps of 64 MiB. (An initramfs of 87 MiB did not boot in 288 MiB, and did in 320.)
     #[must_use]
@@ -171,6 +181,9 @@ pub fn default_cache() -> PathBuf {
 
 /// Makes the guest image below `cache`, or finds the one made before from the same packages.
 ///
+/// If `$RTVIRTIO_GUEST_IMAGE` names a directory of an image made before (`vmlinuz`, `initrd.cpio`, `image.json`), that
+/// one is taken as it is: for a host without a package archive.
+///
 /// `progress` gets one short line before each step that takes time. Two processes at once are fine: the second waits.
 /// An image appears complete or not at all.
 ///
@@ -179,6 +192,11 @@ pub fn default_cache() -> PathBuf {
 pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, ImageError> {
     if std::env::consts::ARCH != "x86_64" {
         return Err(ImageError::Architecture(std::env::consts::ARCH));
+    }
+    if let Some(dir) = std::env::var_os(PREBUILT) {
+        let dir = PathBuf::from(dir);
+        return load(&dir)
+            .ok_or_else(|| io_at("use the guest image in", &dir)(io::ErrorKind::NotFound.into()));
     }
     let host_fio = find_program("fio");
     let kernel = apt::resolve(KERNEL_PACKAGE)?;
@@ -195,7 +213,7 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, Image
     if let Some(fio) = &host_fio {
         key.add(&stamp(fio)?);
     }
-    build_once(cache, &format!("guest-{}", key.hex()), progress, &mut |work| {
+    build_once(cache, "guest", &key, progress, &mut |work| {
         let packages = Packages::new(work, progress);
         for (package, version) in &versions {
             packages.unpack(package, version)?;
@@ -217,8 +235,8 @@ fn guest_tree(
         Some(path) => path.to_path_buf(),
         None => packages.find("usr/bin/fio")?,
     };
-    libs::add_program(&mut tree, "usr/bin/fio", &fio, packages)?;
-    libs::add_program(&mut tree, "usr/bin/qemu-ga", &packages.find("usr/sbin/qemu-ga")?, packages)?;
+    libs::add_program(&mut tree, "usr/bin/fio", &fio, Some(packages))?;
+    libs::add_program(&mut tree, "usr/bin/qemu-ga", &packages.find("usr/sbin/qemu-ga")?, Some(packages))?;
     Ok(tree)
 }
 
@@ -256,15 +274,17 @@ pub(crate) fn finish(
     Ok(release)
 }
 
-/// Runs `build` in a fresh directory below `cache` unless the image `name` is there, and moves it into place.
+/// Runs `build` in a fresh directory below `cache` unless the image of this kind and key is there, and moves it into
+/// place.
 pub(crate) fn build_once(
     cache: &Path,
-    name: &str,
+    kind: &str,
+    key: &Key,
     progress: &dyn Fn(&str),
     build: &mut dyn FnMut(&Path) -> Result<String, ImageError>,
 ) -> Result<GuestImage, ImageError> {
     fs::create_dir_all(cache).map_err(io_at("create", cache))?;
-    let target = cache.join(name);
+    let target = cache.join(format!("{kind}-{}", key.hex()));
     if let Some(image) = load(&target) {
         return Ok(image);
     }
@@ -307,6 +327,7 @@ pub(crate) fn build_once(
     fs::rename(&work, &target).map_err(io_at("rename", &work))?;
     let readable = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
     fs::set_permissions(&target, readable).map_err(io_at("chmod", &target))?;
+    remove_old(cache, kind, &target);
     load(&target).ok_or_else(|| io_at("read back", &target)(io::ErrorKind::InvalidData.into()))
 }
 
@@ -319,6 +340,21 @@ fn remove_leftovers(cache: &Path) -> Result<(), ImageError> {
         }
     }
     Ok(())
+}
+
+/// Images take about 100 MB each, and the kernel package changes every few weeks. Another rtvirtio may still use a
+/// younger one.
+fn remove_old(cache: &Path, kind: &str, target: &Path) {
+    let Ok(entries) = fs::read_dir(cache) else { return };
+    for path in entries.flatten().map(|e| e.path()).filter(|p| p != target) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let age = fs::metadata(path.join(MANIFEST)).and_then(|m| m.modified()).map(|t| t.elapsed());
+        let old = age.is_ok_and(|age| age.is_ok_and(|age| age > OLD_AGE));
+        if old && name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('-')) {
+            // One that stays costs room, no more.
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
 }
 
 fn load(dir: &Path) -> Option<GuestImage> {

@@ -18,8 +18,9 @@ use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError, TwinHandle, TwinProfile};
 use crate::workload::{Place, VmLoad};
 
-/// Parent of the lab's cgroups, below the hierarchy's root.
-pub const CGROUP: &str = "/rtvirtio-lab";
+/// Start of the name of the lab's cgroup, below the hierarchy's root; the pid of its maker follows, so that labs with different run
+/// directories do not meet.
+const CGROUP: &str = "/rtvirtio-lab-";
 /// Directory of the guests' sockets and logs, below the run directory.
 const GUESTS: &str = "guests";
 /// Parts of the device begin at multiples of this.
@@ -206,7 +207,7 @@ impl Lab {
         for (i, vm) in spec.vms.iter().enumerate() {
             self.state.vms.push(LabVm {
                 name: vm.name.clone(),
-                cgroup: Path::new(CGROUP).join(&vm.name),
+                cgroup: self.state.cgroups.get(i + 1).cloned().unwrap_or_default(),
                 offset: i as u64 * part,
                 size: part,
                 qemu: None,
@@ -257,15 +258,17 @@ impl Lab {
     }
 
     fn make_cgroups(&mut self, root: &Root, cgroups: &Cgroups, spec: &Spec) -> Result<(), LabError> {
-        self.state.cgroups.push(PathBuf::from(CGROUP));
-        self.state.cgroups.extend(spec.vms.iter().map(|vm| Path::new(CGROUP).join(&vm.name)));
+        let parent = PathBuf::from(format!("{CGROUP}{}", std::process::id()));
+        let ours: Vec<PathBuf> = spec.vms.iter().map(|vm| parent.join(&vm.name)).collect();
+        self.state.cgroups.push(parent);
+        self.state.cgroups.extend(ours.iter().cloned());
         self.save()?;
         for cgroup in self.state.cgroups.clone() {
             cgroups.create(root, &cgroup)?;
         }
         // On v2 a cgroup has I/O files only when its parents pass the controller on.
-        if let Some(vm) = spec.vms.first() {
-            let files = cgroups.io_to_enable(root, &Path::new(CGROUP).join(&vm.name))?;
+        if let Some(first) = ours.first() {
+            let files = cgroups.io_to_enable(root, first)?;
             self.state.io_enabled.clone_from(&files);
             self.save()?;
             for file in files {

@@ -1,5 +1,6 @@
 //! The lab: twin device, guest image, QEMU guests and process VMs, and the tasks that run on them.
 
+pub mod boxed;
 pub mod image;
 mod lab;
 pub mod proc;
@@ -8,4 +9,4 @@ pub mod state;
 pub mod twin;
 pub mod workload;
 
-pub use lab::{CGROUP, Lab, LabError, UpOptions};
+pub use lab::{Lab, LabError, UpOptions};

@@ -255,6 +255,12 @@ fn fingerprint(config: &Config) -> Vec<u64> {
     key
 }
 
+/// Changes that leaving BFQ counts for. No other elevator keeps shares between VMs, so a neighbour that does more than it
+/// declared is then unchecked; and the kernel drops the weights and tunables of an elevator that it leaves. Measured on a disk
+/// with a 128 KiB writer at depth 16 that nobody had declared: 10 to 53 ms with `none`, 2 to 5 ms with BFQ at `slice_idle=0`.
+/// So two tunables of BFQ are preferred to another elevator of equal worth.
+const LEAVING_BFQ: usize = 3;
+
 /// How many knobs differ, as [`crate::settings_of`] counts them but without writing values.
 fn changes(start: &Config, config: &Config) -> usize {
     let tunables = |old: (Elevator, &Bfq), new: (Elevator, &Bfq)| {
@@ -265,11 +271,13 @@ fn changes(start: &Config, config: &Config) -> usize {
         let (a, b) = (if old.0 == Elevator::Bfq { old.1 } else { &fresh }, new.1);
         usize::from(a.slice_idle != b.slice_idle)
             + usize::from(a.timeout_sync != b.timeout_sync)
-            + usize::from(a.low_latency != b.low_latency)
+            // Raising works by idling, so switching it off belongs to switching idling off: one decision, one change.
+            + usize::from(a.low_latency != b.low_latency && (b.low_latency || b.slice_idle.0 > 0))
             + usize::from(a.max_budget != b.max_budget)
             + usize::from(a.strict_guarantees != b.strict_guarantees)
     };
-    let mut n = usize::from(start.elevator != config.elevator)
+    let leaves_bfq = start.elevator == Elevator::Bfq && config.elevator != Elevator::Bfq;
+    let mut n = if leaves_bfq { LEAVING_BFQ } else { usize::from(start.elevator != config.elevator) }
         + tunables((start.elevator, &start.bfq), (config.elevator, &config.bfq));
     for (a, b) in start.vms.iter().zip(&config.vms) {
         n += usize::from(a.weight != b.weight)

@@ -19,17 +19,19 @@ struct Linked {
 }
 
 /// Adds the program `source` as `path`, with its libraries. Those that the host lacks come from the packages that the
-/// unpacked ones depend on.
+/// unpacked ones depend on, if there are packages.
 pub(crate) fn add_program(
     tree: &mut Tree,
     path: &str,
     source: &Path,
-    packages: &Packages,
+    packages: Option<&Packages>,
 ) -> Result<(), ImageError> {
     tree.file(path, source, 0o755);
     let mut linked = ldd(source, packages)?;
-    while !linked.missing.is_empty() && packages.unpack_libraries()? {
-        linked = ldd(source, packages)?;
+    if let Some(packages) = packages {
+        while !linked.missing.is_empty() && packages.unpack_libraries()? {
+            linked = ldd(source, Some(packages))?;
+        }
     }
     if !linked.missing.is_empty() {
         let libraries = linked.missing.join(", ");
@@ -51,10 +53,14 @@ fn add_library(tree: &mut Tree, library: &Path) {
     }
 }
 
-fn ldd(program: &Path, packages: &Packages) -> Result<Linked, ImageError> {
-    let dirs = packages.library_dirs().iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(":");
-    let text = run(Command::new("ldd").arg(program).env("LD_LIBRARY_PATH", dirs), "install libc-bin")?;
-    Ok(parse_ldd(&text))
+fn ldd(program: &Path, packages: Option<&Packages>) -> Result<Linked, ImageError> {
+    let mut command = Command::new("ldd");
+    command.arg(program);
+    if let Some(packages) = packages {
+        let dirs: Vec<_> = packages.library_dirs().iter().map(|d| d.display().to_string()).collect();
+        command.env("LD_LIBRARY_PATH", dirs.join(":"));
+    }
+    run(&mut command, "install libc-bin").map(|text| parse_ldd(&text))
 }
 
 /// Lines: `libz.so.1 => /lib/libz.so.1 (0x..)`, `libx.so => not found`, `/lib64/ld-linux-x86-64.so.2 (0x..)`,

@@ -23,7 +23,7 @@ fn image_is_built_once_also_by_four_at_once() {
     thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let image = build_once(cache.path(), "guest-x", &quiet, &mut |work| {
+                let image = build_once(cache.path(), "guest", &Key::new(7), &quiet, &mut |work| {
                     builds.fetch_add(1, Ordering::Relaxed);
                     small_build(work)
                 });
@@ -35,14 +35,15 @@ fn image_is_built_once_also_by_four_at_once() {
     let mut names: Vec<_> =
         fs::read_dir(cache.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
-    assert_eq!(names, ["guest-x", "lock"]);
-    assert!(!cache.path().join("guest-x").join(apt::UNPACKED).exists());
+    let name = format!("guest-{}", Key::new(7).hex());
+    assert_eq!(names, [name.as_str(), "lock"]);
+    assert!(!cache.path().join(name).join(apt::UNPACKED).exists());
 }
 
 #[test]
 fn failed_build_leaves_nothing_and_the_next_one_works() {
     let cache = tempfile::tempdir().unwrap();
-    let failed = build_once(cache.path(), "guest-x", &quiet, &mut |work| {
+    let failed = build_once(cache.path(), "guest", &Key::new(7), &quiet, &mut |work| {
         fs::write(work.join("vmlinuz"), "half").unwrap();
         Err(ImageError::NoPackage { package: "p".into() })
     });
@@ -50,11 +51,29 @@ fn failed_build_leaves_nothing_and_the_next_one_works() {
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "only the lock stays");
     // What a killed build left: removed by the next, and not taken for an image.
     fs::create_dir(cache.path().join("build-killed")).unwrap();
-    fs::create_dir(cache.path().join("guest-x")).unwrap();
-    fs::write(cache.path().join("guest-x/vmlinuz"), "half").unwrap();
-    let image = build_once(cache.path(), "guest-x", &quiet, &mut small_build).unwrap();
+    let target = cache.path().join(format!("guest-{}", Key::new(7).hex()));
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("vmlinuz"), "half").unwrap();
+    let image = build_once(cache.path(), "guest", &Key::new(7), &quiet, &mut small_build).unwrap();
     assert_eq!(fs::read(image.kernel).unwrap(), b"kernel");
     assert!(!cache.path().join("build-killed").exists());
+}
+
+#[test]
+fn old_images_of_the_same_kind_go() {
+    let cache = tempfile::tempdir().unwrap();
+    let old = std::time::SystemTime::now() - OLD_AGE - Duration::from_secs(60);
+    for (name, aged) in [("guest-old", true), ("guest-young", false), ("box-old", true)] {
+        let dir = cache.path().join(name);
+        fs::create_dir(&dir).unwrap();
+        let manifest = fs::File::create(dir.join(MANIFEST)).unwrap();
+        if aged {
+            manifest.set_modified(old).unwrap();
+        }
+    }
+    build_once(cache.path(), "guest", &Key::new(7), &quiet, &mut small_build).unwrap();
+    assert!(!cache.path().join("guest-old").exists());
+    assert!(cache.path().join("guest-young").exists() && cache.path().join("box-old").exists());
 }
 
 #[test]

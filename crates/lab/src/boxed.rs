@@ -1,0 +1,341 @@
+//! The box: a whole Linux host inside one QEMU process, for the kernel paths that the development machine may not have.
+//!
+//! It runs Debian's kernel with cgroup v2 only, a null_blk device that takes BFQ, and its own KVM: QEMU's translator
+//! emulates AMD's SVM (`-cpu max`), so `kvm-amd` loads and stock guests boot in it under `-accel kvm`. It needs no root
+//! and touches nothing outside itself. It proves function, not speed: every instruction in it is translated.
+//!
+//! The host's own fio and QEMU go in with their libraries, and the guest image of [`crate::image`].
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::probe::QEMU;
+use rtvirtio_vmm::spawn::{Lifetime, spawn};
+
+use crate::image::cpio::Tree;
+use crate::image::{
+    self, GuestImage, ImageError, apt, base_tree, build_once, find_program, finish, io_at, libs, stamp,
+};
+
+/// What the box's first process runs.
+const INIT: &str = include_str!("boxed/box-init.sh");
+/// Changes when the box is built in another way from the same parts.
+const FORMAT: u32 = 1;
+/// The box's kernel modules, each with its arguments.
+const MODULES: &[(&str, &str)] = &[
+    ("virtio_pci", ""),
+    ("virtio_blk", ""),
+    ("virtio_console", ""),
+    ("bfq", ""),
+    ("mq_deadline", ""),
+    ("kyber_iosched", ""),
+    // A device of 60 us a request, one at a time: slow enough that requests queue up, as on the devices of the papers.
+    (
+        "null_blk",
+        "queue_mode=2 irqmode=2 completion_nsec=60000 hw_queue_depth=1 submit_queues=1 nr_devices=1 gb=4",
+    ),
+    ("loop", ""),
+    ("fuse", ""),
+    ("kvm_amd", ""),
+    ("tun", ""),
+    ("vhost_net", ""),
+];
+/// QEMU's firmware for a guest that boots a kernel directly, at the places where Debian's QEMU looks.
+const FIRMWARE: &[&str] = &[
+    "usr/share/seabios/bios-256k.bin",
+    "usr/share/qemu/kvmvapic.bin",
+    "usr/share/qemu/linuxboot_dma.bin",
+    "usr/lib/x86_64-linux-gnu/qemu/accel-tcg-x86_64.so",
+];
+/// Where the guest image is in the box.
+const GUEST_DIR: &str = "guest";
+
+/// A host to boot: kernel, and an initramfs with tools and guest image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BoxImage {
+    /// Kernel, initramfs, kernel release.
+    pub host: GuestImage,
+}
+
+/// One run of the box.
+#[derive(Debug, Clone)]
+pub struct BoxRun<'a> {
+    /// What runs: a shell script (busybox `sh`), as root, in `/root`. `/dev/nullb0` is the device to play with.
+    pub script: &'a str,
+    /// Programs of this host to put into `/usr/local/bin`, with the libraries they need.
+    pub programs: &'a [&'a Path],
+    /// Further files: absolute path in the box, path here.
+    pub files: &'a [(&'a str, &'a Path)],
+    /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add [`GuestImage::memory`] for each more.
+    pub memory: Bytes,
+    /// When to give up.
+    pub timeout: Duration,
+}
+
+impl<'a> BoxRun<'a> {
+    /// The script alone, with memory for one guest.
+    #[must_use]
+    pub fn new(script: &'a str, timeout: Duration) -> BoxRun<'a> {
+        BoxRun { script, programs: &[], files: &[], memory: Bytes(2 << 30), timeout }
+    }
+}
+
+/// What came out of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BoxOutcome {
+    /// The script's exit status. `None` when the box ended without one: its kernel died, or it could not unpack.
+    pub exit_code: Option<i32>,
+    /// What the script printed on both its outputs.
+    pub output: String,
+    /// The kernel's console.
+    pub console: String,
+    /// The whole run, boot and power-off included.
+    pub took: Duration,
+}
+
+/// Why a run gave no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum BoxError {
+    /// The image cannot be made, or a file of the run cannot be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// QEMU is not installed.
+    #[error("{QEMU} is not installed; install the package qemu-system-x86")]
+    NoQemu,
+    /// QEMU cannot be started.
+    #[error("cannot start the box: {0}")]
+    Spawn(std::io::Error),
+    /// QEMU did not run the box.
+    #[error("QEMU ended with {status} and said: {stderr}")]
+    Qemu {
+        /// How it ended.
+        status: String,
+        /// Its standard error.
+        stderr: String,
+    },
+    /// The script did not end in time.
+    #[error("the box did not finish within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}", waited.as_secs())]
+    Timeout {
+        /// The time it had.
+        waited: Duration,
+        /// The end of the script's output.
+        output: String,
+        /// The end of the console.
+        console: String,
+    },
+}
+
+/// Makes the box's image below `cache`, or finds the one made before from the same parts.
+///
+/// # Errors
+/// As [`image::ensure`]; and QEMU and fio must be installed.
+pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxError> {
+    let guest = image::ensure(cache, progress)?;
+    let qemu = find_program(QEMU).ok_or(BoxError::NoQemu)?;
+    let fio = find_program("fio").ok_or_else(|| {
+        let source = std::io::ErrorKind::NotFound.into();
+        ImageError::NoTool { tool: "fio".into(), remedy: "install the package fio", source }
+    })?;
+    let versions = apt::candidates(&[&apt::resolve(image::KERNEL_PACKAGE)?, "busybox-static"])?;
+    let mut key = image::Key::new(FORMAT);
+    key.add(INIT);
+    for (module, arguments) in MODULES {
+        key.add(&format!("{module} {arguments}"));
+    }
+    for (package, version) in &versions {
+        key.add(&format!("{package}={version}"));
+    }
+    for path in [&qemu, &fio, &guest.initrd] {
+        key.add(&stamp(path)?);
+    }
+    let host = build_once(cache, "box", &key, progress, &mut |work| {
+        let packages = apt::Packages::new(work, progress);
+        for (package, version) in &versions {
+            packages.unpack(package, version)?;
+        }
+        let names: Vec<&str> = MODULES.iter().map(|(name, _)| *name).collect();
+        let mut tree = base_tree(&packages, &names, INIT.as_bytes())?;
+        for (name, arguments) in MODULES.iter().filter(|(_, arguments)| !arguments.is_empty()) {
+            tree.data(&format!("lib/modules/{name}.ko.args"), arguments.as_bytes().to_vec(), 0o644);
+        }
+        libs::add_program(&mut tree, "usr/bin/fio", &fio, Some(&packages))?;
+        libs::add_program(&mut tree, &format!("usr/bin/{QEMU}"), &qemu, Some(&packages))?;
+        for path in FIRMWARE {
+            let source = Path::new("/").join(path);
+            // Debian 13 has the translator in the program itself. A firmware that is missed is named by QEMU.
+            if source.is_file() {
+                tree.file(path, &source, 0o644);
+            }
+        }
+        for source in [&guest.kernel, &guest.initrd, &guest.manifest()] {
+            if let Some(name) = source.file_name() {
+                tree.file(&format!("{GUEST_DIR}/{}", name.to_string_lossy()), source, 0o644);
+            }
+        }
+        finish(work, &packages, &tree, progress)
+    })?;
+    Ok(BoxImage { host })
+}
+
+/// Boots the box, runs the script in it and powers it off. Each line that the script prints also goes to `on_line` as it
+/// comes. Two virtual CPUs.
+///
+/// # Errors
+/// See [`BoxError`]. A script that fails is an outcome, not an error.
+pub fn run(image: &BoxImage, run: &BoxRun, on_line: &dyn Fn(&str)) -> Result<BoxOutcome, BoxError> {
+    let start = Instant::now();
+    let dir = tempfile::Builder::new()
+        .prefix("rtvirtio-box-")
+        .tempdir()
+        .map_err(io_at("make a directory in", &std::env::temp_dir()))?;
+    let files = RunFiles::new(dir.path());
+    payload(run, &files.payload)?;
+    let child =
+        spawn(command(image, run, &files)?, Vec::new(), Lifetime::WithParent).map_err(BoxError::Spawn)?;
+    let mut child = Reaper(child);
+    let mut lines = Lines { path: &files.output, offset: 0, partial: Vec::new() };
+    let status = loop {
+        let ended = child.0.try_wait().map_err(BoxError::Spawn)?;
+        lines.follow(on_line);
+        if let Some(status) = ended {
+            break status;
+        }
+        if start.elapsed() > run.timeout {
+            let (output, console) = (tail(&read(&files.output)), tail(&read(&files.console)));
+            return Err(BoxError::Timeout { waited: run.timeout, output, console });
+        }
+        thread::sleep(Duration::from_millis(50));
+    };
+    if !status.success() {
+        return Err(BoxError::Qemu { status: status.to_string(), stderr: tail(&read(&files.stderr)) });
+    }
+    Ok(BoxOutcome {
+        exit_code: read(&files.status).trim().parse().ok(),
+        output: read(&files.output),
+        console: read(&files.console),
+        took: start.elapsed(),
+    })
+}
+
+/// Files of one run, in a directory that goes with it.
+struct RunFiles {
+    payload: PathBuf,
+    console: PathBuf,
+    output: PathBuf,
+    status: PathBuf,
+    stderr: PathBuf,
+}
+
+impl RunFiles {
+    fn new(dir: &Path) -> RunFiles {
+        let at = |name: &str| dir.join(name);
+        RunFiles {
+            payload: at("payload.cpio"),
+            console: at("console"),
+            output: at("output"),
+            status: at("status"),
+            stderr: at("stderr"),
+        }
+    }
+}
+
+/// The run's own files as an archive on a disk: they change with every build, the box's image does not.
+fn payload(run: &BoxRun, path: &Path) -> Result<(), ImageError> {
+    let mut tree = Tree::default();
+    tree.data("run.sh", run.script.as_bytes().to_vec(), 0o755);
+    for program in run.programs {
+        if let Some(name) = program.file_name() {
+            libs::add_program(
+                &mut tree,
+                &format!("usr/local/bin/{}", name.to_string_lossy()),
+                program,
+                None,
+            )?;
+        }
+    }
+    for (place, source) in run.files {
+        tree.file(place.trim_start_matches('/'), source, 0o644);
+    }
+    tree.write(path)?;
+    // A disk has whole sectors.
+    let file = File::options().write(true).open(path).map_err(io_at("open", path))?;
+    let len = file.metadata().map_err(io_at("look at", path))?.len();
+    file.set_len(len.next_multiple_of(4096)).map_err(io_at("extend", path))
+}
+
+fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, BoxError> {
+    let stderr = File::create(&files.stderr).map_err(io_at("create", &files.stderr))?;
+    let mut command = Command::new(find_program(QEMU).ok_or(BoxError::NoQemu)?);
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-name", "rtvirtio-box", "-no-reboot"])
+        .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
+        .args(["-m", &format!("{}M", run.memory.0 >> 20)])
+        .arg("-kernel")
+        .arg(&image.host.kernel)
+        .arg("-initrd")
+        .arg(&image.host.initrd)
+        .args(["-append", "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off cgroup_no_v1=all"])
+        .arg("-blockdev")
+        .arg(serde_json::json!({
+            "driver": "file", "filename": files.payload, "node-name": "payload", "read-only": true, "locking": "off",
+        }).to_string())
+        .args(["-device", "virtio-blk-pci,drive=payload"]);
+    for path in [&files.console, &files.output, &files.status] {
+        File::create(path).map_err(io_at("create", path))?;
+        command.arg("-serial").arg(format!("file:{}", path.display()));
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+    Ok(command)
+}
+
+/// Tells the complete lines of a growing file once each.
+struct Lines<'a> {
+    path: &'a Path,
+    offset: u64,
+    partial: Vec<u8>,
+}
+
+impl Lines<'_> {
+    fn follow(&mut self, on_line: &dyn Fn(&str)) {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = File::open(self.path)?;
+            file.seek(SeekFrom::Start(self.offset))?;
+            let mut bytes = Vec::new();
+            file.take(1 << 20).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        // Showing lines is a comfort; the whole output is read in the end.
+        let bytes = read().unwrap_or_default();
+        self.offset += bytes.len() as u64;
+        self.partial.extend_from_slice(&bytes);
+        while let Some(end) = self.partial.iter().position(|&b| b == b'\n') {
+            let line: Vec<u8> = self.partial.drain(..=end).collect();
+            on_line(String::from_utf8_lossy(&line).trim_end());
+        }
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
+}
+
+/// The last 20 lines.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+/// Ends the box on every way out.
+struct Reaper(std::process::Child);
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
