@@ -8,7 +8,12 @@ use rtvirtio_units::{Bytes, Nanos};
 
 /// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
 #[derive(Parser, Debug)]
-#[command(name = "rtvirtio", version, about, max_term_width = 110, after_help = "\
+#[command(
+    name = "rtvirtio",
+    version,
+    about,
+    max_term_width = 110,
+    after_help = "\
 EXAMPLES
   rtvirtio check                              is this host ready?
   sudo rtvirtio profile /dev/nvme0n1          measure the device (reads only)
@@ -17,7 +22,8 @@ EXAMPLES
   sudo rtvirtio apply plant.plan              write it, journaled
   sudo rtvirtio verify plant.toml             run the declared tasks and judge them
   sudo rtvirtio revert                        put everything back
-  sudo rtvirtio demo                          all of it on an emulated device and three QEMU guests")]
+  sudo rtvirtio demo                          all of it on an emulated device and three QEMU guests"
+)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -37,13 +43,31 @@ pub struct Global {
     #[arg(long, short, global = true)]
     pub quiet: bool,
     /// Journal, lock and measured profiles
-    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_STATE_DIR", default_value = "/var/lib/rtvirtio")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_STATE_DIR",
+        default_value = "/var/lib/rtvirtio"
+    )]
     pub state_dir: PathBuf,
     /// Sockets and state of a running lab
-    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_RUN_DIR", default_value = "/run/rtvirtio")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_RUN_DIR",
+        default_value = "/run/rtvirtio"
+    )]
     pub run_dir: PathBuf,
     /// Downloaded guest kernels and images
-    #[arg(long, global = true, value_name = "DIR", env = "RTVIRTIO_CACHE_DIR", default_value = "/var/cache/rtvirtio")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_CACHE_DIR",
+        default_value = "/var/cache/rtvirtio"
+    )]
     pub cache_dir: PathBuf,
 }
 
@@ -256,7 +280,9 @@ pub struct VerifyArgs {
 #[derive(Subcommand, Debug)]
 pub enum LabCommand {
     /// Make the device and start the VMs of a spec
-    #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab up examples/fig7.toml\n  sudo rtvirtio lab up examples/fig7-process.toml")]
+    #[command(
+        after_help = "EXAMPLES\n  sudo rtvirtio lab up examples/fig7.toml\n  sudo rtvirtio lab up examples/fig7-process.toml"
+    )]
     Up(LabUpArgs),
     /// Run the spec's tasks in the lab that is up
     #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab run\n  sudo rtvirtio lab run --for 20s --json")]

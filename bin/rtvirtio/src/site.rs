@@ -55,7 +55,9 @@ pub fn load_spec(path: &Path) -> anyhow::Result<Spec> {
 pub fn profile_key(device: &Device) -> anyhow::Result<String> {
     Ok(match device {
         Device::Twin { profile, .. } => {
-            let name = Path::new(profile).file_stem().map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
+            let name = Path::new(profile)
+                .file_stem()
+                .map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
             format!("twin-{}", if profile.contains('/') { name } else { profile.clone() })
         }
         Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
@@ -117,7 +119,11 @@ impl Site {
     /// The settings in force.
     pub fn config(&self) -> anyhow::Result<Config> {
         let elevator = elevator(&self.device.elevators(&self.root)?.current);
-        let bfq = if elevator == Elevator::Bfq { bfq_of(&self.device.tunables(&self.root)?)? } else { Bfq::default() };
+        let bfq = if elevator == Elevator::Bfq {
+            bfq_of(&self.device.tunables(&self.root)?)?
+        } else {
+            Bfq::default()
+        };
         let mut vms = Vec::new();
         for found in &self.vms {
             let mut config = VmConfig { weight: self.weight(found)?, ..default_vm() };
@@ -131,7 +137,11 @@ impl Site {
     }
 
     /// Options for a search from the settings in force, limited to what this host offers.
-    pub fn plan_options(&self, start: Config, model: rtvirtio_model::ModelKind) -> anyhow::Result<PlanOptions> {
+    pub fn plan_options(
+        &self,
+        start: Config,
+        model: rtvirtio_model::ModelKind,
+    ) -> anyhow::Result<PlanOptions> {
         let mut options = plan_options(start, model);
         let offered: Vec<Elevator> =
             self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
@@ -173,7 +183,11 @@ impl Site {
         let (vmm, accelerator, device) = match &self.lab {
             Some(lab) => {
                 let state = lab.state();
-                (state.vmm.clone(), state.accelerator.clone(), format!("{}: {}", self.device.name, state.device_text))
+                (
+                    state.vmm.clone(),
+                    state.accelerator.clone(),
+                    format!("{}: {}", self.device.name, state.device_text),
+                )
             }
             None => ("existing".to_owned(), "unknown".to_owned(), self.device.name.clone()),
         };
@@ -226,7 +240,11 @@ pub fn plan_options(start: Config, model: rtvirtio_model::ModelKind) -> PlanOpti
 
 /// The kernel's default BFQ settings for the spec's VMs, the paper's baseline.
 pub fn default_config(spec: &Spec) -> Config {
-    Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: spec.vms.iter().map(|_| default_vm()).collect() }
+    Config {
+        elevator: Elevator::Bfq,
+        bfq: Bfq::default(),
+        vms: spec.vms.iter().map(|_| default_vm()).collect(),
+    }
 }
 
 fn default_vm() -> VmConfig {
@@ -237,7 +255,8 @@ fn open_lab(spec: &Spec, global: &Global) -> anyhow::Result<Lab> {
     let lab = Lab::open(&global.run_dir)?;
     let up = rtvirtio_spec::parse(&lab.state().spec_name, &lab.state().spec_text)?;
     let same = |a: &Spec, b: &Spec| {
-        a.device == b.device && a.vms.iter().map(|v| (&v.name, &v.reach)).eq(b.vms.iter().map(|v| (&v.name, &v.reach)))
+        a.device == b.device
+            && a.vms.iter().map(|v| (&v.name, &v.reach)).eq(b.vms.iter().map(|v| (&v.name, &v.reach)))
     };
     if !same(&up, spec) {
         bail!(
@@ -252,7 +271,8 @@ fn open_lab(spec: &Spec, global: &Global) -> anyhow::Result<Lab> {
 fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Found> {
     let Reach::Existing { host, agent, disk } = &vm.reach else { bail!("it is a lab's VM") };
     let of_pid = |pid: u32| -> anyhow::Result<PathBuf> {
-        let cgroup = cgroups.of_pid(root, pid).with_context(|| format!("no process {pid}: is the VM running?"))?;
+        let cgroup =
+            cgroups.of_pid(root, pid).with_context(|| format!("no process {pid}: is the VM running?"))?;
         Ok(Cgroups::unit_of(&cgroup))
     };
     let cgroup = match host {

@@ -86,7 +86,9 @@ pub fn apply_plan(plan: &Plan, site: &Site, global: &Global, ui: &Ui) -> anyhow:
     }
     match session.apply(&writes, &machine, &mut Watch(ui)) {
         Ok(applied) => Ok(applied.knobs.len()),
-        Err(ApplyError::RolledBack { cause, rollback }) if matches!(*cause, ApplyError::Interrupted) && rollback.done => {
+        Err(ApplyError::RolledBack { cause, rollback })
+            if matches!(*cause, ApplyError::Interrupted) && rollback.done =>
+        {
             Err(Cancelled.into())
         }
         Err(e) => Err(e.into()),
@@ -150,7 +152,9 @@ fn status_text(status: &Status, plan: Option<&Plan>) -> String {
 /// `rtvirtio revert`.
 pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("revert")?;
-    let Some(reverted) = revert_with(global, if args.force { OnConflict::Force } else { OnConflict::Report })? else {
+    let Some(reverted) =
+        revert_with(global, if args.force { OnConflict::Force } else { OnConflict::Report })?
+    else {
         show(ui, &Option::<Reverted>::None, || "no plan is in force: nothing to put back\n".to_owned())?;
         return Ok(ExitCode::SUCCESS);
     };
@@ -165,7 +169,9 @@ fn revert_text(reverted: &Reverted) -> String {
         let fate = match &o.fate {
             Fate::Restored { from } => format!("{from} -> {old}"),
             Fate::Untouched => format!("{old} already"),
-            Fate::Conflict { found } => format!("left alone: somebody else set {found} (it was {old}; --force puts it back)"),
+            Fate::Conflict { found } => {
+                format!("left alone: somebody else set {found} (it was {old}; --force puts it back)")
+            }
             Fate::Blocked { by } => format!("left alone because of {by}"),
             Fate::Accepted => "left as somebody else set it".to_owned(),
             Fate::Gone { why } => format!("gone: {why}"),
@@ -194,6 +200,8 @@ fn revert_with(global: &Global, on_conflict: OnConflict) -> anyhow::Result<Optio
 
 /// Puts everything back and says how many settings there were; an error when something was left.
 pub fn revert_all(global: &Global) -> anyhow::Result<usize> {
-    let Some(reverted) = revert_with(global, OnConflict::Report).context("putting settings back")? else { return Ok(0) };
+    let Some(reverted) = revert_with(global, OnConflict::Report).context("putting settings back")? else {
+        return Ok(0);
+    };
     if reverted.done { Ok(reverted.outcomes.len()) } else { bail!(reverted.summary()) }
 }

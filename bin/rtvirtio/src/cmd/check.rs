@@ -10,7 +10,8 @@ use super::{show, style};
 use crate::args::{CheckArgs, Global};
 use crate::ui::Ui;
 
-const KVM_WHY: &str = "guests under emulation are about ten times slower and noisier, so their tails say little";
+const KVM_WHY: &str =
+    "guests under emulation are about ten times slower and noisier, so their tails say little";
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -27,7 +28,9 @@ fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
         let image = rtvirtio_lab::image::ensure(&global.cache_dir, &|text| ui.step(text));
         match image.map(|image| probe_kvm(&image.kernel, &image.initrd)) {
             Ok(Ok(probe)) => probe,
-            Ok(Err(e)) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "install qemu-system-x86"),
+            Ok(Err(e)) => {
+                return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "install qemu-system-x86");
+            }
             Err(e) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "see the message"),
         }
     } else if std::path::Path::new("/dev/kvm").exists() {
@@ -44,9 +47,12 @@ fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
             KVM_WHY,
             "use a host whose KVM runs stock kernels; the lab falls back to emulation",
         ),
-        KvmProbe::Absent { reason } => {
-            Finding::warn("kvm", reason, KVM_WHY, "enable virtualisation in the firmware, or nested virtualisation")
-        }
+        KvmProbe::Absent { reason } => Finding::warn(
+            "kvm",
+            reason,
+            KVM_WHY,
+            "enable virtualisation in the firmware, or nested virtualisation",
+        ),
     }
 }
 

@@ -39,7 +39,10 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         None => ("examples/fig7.toml (built in)".to_owned(), DEFAULT_SPEC.to_owned()),
     };
     let spec = rtvirtio_spec::parse(&name, &text)?;
-    anyhow::ensure!(spec.lab_kind().is_some(), "{name}: the demo needs lab VMs; for existing ones use plan, apply, verify");
+    anyhow::ensure!(
+        spec.lab_kind().is_some(),
+        "{name}: the demo needs lab VMs; for existing ones use plan, apply, verify"
+    );
     // A journal and a lab of its own: the demo never mixes with what the user has applied.
     let mut global = global.clone();
     global.run_dir = global.run_dir.join("demo");

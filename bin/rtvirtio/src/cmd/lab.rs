@@ -60,7 +60,8 @@ pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
 
 fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("lab up")?;
-    let text = std::fs::read_to_string(&args.spec).with_context(|| format!("cannot read {}", args.spec.display()))?;
+    let text = std::fs::read_to_string(&args.spec)
+        .with_context(|| format!("cannot read {}", args.spec.display()))?;
     let name = args.spec.display().to_string();
     let spec = rtvirtio_spec::parse(&name, &text)?;
     let lab = up(&spec, &name, &text, args.accel, global, ui)?;
@@ -117,7 +118,9 @@ fn choose_accel(wanted: AccelName, image: &GuestImage, ui: &Ui) -> anyhow::Resul
             Ok(match probe_kvm(&image.kernel, &image.initrd)? {
                 KvmProbe::Works => Accel::Kvm,
                 KvmProbe::Broken { reason } => {
-                    ui.step(&format!("KVM does not run a stock guest here ({reason}): using TCG emulation, which is slower"));
+                    ui.step(&format!(
+                        "KVM does not run a stock guest here ({reason}): using TCG emulation, which is slower"
+                    ));
                     Accel::Tcg
                 }
                 KvmProbe::Absent { reason } => {

@@ -29,7 +29,8 @@ pub fn style() -> Style {
 }
 
 fn terminal_width() -> usize {
-    rustix::termios::tcgetwinsize(std::io::stdout()).map_or(100, |size| usize::from(size.ws_col).clamp(80, 160))
+    rustix::termios::tcgetwinsize(std::io::stdout())
+        .map_or(100, |size| usize::from(size.ws_col).clamp(80, 160))
 }
 
 /// Prints the result: JSON when asked, else the text.
@@ -50,7 +51,8 @@ pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
         _ => Path::new("."),
     };
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut file = tempfile::NamedTempFile::new_in(dir).with_context(|| format!("cannot write in {}", dir.display()))?;
+    let mut file =
+        tempfile::NamedTempFile::new_in(dir).with_context(|| format!("cannot write in {}", dir.display()))?;
     file.write_all(content).with_context(|| format!("cannot write {}", path.display()))?;
     file.as_file().sync_all().with_context(|| format!("cannot write {}", path.display()))?;
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);

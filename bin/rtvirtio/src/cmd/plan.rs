@@ -55,7 +55,9 @@ impl Basis {
         match profile.doubts.as_slice() {
             [] => {}
             [one] => ui.warn(&format!("the profile is in doubt: {one}")),
-            [first, rest @ ..] => ui.warn(&format!("the profile is in doubt: {first} (and {} more in it)", rest.len())),
+            [first, rest @ ..] => {
+                ui.warn(&format!("the profile is in doubt: {first} (and {} more in it)", rest.len()))
+            }
         }
         let kind = ModelKind::from(args.model);
         if args.defaults {
@@ -63,13 +65,14 @@ impl Basis {
             return Ok(Self { spec, profile, options });
         }
         // A plan for VMs that do not run yet starts from the defaults; that is said, never silently assumed.
-        let options = match Site::find(spec.clone(), global).and_then(|site| site.plan_options(site.config()?, kind)) {
-            Ok(options) => options,
-            Err(e) => {
-                ui.warn(&format!("starting from the kernel's default settings, because {e:#}"));
-                site::plan_options(site::default_config(&spec), kind)
-            }
-        };
+        let options =
+            match Site::find(spec.clone(), global).and_then(|site| site.plan_options(site.config()?, kind)) {
+                Ok(options) => options,
+                Err(e) => {
+                    ui.warn(&format!("starting from the kernel's default settings, because {e:#}"));
+                    site::plan_options(site::default_config(&spec), kind)
+                }
+            };
         Ok(Self { spec, profile, options })
     }
 }
@@ -115,7 +118,12 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
-        ui.step(&format!("saved {}; apply it with `rtvirtio apply {} --spec {}`", out.display(), out.display(), args.model.spec.display()));
+        ui.step(&format!(
+            "saved {}; apply it with `rtvirtio apply {} --spec {}`",
+            out.display(),
+            out.display(),
+            args.model.spec.display()
+        ));
     }
     show(ui, &plan, || text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style()))?;
     Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
@@ -131,8 +139,9 @@ pub fn old_values(spec: &Spec, start: &Config, plan: &Plan) -> BTreeMap<Knob, St
 /// Reads a plan file.
 pub fn load(path: &Path) -> anyhow::Result<Plan> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let plan: Plan = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display()))?;
+    let plan: Plan = serde_json::from_str(&text).with_context(|| {
+        format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display())
+    })?;
     anyhow::ensure!(
         plan.schema == rtvirtio_planner::PLAN_SCHEMA,
         "{} has form {}, this rtvirtio knows {}: plan again",

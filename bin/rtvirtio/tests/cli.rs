@@ -1,0 +1,68 @@
+//! What needs neither root nor a lab: help, spec errors, planning.
+
+mod common;
+
+use common::{Site, text};
+
+#[test]
+fn every_command_has_help_with_examples() {
+    let site = Site::new();
+    let commands: [&[&str]; 12] = [
+        &["check"],
+        &["profile"],
+        &["predict"],
+        &["plan"],
+        &["apply"],
+        &["status"],
+        &["revert"],
+        &["verify"],
+        &["lab", "up"],
+        &["lab", "run"],
+        &["lab", "down"],
+        &["demo"],
+    ];
+    for command in commands {
+        let help = site.ok(&[command, &["--help"]].concat());
+        assert!(help.contains("EXAMPLES"), "{command:?}\n{help}");
+        assert!(help.contains("--json"), "{command:?}\n{help}");
+    }
+}
+
+#[test]
+fn a_wrong_spec_is_told_with_its_place_also_as_json() {
+    let site = Site::new();
+    let path = site.dir.path().join("bad.toml");
+    std::fs::write(&path, "[device]\ntwin = \"qlc-nvme\"\n[[vm]]\nname = \"a\"\nlab = \"qemu\"\n[[vm.task]]\nname = \"t\"\nop = \"raed\"\nblock = \"4KiB\"\n").unwrap();
+    let out = site.output(&["plan", path.to_str().unwrap()]);
+    assert_eq!(out.status.code(), Some(1));
+    let said = text(&out.stderr);
+    assert!(said.contains("bad.toml:8:6") && said.contains("read"), "{said}");
+    let (code, json) = site.json(&["plan", path.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert_eq!(json["errors"][0]["line"], 8);
+}
+
+#[test]
+fn planning_without_a_profile_names_the_remedy() {
+    let site = Site::new();
+    let out = site.output(&["plan", "examples/fig7.toml"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("rtvirtio profile twin:qlc-nvme"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn nothing_in_force_is_said_and_is_no_error() {
+    let site = Site::new();
+    assert!(site.ok(&["status"]).contains("no plan is in force"));
+    assert_eq!(site.json(&["status"]), (0, serde_json::Value::Null));
+}
+
+#[test]
+fn a_plan_file_of_another_form_is_refused() {
+    let site = Site::new();
+    let path = site.dir.path().join("x.plan");
+    std::fs::write(&path, "{}").unwrap();
+    let out = site.output(&["apply", path.to_str().unwrap(), "--dry-run"]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("--spec"), "{}", text(&out.stderr));
+}

@@ -1,0 +1,155 @@
+//! What the end-to-end tests share: the program with directories of its own, and a check that nothing is left.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The program under test, with state and run directories that vanish with it. Dropping it removes its lab.
+pub struct Site {
+    pub dir: tempfile::TempDir,
+}
+
+impl Site {
+    pub fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("rtvirtio-test-").tempdir_in("/tmp").unwrap() }
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rtvirtio"));
+        command
+            .args(args)
+            .env("RTVIRTIO_RUN_DIR", self.run_dir())
+            .env("RTVIRTIO_STATE_DIR", self.state_dir())
+            .current_dir(project())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn output(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs it and expects exit code 0; returns standard output.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let out = self.output(args);
+        assert!(
+            out.status.success(),
+            "{args:?}: {}\n{}\n{}",
+            out.status,
+            text(&out.stdout),
+            text(&out.stderr)
+        );
+        text(&out.stdout)
+    }
+
+    /// Runs it with `--json`, whatever the exit code; returns code and value.
+    pub fn json(&self, args: &[&str]) -> (i32, Value) {
+        let out = self.output(&[args, &["--json"]].concat());
+        let value = serde_json::from_slice(&out.stdout)
+            .unwrap_or_else(|e| panic!("{args:?}: {e}\n{}\n{}", text(&out.stdout), text(&out.stderr)));
+        (out.status.code().unwrap_or(-1), value)
+    }
+
+    /// Starts it in the background.
+    pub fn spawn(&self, args: &[&str]) -> Child {
+        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// What is on the machine because of this site: mounts, loop devices, cgroups, processes.
+    pub fn left_behind(&self) -> Vec<String> {
+        let mark = self.dir.path().to_str().unwrap().to_owned();
+        let mut left: Vec<String> = fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .lines()
+            .filter(|l| l.contains(&mark))
+            .map(|l| format!("mount {l}"))
+            .collect();
+        for entry in fs::read_dir("/sys/block").unwrap().flatten() {
+            let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if file.contains(&mark) {
+                left.push(format!("loop {} on {file}", entry.path().display()));
+            }
+        }
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if String::from_utf8_lossy(&line).contains(&mark) {
+                left.push(format!(
+                    "process {} {}",
+                    entry.path().display(),
+                    String::from_utf8_lossy(&line).replace('\0', " ")
+                ));
+            }
+        }
+        left
+    }
+
+    pub fn assert_clean(&self) {
+        let left = self.left_behind();
+        assert!(left.is_empty(), "left behind: {left:#?}");
+        assert!(!self.run_dir().join("lab.json").exists());
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = self.output(&["lab", "down", "--quiet"]);
+        let demo = self.run_dir().join("demo");
+        let _ = self.command(&["lab", "down", "--quiet"]).env("RTVIRTIO_RUN_DIR", demo).output();
+    }
+}
+
+pub fn project() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// False, with the test's name and the reason on standard error, when something that the test needs is not here.
+pub fn can_run(test: &str) -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        "needs root"
+    } else if !Path::new("/dev/fuse").exists() {
+        "no /dev/fuse"
+    } else if !Path::new("/dev/loop-control").exists() {
+        "no loop devices"
+    } else if Command::new("fio").arg("--version").output().is_err() {
+        "fio is not installed"
+    } else {
+        return true;
+    };
+    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {missing}");
+    // Straight to standard error: the test runner hides what a passing test prints.
+    writeln!(std::io::stderr(), "SKIP {test}: {missing}").unwrap();
+    false
+}
+
+/// Waits for a condition.
+pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < patience, "{what} did not happen within {patience:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends a signal to a process that this test started.
+pub fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
