@@ -60,6 +60,15 @@ const GUEST_DIR: &str = "guest";
 pub struct BoxImage {
     /// Kernel, initramfs, kernel release.
     pub host: GuestImage,
+    guest: GuestImage,
+}
+
+impl BoxImage {
+    /// What each further guest in the box adds to the box's own memory.
+    #[must_use]
+    pub fn guest_memory(&self) -> Bytes {
+        self.guest.memory()
+    }
 }
 
 /// One run of the box.
@@ -71,7 +80,7 @@ pub struct BoxRun<'a> {
     pub programs: &'a [&'a Path],
     /// Further files: absolute path in the box, path here.
     pub files: &'a [(&'a str, &'a Path)],
-    /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add [`GuestImage::memory`] for each more.
+    /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add [`BoxImage::guest_memory`] for each more.
     pub memory: Bytes,
     /// When to give up.
     pub timeout: Duration,
@@ -179,7 +188,7 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxErro
         }
         finish(work, &packages, &tree, progress)
     })?;
-    Ok(BoxImage { host })
+    Ok(BoxImage { host, guest })
 }
 
 /// Boots the box, runs the script in it and powers it off. Each line that the script prints also goes to `on_line` as it

@@ -31,8 +31,10 @@ pub const GUEST_DISK: &str = "/dev/vda";
 pub const GUEST_DISK_NAME: &str = "vda";
 /// Three guests that boot at once under TCG on two busy cores took 12 s.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// One exchange with the monitor.
-const MONITOR_TIMEOUT: Duration = Duration::from_secs(2);
+/// One exchange with the monitor. QEMU's main thread may wait for its turn on a host that is overloaded.
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same when the guest is ended: SIGKILL is there for a QEMU that does not listen.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// From `quit` to the end of the process: it must finish its requests first.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -339,7 +341,7 @@ impl QemuGuest {
         self.owned = false;
         self.agent = None;
         if self.is_alive() {
-            let quit = Qmp::connect(&self.files.qmp, MONITOR_TIMEOUT).and_then(|mut qmp| qmp.quit());
+            let quit = Qmp::connect(&self.files.qmp, QUIT_TIMEOUT).and_then(|mut qmp| qmp.quit());
             if quit.is_err() || !self.ended_within(QUIT_PATIENCE) {
                 self.handle.process.signal(Signal::KILL);
                 if !self.ended_within(QUIT_PATIENCE) {
@@ -407,14 +409,17 @@ impl QemuGuest {
         }
     }
 
-    /// Under a KVM that cannot run the guest QEMU stays, paused.
+    /// Under a KVM that cannot run the guest QEMU stays, paused. A monitor that does not answer yet, on a host that is
+    /// busy booting several guests, tells nothing.
     fn check_running(&mut self) -> Result<(), QemuError> {
-        let status = self.qmp()?.query_status().map_err(|e| self.explain(e))?;
-        if status.running {
-            return Ok(());
-        }
+        let status = match Qmp::connect(&self.files.qmp, QUIT_TIMEOUT).and_then(|mut qmp| qmp.query_status())
+        {
+            Ok(status) if !status.running => status.status,
+            Err(e) if !e.is_timeout() => return Err(self.explain(e)),
+            _ => return Ok(()),
+        };
         let (name, log) = (self.handle.name.clone(), self.files.last_words());
-        Err(QemuError::Paused { name, status: status.status, log })
+        Err(QemuError::Paused { name, status, log })
     }
 
     /// A closed connection mostly means that the guest died; that is what the user needs to know.

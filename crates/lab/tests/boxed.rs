@@ -1,10 +1,16 @@
 //! The box does what it is for: cgroup v2, BFQ on null_blk, and stock guests under its own KVM.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rtvirtio_lab::boxed::{self, BoxImage, BoxRun};
 use rtvirtio_lab::image;
+use rtvirtio_lab::qemu::{Accel, DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::KvmProbe;
 
 fn the_box(test: &str) -> Option<BoxImage> {
     let skip = |reason: String| {
@@ -28,15 +34,17 @@ set -eu
 say() { echo "$(cut -d' ' -f1 /proc/uptime) $*"; }
 say up
 grep -qw io /sys/fs/cgroup/cgroup.controllers
-! grep -q 'cgroup ' /proc/mounts
+if grep -q '^[^ ]* [^ ]* cgroup ' /proc/mounts; then echo 'cgroup v1 is mounted'; exit 1; fi
 echo bfq >/sys/block/nullb0/queue/scheduler
 grep -q '\[bfq\]' /sys/block/nullb0/queue/scheduler
 echo +io >/sys/fs/cgroup/cgroup.subtree_control
 mkdir /sys/fs/cgroup/rtvirtio
+echo +io >/sys/fs/cgroup/rtvirtio/cgroup.subtree_control
 echo 300 >/sys/fs/cgroup/rtvirtio/io.bfq.weight
 grep -qx 'default 300' /sys/fs/cgroup/rtvirtio/io.bfq.weight
 echo "$(cat /sys/block/nullb0/dev) riops=500" >/sys/fs/cgroup/rtvirtio/io.max
 grep -q 'riops=500' /sys/fs/cgroup/rtvirtio/io.max
+echo "$(cat /sys/block/nullb0/dev) riops=max" >/sys/fs/cgroup/rtvirtio/io.max
 say cgroup
 fio --name=x --filename=/dev/nullb0 --rw=randread --bs=4k --direct=1 --ioengine=psync --time_based --runtime=1 \
     --output-format=json >fio.json
@@ -64,4 +72,93 @@ fn script_that_hangs_is_ended() {
     let error = boxed::run(&image, &run, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("within 15 s") && error.contains("waiting"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(25));
+}
+
+#[test]
+fn stock_guests_run_under_the_boxs_kvm() {
+    let Some(image) = the_box("stock_guests_run_under_the_boxs_kvm") else { return };
+    // This very program goes into the box and runs the test below there.
+    let me = std::env::current_exe().unwrap();
+    let name = me.file_name().unwrap().to_str().unwrap().to_owned();
+    let script = format!("{FUNCTIONS}\n{name} --ignored --exact guests_under_kvm --nocapture\n");
+    let mut run = BoxRun::new(&script, Duration::from_secs(300));
+    let programs = [me.as_path()];
+    run.programs = &programs;
+    run.memory = Bytes(run.memory.0 + 2 * image.guest_memory().0);
+    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains("1 passed"), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+}
+
+fn config_in_box(i: u64) -> QemuConfig {
+    let image = image::ensure(Path::new("/nonexistent"), &|_| ()).unwrap();
+    let group = PathBuf::from(format!("/sys/fs/cgroup/rtvirtio/vm{i}"));
+    fs::create_dir_all(&group).unwrap();
+    let size = 64 << 20;
+    let disk = DiskRegion { path: "/dev/nullb0".into(), offset: Bytes(i * size), size: Bytes(size) };
+    let mut config = QemuConfig::new(&format!("vm{i}"), image, disk, Path::new("/run/rtvirtio"));
+    config.accel = Accel::Kvm;
+    config.cgroup_procs = vec![group.join("cgroup.procs")];
+    config
+}
+
+#[test]
+#[ignore = "runs inside the box; stock_guests_run_under_the_boxs_kvm starts it there"]
+fn guests_under_kvm() {
+    assert_eq!(std::env::var("RTVIRTIO_GUEST_IMAGE").as_deref(), Ok("/guest"), "this is not the box");
+    let start = Instant::now();
+    let first = config_in_box(1);
+    let probe = rtvirtio_vmm::probe_kvm(&first.image.kernel, &first.image.initrd).unwrap();
+    assert_eq!(probe, KvmProbe::Works);
+    println!("KVM found to work in {:.1} s", start.elapsed().as_secs_f64());
+
+    let mut guest = QemuGuest::start(&first).unwrap();
+    println!("one guest booted in {:.1} s under KVM", guest.boot_time().as_secs_f64());
+    assert!(guest.qmp().unwrap().query_kvm().unwrap().enabled);
+    let cpu = guest.qmp().unwrap().query_cpus_fast().unwrap()[0].thread_id;
+    let pid = guest.handle().process.pid;
+    let comm = fs::read_to_string(format!("/proc/{pid}/task/{cpu}/comm")).unwrap();
+    assert_eq!(comm.trim(), "CPU 0/KVM");
+    assert_eq!(fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap().trim(), "0::/rtvirtio/vm1");
+    let filename = format!("--filename={GUEST_DISK}");
+    let fio = [
+        "fio",
+        "--name=x",
+        &filename,
+        "--rw=randread",
+        "--bs=4k",
+        "--direct=1",
+        "--ioengine=psync",
+        "--rate_iops=50",
+        "--time_based",
+        "--runtime=2",
+        "--output-format=json",
+    ];
+    let out = guest.exec(&fio, Duration::from_secs(60)).unwrap();
+    let result: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let reads = result["jobs"][0]["read"]["total_ios"].as_u64().unwrap();
+    assert!(reads > 20, "{reads} reads in 2 s");
+    println!("{reads} reads in 2 s at 50/s");
+    // The requests are accounted to the guest's cgroup.
+    let stat = fs::read_to_string("/sys/fs/cgroup/rtvirtio/vm1/io.stat").unwrap();
+    let ios = stat.split_whitespace().find_map(|f| f.strip_prefix("rios=")).unwrap().parse::<u64>().unwrap();
+    assert!(ios >= reads, "{stat}");
+    guest.write_file("/sys/block/vda/queue/scheduler", b"bfq").unwrap();
+    guest.stop().unwrap();
+
+    let start = Instant::now();
+    let guests: Vec<QemuGuest> = thread::scope(|scope| {
+        let starts: Vec<_> =
+            (1..=3).map(|i| scope.spawn(move || QemuGuest::start(&config_in_box(i)).unwrap())).collect();
+        starts.into_iter().map(|s| s.join().unwrap()).collect()
+    });
+    println!("three guests booted in {:.1} s under KVM", start.elapsed().as_secs_f64());
+    for guest in guests {
+        guest.stop().unwrap();
+    }
+    assert!(!Path::new("/run/rtvirtio").exists());
+    for i in 1..=3 {
+        fs::remove_dir(format!("/sys/fs/cgroup/rtvirtio/vm{i}")).unwrap();
+    }
 }

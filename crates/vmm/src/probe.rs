@@ -18,8 +18,11 @@ pub const QEMU: &str = "qemu-system-x86_64";
 /// Linux prints this, with the program's path before it, when it has booted as far as the first user program
 /// (`run_init_process` in `init/main.c`).
 const BOOTED: &str = " as init process";
-/// Under KVM a stock kernel gets there in about one second, in a nested machine in four.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
+/// A console that stays silent this long means that the kernel hangs. Under KVM a stock kernel needs about a second for
+/// all of its boot, under a KVM that is itself emulated about nine.
+const SILENCE: Duration = Duration::from_secs(15);
+/// And this long is too long even for a console that goes on.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Memory of the probe's guest, in MiB: kernel, initramfs, and the initramfs unpacked.
 const PROBE_MEMORY_MIB: u32 = 512;
 
@@ -40,7 +43,8 @@ pub enum KvmProbe {
     },
 }
 
-/// Boots `kernel` with `initrd` under KVM, waits up to 15 s for its first user program, and ends it.
+/// Boots `kernel` with `initrd` under KVM, waits for its first user program, and ends it. A kernel that hangs is given up
+/// after 15 s.
 ///
 /// # Errors
 /// Only trouble of the probe itself (no QEMU, no room for its files). What KVM does wrong is in the result.
@@ -58,10 +62,10 @@ pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
         fs::File::open(path)
             .map_err(|e| io::Error::new(e.kind(), format!("{what} {}: {e}", path.display())))?;
     }
-    boot(QEMU, kernel, initrd, PROBE_TIMEOUT)
+    boot(QEMU, kernel, initrd)
 }
 
-fn boot(qemu: &str, kernel: &Path, initrd: &Path, timeout: Duration) -> io::Result<KvmProbe> {
+fn boot(qemu: &str, kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     let dir = tempfile::Builder::new().prefix("rtvirtio-probe-").tempdir()?;
     let (serial, stderr) = (dir.path().join("serial"), dir.path().join("stderr"));
     fs::File::create(&serial)?;
@@ -85,6 +89,7 @@ fn boot(qemu: &str, kernel: &Path, initrd: &Path, timeout: Duration) -> io::Resu
     })?;
     let mut child = Reaper(child);
     let start = Instant::now();
+    let (mut seen, mut last_heard) = (0, start);
     loop {
         let ended = child.0.try_wait()?;
         let console = read_lossy(&serial);
@@ -103,10 +108,13 @@ fn boot(qemu: &str, kernel: &Path, initrd: &Path, timeout: Duration) -> io::Resu
             }
             return Ok(KvmProbe::Broken { reason: format!("QEMU ended with {status}: {said}") });
         }
-        if start.elapsed() >= timeout {
+        if console.len() != seen {
+            (seen, last_heard) = (console.len(), Instant::now());
+        }
+        if last_heard.elapsed() >= SILENCE || start.elapsed() >= PROBE_TIMEOUT {
             let last = last_lines(&console, 1);
-            let reason =
-                format!("no user program within {} s; last line on the console: {last:?}", timeout.as_secs());
+            let waited = start.elapsed().as_secs();
+            let reason = format!("no user program within {waited} s; last line on the console: {last:?}");
             return Ok(KvmProbe::Broken { reason });
         }
         thread::sleep(Duration::from_millis(20));

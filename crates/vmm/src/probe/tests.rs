@@ -33,7 +33,6 @@ fn missing_kernel_is_not_a_broken_kvm() {
 
 #[test]
 fn no_qemu_says_what_to_install() {
-    let error =
-        boot("/nonexistent/qemu", Path::new("k"), Path::new("i"), Duration::from_secs(1)).unwrap_err();
+    let error = boot("/nonexistent/qemu", Path::new("k"), Path::new("i")).unwrap_err();
     assert!(error.to_string().contains("install the package qemu-system-x86"), "{error}");
 }
