@@ -283,8 +283,10 @@ impl<'a> GuestRun<'a> {
             return Err(self.failed("fio".to_owned(), &out.stderr));
         }
         let json = self.read(&job.json_path())?;
-        let logs = (0..job.tasks().len())
-            .map(|i| job.log_path(i).map(|path| self.read(&path)).transpose())
+        let logs = job
+            .log_paths()
+            .into_iter()
+            .map(|path| path.map(|path| self.read(&path)).transpose())
             .collect::<Result<_, _>>()?;
         Ok(FioOutput { json, logs, stderr: String::from_utf8_lossy(&out.stderr).into_owned() })
     }

@@ -92,7 +92,8 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
 }
 
 /// The forecasts beside the targets, in spec order.
-fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<TaskOutlook> {
+#[must_use]
+pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<TaskOutlook> {
     spec.tasks()
         .zip(forecasts)
         .map(|((vm, task), forecast)| {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use rtvirtio_model::{Config, ModelKind, Profile, model, percentile_of};
+use rtvirtio_model::{Config, ModelKind, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;
 use rtvirtio_spec::Spec;
@@ -84,23 +84,7 @@ pub fn outlook(
     kind: ModelKind,
     config: &Config,
 ) -> anyhow::Result<Vec<TaskOutlook>> {
-    let forecasts = model(kind).forecast(profile, spec, config)?;
-    Ok(spec
-        .tasks()
-        .zip(forecasts)
-        .map(|((vm, task), forecast)| {
-            let target_ns = task.target.map(|t| t.latency);
-            let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-            TaskOutlook {
-                vm: vm.name.clone(),
-                task: task.name.clone(),
-                percentile: percentile_of(task),
-                target_ns,
-                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.latency_ns.0)),
-                forecast,
-            }
-        })
-        .collect())
+    Ok(rtvirtio_planner::outlook(spec, model(kind).forecast(profile, spec, config)?))
 }
 
 /// `rtvirtio predict`.
