@@ -1,5 +1,23 @@
 //! Load by fio, latency from the intended start, verdicts, device profile.
+//!
+//! - [`fio`]: tasks become a fio job file; fio's JSON and latency logs become data.
+//! - [`intended`]: fio's latencies, counted again from when each request should have started.
+//! - [`verdict`]: whether a target is met, missed, or not shown either way.
+//! - [`run`]: all of that for one VM.
+//! - [`local`]: fio as a child process of this one, for process VMs and for the profile.
+//! - [`profile`]: what a device can do, measured.
+//!
+//! How latency is counted, and the experiment that shows why, stand in `docs/measure.md`.
 
+mod error;
+pub mod fio;
+pub mod hist;
+pub mod intended;
+pub mod local;
+pub mod profile;
 mod result;
+pub mod run;
+pub mod verdict;
 
+pub use error::MeasureError;
 pub use result::*;

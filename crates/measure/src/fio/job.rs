@@ -1,0 +1,385 @@
+//! A fio job file for the tasks of one VM.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_spec::{Arrival, Op, Pattern, Task, Vm};
+use rtvirtio_units::Bytes;
+
+use crate::MeasureError;
+
+/// Where and for how long the tasks of a VM run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobOptions {
+    /// The block device or file that the tasks use, as the fio process sees it.
+    pub target: PathBuf,
+    /// The part of it that they may touch; `None` means all.
+    pub region: Option<Region>,
+    /// Time before the measured part: tasks run, but nothing of it counts. Best at least 500 ms, because files are
+    /// opened and processes placed in this time.
+    pub warmup: Duration,
+    /// Length of the measured part.
+    pub runtime: Duration,
+    /// Seed of the addresses. The same seed gives the same addresses in every run.
+    pub seed: u64,
+    /// An absolute directory for the job file, the JSON and the logs, as the fio process sees it.
+    pub dir: PathBuf,
+}
+
+/// A part of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First byte; a multiple of 4 KiB.
+    pub offset: Bytes,
+    /// Length; a multiple of 4 KiB.
+    pub size: Bytes,
+}
+
+/// How fio spaces the requests of a task: bytes per second and direction, as fio itself holds a rate.
+///
+/// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us after its start
+/// (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced apart from each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    read: Option<u64>,
+    write: Option<u64>,
+    block: u64,
+}
+
+/// Most streams that an open task is made of.
+const MAX_STREAMS: u32 = 64;
+/// Largest deviation of a stream's rate from the mean.
+const DRIFT: f64 = 0.05;
+
+impl Pace {
+    /// How a task's requests are spaced, one pace per fio section; empty when it has no rate.
+    ///
+    /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at most one per request and second) that
+    /// together have the declared rate, each with one request in flight. Their rates differ by up to 5 %, so that they do not stay in
+    /// step: requests come neither evenly nor in bursts. (fio has a mode for open loops, `io_submit_mode=offload`, but before 3.42 it hangs at its
+    /// start more often than not: fio commit 736c2015; see `docs/measure.md`.)
+    ///
+    /// # Errors
+    /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss it by more than 0.1 %.
+    pub fn of(task: &Task) -> Result<Vec<Self>, MeasureError> {
+        let Some(rate) = task.rate else { return Ok(Vec::new()) };
+        let streams = match task.arrival {
+            Arrival::Closed => 1,
+            Arrival::Open => (rate.0 as u32).clamp(1, MAX_STREAMS).min(task.depth.max(1)),
+        };
+        // Multiples of the golden ratio: no two streams ever get the same rate, and no number of periods brings all of them together.
+        let weight = |k: u32| {
+            let fraction = (f64::from(k) * 0.618_033_988_749_895).fract();
+            if streams == 1 { 1.0 } else { 1.0 + DRIFT * (2.0 * fraction - 1.0) }
+        };
+        let sum: f64 = (0..streams).map(weight).sum();
+        (0..streams).map(|k| Self::at(task, rate.0 * weight(k) / sum)).collect()
+    }
+
+    fn at(task: &Task, rate: f64) -> Result<Self, MeasureError> {
+        let direction = |share: f64| {
+            if share <= 0.0 {
+                return Ok(None);
+            }
+            let exact = rate * share * task.block.0 as f64;
+            let whole = exact.round();
+            if !(1.0..1e15).contains(&whole) || (whole - exact).abs() > exact * 1e-3 {
+                return Err(MeasureError::Unsupported {
+                    task: task.name.clone(),
+                    reason: format!("fio cannot pace {exact} bytes per second; choose another rate"),
+                });
+            }
+            Ok(Some(whole as u64))
+        };
+        let writes = task.op.write_share();
+        Ok(Self { read: direction(1.0 - writes)?, write: direction(writes)?, block: task.block.0 })
+    }
+
+    /// Intended start of request `i` (from 0) of one direction, in ns since the job's start; `None` when the task has no
+    /// requests of this direction.
+    #[must_use]
+    pub fn intended_ns(&self, write: bool, i: u64) -> Option<u64> {
+        let bps = if write { self.write } else { self.read }?;
+        let us = u128::from(i) * u128::from(self.block) * 1_000_000 / u128::from(bps);
+        u64::try_from(us * 1_000).ok()
+    }
+
+    /// How many requests of one direction should have started before `ns` since the job's start.
+    #[must_use]
+    pub fn due_before(&self, write: bool, ns: u64) -> u64 {
+        let Some(bps) = (if write { self.write } else { self.read }) else { return 0 };
+        // A first guess by division, then at most two steps: the intended starts are rounded down to whole microseconds.
+        let guess = u128::from(ns) * u128::from(bps) / (u128::from(self.block) * 1_000_000_000);
+        let mut n = u64::try_from(guess).unwrap_or(u64::MAX);
+        while self.intended_ns(write, n).is_some_and(|t| t < ns) {
+            n += 1;
+        }
+        n
+    }
+
+    /// `rate_iops=` where the rates are whole, else `rate=` in bytes per second.
+    fn option(&self) -> String {
+        let both: Vec<u64> = [self.read, self.write].into_iter().flatten().collect();
+        let whole = both.iter().all(|bps| bps % self.block == 0);
+        let values: Vec<String> =
+            both.iter().map(|bps| if whole { bps / self.block } else { *bps }.to_string()).collect();
+        format!("{}={}", if whole { "rate_iops" } else { "rate" }, values.join(","))
+    }
+}
+
+/// The job of one VM: one fio process, which forks one process per section. A task is one section, an open task several.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobFile {
+    vm: String,
+    tasks: Vec<Task>,
+    sections: Vec<Section>,
+    options: JobOptions,
+}
+
+/// One section of a job file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Section {
+    /// Name, which fio repeats as `jobname`. A prefix keeps a task called `global` from being fio's own section.
+    pub name: String,
+    /// Index of its task in [`JobFile::tasks`].
+    pub task: usize,
+    /// How its requests are spaced; `None` for as fast as the loop allows.
+    pub pace: Option<Pace>,
+}
+
+impl JobFile {
+    /// The job of a VM's tasks.
+    ///
+    /// # Errors
+    /// [`MeasureError::JobFile`] for a path or region that a job file cannot hold, [`MeasureError::Unsupported`] for a task
+    /// that fio cannot run as declared.
+    pub fn new(vm: &Vm, options: JobOptions) -> Result<Self, MeasureError> {
+        check_options(vm, &options)?;
+        let mut sections = Vec::new();
+        for (i, task) in vm.tasks.iter().enumerate() {
+            let paces = Pace::of(task)?;
+            check_task(task, &paces)?;
+            let base = format!("t{i}-{}", task.name);
+            match paces.as_slice() {
+                [] => sections.push(Section { name: base, task: i, pace: None }),
+                [pace] => sections.push(Section { name: base, task: i, pace: Some(*pace) }),
+                many => sections.extend(many.iter().enumerate().map(|(k, pace)| Section {
+                    name: format!("{base}.{k}"),
+                    task: i,
+                    pace: Some(*pace),
+                })),
+            }
+        }
+        Ok(Self { vm: vm.name.clone(), tasks: vm.tasks.clone(), sections, options })
+    }
+
+    /// Name of the VM.
+    #[must_use]
+    pub fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    /// Its tasks in spec order.
+    #[must_use]
+    pub fn tasks(&self) -> &[Task] {
+        &self.tasks
+    }
+
+    /// The sections in the order in which fio numbers them.
+    #[must_use]
+    pub fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn options(&self) -> &JobOptions {
+        &self.options
+    }
+
+    /// Whether any task writes.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        self.tasks.iter().any(|t| t.op != Op::Read)
+    }
+
+    /// Time from start to end of the tasks: warm-up and measured part.
+    #[must_use]
+    pub fn duration(&self) -> Duration {
+        self.options.warmup + self.options.runtime
+    }
+
+    /// Where the job file belongs.
+    #[must_use]
+    pub fn job_path(&self) -> PathBuf {
+        self.options.dir.join("job.fio")
+    }
+
+    /// Where fio writes its JSON.
+    #[must_use]
+    pub fn json_path(&self) -> PathBuf {
+        self.options.dir.join("fio.json")
+    }
+
+    /// Where fio writes the latency log of each section; `None` for a section without a pace, whose latencies need no correction.
+    /// fio numbers the logs by section, from 1.
+    #[must_use]
+    pub fn log_paths(&self) -> Vec<Option<PathBuf>> {
+        let path = |i: usize| self.options.dir.join(format!("rtvirtio_lat.{}.log", i + 1));
+        self.sections.iter().enumerate().map(|(i, s)| s.pace.map(|_| path(i))).collect()
+    }
+
+    /// fio's arguments. `--readonly` makes fio itself refuse every write when no task writes.
+    #[must_use]
+    pub fn args(&self) -> Vec<String> {
+        fio_args(&self.job_path(), &self.json_path(), !self.writes())
+    }
+
+    /// The job file's text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut s = String::from("[global]\n");
+        s.push_str(COMMON);
+        // Cannot fail: writing to a String.
+        let _ = writeln!(s, "filename={}", escaped(&self.options.target));
+        if let Some(region) = self.options.region {
+            let _ = writeln!(s, "offset={}\nsize={}", region.offset.0, region.size.0);
+        }
+        for (i, section) in self.sections.iter().enumerate() {
+            let _ = write!(s, "\n[{}]\n{}", section.name, self.section_text(i, section));
+        }
+        s
+    }
+
+    fn section_text(&self, i: usize, section: &Section) -> String {
+        let task = &self.tasks[section.task];
+        let mut s = String::new();
+        let random = if task.pattern == Pattern::Random { "rand" } else { "" };
+        let rw = match task.op {
+            Op::Read => "read",
+            Op::Write => "write",
+            Op::Mixed { .. } => "rw",
+        };
+        let _ = writeln!(s, "rw={random}{rw}\nbs={}", task.block.0);
+        if let Op::Mixed { write_share } = task.op {
+            let percent = (write_share.0 * 100.0).round().clamp(1.0, 99.0);
+            let _ = writeln!(s, "rwmixwrite={percent}");
+        }
+        let _ = writeln!(s, "randseed={}", self.options.seed.wrapping_add(i as u64 + 1));
+        let ms = |d: Duration| d.as_millis();
+        let Some(pace) = section.pace else {
+            let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);
+            if !self.options.warmup.is_zero() {
+                let _ = writeln!(s, "ramp_time={}ms", ms(self.options.warmup));
+            }
+            let _ = writeln!(s, "runtime={}ms", ms(self.options.runtime));
+            return s;
+        };
+        if task.arrival == Arrival::Closed && task.depth > 1 {
+            let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);
+        } else {
+            s.push_str("ioengine=psync\n");
+        }
+        let _ = writeln!(s, "{}\nrate_process=linear", pace.option());
+        // No ramp_time here: fio forgets a task's backlog when it ends. The log lets us cut the warm-up off ourselves.
+        let _ = writeln!(s, "runtime={}ms", ms(self.duration()));
+        let _ = writeln!(s, "write_lat_log={}", escaped(&self.options.dir.join("rtvirtio")));
+        s
+    }
+}
+
+/// Options of every job that we give to fio.
+///
+/// `lat` (submission + completion) is the latency of record; `slat` and `clat` are off because their logs would triple the
+/// volume. `allow_file_create=0`: a mistyped path is an error and not a new file.
+pub(crate) const COMMON: &str = "\
+direct=1
+time_based=1
+group_reporting=0
+lat_percentiles=1
+clat_percentiles=0
+disable_slat=1
+disable_clat=1
+percentile_list=50:99:99.9:99.99
+norandommap=1
+allow_file_create=0
+invalidate=0
+";
+
+/// fio's arguments for a job file.
+pub(crate) fn fio_args(job: &Path, json: &Path, read_only: bool) -> Vec<String> {
+    let mut args = vec![
+        "--output-format=json+".to_owned(),
+        "--eta=never".to_owned(),
+        format!("--output={}", json.display()),
+    ];
+    if read_only {
+        args.push("--readonly".to_owned());
+    }
+    args.push(job.display().to_string());
+    args
+}
+
+/// A path in a job file: fio splits file names at colons.
+pub(crate) fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(':', "\\:")
+}
+
+fn check_options(vm: &Vm, options: &JobOptions) -> Result<(), MeasureError> {
+    let refuse = |reason: String| Err(MeasureError::JobFile { vm: vm.name.clone(), reason });
+    for path in [&options.target, &options.dir] {
+        if !path.is_absolute() {
+            return refuse(format!("path {} is not absolute", path.display()));
+        }
+        // fio expands `$`, and takes a line break as the end of the option.
+        match path.to_str() {
+            Some(s) if !s.contains(|c: char| c == '$' || c.is_control()) => {}
+            _ => {
+                return refuse(format!(
+                    "path {} has a character that a fio job file cannot hold",
+                    path.display()
+                ));
+            }
+        }
+    }
+    if options.runtime < Duration::from_millis(1) {
+        return refuse("the runtime is zero".to_owned());
+    }
+    let largest = vm.tasks.iter().map(|t| t.block.0).max().unwrap_or(0);
+    if let Some(region) = options.region {
+        if region.size.0 < largest || region.offset.0 % 4096 != 0 || region.size.0 % 4096 != 0 {
+            return refuse(format!(
+                "region {} at {} must be a multiple of 4KiB and hold a block of {}",
+                region.size,
+                region.offset,
+                Bytes(largest)
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn check_task(task: &Task, paces: &[Pace]) -> Result<(), MeasureError> {
+    let refuse =
+        |reason: &str| Err(MeasureError::Unsupported { task: task.name.clone(), reason: reason.to_owned() });
+    if paces.len() > 1 && task.pattern == Pattern::Sequential {
+        return refuse(
+            "fio cannot keep one sequence over several requests of an open loop; use depth = 1 or a closed loop",
+        );
+    }
+    if paces.is_empty() {
+        if task.arrival == Arrival::Open {
+            return refuse("an open loop needs a rate");
+        }
+        if let Op::Mixed { write_share } = task.op {
+            let percent = write_share.0 * 100.0;
+            if (percent - percent.round()).abs() > 1e-6 {
+                return refuse(
+                    "without a rate fio mixes by whole percents; declare a rate or another write share",
+                );
+            }
+        }
+    }
+    Ok(())
+}

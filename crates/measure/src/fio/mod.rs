@@ -1,0 +1,24 @@
+//! fio's input and output: job files from tasks, JSON and latency logs back to data.
+
+mod job;
+mod json;
+mod log;
+
+pub(crate) use job::{COMMON, escaped, fio_args};
+pub use job::{JobFile, JobOptions, Pace, Region, Section};
+pub use json::{Direction, JobStats, parse_json};
+pub use log::{Sample, parse_log};
+
+/// What one run of fio left behind, from the host or from inside a guest.
+#[derive(Clone, Debug, Default)]
+pub struct FioOutput {
+    /// Contents of [`JobFile::json_path`].
+    pub json: Vec<u8>,
+    /// Contents of [`JobFile::log_paths`], one for each section in order; `None` for sections without a log.
+    pub logs: Vec<Option<Vec<u8>>>,
+    /// What fio wrote to stderr (its end, when long).
+    pub stderr: String,
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

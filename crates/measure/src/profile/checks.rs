@@ -1,0 +1,98 @@
+//! Reasons not to trust a measured series.
+
+use rtvirtio_model::DepthPoint;
+use rtvirtio_units::{Nanos, Percentile};
+
+use super::Point;
+use crate::hist::Latencies;
+
+/// Spread of the repetitions beyond which a point is doubted.
+const SPREAD: f64 = 0.15;
+/// A fall from one depth to the next that noise alone may cause.
+const NOISE: f64 = 0.10;
+/// Samples below which p99.99 is only the maximum.
+const FEW: u64 = 10_000;
+
+/// The doubts about one series, most general first.
+pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> Vec<String> {
+    let mut doubts = Vec::new();
+    let few: Vec<_> = summary.iter().filter(|p| p.n < FEW).collect();
+    if let Some(least) = few.iter().min_by_key(|p| p.n) {
+        doubts.push(format!(
+            "{series}: too few samples for p99.99 at depth {} (at least {} of {FEW}): the maximum stands in its place",
+            list(few.iter().map(|p| p.depth)),
+            least.n,
+        ));
+    }
+    let unsteady: Vec<_> = summary.iter().filter(|p| p.spread > SPREAD).collect();
+    if let Some(worst) = unsteady.iter().max_by(|a, b| a.spread.total_cmp(&b.spread)) {
+        doubts.push(format!(
+            "{series}: repetitions differ by up to {:.0} % at depth {}: something else uses the device or the CPUs",
+            worst.spread * 100.0,
+            list(unsteady.iter().map(|p| p.depth)),
+        ));
+    }
+    for pair in summary.windows(2) {
+        let (a, b) = (&pair[0], &pair[1]);
+        if b.iops.0 < a.iops.0 * (1.0 - NOISE.max(a.spread).max(b.spread)) {
+            doubts.push(format!(
+                "{series}: throughput falls from {} at depth {} to {} at depth {}",
+                a.iops, a.depth, b.iops, b.depth
+            ));
+        }
+        if (b.p50.0 as f64) < a.p50.0 as f64 * (1.0 - NOISE.max(a.spread).max(b.spread)) {
+            doubts.push(format!(
+                "{series}: median latency falls from {} at depth {} to {} at depth {}: the device or a CPU was asleep",
+                a.p50, a.depth, b.p50, b.depth
+            ));
+        }
+    }
+    doubts.extend(identical(series, summary, points));
+    for (p, point) in summary.iter().zip(points) {
+        if let Some((low, high)) = two_groups(&point.latencies) {
+            doubts.push(format!(
+                "{series}: at depth {} latencies lie around {low} or above {high} and not between: this looks like a rate \
+                 limit (a cloud volume, a cgroup), not like a device",
+                p.depth
+            ));
+            break;
+        }
+    }
+    doubts
+}
+
+/// Numbers that are equal to the last digit were not measured, or not by this run.
+fn identical(series: &str, summary: &[DepthPoint], points: &[Point]) -> Option<String> {
+    let repeated = points.iter().any(|p| p.iops.len() > 1 && p.iops.iter().all(|v| *v == p.iops[0]));
+    let across = summary.windows(2).any(|w| w[0].iops == w[1].iops && w[0].p50 == w[1].p50);
+    (repeated || across).then(|| format!("{series}: identical numbers in several measurements"))
+}
+
+/// The signature of a token bucket: most requests are fast, at least one in a hundred is slow, and a factor of four between them is empty.
+/// Gives the median and the lower edge of the slow group.
+fn two_groups(latencies: &Latencies) -> Option<(Nanos, Nanos)> {
+    const EMPTY: f64 = 0.001;
+    const SLOW: f64 = 0.01;
+    if latencies.n() < 1_000 {
+        return None;
+    }
+    let median = latencies.at(Percentile(50.0));
+    let mut low = median.0;
+    while low < latencies.at(Percentile(100.0)).0 {
+        let high = low.saturating_mul(4);
+        let between = latencies.share_between(Nanos(low + low / 100), Nanos(high));
+        let above = latencies.share_between(Nanos(high + 1), Nanos(u64::MAX));
+        if above < SLOW {
+            return None;
+        }
+        if between < EMPTY {
+            return Some((median, Nanos(high)));
+        }
+        low += (low / 4).max(1);
+    }
+    None
+}
+
+fn list(depths: impl Iterator<Item = u32>) -> String {
+    depths.map(|d| d.to_string()).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,311 @@
+//! What a device can do, measured: throughput and latency over depth, and what BFQ itself costs on it.
+//!
+//! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same under `bfq`, and writes where they are allowed. The three
+//! series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what does not
+//! look right becomes a line in [`Profile::doubts`] and is left as it was measured.
+
+mod checks;
+mod store;
+
+pub use store::{load, save};
+
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rtvirtio_model::{DepthPoint, PROFILE_SCHEMA, Profile};
+use rtvirtio_units::{Bytes, Iops, Percentile};
+
+use crate::MeasureError;
+use crate::error::io_error;
+use crate::fio::{COMMON, JobStats, escaped, parse_json};
+use crate::hist::Latencies;
+use crate::local::{Control, run_text};
+use crate::run::add_bins;
+
+/// Depths that are measured.
+pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Repetitions of each point.
+const REPETITIONS: usize = 3;
+/// Time at the start of each point that does not count.
+const RAMP: Duration = Duration::from_millis(100);
+/// Pause between two points, so that they do not overlap when fio starts one late.
+const GAP: Duration = Duration::from_millis(30);
+/// What one fio process costs beyond its runs (start, clock calibration, end): 0.4 s measured on two cores with fio 3.33.
+const START_COST: Duration = Duration::from_millis(500);
+
+/// What is to be measured, and how long that may take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProfileOptions {
+    /// The block device (or a file that stands for one).
+    pub device: PathBuf,
+    /// How much of it is used, from its start.
+    pub size: Bytes,
+    /// Block size; [`Bytes::from_kib`]`(4)` is what the models expect.
+    pub block: Bytes,
+    /// Whether writes are measured too. **Destroys the data on the device.**
+    pub allow_write: bool,
+    /// Time for everything; at least 6 s. The default is 36 s.
+    pub budget: Duration,
+    /// An absolute directory for fio's files.
+    pub dir: PathBuf,
+    /// Seed of the addresses.
+    pub seed: u64,
+}
+
+impl ProfileOptions {
+    /// Reads only, 4 KiB, 36 s.
+    #[must_use]
+    pub fn new(device: PathBuf, size: Bytes, dir: PathBuf) -> Self {
+        Self {
+            device,
+            size,
+            block: Bytes::from_kib(4),
+            allow_write: false,
+            budget: Duration::from_secs(36),
+            dir,
+            seed: 1,
+        }
+    }
+}
+
+/// What the measurement needs from its caller.
+pub struct ProfileControl<'a> {
+    /// Sets the device's elevator to `none` or `bfq`. The caller reads the old one before and restores it afterwards, whatever happens.
+    #[expect(clippy::type_complexity, reason = "the error is the caller's; it is only shown")]
+    pub set_elevator: &'a mut dyn FnMut(&str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    /// Called with steps done, steps in total, and what is running.
+    pub progress: &'a mut dyn FnMut(u64, u64, &str),
+    /// Set by anyone to stop.
+    pub cancel: &'a AtomicBool,
+}
+
+/// One series of points: a direction under an elevator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Series {
+    Read,
+    ReadBfq,
+    Write,
+}
+
+impl Series {
+    fn elevator(self) -> &'static str {
+        if self == Self::ReadBfq { "bfq" } else { "none" }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Read => "reads with none",
+            Self::ReadBfq => "reads with bfq",
+            Self::Write => "writes with none",
+        }
+    }
+}
+
+/// The repetitions of one point.
+#[derive(Clone, Debug, Default)]
+struct Point {
+    iops: Vec<f64>,
+    latencies: Latencies,
+    max: rtvirtio_units::Nanos,
+}
+
+/// Measures a device. [`Profile::guest`] is left empty.
+///
+/// # Errors
+/// [`MeasureError::InUse`] when writes are allowed and the device is mounted or held; [`MeasureError::Elevator`]; whatever fio reports.
+pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Result<Profile, MeasureError> {
+    let refuse = |reason: &str| MeasureError::JobFile {
+        vm: options.device.display().to_string(),
+        reason: reason.to_owned(),
+    };
+    if options.size.0 < options.block.0.max(1) * 64 {
+        return Err(refuse("the device is smaller than 64 blocks"));
+    }
+    if options.allow_write {
+        refuse_if_in_use(&options.device)?;
+    }
+    let series: &[Series] = if options.allow_write {
+        &[Series::Read, Series::ReadBfq, Series::Write]
+    } else {
+        &[Series::Read, Series::ReadBfq]
+    };
+    let point = point_time(options.budget, series.len())
+        .ok_or_else(|| refuse("the time budget is too short: give at least 6 s"))?;
+    let mut points: Vec<Vec<Point>> = vec![vec![Point::default(); DEPTHS.len()]; series.len()];
+    let total = (REPETITIONS * series.len() * DEPTHS.len()) as u64;
+    let mut done = 0;
+    for repetition in 0..REPETITIONS {
+        for (series, points) in series.iter().zip(&mut points) {
+            let elevator = series.elevator();
+            (control.set_elevator)(elevator)
+                .map_err(|e| MeasureError::Elevator { elevator, reason: e.to_string() })?;
+            let label = format!("{} ({}/{REPETITIONS})", series.label(), repetition + 1);
+            let stats = run_series(
+                options,
+                *series,
+                repetition,
+                point,
+                &mut |elapsed| {
+                    let step = elapsed.as_secs_f64() / slot(point).as_secs_f64();
+                    (control.progress)(done + (step as u64).min(DEPTHS.len() as u64 - 1), total, &label);
+                },
+                control.cancel,
+            )?;
+            for (point, stats) in points.iter_mut().zip(&stats) {
+                let direction = if *series == Series::Write { &stats.write } else { &stats.read };
+                add_bins(&mut point.latencies, direction, None)?;
+                point.iops.push(direction.iops);
+                point.max = point.max.max(direction.max());
+            }
+            done += DEPTHS.len() as u64;
+        }
+    }
+    (control.progress)(total, total, "done");
+    let mut doubts = Vec::new();
+    let mut results: Vec<Vec<DepthPoint>> = Vec::new();
+    for (series, points) in series.iter().zip(&points) {
+        let summary = summarise(points);
+        doubts.extend(checks::doubts(series.label(), &summary, points));
+        results.push(summary);
+    }
+    let mut results = results.into_iter();
+    Ok(Profile {
+        schema: PROFILE_SCHEMA.to_owned(),
+        device: device_name(&options.device),
+        size: options.size,
+        block: options.block,
+        read: results.next().unwrap_or_default(),
+        read_bfq: results.next().unwrap_or_default(),
+        write: results.next().unwrap_or_default(),
+        guest: None,
+        cpus: online_cpus(),
+        kernel: kernel_release()?,
+        doubts,
+    })
+}
+
+/// Measured time of each point, so that everything fits into the budget; `None` when less than 100 ms would be left.
+fn point_time(budget: Duration, series: usize) -> Option<Duration> {
+    let runs = (REPETITIONS * series) as u32;
+    let per_point = budget.checked_sub(START_COST * runs)? / (runs * DEPTHS.len() as u32);
+    per_point.checked_sub(RAMP + GAP).filter(|t| *t >= Duration::from_millis(100))
+}
+
+/// Time from the start of one point to the start of the next.
+fn slot(point: Duration) -> Duration {
+    RAMP + point + GAP
+}
+
+fn run_series(
+    options: &ProfileOptions,
+    series: Series,
+    repetition: usize,
+    point: Duration,
+    on_tick: &mut dyn FnMut(Duration),
+    cancel: &AtomicBool,
+) -> Result<Vec<JobStats>, MeasureError> {
+    let duration = slot(point) * DEPTHS.len() as u32;
+    let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
+    let text = job_text(options, series, repetition, point);
+    let output = run_text(&options.dir, &text, &[], series != Series::Write, duration, &mut control)?;
+    let stats = parse_json(&output.json)?;
+    if stats.len() != DEPTHS.len() {
+        return Err(MeasureError::Json {
+            reason: format!("{} sections for {} depths", stats.len(), DEPTHS.len()),
+        });
+    }
+    for (stats, depth) in stats.iter().zip(DEPTHS) {
+        let task = || format!("{} at depth {depth}", series.label());
+        if stats.error != 0 {
+            let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
+            return Err(MeasureError::Task { task: task(), reason });
+        }
+        if stats.total_ios() == 0 {
+            let reason = format!("no request completed in {} ms", point.as_millis());
+            return Err(MeasureError::Task { task: task(), reason });
+        }
+    }
+    Ok(stats)
+}
+
+/// One section per depth, one after the other by `startdelay`. (`stonewall` would say the same, but fio 3.33 then takes a quarter of a
+/// second to start each next section.)
+fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: Duration) -> String {
+    let mut s = format!("[global]\n{COMMON}");
+    // Cannot fail: writing to a String.
+    let _ = write!(
+        s,
+        "filename={}\nsize={}\nbs={}\nrw={}\nioengine=libaio\nramp_time={}ms\nruntime={}ms\n",
+        escaped(&options.device),
+        options.size.0,
+        options.block.0,
+        if series == Series::Write { "randwrite" } else { "randread" },
+        RAMP.as_millis(),
+        point.as_millis(),
+    );
+    for (i, depth) in DEPTHS.iter().enumerate() {
+        let seed = options.seed.wrapping_add((repetition * DEPTHS.len() + i + 1) as u64);
+        let delay = (slot(point) * i as u32).as_millis();
+        let _ = write!(s, "\n[d{depth}]\nstartdelay={delay}ms\niodepth={depth}\nrandseed={seed}\n");
+    }
+    s
+}
+
+fn summarise(points: &[Point]) -> Vec<DepthPoint> {
+    DEPTHS
+        .iter()
+        .zip(points)
+        .map(|(depth, p)| {
+            let mut sorted = p.iops.clone();
+            sorted.sort_by(f64::total_cmp);
+            let median = sorted.get(sorted.len() / 2).copied().unwrap_or(0.0);
+            let range = sorted.last().zip(sorted.first()).map_or(0.0, |(high, low)| high - low);
+            let at = |q: f64| p.latencies.at(Percentile(q)).min(p.max);
+            DepthPoint {
+                depth: *depth,
+                iops: Iops(median),
+                // Four digits: more would be noise.
+                spread: if median > 0.0 { (range / median * 1e4).round() / 1e4 } else { 0.0 },
+                n: p.latencies.n(),
+                p50: at(50.0),
+                p99: at(99.0),
+                p9999: at(99.99),
+                max: p.max,
+            }
+        })
+        .collect()
+}
+
+/// The kernel refuses an exclusive open of a block device that is mounted or held (open(2), `O_EXCL` without `O_CREAT`).
+fn refuse_if_in_use(device: &Path) -> Result<(), MeasureError> {
+    match OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(device) {
+        Ok(_) => Ok(()),
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+            Err(MeasureError::InUse { device: device.to_owned() })
+        }
+        Err(e) => Err(io_error("open for writing", device)(e)),
+    }
+}
+
+fn device_name(device: &Path) -> String {
+    let real = device.canonicalize().unwrap_or_else(|_| device.to_owned());
+    real.file_name().map_or_else(|| real.display().to_string(), |n| n.to_string_lossy().into_owned())
+}
+
+fn online_cpus() -> u32 {
+    // SAFETY: plain call without pointers.
+    let n = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+    u32::try_from(n).unwrap_or(1).max(1)
+}
+
+fn kernel_release() -> Result<String, MeasureError> {
+    let path = Path::new("/proc/sys/kernel/osrelease");
+    Ok(std::fs::read_to_string(path).map_err(io_error("read", path))?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests;

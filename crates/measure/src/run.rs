@@ -1,0 +1,298 @@
+//! The results of one VM: from its job and fio's output to judged numbers.
+//!
+//! # What counts
+//! A request counts when its intended start lies in the measured part (after the warm-up). The rate is counted at the end of
+//! the measured part: requests completed by then, over those that had come in and not just now (less than a period or the median service ago).
+//! When the end falls into a wait that the
+//! target allows, it is counted just before that wait (at most the target's latency and a tenth of the run earlier): otherwise one late
+//! request at the last moment would fail a task of low rate. Requests that fio never made although their time had come, and that had already waited for longer
+//! than the target, count as exceedances, and in the percentiles with the time
+//! waited so far (not in `n`, which is what completed).
+
+use std::time::Duration;
+
+use rtvirtio_spec::{Arrival, Task};
+use rtvirtio_units::{Iops, Nanos, Percentile};
+
+use crate::fio::{Direction, FioOutput, JobFile, JobStats, Pace, Section, parse_json, parse_log};
+use crate::hist::Latencies;
+use crate::intended::{Timed, from_intended_start};
+use crate::verdict::{Evidence, judge};
+use crate::{MeasureError, TaskResult};
+
+/// Results of all tasks of a VM, in the job's order. `predicted` holds what a plan expects of each task, in the same order; a
+/// missing entry means no prediction.
+///
+/// # Errors
+/// Whatever is wrong with fio's output ([`MeasureError::Json`], [`MeasureError::Log`], [`MeasureError::LogIncomplete`]), or what fio reported
+/// ([`MeasureError::Task`]).
+pub fn task_results(
+    job: &JobFile,
+    output: &FioOutput,
+    predicted: &[Option<Nanos>],
+) -> Result<Vec<TaskResult>, MeasureError> {
+    let stats = parse_json(&output.json)?;
+    if stats.len() != job.sections().len() {
+        return Err(MeasureError::Json {
+            reason: format!("{} sections instead of {}", stats.len(), job.sections().len()),
+        });
+    }
+    for (section, stats) in job.sections().iter().zip(&stats) {
+        check_section(job, section, stats)?;
+    }
+    let mut results = Vec::with_capacity(job.tasks().len());
+    for (i, task) in job.tasks().iter().enumerate() {
+        let mut streams = Vec::new();
+        let mut unpaced = None;
+        for (k, section) in job.sections().iter().enumerate().filter(|(_, s)| s.task == i) {
+            match &section.pace {
+                Some(pace) => streams.push(Stream {
+                    pace: *pace,
+                    timed: timed(task, pace, &stats[k], output.logs.get(k).and_then(Option::as_deref))?,
+                }),
+                None => unpaced = Some(self::unpaced(task, &stats[k], job.options().runtime)?),
+            }
+        }
+        let measured = match unpaced {
+            Some(measured) => measured,
+            None => paced(task, &streams, job.options().warmup, job.duration()),
+        };
+        results.push(measured.judged(job.vm(), task, predicted.get(i).copied().flatten()));
+    }
+    Ok(results)
+}
+
+/// What was measured of one task, before it is judged.
+struct Measured {
+    /// Completed requests.
+    n: u64,
+    /// Their latencies, and the waits of the overdue ones so far.
+    latencies: Latencies,
+    max: Nanos,
+    fio_p9999: Nanos,
+    achieved: Iops,
+    /// Requests above the target, overdue ones included; zero without a target.
+    exceedances: u64,
+}
+
+impl Measured {
+    fn judged(&self, vm: &str, task: &Task, predicted: Option<Nanos>) -> TaskResult {
+        let at = |p: f64| self.latencies.at(Percentile(p)).min(self.max);
+        let judgement = task.target.map(|target| {
+            judge(
+                target,
+                &Evidence {
+                    n: self.latencies.n(),
+                    exceedances: self.exceedances,
+                    declared: task.rate,
+                    achieved: self.achieved,
+                },
+            )
+        });
+        let (verdict, why) = match judgement {
+            Some(j) => (Some(j.verdict), j.why),
+            None => (None, "no target".to_owned()),
+        };
+        TaskResult {
+            vm: vm.to_owned(),
+            task: task.name.clone(),
+            percentile: task.target.map_or(Percentile::P9999, |t| t.percentile),
+            target_ns: task.target.map(|t| t.latency),
+            declared_rate: task.rate,
+            achieved_rate: self.achieved,
+            n: self.n,
+            p50_ns: at(50.0),
+            p99_ns: at(99.0),
+            p9999_ns: at(99.99),
+            max_ns: self.max,
+            fio_p9999_ns: self.fio_p9999,
+            predicted_ns: predicted,
+            verdict,
+            why,
+        }
+    }
+}
+
+fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(), MeasureError> {
+    let task = || job.tasks()[section.task].name.clone();
+    if stats.jobname != section.name {
+        return Err(MeasureError::Json {
+            reason: format!("section {:?} where {:?} was expected", stats.jobname, section.name),
+        });
+    }
+    if stats.error != 0 {
+        let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
+        return Err(MeasureError::Task { task: task(), reason });
+    }
+    // A run that was cut short must not pass for a whole one. fio's own rounding and start-up are well below 10 %.
+    let asked = section.pace.map_or(job.options().runtime, |_| job.duration());
+    if (stats.job_runtime as f64) < asked.as_secs_f64() * 1e3 * 0.9 {
+        return Err(MeasureError::Task {
+            task: task(),
+            reason: format!("it ran for {} ms instead of {} ms", stats.job_runtime, asked.as_millis()),
+        });
+    }
+    Ok(())
+}
+
+/// The requests of one paced section.
+struct Stream {
+    pace: Pace,
+    timed: Vec<Timed>,
+}
+
+/// Requests of one section from its log, checked against fio's own count.
+fn timed(task: &Task, pace: &Pace, stats: &JobStats, log: Option<&[u8]>) -> Result<Vec<Timed>, MeasureError> {
+    let log = log.ok_or_else(|| MeasureError::Log {
+        task: task.name.clone(),
+        line: 0,
+        reason: "the log is missing".to_owned(),
+    })?;
+    // Each stream of an open loop has one request in flight.
+    let depth = if task.arrival == Arrival::Open { 1 } else { task.depth };
+    let timed = from_intended_start(&parse_log(&task.name, log)?, pace, depth);
+    let (logged, completed) = (timed.len() as u64, stats.total_ios());
+    if logged.abs_diff(completed) > u64::from(depth) {
+        return Err(MeasureError::LogIncomplete { task: task.name.clone(), logged, completed });
+    }
+    Ok(timed)
+}
+
+fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Measured {
+    let (warmup, end) = (nanos(warmup), nanos(end));
+    // Requests that fio drained from its schedule beyond the end are not part of the run.
+    let counted: Vec<&Timed> =
+        streams.iter().flat_map(|s| &s.timed).filter(|t| (warmup..end).contains(&t.intended_ns)).collect();
+    let mut latencies: Latencies = counted.iter().map(|t| Nanos(t.latency_ns)).collect();
+    let mut max = counted.iter().map(|t| t.latency_ns).max().unwrap_or(0);
+    let fio: Latencies = counted.iter().map(|t| Nanos(t.fio_ns)).collect();
+    let fio_max = Nanos(counted.iter().map(|t| t.fio_ns).max().unwrap_or(0));
+    let mut exceedances = 0;
+    if let Some(target) = task.target {
+        exceedances = counted.iter().filter(|t| t.latency_ns > target.latency.0).count() as u64;
+        for stream in streams {
+            never_made(stream, warmup, end, target.latency.0, &mut |waited| {
+                latencies.record(Nanos(waited), 1);
+                max = max.max(waited);
+                exceedances += 1;
+            });
+        }
+    }
+    Measured {
+        n: counted.len() as u64,
+        max: Nanos(max),
+        fio_p9999: fio.at(Percentile::P9999).min(fio_max),
+        achieved: kept_rate(task, streams, &counted, fio.at(Percentile(50.0)), warmup, end),
+        exceedances,
+        latencies,
+    }
+}
+
+/// Calls `each` with the time waited so far, in ns, of every request that was never made although its intended start lay more than `limit` before
+/// the end.
+fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn FnMut(u64)) {
+    for write in [false, true] {
+        let made = stream.timed.iter().filter(|t| t.write == write).count() as u64;
+        let first = made.max(stream.pace.due_before(write, warmup));
+        for i in first..stream.pace.due_before(write, end.saturating_sub(limit)) {
+            each(end - stream.pace.intended_ns(write, i).unwrap_or(end));
+        }
+    }
+}
+
+/// The rate that was kept: declared rate times completed over due, see the module's text. `usual` is what a request usually takes in the
+/// device: at any time, those that came in so recently are not owed yet.
+fn kept_rate(
+    task: &Task,
+    streams: &[Stream],
+    counted: &[&Timed],
+    usual: Nanos,
+    warmup: u64,
+    end: u64,
+) -> Iops {
+    let Some(declared) = task.rate else { return Iops(0.0) };
+    let grace = task.target.map_or(0, |t| t.latency.0.min((end - warmup) / 10));
+    // Also one period, so that the request that has just come in is not owed at once.
+    let recent = usual.max(declared.period().unwrap_or_default()).0;
+    let mut done: Vec<u64> = counted.iter().map(|t| t.done_ns).filter(|t| *t <= end).collect();
+    done.sort_unstable();
+    let owed = |t: u64| -> u64 {
+        let by = t.saturating_sub(recent).saturating_add(1);
+        let of =
+            |pace: &Pace, write| pace.due_before(write, by).saturating_sub(pace.due_before(write, warmup));
+        streams.iter().map(|s| of(&s.pace, false) + of(&s.pace, true)).sum()
+    };
+    let kept = |completed: usize, t: u64| match owed(t) {
+        0 => 1.0,
+        owed => completed as f64 / owed as f64,
+    };
+    let mut best = kept(done.len(), end);
+    for (i, t) in done.iter().enumerate().rev().take_while(|(_, t)| end - **t <= grace) {
+        best = best.max(kept(i + 1, *t));
+        if best >= 1.0 {
+            break;
+        }
+    }
+    Iops(declared.0 * best.min(1.0))
+}
+
+fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured, MeasureError> {
+    let mut latencies = Latencies::new();
+    let mut exceedances = 0;
+    for direction in [&stats.read, &stats.write] {
+        let (n, above) = add_bins(&mut latencies, direction, task.target.map(|t| t.latency))?;
+        // Requests in flight when the ramp or the run ends may be in one count and not in the other.
+        if n.abs_diff(direction.total_ios) > u64::from(task.depth) {
+            return Err(MeasureError::Json {
+                reason: format!(
+                    "histogram of task {} holds {n} of {} requests",
+                    task.name, direction.total_ios
+                ),
+            });
+        }
+        exceedances += above;
+    }
+    let max = stats.read.max().max(stats.write.max());
+    // fio counts requests in flight at the end, which complete later: its own duration covers them.
+    let seconds = stats.read.runtime.max(stats.write.runtime).max(1) as f64 / 1e3;
+    Ok(Measured {
+        n: latencies.n(),
+        max,
+        fio_p9999: latencies.at(Percentile::P9999).min(max),
+        achieved: Iops(stats.total_ios() as f64 / seconds.max(runtime.as_secs_f64())),
+        exceedances,
+        latencies,
+    })
+}
+
+/// Adds fio's bins of one direction; gives the number of requests and those that may lie above `limit`.
+pub(crate) fn add_bins(
+    into: &mut Latencies,
+    direction: &Direction,
+    limit: Option<Nanos>,
+) -> Result<(u64, u64), MeasureError> {
+    let (mut n, mut above) = (0u64, 0u64);
+    for (value, count) in direction.bins()? {
+        // A whole bin counts as its upper edge when it is judged: never in the target's favour.
+        let top = Nanos(bin_top(value.0)).min(direction.max());
+        into.record(value.min(direction.max()), count);
+        n = n.saturating_add(count);
+        if limit.is_some_and(|limit| top > limit) {
+            above += count;
+        }
+    }
+    Ok((n, above))
+}
+
+/// Upper edge of the bin of fio's histogram with this middle: 64 bins per power of two (`plat_idx_to_val` in fio's stat.c).
+fn bin_top(middle: u64) -> u64 {
+    let error_bits = (63 - (middle | 1).leading_zeros()).saturating_sub(6);
+    middle + (1u64 << error_bits) / 2
+}
+
+fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

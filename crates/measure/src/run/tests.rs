@@ -1,0 +1,165 @@
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Reach, Target, Vm};
+use rtvirtio_units::{Bytes, Ratio};
+
+use super::*;
+use crate::Verdict;
+use crate::fio::JobOptions;
+
+fn fixture(name: &str) -> Vec<u8> {
+    std::fs::read(format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+fn recorded() -> (JobFile, FioOutput) {
+    use crate::fio::tests::{recorded_options, recorded_vm};
+    let job = JobFile::new(&recorded_vm(), recorded_options()).unwrap();
+    let logs = (1..=6).map(|i| Some(fixture(&format!("fio-3.33_lat.{i}.log")))).chain([None]).collect();
+    (job, FioOutput { json: fixture("fio-3.33.json"), logs, stderr: String::new() })
+}
+
+#[test]
+fn recorded_run() {
+    let (job, output) = recorded();
+    let predicted = [Some(Nanos::from_millis(5))];
+    let results = task_results(&job, &output, &predicted).unwrap();
+    let names: Vec<_> = results.iter().map(|r| r.task.as_str()).collect();
+    assert_eq!(names, ["light", "global", "open", "deep", "flood"]);
+    assert_eq!((results[0].predicted_ns, results[1].predicted_ns), (predicted[0], None));
+    // Requests of the second after the warm-up: 100, 43.75 + 18.75 in whole periods, 200, 300.
+    for (r, n) in results.iter().zip([100u64, 63, 200, 300]) {
+        // An open loop has three streams, each with a period that the second cuts.
+        assert!(r.n.abs_diff(n) <= 3, "{}: {}", r.task, r.n);
+        assert_eq!(r.achieved_rate, r.declared_rate.unwrap(), "{}", r.task);
+        assert!(
+            r.p50_ns > Nanos(0) && r.p50_ns <= r.p99_ns && r.p99_ns <= r.p9999_ns && r.p9999_ns <= r.max_ns
+        );
+        assert_eq!((r.p9999_ns, r.verdict), (r.max_ns, None));
+        assert!(r.fio_p9999_ns <= r.p9999_ns);
+    }
+    // The flood has no log: its numbers are fio's. p99.99 as fio's own JSON has it, within the histograms' resolution.
+    let json: serde_json::Value = serde_json::from_slice(&output.json).unwrap();
+    let read = &json["jobs"][6]["read"];
+    let write = &json["jobs"][6]["write"];
+    let n = read["total_ios"].as_u64().unwrap() + write["total_ios"].as_u64().unwrap();
+    assert!(results[4].n.abs_diff(n) <= 2);
+    assert!(
+        (results[4].achieved_rate.0 / n as f64 - 1.0).abs() < 0.01,
+        "one second: {}",
+        results[4].achieved_rate
+    );
+    let p50 = read["lat_ns"]["percentile"]["50.000000"].as_u64().unwrap() as f64;
+    let p50w = write["lat_ns"]["percentile"]["50.000000"].as_u64().unwrap() as f64;
+    let ours = results[4].p50_ns.0 as f64;
+    assert!(ours > p50.min(p50w) * 0.98 && ours < p50.max(p50w) * 1.02, "{ours} {p50} {p50w}");
+}
+
+#[test]
+fn incomplete_or_foreign_output_is_refused() {
+    let (job, whole) = recorded();
+    let e = |change: &dyn Fn(&mut FioOutput)| {
+        let mut output = whole.clone();
+        change(&mut output);
+        task_results(&job, &output, &[]).unwrap_err().to_string()
+    };
+    assert!(e(&|o| o.logs[0] = None).contains("the log is missing"));
+    assert!(
+        e(&|o| o.logs[0] = Some(b"1, 2, 0, 4096, 0\n".to_vec()))
+            .contains("holds 1 requests but fio completed 125")
+    );
+    let replace = |o: &mut FioOutput, from: &str, to: &str| {
+        let text = String::from_utf8(o.json.clone()).unwrap();
+        assert!(text.contains(from), "{from}");
+        o.json = text.replacen(from, to, 1).into_bytes();
+    };
+    assert!(e(&|o| replace(o, "t0-light", "t0-heavy")).contains("\"t0-heavy\" where \"t0-light\""));
+    assert!(
+        e(&|o| replace(o, "\"error\":0", "\"error\":5")).contains("task light failed: Input/output error")
+    );
+    assert!(
+        e(&|o| replace(o, "\"job_runtime\":1250", "\"job_runtime\":700"))
+            .contains("700 ms instead of 1250 ms")
+    );
+    let one = Vm { tasks: job.tasks()[..1].to_vec(), ..crate::fio::tests::recorded_vm() };
+    let job = JobFile::new(&one, job.options().clone()).unwrap();
+    assert!(task_results(&job, &whole, &[]).unwrap_err().to_string().contains("7 sections instead of 1"));
+}
+
+/// A task of 100/s for 10 s, target p99 <= 400 ms, at which request `i` takes `lat(i)` ms and only `made` are made.
+fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
+    let task = Task {
+        name: "t".to_owned(),
+        op: Op::Read,
+        block: Bytes::from_kib(4),
+        pattern: Pattern::Random,
+        rate: Some(Iops(100.0)),
+        depth: 1,
+        arrival: Arrival::Closed,
+        target: Some(Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) }),
+    };
+    let vm = Vm { name: "vm0".to_owned(), reach: Reach::Lab(LabKind::Process), tasks: vec![task] };
+    let options = JobOptions {
+        target: PathBuf::from("/dev/null"),
+        region: None,
+        warmup: Duration::ZERO,
+        runtime: Duration::from_secs(10),
+        seed: 1,
+        dir: PathBuf::from("/"),
+    };
+    let job = JobFile::new(&vm, options).unwrap();
+    let (mut log, mut free) = (String::new(), 0u64);
+    for i in 0..made {
+        free = free.max(i * 10) + lat(i);
+        writeln!(log, "{free}, {}, 0, 4096, 0", lat(i) * 1_000_000).unwrap();
+    }
+    let json = format!(
+        r#"{{"jobs":[{{"jobname":"t0-t","error":0,"job_runtime":10000,"read":{{"total_ios":{made}}},"write":{{"total_ios":0}}}}]}}"#
+    );
+    let output =
+        FioOutput { json: json.into_bytes(), logs: vec![Some(log.into_bytes())], stderr: String::new() };
+    task_results(&job, &output, &[]).unwrap().remove(0)
+}
+
+#[test]
+fn rate_and_tail_are_judged_together() {
+    let r = synthetic(1_000, |_| 1);
+    assert_eq!((r.n, r.achieved_rate, r.verdict), (1_000, Iops(100.0), Some(Verdict::Met)), "{}", r.why);
+    // One stall of 480 ms, then a backlog that shrinks by 9 ms a request: 480, 471, ... 408 are above 400. Nine of 1000 are allowed at p99,
+    // but that is too near to ten to be shown.
+    let r = synthetic(1_000, |i| if i == 300 { 480 } else { 1 });
+    assert_eq!((r.achieved_rate, r.verdict), (Iops(100.0), Some(Verdict::Unproven)));
+    assert!(r.why.starts_with("9 of 1000 above 400ms; p99 needs "), "{}", r.why);
+    assert_eq!((r.max_ns, r.fio_p9999_ns), (Nanos::from_millis(480), Nanos::from_millis(480)));
+    assert!(r.p99_ns < Nanos::from_millis(400));
+    // The end of the run falls into a wait of 300 ms, which the target allows: 29 were not made, the rate was kept until then.
+    let r = synthetic(971, |i| if i == 970 { 300 } else { 1 });
+    assert_eq!((r.achieved_rate, r.verdict), (Iops(100.0), Some(Verdict::Met)), "{}", r.why);
+    // A steady loss of 10 % has no such moment.
+    let r = synthetic(900, |_| 11);
+    assert_eq!(r.verdict, Some(Verdict::Missed));
+    assert!(r.achieved_rate.0 > 90.0 && r.achieved_rate.0 < 91.5, "{}", r.achieved_rate);
+    assert!(r.why.contains("instead of 100/s"), "{}", r.why);
+    // Nothing at all came back: all but the last 400 ms are overdue.
+    let r = synthetic(0, |_| 1);
+    assert_eq!((r.n, r.achieved_rate, r.verdict), (0, Iops(0.0), Some(Verdict::Missed)));
+    assert_eq!(r.why, "960 of 960 above 400ms; 0/s instead of 100/s");
+    assert_eq!((r.max_ns, r.fio_p9999_ns), (Nanos::from_millis(10_000), Nanos(0)));
+    assert!(r.p50_ns > Nanos::from_millis(5_000), "{}", r.p50_ns);
+}
+
+#[test]
+fn a_bin_counts_as_its_upper_edge() {
+    // fio's 2146304 is the middle of a bin of 32768 ns.
+    assert_eq!(bin_top(2_146_304), 2_146_304 + 16_384);
+    assert_eq!(bin_top(100), 100);
+    assert_eq!(bin_top(0), 0);
+}
+
+#[test]
+fn mixed_directions_share_the_declared_rate() {
+    let (job, _) = recorded();
+    let pace = job.sections()[1].pace.unwrap();
+    assert_eq!(job.tasks()[1].op, Op::Mixed { write_share: Ratio(0.3) });
+    assert_eq!((pace.due_before(false, 1_000_000_000), pace.due_before(true, 1_000_000_000)), (44, 19));
+}

@@ -1,0 +1,217 @@
+//! Parts that several integration tests share: skipping by name, a file that stalls, a loop device.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use fuser::{
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
+    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+};
+use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Reach, Target, Task, Vm};
+use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
+
+/// Prints why a test does not run; a panic where skipping is forbidden.
+pub fn skip(test: &str, reason: &str) {
+    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} must not be skipped: {reason}");
+    eprintln!("SKIP {test}: {reason}");
+}
+
+/// Why fio cannot be run here.
+pub fn no_fio() -> Option<&'static str> {
+    Command::new("fio").arg("--version").output().is_err().then_some("fio is not installed")
+}
+
+/// Why a FUSE file cannot be made here.
+pub fn no_fuse() -> Option<&'static str> {
+    let open = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
+    open.is_err().then_some("/dev/fuse cannot be opened: root and CONFIG_FUSE_FS are needed")
+}
+
+/// Why a loop device cannot be made here.
+pub fn no_loop() -> Option<&'static str> {
+    let open = std::fs::OpenOptions::new().read(true).write(true).open("/dev/loop-control");
+    open.is_err().then_some("/dev/loop-control cannot be opened: root is needed")
+}
+
+/// A directory on a real file system (tmpfs has no direct I/O on older kernels), removed when dropped.
+pub fn disk_dir() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("rtvirtio-measure-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A fully written file.
+pub fn filled_file(path: &Path, mib: usize) {
+    let block: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::fs::write(path, block.repeat(mib)).unwrap();
+}
+
+/// A 4 KiB random task.
+pub fn task(name: &str, op: Op, rate: Option<f64>, depth: u32, arrival: Arrival) -> Task {
+    Task {
+        name: name.to_owned(),
+        op,
+        block: Bytes::from_kib(4),
+        pattern: Pattern::Random,
+        rate: rate.map(Iops),
+        depth,
+        arrival,
+        target: None,
+    }
+}
+
+/// A p99 target.
+pub fn p99(ms: u64) -> Option<Target> {
+    Some(Target { percentile: Percentile(99.0), latency: Nanos::from_millis(ms) })
+}
+
+/// A VM of these tasks.
+pub fn vm(tasks: Vec<Task>) -> Vm {
+    Vm { name: "vm0".to_owned(), reach: Reach::Lab(LabKind::Process), tasks }
+}
+
+/// A FUSE file that serves reads one after the other and stands still in given periods after its first read. It notes
+/// when each read was answered: the truth to compare with.
+pub struct StallingFile {
+    session: Option<fuser::BackgroundSession>,
+    dir: tempfile::TempDir,
+    answered: Arc<Mutex<Server>>,
+}
+
+#[derive(Default)]
+struct Server {
+    first: Option<Instant>,
+    answered: Vec<Duration>,
+}
+
+struct StallFs {
+    stalls: Vec<(Duration, Duration)>,
+    server: Arc<Mutex<Server>>,
+}
+
+const SIZE: u64 = 16 << 20;
+
+impl StallingFile {
+    pub fn new(stalls: &[(Duration, Duration)]) -> Self {
+        let dir = disk_dir();
+        let answered = Arc::new(Mutex::new(Server::default()));
+        let fs = StallFs { stalls: stalls.to_vec(), server: Arc::clone(&answered) };
+        let mut config = Config::default();
+        config.mount_options.push(MountOption::FSName("rtvirtio-stall".to_owned()));
+        config.n_threads = Some(8);
+        let session = fuser::spawn_mount(fs, dir.path(), &config).unwrap();
+        Self { session: Some(session), dir, answered }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.dir.path().join("disk")
+    }
+
+    /// When each read was answered, in order, since the first read arrived.
+    pub fn answered(&self) -> Vec<Duration> {
+        self.answered.lock().unwrap().answered.clone()
+    }
+}
+
+impl Drop for StallingFile {
+    fn drop(&mut self) {
+        // Unmount before the directory is removed.
+        drop(self.session.take());
+    }
+}
+
+fn attr(ino: u64) -> FileAttr {
+    let dir = ino == 1;
+    FileAttr {
+        ino: INodeNo(ino),
+        size: if dir { 0 } else { SIZE },
+        blocks: SIZE / 512,
+        atime: UNIX_EPOCH,
+        mtime: UNIX_EPOCH,
+        ctime: UNIX_EPOCH,
+        crtime: UNIX_EPOCH,
+        kind: if dir { FileType::Directory } else { FileType::RegularFile },
+        perm: if dir { 0o755 } else { 0o644 },
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        flags: 0,
+        blksize: 4096,
+    }
+}
+
+const TTL: Duration = Duration::from_secs(60);
+
+impl Filesystem for StallFs {
+    fn lookup(&self, _req: &Request, _parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        if name == "disk" {
+            reply.entry(&TTL, &attr(2), Generation(0));
+        } else {
+            reply.error(Errno::ENOENT);
+        }
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        reply.attr(&TTL, &attr(ino.0));
+    }
+
+    fn open(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        // The lock is the one channel: requests are served one at a time.
+        let mut server = self.server.lock().unwrap();
+        let first = *server.first.get_or_insert_with(Instant::now);
+        let now = first.elapsed();
+        for (from, to) in &self.stalls {
+            if (*from..*to).contains(&now) {
+                std::thread::sleep(*to - now);
+            }
+        }
+        reply.data(&vec![0; size as usize]);
+        server.answered.push(first.elapsed());
+    }
+}
+
+/// A loop device of our own; detached when dropped.
+pub struct LoopDevice(pub PathBuf);
+
+impl LoopDevice {
+    pub fn new(file: &Path) -> Self {
+        let out = Command::new("losetup")
+            .args(["--find", "--show", "--direct-io=on"])
+            .arg(file)
+            .output()
+            .expect("losetup");
+        assert!(out.status.success(), "losetup: {}", String::from_utf8_lossy(&out.stderr));
+        Self(PathBuf::from(String::from_utf8(out.stdout).unwrap().trim()))
+    }
+
+    pub fn name(&self) -> &str {
+        self.0.file_name().unwrap().to_str().unwrap()
+    }
+
+    pub fn set_elevator(&self, elevator: &str) -> std::io::Result<()> {
+        std::fs::write(format!("/sys/block/{}/queue/scheduler", self.name()), elevator)
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
