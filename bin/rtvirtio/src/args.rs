@@ -274,6 +274,9 @@ pub struct VerifyArgs {
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Let tasks write although the device is real: the data that they overwrite is LOST
+    #[arg(long)]
+    pub destroy_data: bool,
 }
 
 /// `lab`.
@@ -324,6 +327,9 @@ pub struct LabRunArgs {
     /// Name of the scheme in force, for the result file
     #[arg(long, default_value = "as-found")]
     pub scheme: String,
+    /// Let tasks write although the device is real: the data that they overwrite is LOST
+    #[arg(long)]
+    pub destroy_data: bool,
 }
 
 /// `demo`.

@@ -169,6 +169,21 @@ impl Site {
         Ok(loads)
     }
 
+    /// Refuses tasks that would overwrite data of a real device, unless the user has said that it may be lost.
+    pub fn guard_data(&self, may_destroy: bool) -> anyhow::Result<()> {
+        let writer = self.spec.tasks().find(|(_, task)| task.op.write_share() > 0.0);
+        match (writer, &self.spec.device) {
+            (Some((vm, task)), Device::Path(path)) if !may_destroy => bail!(
+                "task {}/{} writes, and {} is a real device: what the task overwrites is lost. \
+                 If the tasks' disks hold nothing that you need, say --destroy-data",
+                vm.name,
+                task.name,
+                path.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
     /// What kind of VM the numbers come from.
     pub fn kind(&self) -> VmKind {
         if self.spec.lab_kind() == Some(LabKind::Process) || self.vms.iter().any(|vm| vm.agent.is_none()) {

@@ -43,6 +43,10 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         spec.lab_kind().is_some(),
         "{name}: the demo needs lab VMs; for existing ones use plan, apply, verify"
     );
+    anyhow::ensure!(
+        matches!(spec.device, rtvirtio_spec::Device::Twin { .. }),
+        "{name}: the demo runs on a twin only; for a real device use `lab up`, `plan`, `apply`, `verify`"
+    );
     // A journal and a lab of its own: the demo never mixes with what the user has applied.
     let mut global = global.clone();
     global.run_dir = global.run_dir.join("demo");

@@ -137,6 +137,7 @@ fn run_command(args: &LabRunArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     let lab = Lab::open(&global.run_dir)?;
     let spec = rtvirtio_spec::parse(&lab.state().spec_name, &lab.state().spec_text)?;
     let site = Site::find(spec, global)?;
+    site.guard_data(args.destroy_data)?;
     let run = measure(&site, &args.scheme, Duration::from_nanos(args.length.0), &[], global, ui)?;
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![run] };
     show(ui, &file, || text::results(&file, &style()))?;

@@ -58,6 +58,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     need_root("verify")?;
     let spec = site::load_spec(&args.spec)?;
     let site = Site::find(spec, global)?;
+    site.guard_data(args.destroy_data)?;
     let profile = plan::load_profile(&site.spec, None, global).ok();
     // A prediction beside the measurement when there is a profile; measuring does not depend on it.
     let predicted: Vec<Option<Nanos>> = profile

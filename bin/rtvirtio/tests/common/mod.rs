@@ -133,10 +133,15 @@ pub fn can_run(test: &str) -> bool {
     } else {
         return true;
     };
-    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {missing}");
-    // Straight to standard error: the test runner hides what a passing test prints.
-    writeln!(std::io::stderr(), "SKIP {test}: {missing}").unwrap();
+    skip(test, missing);
     false
+}
+
+/// Says by name that a test does not run here, and why; a failure where nothing may skip.
+pub fn skip(test: &str, why: &str) {
+    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {why}");
+    // Straight to standard error: the test runner hides what a passing test prints.
+    writeln!(std::io::stderr(), "SKIP {test}: {why}").unwrap();
 }
 
 /// Waits for a condition.

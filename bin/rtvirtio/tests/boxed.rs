@@ -1,0 +1,39 @@
+//! The loop on a host as users have it: cgroup v2 only, BFQ as a module, guests under KVM. Inside the box, because the machine that
+//! runs the tests may have none of it.
+
+mod common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_lab::boxed::{self, BoxRun};
+use rtvirtio_lab::image;
+use rtvirtio_units::Bytes;
+
+/// Everything is checked inside; each line stops the script when it fails.
+const SCRIPT: &str = include_str!("boxed/loop.sh");
+
+#[test]
+fn the_loop_on_cgroup_v2_under_kvm() {
+    let test = "the_loop_on_cgroup_v2_under_kvm";
+    let image = match boxed::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => {
+            common::skip(test, &e.to_string());
+            return;
+        }
+    };
+    let mut run = BoxRun::new(SCRIPT, Duration::from_secs(420));
+    let programs = [Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    let files = [
+        ("/root/s.toml", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed/s.toml"))),
+        ("/root/p.plan", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed/p.plan"))),
+    ];
+    run.programs = &programs;
+    run.files = &files;
+    run.memory = Bytes(run.memory.0 + image.guest_memory().0);
+    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains("every byte as before"), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+}
