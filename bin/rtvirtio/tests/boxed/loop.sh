@@ -1,10 +1,12 @@
 set -eu
-export RTVIRTIO_STATE_DIR=/root/state
+export RTVIRTIO_STATE_DIR=/root/state NO_COLOR=1
 say() { echo "$(cut -d' ' -f1 /proc/uptime) $*"; }
 queue=/sys/block/nullb0/queue
 snapshot() {
     for f in $queue/scheduler $queue/nr_requests $queue/iosched/* \
         $(find /sys/fs/cgroup -name io.bfq.weight -o -name io.max | sort); do
+        # No tunables with `none`.
+        [ -e "$f" ] || continue
         echo "== $f"
         cat "$f"
     done
