@@ -3,11 +3,14 @@
 mod support;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use rtvirtio_apply::{ApplyError, Fate, Form, Machine, NoGuests, OnConflict, Session, Silent, Target, Write};
 use rtvirtio_host::{BlockDevice, Cgroups, Hierarchy, Root};
+use rtvirtio_lab::boxed::{self, BoxRun};
+use rtvirtio_lab::image;
 use support::child::{Points, act, real_root, sweep};
 use support::{Case, assert_same, full_plan, skip, snapshot};
 
@@ -249,4 +252,29 @@ fn cgroups_that_are_gone_are_no_errors() {
     assert!(gone.len() >= 4 && gone.iter().all(|o| !o.path.contains("vm0")), "{gone:#?}");
     let elevators = real.device().elevators(&root).unwrap();
     assert_eq!(elevators.current, "none");
+}
+
+/// All tests above once more, in the box: cgroup v2, and Debian's kernel with BFQ as a module.
+#[test]
+fn the_same_on_cgroup_v2_in_the_box() {
+    let test = "the_same_on_cgroup_v2_in_the_box";
+    let losetup = ["/usr/sbin/losetup", "/sbin/losetup"].map(Path::new).into_iter().find(|p| p.exists());
+    let Some(losetup) = losetup else { return skip(test, "no losetup") };
+    let image = match boxed::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => return skip(test, &e.to_string()),
+    };
+    let me = std::env::current_exe().unwrap();
+    let name = me.file_name().unwrap().to_str().unwrap();
+    // Prefixes of the names above; this test itself is not among them.
+    let script = format!(
+        "set -eu\nRTVIRTIO_NO_SKIP=1 {name} killed_at leaving a_refused a_change cgroups_that --test-threads=1\n"
+    );
+    let mut run = BoxRun::new(&script, Duration::from_secs(300));
+    let programs = [me.as_path(), losetup];
+    run.programs = &programs;
+    let out = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains("6 passed"), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
 }

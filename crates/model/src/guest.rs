@@ -1,10 +1,9 @@
 //! The part of the latency that arises in the guest and its VMM, from the profile's measurement of one VM alone.
 
 use rtvirtio_spec::{Spec, Vm};
-use rtvirtio_units::Nanos;
 
 use crate::load::{Flow, JIFFY, is_guest};
-use crate::types::{Config, DepthPoint, Elevator, GuestPoint, Profile};
+use crate::types::{Config, Elevator, GuestPoint, Profile};
 
 /// Tail of guest and VMM when no VM was measured, s: a vCPU or VMM thread that loses its CPU may wait one scheduler tick.
 /// An assumption; measure a VM to replace it.
@@ -52,28 +51,35 @@ impl CpuLoad {
 
 /// Tail that guest and VMM add for a VM, s.
 ///
-/// The profile's VM ran alone and at depth 1, so its tail above the device's own is what guest and VMM add when the CPUs
-/// are idle otherwise; waits for a CPU then grow with 1 / (1 - rho). Zero for a process VM.
+/// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is what guest and VMM add when the
+/// CPUs are idle otherwise; waits for a CPU then grow with 1 / (1 - rho). Zero for a process VM.
 pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad) -> f64 {
     if !is_guest(vm) {
         return 0.0;
     }
     let Some(guest) = measured_guest(profile) else { return UNMEASURED_TAIL };
-    above_device(profile, guest, |p| p.p9999).max(above_device(profile, guest, |p| p.p50)) * load.stretch()
+    // Two tails do not subtract: what held the guest's slowest request is rarely what held the device's. So all but a typical
+    // device time counts as the guest's, on the safe side.
+    let tail = (guest.point.p9999.as_secs_f64() - typical(profile)).max(above_device(profile, guest));
+    tail * load.stretch()
 }
 
 /// Time that guest and VMM add to a typical request of a VM, s: a closed loop cannot go faster than its round trip.
 pub(crate) fn round_trip(profile: &Profile, vm: &Vm) -> f64 {
     match measured_guest(profile) {
-        Some(guest) if is_guest(vm) => above_device(profile, guest, |p| p.p50),
+        Some(guest) if is_guest(vm) => above_device(profile, guest),
         _ => 0.0,
     }
 }
 
-/// A measure of the guest point minus the same of the device at its smallest depth, s, at least zero.
-fn above_device(profile: &Profile, guest: &GuestPoint, of: impl Fn(&DepthPoint) -> Nanos) -> f64 {
-    let device = profile.read.iter().min_by_key(|p| p.depth).map_or(0.0, |p| of(p).as_secs_f64());
-    (of(&guest.point).as_secs_f64() - device).max(0.0)
+/// Median of the guest point minus that of the device, s, at least zero.
+fn above_device(profile: &Profile, guest: &GuestPoint) -> f64 {
+    (guest.point.p50.as_secs_f64() - typical(profile)).max(0.0)
+}
+
+/// Median of the device at its smallest depth, s.
+fn typical(profile: &Profile) -> f64 {
+    profile.read.iter().min_by_key(|p| p.depth).map_or(0.0, |p| p.p50.as_secs_f64())
 }
 
 /// The guest measurement, if it is one of a real guest.

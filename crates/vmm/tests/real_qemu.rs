@@ -27,8 +27,7 @@ impl Drop for Machine {
 /// Starts a machine without a guest, or says why the test is skipped.
 fn machine(test: &str) -> Option<Machine> {
     if Command::new(QEMU).arg("--version").stdout(Stdio::null()).status().is_err() {
-        assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{QEMU} is needed");
-        eprintln!("SKIP {test}: no {QEMU}");
+        rtvirtio_testkit::skip(test, &format!("no {QEMU}"));
         return None;
     }
     let dir = tempfile::Builder::new().prefix("rtvirtio-qmp-").tempdir().unwrap();

@@ -3,7 +3,6 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -137,12 +136,7 @@ pub fn can_run(test: &str) -> bool {
     false
 }
 
-/// Says by name that a test does not run here, and why; a failure where nothing may skip.
-pub fn skip(test: &str, why: &str) {
-    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {why}");
-    // Straight to standard error: the test runner hides what a passing test prints.
-    writeln!(std::io::stderr(), "SKIP {test}: {why}").unwrap();
-}
+pub use rtvirtio_testkit::skip;
 
 /// Waits for a condition.
 pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {

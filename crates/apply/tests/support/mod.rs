@@ -141,8 +141,4 @@ pub fn assert_same(before: &BTreeMap<PathBuf, Vec<u8>>, after: &BTreeMap<PathBuf
     assert!(differences.is_empty(), "{what}: {} differences:\n{}", differences.len(), differences.join("\n"));
 }
 
-/// Says by name that a test cannot run here; where nothing may be skipped, that is a failure.
-pub fn skip(test: &str, reason: &str) {
-    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "SKIP {test}: {reason}");
-    eprintln!("SKIP {test}: {reason}");
-}
+pub use rtvirtio_testkit::skip;

@@ -74,8 +74,7 @@ fn vanished_cgroup_is_named_and_nothing_is_left() {
 #[test]
 fn qemu_that_ends_at_once_is_told_with_its_words() {
     if crate::image::find_program(rtvirtio_vmm::probe::QEMU).is_none() {
-        assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "QEMU is needed");
-        return eprintln!("SKIP qemu_that_ends_at_once_is_told_with_its_words: no QEMU");
+        return rtvirtio_testkit::skip("qemu_that_ends_at_once_is_told_with_its_words", "no QEMU");
     }
     let file = disk_file();
     let dir = tempfile::tempdir().unwrap();

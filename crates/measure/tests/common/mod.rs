@@ -14,11 +14,7 @@ use fuser::{
 use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Reach, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
-/// Prints why a test does not run; a panic where skipping is forbidden.
-pub fn skip(test: &str, reason: &str) {
-    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} must not be skipped: {reason}");
-    eprintln!("SKIP {test}: {reason}");
-}
+pub use rtvirtio_testkit::skip;
 
 /// Why fio cannot be run here.
 pub fn no_fio() -> Option<&'static str> {

@@ -81,7 +81,8 @@ fn a_guest_without_bfq_has_only_its_measured_overhead() {
     let f = &Analytical::default().forecast(&p, &s, &config(&s, Elevator::Bfq, Bfq::default())).unwrap()[0];
     let guest: Vec<_> = f.terms.iter().filter(|t| t.side == Side::Guest).collect();
     assert_eq!(guest.len(), 1);
-    close(guest[0].latency_ns.as_secs_f64(), 1.1e-3 - 0.1e-3);
+    // The guest's p99.99 above the device's median of 50 us.
+    close(guest[0].latency_ns.as_secs_f64(), 1.1e-3 - 0.05e-3);
 }
 
 #[test]
