@@ -11,8 +11,9 @@ use rtvirtio_apply::{ApplyError, Fate, Form, Machine, NoGuests, OnConflict, Sess
 use rtvirtio_host::{BlockDevice, Cgroups, Hierarchy, Root};
 use rtvirtio_lab::boxed::{self, BoxRun};
 use rtvirtio_lab::image;
+use rtvirtio_testkit::skip;
 use support::child::{Points, act, real_root, sweep};
-use support::{Case, assert_same, full_plan, skip, snapshot};
+use support::{Case, assert_same, full_plan, snapshot};
 
 #[test]
 #[ignore = "the process that the crash tests start and kill"]

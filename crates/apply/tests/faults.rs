@@ -14,8 +14,9 @@ use rtvirtio_apply::{
 };
 use rtvirtio_host::Root;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind};
+use rtvirtio_testkit::skip;
 use support::sim::{SimGuests, SimKernel};
-use support::{Case, assert_same, limit, plan, skip, snapshot, weight};
+use support::{Case, assert_same, limit, plan, snapshot, weight};
 
 #[test]
 #[ignore = "the process that the tests start"]

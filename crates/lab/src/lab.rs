@@ -11,8 +11,8 @@ use rtvirtio_spec::{Device, LabKind, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
 
-use crate::proc::ProcessId;
 use crate::image::{GuestImage, ImageError};
+use crate::proc::ProcessId;
 use crate::qemu::{Accel, DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
 use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError, TwinHandle, TwinProfile};
@@ -44,7 +44,9 @@ pub enum LabError {
     #[error("the lab from {0} did not come up completely: remove it with `rtvirtio lab down`")]
     Incomplete(String),
     /// The spec has VMs that are not the lab's to start.
-    #[error("vm {0} is not a lab VM: give it `lab = \"qemu\"` or `lab = \"process\"`, or use `rtvirtio verify` for existing VMs")]
+    #[error(
+        "vm {0} is not a lab VM: give it `lab = \"qemu\"` or `lab = \"process\"`, or use `rtvirtio verify` for existing VMs"
+    )]
     NotALab(String),
     /// The device is too small or in use.
     #[error("device {}: {message}", path.display())]
@@ -173,9 +175,7 @@ impl Lab {
         let mut loads = Vec::new();
         for (vm, here) in spec.vms.iter().zip(&self.state.vms) {
             let place = match &here.qemu {
-                Some(qemu) => {
-                    Place::Guest { agent: qemu.agent_socket(), target: PathBuf::from(GUEST_DISK) }
-                }
+                Some(qemu) => Place::Guest { agent: qemu.agent_socket(), target: PathBuf::from(GUEST_DISK) },
                 None => Place::Host {
                     cgroup_procs: vec![cgroups.dir(&here.cgroup)?.join("cgroup.procs")],
                     target: self.device().to_owned(),
@@ -291,8 +291,7 @@ impl Lab {
         (options.progress)(&format!("starting {} guests ({})", self.state.vms.len(), accel.as_str()));
         let mut configs = Vec::new();
         for vm in &self.state.vms {
-            let disk =
-                DiskRegion { path: device.to_owned(), offset: Bytes(vm.offset), size: Bytes(vm.size) };
+            let disk = DiskRegion { path: device.to_owned(), offset: Bytes(vm.offset), size: Bytes(vm.size) };
             configs.push(QemuConfig {
                 accel,
                 cgroup_procs: vec![cgroups.dir(&vm.cgroup)?.join("cgroup.procs")],

@@ -85,6 +85,7 @@ mod tests {
 
     #[test]
     fn a_child_is_seen_stopped_and_reaped() {
+        #[expect(clippy::zombie_processes, reason = "`stop` reaps it, which is what is tested")]
         let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let id = ProcessId::of(child.id()).unwrap();
         assert!(id.is_alive());

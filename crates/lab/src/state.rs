@@ -153,7 +153,8 @@ mod tests {
         fs::write(dir.path().join(FILE), "{").unwrap();
         let e = LabState::load(dir.path()).unwrap_err().to_string();
         assert!(e.contains("lab.json"), "{e}");
-        let other = serde_json::to_string(&LabState { schema: "rtvirtio.lab.v9".into(), ..LabState::new("a", "b") });
+        let other =
+            serde_json::to_string(&LabState { schema: "rtvirtio.lab.v9".into(), ..LabState::new("a", "b") });
         fs::write(dir.path().join(FILE), other.unwrap()).unwrap();
         assert!(LabState::load(dir.path()).unwrap_err().to_string().contains("v9"));
     }

@@ -292,9 +292,7 @@ impl<'a> GuestRun<'a> {
     }
 
     fn read(&mut self, path: &Path) -> Result<Vec<u8>, WorkloadError> {
-        self.agent
-            .read_file(&path.display().to_string(), GUEST_FILE_LIMIT)
-            .map_err(|e| self.agent_error(e))
+        self.agent.read_file(&path.display().to_string(), GUEST_FILE_LIMIT).map_err(|e| self.agent_error(e))
     }
 
     /// Leaves the guest as found; a guest that died has nothing to clean.

@@ -27,7 +27,11 @@ const RATIO: &str = "a share such as \"30%\" or \"0.5%\"";
 const PERCENTILE: &str = "a percentile such as \"p99.99\" or \"p50\"";
 
 /// Splits "12.5ms" into (12.5, "ms") and multiplies by the unit's factor.
-fn scaled(text: &str, expected: &'static str, factor: impl Fn(&str) -> Option<f64>) -> Result<f64, UnitError> {
+fn scaled(
+    text: &str,
+    expected: &'static str,
+    factor: impl Fn(&str) -> Option<f64>,
+) -> Result<f64, UnitError> {
     let err = |problem: String| UnitError { expected, problem };
     let text = text.trim();
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_')).unwrap_or(text.len());
@@ -39,10 +43,8 @@ fn scaled(text: &str, expected: &'static str, factor: impl Fn(&str) -> Option<f6
             format!("\"{text}\" does not start with a number")
         }));
     }
-    let value: f64 = number
-        .replace('_', "")
-        .parse()
-        .map_err(|_| err(format!("\"{number}\" is not a number")))?;
+    let value: f64 =
+        number.replace('_', "").parse().map_err(|_| err(format!("\"{number}\" is not a number")))?;
     if unit.is_empty() {
         return Err(err(format!("\"{text}\" has no unit")));
     }
@@ -111,10 +113,8 @@ pub(crate) fn ratio(text: &str) -> Result<f64, UnitError> {
 
 pub(crate) fn percentile(text: &str) -> Result<f64, UnitError> {
     let err = |problem: String| UnitError { expected: PERCENTILE, problem };
-    let digits = text
-        .trim()
-        .strip_prefix('p')
-        .ok_or_else(|| err(format!("\"{text}\" does not start with \"p\"")))?;
+    let digits =
+        text.trim().strip_prefix('p').ok_or_else(|| err(format!("\"{text}\" does not start with \"p\"")))?;
     let v: f64 = digits.parse().map_err(|_| err(format!("\"{digits}\" is not a number")))?;
     if v > 0.0 && v < 100.0 { Ok(v) } else { Err(err(format!("\"{text}\" is not between p0 and p100"))) }
 }

@@ -140,5 +140,3 @@ pub fn assert_same(before: &BTreeMap<PathBuf, Vec<u8>>, after: &BTreeMap<PathBuf
     differences.dedup();
     assert!(differences.is_empty(), "{what}: {} differences:\n{}", differences.len(), differences.join("\n"));
 }
-
-pub use rtvirtio_testkit::skip;

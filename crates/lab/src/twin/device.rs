@@ -155,11 +155,8 @@ impl TwinHandle {
         }
         // After SIGKILL the dead mount stays; lazily, because a process may still hold it.
         if is_mounted(&self.mount) {
-            rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::DETACH).map_err(|e| TwinError::Io {
-                what: "unmount",
-                path: self.mount.clone(),
-                source: e.into(),
-            })?;
+            rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::DETACH)
+                .map_err(|e| TwinError::Io { what: "unmount", path: self.mount.clone(), source: e.into() })?;
         }
         match fs::remove_dir(&self.mount) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -192,11 +189,15 @@ fn attach_loop(file: &Path) -> Result<PathBuf, TwinError> {
 fn detach_loop(device: &Path) -> Result<(), TwinError> {
     losetup(&["--detach"], device)?;
     // Detaching is asynchronous while somebody still holds the device open.
-    let backing = Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("loop/backing_file");
+    let backing =
+        Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("loop/backing_file");
     let deadline = Instant::now() + STOP_DEADLINE;
     while backing.exists() {
         if Instant::now() > deadline {
-            return Err(TwinError::Loop { path: device.to_owned(), message: "still in use after detaching".to_owned() });
+            return Err(TwinError::Loop {
+                path: device.to_owned(),
+                message: "still in use after detaching".to_owned(),
+            });
         }
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -209,7 +210,8 @@ fn loops_on(file: &Path) -> Vec<PathBuf> {
     entries
         .flatten()
         .filter(|e| {
-            fs::read_to_string(e.path().join("loop/backing_file")).is_ok_and(|b| Path::new(b.trim_end()) == file)
+            fs::read_to_string(e.path().join("loop/backing_file"))
+                .is_ok_and(|b| Path::new(b.trim_end()) == file)
         })
         .map(|e| Path::new("/dev").join(e.file_name()))
         .collect()

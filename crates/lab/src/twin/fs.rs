@@ -8,8 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
+    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite,
+    Request, WriteFlags,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -89,7 +90,12 @@ fn sleep_until(due: u64) {
     loop {
         // SAFETY: `at` is a valid timespec and the remaining-time pointer may be null for an absolute sleep.
         let r = unsafe {
-            libc::clock_nanosleep(libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME, &raw const at, std::ptr::null_mut())
+            libc::clock_nanosleep(
+                libc::CLOCK_MONOTONIC,
+                libc::TIMER_ABSTIME,
+                &raw const at,
+                std::ptr::null_mut(),
+            )
         };
         if r != libc::EINTR {
             return;
@@ -100,9 +106,9 @@ fn sleep_until(due: u64) {
 impl Filesystem for TwinFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Without it the loop device's worker would wait for each request before it sends the next: depth 1 for all.
-        config
-            .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
-            .map_err(|_| io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no asynchronous direct I/O"))?;
+        config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| {
+            io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no asynchronous direct I/O")
+        })?;
         // Both limits have kernel maxima; what is refused keeps its default.
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);

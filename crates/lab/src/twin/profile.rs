@@ -93,7 +93,9 @@ pub struct Arm {
 #[non_exhaustive]
 pub enum ProfileError {
     /// Neither a built-in name nor a readable file.
-    #[error("twin profile \"{name}\": no built-in of this name (there are {known}) and no such file: {source}")]
+    #[error(
+        "twin profile \"{name}\": no built-in of this name (there are {known}) and no such file: {source}"
+    )]
     Unknown {
         /// As asked for.
         name: String,
@@ -204,7 +206,8 @@ mod tests {
         // vm-storage-responsiveness, Table 1: 70, 16 and 10 MB/s. The peak is the sequential rate at 128 KiB.
         for (name, peak) in [("emmc", 70e6), ("microsd", 16e6), ("disk-1.8in", 10e6)] {
             let p = TwinProfile::load(name).unwrap();
-            let seconds = super::super::service::mean_service(&p, super::super::Access::Read, 131_072).as_secs_f64();
+            let seconds =
+                super::super::service::mean_service(&p, super::super::Access::Read, 131_072).as_secs_f64();
             let rate = f64::from(p.channels) * 131_072.0 / seconds;
             assert!((rate / peak - 1.0).abs() < 0.05, "{name}: {rate}");
         }

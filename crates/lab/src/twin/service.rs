@@ -88,7 +88,8 @@ impl ServiceModel {
         }
         // The square root is the usual shape of seek curves (Ruemmler and Wilkes, "An introduction to disk drive
         // modeling", 1994). Over uniformly random pairs the mean of sqrt(distance) is 8/15.
-        let seek = arm.settle.0 as f64 + (arm.average_seek.0 as f64 - arm.settle.0 as f64) * distance.sqrt() * 15.0 / 8.0;
+        let seek = arm.settle.0 as f64
+            + (arm.average_seek.0 as f64 - arm.settle.0 as f64) * distance.sqrt() * 15.0 / 8.0;
         seek.max(0.0) + arm.revolution.0 as f64 * self.unit()
     }
 

@@ -34,7 +34,9 @@ fn jitter_stays_in_its_band_and_repeats_with_the_seed() {
     let jittery = format!("{PLAIN}jitter = \"10%\"\n");
     let run = |seed| {
         let mut m = ServiceModel::new(profile(&jittery), 1 << 30, seed);
-        (0..1000u64).map(|i| m.complete_at(i * 1_000_000, Access::Read, 0, 0) - i * 1_000_000).collect::<Vec<_>>()
+        (0..1000u64)
+            .map(|i| m.complete_at(i * 1_000_000, Access::Read, 0, 0) - i * 1_000_000)
+            .collect::<Vec<_>>()
     };
     let a = run(7);
     assert_eq!(a, run(7));
@@ -81,9 +83,8 @@ fn garbage_collection_stops_readers_too() {
 
 #[test]
 fn the_arm_moves_only_for_random_requests() {
-    let disk = format!(
-        "{PLAIN}arm = {{ settle = \"2ms\", average_seek = \"15ms\", revolution = \"14ms\" }}\n"
-    );
+    let disk =
+        format!("{PLAIN}arm = {{ settle = \"2ms\", average_seek = \"15ms\", revolution = \"14ms\" }}\n");
     let size = 1u64 << 30;
     let mut m = ServiceModel::new(profile(&disk), size, 1);
     assert_eq!(m.complete_at(0, Access::Read, 0, 4096), 64_096);

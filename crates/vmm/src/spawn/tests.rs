@@ -78,10 +78,7 @@ impl Drop for Group {
 #[test]
 fn child_is_in_its_cgroup_before_its_first_instruction() {
     let name = "child_is_in_its_cgroup_before_its_first_instruction";
-    let skip = |reason: String| {
-        assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{name} may not be skipped: {reason}");
-        eprintln!("SKIP {name}: {reason}");
-    };
+    let skip = |reason: String| rtvirtio_testkit::skip(name, &reason);
     let Some(root) = cgroup_root() else { return skip("no cgroup file system".into()) };
     let group = Group(root.join(format!("rtvirtio-spawn-{}", std::process::id())));
     if let Err(e) = fs::create_dir(&group.0) {
