@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rtvirtio_host::{BlockDevice, Root};
 use rtvirtio_units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -60,6 +61,8 @@ pub struct TwinHandle {
     pub process: Option<ProcessId>,
     /// The loop device, such as `/dev/loop3`.
     pub device: Option<PathBuf>,
+    /// The elevator that the loop device had; it keeps its queue's settings when it is detached.
+    pub elevator: Option<String>,
 }
 
 /// A running twin. Dropping it does not remove it: the lab's state owns it and calls [`TwinHandle::remove`].
@@ -86,7 +89,7 @@ impl TwinHandle {
         log: &Path,
         save: &mut dyn FnMut(&Self) -> io::Result<()>,
     ) -> Result<(Self, TwinDevice), TwinError> {
-        let mut handle = Self { mount: mount.to_owned(), process: None, device: None };
+        let mut handle = Self { mount: mount.to_owned(), process: None, device: None, elevator: None };
         let result = handle.build(&mut server, log, save);
         match result {
             Ok(path) => Ok((handle, TwinDevice { path, size })),
@@ -134,6 +137,7 @@ impl TwinHandle {
         }
         let device = attach_loop(&file)?;
         self.device = Some(device.clone());
+        self.elevator = elevator_of(&device);
         save(self).map_err(err("save the lab's state for", &mount))?;
         Ok(device)
     }
@@ -146,6 +150,8 @@ impl TwinHandle {
         let file = self.mount.join(FILE_NAME);
         // Also devices that were attached in the moment before a crash, when the handle did not know them yet.
         for device in loops_on(&file) {
+            // Unknown after a crash at the worst moment: then the loop driver's own default.
+            set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));
             detach_loop(&device)?;
         }
         self.device = None;
@@ -179,6 +185,24 @@ fn losetup(args: &[&str], path: &Path) -> Result<String, TwinError> {
         Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
     } else {
         Err(loop_error(String::from_utf8_lossy(&out.stderr).trim().to_owned()))
+    }
+}
+
+fn find(device: &Path) -> Option<(Root, BlockDevice)> {
+    let root = Root::default();
+    let device = BlockDevice::find(&root, device).ok()?;
+    Some((root, device))
+}
+
+fn elevator_of(device: &Path) -> Option<String> {
+    let (root, device) = find(device)?;
+    Some(device.elevators(&root).ok()?.current)
+}
+
+/// Best effort: a device whose elevator cannot be set must be detached all the same.
+fn set_elevator(device: &Path, elevator: &str) {
+    if let Some((root, device)) = find(device) {
+        let _ = device.set_elevator(&root, elevator);
     }
 }
 
