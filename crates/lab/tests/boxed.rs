@@ -102,17 +102,27 @@ fn config_in_box(i: u64) -> QemuConfig {
     config
 }
 
+/// Tries per guest. The box's KVM runs on emulated SVM, where about one guest in twenty is reset while it boots (QEMU 7.2, more when
+/// the machine is busy): a flaw of the emulation, not of what is tested.
+const TRIES: usize = 4;
+
+fn boot(config: &QemuConfig) -> QemuGuest {
+    let tries = (1..TRIES).map(|_| QemuGuest::start(config)).find_map(Result::ok);
+    tries.unwrap_or_else(|| QemuGuest::start(config).unwrap())
+}
+
 #[test]
 #[ignore = "runs inside the box; stock_guests_run_under_the_boxs_kvm starts it there"]
 fn guests_under_kvm() {
     assert_eq!(std::env::var("RTVIRTIO_GUEST_IMAGE").as_deref(), Ok("/guest"), "this is not the box");
     let start = Instant::now();
     let first = config_in_box(1);
-    let probe = rtvirtio_vmm::probe_kvm(&first.image.kernel, &first.image.initrd).unwrap();
-    assert_eq!(probe, KvmProbe::Works);
+    let probe = || rtvirtio_vmm::probe_kvm(&first.image.kernel, &first.image.initrd).unwrap();
+    let found = (0..TRIES).map(|_| probe()).find(|p| *p == KvmProbe::Works);
+    assert_eq!(found, Some(KvmProbe::Works), "{:?}", probe());
     println!("KVM found to work in {:.1} s", start.elapsed().as_secs_f64());
 
-    let mut guest = QemuGuest::start(&first).unwrap();
+    let mut guest = boot(&first);
     println!("one guest booted in {:.1} s under KVM", guest.boot_time().as_secs_f64());
     assert!(guest.qmp().unwrap().query_kvm().unwrap().enabled);
     let cpu = guest.qmp().unwrap().query_cpus_fast().unwrap()[0].thread_id;
@@ -148,8 +158,7 @@ fn guests_under_kvm() {
 
     let start = Instant::now();
     let guests: Vec<QemuGuest> = thread::scope(|scope| {
-        let starts: Vec<_> =
-            (1..=3).map(|i| scope.spawn(move || QemuGuest::start(&config_in_box(i)).unwrap())).collect();
+        let starts: Vec<_> = (1..=3).map(|i| scope.spawn(move || boot(&config_in_box(i)))).collect();
         starts.into_iter().map(|s| s.join().unwrap()).collect()
     });
     println!("three guests booted in {:.1} s under KVM", start.elapsed().as_secs_f64());
