@@ -19,8 +19,12 @@ build: deps
 
 demo: deps
 	@[ "$$(id -u)" -eq 0 ] || { echo "make demo needs root (loop devices, FUSE, cgroups): sudo make demo" >&2; exit 1; }
-	cargo build --locked --release
-	target/release/rtvirtio demo --out demo
+	@# Under sudo the build is the user's, so that a later build without sudo finds its files writable.
+	@if [ -n "$$SUDO_USER" ] && [ "$$SUDO_USER" != root ] && su - "$$SUDO_USER" -c 'cargo --version' >/dev/null 2>&1; \
+	then su - "$$SUDO_USER" -c 'cd "$(CURDIR)" && cargo build --locked --release'; \
+	else cargo build --locked --release; fi
+	target/release/rtvirtio demo --out demo; code=$$?; \
+	[ -z "$$SUDO_USER" ] || chown -R "$$SUDO_USER" demo 2>/dev/null || true; exit $$code
 
 test: deps
 	@sh scripts/test.sh

@@ -26,10 +26,13 @@ need dpkg-deb dpkg
 need apt-get apt
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
 
+# The guest image is made from packages too, so apt needs its lists even when nothing is missing.
+lists=$(find /var/lib/apt/lists -name '*_Packages*' 2>/dev/null | head -n 1)
+
 if ! rust_is_new_enough; then
     if command -v apt-cache >/dev/null 2>&1; then
         # Debian 13 has it as rustc; Debian 12 has a new one as rustc-web (it builds the browsers there).
-        [ -n "$(find /var/lib/apt/lists -name '*_Packages*' 2>/dev/null | head -n 1)" ] || apt-get update -q
+        [ -n "$lists" ] || [ "$(id -u)" -ne 0 ] || { apt-get update -q; lists=1; }
         version=$(LC_ALL=C apt-cache policy rustc | sed -n 's/.*Candidate: 1\.\([0-9]*\)\..*/\1/p' | head -n 1)
         if [ "${version:-0}" -ge 85 ]; then
             missing="$missing rustc cargo rust-clippy rustfmt"
@@ -54,6 +57,7 @@ if [ -n "$missing" ]; then
     # shellcheck disable=SC2086 # a list of words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $missing
 fi
+if [ -z "$missing$lists" ] && [ "$(id -u)" -eq 0 ]; then apt-get update -q; fi
 rust_is_new_enough || {
     echo "rtvirtio: needs cargo 1.85 or later; this Debian has none: install it with rustup (see https://rustup.rs)" >&2
     exit 1

@@ -78,7 +78,7 @@ pub enum Command {
     #[command(after_help = "\
 EXAMPLES
   rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
-  rtvirtio check --kvm           also start a guest to see whether KVM really works (downloads a guest kernel once)
+  rtvirtio check --kvm           see with Debian's guest kernel whether KVM really works (downloads it once)
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
     /// Measure a device and save its profile, which `predict` and `plan` read
@@ -154,7 +154,7 @@ Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
 /// `check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// Start a guest to see whether KVM really works
+    /// Start a guest from Debian's kernel to see whether KVM really works, when this host's own kernel cannot be used for that
     #[arg(long)]
     pub kvm: bool,
 }
@@ -235,7 +235,7 @@ pub struct ApplyArgs {
     /// A plan file, or a spec to plan first
     #[arg(value_name = "SPEC|PLAN")]
     pub source: PathBuf,
-    /// The spec the plan was made for, when it cannot be found from the plan
+    /// The spec, when it is not where it was when the plan was made
     #[arg(long, value_name = "SPEC")]
     pub spec: Option<PathBuf>,
     /// Print every write as `path: old -> new` and change nothing
@@ -294,6 +294,7 @@ pub enum LabCommand {
     #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab down")]
     Down,
     /// What is up
+    #[command(after_help = "EXAMPLES\n  rtvirtio lab status\n  rtvirtio lab status --json | jq -r .device")]
     Status,
 }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use rtvirtio_host::Root;
 use rtvirtio_lab::workload::{self, RunOptions};
 use rtvirtio_measure::TaskResult;
-use rtvirtio_model::{DepthPoint, GuestPoint};
+use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
 use rtvirtio_spec::{Arrival, Op, Pattern, Task};
 use rtvirtio_units::{Bytes, Iops};
 
@@ -17,19 +17,26 @@ use crate::ui::{Cancelled, Ui};
 
 /// How long each of the two runs measures.
 const LENGTH: Duration = Duration::from_secs(5);
-/// Rates of the two runs. Their difference in CPU time is the requests' alone: fio's start and the guest's idle ticks are in both.
-const RATES: [f64; 2] = [200.0, 800.0];
+/// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference of the runs in CPU time is the
+/// requests' alone: fio's start and the guest's idle ticks are in both.
+const HIGHEST: f64 = 800.0;
+/// Rate of the lower run as a share of the higher one's.
+const LOWER: f64 = 0.25;
 
 /// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and counts the CPU time it costs. The
 /// latencies are those at the higher rate.
-pub fn measure(site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<GuestPoint> {
+pub fn measure(site: &Site, profile: &Profile, global: &Global, ui: &Ui) -> anyhow::Result<GuestPoint> {
+    let alone = profile.read.first().map_or(HIGHEST, |point| point.iops.0);
+    // Whole requests per second: fio paces in whole bytes per second.
+    let high = (alone / 2.0).clamp(4.0, HIGHEST).floor();
+    let rates = [(high * LOWER).floor(), high];
     let lab = site.lab.as_ref().context("only a lab's VM can be measured alone")?;
     let restore = Restore::new(&site.device)?;
     site.device.set_elevator(&Root::default(), "none")?;
     let state = lab.state();
     let qemu = state.vms.first().and_then(|vm| vm.qemu.as_ref());
     let mut runs = Vec::new();
-    for rate in RATES {
+    for rate in rates {
         let before = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid));
         let task = probe(site, rate, global, ui)?;
         let used = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before;
@@ -37,7 +44,7 @@ pub fn measure(site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<GuestPoi
     }
     restore.now()?;
     let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { anyhow::bail!("a probe is missing") };
-    ensure!(task.n > low.n, "the VM completed no more requests at {}/s than at {}/s", RATES[1], RATES[0]);
+    ensure!(task.n > low.n, "the VM completed no more requests at {}/s than at {}/s", rates[1], rates[0]);
     let cpu_per_request = (high_cpu - low_cpu).max(0.0) / (task.n - low.n) as f64;
     let kind = match (qemu, state.accelerator.as_str()) {
         (None, _) => "process",

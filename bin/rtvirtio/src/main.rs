@@ -17,6 +17,9 @@ use ui::{Cancelled, Ui};
 /// Exit code after Ctrl-C, as shells give it for SIGINT.
 const INTERRUPTED: u8 = 130;
 
+/// Characters of an error that are shown: a guest's program may say megabytes.
+const LONGEST_ERROR: usize = 4000;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Command::TwinServe(args) = &cli.command {
@@ -72,7 +75,9 @@ fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
         }
         Some(errors) => eprint!("{errors}"),
         None => {
-            eprintln!("rtvirtio: {error:#}");
+            // An error may hold what a guest said: bytes that must not reach the terminal as they are.
+            let text: String = format!("{error:#}").chars().take(LONGEST_ERROR).collect();
+            eprintln!("rtvirtio: {}", rtvirtio_report::terminal(&text, false));
             if json {
                 println!("{}", serde_json::json!({ "error": format!("{error:#}") }));
             }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_apply::{Binding, VmBinding};
+use rtvirtio_apply::{Binding, Session, VmBinding};
 use rtvirtio_host::{BlockDevice, Cgroups, Root, text};
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::qemu::GUEST_DISK;
@@ -51,6 +52,21 @@ pub fn load_spec(path: &Path) -> anyhow::Result<Spec> {
     Ok(rtvirtio_spec::load(path)?)
 }
 
+/// Only one rtvirtio at a time works on the VMs of a run directory; the second is refused with the holder's pid.
+pub fn lock(global: &Global) -> anyhow::Result<Session> {
+    Ok(Session::open(&global.run_dir)?)
+}
+
+/// Loads BFQ where it is a module, as on Debian. The module stays loaded; it does nothing to devices that do not use it.
+pub fn load_bfq(device: &BlockDevice) -> anyhow::Result<()> {
+    let root = Root::default();
+    if device.offers(&root, "bfq").is_err() {
+        // Whether it helped is seen below.
+        let _ = Command::new("modprobe").args(["-q", "bfq"]).status();
+    }
+    Ok(device.offers(&root, "bfq")?)
+}
+
 /// Name under which a device's profile is saved.
 pub fn profile_key(device: &Device) -> anyhow::Result<String> {
     Ok(match device {
@@ -83,6 +99,10 @@ impl Site {
             (Device::Path(path), None) => BlockDevice::find(&root, path)?,
             (Device::Twin { .. }, None) => bail!("a twin exists only in a lab"),
         };
+        if rustix::process::geteuid().is_root() {
+            // Without BFQ the plan is made from what there is.
+            let _ = load_bfq(&device);
+        }
         let mut vms = Vec::new();
         for (i, vm) in spec.vms.iter().enumerate() {
             vms.push(match &lab {

@@ -7,7 +7,7 @@ use common::{Site, text};
 #[test]
 fn every_command_has_help_with_examples() {
     let site = Site::new();
-    let commands: [&[&str]; 12] = [
+    let commands: [&[&str]; 13] = [
         &["check"],
         &["profile"],
         &["predict"],
@@ -19,6 +19,7 @@ fn every_command_has_help_with_examples() {
         &["lab", "up"],
         &["lab", "run"],
         &["lab", "down"],
+        &["lab", "status"],
         &["demo"],
     ];
     for command in commands {
@@ -61,8 +62,22 @@ fn nothing_in_force_is_said_and_is_no_error() {
 fn a_plan_file_of_another_form_is_refused() {
     let site = Site::new();
     let path = site.dir.path().join("x.plan");
-    std::fs::write(&path, "{}").unwrap();
-    let out = site.output(&["apply", path.to_str().unwrap(), "--dry-run"]);
-    assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stderr).contains("--spec"), "{}", text(&out.stderr));
+    for (content, said) in [
+        ("{}", "is not a plan"),
+        (&plan_of("rtvirtio.plan.v9"), "plan again"),
+        (&plan_of("rtvirtio.plan.v1"), "--spec"),
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let out = site.output(&["apply", path.to_str().unwrap(), "--dry-run"]);
+        assert_eq!(out.status.code(), Some(1));
+        assert!(text(&out.stderr).contains(said), "{}", text(&out.stderr));
+    }
+}
+
+fn plan_of(schema: &str) -> String {
+    serde_json::json!({
+        "schema": schema, "scheme": "by-hand", "model": "slice", "settings": [], "tasks": [], "feasible": true,
+        "infeasible": null, "evaluated": 0,
+    })
+    .to_string()
 }

@@ -43,11 +43,11 @@ fn the_whole_loop() {
     assert_eq!((code, &plan["feasible"]), (0, &true.into()), "{plan:#}");
     assert!(!plan["settings"].as_array().unwrap().is_empty());
 
-    let dry = site.ok(&["apply", plan_arg, "--spec", SPEC, "--dry-run"]);
+    let dry = site.ok(&["apply", plan_arg, "--dry-run"]);
     assert!(dry.lines().all(|l| l.contains(": ") && l.contains(" -> ")), "{dry}");
     assert_eq!(queue_settings(&device), before, "a dry run changes nothing");
 
-    site.ok(&["apply", plan_arg, "--spec", SPEC]);
+    site.ok(&["apply", plan_arg]);
     assert_ne!(queue_settings(&device), before);
     let (_, status) = site.json(&["status"]);
     assert!(

@@ -178,8 +178,11 @@ impl BlockDevice {
     /// # Errors
     /// When it is not on offer or the kernel refuses it.
     pub fn set_elevator(&self, root: &Root, elevator: &str) -> Result<(), HostError> {
-        self.offers(root, elevator)?;
+        // The write itself makes the kernel load the module of an elevator that is not on offer yet.
         root.write(self.queue("scheduler"), elevator)
+            .map_err(|e| self.offers(root, elevator).err().unwrap_or(e))?;
+        // Linux 6.18 takes an unknown name without an error while there is none.
+        if self.elevators(root)?.current == elevator { Ok(()) } else { self.offers(root, elevator) }
     }
 
     /// The tunables of the elevator in use, name to text; empty for `none`.

@@ -143,6 +143,12 @@ impl Lab {
         Ok(Self { run_dir: run_dir.to_owned(), state })
     }
 
+    /// Whether a lab, complete or not, is in this run directory.
+    #[must_use]
+    pub fn is_there(run_dir: &Path) -> bool {
+        load(run_dir).is_ok_and(|state| state.is_some())
+    }
+
     /// Removes what a lab left in this run directory, complete or not. False when there was none.
     ///
     /// # Errors
@@ -343,9 +349,10 @@ impl Lab {
         }
         self.state.cgroups.clear();
         for file in self.state.io_enabled.iter().rev() {
-            // Files below the removed cgroups are gone with them.
+            // Files below the removed cgroups are gone with them. Refused (EBUSY) when somebody uses the controller below by now: then
+            // it is theirs and stays on.
             if root.exists(file) {
-                root.write(file, "-io")?;
+                let _ = root.write(file, "-io");
             }
         }
         self.state.io_enabled.clear();
@@ -353,6 +360,8 @@ impl Lab {
             twin.remove()?;
         }
         self.state.twin = None;
+        // Only a log.
+        let _ = std::fs::remove_file(self.run_dir.join("twin.log"));
         // Sockets and logs of guests that a crash left; the guests themselves are gone with their cgroups.
         let guests = self.run_dir.join(GUESTS);
         match std::fs::remove_dir_all(&guests) {

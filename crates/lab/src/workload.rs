@@ -21,6 +21,10 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(60);
 /// How often a guest is asked whether its fio has ended, once its time is over.
 const POLL: Duration = Duration::from_millis(500);
+/// How often it is asked before that.
+const WATCH: Duration = Duration::from_secs(30);
+/// How long fio in a guest may take to end when it is told to.
+const TERM_PATIENCE: Duration = Duration::from_secs(5);
 /// How often cancellation is looked at.
 const TICK: Duration = Duration::from_millis(100);
 /// Where a guest keeps a run's files: a RAM disk in the lab's guests and on every systemd guest.
@@ -257,12 +261,13 @@ impl<'a> GuestRun<'a> {
         let argv: Vec<&str> = std::iter::once("fio").chain(args.iter().map(String::as_str)).collect();
         let process = self.agent.spawn(&argv).map_err(|e| self.agent_error(e))?;
         let start = Instant::now();
-        // A question to the agent costs the guest CPU time that would count as latency: none before fio's time is over.
-        let mut next_poll = job.duration();
+        // A question to the agent costs the guest CPU time that counts as latency, so there are few before fio's time is over: one in the
+        // warm-up, for a fio that fails at once, and then as many as it takes to notice a dead guest.
+        let mut next_poll = WARM_UP / 2;
         let out = loop {
             if stop.load(Ordering::Relaxed) {
-                // The run is lost either way.
-                let _ = self.agent.kill(process);
+                // The run is lost either way; fio's own processes must not go on.
+                let _ = self.agent.terminate(process, TERM_PATIENCE);
                 return Err(WorkloadError::Cancelled);
             }
             let elapsed = start.elapsed();
@@ -270,9 +275,13 @@ impl<'a> GuestRun<'a> {
                 if let Some(out) = self.agent.poll(process).map_err(|e| self.agent_error(e))? {
                     break out;
                 }
-                next_poll = elapsed + POLL;
+                next_poll = if elapsed < job.duration() {
+                    job.duration().min(elapsed + WATCH)
+                } else {
+                    elapsed + POLL
+                };
                 if elapsed > job.duration() + GRACE {
-                    let _ = self.agent.kill(process);
+                    let _ = self.agent.terminate(process, TERM_PATIENCE);
                     let source = MeasureError::TimedOut { after: elapsed };
                     return Err(WorkloadError::Measure { vm: self.vm.to_owned(), source });
                 }

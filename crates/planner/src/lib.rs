@@ -88,6 +88,7 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
         feasible: infeasible.is_none(),
         infeasible,
         evaluated: evaluator.evaluated(),
+        spec_file: None,
     })
 }
 

@@ -27,6 +27,9 @@ pub struct Plan {
     pub infeasible: Option<Infeasible>,
     /// Candidate configurations that the search evaluated.
     pub evaluated: u64,
+    /// Absolute path of the spec that it was made for; whoever saves a plan fills it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_file: Option<String>,
 }
 
 /// One knob and the value it should get.

@@ -14,7 +14,8 @@ fn unsafe_char(c: char) -> bool {
 }
 
 /// Text for a terminal: one line, no escape sequences; with `ascii` every other character becomes `?`.
-pub(crate) fn terminal(s: &str, ascii: bool) -> String {
+#[must_use]
+pub fn terminal(s: &str, ascii: bool) -> String {
     s.chars()
         .map(|c| match c {
             '\n' | '\t' | '\u{00A0}' | '\u{202F}' => ' ',

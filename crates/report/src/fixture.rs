@@ -179,6 +179,7 @@ pub(crate) fn plan() -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 1_284,
+        spec_file: None,
     }
 }
 

@@ -16,6 +16,7 @@ pub mod svg;
 pub mod text;
 mod words;
 
+pub use clean::terminal;
 pub use html::{ReportInput, html};
 pub use summary::{Tally, tally};
 

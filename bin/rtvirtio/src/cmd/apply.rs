@@ -12,7 +12,7 @@ use rtvirtio_apply::{
 use rtvirtio_host::Root;
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{Plan, plan};
-use rtvirtio_report::text;
+use rtvirtio_report::{terminal, text};
 
 use super::plan::{INFEASIBLE, load, load_profile, old_values};
 use super::{need_root, show, style, write_file};
@@ -32,13 +32,20 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         need_root("apply")?;
     }
     let is_spec = args.source.extension().is_some_and(|e| e == "toml");
-    let spec_path = match (&args.spec, is_spec) {
+    let saved = if is_spec { None } else { Some(load(&args.source)?) };
+    let spec_path = match (&args.spec, &saved) {
         (Some(spec), _) => spec.clone(),
-        (None, true) => args.source.clone(),
-        (None, false) => bail!("say which spec the plan {} is for: --spec FILE.toml", args.source.display()),
+        (None, None) => args.source.clone(),
+        (None, Some(plan)) => match &plan.spec_file {
+            Some(spec) => PathBuf::from(spec),
+            None => bail!("say which spec the plan {} is for: --spec FILE.toml", args.source.display()),
+        },
     };
     let site = Site::find(site::load_spec(&spec_path)?, global)?;
-    let plan = if is_spec { plan_now(args, &site, global, ui)? } else { load(&args.source)? };
+    let plan = match saved {
+        Some(plan) => plan,
+        None => plan_now(args, &site, global, ui)?,
+    };
     if args.dry_run {
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
@@ -140,7 +147,7 @@ fn status_text(status: &Status, plan: Option<&Plan>) -> String {
         let state = match &knob.state {
             KnobState::InForce => "in force".to_owned(),
             KnobState::Original => "as before the plan".to_owned(),
-            KnobState::Changed { found } => format!("CHANGED by somebody else to {found}"),
+            KnobState::Changed { found } => format!("CHANGED by somebody else to {}", terminal(found, false)),
             KnobState::Gone { why } => format!("gone: {why}"),
             KnobState::Unknown { error } => format!("not readable: {error}"),
         };

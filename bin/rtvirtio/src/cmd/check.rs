@@ -1,5 +1,6 @@
 //! `rtvirtio check`.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use rtvirtio_host::{Finding, Level, Root, check};
@@ -8,6 +9,7 @@ use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
 use super::{show, style};
 use crate::args::{CheckArgs, Global};
+use crate::site::kernel_release;
 use crate::ui::Ui;
 
 const KVM_WHY: &str =
@@ -33,11 +35,19 @@ fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
             }
             Err(e) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "see the message"),
         }
-    } else if std::path::Path::new("/dev/kvm").exists() {
+    } else if !Path::new("/dev/kvm").exists() {
+        KvmProbe::Absent { reason: "there is no /dev/kvm".to_owned() }
+    } else if let Some((kernel, initrd)) = own_kernel() {
+        ui.step("starting this host's own kernel under KVM");
+        match probe_kvm(&kernel, &initrd) {
+            Ok(probe) => probe,
+            Err(e) => {
+                return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "install qemu-system-x86");
+            }
+        }
+    } else {
         let what = "/dev/kvm is there; whether a stock guest boots under it was not tried";
         return Finding::warn("kvm", what, KVM_WHY, "find out with `rtvirtio check --kvm`");
-    } else {
-        KvmProbe::Absent { reason: "there is no /dev/kvm".to_owned() }
     };
     match probe {
         KvmProbe::Works => Finding::ok("kvm", "a stock kernel boots under KVM", KVM_WHY),
@@ -54,6 +64,16 @@ fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
             "enable virtualisation in the firmware, or nested virtualisation",
         ),
     }
+}
+
+/// The running kernel's own files, where they are readable: they need no download.
+fn own_kernel() -> Option<(PathBuf, PathBuf)> {
+    let release = kernel_release();
+    let files = (
+        PathBuf::from(format!("/boot/vmlinuz-{release}")),
+        PathBuf::from(format!("/boot/initrd.img-{release}")),
+    );
+    (std::fs::File::open(&files.0).is_ok() && std::fs::File::open(&files.1).is_ok()).then_some(files)
 }
 
 fn text(findings: &[Finding]) -> String {

@@ -1,12 +1,12 @@
 //! `rtvirtio demo`: the whole loop in a lab.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_host::Root;
-use rtvirtio_lab::Lab;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
 use rtvirtio_planner::{Plan, TaskOutlook, plan};
@@ -19,7 +19,7 @@ use super::profile::of_site;
 use super::verify::{exit_code, generated, measure};
 use super::{lab, need_root, style, write_file};
 use crate::args::{DemoArgs, Global};
-use crate::site::Site;
+use crate::site::{self, Site};
 use crate::ui::Ui;
 
 /// The paper's Fig. 7 case.
@@ -48,17 +48,28 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         "{name}: the demo runs on a twin only; for a real device use `lab up`, `plan`, `apply`, `verify`"
     );
     // A journal and a lab of its own: the demo never mixes with what the user has applied.
+    let _lock = site::lock(global)?;
     let mut global = global.clone();
-    global.run_dir = global.run_dir.join("demo");
-    global.state_dir = global.run_dir.join("state");
+    global.run_dir = global.run_dir.join(lab::DEMO_DIR);
+    global.state_dir = global.run_dir.join(lab::DEMO_STATE);
     let stage = Stage { global: &global, ui };
     stage.clear()?;
     let lengths = Duration::from_nanos(args.length.0);
-    let shown = stage.play(&spec, &name, &text, args, lengths);
-    stage.clear()?;
-    let shown = shown?;
-    std::fs::create_dir_all(&args.out).with_context(|| format!("cannot create {}", args.out.display()))?;
-    let code = shown.write(&args.out, ui)?;
+    let played = {
+        // Also when something panics.
+        let _guard = ClearOnDrop(&stage);
+        stage.play(&spec, &name, &text, args, lengths)
+    };
+    // Once more, because only here an error can be told; nothing to do when the guard has done it.
+    let cleared = stage.clear();
+    let code = match played {
+        Ok(shown) => shown.write(&args.out, ui)?,
+        Err(e) => {
+            cleared?;
+            return Err(e);
+        }
+    };
+    cleared?;
     ui.step(&format!("everything is put back; {:.0} s in all", start.elapsed().as_secs_f64()));
     Ok(code)
 }
@@ -71,6 +82,15 @@ struct Shown {
     notes: Vec<String>,
 }
 
+struct ClearOnDrop<'a>(&'a Stage<'a>);
+
+impl Drop for ClearOnDrop<'_> {
+    fn drop(&mut self) {
+        // An error here is told by the call that follows.
+        let _ = self.0.clear();
+    }
+}
+
 struct Stage<'a> {
     global: &'a Global,
     ui: &'a Ui,
@@ -79,12 +99,10 @@ struct Stage<'a> {
 impl Stage<'_> {
     /// Puts settings back and removes the lab: at the start what an earlier, killed demo left, at the end everything.
     fn clear(&self) -> anyhow::Result<()> {
-        let reverted = revert_all(self.global);
-        if Lab::remove(&self.global.run_dir)? {
+        if lab::remove(self.global)? {
             self.ui.step("the lab is removed");
         }
-        // Settings of a device that is gone are gone with it; the lab goes first only when putting back failed.
-        reverted.map(|_| ())
+        Ok(())
     }
 
     fn play(
@@ -190,9 +208,10 @@ fn latencies(tasks: &[TaskOutlook]) -> Vec<Option<Nanos>> {
 
 /// Text of the demo: to standard output, unless that is for JSON.
 fn say(text: &str, ui: &Ui) {
+    // A closed output must not end the demo before it has put everything back.
     if ui.json {
-        eprintln!("{text}");
+        let _ = writeln!(std::io::stderr(), "{text}");
     } else {
-        println!("{text}");
+        let _ = writeln!(std::io::stdout(), "{text}");
     }
 }

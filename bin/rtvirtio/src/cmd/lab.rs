@@ -14,10 +14,11 @@ use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
+use super::apply::revert_all;
 use super::verify::{exit_code, measure};
 use super::{need_root, show, style};
 use crate::args::{AccelName, Global, LabCommand, LabRunArgs, LabUpArgs};
-use crate::site::Site;
+use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
 /// `rtvirtio lab ...`.
@@ -27,7 +28,15 @@ pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         LabCommand::Run(args) => run_command(args, global, ui),
         LabCommand::Down => {
             need_root("lab down")?;
-            let there = Lab::remove(&global.run_dir)?;
+            let _lock = site::lock(global)?;
+            let mut there = Lab::remove(&global.run_dir)?;
+            // What a killed `demo` or `profile twin:` left: its settings first, while their files are there.
+            for own in [DEMO_DIR, PROFILE_DIR] {
+                let mut global = global.clone();
+                global.run_dir = global.run_dir.join(own);
+                global.state_dir = global.run_dir.join(DEMO_STATE);
+                there |= remove(&global)?;
+            }
             ui.step(if there { "the lab is removed" } else { "no lab was up" });
             Ok(ExitCode::SUCCESS)
         }
@@ -58,8 +67,30 @@ pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     }
 }
 
+/// Run directory of `profile twin:`, below the global one.
+pub const PROFILE_DIR: &str = "profile";
+/// Run directory of `demo`, below the global one.
+pub const DEMO_DIR: &str = "demo";
+/// State directory of `demo`, below its run directory.
+pub const DEMO_STATE: &str = "state";
+
+/// Puts back what is applied to a lab with a state directory of its own, and removes the lab and its directory.
+pub fn remove(global: &Global) -> anyhow::Result<bool> {
+    let reverted = revert_all(global);
+    let there = Lab::remove(&global.run_dir)?;
+    // Settings of a device that is gone are gone with it, so the lab goes even when putting back failed; then that is told.
+    reverted?;
+    match std::fs::remove_dir_all(&global.run_dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", global.run_dir.display()))
+        }
+        _ => Ok(there),
+    }
+}
+
 fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("lab up")?;
+    let _lock = site::lock(global)?;
     let text = std::fs::read_to_string(&args.spec)
         .with_context(|| format!("cannot read {}", args.spec.display()))?;
     let name = args.spec.display().to_string();
@@ -82,8 +113,10 @@ pub fn up(
     let progress = |text: &str| ui.step(text);
     let mut guest: Option<(GuestImage, Accel)> = None;
     if spec.lab_kind() == Some(LabKind::Qemu) {
-        let image = rtvirtio_lab::image::ensure(&global.cache_dir, &progress)?;
+        let image = rtvirtio_lab::image::ensure(&global.cache_dir, &progress);
+        // Ctrl-C reaches apt too, whose failure is then not the news.
         ui.check_cancelled()?;
+        let image = image?;
         let accel = choose_accel(accel, &image, ui)?;
         guest = Some((image, accel));
     }
@@ -94,7 +127,12 @@ pub fn up(
         cancel: ui.cancel_flag(),
         progress: &progress,
     };
-    match Lab::up(spec, name, text, &options) {
+    let made = Lab::up(spec, name, text, &options);
+    if made.is_err() && Lab::is_there(&global.run_dir) {
+        ui.warn("not all of the lab could be removed: try `rtvirtio lab down`");
+        return Ok(made?);
+    }
+    match made {
         Err(LabError::Cancelled) => Err(Cancelled.into()),
         Err(_) if ui.is_cancelled() => Err(Cancelled.into()),
         other => Ok(other?),
@@ -134,6 +172,7 @@ fn choose_accel(wanted: AccelName, image: &GuestImage, ui: &Ui) -> anyhow::Resul
 
 fn run_command(args: &LabRunArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("lab run")?;
+    let _lock = site::lock(global)?;
     let lab = Lab::open(&global.run_dir)?;
     let spec = rtvirtio_spec::parse(&lab.state().spec_name, &lab.state().spec_text)?;
     let site = Site::find(spec, global)?;

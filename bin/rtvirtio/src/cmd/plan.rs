@@ -102,12 +102,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
-        ui.step(&format!(
-            "saved {}; apply it with `rtvirtio apply {} --spec {}`",
-            out.display(),
-            out.display(),
-            args.model.spec.display()
-        ));
+        ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), out.display()));
     }
     show(ui, &plan, || text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style()))?;
     Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })

@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_host::{BlockDevice, Root};
-use rtvirtio_lab::twin::{TwinHandle, TwinProfile};
+use rtvirtio_lab::Lab;
+use rtvirtio_lab::twin::TwinProfile;
+
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure, save};
 use rtvirtio_model::Profile;
 use rtvirtio_report::text;
+use rtvirtio_spec::Device;
 use rtvirtio_units::Bytes;
 
 use super::{lab, need_root, show, style};
-use crate::args::{Global, ProfileArgs};
+use crate::args::{AccelName, Global, ProfileArgs};
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
@@ -25,8 +28,10 @@ const TWIN_SIZE: Bytes = Bytes(1 << 30);
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("profile")?;
     let length = Duration::from_nanos(args.length.0);
+    let _lock = site::lock(global)?;
     let (key, profile) = if let Some(name) = args.target.strip_prefix("twin:") {
-        (format!("twin-{name}"), of_twin(name, length, global, ui)?)
+        let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };
+        (site::profile_key(&device)?, of_twin(name, length, global, ui)?)
     } else if Path::new(&args.target).is_file() {
         let spec = site::load_spec(Path::new(&args.target))?;
         let key = site::profile_key(&spec.device)?;
@@ -41,27 +46,30 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if let Some(dir) = path.parent() {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     }
+    // Shown first: a full disk must not cost the measurement.
+    show(ui, &profile, || text::profile(&profile, &style()))?;
     save(&profile, &path)?;
     ui.step(&format!("saved {}", path.display()));
-    show(ui, &profile, || text::profile(&profile, &style()))?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// In a lab of its own below the run directory, so that `lab down` finds it after a crash.
 fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
     TwinProfile::load(name)?;
-    std::fs::create_dir_all(&global.run_dir)
-        .with_context(|| format!("cannot create {}", global.run_dir.display()))?;
-    let mount = tempfile::Builder::new().prefix("profile-twin-").tempdir_in(&global.run_dir)?.keep();
-    let log = mount.with_extension("log");
-    ui.step(&format!("making a twin {name}"));
-    let server = lab::twin_server(name, TWIN_SIZE, &mount);
-    let (mut handle, device) = TwinHandle::make(&mount, TWIN_SIZE, server, &log, &mut |_| Ok(()))?;
-    let result = BlockDevice::find(&Root::default(), &device.path)
+    let mut global = global.clone();
+    global.run_dir = global.run_dir.join(lab::PROFILE_DIR);
+    Lab::remove(&global.run_dir)?;
+    let text = format!(
+        "[device]\ntwin = {name:?}\nsize = \"{TWIN_SIZE}\"\n[[vm]]\nname = \"none\"\nlab = \"process\"\n\
+         [[vm.task]]\nname = \"none\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"1/s\"\n"
+    );
+    let spec = rtvirtio_spec::parse("profile", &text)?;
+    let made = lab::up(&spec, "profile", &text, AccelName::Auto, &global, ui)?;
+    let result = BlockDevice::find(&Root::default(), made.device())
         .map_err(anyhow::Error::from)
         // Its content is nobody's, so writes are measured too.
-        .and_then(|device| of_device(&device, length, true, global, ui));
-    handle.remove()?;
-    let _ = std::fs::remove_file(&log);
+        .and_then(|device| of_device(&device, length, true, &global, ui));
+    lab::remove(&global)?;
     result
 }
 
@@ -70,7 +78,7 @@ pub fn of_site(site: &Site, length: Duration, global: &Global, ui: &Ui) -> anyho
     let is_twin = matches!(site.spec.device, rtvirtio_spec::Device::Twin { .. });
     let mut profile = of_device(&site.device, length, is_twin, global, ui)?;
     if site.lab.is_some() {
-        profile.guest = Some(crate::guest_point::measure(site, global, ui)?);
+        profile.guest = Some(crate::guest_point::measure(site, &profile, global, ui)?);
     }
     Ok(profile)
 }
@@ -83,10 +91,11 @@ fn of_device(
     ui: &Ui,
 ) -> anyhow::Result<Profile> {
     let root = Root::default();
-    let elevators = device.elevators(&root)?;
-    if !elevators.available.iter().any(|e| e == "bfq") {
-        bail!("{} offers no bfq: load it with `modprobe bfq`", device.name);
+    if let (true, Some(partition)) = (destroy_data, &device.partition) {
+        // The measurement is of the whole disk: writing would reach the partition table and the other partitions.
+        bail!("{partition} is a partition of {}: writes can be measured on a whole disk only", device.name);
     }
+    site::load_bfq(device)?;
     let dir = work_dir(global)?;
     let mut options = ProfileOptions::new(
         PathBuf::from("/dev").join(&device.name),

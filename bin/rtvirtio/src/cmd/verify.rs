@@ -56,19 +56,23 @@ pub fn measure(
 /// `rtvirtio verify`.
 pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("verify")?;
+    let _lock = site::lock(global)?;
     let spec = site::load_spec(&args.spec)?;
     let site = Site::find(spec, global)?;
     site.guard_data(args.destroy_data)?;
     let profile = plan::load_profile(&site.spec, None, global).ok();
+    let in_force = plan_in_force(&global.state_dir);
+    let model = in_force.as_ref().map_or(ModelKind::Slice, |plan| plan.model);
     // A prediction beside the measurement when there is a profile; measuring does not depend on it.
     let predicted: Vec<Option<Nanos>> = profile
         .as_ref()
-        .and_then(|profile| plan::outlook(&site.spec, profile, ModelKind::Slice, &site.config().ok()?).ok())
+        .and_then(|profile| plan::outlook(&site.spec, profile, model, &site.config().ok()?).ok())
         .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
-    let in_force = plan_in_force(&global.state_dir);
     let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();
     let run = measure(&site, &scheme, Duration::from_nanos(args.length.0), &predicted, global, ui)?;
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![run] };
+    // Shown first: a full disk must not cost the measurement.
+    show(ui, &file, || text::results(&file, &style()))?;
     if let Some(out) = &args.out {
         write_file(out, &serde_json::to_vec_pretty(&file)?)?;
     }
@@ -83,7 +87,6 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         };
         write_file(out, html(&report).as_bytes())?;
     }
-    show(ui, &file, || text::results(&file, &style()))?;
     Ok(exit_code(&file.runs[0]))
 }
 

@@ -67,6 +67,7 @@ pub fn plan(settings: &[(Knob, &str)]) -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 0,
+        spec_file: None,
     }
 }
 

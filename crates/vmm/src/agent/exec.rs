@@ -133,6 +133,24 @@ impl GuestAgent {
         }
     }
 
+    /// Asks a program in the guest to end (SIGTERM), and kills it when it has not ended within `patience`. A program that is
+    /// killed cannot end its own children, so this comes first.
+    ///
+    /// # Errors
+    /// As [`GuestAgent::spawn`] and [`GuestAgent::poll`].
+    pub fn terminate(&mut self, process: Process, patience: Duration) -> Result<(), VmmError> {
+        let pid = process.pid.to_string();
+        self.spawn(&["kill", "-TERM", &pid])?;
+        let start = Instant::now();
+        while self.poll(process)?.is_none() {
+            if start.elapsed() > patience {
+                return self.kill(process);
+            }
+            thread::sleep(POLL_FIRST * 10);
+        }
+        Ok(())
+    }
+
     /// Kills a program in the guest (SIGKILL, through the guest's own `kill`: the agent has no command for it).
     ///
     /// # Errors
