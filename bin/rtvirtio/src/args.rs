@@ -122,6 +122,7 @@ EXAMPLES
 EXAMPLES
   sudo rtvirtio revert
   sudo rtvirtio revert --force    also settings that somebody else changed since
+  sudo rtvirtio revert --keep     leave those as they are, and forget about them
 
 Exit code 3 when a setting was left alone because somebody else changed it.")]
     Revert(RevertArgs),
@@ -258,6 +259,9 @@ pub struct RevertArgs {
     /// Also put back settings that somebody else changed since
     #[arg(long)]
     pub force: bool,
+    /// Leave settings that somebody else changed since as they are, for good
+    #[arg(long, conflicts_with = "force")]
+    pub keep: bool,
 }
 
 /// `verify`.

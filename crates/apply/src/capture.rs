@@ -8,7 +8,7 @@ use crate::error::ApplyError;
 use crate::journal::Entry;
 use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
-use crate::target::{Form, Target};
+use crate::target::{Form, Place, Target};
 
 /// One line of a dry run; prints as `path: old -> new`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -77,7 +77,14 @@ pub(crate) fn capture(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Ent
         }
         for target in &write.side_effects {
             // A kernel without the file, or one that does not let it be read (wbt_lat_usec without writeback throttling).
-            let Ok(text) = machine.read(target) else { continue };
+            let text = match machine.read(target) {
+                Ok(text) => text,
+                // A guest that is only slow must not lose an old value for good.
+                Err(fault @ Fault::Io(_)) if matches!(target.place, Place::Guest { .. }) => {
+                    return Err(unreadable(target, fault));
+                }
+                Err(_) => continue,
+            };
             entries.push(Entry {
                 id: entries.len(),
                 knob: format!("{} (changes with {})", target.path.display(), write.knob),

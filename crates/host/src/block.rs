@@ -107,7 +107,8 @@ impl BlockDevice {
             let idle_loop =
                 name.starts_with("loop") && !root.exists(format!("/sys/block/{name}/loop/backing_file"));
             if !idle_loop && !name.starts_with("ram") && !name.starts_with("zram") {
-                out.push(Self::find(root, &name)?);
+                // A hidden path of a multipath device has no number, and a device may vanish: neither is worth the whole list.
+                out.extend(Self::find(root, &name));
             }
         }
         Ok(out)
@@ -178,11 +179,14 @@ impl BlockDevice {
     /// # Errors
     /// When it is not on offer or the kernel refuses it.
     pub fn set_elevator(&self, root: &Root, elevator: &str) -> Result<(), HostError> {
-        // The write itself makes the kernel load the module of an elevator that is not on offer yet.
-        root.write(self.queue("scheduler"), elevator)
-            .map_err(|e| self.offers(root, elevator).err().unwrap_or(e))?;
-        // Linux 6.18 takes an unknown name without an error while there is none.
-        if self.elevators(root)?.current == elevator { Ok(()) } else { self.offers(root, elevator) }
+        let offered = self.offers(root, elevator);
+        if offered.is_err() && !root.is_real() {
+            return offered;
+        }
+        // The write makes the kernel load the module of an elevator that is not on offer yet. Linux 6.18 takes an unknown name
+        // without an error while there is none, so the read-back decides.
+        let written = root.write(self.queue("scheduler"), elevator);
+        if offered.is_ok() || self.elevators(root)?.current == elevator { written } else { offered }
     }
 
     /// The tunables of the elevator in use, name to text; empty for `none`.

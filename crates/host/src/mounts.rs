@@ -27,7 +27,10 @@ pub struct Mount {
 /// When the file cannot be read or a line has another form.
 pub fn mounts(root: &Root) -> Result<Vec<Mount>, HostError> {
     const PATH: &str = "/proc/self/mountinfo";
-    let text = root.read(PATH)?;
+    // A mount point need not be UTF-8.
+    let bytes =
+        std::fs::read(root.at(PATH)).map_err(|source| HostError::Read { path: PATH.into(), source })?;
+    let text = String::from_utf8_lossy(&bytes);
     text.lines()
         .map(|line| {
             parse(line).ok_or_else(|| HostError::Form {

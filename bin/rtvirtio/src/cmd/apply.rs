@@ -159,9 +159,12 @@ fn status_text(status: &Status, plan: Option<&Plan>) -> String {
 /// `rtvirtio revert`.
 pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("revert")?;
-    let Some(reverted) =
-        revert_with(global, if args.force { OnConflict::Force } else { OnConflict::Report })?
-    else {
+    let on_conflict = match (args.force, args.keep) {
+        (true, _) => OnConflict::Force,
+        (_, true) => OnConflict::Accept,
+        _ => OnConflict::Report,
+    };
+    let Some(reverted) = revert_with(global, on_conflict)? else {
         show(ui, &Option::<Reverted>::None, || "no plan is in force: nothing to put back\n".to_owned())?;
         return Ok(ExitCode::SUCCESS);
     };

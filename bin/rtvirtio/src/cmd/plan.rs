@@ -99,7 +99,9 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
 /// `rtvirtio plan`.
 pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let basis = Basis::load(&args.model, global, ui)?;
-    let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
+    let mut plan = plan(&basis.spec, &basis.profile, &basis.options)?;
+    // A path that is not UTF-8 cannot stand in JSON; `apply` then asks for --spec.
+    plan.spec_file = std::path::absolute(&args.model.spec)?.into_os_string().into_string().ok();
     if let Some(out) = &args.out {
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), out.display()));
