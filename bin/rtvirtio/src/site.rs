@@ -1,7 +1,6 @@
 //! The spec's device and VMs, found on this host.
 
 use std::collections::BTreeMap;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
 use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::GuestAgent;
+use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
 
@@ -318,17 +317,20 @@ fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Foun
             path.clone()
         }
         HostHandle::Pid(pid) => of_pid(*pid)?,
-        HostHandle::Qmp(socket) => of_pid(peer_pid(socket)?)?,
+        HostHandle::Qmp(socket) => of_pid(qemu_pid(socket)?)?,
     };
     Ok(Found { cgroup, agent: agent.clone(), disk: disk.clone() })
 }
 
-/// The process that listens on a UNIX socket: QEMU itself tells no pid over QMP.
-fn peer_pid(socket: &Path) -> anyhow::Result<u32> {
-    let stream = UnixStream::connect(socket)
-        .with_context(|| format!("cannot connect to {}: is the VM running?", socket.display()))?;
-    let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-    Ok(u32::try_from(peer.pid.as_raw_nonzero().get())?)
+/// QEMU's process, by one of its vCPU threads: the process that listens on the socket may be libvirt's daemon, which opens it
+/// for QEMU.
+fn qemu_pid(socket: &Path) -> anyhow::Result<u32> {
+    let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
+    let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status"))
+        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
+    let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")).context("/proc names no Tgid")?;
+    Ok(tgid.trim().parse()?)
 }
 
 fn elevator(name: &str) -> Elevator {

@@ -72,6 +72,27 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
     let reverted = site.ok(&["revert"]);
     assert!(reverted.contains("everything was put back"), "{reverted}");
 
+    // The same guest as users have theirs: found by its monitor, verified through its agent.
+    let (_, state) = site.json(&["lab", "status"]);
+    let guests = site.run_dir().join("guests");
+    let socket = |name: &str| guests.join(name).display().to_string();
+    let existing = site.dir.path().join("existing.toml");
+    let text_of_spec = format!(
+        "[device]\npath = {}\n[[vm]]\nname = \"plant\"\nqmp = {:?}\nagent = {:?}\ndisk = \"/dev/vda\"\n[[vm.task]]\n\
+         name = \"light\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"50/s\"\n",
+        state["device"],
+        socket("a.qmp"),
+        socket("a.qga")
+    );
+    std::fs::write(&existing, text_of_spec).unwrap();
+    let weight = plan.to_string().replace("\"vm\":\"b\"", "\"vm\":\"plant\"").replace("\"vm\":\"a\"", "\"vm\":\"plant\"");
+    std::fs::write(&plan_file, weight).unwrap();
+    let dry = site.ok(&["apply", plan_file.to_str().unwrap(), "--spec", existing.to_str().unwrap(), "--dry-run"]);
+    let cgroup = state["vms"][0]["cgroup"].as_str().unwrap();
+    assert!(dry.contains(cgroup) && dry.contains("plant:/sys/block/vda/queue/scheduler"), "{dry}");
+    let (_, result) = site.json(&["verify", existing.to_str().unwrap(), "--for", "2s"]);
+    assert!(result["runs"][0]["tasks"][0]["n"].as_u64().unwrap() > 30, "{result:#}");
+
     // One guest dies in the middle of a run.
     let (_, state) = site.json(&["lab", "status"]);
     let pid: i32 = state["vms"][1]["qemu"]["process"]["pid"].as_i64().unwrap().try_into().unwrap();

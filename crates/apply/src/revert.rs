@@ -423,15 +423,9 @@ fn keep_open(journal: &mut Journal, fates: &BTreeMap<usize, Fate>, machine: &Mac
             entry.created_by = None;
         }
         if entry.changed_by.is_some_and(|id| !ids.contains(&id)) {
-            // Its knob is settled; from now on it stands for itself. What somebody else set stays theirs: only a value that could not
-            // be put back is still ours to change.
+            // Its knob is settled; from now on it stands for itself.
             entry.changed_by = None;
-            entry.new = match fates.get(&entry.id) {
-                Some(Fate::Failed { .. }) => {
-                    machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t))
-                }
-                _ => None,
-            };
+            entry.new = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         }
     }
     journal.reverting = false;
