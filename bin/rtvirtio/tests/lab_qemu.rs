@@ -85,9 +85,13 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
         socket("a.qga")
     );
     std::fs::write(&existing, text_of_spec).unwrap();
-    let weight = plan.to_string().replace("\"vm\":\"b\"", "\"vm\":\"plant\"").replace("\"vm\":\"a\"", "\"vm\":\"plant\"");
+    let weight = plan
+        .to_string()
+        .replace("\"vm\":\"b\"", "\"vm\":\"plant\"")
+        .replace("\"vm\":\"a\"", "\"vm\":\"plant\"");
     std::fs::write(&plan_file, weight).unwrap();
-    let dry = site.ok(&["apply", plan_file.to_str().unwrap(), "--spec", existing.to_str().unwrap(), "--dry-run"]);
+    let dry =
+        site.ok(&["apply", plan_file.to_str().unwrap(), "--spec", existing.to_str().unwrap(), "--dry-run"]);
     let cgroup = state["vms"][0]["cgroup"].as_str().unwrap();
     assert!(dry.contains(cgroup) && dry.contains("plant:/sys/block/vda/queue/scheduler"), "{dry}");
     let (_, result) = site.json(&["verify", existing.to_str().unwrap(), "--for", "2s"]);
