@@ -39,6 +39,8 @@ pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// How long beyond its declared duration fio may take, for its start and for requests that are still in flight.
     pub grace: Duration,
+    /// Called once with fio's process id.
+    pub on_start: &'a mut dyn FnMut(u32),
     /// Called about every 20 ms with the time since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
@@ -51,7 +53,7 @@ pub struct Control<'a> {
 /// [`MeasureError::FioMissing`], [`MeasureError::Start`] (such as a cgroup that is gone), [`MeasureError::Fio`] with fio's stderr,
 /// [`MeasureError::Cancelled`], [`MeasureError::TimedOut`], or a failed file operation. fio is gone in every case.
 pub fn run_fio(job: &JobFile, control: &mut Control<'_>) -> Result<FioOutput, MeasureError> {
-    run_text(&job.options().dir, &job.text(), &job.log_paths(), !job.writes(), job.duration(), control)
+    run_text(&job.options().dir, &job.text(), &job.log_paths(), !job.writes(), job.wall_time(), control)
 }
 
 /// Runs a job file given as text, with its directory and the logs that it makes.
@@ -77,7 +79,9 @@ pub(crate) fn run_text(
     let mut command = Command::new("fio");
     command.args(fio_args(&job_path, &json_path, read_only));
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-    let status = wait(&mut Running::start(&mut command, control.cgroup_procs)?, duration, control)?;
+    let mut running = Running::start(&mut command, control.cgroup_procs)?;
+    (control.on_start)(running.child.id());
+    let status = wait(&mut running, duration, control)?;
 
     let stderr = tail(&stderr_path, STDERR_TAIL)?;
     if !status.success() {

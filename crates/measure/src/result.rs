@@ -82,6 +82,9 @@ pub struct TaskResult {
     pub max_ns: Nanos,
     /// fio's own p99.99, counted from the actual start: the difference is what a stalled queue would have hidden.
     pub fio_p9999_ns: Nanos,
+    /// Processors that fio itself kept busy for this task, as their kernel counts it: 0.5 is half of one.
+    #[serde(default)]
+    pub fio_cpus: f64,
     /// What the plan's model predicted, if there was a plan or prediction.
     pub predicted_ns: Option<Nanos>,
     /// The judgement; `None` for a task without target.

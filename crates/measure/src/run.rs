@@ -57,7 +57,10 @@ pub fn task_results(
             Some(measured) => measured,
             None => paced(task, &streams, job.options().warmup, job.duration()),
         };
-        results.push(measured.judged(job.vm(), task, predicted.get(i).copied().flatten()));
+        let mut result = measured.judged(job.vm(), task, predicted.get(i).copied().flatten());
+        let of_task = job.sections().iter().zip(&stats).filter(|(section, _)| section.task == i);
+        result.fio_cpus = of_task.map(|(_, stats)| (stats.usr_cpu + stats.sys_cpu) / 100.0).sum();
+        results.push(result);
     }
     Ok(results)
 }
@@ -106,6 +109,7 @@ impl Measured {
             p9999_ns: at(99.99),
             max_ns: self.max,
             fio_p9999_ns: self.fio_p9999,
+            fio_cpus: 0.0,
             predicted_ns: predicted,
             verdict,
             why,

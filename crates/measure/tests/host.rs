@@ -21,6 +21,7 @@ fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
     JobOptions {
         target: target.to_owned(),
         region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
+        start_delay: Duration::ZERO,
         warmup: MS(200),
         runtime,
         seed: 9,
@@ -33,7 +34,7 @@ fn run(
     cgroup_procs: &[PathBuf],
     cancel: &AtomicBool,
 ) -> Result<rtvirtio_measure::fio::FioOutput, MeasureError> {
-    let mut control = Control { cgroup_procs, cancel, grace: MS(20_000), on_tick: &mut |_| {} };
+    let mut control = Control { cgroup_procs, cancel, grace: MS(20_000), on_start: &mut |_| {}, on_tick: &mut |_| {} };
     run_fio(job, &mut control)
 }
 
@@ -56,9 +57,14 @@ fn every_kind_of_task_on_a_real_file() {
         task("open", Op::Read, Some(200.0), 8, Arrival::Open),
         task("flood", mixed, None, 2, Arrival::Closed),
     ]);
-    let job = JobFile::new(&vm, options(&file, dir.path(), MS(2_000))).unwrap();
+    // With a start delay, as when several VMs begin in turn: it must not shift what is measured.
+    let options = JobOptions { start_delay: MS(300), ..options(&file, dir.path(), MS(2_000)) };
+    let job = JobFile::new(&vm, options).unwrap();
+    let start = Instant::now();
     let output = run(&job, &[], &AtomicBool::new(false)).unwrap();
+    assert!(start.elapsed() >= job.wall_time());
     let results = task_results(&job, &output, &[]).unwrap();
+    assert!(results.iter().all(|r| r.fio_cpus > 0.0));
     for r in &results {
         eprintln!(
             "{} n {} rate {} p50 {} p99.99 {} {:?} {}",
@@ -136,7 +142,7 @@ fn cancel_ends_fio_and_all_that_it_forked() {
         }
     };
     let mut control =
-        Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_tick: &mut on_tick };
+        Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_start: &mut |_| {}, on_tick: &mut on_tick };
     let e = run_fio(&job, &mut control).unwrap_err();
     assert!(matches!(e, MeasureError::Cancelled), "{e}");
     assert!(most >= 3, "fio forked a process per task: {most}");
@@ -217,7 +223,7 @@ fn a_run_that_does_not_end_is_killed() {
         }
     };
     let cancel = AtomicBool::new(false);
-    let mut control = Control { cgroup_procs: &[], cancel: &cancel, grace: MS(500), on_tick: &mut on_tick };
+    let mut control = Control { cgroup_procs: &[], cancel: &cancel, grace: MS(500), on_start: &mut |_| {}, on_tick: &mut on_tick };
     let e = run_fio(&job, &mut control).unwrap_err();
     assert!(matches!(e, MeasureError::TimedOut { .. }), "{e}");
     assert_eq!(processes_of(dir.path()), 0);
@@ -274,7 +280,7 @@ fn fio_is_in_its_cgroup_before_it_starts() {
     let mut on_tick = |_| inside = inside.max(std::fs::read_to_string(&procs).unwrap().lines().count());
     let files = [procs.clone()];
     let mut control =
-        Control { cgroup_procs: &files, cancel: &cancel, grace: MS(20_000), on_tick: &mut on_tick };
+        Control { cgroup_procs: &files, cancel: &cancel, grace: MS(20_000), on_start: &mut |_| {}, on_tick: &mut on_tick };
     run_fio(&job, &mut control).unwrap();
     assert!(inside >= 2, "fio and the process it forked: {inside}");
 }

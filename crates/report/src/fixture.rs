@@ -44,6 +44,7 @@ fn task(
         p9999_ns: us(tail),
         max_ns: us(max),
         fio_p9999_ns: us(p9999_us / 2),
+        fio_cpus: 0.05,
         predicted_ns: predicted_us.map(us),
         why: match verdict {
             Verdict::Met => format!("0 of {n} above {target}"),

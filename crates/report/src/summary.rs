@@ -53,6 +53,31 @@ pub fn tally(run: &Run) -> Tally {
     Tally { met: count(Verdict::Met), missed: count(Verdict::Missed), unproven: count(Verdict::Unproven) }
 }
 
+/// A load generator this busy, in processors, shapes the latencies that it measures: requests of one task wait for the
+/// other's turn on the processor. At one half, a random arrival waits as long as it runs (M/M/1).
+const BUSY: f64 = 0.5;
+
+/// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a rate may: they are
+/// as fast as they can be.
+pub(crate) fn busy_generators(run: &Run) -> Vec<String> {
+    let mut vms: Vec<(&str, f64)> = Vec::new();
+    for t in run.tasks.iter().filter(|t| t.declared_rate.is_some()) {
+        match vms.iter_mut().find(|(vm, _)| *vm == t.vm) {
+            Some((_, cpus)) => *cpus += t.fio_cpus,
+            None => vms.push((&t.vm, t.fio_cpus)),
+        }
+    }
+    vms.iter()
+        .filter(|(_, cpus)| *cpus >= BUSY)
+        .map(|(vm, cpus)| {
+            format!(
+                "{vm}: fio kept {cpus:.2} of a processor busy, so a part of these latencies is its own; on a host that is \
+                 busy when fio starts it may wait by spinning: run again"
+            )
+        })
+        .collect()
+}
+
 /// The schemes of a result in order of first appearance. The position is the scheme's colour and mark.
 pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
     let mut seen: Vec<&str> = Vec::new();
@@ -161,5 +186,18 @@ mod tests {
             r.runs[0].tasks.iter().max_by_key(|t| t.p9999_ns.0 * 1000 / t.target_ns.map_or(1, |l| l.0));
         let worst = worst.map(|t| (t.vm.as_str(), t.task.as_str()));
         assert!(top.iter().any(|k| Some(*k) == worst));
+    }
+
+    #[test]
+    fn a_busy_load_generator_is_named() {
+        let mut run = fixture::result().runs[0].clone();
+        assert!(busy_generators(&run).is_empty());
+        let vm = run.tasks[0].vm.clone();
+        run.tasks.iter_mut().filter(|t| t.vm == vm).for_each(|t| t.fio_cpus = 0.3);
+        let notes = busy_generators(&run);
+        assert!(notes.len() == 1 && notes[0].starts_with(&format!("{vm}: fio kept 0.60")), "{notes:?}");
+        // A flood is as fast as it can be: no doubt about it.
+        run.tasks.iter_mut().for_each(|t| t.declared_rate = None);
+        assert!(busy_generators(&run).is_empty());
     }
 }

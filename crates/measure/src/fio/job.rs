@@ -16,6 +16,8 @@ pub struct JobOptions {
     pub target: PathBuf,
     /// The part of it that they may touch; `None` means all.
     pub region: Option<Region>,
+    /// Time between fio's start and its first request, in which other VMs may start theirs; whole ms.
+    pub start_delay: Duration,
     /// Time before the measured part: tasks run, but nothing of it counts. Best at least 500 ms, because files are
     /// opened and processes placed in this time.
     pub warmup: Duration,
@@ -210,6 +212,12 @@ impl JobFile {
         self.options.warmup + self.options.runtime
     }
 
+    /// Time from fio's start to its end: start delay, warm-up and measured part.
+    #[must_use]
+    pub fn wall_time(&self) -> Duration {
+        self.options.start_delay + self.duration()
+    }
+
     /// Where the job file belongs.
     #[must_use]
     pub fn job_path(&self) -> PathBuf {
@@ -245,6 +253,9 @@ impl JobFile {
         let _ = writeln!(s, "filename={}", escaped(&self.options.target));
         if let Some(region) = self.options.region {
             let _ = writeln!(s, "offset={}\nsize={}", region.offset.0, region.size.0);
+        }
+        if !self.options.start_delay.is_zero() {
+            let _ = writeln!(s, "startdelay={}ms", self.options.start_delay.as_millis());
         }
         for (i, section) in self.sections.iter().enumerate() {
             let _ = write!(s, "\n[{}]\n{}", section.name, self.section_text(i, section));

@@ -21,6 +21,12 @@ pub struct JobStats {
     /// Wall time in ms, without ramp.
     #[serde(default)]
     pub job_runtime: u64,
+    /// Processor time in user mode, percent of one processor.
+    #[serde(default)]
+    pub usr_cpu: f64,
+    /// The same in the kernel.
+    #[serde(default)]
+    pub sys_cpu: f64,
     /// Reads.
     pub read: Direction,
     /// Writes.

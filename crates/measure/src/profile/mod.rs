@@ -209,7 +209,7 @@ fn run_series(
     cancel: &AtomicBool,
 ) -> Result<Vec<JobStats>, MeasureError> {
     let duration = slot(point) * DEPTHS.len() as u32;
-    let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
+    let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_start: &mut |_| {}, on_tick };
     let text = job_text(options, series, repetition, point);
     let output = run_text(&options.dir, &text, &[], series != Series::Write, duration, &mut control)?;
     let stats = parse_json(&output.json)?;

@@ -362,6 +362,9 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
             number_row(&mut table, t);
         }
         body.push_str(&table.done());
+        for note in summary::busy_generators(run) {
+            body.push_str(&format!("<p>{}</p>\n", xml(&note)));
+        }
     }
     if body.is_empty() {
         return body;

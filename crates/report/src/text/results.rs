@@ -191,10 +191,14 @@ fn reasons(run: &Run, style: &Style) -> String {
             None => groups.push((word, why, vec![name])),
         }
     }
-    groups
+    let mut out: String = groups
         .iter()
         .map(|(word, why, names)| style.wrap(&format!("{word} {}: {why}", names.join(", ")), 2))
-        .collect()
+        .collect();
+    for note in summary::busy_generators(run) {
+        out.push_str(&style.wrap(&note, 2));
+    }
+    out
 }
 
 /// The run's targets in one line.
