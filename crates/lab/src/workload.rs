@@ -3,25 +3,22 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Barrier, OnceLock};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, Region};
+use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, PRELOAD, Region};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::run::task_results;
 use rtvirtio_measure::{MeasureError, TaskResult};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
-use rtvirtio_vmm::agent::Process;
 use rtvirtio_vmm::{GuestAgent, VmmError};
 
-mod turn;
-
-use turn::{Turns, calibrated};
-
 /// Warm-up before the measured part: files are opened and queues are filled.
-const WARM_UP: Duration = Duration::from_secs(1);
+///
+/// An emulated guest also translates fio's code in it, which took up to 2 s in each of three guests on two cores.
+const WARM_UP: Duration = Duration::from_secs(2);
 /// How long fio may take beyond its declared time. A guest under emulation starts slowly.
 const GRACE: Duration = Duration::from_secs(60);
 /// How often a guest is asked whether its fio has ended, once its time is over.
@@ -36,9 +33,6 @@ const TICK: Duration = Duration::from_millis(100);
 const GUEST_DIR: &str = "/run/rtvirtio-fio";
 /// Most bytes taken from one file of a guest. A log line has about 30 bytes: two million requests.
 const GUEST_FILE_LIMIT: usize = 64 << 20;
-
-/// Most bytes of a process's status file.
-const STATUS_LIMIT: usize = 16 << 10;
 
 /// Where a VM's tasks run.
 #[derive(Clone, Debug)]
@@ -145,9 +139,7 @@ pub struct RunOptions<'a> {
 /// The first failure that is not a consequence of another one.
 pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskResult>, WorkloadError> {
     let stop = AtomicBool::new(false);
-    // Prepared first, so that no guest is still preparing while another one's fio calibrates.
     let ready = Barrier::new(loads.len());
-    let turns = OnceLock::new();
     let start = Instant::now();
     let (length, seed, work_dir) = (options.length, options.seed, options.work_dir);
     let outcomes: Vec<Result<Vec<TaskResult>, WorkloadError>> = std::thread::scope(|scope| {
@@ -155,11 +147,10 @@ pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskRes
             .iter()
             .enumerate()
             .map(|(i, load)| {
-                let begin = Begin { i, n: loads.len(), ready: &ready, turns: &turns, stop: &stop };
-                let stop = &stop;
+                let (stop, ready) = (&stop, &ready);
                 scope.spawn(move || {
                     let seed = seed.wrapping_add(1000 * i as u64);
-                    let result = run_vm(load, length, seed, work_dir, &begin);
+                    let result = run_vm(load, length, seed, work_dir, ready, stop);
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -194,7 +185,8 @@ fn run_vm(
     length: Duration,
     seed: u64,
     work_dir: &Path,
-    begin: &Begin<'_>,
+    ready: &Barrier,
+    stop: &AtomicBool,
 ) -> Result<Vec<TaskResult>, WorkloadError> {
     let vm = &load.vm.name;
     let measure = |source| WorkloadError::Measure { vm: vm.clone(), source };
@@ -202,16 +194,16 @@ fn run_vm(
         Place::Guest { target, .. } => (target.clone(), None, PathBuf::from(GUEST_DIR)),
         Place::Host { target, region, .. } => (target.clone(), *region, work_dir.join(vm)),
     };
-    let start_delay = begin.delay();
-    let options = JobOptions { target, region, start_delay, warmup: WARM_UP, runtime: length, seed, dir };
+    let options = JobOptions { target, region, warmup: WARM_UP, runtime: length, seed, dir };
+    // Every thread passes the barrier, also one that has failed already, or the others would wait for ever.
     let (job, output) = match &load.place {
         Place::Guest { agent, .. } => {
             let prepared = JobFile::new(&load.vm, options)
                 .map_err(measure)
                 .and_then(|job| GuestRun::prepare(vm, agent, &job).map(|guest| (job, guest)));
-            let turn = begin.turn();
+            ready.wait();
             let (job, mut guest) = prepared?;
-            let output = guest.run(&job, turn, begin.stop);
+            let output = guest.run(&job, stop);
             guest.clean_up();
             (job, output?)
         }
@@ -221,26 +213,9 @@ fn run_vm(
                 fs::create_dir_all(&dir).map_err(|source| WorkloadError::Io { path: dir.clone(), source })?;
                 Ok(job)
             });
-            let mut turn = Some(begin.turn());
+            ready.wait();
             let job = prepared?;
-            let mut on_start = |pid: u32| {
-                let status = || fs::read_to_string(format!("/proc/{pid}/status")).ok();
-                let start = Instant::now();
-                while !calibrated(status().as_deref())
-                    && start.elapsed() < turn::PATIENCE
-                    && !begin.stop.load(Ordering::Relaxed)
-                {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                turn = None;
-            };
-            let mut control = Control {
-                cgroup_procs,
-                cancel: begin.stop,
-                grace: GRACE,
-                on_start: &mut on_start,
-                on_tick: &mut |_| {},
-            };
+            let mut control = Control { cgroup_procs, cancel: stop, grace: GRACE, on_tick: &mut |_| {} };
             let output = run_fio(&job, &mut control).map_err(measure);
             // The results are in memory; a directory that cannot be removed is only untidy.
             let _ = fs::remove_dir_all(&dir);
@@ -250,27 +225,12 @@ fn run_vm(
     task_results(&job, &output, &load.predicted).map_err(measure)
 }
 
-/// How the VMs of a run begin together.
-struct Begin<'a> {
-    /// Which of them this is.
-    i: usize,
-    n: usize,
-    ready: &'a Barrier,
-    turns: &'a OnceLock<Turns>,
-    stop: &'a AtomicBool,
-}
-
-impl<'a> Begin<'a> {
-    fn delay(&self) -> Duration {
-        Turns::new(self.n).delay(self.i)
-    }
-
-    /// Waits until all are prepared and it is this one's turn. Every VM comes here, also one that has failed already, or
-    /// the others would wait for ever.
-    fn turn(&self) -> turn::Turn<'a> {
-        self.ready.wait();
-        self.turns.get_or_init(|| Turns::new(self.n)).wait(self.i, self.stop)
-    }
+/// How fio's environment is set in a guest: by env(1), which then becomes fio. The agent's own way would clear all other variables.
+/// Symbols are looked up at the start and not in the middle of fio's clock calibration.
+fn environment(job: &JobFile) -> Vec<String> {
+    job.preload_path().map_or_else(Vec::new, |path| {
+        vec!["env".to_owned(), "LD_BIND_NOW=1".to_owned(), format!("LD_PRELOAD={}", path.display())]
+    })
 }
 
 /// fio inside one guest.
@@ -289,6 +249,10 @@ impl<'a> GuestRun<'a> {
         run.command(&["mkdir", "-p", GUEST_DIR])?;
         let path = job.job_path().display().to_string();
         run.agent.write_file(&path, job.text().as_bytes()).map_err(|e| run.agent_error(e))?;
+        if let Some(path) = job.preload_path() {
+            let path = path.display().to_string();
+            run.agent.write_file(&path, PRELOAD).map_err(|e| run.agent_error(e))?;
+        }
         Ok(run)
     }
 
@@ -306,21 +270,16 @@ impl<'a> GuestRun<'a> {
         WorkloadError::InGuest { vm: self.vm.to_owned(), what, said }
     }
 
-    fn run(
-        &mut self,
-        job: &JobFile,
-        turn: turn::Turn<'_>,
-        stop: &AtomicBool,
-    ) -> Result<FioOutput, WorkloadError> {
-        let args = job.args();
-        let argv: Vec<&str> = std::iter::once("fio").chain(args.iter().map(String::as_str)).collect();
+    fn run(&mut self, job: &JobFile, stop: &AtomicBool) -> Result<FioOutput, WorkloadError> {
+        let (program, args) = ("fio".to_owned(), job.args());
+        let env = environment(job);
+        let argv = env.iter().chain(std::iter::once(&program)).chain(&args).map(String::as_str);
+        let argv: Vec<&str> = argv.collect();
         let process = self.agent.spawn(&argv).map_err(|e| self.agent_error(e))?;
         let start = Instant::now();
-        self.wait_calibrated(process, stop);
-        drop(turn);
         // A question to the agent costs the guest CPU time that counts as latency, so there are few before fio's time is over: one in the
         // warm-up, for a fio that fails at once, and then as many as it takes to notice a dead guest.
-        let mut next_poll = job.options().start_delay + WARM_UP / 2;
+        let mut next_poll = WARM_UP / 2;
         let out = loop {
             if stop.load(Ordering::Relaxed) {
                 // The run is lost either way; fio's own processes must not go on.
@@ -332,12 +291,12 @@ impl<'a> GuestRun<'a> {
                 if let Some(out) = self.agent.poll(process).map_err(|e| self.agent_error(e))? {
                     break out;
                 }
-                next_poll = if elapsed < job.wall_time() {
-                    job.wall_time().min(elapsed + WATCH)
+                next_poll = if elapsed < job.duration() {
+                    job.duration().min(elapsed + WATCH)
                 } else {
                     elapsed + POLL
                 };
-                if elapsed > job.wall_time() + GRACE {
+                if elapsed > job.duration() + GRACE {
                     let _ = self.agent.terminate(process, TERM_PATIENCE);
                     let source = MeasureError::TimedOut { after: elapsed };
                     return Err(WorkloadError::Measure { vm: self.vm.to_owned(), source });
@@ -355,18 +314,6 @@ impl<'a> GuestRun<'a> {
             .map(|path| path.map(|path| self.read(&path)).transpose())
             .collect::<Result<_, _>>()?;
         Ok(FioOutput { json, logs, stderr: String::from_utf8_lossy(&out.stderr).into_owned() })
-    }
-
-    /// Waits until fio has calibrated. A guest that cannot tell (no `/proc`, file reads forbidden to the agent) is not waited for.
-    fn wait_calibrated(&mut self, process: Process, stop: &AtomicBool) {
-        let start = Instant::now();
-        while start.elapsed() < turn::PATIENCE && !stop.load(Ordering::Relaxed) {
-            let status = self.agent.read_file(&format!("/proc/{}/status", process.pid), STATUS_LIMIT);
-            if calibrated(status.ok().as_deref().and_then(|s| std::str::from_utf8(s).ok())) {
-                return;
-            }
-            std::thread::sleep(TICK);
-        }
     }
 
     fn read(&mut self, path: &Path) -> Result<Vec<u8>, WorkloadError> {

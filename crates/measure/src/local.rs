@@ -1,8 +1,7 @@
 //! fio as a child of this process.
 //!
-//! fio forks one process per section. They must not outlive us, even when we are killed: the parent-death signal is SIGTERM, not SIGKILL,
-//! because on SIGTERM fio ends its forked processes first, while SIGKILL would leave them running. On cancel fio gets SIGTERM, then its whole
-//! process group SIGKILL.
+//! It must not outlive us, even when we are killed. The parent-death signal is SIGTERM, not SIGKILL, so that fio
+//! ends what it started itself. On cancel fio gets SIGTERM, then its whole process group SIGKILL.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crate::MeasureError;
 use crate::error::io_error;
-use crate::fio::{FioOutput, JobFile, fio_args};
+use crate::fio::{FioOutput, JobFile, PRELOAD, fio_args};
 
 /// How often the child and the cancel flag are looked at.
 const TICK: Duration = Duration::from_millis(20);
@@ -39,8 +38,6 @@ pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// How long beyond its declared duration fio may take, for its start and for requests that are still in flight.
     pub grace: Duration,
-    /// Called once with fio's process id.
-    pub on_start: &'a mut dyn FnMut(u32),
     /// Called about every 20 ms with the time since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
@@ -53,18 +50,39 @@ pub struct Control<'a> {
 /// [`MeasureError::FioMissing`], [`MeasureError::Start`] (such as a cgroup that is gone), [`MeasureError::Fio`] with fio's stderr,
 /// [`MeasureError::Cancelled`], [`MeasureError::TimedOut`], or a failed file operation. fio is gone in every case.
 pub fn run_fio(job: &JobFile, control: &mut Control<'_>) -> Result<FioOutput, MeasureError> {
-    run_text(&job.options().dir, &job.text(), &job.log_paths(), !job.writes(), job.wall_time(), control)
+    let preload = job.preload_path();
+    if let Some(path) = &preload {
+        std::fs::write(path, PRELOAD).map_err(io_error("write", path))?;
+    }
+    let text = job.text();
+    let load = Load {
+        dir: &job.options().dir,
+        text: &text,
+        logs: &job.log_paths(),
+        read_only: !job.writes(),
+        preload: preload.as_deref(),
+        duration: job.duration(),
+    };
+    run_text(&load, control)
 }
 
-/// Runs a job file given as text, with its directory and the logs that it makes.
-pub(crate) fn run_text(
-    dir: &Path,
-    text: &str,
-    logs: &[Option<PathBuf>],
-    read_only: bool,
-    duration: Duration,
-    control: &mut Control<'_>,
-) -> Result<FioOutput, MeasureError> {
+/// A job file as text and what belongs to it.
+pub(crate) struct Load<'a> {
+    /// Where its files go.
+    pub(crate) dir: &'a Path,
+    pub(crate) text: &'a str,
+    /// The logs that it makes.
+    pub(crate) logs: &'a [Option<PathBuf>],
+    pub(crate) read_only: bool,
+    /// A shared object to load into fio.
+    pub(crate) preload: Option<&'a Path>,
+    /// How long it should run.
+    pub(crate) duration: Duration,
+}
+
+/// Runs a job file given as text.
+pub(crate) fn run_text(load: &Load<'_>, control: &mut Control<'_>) -> Result<FioOutput, MeasureError> {
+    let Load { dir, text, logs, read_only, preload, duration } = *load;
     let (job_path, json_path, stderr_path) =
         (dir.join("job.fio"), dir.join("fio.json"), dir.join("fio.stderr"));
     for old in logs.iter().flatten().chain([&json_path]) {
@@ -79,9 +97,10 @@ pub(crate) fn run_text(
     let mut command = Command::new("fio");
     command.args(fio_args(&job_path, &json_path, read_only));
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-    let mut running = Running::start(&mut command, control.cgroup_procs)?;
-    (control.on_start)(running.child.id());
-    let status = wait(&mut running, duration, control)?;
+    if let Some(path) = preload {
+        command.env("LD_PRELOAD", path).env("LD_BIND_NOW", "1");
+    }
+    let status = wait(&mut Running::start(&mut command, control.cgroup_procs)?, duration, control)?;
 
     let stderr = tail(&stderr_path, STDERR_TAIL)?;
     if !status.success() {

@@ -35,7 +35,6 @@ fn run_on_stalling_file(
     let options = JobOptions {
         target: file.path(),
         region: None,
-        start_delay: Duration::ZERO,
         warmup,
         runtime,
         seed: 3,
@@ -43,7 +42,7 @@ fn run_on_stalling_file(
     };
     let job = JobFile::new(&vm, options).unwrap();
     let cancel = AtomicBool::new(false);
-    let mut control = Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_start: &mut |_| {}, on_tick: &mut |_| {} };
+    let mut control = Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_tick: &mut |_| {} };
     let output = run_fio(&job, &mut control).unwrap();
     let result = task_results(&job, &output, &[None]).unwrap().remove(0);
     // One server, so answers come in the order of requests: the truth needs neither fio's clock nor its log. (Of an open loop's streams

@@ -71,8 +71,8 @@ pub(crate) fn busy_generators(run: &Run) -> Vec<String> {
         .filter(|(_, cpus)| *cpus >= BUSY)
         .map(|(vm, cpus)| {
             format!(
-                "{vm}: fio kept {cpus:.2} of a processor busy, so a part of these latencies is its own; on a host that is \
-                 busy when fio starts it may wait by spinning: run again"
+                "{vm}: fio kept {cpus:.2} of a processor busy, so a part of these latencies is its own \
+                 (docs/measure.md: fio's waits)"
             )
         })
         .collect()

@@ -102,11 +102,14 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
 }
 
 /// Under TCG the guest's clock must not change while it measures: the kernel's watchdog would take a busy host for an
-/// unstable TSC and switch to a slow clock. And an emulated processor needs no cure for leaks of a real one.
+/// unstable TSC and switch to a slow clock. And an emulated processor needs no cure for leaks of a real one. Programs at
+/// fixed addresses are translated once and not anew each time they start.
 fn kernel_arguments(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "console=ttyS0 quiet panic=-1 reboot=t",
-        Accel::Tcg => "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check mitigations=off",
+        Accel::Tcg => {
+            "console=ttyS0 quiet panic=-1 reboot=t tsc=reliable no_timer_check mitigations=off nokaslr norandmaps"
+        }
     }
 }
 

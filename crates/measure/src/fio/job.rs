@@ -16,8 +16,6 @@ pub struct JobOptions {
     pub target: PathBuf,
     /// The part of it that they may touch; `None` means all.
     pub region: Option<Region>,
-    /// Time between fio's start and its first request, in which other VMs may start theirs; whole ms.
-    pub start_delay: Duration,
     /// Time before the measured part: tasks run, but nothing of it counts. Best at least 500 ms, because files are
     /// opened and processes placed in this time.
     pub warmup: Duration,
@@ -48,6 +46,10 @@ pub struct Pace {
     write: Option<u64>,
     block: u64,
 }
+
+/// A shared object for fio's `LD_PRELOAD`, for Linux with glibc or musl and this machine's kind of processor; its source,
+/// and why it is needed, are in `preload/fio_sleep.rs`. Where it cannot be loaded fio says so on stderr and runs without.
+pub const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fio_sleep.so"));
 
 /// Most streams that an open task is made of.
 const MAX_STREAMS: u32 = 64;
@@ -130,7 +132,7 @@ impl Pace {
     }
 }
 
-/// The job of one VM: one fio process, which forks one process per section. A task is one section, an open task several.
+/// The job of one VM: one fio process with one thread per section. A task is one section, an open task several.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobFile {
     vm: String,
@@ -212,16 +214,16 @@ impl JobFile {
         self.options.warmup + self.options.runtime
     }
 
-    /// Time from fio's start to its end: start delay, warm-up and measured part.
-    #[must_use]
-    pub fn wall_time(&self) -> Duration {
-        self.options.start_delay + self.duration()
-    }
-
     /// Where the job file belongs.
     #[must_use]
     pub fn job_path(&self) -> PathBuf {
         self.options.dir.join("job.fio")
+    }
+
+    /// Where [`PRELOAD`] belongs, for a job that paces requests; no other job waits.
+    #[must_use]
+    pub fn preload_path(&self) -> Option<PathBuf> {
+        self.sections.iter().any(|s| s.pace.is_some()).then(|| self.options.dir.join("fio_sleep.so"))
     }
 
     /// Where fio writes its JSON.
@@ -253,9 +255,6 @@ impl JobFile {
         let _ = writeln!(s, "filename={}", escaped(&self.options.target));
         if let Some(region) = self.options.region {
             let _ = writeln!(s, "offset={}\nsize={}", region.offset.0, region.size.0);
-        }
-        if !self.options.start_delay.is_zero() {
-            let _ = writeln!(s, "startdelay={}ms", self.options.start_delay.as_millis());
         }
         for (i, section) in self.sections.iter().enumerate() {
             let _ = write!(s, "\n[{}]\n{}", section.name, self.section_text(i, section));
@@ -303,10 +302,12 @@ impl JobFile {
 /// Options of every job that we give to fio.
 ///
 /// `lat` (submission + completion) is the latency of record; `slat` and `clat` are off because their logs would triple the
-/// volume. `allow_file_create=0`: a mistyped path is an error and not a new file.
+/// volume. `allow_file_create=0`: a mistyped path is an error and not a new file. `thread`: a switch between tasks then
+/// changes no address space, which costs an emulated guest its whole TLB (3 flushes a request without, 0.05 with it).
 pub(crate) const COMMON: &str = "\
 direct=1
 time_based=1
+thread=1
 group_reporting=0
 lat_percentiles=1
 clat_percentiles=0

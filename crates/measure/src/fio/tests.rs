@@ -41,7 +41,6 @@ pub(crate) fn recorded_options() -> JobOptions {
     JobOptions {
         target: PathBuf::from("/var/tmp/rtvirtio-fixture/disk"),
         region: Some(Region { offset: Bytes::from_kib(64), size: Bytes(4 << 20) }),
-        start_delay: Duration::ZERO,
         warmup: Duration::from_millis(250),
         runtime: Duration::from_millis(1_000),
         seed: 42,

@@ -23,7 +23,7 @@ use crate::MeasureError;
 use crate::error::io_error;
 use crate::fio::{COMMON, JobStats, escaped, parse_json};
 use crate::hist::Latencies;
-use crate::local::{Control, run_text};
+use crate::local::{Control, Load, run_text};
 use crate::run::add_bins;
 
 /// Depths that are measured.
@@ -209,9 +209,17 @@ fn run_series(
     cancel: &AtomicBool,
 ) -> Result<Vec<JobStats>, MeasureError> {
     let duration = slot(point) * DEPTHS.len() as u32;
-    let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_start: &mut |_| {}, on_tick };
+    let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
     let text = job_text(options, series, repetition, point);
-    let output = run_text(&options.dir, &text, &[], series != Series::Write, duration, &mut control)?;
+    let load = Load {
+        dir: &options.dir,
+        text: &text,
+        logs: &[],
+        read_only: series != Series::Write,
+        preload: None,
+        duration,
+    };
+    let output = run_text(&load, &mut control)?;
     let stats = parse_json(&output.json)?;
     if stats.len() != DEPTHS.len() {
         return Err(MeasureError::Json {

@@ -102,7 +102,6 @@ fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
     let options = JobOptions {
         target: PathBuf::from("/dev/null"),
         region: None,
-        start_delay: Duration::ZERO,
         warmup: Duration::ZERO,
         runtime: Duration::from_secs(10),
         seed: 1,
