@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use rtvirtio_host::Root;
 use rtvirtio_lab::workload::{self, RunOptions};
 use rtvirtio_measure::TaskResult;
 use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
@@ -11,7 +10,7 @@ use rtvirtio_spec::{Arrival, Op, Pattern, Task};
 use rtvirtio_units::{Bytes, Iops};
 
 use crate::args::Global;
-use crate::cmd::profile::Restore;
+use crate::elevator::MeasuredElevator;
 use crate::site::Site;
 use crate::ui::{Cancelled, Ui};
 
@@ -31,8 +30,8 @@ pub fn measure(site: &Site, profile: &Profile, global: &Global, ui: &Ui) -> anyh
     let high = (alone / 2.0).clamp(4.0, HIGHEST).floor();
     let rates = [(high * LOWER).floor(), high];
     let lab = site.lab.as_ref().context("only a lab's VM can be measured alone")?;
-    let restore = Restore::new(&site.device)?;
-    site.device.set_elevator(&Root::default(), "none")?;
+    let elevator = MeasuredElevator::open(&site.device, global)?;
+    elevator.set("none")?;
     let state = lab.state();
     let qemu = state.vms.first().and_then(|vm| vm.qemu.as_ref());
     let mut runs = Vec::new();
@@ -42,7 +41,7 @@ pub fn measure(site: &Site, profile: &Profile, global: &Global, ui: &Ui) -> anyh
         let used = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before;
         runs.push((task, used));
     }
-    restore.now()?;
+    elevator.put_back()?;
     let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { anyhow::bail!("a probe is missing") };
     ensure!(task.n > low.n, "the VM completed no more requests at {}/s than at {}/s", rates[1], rates[0]);
     let cpu_per_request = (high_cpu - low_cpu).max(0.0) / (task.n - low.n) as f64;

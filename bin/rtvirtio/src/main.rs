@@ -2,6 +2,7 @@
 
 mod args;
 mod cmd;
+mod elevator;
 mod guest_point;
 mod guests;
 mod site;

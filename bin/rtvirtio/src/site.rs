@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Binding, Session, VmBinding};
-use rtvirtio_host::{BlockDevice, Cgroups, Root, text};
+use rtvirtio_host::cgroup::Limit;
+use rtvirtio_host::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::qemu::GUEST_DISK;
 use rtvirtio_lab::workload::{Place, VmLoad};
@@ -144,8 +145,9 @@ impl Site {
             Bfq::default()
         };
         let mut vms = Vec::new();
-        for found in &self.vms {
-            let mut config = VmConfig { weight: self.weight(found)?, ..default_vm() };
+        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
+            let (weight, cap) = (self.weight(found)?, self.cap(vm, found)?);
+            let mut config = VmConfig { weight, cap, ..default_vm() };
             if let Some((elevator, bfq)) = guest_settings(found) {
                 config.guest_elevator = elevator;
                 config.guest_bfq = bfq;
@@ -238,6 +240,32 @@ impl Site {
         let weights = text::weights(&content).unwrap_or_default();
         let weight = weights.devices.get(&self.device.dev).copied().or(weights.default).unwrap_or(100);
         Ok(u32::try_from(weight).unwrap_or(100))
+    }
+
+    /// The limit on requests that is in force: of the directions that the VM's tasks use, added up as the models count them. None
+    /// when one of these directions has no limit.
+    fn cap(&self, vm: &Vm, found: &Found) -> anyhow::Result<Option<Iops>> {
+        if Cgroups::is_root(&found.cgroup) {
+            return Ok(None);
+        }
+        let uses = |limit: Limit| {
+            vm.tasks.iter().map(|t| t.op.write_share()).any(|share| match limit {
+                Limit::WriteIops => share > 0.0,
+                _ => share < 1.0,
+            })
+        };
+        let mut sum = 0;
+        for limit in [Limit::ReadIops, Limit::WriteIops].into_iter().filter(|limit| uses(*limit)) {
+            let path = self.cgroups.limit_file(&found.cgroup, limit)?;
+            let content = self.root.read_optional(&path)?.unwrap_or_default();
+            let found = match self.cgroups.hierarchy {
+                Hierarchy::V1 => text::throttle_limit(&content, &self.device.dev),
+                Hierarchy::V2 => text::io_max_limit(&content, &self.device.dev, limit.key()),
+            };
+            let Some(found) = found else { return Ok(None) };
+            sum += found;
+        }
+        Ok((sum > 0).then_some(Iops(sum as f64)))
     }
 
     fn existing_loads(&self) -> anyhow::Result<Vec<VmLoad>> {

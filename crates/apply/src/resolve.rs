@@ -94,6 +94,21 @@ pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<
     Ok(writes)
 }
 
+/// The writes that change the shared device's elevator and nothing else.
+///
+/// # Errors
+/// The kernel does not offer it, or the device's settings cannot be read.
+pub fn elevator_writes(
+    elevator: &str,
+    binding: &Binding,
+    machine: &Machine<'_>,
+) -> Result<Vec<Write>, ApplyError> {
+    let values = BTreeMap::from([(Knob::HostElevator, elevator.to_owned())]);
+    let mut writes = Vec::new();
+    host_queue(&values, binding, machine, &mut writes)?;
+    Ok(writes)
+}
+
 pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<String>) -> ApplyError {
     ApplyError::CannotAct { knob: knob.to_owned(), why: why.into(), remedy: remedy.into() }
 }

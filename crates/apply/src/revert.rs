@@ -191,6 +191,9 @@ pub(crate) fn revert(
 ) -> Result<Reverted, ApplyError> {
     let now = boot_id(machine);
     let rebooted = !now.is_empty() && !journal.boot_id.is_empty() && now != journal.boot_id;
+    if rebooted {
+        return forgotten(dir, &journal, observer);
+    }
     let resumed = journal.reverting;
     let mut warnings = Vec::new();
 
@@ -235,6 +238,22 @@ pub(crate) fn revert(
         }
     }
     Ok(Reverted { done, rebooted, outcomes, warnings })
+}
+
+/// After a restart of the host there is nothing to put back: the kernel has forgotten the settings, the guests with it, and the
+/// journal's names (`/sys/block/sdb`, `8:16`) may now stand for other devices.
+fn forgotten(dir: &Path, journal: &Journal, observer: &mut dyn Observer) -> Result<Reverted, ApplyError> {
+    let why = "the host was restarted since: its kernel has forgotten this setting".to_owned();
+    let outcomes = journal.entries.iter().map(|e| Outcome {
+        knob: e.knob.clone(),
+        path: e.target.to_string(),
+        old: e.old.clone(),
+        fate: Fate::Gone { why: why.clone() },
+    });
+    let outcomes = outcomes.collect();
+    observer.step(Step::AllBack);
+    journal::remove(dir)?;
+    Ok(Reverted { done: true, rebooted: true, outcomes, warnings: Vec::new() })
 }
 
 impl Pass<'_, '_> {

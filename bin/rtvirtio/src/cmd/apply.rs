@@ -11,7 +11,7 @@ use rtvirtio_apply::{
 };
 use rtvirtio_host::Root;
 use rtvirtio_model::ModelKind;
-use rtvirtio_planner::{Plan, plan};
+use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
 use rtvirtio_report::{terminal, text};
 
 use super::plan::{INFEASIBLE, load, load_profile, old_values};
@@ -43,7 +43,17 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     };
     let site = Site::find(site::load_spec(&spec_path)?, global)?;
     let plan = match saved {
-        Some(plan) => plan,
+        Some(plan) => {
+            // It may have been made, or edited, for another machine than this one.
+            let options = site.plan_options(site.config()?, ModelKind::from(args.model))?;
+            // The models know no limits on bytes; written by hand they act all the same.
+            let bytes = |knob: &Knob| {
+                matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. })
+            };
+            let known: Vec<_> = plan.settings.iter().filter(|s| !bytes(&s.knob)).cloned().collect();
+            check_actable(&site.spec, options.mode, &options.start, &known)?;
+            plan
+        }
         None => plan_now(args, &site, global, ui)?,
     };
     if args.dry_run {
@@ -105,6 +115,17 @@ pub fn apply_plan(plan: &Plan, site: &Site, global: &Global, ui: &Ui) -> anyhow:
 /// The plan whose journal is in force.
 pub fn plan_in_force(state_dir: &Path) -> Option<Plan> {
     state_dir.join(JOURNAL_FILE).exists().then(|| load(&state_dir.join(PLAN_FILE)).ok()).flatten()
+}
+
+/// Forgets the plan of a journal that is gone: the next journal is not of that plan.
+pub fn forget_plan(state_dir: &Path) -> anyhow::Result<()> {
+    let path = state_dir.join(PLAN_FILE);
+    match std::fs::remove_file(&path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Ctrl-C between two writes puts everything back.

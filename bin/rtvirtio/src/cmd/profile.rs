@@ -18,6 +18,7 @@ use rtvirtio_units::Bytes;
 
 use super::{lab, need_root, show, style};
 use crate::args::{AccelName, Global, ProfileArgs};
+use crate::elevator::MeasuredElevator;
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
@@ -104,12 +105,12 @@ fn of_device(
     );
     options.allow_write = destroy_data;
     options.budget = length;
-    let restore = Restore::new(device)?;
+    let elevator = MeasuredElevator::open(device, global)?;
     let mut bar = ui.bar(&format!("measuring {}", device.name), 100);
     let result = measure(
         &options,
         &mut ProfileControl {
-            set_elevator: &mut |name| device.set_elevator(&root, name).map_err(Into::into),
+            set_elevator: &mut |name| elevator.set(name).map_err(Into::into),
             progress: &mut |done, total, what| {
                 bar.say(&format!("measuring {}: {what}", device.name));
                 bar.set(done * 100 / total.max(1));
@@ -118,7 +119,7 @@ fn of_device(
         },
     );
     drop(bar);
-    restore.now()?;
+    elevator.put_back()?;
     match result {
         Err(MeasureError::Cancelled) => Err(Cancelled.into()),
         other => Ok(other?),
@@ -130,50 +131,4 @@ fn work_dir(global: &Global) -> anyhow::Result<tempfile::TempDir> {
     std::fs::create_dir_all(&global.run_dir)
         .with_context(|| format!("cannot create {}", global.run_dir.display()))?;
     Ok(tempfile::Builder::new().prefix("profile-").tempdir_in(&global.run_dir)?)
-}
-
-/// Puts the elevator and its tunables back, also when the measurement fails.
-pub struct Restore {
-    device: BlockDevice,
-    elevator: String,
-    tunables: std::collections::BTreeMap<String, String>,
-    done: bool,
-}
-
-impl Restore {
-    /// Remembers what is set now.
-    pub fn new(device: &BlockDevice) -> anyhow::Result<Self> {
-        let root = Root::default();
-        Ok(Self {
-            device: device.clone(),
-            elevator: device.elevators(&root)?.current,
-            tunables: device.tunables(&root)?,
-            done: false,
-        })
-    }
-
-    /// Puts it back and says what could not be.
-    pub fn now(mut self) -> anyhow::Result<()> {
-        self.done = true;
-        self.restore()
-    }
-
-    fn restore(&self) -> anyhow::Result<()> {
-        let root = Root::default();
-        self.device.set_elevator(&root, &self.elevator)?;
-        let now = self.device.tunables(&root)?;
-        for (name, value) in self.tunables.iter().filter(|(name, value)| now.get(*name) != Some(value)) {
-            self.device.set_tunable(&root, name, value.trim())?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        if !self.done {
-            // An earlier error is being told already.
-            let _ = self.restore();
-        }
-    }
 }

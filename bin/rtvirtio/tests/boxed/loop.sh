@@ -32,7 +32,7 @@ cmp before still
 rtvirtio apply p.plan --spec s.toml
 say applied
 grep -q '\[bfq\]' $queue/scheduler
-grep -qx 0 $queue/iosched/slice_idle
+grep -qx 2 $queue/iosched/slice_idle
 cat "/sys/fs/cgroup$vm0/io.bfq.weight" "/sys/fs/cgroup$vm1/io.max"
 grep -q 700 "/sys/fs/cgroup$vm0/io.bfq.weight"
 grep -q 'riops=500' "/sys/fs/cgroup$vm1/io.max"

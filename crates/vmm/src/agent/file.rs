@@ -84,8 +84,9 @@ impl GuestAgent {
                 });
             }
             data.extend_from_slice(&chunk);
-            // An empty chunk ends it too: a guest that never says `eof` must not keep us here.
-            if reply.eof || chunk.is_empty() {
+            // The agent's fread(3) gives less than asked for only at the end. So a short chunk ends it too: a guest that sends one
+            // byte at a time, each just within the time limit, must not keep us here.
+            if reply.eof || chunk.len() < CHUNK {
                 return Ok(data);
             }
         }
@@ -99,7 +100,8 @@ impl GuestAgent {
             let arguments = json!({ "handle": handle, "buf-b64": STANDARD.encode(chunk) });
             let reply: WriteReply =
                 self.call(OP, Some(&arguments), SMALL_REPLY).map_err(|e| about(path, e))?;
-            if reply.count == 0 || reply.count > chunk.len() {
+            // fwrite(3) writes all or fails; see `read_all` on short ones.
+            if reply.count != chunk.len() {
                 return Err(self
                     .wire
                     .protocol(OP, format!("wrote {} of {} bytes", reply.count, chunk.len())));

@@ -117,22 +117,38 @@ fn flood_is_cut_off_at_the_limit() {
 #[test]
 fn endless_file_stops_at_the_limit() {
     use base64::Engine;
-    let chunk = base64::engine::general_purpose::STANDARD.encode([7_u8; 1000]);
+    let chunk = base64::engine::general_purpose::STANDARD.encode([7_u8; 48 * 1024]);
     let (mut agent, player) = scripted(move |command, _| {
         Some(match command {
             "guest-file-open" => json!({ "return": 1000 }).to_string(),
             "guest-file-read" => {
-                json!({ "return": { "count": 1000, "buf-b64": chunk, "eof": false } }).to_string()
+                json!({ "return": { "count": 48 * 1024, "buf-b64": chunk, "eof": false } }).to_string()
             }
             _ => json!({ "return": {} }).to_string(),
         })
     });
-    let error = agent.read_file("/dev/zero", 10_000).unwrap_err();
-    assert!(matches!(error, VmmError::TooLarge { limit: 10_000, .. }), "{error}");
+    let error = agent.read_file("/dev/zero", 100_000).unwrap_err();
+    assert!(matches!(error, VmmError::TooLarge { limit: 100_000, .. }), "{error}");
     drop(agent);
     let seen = player.join().unwrap();
-    assert_eq!(seen.iter().filter(|c| *c == "guest-file-read").count(), 11);
+    assert_eq!(seen.iter().filter(|c| *c == "guest-file-read").count(), 3);
     assert_eq!(seen.last().unwrap(), "guest-file-close");
+}
+
+#[test]
+fn file_that_comes_byte_by_byte_ends_with_the_first() {
+    let (mut agent, player) = scripted(|command, _| {
+        Some(match command {
+            "guest-file-open" => json!({ "return": 1000 }).to_string(),
+            "guest-file-read" => {
+                json!({ "return": { "count": 1, "buf-b64": "Bw==", "eof": false } }).to_string()
+            }
+            _ => json!({ "return": {} }).to_string(),
+        })
+    });
+    assert_eq!(agent.read_file("/dev/drip", 4096).unwrap(), [7]);
+    drop(agent);
+    assert_eq!(player.join().unwrap().iter().filter(|c| *c == "guest-file-read").count(), 1);
 }
 
 #[test]

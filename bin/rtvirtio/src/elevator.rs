@@ -1,0 +1,70 @@
+//! The host's elevator, changed while something is measured.
+
+use anyhow::{bail, ensure};
+use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
+use rtvirtio_host::{BlockDevice, Cgroups, Root};
+
+use crate::args::Global;
+use crate::cmd::apply::forget_plan;
+
+/// Changes a device's elevator under the same journal as a plan, so that all that the kernel forgets with it (tunables,
+/// queue depth, weights) comes back: when it is put back, when this is dropped, and by `rtvirtio revert` after a kill.
+pub struct MeasuredElevator {
+    session: Session,
+    binding: Binding,
+    root: Root,
+}
+
+impl MeasuredElevator {
+    /// Takes the state directory. Nothing is changed yet.
+    ///
+    /// # Errors
+    /// Another rtvirtio holds the state directory, or a plan is in force: its settings would be measured, and then lost.
+    pub fn open(device: &BlockDevice, global: &Global) -> anyhow::Result<Self> {
+        let root = Root::default();
+        let session = Session::open(&global.state_dir)?;
+        if session.in_force()? {
+            bail!(
+                "a plan is in force (see `rtvirtio status`), and measuring the device takes another elevator: run `rtvirtio revert` first"
+            );
+        }
+        forget_plan(&global.state_dir)?;
+        // Without the controller there are no weights to keep.
+        let cgroups = Cgroups::detect(&root).ok();
+        let binding = Binding { device: device.clone(), cgroups, vms: Default::default() };
+        Ok(Self { session, binding, root })
+    }
+
+    /// Puts back what was set before and sets this elevator.
+    pub fn set(&self, name: &str) -> anyhow::Result<()> {
+        self.put_back()?;
+        let machine = self.machine();
+        let writes = elevator_writes(name, &self.binding, &machine)?;
+        self.session.apply(&writes, &machine, &mut Silent)?;
+        Ok(())
+    }
+
+    /// Puts everything back as it was.
+    pub fn put_back(&self) -> anyhow::Result<()> {
+        let reverted = self.session.revert(OnConflict::Report, &self.machine(), &mut Silent)?;
+        if let Some(reverted) = reverted {
+            ensure!(
+                reverted.done,
+                "{}; see `rtvirtio status`, then `rtvirtio revert --force` or `--keep`",
+                reverted.summary()
+            );
+        }
+        Ok(())
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine::new(&self.root, &NoGuests)
+    }
+}
+
+impl Drop for MeasuredElevator {
+    fn drop(&mut self) {
+        // An earlier error is being told already; what could not be put back stays in the journal.
+        let _ = self.put_back();
+    }
+}
