@@ -126,6 +126,8 @@ fn a_lab_killed_on_its_way_up_is_removed() {
         let _ = child.kill();
         let _ = child.wait();
         site.ok(&["lab", "down"]);
+        // A twin's process that `lab up` had no time to write down ends by itself, at once.
+        wait_for("the end of everything", Duration::from_secs(5), || site.left_behind().is_empty());
         site.assert_clean();
     }
 }

@@ -1,7 +1,7 @@
 //! A twin as a block device: its process, its mount and its loop device, made and removed together.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -116,13 +116,19 @@ impl TwinHandle {
         fs::create_dir_all(&mount).map_err(err("create", &mount))?;
         let out = fs::File::create(log).map_err(err("create", log))?;
         let mut child = server
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(out)
             .spawn()
             .map_err(err("start the twin's process for", &mount))?;
         self.process = ProcessId::of(child.id());
         save(self).map_err(err("save the lab's state for", &mount))?;
+        // It mounts nothing before this, and ends when we do: killed between its start and the line above, we leave
+        // nothing that nobody knows of.
+        if let Some(mut go) = child.stdin.take() {
+            // A server that has ended already is told of below.
+            let _ = go.write_all(&[super::serve::GO]);
+        }
         let file = mount.join(FILE_NAME);
         let deadline = Instant::now() + MOUNT_DEADLINE;
         while !file.exists() {

@@ -1,6 +1,6 @@
 //! The twin's process: mounts the FUSE file and serves it until it is unmounted or told to stop.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::PathBuf;
 
 use fuser::{Config, MountOption, Session};
@@ -46,12 +46,20 @@ pub enum ServeError {
     },
 }
 
-/// Mounts and serves until unmounted. SIGTERM, SIGINT and SIGHUP unmount.
+/// The byte on standard input that lets a twin begin.
+pub(super) const GO: u8 = b'\n';
+
+/// Waits for [`GO`] on standard input, then mounts and serves until unmounted. When the input ends without it, whoever started
+/// this is gone, and it ends too. SIGTERM, SIGINT and SIGHUP unmount.
 ///
 /// # Errors
 /// [`ServeError`] when the profile or the mount fails.
 pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     let profile = TwinProfile::load(&config.profile)?;
+    let mut first = [0];
+    if io::stdin().read_exact(&mut first).is_err() || first != [GO] {
+        return Ok(());
+    }
     let fuse = |source| ServeError::Fuse { mount: config.mount.clone(), source };
     precise_time();
     let model = ServiceModel::new(profile, config.size.0, config.seed);
