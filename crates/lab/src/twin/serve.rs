@@ -49,7 +49,7 @@ pub enum ServeError {
 /// The byte on standard input that lets a twin begin.
 pub(super) const GO: u8 = b'\n';
 
-/// Waits for [`GO`] on standard input, then mounts and serves until unmounted. When the input ends without it, whoever started
+/// Waits for a line break on standard input, then mounts and serves until unmounted. When the input ends without it, whoever started
 /// this is gone, and it ends too. SIGTERM, SIGINT and SIGHUP unmount.
 ///
 /// # Errors
