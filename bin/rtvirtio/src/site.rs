@@ -258,12 +258,12 @@ impl Site {
         for limit in [Limit::ReadIops, Limit::WriteIops].into_iter().filter(|limit| uses(*limit)) {
             let path = self.cgroups.limit_file(&found.cgroup, limit)?;
             let content = self.root.read_optional(&path)?.unwrap_or_default();
-            let found = match self.cgroups.hierarchy {
+            let value = match self.cgroups.hierarchy {
                 Hierarchy::V1 => text::throttle_limit(&content, &self.device.dev),
                 Hierarchy::V2 => text::io_max_limit(&content, &self.device.dev, limit.key()),
             };
-            let Some(found) = found else { return Ok(None) };
-            sum += found;
+            let Some(value) = value else { return Ok(None) };
+            sum += value;
         }
         Ok((sum > 0).then_some(Iops(sum as f64)))
     }

@@ -3,16 +3,27 @@
 mod common;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use common::{Site, can_run, signal, text, wait_for};
 use rustix::process::Signal;
+use serde_json::Value;
 
 const SPEC: &str = "examples/fig7-process.toml";
 
+/// Brings the lab up and gives its state.
+fn lab_up(site: &Site) -> Value {
+    site.ok(&["lab", "up", SPEC]);
+    site.json(&["lab", "status"]).1
+}
+
+fn queue_of(device: &str) -> PathBuf {
+    Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("queue")
+}
+
 fn queue_settings(device: &str) -> Vec<(String, String)> {
-    let queue = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("queue");
+    let queue = queue_of(device);
     let mut files = vec![queue.join("scheduler"), queue.join("nr_requests"), queue.join("wbt_lat_usec")];
     if let Ok(entries) = fs::read_dir(queue.join("iosched")) {
         files.extend(entries.flatten().map(|e| e.path()));
@@ -160,10 +171,9 @@ fn a_killed_profile_is_put_back_by_revert() {
         return;
     }
     let site = Site::new();
-    site.ok(&["lab", "up", SPEC]);
-    let (_, state) = site.json(&["lab", "status"]);
+    let state = lab_up(&site);
     let device = state["device"].as_str().unwrap().to_owned();
-    let queue = Path::new("/sys/block").join(device.trim_start_matches("/dev/")).join("queue");
+    let queue = queue_of(&device);
     // Lost with a change of the elevator, unless somebody remembers it.
     fs::write(queue.join("iosched/slice_idle"), "3").unwrap();
     let before = queue_settings(&device);
@@ -192,8 +202,7 @@ fn a_vanished_cgroup_is_a_clear_error() {
         return;
     }
     let site = Site::new();
-    site.ok(&["lab", "up", SPEC]);
-    let (_, state) = site.json(&["lab", "status"]);
+    let state = lab_up(&site);
     let vm1 = state["vms"][1]["cgroup"].as_str().unwrap();
     let dir = ["/sys/fs/cgroup/blkio", "/sys/fs/cgroup"]
         .iter()

@@ -76,9 +76,15 @@ pub(crate) fn apply(
 }
 
 /// Identifies this run of the kernel; empty when the kernel does not say.
-pub(crate) fn boot_id(machine: &Machine<'_>) -> String {
+fn boot_id(machine: &Machine<'_>) -> String {
     let text = machine.root().read("/proc/sys/kernel/random/boot_id");
     text.map(|t| t.trim().to_owned()).unwrap_or_default()
+}
+
+/// Whether the machine was restarted since the journal was written; false when the kernel does not say.
+pub(crate) fn rebooted(journal: &Journal, machine: &Machine<'_>) -> bool {
+    let now = boot_id(machine);
+    !now.is_empty() && !journal.boot_id.is_empty() && now != journal.boot_id
 }
 
 /// Returns how many knobs had their value already.

@@ -8,7 +8,7 @@ use std::path::Path;
 use rtvirtio_host::text;
 use serde::Serialize;
 
-use crate::apply::boot_id;
+use crate::apply::rebooted;
 use crate::error::ApplyError;
 use crate::journal::{self, Entry, Journal, Kept};
 use crate::machine::{Fault, Machine};
@@ -189,9 +189,7 @@ pub(crate) fn revert(
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Reverted, ApplyError> {
-    let now = boot_id(machine);
-    let rebooted = !now.is_empty() && !journal.boot_id.is_empty() && now != journal.boot_id;
-    if rebooted {
+    if rebooted(&journal, machine) {
         return forgotten(dir, &journal, observer);
     }
     let resumed = journal.reverting;
@@ -237,7 +235,7 @@ pub(crate) fn revert(
             warnings.push(e.to_string());
         }
     }
-    Ok(Reverted { done, rebooted, outcomes, warnings })
+    Ok(Reverted { done, rebooted: false, outcomes, warnings })
 }
 
 /// After a restart of the host there is nothing to put back: the kernel has forgotten the settings, the guests with it, and the

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::apply::boot_id;
+use crate::apply::rebooted;
 use crate::error::ApplyError;
 use crate::journal;
 use crate::machine::Machine;
@@ -74,7 +74,7 @@ pub enum KnobState {
 /// When the journal cannot be read as one.
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
     let Some(journal) = journal::load(dir)? else { return Ok(None) };
-    let now = boot_id(machine);
+    let rebooted = rebooted(&journal, machine);
     let knobs = journal
         .entries
         .iter()
@@ -104,7 +104,7 @@ pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, Apply
         version: journal.version,
         complete: journal.complete,
         reverting: journal.reverting,
-        rebooted: !now.is_empty() && !journal.boot_id.is_empty() && now != journal.boot_id,
+        rebooted,
         knobs,
     }))
 }

@@ -107,15 +107,6 @@ pub struct BoxOutcome {
     pub took: Duration,
 }
 
-impl BoxOutcome {
-    /// Whether the box's own kernel died and took the script with it. Under emulated SVM (QEMU 7.2) a nested guest can do that
-    /// to it (seen once in ten or more runs): a flaw of the emulation, for which a test may start the box again.
-    #[must_use]
-    pub fn kernel_died(&self) -> bool {
-        self.exit_code.is_none() && self.console.contains("Kernel panic - not syncing")
-    }
-}
-
 /// Why a run gave no outcome.
 #[derive(Debug, thiserror::Error)]
 pub enum BoxError {
@@ -198,6 +189,24 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxErro
         finish(work, &packages, &tree, progress)
     })?;
     Ok(BoxImage { host, guest })
+}
+
+/// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2) a nested guest can take the
+/// box's own kernel with it (seen once in ten or more runs): a flaw of the emulation, so the box is then started once more.
+///
+/// # Errors
+/// See [`BoxError`].
+pub fn run_with_guests(
+    image: &BoxImage,
+    run: &BoxRun,
+    on_line: &dyn Fn(&str),
+) -> Result<BoxOutcome, BoxError> {
+    let first = self::run(image, run, on_line)?;
+    if first.exit_code.is_some() || !first.console.contains("Kernel panic - not syncing") {
+        return Ok(first);
+    }
+    on_line("the box's kernel died: once more");
+    self::run(image, run, on_line)
 }
 
 /// Boots the box, runs the script in it and powers it off. Each line that the script prints also goes to `on_line` as it

@@ -225,12 +225,17 @@ fn run_vm(
     task_results(&job, &output, &load.predicted).map_err(measure)
 }
 
-/// How fio's environment is set in a guest: by env(1), which then becomes fio. The agent's own way would clear all other variables.
-/// Symbols are looked up at the start and not in the middle of fio's clock calibration.
-fn environment(job: &JobFile) -> Vec<String> {
-    job.preload_path().map_or_else(Vec::new, |path| {
-        vec!["env".to_owned(), "LD_BIND_NOW=1".to_owned(), format!("LD_PRELOAD={}", path.display())]
-    })
+/// fio's command line in a guest. Its variables are set by env(1), which then becomes fio: the agent's own way would clear all others.
+fn command_line(job: &JobFile) -> Vec<String> {
+    let mut argv = Vec::new();
+    let environment = job.environment();
+    if !environment.is_empty() {
+        argv.push("env".to_owned());
+        argv.extend(environment.iter().map(|(name, value)| format!("{name}={value}")));
+    }
+    argv.push("fio".to_owned());
+    argv.extend(job.args());
+    argv
 }
 
 /// fio inside one guest.
@@ -271,10 +276,8 @@ impl<'a> GuestRun<'a> {
     }
 
     fn run(&mut self, job: &JobFile, stop: &AtomicBool) -> Result<FioOutput, WorkloadError> {
-        let (program, args) = ("fio".to_owned(), job.args());
-        let env = environment(job);
-        let argv = env.iter().chain(std::iter::once(&program)).chain(&args).map(String::as_str);
-        let argv: Vec<&str> = argv.collect();
+        let argv = command_line(job);
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let process = self.agent.spawn(&argv).map_err(|e| self.agent_error(e))?;
         let start = Instant::now();
         // A question to the agent costs the guest CPU time that counts as latency, so there are few before fio's time is over: one in the

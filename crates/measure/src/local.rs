@@ -50,9 +50,8 @@ pub struct Control<'a> {
 /// [`MeasureError::FioMissing`], [`MeasureError::Start`] (such as a cgroup that is gone), [`MeasureError::Fio`] with fio's stderr,
 /// [`MeasureError::Cancelled`], [`MeasureError::TimedOut`], or a failed file operation. fio is gone in every case.
 pub fn run_fio(job: &JobFile, control: &mut Control<'_>) -> Result<FioOutput, MeasureError> {
-    let preload = job.preload_path();
-    if let Some(path) = &preload {
-        std::fs::write(path, PRELOAD).map_err(io_error("write", path))?;
+    if let Some(path) = job.preload_path() {
+        std::fs::write(&path, PRELOAD).map_err(io_error("write", &path))?;
     }
     let text = job.text();
     let load = Load {
@@ -60,7 +59,7 @@ pub fn run_fio(job: &JobFile, control: &mut Control<'_>) -> Result<FioOutput, Me
         text: &text,
         logs: &job.log_paths(),
         read_only: !job.writes(),
-        preload: preload.as_deref(),
+        environment: &job.environment(),
         duration: job.duration(),
     };
     run_text(&load, control)
@@ -74,15 +73,15 @@ pub(crate) struct Load<'a> {
     /// The logs that it makes.
     pub(crate) logs: &'a [Option<PathBuf>],
     pub(crate) read_only: bool,
-    /// A shared object to load into fio.
-    pub(crate) preload: Option<&'a Path>,
+    /// Variables beside those of this process.
+    pub(crate) environment: &'a [(&'static str, String)],
     /// How long it should run.
     pub(crate) duration: Duration,
 }
 
 /// Runs a job file given as text.
 pub(crate) fn run_text(load: &Load<'_>, control: &mut Control<'_>) -> Result<FioOutput, MeasureError> {
-    let Load { dir, text, logs, read_only, preload, duration } = *load;
+    let Load { dir, text, logs, read_only, environment, duration } = *load;
     let (job_path, json_path, stderr_path) =
         (dir.join("job.fio"), dir.join("fio.json"), dir.join("fio.stderr"));
     for old in logs.iter().flatten().chain([&json_path]) {
@@ -96,10 +95,8 @@ pub(crate) fn run_text(load: &Load<'_>, control: &mut Control<'_>) -> Result<Fio
 
     let mut command = Command::new("fio");
     command.args(fio_args(&job_path, &json_path, read_only));
+    command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
-    if let Some(path) = preload {
-        command.env("LD_PRELOAD", path).env("LD_BIND_NOW", "1");
-    }
     let status = wait(&mut Running::start(&mut command, control.cgroup_procs)?, duration, control)?;
 
     let stderr = tail(&stderr_path, STDERR_TAIL)?;

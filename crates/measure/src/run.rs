@@ -57,10 +57,9 @@ pub fn task_results(
             Some(measured) => measured,
             None => paced(task, &streams, job.options().warmup, job.duration()),
         };
-        let mut result = measured.judged(job.vm(), task, predicted.get(i).copied().flatten());
         let of_task = job.sections().iter().zip(&stats).filter(|(section, _)| section.task == i);
-        result.fio_cpus = of_task.map(|(_, stats)| (stats.usr_cpu + stats.sys_cpu) / 100.0).sum();
-        results.push(result);
+        let fio_cpus = of_task.map(|(_, stats)| (stats.usr_cpu + stats.sys_cpu) / 100.0).sum();
+        results.push(measured.judged(job.vm(), task, predicted.get(i).copied().flatten(), fio_cpus));
     }
     Ok(results)
 }
@@ -79,7 +78,7 @@ struct Measured {
 }
 
 impl Measured {
-    fn judged(&self, vm: &str, task: &Task, predicted: Option<Nanos>) -> TaskResult {
+    fn judged(&self, vm: &str, task: &Task, predicted: Option<Nanos>, fio_cpus: f64) -> TaskResult {
         let at = |p: f64| self.latencies.at(Percentile(p)).min(self.max);
         let judgement = task.target.map(|target| {
             judge(
@@ -109,7 +108,7 @@ impl Measured {
             p9999_ns: at(99.99),
             max_ns: self.max,
             fio_p9999_ns: self.fio_p9999,
-            fio_cpus: 0.0,
+            fio_cpus,
             predicted_ns: predicted,
             verdict,
             why,

@@ -226,6 +226,15 @@ impl JobFile {
         self.sections.iter().any(|s| s.pace.is_some()).then(|| self.options.dir.join("fio_sleep.so"))
     }
 
+    /// The variables that load [`PRELOAD`] into fio; none for a job without it. Symbols are looked up at the start and not in
+    /// the middle of fio's clock calibration.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        self.preload_path().map_or_else(Vec::new, |path| {
+            vec![("LD_BIND_NOW", "1".to_owned()), ("LD_PRELOAD", path.display().to_string())]
+        })
+    }
+
     /// Where fio writes its JSON.
     #[must_use]
     pub fn json_path(&self) -> PathBuf {

@@ -216,7 +216,7 @@ fn run_series(
         text: &text,
         logs: &[],
         read_only: series != Series::Write,
-        preload: None,
+        environment: &[],
         duration,
     };
     let output = run_text(&load, &mut control)?;
