@@ -105,6 +105,8 @@ pub fn full_plan(guests: bool) -> Plan {
 }
 
 /// Every file below some directories that can be set, by path: not the kernel's counters. Links are not followed.
+///
+/// `memory.peak` and `memory.swap.peak` are counters too, although they can be written since Linux 6.12 (a write resets them for the writer).
 pub fn snapshot(dirs: &[PathBuf]) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for dir in dirs {
@@ -119,7 +121,10 @@ fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
         let kind = entry.file_type().unwrap();
         if kind.is_dir() {
             walk(&entry.path(), files);
-        } else if kind.is_file() && entry.metadata().unwrap().mode() & 0o200 != 0 {
+        } else if kind.is_file()
+            && entry.metadata().unwrap().mode() & 0o200 != 0
+            && !entry.file_name().to_string_lossy().ends_with(".peak")
+        {
             if let Ok(bytes) = fs::read(entry.path()) {
                 files.insert(entry.path(), bytes);
             }
