@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rtvirtio_model::ModelKind;
 use rtvirtio_units::{Bytes, Nanos};
 
 /// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
@@ -147,6 +146,9 @@ EXAMPLES
 
 Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
     Demo(DemoArgs),
+    /// The experiments: datasets, the paper's cases, how well predictions hold
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Serves a twin's FUSE file; started by the lab
     #[command(hide = true)]
     TwinServe(TwinServeArgs),
@@ -186,7 +188,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Which model predicts
-    #[arg(long, value_enum, default_value_t = ModelName::Slice)]
+    #[arg(long, value_enum, default_value_t = ModelName::Auto)]
     pub model: ModelName,
     /// Start from the kernel's default settings instead of those found on this host
     #[arg(long)]
@@ -196,19 +198,16 @@ pub struct ModelArgs {
 /// Models by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelName {
+    /// What was learned on this host, if there is such a model, else slice
+    Auto,
     /// Ours: BFQ's slices and queueing at the device
     Slice,
     /// The RT-VirtIO paper's equations (1)-(5)
     Analytical,
-}
-
-impl From<ModelName> for ModelKind {
-    fn from(name: ModelName) -> Self {
-        match name {
-            ModelName::Slice => Self::Slice,
-            ModelName::Analytical => Self::Analytical,
-        }
-    }
+    /// The paper's network, fitted on this host by `profile --sweep`
+    Mlp,
+    /// Networks fitted on this host by `profile --sweep`, with an upper bound
+    Bound,
 }
 
 /// `predict`.
@@ -249,7 +248,7 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Which model predicts
-    #[arg(long, value_enum, default_value_t = ModelName::Slice)]
+    #[arg(long, value_enum, default_value_t = ModelName::Auto)]
     pub model: ModelName,
 }
 
@@ -351,6 +350,124 @@ pub struct DemoArgs {
     /// How QEMU guests run
     #[arg(long, value_enum, default_value_t = AccelName::Auto)]
     pub accel: AccelName,
+}
+
+/// `bench`.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Measure a space-filling design of loads and settings: the dataset that models learn from
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench sweep twin:qlc-nvme --points 20 --out /tmp/sweep
+  sudo rtvirtio bench sweep twin:qlc-nvme twin:emmc --points 300   a run that was stopped goes on where it was")]
+    Sweep(BenchSweepArgs),
+    /// 1 to 4 VMs by six task sets in three tiers of targets, all schemes side by side
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench cases --tier paper --only 3vm-LM            the paper's Fig. 7
+  sudo rtvirtio bench cases --repeat 3 --model data/qlc-nvme.model.json
+  rtvirtio bench cases --report-only --json | jq .claims          what was measured so far
+
+A run that was stopped goes on where it was. Exit code 2 when a claim is not met.")]
+    Cases(BenchCasesArgs),
+    /// Fit the models on a part of a dataset and judge them on the rest
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio bench accuracy data/qlc-nvme.jsonl
+  rtvirtio bench accuracy data/qlc-nvme.jsonl --model data/qlc-nvme.model.json")]
+    Accuracy(BenchAccuracyArgs),
+}
+
+/// `bench cases`.
+#[derive(Args, Debug)]
+pub struct BenchCasesArgs {
+    /// Emulated device
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Tiers; all when none is named
+    #[arg(long = "tier", value_enum)]
+    pub tiers: Vec<TierName>,
+    /// 30 % of the requests write
+    #[arg(long)]
+    pub writes: bool,
+    /// Scale the rates to a third of what the device can do, for slow devices
+    #[arg(long)]
+    pub scaled: bool,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Only these schemes, such as default-bfq,bound
+    #[arg(long, value_delimiter = ',', value_name = "SCHEMES")]
+    pub schemes: Vec<String>,
+    /// Repetitions of every case
+    #[arg(long, default_value_t = 1)]
+    pub repeat: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// Learned model, for the schemes that need one
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Directory of the results
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Measure nothing: write the cases as spec files
+    #[arg(long, value_name = "DIR")]
+    pub write: Option<PathBuf>,
+}
+
+/// Tiers by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TierName {
+    /// The paper's targets
+    Paper,
+    /// A tenth of them
+    Tight,
+    /// A fiftieth, with neighbours
+    Strict,
+}
+
+/// `bench accuracy`.
+#[derive(Args, Debug)]
+pub struct BenchAccuracyArgs {
+    /// Dataset of one device, as `bench sweep` writes it
+    #[arg(value_name = "FILE.jsonl", required = true)]
+    pub data: Vec<PathBuf>,
+    /// Share of the runs that is held out
+    #[arg(long, default_value_t = 0.3)]
+    pub held_out: f64,
+    /// Which runs are held out
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Save a model fitted on all runs here
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+}
+
+/// `bench sweep`.
+#[derive(Args, Debug)]
+pub struct BenchSweepArgs {
+    /// Emulated devices, one file each
+    #[arg(value_name = "twin:NAME", required = true)]
+    pub devices: Vec<String>,
+    /// Conditions per device
+    #[arg(long, default_value_t = 100)]
+    pub points: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "8s")]
+    pub length: Nanos,
+    /// Which design
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory of the dataset
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
 }
 
 /// `twin-serve`.

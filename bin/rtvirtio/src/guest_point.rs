@@ -85,6 +85,7 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
         rate: Some(Iops(rate)),
         depth: 1,
         arrival: Arrival::Closed,
+        burst: None,
         target: None,
     }];
     load.predicted = vec![None];
@@ -95,6 +96,7 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
         &[load],
         &mut RunOptions {
             length: LENGTH,
+            warm_up: workload::WARM_UP,
             seed: 1,
             work_dir: &work_dir,
             cancel: ui.cancel_flag(),

@@ -5,6 +5,7 @@ mod cmd;
 mod elevator;
 mod guest_point;
 mod guests;
+mod model_choice;
 mod site;
 mod ui;
 
@@ -44,6 +45,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Verify(args) => cmd::verify::run(args, global, ui),
         Command::Lab(command) => cmd::lab::run(command, global, ui),
         Command::Demo(args) => cmd::demo::run(args, global, ui),
+        Command::Bench(command) => cmd::bench::run(command, global, ui),
         Command::TwinServe(args) => serve_twin(args),
     }
 }

@@ -20,6 +20,7 @@ use rtvirtio_units::{Bytes, Iops, Nanos};
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
+use crate::model_choice::ModelChoice;
 
 /// How long a guest's agent may take to answer when it is only asked for its settings.
 const AGENT_PATIENCE: Duration = Duration::from_secs(5);
@@ -158,12 +159,8 @@ impl Site {
     }
 
     /// Options for a search from the settings in force, limited to what this host offers.
-    pub fn plan_options(
-        &self,
-        start: Config,
-        model: rtvirtio_model::ModelKind,
-    ) -> anyhow::Result<PlanOptions> {
-        let mut options = plan_options(start, model);
+    pub fn plan_options(&self, start: Config, model: &ModelChoice) -> anyhow::Result<PlanOptions> {
+        let mut options = model.options(start);
         let offered: Vec<Elevator> =
             self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
         options.space.elevators.retain(|e| offered.contains(e));
@@ -286,17 +283,9 @@ impl Site {
                     region: None,
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new() });
+            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
         }
         Ok(loads)
-    }
-}
-
-/// Options for a search from `start`.
-pub fn plan_options(start: Config, model: rtvirtio_model::ModelKind) -> PlanOptions {
-    match model {
-        rtvirtio_model::ModelKind::Analytical => PlanOptions::paper(start),
-        rtvirtio_model::ModelKind::Slice => PlanOptions::new(start),
     }
 }
 

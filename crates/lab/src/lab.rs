@@ -188,7 +188,7 @@ impl Lab {
                     region: Some(here.region()),
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new() });
+            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
         }
         Ok(loads)
     }

@@ -7,9 +7,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, PRELOAD, Region};
+use rtvirtio_measure::fio::{FioOutput, IoClass, JobFile, JobOptions, PRELOAD, Region};
 use rtvirtio_measure::local::{Control, run_fio};
-use rtvirtio_measure::run::task_results;
+use rtvirtio_measure::run::{TaskMeasurement, task_measurements};
 use rtvirtio_measure::{MeasureError, TaskResult};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
@@ -18,7 +18,7 @@ use rtvirtio_vmm::{GuestAgent, VmmError};
 /// Warm-up before the measured part: files are opened and queues are filled.
 ///
 /// An emulated guest also translates fio's code in it, which took up to 2 s in each of three guests on two cores.
-const WARM_UP: Duration = Duration::from_secs(2);
+pub const WARM_UP: Duration = Duration::from_secs(2);
 /// How long fio may take beyond its declared time. A guest under emulation starts slowly.
 const GRACE: Duration = Duration::from_secs(60);
 /// How often a guest is asked whether its fio has ended, once its time is over.
@@ -64,6 +64,8 @@ pub struct VmLoad {
     pub place: Place,
     /// Predicted latency per task, for the result.
     pub predicted: Vec<Option<Nanos>>,
+    /// I/O class of its tasks, where they run on the host.
+    pub io_class: Option<IoClass>,
 }
 
 /// Why a run has no result.
@@ -123,6 +125,8 @@ impl WorkloadError {
 pub struct RunOptions<'a> {
     /// Length of the measured part.
     pub length: Duration,
+    /// Time before it: [`WARM_UP`], or less where no emulated guest is in it.
+    pub warm_up: Duration,
     /// Seed of the addresses; each VM gets its own from it.
     pub seed: u64,
     /// A directory on the host for fio's files; made when missing.
@@ -138,11 +142,22 @@ pub struct RunOptions<'a> {
 /// # Errors
 /// The first failure that is not a consequence of another one.
 pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskResult>, WorkloadError> {
+    Ok(measure(loads, options)?.into_iter().map(|m| m.result).collect())
+}
+
+/// As [`run()`], with every latency.
+///
+/// # Errors
+/// As [`run()`].
+pub fn measure(
+    loads: &[VmLoad],
+    options: &mut RunOptions<'_>,
+) -> Result<Vec<TaskMeasurement>, WorkloadError> {
     let stop = AtomicBool::new(false);
     let ready = Barrier::new(loads.len());
     let start = Instant::now();
-    let (length, seed, work_dir) = (options.length, options.seed, options.work_dir);
-    let outcomes: Vec<Result<Vec<TaskResult>, WorkloadError>> = std::thread::scope(|scope| {
+    let (length, warm_up, seed, work_dir) = (options.length, options.warm_up, options.seed, options.work_dir);
+    let outcomes: Vec<Result<Vec<TaskMeasurement>, WorkloadError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = loads
             .iter()
             .enumerate()
@@ -150,7 +165,7 @@ pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskRes
                 let (stop, ready) = (&stop, &ready);
                 scope.spawn(move || {
                     let seed = seed.wrapping_add(1000 * i as u64);
-                    let result = run_vm(load, length, seed, work_dir, ready, stop);
+                    let result = run_vm(load, (warm_up, length), seed, work_dir, ready, stop);
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -182,19 +197,19 @@ pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskRes
 
 fn run_vm(
     load: &VmLoad,
-    length: Duration,
+    (warmup, runtime): (Duration, Duration),
     seed: u64,
     work_dir: &Path,
     ready: &Barrier,
     stop: &AtomicBool,
-) -> Result<Vec<TaskResult>, WorkloadError> {
+) -> Result<Vec<TaskMeasurement>, WorkloadError> {
     let vm = &load.vm.name;
     let measure = |source| WorkloadError::Measure { vm: vm.clone(), source };
     let (target, region, dir) = match &load.place {
         Place::Guest { target, .. } => (target.clone(), None, PathBuf::from(GUEST_DIR)),
         Place::Host { target, region, .. } => (target.clone(), *region, work_dir.join(vm)),
     };
-    let options = JobOptions { target, region, warmup: WARM_UP, runtime: length, seed, dir };
+    let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class: load.io_class };
     // Every thread passes the barrier, also one that has failed already, or the others would wait for ever.
     let (job, output) = match &load.place {
         Place::Guest { agent, .. } => {
@@ -222,7 +237,7 @@ fn run_vm(
             (job, output?)
         }
     };
-    task_results(&job, &output, &load.predicted).map_err(measure)
+    task_measurements(&job, &output, &load.predicted).map_err(measure)
 }
 
 /// fio's command line in a guest. Its variables are set by env(1), which then becomes fio: the agent's own way would clear all others.
@@ -282,7 +297,7 @@ impl<'a> GuestRun<'a> {
         let start = Instant::now();
         // A question to the agent costs the guest CPU time that counts as latency, so there are few before fio's time is over: one in the
         // warm-up, for a fio that fails at once, and then as many as it takes to notice a dead guest.
-        let mut next_poll = WARM_UP / 2;
+        let mut next_poll = job.options().warmup / 2;
         let out = loop {
             if stop.load(Ordering::Relaxed) {
                 // The run is lost either way; fio's own processes must not go on.

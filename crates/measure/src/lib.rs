@@ -5,6 +5,7 @@
 //! - [`verdict`]: whether a target is met, missed, or not shown either way.
 //! - [`run`]: all of that for one VM.
 //! - [`local`]: fio as a child process of this one, for process VMs and for the profile.
+//! - [`noise`]: whether the host itself stood still meanwhile.
 //! - [`profile`]: what a device can do, measured.
 //!
 //! How latency is counted, and the experiment that shows why, stand in `docs/measure.md`.
@@ -14,6 +15,7 @@ pub mod fio;
 pub mod hist;
 pub mod intended;
 pub mod local;
+pub mod noise;
 pub mod profile;
 mod result;
 pub mod run;

@@ -31,6 +31,30 @@ pub fn task_results(
     output: &FioOutput,
     predicted: &[Option<Nanos>],
 ) -> Result<Vec<TaskResult>, MeasureError> {
+    Ok(task_measurements(job, output, predicted)?.into_iter().map(|m| m.result).collect())
+}
+
+/// A task's result with all that was measured.
+#[derive(Clone, Debug)]
+pub struct TaskMeasurement {
+    /// The judged numbers.
+    pub result: TaskResult,
+    /// Every latency.
+    pub latencies: Latencies,
+    /// Intended start in ns since the job's start, and latency in ns, of each completed request in the order of the starts. Empty for a
+    /// task without a rate, of which only the histogram is known.
+    pub series: Vec<(u64, u64)>,
+}
+
+/// As [`task_results`], with the latencies themselves.
+///
+/// # Errors
+/// As [`task_results`].
+pub fn task_measurements(
+    job: &JobFile,
+    output: &FioOutput,
+    predicted: &[Option<Nanos>],
+) -> Result<Vec<TaskMeasurement>, MeasureError> {
     let stats = parse_json(&output.json)?;
     if stats.len() != job.sections().len() {
         return Err(MeasureError::Json {
@@ -59,7 +83,9 @@ pub fn task_results(
         };
         let of_task = job.sections().iter().zip(&stats).filter(|(section, _)| section.task == i);
         let fio_cpus = of_task.map(|(_, stats)| (stats.usr_cpu + stats.sys_cpu) / 100.0).sum();
-        results.push(measured.judged(job.vm(), task, predicted.get(i).copied().flatten(), fio_cpus));
+        let result = measured.judged(job.vm(), task, predicted.get(i).copied().flatten(), fio_cpus);
+        let Measured { latencies, series, .. } = measured;
+        results.push(TaskMeasurement { result, latencies, series });
     }
     Ok(results)
 }
@@ -75,6 +101,8 @@ struct Measured {
     achieved: Iops,
     /// Requests above the target, overdue ones included; zero without a target.
     exceedances: u64,
+    /// See [`TaskMeasurement::series`].
+    series: Vec<(u64, u64)>,
 }
 
 impl Measured {
@@ -181,7 +209,10 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
             });
         }
     }
+    let mut series: Vec<(u64, u64)> = counted.iter().map(|t| (t.intended_ns, t.latency_ns)).collect();
+    series.sort_unstable();
     Measured {
+        series,
         n: counted.len() as u64,
         max: Nanos(max),
         fio_p9999: fio.at(Percentile::P9999).min(fio_max),
@@ -259,6 +290,7 @@ fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured,
     // fio counts requests in flight at the end, which complete later: its own duration covers them.
     let seconds = stats.read.runtime.max(stats.write.runtime).max(1) as f64 / 1e3;
     Ok(Measured {
+        series: Vec::new(),
         n: latencies.n(),
         max,
         fio_p9999: latencies.at(Percentile::P9999).min(max),

@@ -25,6 +25,7 @@ fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
         runtime,
         seed: 9,
         dir: dir.to_owned(),
+        io_class: None,
     }
 }
 

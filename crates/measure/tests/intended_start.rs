@@ -39,6 +39,7 @@ fn run_on_stalling_file(
         runtime,
         seed: 3,
         dir: dir.path().to_owned(),
+        io_class: None,
     };
     let job = JobFile::new(&vm, options).unwrap();
     let cancel = AtomicBool::new(false);

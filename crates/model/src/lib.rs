@@ -7,15 +7,19 @@
 mod analytical;
 mod device;
 mod guest;
+pub mod learned;
 mod load;
 mod slice;
 mod types;
+
+use std::sync::Arc;
 
 use rtvirtio_spec::{Spec, Task};
 use rtvirtio_units::{Nanos, Percentile};
 
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
 pub use device::spare_rates;
+pub use learned::{HostModel, Learned};
 pub use slice::{Slice, weights_act};
 pub use types::*;
 
@@ -43,6 +47,9 @@ pub enum ModelError {
     /// The configuration does not fit the spec.
     #[error("configuration: {0}")]
     BadConfig(String),
+    /// A learned model was asked for and none is there.
+    #[error("no model was learned for this device yet: run `rtvirtio profile DEVICE --sweep 20m` first")]
+    NotLearned,
 }
 
 /// A model of tail latency.
@@ -58,13 +65,18 @@ pub trait TailModel {
     fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError>;
 }
 
-/// The model of a kind, with the coefficients it ships with.
-#[must_use]
-pub fn model(kind: ModelKind) -> Box<dyn TailModel> {
-    match kind {
+/// The model of a kind: the formulas with the coefficients they ship with, or what was learned on this host.
+///
+/// # Errors
+/// [`ModelError::NotLearned`] for a learned kind without a learned model.
+pub fn model(kind: ModelKind, learned: Option<&Arc<HostModel>>) -> Result<Box<dyn TailModel>, ModelError> {
+    let needed = || learned.cloned().ok_or(ModelError::NotLearned);
+    Ok(match kind {
         ModelKind::Analytical => Box::new(Analytical::default()),
         ModelKind::Slice => Box::new(Slice),
-    }
+        ModelKind::Mlp => Box::new(Learned::paper(needed()?)),
+        ModelKind::Bound => Box::new(Learned::bound(needed()?)),
+    })
 }
 
 /// The percentile a task is judged at: its target's, or p99.99 without a target.
@@ -116,7 +128,12 @@ impl Sum {
 
     fn forecast(self, rate_kept: f64) -> Forecast {
         let total = self.terms.iter().fold(0u64, |sum, t| sum.saturating_add(t.latency_ns.0));
-        Forecast { latency_ns: Nanos(total), rate_kept: rate_kept.clamp(0.0, 1.0), terms: self.terms }
+        Forecast {
+            latency_ns: Nanos(total),
+            rate_kept: rate_kept.clamp(0.0, 1.0),
+            terms: self.terms,
+            upper: None,
+        }
     }
 }
 

@@ -56,6 +56,7 @@ pub(crate) fn task(name: &str, rate: f64, target_ms: u64) -> Task {
         rate: Some(Iops(rate)),
         depth: 1,
         arrival: Arrival::Closed,
+        burst: None,
         target: Some(Target { percentile: Percentile::P9999, latency: Nanos::from_millis(target_ms) }),
     }
 }
@@ -98,4 +99,11 @@ pub(crate) fn config(spec: &Spec, elevator: Elevator, bfq: Bfq) -> Config {
 /// BFQ without idling and raising.
 pub(crate) fn quick() -> Bfq {
     Bfq { slice_idle: Nanos(0), low_latency: false, ..Bfq::default() }
+}
+
+/// The paper's mix on three process VMs under default BFQ.
+pub(crate) fn example() -> (Profile, Spec, Config) {
+    let spec = paper_mix(LabKind::Process, 3);
+    let config = config(&spec, Elevator::Bfq, Bfq::default());
+    (twin(), spec, config)
 }

@@ -1,6 +1,6 @@
 //! What the models read (a host profile and a configuration) and what they say (a forecast with its terms).
 
-use rtvirtio_units::{Bytes, Iops, Nanos};
+use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
 /// Version of the profile file's form.
@@ -129,6 +129,10 @@ pub enum ModelKind {
     Analytical,
     /// Our model of BFQ's slices and of queueing at the device.
     Slice,
+    /// The RT-VirtIO paper's network, fitted on this host's measured runs.
+    Mlp,
+    /// Our networks with a calibrated upper bound.
+    Bound,
 }
 
 /// A predicted tail with the terms it is the sum of.
@@ -141,6 +145,36 @@ pub struct Forecast {
     pub rate_kept: f64,
     /// Terms of the guest part and of the host part; they sum to `latency_ns` up to rounding.
     pub terms: Vec<Term>,
+    /// What the latency stays below, from a model that was learned on this host; `None` from the formulas.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upper: Option<Upper>,
+}
+
+/// An upper bound of a tail.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upper {
+    /// The bound.
+    pub latency_ns: Nanos,
+    /// Share of new runs whose tail stays below it.
+    pub confidence: Ratio,
+    /// What the confidence rests on.
+    pub basis: UpperBasis,
+    /// Features outside what was measured: there the bound is a guess, widened.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<String>,
+}
+
+/// What an upper bound's confidence rests on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpperBasis {
+    /// Runs of the same regime on this host.
+    Regime,
+    /// Runs of all regimes: too few of this one were measured to stand by themselves.
+    Pooled,
+    /// None: the load or the settings lie outside what was measured.
+    Extrapolated,
 }
 
 /// One term of a prediction: where time goes.
@@ -163,6 +197,14 @@ pub enum Side {
     Guest,
     /// On the host and its device.
     Host,
+}
+
+impl Forecast {
+    /// What a target is compared with: the upper bound where there is one, else the expected latency.
+    #[must_use]
+    pub fn judged(&self) -> Nanos {
+        self.upper.as_ref().map_or(self.latency_ns, |u| u.latency_ns)
+    }
 }
 
 impl Default for Bfq {

@@ -134,6 +134,20 @@ impl Outcome {
             .then_with(|| self.margin.total_cmp(&other.margin))
     }
 
+    /// Whether more margin would be worth nothing.
+    pub(crate) fn has_enough(&self) -> bool {
+        self.margin >= ENOUGH
+    }
+
+    /// For climbing: as [`Outcome::better_than`], but among equals every bit of margin counts, for far from feasible no single move
+    /// meets a target or gains a whole step.
+    pub(crate) fn climbs_over(&self, other: &Self) -> bool {
+        match other.missed_by_urgency.cmp(&self.missed_by_urgency) {
+            Ordering::Equal => self.margin.min(ENOUGH) > other.margin.min(ENOUGH) + 1e-6,
+            order => order == Ordering::Greater,
+        }
+    }
+
     pub(crate) fn better_than(&self, other: &Self) -> bool {
         self.compare(other) == Ordering::Greater
     }
@@ -159,16 +173,20 @@ pub(crate) struct Evaluator<'a> {
 }
 
 impl<'a> Evaluator<'a> {
-    pub(crate) fn new(profile: &'a Profile, spec: &'a Spec, options: &PlanOptions) -> Self {
-        Self {
+    pub(crate) fn new(
+        profile: &'a Profile,
+        spec: &'a Spec,
+        options: &PlanOptions,
+    ) -> Result<Self, ModelError> {
+        Ok(Self {
             profile,
             spec,
-            model: model(options.model),
+            model: model(options.model, options.learned.as_ref())?,
             seen: HashMap::new(),
             evaluated: 0,
             budget: options.budget,
             refusal: None,
-        }
+        })
     }
 
     pub(crate) fn evaluated(&self) -> u64 {
@@ -198,7 +216,7 @@ impl<'a> Evaluator<'a> {
             self.evaluated += 1;
             let judged = match self.model.forecast(self.profile, self.spec, config) {
                 Ok(forecasts) => Some(Judged {
-                    latency: forecasts.iter().map(|f| f.latency_ns.0 as f64).collect(),
+                    latency: forecasts.iter().map(|f| f.judged().0 as f64).collect(),
                     kept: forecasts.iter().map(|f| f.rate_kept).collect(),
                 }),
                 Err(e) => {

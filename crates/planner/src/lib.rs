@@ -10,6 +10,7 @@ mod infeasible;
 mod options;
 mod plan;
 mod search;
+pub mod tune;
 
 use rtvirtio_model::{ModelError, ModelKind, Profile};
 use rtvirtio_spec::Spec;
@@ -59,15 +60,16 @@ pub enum PlanError {
 
 /// Finds settings for `spec` on the host that `profile` describes, starting from the configuration in force.
 ///
-/// The same input always gives the same plan. With [`ModelKind::Analytical`] it is the paper's local search (scheme
-/// `rt-virtio-analytical`), with [`ModelKind::Slice`] ours (scheme `slice`). Without any target the plan is empty.
+/// The same input always gives the same plan. The model decides the search and the scheme, see [`scheme_of`]: the paper's local search
+/// for [`ModelKind::Analytical`] and [`ModelKind::Mlp`], ours for [`ModelKind::Slice`] and [`ModelKind::Bound`]. Without any target
+/// the plan is empty.
 ///
 /// # Errors
 /// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers nothing in the space.
 pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Plan, PlanError> {
     options.check()?;
     let problem = Problem::new(spec, options);
-    let mut evaluator = Evaluator::new(profile, spec, options);
+    let mut evaluator = Evaluator::new(profile, spec, options)?;
     let found = search::search(&problem, &mut evaluator)?;
     let infeasible =
         if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
@@ -77,11 +79,7 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     let forecasts = evaluator.forecast(&found.config)?;
     Ok(Plan {
         schema: PLAN_SCHEMA.to_owned(),
-        scheme: match options.model {
-            ModelKind::Analytical => "rt-virtio-analytical",
-            ModelKind::Slice => "slice",
-        }
-        .to_owned(),
+        scheme: scheme_of(options.model).to_owned(),
         model: options.model,
         settings,
         tasks: outlook(spec, forecasts),
@@ -90,6 +88,17 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
         evaluated: evaluator.evaluated(),
         spec_file: None,
     })
+}
+
+/// Name of the scheme that plans with a model.
+#[must_use]
+pub fn scheme_of(model: ModelKind) -> &'static str {
+    match model {
+        ModelKind::Analytical => "rt-virtio-analytical",
+        ModelKind::Mlp => "rt-virtio-mlp",
+        ModelKind::Slice => "slice",
+        ModelKind::Bound => "bound",
+    }
 }
 
 /// The forecasts beside the targets, in spec order.
@@ -105,7 +114,7 @@ pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<Tas
                 task: task.name.clone(),
                 percentile: rtvirtio_model::percentile_of(task),
                 target_ns,
-                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.latency_ns.0)),
+                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.judged().0)),
                 forecast,
             }
         })
@@ -113,4 +122,4 @@ pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<Tas
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,8 @@
 //! What the search may do.
 
-use rtvirtio_model::{Config, Elevator, ModelKind};
+use std::sync::Arc;
+
+use rtvirtio_model::{Config, Elevator, HostModel, ModelKind};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 
 use crate::PlanError;
@@ -20,6 +22,8 @@ pub enum CgroupMode {
 pub struct PlanOptions {
     /// Which model predicts; it also decides the scheme.
     pub model: ModelKind,
+    /// What was learned on this host; [`ModelKind::Mlp`] and [`ModelKind::Bound`] need it.
+    pub learned: Option<Arc<HostModel>>,
     /// Which knobs and values may be used.
     pub space: Space,
     /// The configuration in force. Its values are always allowed.
@@ -91,6 +95,7 @@ impl PlanOptions {
     pub fn new(start: Config) -> Self {
         Self {
             model: ModelKind::Slice,
+            learned: None,
             space: Space::default(),
             start,
             mode: CgroupMode::PerVm,
@@ -103,6 +108,18 @@ impl PlanOptions {
     #[must_use]
     pub fn paper(start: Config) -> Self {
         Self { model: ModelKind::Analytical, space: Space::paper(), ..Self::new(start) }
+    }
+
+    /// The paper's search with its network, fitted on this host.
+    #[must_use]
+    pub fn paper_mlp(start: Config, learned: Arc<HostModel>) -> Self {
+        Self { model: ModelKind::Mlp, learned: Some(learned), ..Self::paper(start) }
+    }
+
+    /// Ours on the upper bound over the whole space. No safety margin: the bound has its own.
+    #[must_use]
+    pub fn bound(start: Config, learned: Arc<HostModel>) -> Self {
+        Self { model: ModelKind::Bound, learned: Some(learned), safety: Ratio(0.0), ..Self::new(start) }
     }
 
     pub(crate) fn check(&self) -> Result<(), PlanError> {

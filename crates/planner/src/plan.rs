@@ -137,7 +137,7 @@ pub struct TaskOutlook {
     pub target_ns: Option<Nanos>,
     /// The prediction with its terms.
     pub forecast: Forecast,
-    /// Target minus prediction, in nanoseconds; negative when missed. `None` without a target.
+    /// Target minus prediction (its upper bound where there is one), in nanoseconds; negative when missed. `None` without a target.
     pub margin_ns: Option<i64>,
 }
 

@@ -1,9 +1,13 @@
 //! The searches: the paper's and ours, and what they share.
 
+mod bound;
+mod climb;
 mod paper;
 mod slice;
 
 use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
+
+pub(crate) use bound::diverse;
 
 use crate::PlanError;
 use crate::convert::guest_reachable;
@@ -12,6 +16,9 @@ use crate::options::CgroupMode;
 
 /// A setting stays when dropping it would cost more than this much of a target in margin.
 const WORTH: f64 = 0.01;
+
+/// Most moves of the paper's local search with its network: enough to cross all levels of all knobs of a few VMs.
+const MLP_STEPS: usize = 40;
 
 /// The best configuration found, with every setting that earns nothing taken back.
 pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Outcome, PlanError> {
@@ -28,6 +35,8 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
         let found = match problem.options.model {
             ModelKind::Slice => slice::search(problem, evaluator, start),
             ModelKind::Analytical => paper::search(problem, evaluator, start),
+            ModelKind::Mlp => climb::from_start(problem, evaluator, start, MLP_STEPS),
+            ModelKind::Bound => bound::search(problem, evaluator, start),
         };
         found.map(|best| tidy(problem, evaluator, best))
     };

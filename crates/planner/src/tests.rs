@@ -13,7 +13,7 @@ fn point(depth: u32, iops: f64, us: [u64; 4]) -> DepthPoint {
 }
 
 /// A QLC drive behind one channel, and TCG guests that were measured alone.
-fn profile() -> Profile {
+pub(crate) fn profile() -> Profile {
     let read =
         vec![point(1, 9_300.0, [105, 150, 1_800, 5_000]), point(16, 15_500.0, [1_030, 1_200, 3_500, 8_000])];
     let read_bfq =
@@ -46,6 +46,7 @@ fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
         rate: Some(Iops(rate)),
         depth: 1,
         arrival: Arrival::Closed,
+        burst: None,
         target: target_ms.map(|ms| Target { percentile: Percentile::P9999, latency: Nanos::from_millis(ms) }),
     }
 }
@@ -66,7 +67,7 @@ fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
 }
 
 /// The paper's Fig. 7: 3 VMs, light and medium, targets 400/300, 800/500, 900/700 ms.
-fn fig7() -> Spec {
+pub(crate) fn fig7() -> Spec {
     let vm = |l, m| vec![task("light", 100.0, Some(l)), task("medium", 500.0, Some(m))];
     spec(LabKind::Qemu, &[vm(400, 300), vm(800, 500), vm(900, 700)])
 }
@@ -76,7 +77,7 @@ fn flooded() -> Spec {
     spec(LabKind::Process, &[vm.clone(), vm, vec![flood()]])
 }
 
-fn start(spec: &Spec) -> Config {
+pub(crate) fn start(spec: &Spec) -> Config {
     let vm = VmConfig { weight: 100, cap: None, guest_elevator: Elevator::None, guest_bfq: Bfq::default() };
     Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; spec.vms.len()] }
 }
@@ -100,7 +101,10 @@ fn assert_meets(p: &Plan, safety: f64) {
 fn fig7_misses_under_defaults_and_plans_feasibly() {
     let s = fig7();
     let options = PlanOptions::new(start(&s));
-    let before = rtvirtio_model::model(ModelKind::Slice).forecast(&profile(), &s, &options.start).unwrap();
+    let before = rtvirtio_model::model(ModelKind::Slice, None)
+        .unwrap()
+        .forecast(&profile(), &s, &options.start)
+        .unwrap();
     assert!(before[1].latency_ns > Nanos::from_millis(300), "the default must miss for the case to be one");
     let p = plan(&s, &profile(), &options).unwrap();
     assert_meets(&p, 0.2);
@@ -353,7 +357,7 @@ fn options_that_contradict_themselves_are_refused() {
 
 /// Every configuration of a tiny space, weights on every level for every VM.
 fn exhaustive(s: &Spec, options: &PlanOptions) -> bool {
-    let model = rtvirtio_model::model(options.model);
+    let model = rtvirtio_model::model(options.model, None).unwrap();
     let (space, mut found) = (&options.space, false);
     let levels = space.weights.len().pow(u32::try_from(s.vms.len()).unwrap());
     for &elevator in &space.elevators {

@@ -83,6 +83,8 @@ pub(crate) fn model(m: ModelKind) -> &'static str {
     match m {
         ModelKind::Analytical => "analytical model (RT-VirtIO, equations 1 to 5)",
         ModelKind::Slice => "slice model (BFQ's slices and queueing at the device)",
+        ModelKind::Mlp => "network of the RT-VirtIO paper, fitted on this host",
+        ModelKind::Bound => "networks learned on this host, with an upper bound",
     }
 }
 

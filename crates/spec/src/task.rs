@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rtvirtio_units::{Bytes, Iops, Ratio};
+use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use crate::error::Report;
 use crate::field::{Field, Section};
@@ -10,7 +10,8 @@ use crate::source::printable;
 use crate::types::{Arrival, Op, Pattern, Task};
 use crate::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM, device, target};
 
-const KEYS: &[&str] = &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "target"];
+const KEYS: &[&str] =
+    &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "burst", "target"];
 /// What fio and people call these keys.
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("rw", "op"),
@@ -29,6 +30,7 @@ const KEY_ALIASES: &[(&str, &str)] = &[
     ("deadline", "target = { latency = ... }"),
     ("percentile", "target = { percentile = ..., latency = ... }"),
     ("arrival", "loop"),
+    ("thinktime", "burst"),
 ];
 /// Sector size: every block device takes multiples of it.
 const SECTOR: u64 = 512;
@@ -38,6 +40,11 @@ const MAX_DEPTH: u32 = 1024;
 const MAX_RATE: Iops = Iops(10e6);
 /// Slower tasks give no percentile in a reasonable time.
 const MIN_RATE: Iops = Iops(1.0 / 60.0);
+
+/// Below it a burst is a few requests.
+const MIN_BURST: Nanos = Nanos(1_000_000);
+/// Longer rests do not show in a run.
+const MAX_BURST: Nanos = Nanos(60_000_000_000);
 
 #[derive(Clone, Copy, PartialEq)]
 enum OpWord {
@@ -103,7 +110,9 @@ fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -
     let arrival = section.word(report, "loop", LOOPS, &[]);
     let depth = section.integer(report, "depth", 1, MAX_DEPTH);
     let target = target::read(report, section);
-    let consistent = check_loop(report, section, &arrival, &rate, &depth);
+    let burst = burst(report, section);
+    let consistent =
+        check_loop(report, section, &arrival, &rate, &depth) & check_burst(report, section, &rate);
     let arrival = arrival.or(Arrival::Closed);
     let default_depth = if arrival == Some(Arrival::Open) { DEFAULT_OPEN_DEPTH } else { 1 };
     let task = Task {
@@ -114,6 +123,7 @@ fn read(report: &mut Report<'_>, section: &Section<'_, '_>, name: Field<&str>) -
         rate: rate.optional()?,
         depth: depth.or(default_depth)?,
         arrival: arrival?,
+        burst: burst.optional()?,
         target: target.optional()?,
     };
     consistent.then_some(task)
@@ -190,6 +200,33 @@ fn rate(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Iops> {
         );
         Field::Bad
     })
+}
+
+fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
+    section.quantity::<Nanos>(report, "burst").and_then(|(burst, text)| {
+        if (MIN_BURST..=MAX_BURST).contains(&burst) {
+            return Field::Given(burst);
+        }
+        report.add(
+            section.value_span("burst"),
+            format!("`burst` is {}, out of its range", printable(text, 60)),
+            format!("write a time from {MIN_BURST} to {MAX_BURST}"),
+        );
+        Field::Bad
+    })
+}
+
+/// Only a task that runs as fast as it can has bursts: a rate says already when each request is due.
+fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> bool {
+    match section.place("burst") {
+        Some(place) if *rate != Field::Absent => {
+            let help =
+                "remove this line, or remove `rate`: a task in bursts runs as fast as it can, then rests";
+            report.add(place.key, "`burst` belongs to a task without a `rate`", help);
+            false
+        }
+        _ => true,
+    }
 }
 
 /// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request at a time, issued

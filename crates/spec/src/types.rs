@@ -96,6 +96,8 @@ pub struct Task {
     pub depth: u32,
     /// Whether a late request delays the next.
     pub arrival: Arrival,
+    /// A task without a rate works for this long, then rests for as long, in turn; `None` means without rest.
+    pub burst: Option<Nanos>,
     /// What the task must get; `None` for a best-effort task.
     pub target: Option<Target>,
 }

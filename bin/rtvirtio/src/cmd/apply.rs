@@ -18,6 +18,7 @@ use super::plan::{INFEASIBLE, load, load_profile, old_values};
 use super::{need_root, show, style, write_file};
 use crate::args::{ApplyArgs, Global, RevertArgs};
 use crate::guests::GuestAgents;
+use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
@@ -45,7 +46,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     let plan = match saved {
         Some(plan) => {
             // It may have been made, or edited, for another machine than this one.
-            let options = site.plan_options(site.config()?, ModelKind::from(args.model))?;
+            let options = site.plan_options(site.config()?, &ModelChoice::formula(ModelKind::Slice))?;
             // The models know no limits on bytes; written by hand they act all the same.
             let bytes = |knob: &Knob| {
                 matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. })
@@ -83,7 +84,8 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
 fn plan_now(args: &ApplyArgs, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<Plan> {
     let profile = load_profile(&site.spec, args.profile.as_deref(), global)?;
     let found = site.config()?;
-    let options = site.plan_options(found.clone(), ModelKind::from(args.model))?;
+    let choice = ModelChoice::find(args.model, &site.spec, &profile, global, ui)?;
+    let options = site.plan_options(found.clone(), &choice)?;
     let plan = plan(&site.spec, &profile, &options)?;
     if !ui.json && !args.dry_run {
         print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));

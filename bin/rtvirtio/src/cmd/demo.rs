@@ -19,6 +19,7 @@ use super::profile::of_site;
 use super::verify::{exit_code, generated, measure};
 use super::{lab, need_root, style, write_file};
 use crate::args::{DemoArgs, Global};
+use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::Ui;
 
@@ -122,11 +123,11 @@ impl Stage<'_> {
         // A device fresh from its driver, with BFQ as distributions set it: nothing tuned.
         site.device.set_elevator(&Root::default(), "bfq")?;
         let found = site.config()?;
-        let before = outlook(spec, &profile, ModelKind::Slice, &found)?;
+        let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &found)?;
         let default = measure(&site, "default-bfq", length, &latencies(&before), global, ui)?;
         say(&text::run(&default, &style()), ui);
 
-        let options = site.plan_options(found.clone(), ModelKind::Slice)?;
+        let options = site.plan_options(found.clone(), &ModelChoice::formula(ModelKind::Slice))?;
         let plan = plan(spec, &profile, &options)?;
         say(&text::plan(&plan, &old_values(spec, &found, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, global, ui)?;
@@ -151,7 +152,7 @@ impl Stage<'_> {
     ) -> anyhow::Result<Vec<String>> {
         let mut notes = Vec::new();
         // The paper's own model beside ours, for the run that it covers.
-        let paper = outlook(spec, profile, ModelKind::Analytical, found)?;
+        let paper = outlook(spec, profile, &ModelChoice::formula(ModelKind::Analytical), found)?;
         let told: Vec<String> =
             paper.iter().map(|t| format!("{}/{} {}", t.vm, t.task, t.forecast.latency_ns)).collect();
         notes.push(format!(

@@ -15,6 +15,7 @@ use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
 use super::apply::revert_all;
+use super::bench::BENCH_DIR;
 use super::verify::{exit_code, measure};
 use super::{need_root, show, style};
 use crate::args::{AccelName, Global, LabCommand, LabRunArgs, LabUpArgs};
@@ -31,7 +32,7 @@ pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
             let _lock = site::lock(global)?;
             let mut there = Lab::remove(&global.run_dir)?;
             // What a killed `demo` or `profile twin:` left: its settings first, while their files are there.
-            for own in [DEMO_DIR, PROFILE_DIR] {
+            for own in [DEMO_DIR, PROFILE_DIR, BENCH_DIR] {
                 let mut global = global.clone();
                 global.run_dir = global.run_dir.join(own);
                 global.state_dir = global.run_dir.join(DEMO_STATE);

@@ -1,6 +1,7 @@
 //! One module per command.
 
 pub mod apply;
+pub mod bench;
 pub mod check;
 pub mod demo;
 pub mod lab;

@@ -5,13 +5,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use rtvirtio_model::{Config, ModelKind, Profile, model};
+use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;
 use rtvirtio_spec::Spec;
 
 use super::{show, style, write_file};
 use crate::args::{Global, ModelArgs, PlanArgs, PredictArgs};
+use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::Ui;
 
@@ -26,6 +27,8 @@ pub struct Basis {
     pub profile: Profile,
     /// Search options, with the start configuration.
     pub options: PlanOptions,
+    /// The model.
+    pub choice: ModelChoice,
 }
 
 /// The saved profile of a spec's device.
@@ -59,21 +62,22 @@ impl Basis {
                 ui.warn(&format!("the profile is in doubt: {first} (and {} more in it)", rest.len()))
             }
         }
-        let kind = ModelKind::from(args.model);
+        let choice = ModelChoice::find(args.model, &spec, &profile, global, ui)?;
         if args.defaults {
-            let options = site::plan_options(site::default_config(&spec), kind);
-            return Ok(Self { spec, profile, options });
+            let options = choice.options(site::default_config(&spec));
+            return Ok(Self { spec, profile, options, choice });
         }
         // A plan for VMs that do not run yet starts from the defaults; that is said, never silently assumed.
-        let options =
-            match Site::find(spec.clone(), global).and_then(|site| site.plan_options(site.config()?, kind)) {
-                Ok(options) => options,
-                Err(e) => {
-                    ui.warn(&format!("starting from the kernel's default settings, because {e:#}"));
-                    site::plan_options(site::default_config(&spec), kind)
-                }
-            };
-        Ok(Self { spec, profile, options })
+        let options = match Site::find(spec.clone(), global)
+            .and_then(|site| site.plan_options(site.config()?, &choice))
+        {
+            Ok(options) => options,
+            Err(e) => {
+                ui.warn(&format!("starting from the kernel's default settings, because {e:#}"));
+                choice.options(site::default_config(&spec))
+            }
+        };
+        Ok(Self { spec, profile, options, choice })
     }
 }
 
@@ -81,17 +85,17 @@ impl Basis {
 pub fn outlook(
     spec: &Spec,
     profile: &Profile,
-    kind: ModelKind,
+    choice: &ModelChoice,
     config: &Config,
 ) -> anyhow::Result<Vec<TaskOutlook>> {
-    Ok(rtvirtio_planner::outlook(spec, model(kind).forecast(profile, spec, config)?))
+    let model = model(choice.kind, choice.learned.as_ref())?;
+    Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, config)?))
 }
 
 /// `rtvirtio predict`.
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let basis = Basis::load(&args.model, global, ui)?;
-    let kind = ModelKind::from(args.model.model);
-    let tasks = outlook(&basis.spec, &basis.profile, kind, &basis.options.start)?;
+    let tasks = outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?;
     show(ui, &tasks, || text::forecast(&tasks, &style()))?;
     Ok(ExitCode::SUCCESS)
 }

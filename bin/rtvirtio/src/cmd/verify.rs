@@ -11,7 +11,8 @@ use rtvirtio_units::Nanos;
 
 use super::apply::plan_in_force;
 use super::{need_root, plan, show, style, write_file};
-use crate::args::{Global, VerifyArgs};
+use crate::args::{Global, ModelName, VerifyArgs};
+use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
@@ -35,6 +36,7 @@ pub fn measure(
     let work_dir = global.run_dir.join("fio");
     let mut options = RunOptions {
         length,
+        warm_up: workload::WARM_UP,
         seed: 1,
         work_dir: &work_dir,
         cancel: ui.cancel_flag(),
@@ -62,11 +64,19 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     site.guard_data(args.destroy_data)?;
     let profile = plan::load_profile(&site.spec, None, global).ok();
     let in_force = plan_in_force(&global.state_dir);
-    let model = in_force.as_ref().map_or(ModelKind::Slice, |plan| plan.model);
+    let name = match in_force.as_ref().map(|plan| plan.model) {
+        Some(ModelKind::Analytical) => ModelName::Analytical,
+        Some(ModelKind::Slice) => ModelName::Slice,
+        Some(ModelKind::Mlp) => ModelName::Mlp,
+        Some(ModelKind::Bound) | None => ModelName::Auto,
+    };
     // A prediction beside the measurement when there is a profile; measuring does not depend on it.
     let predicted: Vec<Option<Nanos>> = profile
         .as_ref()
-        .and_then(|profile| plan::outlook(&site.spec, profile, model, &site.config().ok()?).ok())
+        .and_then(|profile| {
+            let choice = ModelChoice::find(name, &site.spec, profile, global, ui).ok()?;
+            plan::outlook(&site.spec, profile, &choice, &site.config().ok()?).ok()
+        })
         .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
     let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();
     let run = measure(&site, &scheme, Duration::from_nanos(args.length.0), &predicted, global, ui)?;

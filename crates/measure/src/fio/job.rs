@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rtvirtio_spec::{Arrival, Op, Pattern, Task, Vm};
 use rtvirtio_units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::MeasureError;
 
@@ -25,6 +26,31 @@ pub struct JobOptions {
     pub seed: u64,
     /// An absolute directory for the job file, the JSON and the logs, as the fio process sees it.
     pub dir: PathBuf,
+    /// I/O class and level of the tasks' threads; `None` leaves them as they are started.
+    pub io_class: Option<IoClass>,
+}
+
+/// A Linux I/O scheduling class with its level, 0 (most urgent) to 7 (ioprio_set(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoClass {
+    /// Before all others.
+    RealTime(u8),
+    /// The usual one.
+    BestEffort(u8),
+    /// Only when nobody else wants the device.
+    Idle,
+}
+
+impl IoClass {
+    /// fio's options.
+    fn options(self) -> String {
+        match self {
+            Self::RealTime(level) => format!("prioclass=1\nprio={}\n", level.min(7)),
+            Self::BestEffort(level) => format!("prioclass=2\nprio={}\n", level.min(7)),
+            Self::Idle => "prioclass=3\n".to_owned(),
+        }
+    }
 }
 
 /// A part of a device.
@@ -265,6 +291,9 @@ impl JobFile {
         if let Some(region) = self.options.region {
             let _ = writeln!(s, "offset={}\nsize={}", region.offset.0, region.size.0);
         }
+        if let Some(class) = self.options.io_class {
+            s.push_str(&class.options());
+        }
         for (i, section) in self.sections.iter().enumerate() {
             let _ = write!(s, "\n[{}]\n{}", section.name, self.section_text(i, section));
         }
@@ -293,6 +322,11 @@ impl JobFile {
                 let _ = writeln!(s, "ramp_time={}ms", ms(self.options.warmup));
             }
             let _ = writeln!(s, "runtime={}ms", ms(self.options.runtime));
+            if let Some(burst) = task.burst {
+                // fio ends the phase at a request's end, so a phase lasts up to one request longer.
+                let us = burst.0.div_ceil(1000);
+                let _ = writeln!(s, "thinktime={us}us\nthinktime_iotime={us}us");
+            }
             return s;
         };
         if task.arrival == Arrival::Closed && task.depth > 1 {

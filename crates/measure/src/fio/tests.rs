@@ -17,6 +17,7 @@ fn task(name: &str, op: Op, pattern: Pattern, rate: Option<f64>, depth: u32, arr
         rate: rate.map(Iops),
         depth,
         arrival,
+        burst: None,
         target: None,
     }
 }
@@ -45,6 +46,7 @@ pub(crate) fn recorded_options() -> JobOptions {
         runtime: Duration::from_millis(1_000),
         seed: 42,
         dir: PathBuf::from("/var/tmp/rtvirtio-fixture"),
+        io_class: None,
     }
 }
 
@@ -232,4 +234,20 @@ proptest! {
         let _ = parse_log("t", text.as_bytes());
         let _ = parse_json(&bytes);
     }
+}
+
+#[test]
+fn classes_and_bursts_become_fio_options() {
+    let mut flood = task("flood", Op::Read, Pattern::Random, None, 32, Arrival::Closed);
+    flood.burst = Some(Nanos::from_millis(200));
+    let vm = Vm { tasks: vec![flood], ..recorded_vm() };
+    let text = |io_class| JobFile::new(&vm, JobOptions { io_class, ..recorded_options() }).unwrap().text();
+    assert!(text(None).contains("thinktime=200000us\nthinktime_iotime=200000us\n"), "{}", text(None));
+    assert!(!text(None).contains("prio"));
+    assert!(text(Some(IoClass::RealTime(0))).contains("prioclass=1\nprio=0\n"));
+    assert!(
+        text(Some(IoClass::BestEffort(9))).contains("prioclass=2\nprio=7\n"),
+        "level is kept within 0 to 7"
+    );
+    assert!(text(Some(IoClass::Idle)).contains("prioclass=3\n"));
 }

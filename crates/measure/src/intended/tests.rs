@@ -13,6 +13,7 @@ fn pace(op: Op, rate: f64) -> Pace {
         rate: Some(Iops(rate)),
         depth: 1,
         arrival: Arrival::Closed,
+        burst: None,
         target: None,
     };
     Pace::of(&task).unwrap()[0]

@@ -96,6 +96,7 @@ fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
         rate: Some(Iops(100.0)),
         depth: 1,
         arrival: Arrival::Closed,
+        burst: None,
         target: Some(Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) }),
     };
     let vm = Vm { name: "vm0".to_owned(), reach: Reach::Lab(LabKind::Process), tasks: vec![task] };
@@ -106,6 +107,7 @@ fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
         runtime: Duration::from_secs(10),
         seed: 1,
         dir: PathBuf::from("/"),
+        io_class: None,
     };
     let job = JobFile::new(&vm, options).unwrap();
     let (mut log, mut free) = (String::new(), 0u64);

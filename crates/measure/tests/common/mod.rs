@@ -54,6 +54,7 @@ pub fn task(name: &str, op: Op, rate: Option<f64>, depth: u32, arrival: Arrival)
         rate: rate.map(Iops),
         depth,
         arrival,
+        burst: None,
         target: None,
     }
 }

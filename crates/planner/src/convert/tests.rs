@@ -16,6 +16,7 @@ fn spec() -> Spec {
         rate: None,
         depth: 1,
         arrival: Arrival::Closed,
+        burst: None,
         target: None,
     };
     let vm = |name: &str, reach, op| Vm { name: name.to_owned(), reach, tasks: vec![task(op)] };

@@ -23,11 +23,12 @@ const ALL_NEIGHBOURS: usize = 8;
 /// Most weight steps per refinement: each moves one VM by one level, so this crosses the levels for several VMs.
 const WEIGHT_STEPS: usize = 60;
 
-pub(super) fn search(
+/// All enumerated configurations, best first.
+pub(super) fn candidates(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
     start: Option<Outcome>,
-) -> Option<Outcome> {
+) -> Vec<Outcome> {
     let mut found: Vec<Outcome> = start.into_iter().collect();
     for base in bases(problem, evaluator) {
         let mut urgent = None;
@@ -40,6 +41,15 @@ pub(super) fn search(
     }
     // Stable, so equal candidates keep the order of enumeration.
     found.sort_by(|a, b| b.compare(a));
+    found
+}
+
+pub(super) fn search(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    start: Option<Outcome>,
+) -> Option<Outcome> {
+    let found = candidates(problem, evaluator, start);
     let mut best = found.first().cloned()?;
     if weights_allowed(problem) {
         for seed in seeds(problem, &found) {

@@ -1,0 +1,140 @@
+//! `rtvirtio bench accuracy`: how well the models hold on runs that they have not seen.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use rtvirtio_bench::accuracy::{Accuracy, evaluate, learning_curve, split};
+use rtvirtio_bench::claims::{BenchFile, Claim};
+use rtvirtio_bench::dataset::Dataset;
+use rtvirtio_bench::train::{TrainSettings, fit};
+
+use crate::args::BenchAccuracyArgs;
+use crate::cmd::verify::generated;
+use crate::cmd::{show, write_file};
+use crate::ui::Ui;
+
+/// Points of the learning curve.
+const SIZES: [usize; 7] = [120, 150, 200, 300, 450, 700, 1000];
+
+/// `rtvirtio bench accuracy`.
+pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let (mut claims, mut text, mut host) = (Vec::new(), String::new(), None);
+    for path in &args.data {
+        let data = Dataset::load(path)?;
+        let Some((device, profile)) = data.header.profiles.iter().next() else {
+            anyhow::bail!("{}: it holds no profile of its device; measure again", path.display());
+        };
+        let settings = TrainSettings { seed: args.seed, ..TrainSettings::default() };
+        let (train, test) = split(&data.points, args.held_out, args.seed);
+        ui.step(&format!("{device}: fitting on {} runs, judging on {}", train.len(), test.len()));
+        let accuracy = evaluate(&train, &test, profile, &settings)?;
+        let curve = learning_curve(&train, &test, profile, &SIZES, &settings)?;
+        text.push_str(&shown(device, &accuracy, &curve));
+        claims.extend(of(&accuracy));
+        if let Some(out) = &args.model {
+            let fitted = fit(&data.points, profile, &generated(), &settings)?;
+            write_file(out, &serde_json::to_vec(&fitted.model)?)?;
+            ui.step(&format!("saved {}", out.display()));
+        }
+        host = Some(data.header.host.clone());
+    }
+    let Some(host) = host else { anyhow::bail!("no dataset was given") };
+    let met = claims.iter().all(|c| c.met);
+    show(ui, &BenchFile::new(host, Vec::new(), claims), || text)?;
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+fn of(a: &Accuracy) -> Vec<Claim> {
+    let n = a.held.len();
+    let worst = a.groups.first().map_or((String::new(), 0, 0.0), Clone::clone);
+    vec![
+        Claim::new(
+            "accuracy.bound.coverage",
+            "held-out tails below their upper bound",
+            a.coverage,
+            "share",
+            n,
+        )
+        .at_least(0.99),
+        Claim::new(
+            "accuracy.bound.sharpness",
+            "median of upper bound over measured tail",
+            a.sharpness,
+            "ratio",
+            n,
+        )
+        .at_most(1.5),
+        Claim::new(
+            "accuracy.bound.worst_group",
+            format!("coverage of the worst group ({})", worst.0),
+            worst.2,
+            "share",
+            worst.1,
+        )
+        .at_least(0.97),
+        Claim::new(
+            "accuracy.points",
+            "runs that the model was fitted on",
+            a.trained as f64,
+            "runs",
+            a.trained,
+        )
+        .at_most(1000.0),
+    ]
+}
+
+fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
+    let mut s = format!(
+        "{device}: {} runs for fitting, {} held out with {} tasks\n\n",
+        a.trained,
+        a.held_out,
+        a.held.len()
+    );
+    let _ = writeln!(
+        s,
+        "{:<22} {:>5} {:>10} {:>8} {:>8} {:>8} {:>12} {:>14}",
+        "model", "n", "median p/a", "factor", "p90", "below", "error ms", "in -500..0 ms"
+    );
+    for m in &a.scores {
+        let _ = writeln!(
+            s,
+            "{:<22} {:>5} {:>10.2} {:>8.2} {:>8.1} {:>7.1}% {:>12.1} {:>13.1}%",
+            m.model,
+            m.n,
+            m.bias,
+            m.factor,
+            m.factor_p90,
+            100.0 * m.underestimated,
+            m.error_ms,
+            100.0 * m.paper_band
+        );
+    }
+    let _ = writeln!(
+        s,
+        "\nupper bound: {:.2}% of {} below it ({:.2} to {:.2}% at 95%), median upper/actual {:.2}",
+        100.0 * a.coverage,
+        a.held.len(),
+        100.0 * a.coverage_interval[0],
+        100.0 * a.coverage_interval[1],
+        a.sharpness
+    );
+    for (name, n, ratio) in &a.sharpness_by_regime {
+        let _ = writeln!(s, "  {name:<24} n {n:>5}  upper/actual {ratio:.2}");
+    }
+    s.push_str("worst groups:");
+    for (name, n, share) in a.groups.iter().take(4) {
+        let _ = write!(s, "  {name} {:.1}% of {n}", 100.0 * share);
+    }
+    s.push_str("\n\nlearning curve: runs, typical factor, coverage, upper/actual\n");
+    for c in curve {
+        let _ = writeln!(
+            s,
+            "  {:>5} {:>6.2} {:>7.2}% {:>6.2}",
+            c.trained,
+            c.scores[0].factor,
+            100.0 * c.coverage,
+            c.sharpness
+        );
+    }
+    s
+}

@@ -1,0 +1,23 @@
+//! `rtvirtio bench ...`: the experiments.
+
+mod accuracy;
+mod bed;
+mod cases;
+mod sweep;
+
+use std::process::ExitCode;
+
+use crate::args::{BenchCommand, Global};
+use crate::ui::Ui;
+
+/// Run directory of experiments, below the global one.
+pub const BENCH_DIR: &str = "bench";
+
+/// `rtvirtio bench ...`.
+pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    match command {
+        BenchCommand::Sweep(args) => sweep::run(args, global, ui),
+        BenchCommand::Cases(args) => cases::run(args, global, ui),
+        BenchCommand::Accuracy(args) => accuracy::run(args, ui),
+    }
+}

@@ -1,0 +1,82 @@
+//! Which model predicts: a formula, or what was learned of this device on this host.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context;
+use rtvirtio_model::{Config, HostModel, ModelKind, Profile};
+use rtvirtio_planner::PlanOptions;
+use rtvirtio_spec::Spec;
+
+use crate::args::{Global, ModelName};
+use crate::site;
+use crate::ui::Ui;
+
+/// A kind of model, with what was learned where the kind needs it.
+#[derive(Clone)]
+pub struct ModelChoice {
+    /// The kind.
+    pub kind: ModelKind,
+    /// The learned model.
+    pub learned: Option<Arc<HostModel>>,
+}
+
+impl ModelChoice {
+    /// A formula that needs nothing learned.
+    pub fn formula(kind: ModelKind) -> Self {
+        Self { kind, learned: None }
+    }
+
+    /// As asked; `auto` takes the learned model where there is one that fits, else the slice model, and says so when one does not fit.
+    pub fn find(
+        name: ModelName,
+        spec: &Spec,
+        profile: &Profile,
+        global: &Global,
+        ui: &Ui,
+    ) -> anyhow::Result<Self> {
+        let kind = match name {
+            ModelName::Slice => return Ok(Self::formula(ModelKind::Slice)),
+            ModelName::Analytical => return Ok(Self::formula(ModelKind::Analytical)),
+            ModelName::Mlp => ModelKind::Mlp,
+            ModelName::Bound | ModelName::Auto => ModelKind::Bound,
+        };
+        match (load(spec, profile, global), name) {
+            (Ok(Some(model)), _) => Ok(Self { kind, learned: Some(Arc::new(model)) }),
+            (Ok(None), ModelName::Auto) => Ok(Self::formula(ModelKind::Slice)),
+            (Err(e), ModelName::Auto) => {
+                ui.warn(&format!("the learned model is not used: {e:#}"));
+                Ok(Self::formula(ModelKind::Slice))
+            }
+            (Ok(None), _) => Err(rtvirtio_model::ModelError::NotLearned.into()),
+            (Err(e), _) => Err(e),
+        }
+    }
+
+    /// The options of a search.
+    pub fn options(&self, start: Config) -> PlanOptions {
+        match (self.kind, &self.learned) {
+            (ModelKind::Analytical, _) => PlanOptions::paper(start),
+            (ModelKind::Mlp, Some(learned)) => PlanOptions::paper_mlp(start, Arc::clone(learned)),
+            (ModelKind::Bound, Some(learned)) => PlanOptions::bound(start, Arc::clone(learned)),
+            _ => PlanOptions::new(start),
+        }
+    }
+}
+
+/// Where the learned model of a device is saved.
+pub fn path(global: &Global, key: &str) -> PathBuf {
+    global.state_dir.join("models").join(format!("{key}.json"))
+}
+
+/// The learned model of the spec's device; `None` when there is none.
+fn load(spec: &Spec, profile: &Profile, global: &Global) -> anyhow::Result<Option<HostModel>> {
+    let path = path(global, &site::profile_key(&spec.device)?);
+    let text = match std::fs::read_to_string(&path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let model = HostModel::from_json(&text).with_context(|| path.display().to_string())?;
+    model.fits(profile).with_context(|| path.display().to_string())?;
+    Ok(Some(model))
+}

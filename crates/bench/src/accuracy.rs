@@ -1,0 +1,236 @@
+//! How well predictions and bounds hold on runs that the model has not seen.
+
+use std::sync::Arc;
+
+use rtvirtio_model::learned::Regime;
+use rtvirtio_model::{Analytical, Elevator, Learned, Profile, TailModel};
+use rtvirtio_stats::Random;
+use rtvirtio_stats::conformal::{Evaluation, coverage_by};
+use serde::Serialize;
+
+use crate::dataset::Point;
+use crate::train::{TrainError, TrainSettings, fit, inputs, median};
+
+/// One held-out task.
+#[derive(Clone, Debug, Serialize)]
+pub struct Held {
+    /// Its run.
+    pub id: String,
+    /// Index of the task in the run.
+    pub task: usize,
+    /// VMs with paced tasks.
+    pub vms: usize,
+    /// Regime.
+    pub regime: &'static str,
+    /// Host elevator.
+    pub elevator: Elevator,
+    /// Utilisation by declared rates, 0 to 1.
+    pub load: f64,
+    /// Measured, ms.
+    pub actual_ms: f64,
+    /// Expected by the learned model, ms.
+    pub expected_ms: f64,
+    /// Its upper bound, ms.
+    pub upper_ms: f64,
+    /// Slice model, ms.
+    pub slice_ms: f64,
+    /// The paper's equations, ms; none for elevators that they do not cover.
+    pub analytical_ms: Option<f64>,
+    /// The paper's network, ms.
+    pub mlp_ms: Option<f64>,
+    /// Longest stall of the host itself during the run, ms.
+    pub host_stall_ms: f64,
+}
+
+/// How one predictor did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Score {
+    /// Predictor.
+    pub model: &'static str,
+    /// Tasks that it predicted.
+    pub n: usize,
+    /// Median of predicted / actual.
+    pub bias: f64,
+    /// Median of max(predicted / actual, actual / predicted): the typical factor by which it is wrong.
+    pub factor: f64,
+    /// 90th percentile of that factor.
+    pub factor_p90: f64,
+    /// Share of tasks whose tail was above the prediction.
+    pub underestimated: f64,
+    /// Median of the error actual - predicted in ms, as the paper's Fig. 6 counts it.
+    pub error_ms: f64,
+    /// Share of errors in [-500, 0] ms.
+    pub paper_band: f64,
+}
+
+/// The outcome of one evaluation.
+#[derive(Clone, Debug, Serialize)]
+pub struct Accuracy {
+    /// Runs that the model was fitted on.
+    pub trained: usize,
+    /// Runs held out.
+    pub held_out: usize,
+    /// Predictors.
+    pub scores: Vec<Score>,
+    /// Coverage of the bound, overall.
+    pub coverage: f64,
+    /// Its 95 % interval.
+    pub coverage_interval: [f64; 2],
+    /// Coverage by group, worst first: name, n, share.
+    pub groups: Vec<(String, usize, f64)>,
+    /// Median of upper / actual.
+    pub sharpness: f64,
+    /// The same per regime.
+    pub sharpness_by_regime: Vec<(String, usize, f64)>,
+    /// All held-out tasks.
+    pub held: Vec<Held>,
+}
+
+/// Fits on some points and judges on the others.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn evaluate(
+    train: &[Point],
+    test: &[Point],
+    profile: &Profile,
+    settings: &TrainSettings,
+) -> Result<Accuracy, TrainError> {
+    let fitted = fit(train, profile, "", settings)?;
+    let model = Arc::new(fitted.model);
+    let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
+    let mut held = Vec::new();
+    for point in test {
+        let (spec, config) = inputs(point);
+        let bad = |source| TrainError::Point { id: point.id.clone(), source };
+        let learned = ours.forecast(profile, &spec, &config).map_err(bad)?;
+        let slice = rtvirtio_model::Slice.forecast(profile, &spec, &config).map_err(bad)?;
+        let equations = Analytical::default().forecast(profile, &spec, &config).ok();
+        let mlp = paper.forecast(profile, &spec, &config).ok();
+        let (x, _) =
+            rtvirtio_model::learned::features(profile, &spec, &config, point.seconds).map_err(bad)?;
+        let load_at = rtvirtio_model::learned::NAMES.iter().position(|n| *n == "load").unwrap_or(0);
+        for (i, (_, stream, outcome)) in point.tasks().enumerate() {
+            if stream.rate.is_none() {
+                continue;
+            }
+            held.push(Held {
+                id: point.id.clone(),
+                task: i,
+                vms: point.vms.iter().filter(|vm| vm.iter().any(|s| s.rate.is_some())).count(),
+                regime: Regime::of(&spec, &config).name(),
+                elevator: config.elevator,
+                load: x[i][load_at],
+                actual_ms: outcome.p9999.as_millis_f64(),
+                expected_ms: learned[i].latency_ns.as_millis_f64(),
+                upper_ms: learned[i].judged().as_millis_f64(),
+                slice_ms: slice[i].latency_ns.as_millis_f64(),
+                analytical_ms: equations.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
+                mlp_ms: mlp.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
+                host_stall_ms: point.noise.max_ns.as_millis_f64(),
+            });
+        }
+    }
+    summarise(train.len(), test.len(), held)
+}
+
+/// Splits points into two parts, `share` of them (by runs) held out.
+#[must_use]
+pub fn split(points: &[Point], share: f64, seed: u64) -> (Vec<Point>, Vec<Point>) {
+    let mut order: Vec<usize> = (0..points.len()).collect();
+    Random::new(seed).shuffle(&mut order);
+    let n = ((points.len() as f64) * share).round() as usize;
+    let take = |ids: &[usize]| ids.iter().map(|&i| points[i].clone()).collect();
+    (take(&order[n..]), take(&order[..n]))
+}
+
+fn summarise(trained: usize, held_out: usize, held: Vec<Held>) -> Result<Accuracy, TrainError> {
+    let actual: Vec<f64> = held.iter().map(|h| h.actual_ms).collect();
+    let upper: Vec<f64> = held.iter().map(|h| h.upper_ms).collect();
+    let mut groups = Vec::new();
+    let mut by = |name: &str, key: &dyn Fn(&Held) -> String| -> Result<Evaluation, TrainError> {
+        let mut names: Vec<String> = held.iter().map(key).collect();
+        names.sort();
+        names.dedup();
+        let of: Vec<usize> = held.iter().map(|h| names.binary_search(&key(h)).unwrap_or_default()).collect();
+        let e = coverage_by(&actual, &upper, &of)?;
+        groups.extend(e.categories.iter().map(|(i, c)| (format!("{name} {}", names[*i]), c.n, c.share)));
+        Ok(e)
+    };
+    let overall = by("VMs", &|h| h.vms.to_string())?.overall;
+    by("regime", &|h| h.regime.to_owned())?;
+    by("elevator", &|h| format!("{:?}", h.elevator))?;
+    by("load", &|h| {
+        if h.load < 0.3 {
+            "below 30 %"
+        } else if h.load < 0.6 {
+            "30 to 60 %"
+        } else {
+            "above 60 %"
+        }
+        .to_owned()
+    })?;
+    groups.sort_by(|a, b| a.2.total_cmp(&b.2));
+    let ratio = |h: &Held| h.upper_ms / h.actual_ms.max(1e-6);
+    let sharpness_by_regime = Regime::ALL
+        .iter()
+        .map(|r| {
+            let of: Vec<f64> = held.iter().filter(|h| h.regime == r.name()).map(ratio).collect();
+            (r.name().to_owned(), of.len(), median(of))
+        })
+        .collect();
+    let scores = vec![
+        score("bound (expected)", &held, &|h| Some(h.expected_ms)),
+        score("slice", &held, &|h| Some(h.slice_ms)),
+        score("rt-virtio-analytical", &held, &|h| h.analytical_ms),
+        score("rt-virtio-mlp", &held, &|h| h.mlp_ms),
+    ];
+    Ok(Accuracy {
+        trained,
+        held_out,
+        scores,
+        coverage: overall.share,
+        coverage_interval: [overall.wilson.low, overall.wilson.high],
+        groups,
+        sharpness: median(held.iter().map(ratio).collect()),
+        sharpness_by_regime,
+        held,
+    })
+}
+
+fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) -> Score {
+    let pairs: Vec<(f64, f64)> =
+        held.iter().filter_map(|h| of(h).map(|p| (p.max(1e-6), h.actual_ms.max(1e-6)))).collect();
+    let n = pairs.len();
+    let mut factors: Vec<f64> = pairs.iter().map(|(p, a)| (p / a).max(a / p)).collect();
+    factors.sort_unstable_by(f64::total_cmp);
+    let share = |count: usize| if n == 0 { 0.0 } else { count as f64 / n as f64 };
+    Score {
+        model,
+        n,
+        bias: median(pairs.iter().map(|(p, a)| p / a).collect()),
+        factor: median(factors.clone()),
+        factor_p90: factors.get((n * 9 / 10).min(n.saturating_sub(1))).copied().unwrap_or(0.0),
+        underestimated: share(pairs.iter().filter(|(p, a)| a > p).count()),
+        error_ms: median(pairs.iter().map(|(p, a)| a - p).collect()),
+        paper_band: share(pairs.iter().filter(|(p, a)| (-500.0..=0.0).contains(&(a - p))).count()),
+    }
+}
+
+/// Accuracy over the number of points: the learning curve.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn learning_curve(
+    train: &[Point],
+    test: &[Point],
+    profile: &Profile,
+    sizes: &[usize],
+    settings: &TrainSettings,
+) -> Result<Vec<Accuracy>, TrainError> {
+    sizes
+        .iter()
+        .filter(|n| **n <= train.len())
+        .map(|&n| evaluate(&train[..n], test, profile, settings))
+        .collect()
+}

@@ -1,0 +1,321 @@
+//! The dataset: one measured run per line, with everything needed to use it and to measure it again.
+//!
+//! A file is JSON lines: first a [`Header`], then [`Point`]s. A run that is cut off leaves at most one incomplete last line, which is
+//! dropped when the file is read for going on.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_measure::fio::IoClass;
+use rtvirtio_measure::hist::Latencies;
+use rtvirtio_measure::noise::Noise;
+use rtvirtio_measure::run::TaskMeasurement;
+use rtvirtio_measure::{HostFacts, VmKind};
+use rtvirtio_model::Profile;
+use rtvirtio_units::{Iops, Nanos, Percentile};
+use serde::{Deserialize, Serialize};
+
+use crate::load::{Knobs, Stream};
+
+/// Version of the file's form.
+pub const DATASET_SCHEMA: &str = "rtvirtio.dataset.v1";
+
+/// The first line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// Always [`DATASET_SCHEMA`].
+    pub schema: String,
+    /// Where it was measured.
+    pub host: HostFacts,
+    /// The command that makes it again.
+    pub command: String,
+    /// When it was begun.
+    pub generated: String,
+    /// What `rtvirtio profile` measured of each device, by the device's name in the points.
+    pub profiles: BTreeMap<String, Profile>,
+}
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// What it was measured for, unique in the file: a resumed run leaves out what is there.
+    pub id: String,
+    /// Device under test, such as `qlc-nvme`.
+    pub device: String,
+    /// What the VMs were.
+    pub kind: VmKind,
+    /// The scheme that chose the settings; `sweep` for a point of a design.
+    pub scheme: String,
+    /// Seed of the addresses.
+    pub seed: u64,
+    /// Length of the measured part.
+    pub seconds: f64,
+    /// Host settings in force.
+    pub knobs: Knobs,
+    /// I/O class per VM, with all VMs in one cgroup; absent when each VM had its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<Vec<IoClass>>,
+    /// What the VMs did.
+    pub vms: Vec<Vec<Stream>>,
+    /// How quiet the host was.
+    pub noise: Noise,
+    /// What each task got, VM by VM.
+    pub results: Vec<Outcome>,
+}
+
+/// What one task got.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outcome {
+    /// Completed requests.
+    pub n: u64,
+    /// Requests per second.
+    pub rate: Iops,
+    /// Median, ns.
+    pub p50: Nanos,
+    /// 99th percentile.
+    pub p99: Nanos,
+    /// 99.99th percentile by nearest rank: the maximum when `n` < 10 000.
+    pub p9999: Nanos,
+    /// Largest.
+    pub max: Nanos,
+    /// All latencies, see [`pack`].
+    pub hist: Vec<u64>,
+}
+
+/// Why a dataset cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DatasetError {
+    /// The file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// Its path.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A line is not what it should be.
+    #[error("{} line {line}: {reason}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong, with the remedy.
+        reason: String,
+    },
+}
+
+impl Outcome {
+    /// From a measurement.
+    #[must_use]
+    pub fn of(m: &TaskMeasurement) -> Self {
+        Self {
+            n: m.result.n,
+            rate: m.result.achieved_rate,
+            p50: m.result.p50_ns,
+            p99: m.result.p99_ns,
+            p9999: m.result.p9999_ns,
+            max: m.result.max_ns,
+            hist: pack(&m.latencies),
+        }
+    }
+}
+
+/// Buckets per power of two: a latency is known to 4.4 %.
+const STEPS: f64 = 16.0;
+
+/// A histogram as pairs: distance to the previous non-empty bucket, count. Bucket `i` holds latencies up to `2^(i / 16)` ns.
+#[must_use]
+pub fn pack(latencies: &Latencies) -> Vec<u64> {
+    let mut buckets: BTreeMap<u64, u64> = BTreeMap::new();
+    for (latency, count) in latencies.iter() {
+        let index = ((latency.0.max(1) as f64).log2() * STEPS).ceil() as u64;
+        *buckets.entry(index).or_default() += count;
+    }
+    let mut out = Vec::with_capacity(2 * buckets.len());
+    let mut last = 0;
+    for (index, count) in buckets {
+        out.extend([index - last, count]);
+        last = index;
+    }
+    out
+}
+
+/// Upper edge and count of every bucket of [`pack`], rising; `None` when the pairs are not a histogram.
+#[must_use]
+pub fn unpack(hist: &[u64]) -> Option<Vec<(Nanos, u64)>> {
+    let mut out = Vec::with_capacity(hist.len() / 2);
+    let mut index = 0u64;
+    for (i, pair) in hist.chunks(2).enumerate() {
+        let &[step, count] = pair else { return None };
+        index = index.checked_add(step)?;
+        if index > (64.0 * STEPS) as u64 || count == 0 || (i > 0 && step == 0) {
+            return None;
+        }
+        out.push((Nanos((index as f64 / STEPS).exp2() as u64), count));
+    }
+    Some(out)
+}
+
+/// Latency that a share `p` of a packed histogram does not exceed; `None` when it is empty or not a histogram.
+#[must_use]
+pub fn percentile(hist: &[u64], p: Percentile) -> Option<Nanos> {
+    let buckets = unpack(hist)?;
+    let n: u64 = buckets.iter().map(|b| b.1).sum();
+    let rank = (p.0 / 100.0 * n as f64).ceil().max(1.0) as u64;
+    let mut seen = 0;
+    buckets
+        .iter()
+        .find(|b| {
+            seen += b.1;
+            seen >= rank
+        })
+        .map(|b| b.0)
+}
+
+/// A dataset in memory.
+#[derive(Clone, Debug)]
+pub struct Dataset {
+    /// The first line.
+    pub header: Header,
+    /// The runs in the order in which they were made.
+    pub points: Vec<Point>,
+}
+
+impl Dataset {
+    /// Reads a file and checks every line.
+    ///
+    /// # Errors
+    /// [`DatasetError`] naming the line: another version, a result that does not fit the tasks, a number that cannot be.
+    pub fn load(path: &Path) -> Result<Self, DatasetError> {
+        Self::read(path, false)
+    }
+
+    fn read(path: &Path, forgive_last: bool) -> Result<Self, DatasetError> {
+        let io = |source| DatasetError::Io { path: path.to_owned(), source };
+        let file = BufReader::new(File::open(path).map_err(io)?);
+        let lines = file.lines().collect::<Result<Vec<String>, _>>().map_err(io)?;
+        let bad = |line: usize, reason: String| DatasetError::Line { path: path.to_owned(), line, reason };
+        let first = lines.first().ok_or_else(|| bad(1, "the file is empty".to_owned()))?;
+        let header: Header = serde_json::from_str(first)
+            .map_err(|e| bad(1, format!("not the header of a dataset of form {DATASET_SCHEMA}: {e}")))?;
+        if header.schema != DATASET_SCHEMA {
+            let reason = format!("form {} where {DATASET_SCHEMA} is known: measure again", header.schema);
+            return Err(bad(1, reason));
+        }
+        let mut points = Vec::new();
+        for (i, line) in lines.iter().enumerate().skip(1) {
+            let point = serde_json::from_str::<Point>(line).map_err(|e| e.to_string());
+            match point.and_then(|p| p.check().map(|()| p)) {
+                Ok(point) => points.push(point),
+                Err(_) if forgive_last && i + 1 == lines.len() => break,
+                Err(reason) => return Err(bad(i + 1, reason)),
+            }
+        }
+        Ok(Self { header, points })
+    }
+}
+
+impl Point {
+    fn check(&self) -> Result<(), String> {
+        let tasks: usize = self.vms.iter().map(Vec::len).sum();
+        if tasks == 0 || self.results.len() != tasks {
+            return Err(format!("{} results for {tasks} tasks", self.results.len()));
+        }
+        if self.knobs.weights.len() != self.vms.len() {
+            return Err(format!("{} weights for {} VMs", self.knobs.weights.len(), self.vms.len()));
+        }
+        for r in &self.results {
+            if !r.rate.0.is_finite() || unpack(&r.hist).is_none() {
+                return Err("a rate or histogram that cannot be".to_owned());
+            }
+        }
+        if !(self.seconds.is_finite() && self.seconds > 0.0) {
+            return Err("a run without length".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Every task with its VM's index and its result.
+    pub fn tasks(&self) -> impl Iterator<Item = (usize, &Stream, &Outcome)> {
+        let streams = self.vms.iter().enumerate().flat_map(|(vm, s)| s.iter().map(move |s| (vm, s)));
+        streams.zip(&self.results).map(|((vm, s), r)| (vm, s, r))
+    }
+}
+
+/// Appends points to a file; each is on disk before the next is measured.
+#[derive(Debug)]
+pub struct Recorder {
+    path: PathBuf,
+    file: File,
+}
+
+impl Recorder {
+    /// Begins a file, or goes on with one: then its points come back too, and an incomplete last line is cut off.
+    ///
+    /// # Errors
+    /// [`DatasetError`]; also when the file is of another host kernel or device set than `header` says.
+    pub fn open(path: &Path, header: &Header) -> Result<(Self, Vec<Point>), DatasetError> {
+        let io = |source| DatasetError::Io { path: path.to_owned(), source };
+        let begun = std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
+        let mut points = Vec::new();
+        if begun {
+            let old = Dataset::read(path, true)?;
+            if old.header.host != header.host {
+                let reason = format!(
+                    "it was measured on another host (kernel {}, {} CPUs): begin a new file",
+                    old.header.host.kernel, old.header.host.cpus
+                );
+                return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
+            }
+            points = old.points;
+            cut_last_line(path, points.len() + 1).map_err(io)?;
+        }
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
+        let mut recorder = Self { path: path.to_owned(), file };
+        if !begun {
+            recorder.line(header)?;
+        }
+        Ok((recorder, points))
+    }
+
+    /// Adds a point.
+    ///
+    /// # Errors
+    /// A failed write, such as a full disk.
+    pub fn add(&mut self, point: &Point) -> Result<(), DatasetError> {
+        self.line(point)
+    }
+
+    fn line<T: Serialize>(&mut self, row: &T) -> Result<(), DatasetError> {
+        let io = |source| DatasetError::Io { path: self.path.clone(), source };
+        let mut text = serde_json::to_vec(row).map_err(|e| io(e.into()))?;
+        text.push(b'\n');
+        self.file.write_all(&text).and_then(|()| self.file.sync_data()).map_err(io)
+    }
+}
+
+/// Keeps the first `lines` lines of a file.
+fn cut_last_line(path: &Path, lines: usize) -> io::Result<()> {
+    let text = std::fs::read(path)?;
+    let mut end = 0;
+    for _ in 0..lines {
+        end += text[end..].iter().position(|b| *b == b'\n').map_or(text.len() - end, |i| i + 1);
+    }
+    let file = OpenOptions::new().write(true).open(path)?;
+    file.set_len(end as u64)?;
+    // A complete last row whose line end is missing.
+    if end > 0 && text[end - 1] != b'\n' {
+        OpenOptions::new().append(true).open(path)?.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+use rtvirtio_model::Elevator;
+
+use super::*;
+
+fn header() -> Header {
+    let host = HostFacts {
+        kernel: "6.1".to_owned(),
+        cpus: 2,
+        vmm: "none".to_owned(),
+        accelerator: "none".to_owned(),
+        device: "twin".to_owned(),
+    };
+    Header {
+        schema: DATASET_SCHEMA.to_owned(),
+        host,
+        command: "rtvirtio bench sweep".to_owned(),
+        generated: "today".to_owned(),
+        profiles: BTreeMap::new(),
+    }
+}
+
+fn point(id: &str) -> Point {
+    let latencies: Latencies = (1..=100u64).map(|i| Nanos(i * 10_000)).collect();
+    let outcome = Outcome {
+        n: 100,
+        rate: Iops(100.0),
+        p50: Nanos(500_000),
+        p99: Nanos(990_000),
+        p9999: Nanos(1_000_000),
+        max: Nanos(1_000_000),
+        hist: pack(&latencies),
+    };
+    Point {
+        id: id.to_owned(),
+        device: "qlc-nvme".to_owned(),
+        kind: VmKind::Process,
+        scheme: "sweep".to_owned(),
+        seed: 1,
+        seconds: 1.0,
+        knobs: Knobs { elevator: Elevator::None, ..Knobs::default_bfq(1) },
+        classes: None,
+        vms: vec![vec![Stream::paced(100.0)]],
+        noise: Noise::default(),
+        results: vec![outcome],
+    }
+}
+
+#[test]
+fn a_packed_histogram_keeps_counts_and_percentiles() {
+    let latencies: Latencies = (1..=20_000u64).map(|i| Nanos(i * 1_000)).collect();
+    let hist = pack(&latencies);
+    let buckets = unpack(&hist).unwrap();
+    assert_eq!(buckets.iter().map(|b| b.1).sum::<u64>(), 20_000);
+    assert!(buckets.windows(2).all(|w| w[0].0 < w[1].0));
+    for (p, exact) in [(50.0, 1e7), (99.99, 1.9998e7)] {
+        let got = percentile(&hist, Percentile(p)).unwrap().0 as f64;
+        assert!(got >= exact * 0.999 && got <= exact * 1.05, "p{p}: {got}");
+    }
+    assert_eq!(percentile(&[], Percentile(50.0)), None);
+    for wrong in [&[5][..], &[5, 0], &[5, 1, 0, 1], &[u64::MAX, 1, 2, 1]] {
+        assert_eq!(unpack(wrong), None, "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_cut_off_recording_goes_on_where_it_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.jsonl");
+    let (mut recorder, old) = Recorder::open(&path, &header()).unwrap();
+    assert!(old.is_empty());
+    recorder.add(&point("a")).unwrap();
+    recorder.add(&point("b")).unwrap();
+    drop(recorder);
+    let whole = std::fs::read(&path).unwrap();
+    // Killed in the middle of writing the last point.
+    std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
+    assert!(Dataset::load(&path).is_err(), "a plain reader is told");
+    let (mut recorder, old) = Recorder::open(&path, &header()).unwrap();
+    assert_eq!(old.iter().map(|p| p.id.as_str()).collect::<Vec<_>>(), ["a"]);
+    recorder.add(&point("b")).unwrap();
+    drop(recorder);
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    // Killed between the row and its line end.
+    std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+    let (_, old) = Recorder::open(&path, &header()).unwrap();
+    assert_eq!(old.len(), 2);
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+}
+
+#[test]
+fn what_cannot_be_a_dataset_is_refused_with_its_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.jsonl");
+    let refused = |rows: &[String]| {
+        std::fs::write(&path, rows.iter().map(|r| format!("{r}\n")).collect::<String>()).unwrap();
+        Dataset::load(&path).unwrap_err().to_string()
+    };
+    let row = |p: &Point| serde_json::to_string(p).unwrap();
+    let head = serde_json::to_string(&header()).unwrap();
+    assert!(refused(&[]).contains("empty"));
+    assert!(refused(&[row(&point("a"))]).contains("line 1"));
+    let other = head.replace(DATASET_SCHEMA, "rtvirtio.dataset.v0");
+    assert!(refused(&[other]).contains("measure again"));
+    let mut lost = point("b");
+    lost.results.clear();
+    assert!(refused(&[head.clone(), row(&point("a")), row(&lost)]).contains("line 3: 0 results for 1 tasks"));
+    let mut broken = point("a");
+    broken.results[0].hist = vec![1, 0];
+    assert!(refused(&[head.clone(), row(&broken)]).contains("histogram"));
+    let nan = row(&point("a")).replace("\"seconds\":1.0", "\"seconds\":null");
+    assert!(refused(&[head.clone(), nan]).contains("line 2"));
+    // Another host must not be mixed in.
+    std::fs::write(&path, format!("{head}\n")).unwrap();
+    let mut elsewhere = header();
+    elsewhere.host.kernel = "6.12".to_owned();
+    assert!(Recorder::open(&path, &elsewhere).unwrap_err().to_string().contains("another host"));
+}

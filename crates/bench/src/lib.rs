@@ -1,0 +1,19 @@
+//! The experiments: what is measured, under which settings, and what comes out, as data.
+//!
+//! - [`load`]: loads and knobs in the form that a dataset holds.
+//! - [`dataset`]: measured runs in a file that can be gone on with.
+//! - [`stage`]: one setting after the other, applied to a lab, measured, put back.
+//! - [`servers`]: budget servers, for the scheme that mimics RT-Xen.
+
+pub mod accuracy;
+pub mod cases;
+pub mod claims;
+pub mod dataset;
+pub mod design;
+pub mod load;
+pub mod passes;
+pub mod run;
+pub mod schemes;
+pub mod servers;
+pub mod stage;
+pub mod train;

@@ -1,0 +1,114 @@
+//! From a condition to a point: one run, repeated when the host itself stood still.
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use rtvirtio_measure::{Run, TaskResult};
+use rtvirtio_spec::{Device, LabKind};
+use rtvirtio_units::{Nanos, Percentile};
+
+use crate::dataset::{Outcome, Point};
+use crate::load::{Knobs, Stream, spec, vm_name};
+use crate::stage::{RunPlan, Stage, StageError, Treatment};
+
+/// A stall of the host shorter than this is no reason to measure again: it is within a stock kernel's own.
+const QUIET: Nanos = Nanos(5_000_000);
+/// A longer one is, when it is more than this share of the largest tail: it may then be what was measured.
+const SHARE: f64 = 0.25;
+
+/// What to run.
+pub struct Job<'a> {
+    /// Unique name of the point.
+    pub id: String,
+    /// Device name in the dataset.
+    pub device: &'a str,
+    /// The device as a spec names it.
+    pub spec_device: &'a Device,
+    /// The scheme that chose the treatment.
+    pub scheme: &'a str,
+    /// What is done to the host.
+    pub treatment: Treatment,
+    /// What the VMs do.
+    pub vms: &'a [Vec<Stream>],
+    /// Length of the measured part.
+    pub length: Duration,
+    /// Seed of the addresses.
+    pub seed: u64,
+    /// How often it is measured at most when the host is not quiet.
+    pub tries: u32,
+}
+
+/// Measures a job. Of several tries the one with the quietest host counts.
+///
+/// # Errors
+/// [`StageError`].
+pub fn measure(
+    job: &Job<'_>,
+    stage: &Stage<'_>,
+    cancel: &AtomicBool,
+    on_tick: &mut dyn FnMut(Duration),
+) -> Result<Point, StageError> {
+    let kind = match stage.kind() {
+        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
+        rtvirtio_measure::VmKind::Process => LabKind::Process,
+    };
+    let spec = spec(job.vms, job.spec_device.clone(), kind);
+    let mut best: Option<Point> = None;
+    for _ in 0..job.tries.max(1) {
+        let mut plan = RunPlan { length: job.length, seed: job.seed, cancel, on_tick: &mut *on_tick };
+        let seen = stage.run(&spec, &job.treatment, &mut plan)?;
+        let point = Point {
+            id: job.id.clone(),
+            device: job.device.to_owned(),
+            kind: stage.kind(),
+            scheme: job.scheme.to_owned(),
+            seed: job.seed,
+            seconds: job.length.as_secs_f64(),
+            knobs: Knobs::of(&job.treatment.config),
+            classes: job.treatment.classes.clone(),
+            vms: job.vms.to_vec(),
+            noise: seen.noise,
+            results: seen.tasks.iter().map(Outcome::of).collect(),
+        };
+        let quiet = !disturbed(&point);
+        if best.as_ref().is_none_or(|b| point.noise.max_ns < b.noise.max_ns) {
+            best = Some(point);
+        }
+        if quiet {
+            break;
+        }
+    }
+    // The loop ran at least once.
+    best.ok_or(StageError::NotReverted)
+}
+
+/// Whether the host stood still for so long that the run says little about its settings.
+#[must_use]
+pub fn disturbed(point: &Point) -> bool {
+    let tail = point.results.iter().map(|r| r.p9999).max().unwrap_or_default();
+    point.noise.max_ns > QUIET && point.noise.max_ns.0 as f64 > SHARE * tail.0 as f64
+}
+
+/// A point in the form of a result file; without a verdict, which needs more than one run's numbers.
+#[must_use]
+pub fn as_result(point: &Point) -> Run {
+    let tasks = point.tasks().enumerate().map(|(i, (vm, stream, outcome))| TaskResult {
+        vm: vm_name(vm),
+        task: format!("t{i}"),
+        percentile: Percentile::P9999,
+        target_ns: stream.target,
+        declared_rate: stream.rate,
+        achieved_rate: outcome.rate,
+        n: outcome.n,
+        p50_ns: outcome.p50,
+        p99_ns: outcome.p99,
+        p9999_ns: outcome.p9999,
+        max_ns: outcome.max,
+        fio_p9999_ns: outcome.p9999,
+        fio_cpus: 0.0,
+        predicted_ns: None,
+        verdict: None,
+        why: point.id.clone(),
+    });
+    Run { scheme: point.scheme.clone(), kind: point.kind, seconds: point.seconds, tasks: tasks.collect() }
+}

@@ -1,0 +1,265 @@
+//! From measured runs to a host model, and how well it holds on runs that it has not seen.
+
+use rtvirtio_model::learned::{
+    HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
+};
+use rtvirtio_model::{Config, Elevator, ModelError, Profile};
+use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_stats::conformal::{ConformalError, Mondrian};
+use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
+use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
+use rtvirtio_units::Bytes;
+
+use crate::dataset::{Outcome, Point};
+use crate::load::{Stream, spec};
+
+/// Share of runs whose tail may lie above the bound.
+pub const MISS: f64 = 0.01;
+
+/// Quantile of the upper network.
+const HIGH: f64 = 0.9;
+
+/// Fewest runs that a model is fitted on: fewer than conformal prediction needs at 99 % say nothing.
+pub const FEWEST: usize = 120;
+
+/// Why there is no model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// Too few runs for the confidence.
+    #[error("{have} runs, {need} are needed for a bound at 99 %: measure for longer")]
+    TooFew {
+        /// Runs given.
+        have: usize,
+        /// Runs needed.
+        need: usize,
+    },
+    /// A run that the formulas cannot read.
+    #[error("run {id}: {source}")]
+    Point {
+        /// Its name.
+        id: String,
+        /// Why not.
+        source: ModelError,
+    },
+    /// The networks.
+    #[error(transparent)]
+    Ensemble(#[from] EnsembleError),
+    /// A row.
+    #[error(transparent)]
+    Row(#[from] MlpError),
+    /// The calibration.
+    #[error(transparent)]
+    Conformal(#[from] ConformalError),
+}
+
+/// One task of one run, as the networks see it.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Index of its run in the points given.
+    pub point: usize,
+    /// Index of its task in the run.
+    pub task: usize,
+    /// Features.
+    pub x: [f64; WIDTH],
+    /// Features of the paper's network.
+    pub paper: [f64; PAPER_WIDTH],
+    /// Regime of the run.
+    pub regime: Regime,
+    /// Measured tail, s.
+    pub actual: f64,
+    /// Share of the declared rate that was lost.
+    pub lost: f64,
+    /// What the slice model said, s.
+    pub slice: f64,
+    /// Whether the host elevator was BFQ: the paper's model knows no other.
+    pub bfq: bool,
+}
+
+/// Spec and configuration of a point.
+#[must_use]
+pub fn inputs(point: &Point) -> (Spec, Config) {
+    let kind = match point.kind {
+        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
+        rtvirtio_measure::VmKind::Process => LabKind::Process,
+    };
+    let device = Device::Twin { profile: point.device.clone(), size: Bytes(1 << 30) };
+    (spec(&point.vms, device, kind), point.knobs.config())
+}
+
+/// The tasks with a rate of all points: those without one have no tail that anybody asked for.
+///
+/// # Errors
+/// [`TrainError::Point`].
+pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError> {
+    let mut out = Vec::new();
+    for (i, point) in points.iter().enumerate() {
+        let (spec, config) = inputs(point);
+        let (x, slice) = features(profile, &spec, &config, point.seconds)
+            .map_err(|source| TrainError::Point { id: point.id.clone(), source })?;
+        let paper = paper_features(&spec, &config);
+        let regime = Regime::of(&spec, &config);
+        for (task, (_, stream, outcome)) in point.tasks().enumerate() {
+            let Some(lost) = lost(stream, outcome) else { continue };
+            out.push(Row {
+                point: i,
+                task,
+                x: x[task],
+                paper: paper[task],
+                regime,
+                actual: outcome.p9999.as_secs_f64().max(1e-6),
+                lost,
+                slice: slice[task].latency_ns.as_secs_f64(),
+                bfq: config.elevator == Elevator::Bfq,
+            });
+        }
+    }
+    Ok(out)
+}
+
+/// Share of the declared rate that was lost; `None` without a rate.
+fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
+    stream.rate.map(|r| (1.0 - outcome.rate.0 / r.0).clamp(0.0, 1.0))
+}
+
+/// How a model is fitted.
+#[derive(Clone, Debug)]
+pub struct TrainSettings {
+    /// Hidden layers of our networks; the paper's are 15 neurons each.
+    pub hidden: Vec<usize>,
+    /// Most epochs.
+    pub epochs: usize,
+    /// Seed of everything.
+    pub seed: u64,
+    /// Share of runs that may miss the bound.
+    pub miss: f64,
+}
+
+impl Default for TrainSettings {
+    fn default() -> Self {
+        Self { hidden: vec![15, 15], epochs: 200, seed: 1, miss: MISS }
+    }
+}
+
+/// A fitted model and how it was.
+#[derive(Clone, Debug)]
+pub struct Fitted {
+    /// The model.
+    pub model: HostModel,
+    /// Its rows.
+    pub rows: Vec<Row>,
+    /// Median network, out of fold, for each row: ln s.
+    pub middle: FitReport,
+}
+
+/// Fits a model on points of one device.
+///
+/// The scores of the bound come from cross-validation: each row is scored by the network that did not learn from its run.
+///
+/// # Errors
+/// [`TrainError`]; too few runs are refused.
+pub fn fit(
+    points: &[Point],
+    profile: &Profile,
+    generated: &str,
+    settings: &TrainSettings,
+) -> Result<Fitted, TrainError> {
+    let need = FEWEST;
+    if points.len() < need {
+        return Err(TrainError::TooFew { have: points.len(), need });
+    }
+    let rows = rows(points, profile)?;
+    let groups: Vec<usize> = rows.iter().map(|r| r.point).collect();
+    let weights = equal_runs(&groups);
+    let table = |y: &dyn Fn(&Row) -> f64| -> Result<Rows, TrainError> {
+        let mut table = Rows::new(WIDTH);
+        for (r, w) in rows.iter().zip(&weights) {
+            table.push(&r.x, y(r), *w)?;
+        }
+        Ok(table)
+    };
+    let logs = table(&|r| r.actual.ln())?;
+    let (middle, middle_report) =
+        Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: 0.5 }))?;
+    let (high, high_report) =
+        Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: HIGH }))?;
+    let lost = table(&|r| r.lost.sqrt())?;
+    let (lost, _) = Ensemble::fit(&lost, &groups, &options(settings, Loss::Squared))?;
+    let least = rtvirtio_model::learned::LEAST_DISTANCE;
+    let scores: Vec<f64> = rows
+        .iter()
+        .zip(middle_report.out_of_fold.iter().zip(&high_report.out_of_fold))
+        .map(|(r, (m, h))| (r.actual.ln() - m) / (h - m).max(least))
+        .collect();
+    let categories: Vec<usize> = rows.iter().map(|r| r.regime.category()).collect();
+    let bound = Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?;
+    let model = HostModel {
+        schema: HOST_MODEL_SCHEMA.to_owned(),
+        device: profile.device.clone(),
+        kernel: profile.kernel.clone(),
+        cpus: profile.cpus,
+        features: NAMES.iter().map(|n| (*n).to_owned()).collect(),
+        seconds: median(points.iter().map(|p| p.seconds).collect()),
+        points: points.len(),
+        rows: rows.len(),
+        generated: generated.to_owned(),
+        middle,
+        high,
+        lost,
+        bound,
+        paper: fit_paper(&rows, settings)?,
+    };
+    Ok(Fitted { model, rows, middle: middle_report })
+}
+
+/// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs under BFQ.
+fn fit_paper(rows: &[Row], settings: &TrainSettings) -> Result<Option<Ensemble>, TrainError> {
+    let mut table = Rows::new(PAPER_WIDTH);
+    let mut groups = Vec::new();
+    for r in rows.iter().filter(|r| r.bfq) {
+        table.push(&r.paper, r.actual, 1.0)?;
+        groups.push(r.point);
+    }
+    let options = EnsembleOptions { hidden: vec![15, 15], ..options(settings, Loss::Squared) };
+    match Ensemble::fit(&table, &groups, &options) {
+        Ok((ensemble, _)) => Ok(Some(ensemble)),
+        Err(EnsembleError::Folds { .. }) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn options(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
+    EnsembleOptions {
+        hidden: settings.hidden.clone(),
+        train: TrainOptions {
+            loss,
+            epochs: settings.epochs,
+            weight_decay: 1e-3,
+            seed: settings.seed,
+            ..TrainOptions::default()
+        },
+        clamp: true,
+        margin: 0.1,
+        ..EnsembleOptions::default()
+    }
+}
+
+/// Every run counts alike, however many tasks it has.
+fn equal_runs(groups: &[usize]) -> Vec<f64> {
+    let mut sizes = std::collections::BTreeMap::new();
+    for g in groups {
+        *sizes.entry(g).or_insert(0usize) += 1;
+    }
+    groups.iter().map(|g| 1.0 / sizes[g] as f64).collect()
+}
+
+/// Median; zero of nothing.
+#[must_use]
+pub fn median(mut v: Vec<f64>) -> f64 {
+    v.sort_unstable_by(f64::total_cmp);
+    match v.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => v[n / 2],
+        n => 0.5 * (v[n / 2 - 1] + v[n / 2]),
+    }
+}

@@ -1,0 +1,263 @@
+//! What the networks see of a task: numbers that carry the physics, not raw knobs alone.
+//!
+//! The paper's network reads the raw values of its Table I. Ours also reads what the slice model and the paper's equations say, the
+//! utilisation, and who else is there; logarithms where a quantity acts by ratio. A network then learns where the formulas are
+//! wrong instead of learning queueing from nothing, which takes far fewer points.
+
+use rtvirtio_spec::Spec;
+
+use crate::analytical::Analytical;
+use crate::device::Device;
+use crate::load::{Flow, flows, is_guest};
+use crate::slice::Slice;
+use crate::types::{Config, Elevator, Forecast, Profile};
+use crate::{ModelError, TailModel};
+
+/// Names of the features, in order. A model file lists them, so that one of another version is refused.
+pub const NAMES: [&str; 36] = [
+    "ln_slice",
+    "ln_slice_other_vms",
+    "ln_slice_own_vm",
+    "ln_slice_device",
+    "slice_kept",
+    "ln_analytical",
+    "ln_requests",
+    "idles",
+    "elevator_none",
+    "elevator_mq_deadline",
+    "elevator_kyber",
+    "slice_idle_ms",
+    "ln_timeout_ms",
+    "low_latency",
+    "ln_budget",
+    "vms",
+    "tasks_of_vm",
+    "tasks",
+    "ln_rate",
+    "ln_service",
+    "write_share",
+    "ln_think",
+    "load",
+    "load_of_vm",
+    "share",
+    "ln_share_ratio",
+    "ln_flood",
+    "flood_writes",
+    "bursts",
+    "ln_neighbour_cap",
+    "own_cap",
+    "guest",
+    "largest_cost_ln",
+    "weights_differ",
+    "ln_base",
+    "write_load",
+];
+
+/// Number of features.
+pub const WIDTH: usize = NAMES.len();
+
+/// Smallest latency or share whose logarithm is taken, in s: far below any I/O.
+const TINY: f64 = 1e-7;
+
+/// What a run's length adds: a percentile that n cannot resolve is the maximum, which grows with n.
+const RESOLVED: f64 = 1e4;
+
+/// Feature rows, one per task in spec order, with the slice forecasts that they are built on. `seconds` is the length of the
+/// run whose tail is meant.
+///
+/// # Errors
+/// As the slice model's.
+pub fn features(
+    profile: &Profile,
+    spec: &Spec,
+    config: &Config,
+    seconds: f64,
+) -> Result<(Vec<[f64; WIDTH]>, Vec<Forecast>), ModelError> {
+    let slice = Slice.forecast(profile, spec, config)?;
+    // The paper's equations know BFQ only; for other elevators they say what BFQ without idling would do.
+    let mut as_bfq = config.clone();
+    as_bfq.elevator = Elevator::Bfq;
+    if config.elevator != Elevator::Bfq {
+        as_bfq.bfq.slice_idle.0 = 0;
+    }
+    let paper = Analytical::default().forecast(profile, spec, &as_bfq)?;
+    let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
+    let flows = flows(spec, config, &device);
+    let common = Common::new(spec, config, &flows);
+    let base = device.read.base;
+    let rows = (0..flows.len())
+        .map(|i| row(spec, config, &flows, i, &common, (&slice[i], &paper[i]), (seconds, base)))
+        .collect();
+    Ok((rows, slice))
+}
+
+/// What all tasks of a configuration share.
+struct Common {
+    load: f64,
+    write_load: f64,
+    load_of: Vec<f64>,
+    weights: f64,
+    heaviest: f64,
+    flood: f64,
+    flood_writes: f64,
+    bursts: f64,
+    neighbour_cap: f64,
+    largest_cost: f64,
+}
+
+impl Common {
+    fn new(spec: &Spec, config: &Config, flows: &[Flow]) -> Self {
+        let mut c = Self {
+            load: 0.0,
+            write_load: 0.0,
+            load_of: vec![0.0; spec.vms.len()],
+            weights: config.vms.iter().map(|v| f64::from(v.weight)).sum(),
+            heaviest: config.vms.iter().map(|v| f64::from(v.weight)).fold(1.0, f64::max),
+            flood: 0.0,
+            flood_writes: 0.0,
+            bursts: 0.0,
+            neighbour_cap: 0.0,
+            largest_cost: 0.0,
+        };
+        for (f, (_, task)) in flows.iter().zip(spec.tasks()) {
+            c.largest_cost = c.largest_cost.max(f.cost);
+            if f.declared {
+                c.load += f.rate * f.cost;
+                c.load_of[f.vm] += f.rate * f.cost;
+                c.write_load += f.rate * f.cost * f.op.write_share();
+                continue;
+            }
+            // Time of the requests that it keeps in flight.
+            c.flood += f.burst() * f.cost;
+            c.flood_writes = c.flood_writes.max(f.op.write_share());
+            c.bursts = if task.burst.is_some() { 1.0 } else { c.bursts };
+            c.neighbour_cap += if f.flood { 1.0 } else { f.rate * f.cost };
+        }
+        c
+    }
+}
+
+fn ln(v: f64) -> f64 {
+    v.max(TINY).ln()
+}
+
+fn term(f: &Forecast, name: &str) -> f64 {
+    f.terms.iter().filter(|t| t.name == name).map(|t| t.latency_ns.as_secs_f64()).sum()
+}
+
+fn row(
+    spec: &Spec,
+    config: &Config,
+    flows: &[Flow],
+    i: usize,
+    c: &Common,
+    (slice, paper): (&Forecast, &Forecast),
+    (seconds, base): (f64, f64),
+) -> [f64; WIDTH] {
+    let (flow, vm) = (&flows[i], &config.vms[flows[i].vm]);
+    let flag = |b: bool| f64::from(u8::from(b));
+    let is = |e: Elevator| flag(config.elevator == e);
+    let bfq = config.elevator == Elevator::Bfq;
+    let idle = if bfq { config.bfq.slice_idle.as_millis_f64() } else { 0.0 };
+    let weight = f64::from(vm.weight);
+    let requests = (flow.rate * seconds).clamp(1.0, RESOLVED);
+    let of_vm = spec.vms[flow.vm].tasks.len();
+    let budget = config.bfq.max_budget.map_or(8192.0, rtvirtio_units::Bytes::as_kib_f64);
+    [
+        ln(slice.latency_ns.as_secs_f64()),
+        ln(term(slice, "other-vms")),
+        ln(term(slice, "own-vm")),
+        ln(term(slice, "device")),
+        slice.rate_kept,
+        ln(paper.latency_ns.as_secs_f64()),
+        requests.ln(),
+        flag(bfq && (idle > 0.0 || config.bfq.strict_guarantees)),
+        is(Elevator::None),
+        is(Elevator::MqDeadline),
+        is(Elevator::Kyber),
+        idle,
+        if bfq { ln(config.bfq.timeout_sync.as_millis_f64()) } else { 0.0 },
+        flag(bfq && config.bfq.low_latency),
+        if bfq { budget.max(1.0).ln() } else { 0.0 },
+        spec.vms.len() as f64,
+        of_vm as f64,
+        flows.len() as f64,
+        flow.rate.max(1e-3).ln(),
+        ln(flow.service),
+        flow.op.write_share(),
+        // Below slice_idle a queue keeps the device.
+        ln(1.0 / flow.rate.max(1e-3) - flow.service),
+        c.load,
+        c.load_of[flow.vm],
+        weight / c.weights.max(1.0),
+        (weight / c.heaviest).ln(),
+        ln(c.flood),
+        c.flood_writes,
+        c.bursts,
+        ln(c.neighbour_cap),
+        flow.through_cap * vm.cap.map_or(0.0, |_| 1.0),
+        flag(is_guest(&spec.vms[flow.vm])),
+        ln(c.largest_cost),
+        flag(config.vms.windows(2).any(|w| w[0].weight != w[1].weight)),
+        ln(base),
+        c.write_load,
+    ]
+}
+
+/// The raw values that the RT-VirtIO paper's network reads (its Tables I and II): VM count, tasks, IOPS, weight, `slice_idle`,
+/// `timeout_sync`. For the scheme `rt-virtio-mlp`.
+#[must_use]
+pub fn paper_features(spec: &Spec, config: &Config) -> Vec<[f64; PAPER_WIDTH]> {
+    let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
+    let offered: f64 = spec.tasks().filter_map(|(_, t)| t.rate).map(|r| r.0).sum();
+    let mut rows = Vec::new();
+    for (vm, c) in spec.vms.iter().zip(&config.vms) {
+        let of_vm: f64 = vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
+        for task in &vm.tasks {
+            rows.push([
+                spec.vms.len() as f64,
+                vm.tasks.len() as f64,
+                task.rate.map_or(0.0, |r| r.0),
+                of_vm,
+                offered,
+                f64::from(c.weight) / weights.max(1.0),
+                config.bfq.slice_idle.as_millis_f64(),
+                config.bfq.timeout_sync.as_millis_f64(),
+            ]);
+        }
+    }
+    rows
+}
+
+/// Number of [`paper_features`].
+pub const PAPER_WIDTH: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testkit;
+
+    #[test]
+    fn rows_are_finite_and_react_to_what_they_name() {
+        let (profile, spec, config) = testkit::example();
+        let (rows, slice) = features(&profile, &spec, &config, 10.0).unwrap();
+        assert_eq!(rows.len(), slice.len());
+        assert!(rows.iter().flatten().all(|v| v.is_finite()));
+        let at = |name: &str| NAMES.iter().position(|n| *n == name).unwrap();
+        let mut other = config.clone();
+        other.elevator = Elevator::None;
+        let (none, _) = features(&profile, &spec, &other, 10.0).unwrap();
+        assert_eq!((rows[0][at("elevator_none")], none[0][at("elevator_none")]), (0.0, 1.0));
+        assert_eq!((rows[0][at("idles")], none[0][at("idles")]), (1.0, 0.0));
+        let (longer, _) = features(&profile, &spec, &config, 100.0).unwrap();
+        assert!(longer[0][at("ln_requests")] > rows[0][at("ln_requests")]);
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names = NAMES.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), WIDTH);
+    }
+}

@@ -1,0 +1,305 @@
+//! A model of one device on one host, learned from measured runs.
+//!
+//! Three ensembles read the same features: the median of the log-latency, its 0.9 quantile, and the share of the rate that is lost. The
+//! distance of the first two says how uncertain a tail is. The upper bound is `median + score * distance` with a score calibrated by
+//! conformal prediction on runs that the networks did not learn from, so that it holds whatever the networks are worth. How they
+//! are fitted, and what coverage was seen: `docs/model.md`.
+
+use std::sync::Arc;
+
+use rtvirtio_spec::Spec;
+use rtvirtio_stats::conformal::{Basis, Mondrian};
+use rtvirtio_stats::ensemble::{Ensemble, Scratch};
+use rtvirtio_units::{Nanos, Ratio};
+use serde::{Deserialize, Serialize};
+
+use super::features::{NAMES, WIDTH, features, paper_features};
+use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis};
+use crate::{ModelError, TailModel};
+
+/// Version of the model file's form.
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v1";
+
+/// Least distance between the 0.9 quantile and the median of a log-latency: no tail of a 10 s run repeats to better than 5 %.
+pub const LEAST_DISTANCE: f64 = 0.05;
+
+/// How much wider a bound is where the networks extrapolate. Not proven; it is said wherever the bound is shown.
+const EXTRAPOLATED: f64 = 2.0;
+
+/// A learned model of one device on one host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostModel {
+    /// Always [`HOST_MODEL_SCHEMA`].
+    pub schema: String,
+    /// The device as its profile names it.
+    pub device: String,
+    /// Kernel release of the host that was measured.
+    pub kernel: String,
+    /// Its CPUs.
+    pub cpus: u32,
+    /// Names of the features in order.
+    pub features: Vec<String>,
+    /// Length of the runs that it was learned from, s: what is predicted is the tail of such a run.
+    pub seconds: f64,
+    /// Runs that it was learned from.
+    pub points: usize,
+    /// Tasks in them.
+    pub rows: usize,
+    /// When it was fitted.
+    pub generated: String,
+    /// Median of ln(latency in s).
+    pub middle: Ensemble,
+    /// 0.9 quantile of ln(latency in s).
+    pub high: Ensemble,
+    /// Square root of the share of the declared rate that is lost.
+    pub lost: Ensemble,
+    /// Calibrated scores in units of `high - middle`, by [`Regime`].
+    pub bound: Mondrian,
+    /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
+    pub paper: Option<Ensemble>,
+}
+
+/// Why a model file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelFileError {
+    /// Not JSON of the known form.
+    #[error("not a model of form {HOST_MODEL_SCHEMA}: {0}; make it again with `rtvirtio profile --sweep`")]
+    Form(String),
+    /// Right form, wrong content.
+    #[error("the model is damaged: {0}; make it again with `rtvirtio profile --sweep`")]
+    Damaged(String),
+    /// Fitted elsewhere.
+    #[error("the model is of {theirs}, this is {ours}; make one here with `rtvirtio profile --sweep`")]
+    Elsewhere {
+        /// Where it was fitted.
+        theirs: String,
+        /// Where it should be used.
+        ours: String,
+    },
+}
+
+/// Regimes in which tails behave differently: the bound is calibrated in each by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regime {
+    /// BFQ idles and all tasks have a rate.
+    Idling,
+    /// BFQ idles, and a neighbour has none.
+    IdlingBeside,
+    /// Requests wait for requests.
+    Flowing,
+    /// The same beside a neighbour without a rate.
+    FlowingBeside,
+}
+
+impl Regime {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Idling, Self::IdlingBeside, Self::Flowing, Self::FlowingBeside];
+
+    /// The regime of a configuration.
+    #[must_use]
+    pub fn of(spec: &Spec, config: &Config) -> Self {
+        let idles =
+            config.elevator == Elevator::Bfq && (config.bfq.slice_idle.0 > 0 || config.bfq.strict_guarantees);
+        let beside = spec.tasks().any(|(_, t)| t.rate.is_none());
+        match (idles, beside) {
+            (true, false) => Self::Idling,
+            (true, true) => Self::IdlingBeside,
+            (false, false) => Self::Flowing,
+            (false, true) => Self::FlowingBeside,
+        }
+    }
+
+    /// Its number in a [`Mondrian`].
+    #[must_use]
+    pub fn category(self) -> usize {
+        self as usize
+    }
+
+    /// For tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idling => "BFQ idling",
+            Self::IdlingBeside => "BFQ idling, neighbour",
+            Self::Flowing => "not idling",
+            Self::FlowingBeside => "not idling, neighbour",
+        }
+    }
+}
+
+impl HostModel {
+    /// Reads and checks a model file's text.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] for another form and for numbers that cannot be.
+    pub fn from_json(text: &str) -> Result<Self, ModelFileError> {
+        let model: Self = serde_json::from_str(text).map_err(|e| ModelFileError::Form(e.to_string()))?;
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Checks what was read.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] with what is wrong.
+    pub fn check(&self) -> Result<(), ModelFileError> {
+        let damaged = |what: String| Err(ModelFileError::Damaged(what));
+        if self.schema != HOST_MODEL_SCHEMA {
+            return Err(ModelFileError::Form(format!("it has form {}", self.schema)));
+        }
+        if self.features != NAMES {
+            return damaged("it has other features than this rtvirtio".to_owned());
+        }
+        if !(self.seconds.is_finite() && self.seconds > 0.0) {
+            return damaged("its runs have no length".to_owned());
+        }
+        for ensemble in [&self.middle, &self.high, &self.lost].into_iter().chain(&self.paper) {
+            ensemble.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
+        }
+        for ensemble in [&self.middle, &self.high, &self.lost] {
+            if ensemble.scaler.features.len() != WIDTH {
+                return damaged(format!("{} features instead of {WIDTH}", ensemble.scaler.features.len()));
+            }
+        }
+        self.bound.check().map_err(|e| ModelFileError::Damaged(e.to_string()))
+    }
+
+    /// Refuses to speak of another device or host.
+    ///
+    /// # Errors
+    /// [`ModelFileError::Elsewhere`].
+    pub fn fits(&self, profile: &Profile) -> Result<(), ModelFileError> {
+        let of =
+            |device: &str, kernel: &str, cpus: u32| format!("{device} on Linux {kernel} with {cpus} CPUs");
+        let ours = of(&profile.device, &profile.kernel, profile.cpus);
+        let theirs = of(&self.device, &self.kernel, self.cpus);
+        if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
+    }
+
+    /// Confidence of the bound.
+    #[must_use]
+    pub fn confidence(&self) -> f64 {
+        1.0 - self.bound.pooled.miss
+    }
+
+    /// Median and distance of one row, as logarithms.
+    fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<(f64, f64), ModelError> {
+        let middle = self.middle.predict_with(row, scratch).map_err(|e| self.unusable(&e))?;
+        let high = self.high.predict_with(row, scratch).map_err(|e| self.unusable(&e))?;
+        Ok((middle, (high - middle).max(LEAST_DISTANCE)))
+    }
+
+    fn unusable(&self, e: &rtvirtio_stats::ensemble::EnsembleError) -> ModelError {
+        ModelError::BadProfile { device: self.device.clone(), what: format!("its learned model fails: {e}") }
+    }
+
+    /// The bound of a row.
+    fn upper(&self, row: &[f64; WIDTH], regime: Regime, (middle, distance): (f64, f64)) -> Upper {
+        let bound = self.bound.quantile(regime.category());
+        let outside = self.middle.scaler.outside(row);
+        let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
+        // Never below the expected tail, also where the calibrated score is negative.
+        let upper = (middle + bound.score * distance).max(middle).exp() * widen;
+        let basis = match bound.basis {
+            _ if !outside.is_empty() => UpperBasis::Extrapolated,
+            Basis::Own => UpperBasis::Regime,
+            Basis::Pooled | Basis::Unseen => UpperBasis::Pooled,
+        };
+        Upper {
+            latency_ns: Nanos::from_secs_f64(upper),
+            confidence: Ratio(self.confidence()),
+            basis,
+            outside: outside.iter().filter_map(|i| NAMES.get(*i)).map(|n| (*n).to_owned()).collect(),
+        }
+    }
+}
+
+/// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound, or the paper's network.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    model: Arc<HostModel>,
+    kind: ModelKind,
+}
+
+impl Learned {
+    /// Ours: the expected tail and its bound.
+    #[must_use]
+    pub fn bound(model: Arc<HostModel>) -> Self {
+        Self { model, kind: ModelKind::Bound }
+    }
+
+    /// The network of the RT-VirtIO paper: its features, its shape, its loss.
+    #[must_use]
+    pub fn paper(model: Arc<HostModel>) -> Self {
+        Self { model, kind: ModelKind::Mlp }
+    }
+
+    fn forecast_paper(
+        &self,
+        profile: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
+        if config.elevator != Elevator::Bfq {
+            return Err(ModelError::NotCovered {
+                model: "paper's network",
+                what: "a host elevator other than bfq".to_owned(),
+                remedy: "choose bfq or use the bound model",
+            });
+        }
+        let paper = self.model.paper.as_ref().ok_or_else(|| ModelError::BadProfile {
+            device: self.model.device.clone(),
+            what: "its learned model has no network of the paper's form".to_owned(),
+        })?;
+        let slice = crate::Slice.forecast(profile, spec, config)?;
+        let rows = paper_features(spec, config);
+        let mut scratch = Scratch::default();
+        rows.iter()
+            .zip(slice)
+            .map(|(row, slice)| {
+                let s = paper.predict_with(row, &mut scratch).map_err(|e| self.model.unusable(&e))?;
+                Ok(rescaled(slice, Nanos::from_secs_f64(s.max(1e-6)), None, None))
+            })
+            .collect()
+    }
+}
+
+impl TailModel for Learned {
+    fn kind(&self) -> ModelKind {
+        self.kind
+    }
+
+    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+        if self.kind == ModelKind::Mlp {
+            return self.forecast_paper(profile, spec, config);
+        }
+        let model = &self.model;
+        let (rows, slice) = features(profile, spec, config, model.seconds)?;
+        let regime = Regime::of(spec, config);
+        let mut scratch = Scratch::default();
+        rows.iter()
+            .zip(slice)
+            .map(|(row, slice)| {
+                let estimate = model.estimate(row, &mut scratch)?;
+                let lost = model.lost.predict_with(row, &mut scratch).map_err(|e| model.unusable(&e))?;
+                let kept = 1.0 - lost.clamp(0.0, 1.0).powi(2);
+                let upper = model.upper(row, regime, estimate);
+                Ok(rescaled(slice, Nanos::from_secs_f64(estimate.0.exp()), Some(kept), Some(upper)))
+            })
+            .collect()
+    }
+}
+
+/// A slice forecast with another total: its terms keep their proportions, so that one still sees where the time goes.
+fn rescaled(mut f: Forecast, total: Nanos, kept: Option<f64>, upper: Option<Upper>) -> Forecast {
+    let factor = total.0 as f64 / (f.latency_ns.0 as f64).max(1.0);
+    for term in &mut f.terms {
+        term.latency_ns = Nanos((term.latency_ns.0 as f64 * factor) as u64);
+    }
+    f.latency_ns = total;
+    f.rate_kept = kept.unwrap_or(f.rate_kept);
+    f.upper = upper;
+    f
+}

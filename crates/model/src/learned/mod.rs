@@ -1,0 +1,7 @@
+//! Models learned from measured runs of this host: networks for the expected tail, and an upper bound that holds.
+
+mod features;
+mod host_model;
+
+pub use features::{NAMES, PAPER_WIDTH, WIDTH, features, paper_features};
+pub use host_model::{HOST_MODEL_SCHEMA, HostModel, LEAST_DISTANCE, Learned, ModelFileError, Regime};

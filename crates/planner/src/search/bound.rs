@@ -1,0 +1,82 @@
+//! The search of the scheme `bound`: the slice model is asked about everything, the learned bound about the best of it.
+//!
+//! A network costs a hundred times what the slice model costs. So the slice model ranks the whole space, of which the best of each
+//! kind go on: one kind is an elevator, with or without idling, with or without caps. From the best of those by their bounds we climb.
+
+use std::collections::BTreeMap;
+
+use rtvirtio_model::{Config, Elevator, ModelKind};
+
+use super::{climb, slice};
+use crate::PlanOptions;
+use crate::evaluate::{Evaluator, Outcome, Problem};
+
+/// Configurations of each kind that are judged by their bounds.
+const PER_KIND: usize = 6;
+
+/// Configurations from which the search climbs.
+const CLIMBED: usize = 2;
+
+/// Most moves of a climb.
+const STEPS: usize = 12;
+
+pub(super) fn search(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    start: Option<Outcome>,
+) -> Option<Outcome> {
+    let mut found: Vec<Outcome> = start.into_iter().collect();
+    for config in shortlist(problem, evaluator) {
+        found.extend(evaluator.outcome(problem, &config));
+    }
+    found.sort_by(|a, b| b.compare(a));
+    let mut best = found.first().cloned()?;
+    if best.missed == 0 && best.has_enough() {
+        return Some(best);
+    }
+    for from in found.into_iter().take(CLIMBED) {
+        let top = climb::climb(problem, evaluator, from, STEPS);
+        if top.better_than(&best) {
+            best = top;
+        }
+    }
+    Some(best)
+}
+
+/// The slice model's best of each kind.
+fn shortlist(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
+    let options = PlanOptions { model: ModelKind::Slice, learned: None, ..problem.options.clone() };
+    // Cannot fail: the slice model needs nothing learned.
+    let Ok(mut by_slice) = Evaluator::new(evaluator.profile(), problem.spec, &options) else {
+        return Vec::new();
+    };
+    diverse(problem, &mut by_slice, PER_KIND, usize::MAX)
+}
+
+/// The best configurations of each kind by the evaluator's model, best first, at most `most`.
+pub(crate) fn diverse(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    per_kind: usize,
+    most: usize,
+) -> Vec<Config> {
+    let start = evaluator.outcome(problem, &problem.options.start);
+    let kind = |c: &Config| {
+        (
+            c.elevator as u8,
+            c.elevator == Elevator::Bfq && c.bfq.slice_idle.0 > 0,
+            c.vms.iter().any(|vm| vm.cap.is_some()),
+            c.vms.windows(2).any(|w| w[0].weight != w[1].weight),
+        )
+    };
+    let mut taken: BTreeMap<_, usize> = BTreeMap::new();
+    let mut out: Vec<Config> = Vec::new();
+    for o in slice::candidates(problem, evaluator, start) {
+        let n = taken.entry(kind(&o.config)).or_default();
+        if *n < per_kind && out.len() < most && !out.contains(&o.config) {
+            *n += 1;
+            out.push(o.config);
+        }
+    }
+    out
+}

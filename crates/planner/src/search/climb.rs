@@ -1,0 +1,164 @@
+//! Hill climbing over all knobs: one knob, one level at a time, while it helps. For models that can only be asked, not inverted.
+
+use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
+use rtvirtio_units::Iops;
+
+use super::{settle, weights_allowed};
+use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::options::CgroupMode;
+
+/// VMs up to which every VM's weight is tried in a step; beyond it only the worst, the most urgent and the easiest.
+const ALL_NEIGHBOURS: usize = 8;
+
+/// A step changes a cap by this factor.
+const CAP_STEP: f64 = 1.6;
+
+/// Climbs from `from` for at most `steps` moves, each the best of all neighbours.
+pub(super) fn climb(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    from: Outcome,
+    steps: usize,
+) -> Outcome {
+    let mut best = from;
+    for _ in 0..steps {
+        let mut better: Option<Outcome> = None;
+        for config in neighbours(problem, evaluator, &best) {
+            let Some(o) = evaluator.outcome(problem, &settle(problem, config)) else { continue };
+            if o.climbs_over(better.as_ref().unwrap_or(&best)) {
+                better = Some(o);
+            }
+        }
+        match better {
+            Some(b) => best = b,
+            None => break,
+        }
+    }
+    best
+}
+
+fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Config> {
+    let config = &at.config;
+    let mut out = Vec::new();
+    let mut push = |edit: &dyn Fn(&mut Config)| {
+        let mut c = config.clone();
+        edit(&mut c);
+        if c != *config {
+            out.push(c);
+        }
+    };
+    let space = &problem.options.space;
+    if config.elevator == Elevator::Bfq {
+        for value in beside(&space.slice_idle, config.bfq.slice_idle) {
+            push(&|c| c.bfq.slice_idle = value);
+        }
+        if config.bfq.slice_idle.0 > 0 {
+            for value in beside(&space.timeout_sync, config.bfq.timeout_sync) {
+                push(&|c| c.bfq.timeout_sync = value);
+            }
+            for &value in &space.max_budget {
+                push(&|c| c.bfq.max_budget = value);
+            }
+        }
+        if space.low_latency {
+            push(&|c| c.bfq.low_latency = !c.bfq.low_latency);
+        }
+    }
+    for &elevator in &space.elevators {
+        push(&|c| {
+            if elevator == Elevator::Bfq && c.elevator != Elevator::Bfq {
+                c.bfq = Bfq::default();
+            }
+            c.elevator = elevator;
+        });
+    }
+    if space.caps && problem.options.mode == CgroupMode::PerVm {
+        for &i in &problem.cappable {
+            if let Some(cap) = config.vms[i].cap {
+                push(&|c| c.vms[i].cap = Some(Iops((cap.0 * CAP_STEP).floor())));
+                push(&|c| c.vms[i].cap = Some(Iops((cap.0 / CAP_STEP).floor().max(1.0))));
+                push(&|c| c.vms[i].cap = None);
+            }
+        }
+    }
+    if weights_allowed(problem) && weights_act(problem.spec, config) {
+        for i in candidates(problem, evaluator, at) {
+            for value in beside(&space.weights, config.vms[i].weight) {
+                push(&|c| c.vms[i].weight = value);
+            }
+        }
+    }
+    out
+}
+
+/// VMs whose weight is worth moving.
+fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<usize> {
+    let n = problem.spec.vms.len();
+    if n <= ALL_NEIGHBOURS {
+        return (0..n).collect();
+    }
+    let Some(judged) = evaluator.judge(&at.config) else { return Vec::new() };
+    let mut margins = vec![f64::INFINITY; n];
+    for (i, target) in problem.targets.iter().enumerate() {
+        if let Some(target) = *target {
+            let vm = problem.vm_of[i];
+            margins[vm] = margins[vm].min(Problem::margin(target, judged.latency[i], judged.kept[i]));
+        }
+    }
+    let by = |a: &usize, b: &usize| margins[*a].total_cmp(&margins[*b]);
+    let (worst, easiest) = ((0..n).min_by(by), (0..n).max_by(by));
+    let missing = problem.urgency.iter().zip(&at.missed_by_urgency).find(|(_, m)| **m > 0).map(|(i, _)| *i);
+    let mut out: Vec<usize> = worst.into_iter().chain(easiest).chain(missing).collect();
+    out.sort_unstable();
+    out.dedup();
+    out
+}
+
+/// The nearest levels below and above a value.
+fn beside<T: Copy + Ord>(levels: &[T], value: T) -> Vec<T> {
+    let below = levels.iter().copied().filter(|l| *l < value).max();
+    let above = levels.iter().copied().filter(|l| *l > value).min();
+    below.into_iter().chain(above).collect()
+}
+
+/// The paper's local search with its own space: start from what is in force.
+pub(super) fn from_start(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    start: Option<Outcome>,
+    steps: usize,
+) -> Option<Outcome> {
+    let start = match start {
+        Some(start) => start,
+        None => {
+            // The start's elevator may be one that the model does not cover.
+            let mut config = problem.options.start.clone();
+            if problem.options.space.elevators.contains(&Elevator::Bfq) {
+                config.elevator = Elevator::Bfq;
+                config.bfq = Bfq::default();
+            }
+            evaluator.outcome(problem, &settle(problem, config))?
+        }
+    };
+    if start.missed == 0 {
+        return Some(start);
+    }
+    Some(climb(problem, evaluator, start, steps))
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_units::Nanos;
+
+    use super::*;
+
+    #[test]
+    fn levels_beside_a_value() {
+        let levels = [0, 1, 2, 4, 8].map(Nanos::from_millis);
+        let ms = Nanos::from_millis;
+        assert_eq!(beside(&levels, ms(2)), [ms(1), ms(4)]);
+        assert_eq!(beside(&levels, ms(3)), [ms(2), ms(4)], "a value between levels");
+        assert_eq!(beside(&levels, ms(0)), [ms(1)]);
+        assert_eq!(beside(&levels, ms(9)), [ms(8)]);
+    }
+}

@@ -1,0 +1,218 @@
+//! Tuning: which settings to try next, given what was measured of those tried before. Pure: the caller applies and measures.
+//!
+//! The models say how good each candidate should be. Measurements say where they are wrong, and by how much nearby settings are likely
+//! to be wrong too: a Gaussian process over the settings with the model's prediction as its mean (Rasmussen and Williams, Gaussian
+//! Processes for Machine Learning, 2006, eqs. 2.25 and 2.26). The next trial is the one whose score could well be the smallest (lower
+//! confidence bound; Cox and John, 1992). Settings that met all targets once are tried again before they are believed, because of
+//! many noisy trials the best one is partly lucky.
+
+mod process;
+
+use rtvirtio_model::{Config, Elevator, ModelError, ModelKind, Profile};
+use rtvirtio_spec::Spec;
+
+use crate::evaluate::{Evaluator, Problem, RATE_KEPT};
+use crate::{PlanError, PlanOptions, search};
+use process::Process;
+
+/// Most candidates: enough for every kind of setting, few enough to be judged in a moment.
+const CANDIDATES: usize = 400;
+
+/// Candidates of each kind that are kept.
+const PER_KIND: usize = 40;
+
+/// How many deviations below its mean a candidate is judged by: 0 never explores, 2 mostly does.
+const OPTIMISM: f64 = 0.7;
+
+/// Score of a task that loses all its rate; between it and 1 by the share that is lost.
+const NO_RATE: f64 = 10.0;
+
+/// What a task got in a trial.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Seen {
+    /// Latency at the target's percentile, ns.
+    pub latency_ns: f64,
+    /// Share of the declared rate that was kept; 1 without a rate.
+    pub kept: f64,
+}
+
+/// One measured setting.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trial {
+    /// The setting.
+    pub config: Config,
+    /// The largest of measured over target; above 1 some target was missed.
+    pub score: f64,
+}
+
+/// When tuning is done.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TuneGoal {
+    /// A trial is good when its score is at most this: 0.9 leaves a tenth for bad luck.
+    pub score: f64,
+    /// Good trials of the same setting that are asked for.
+    pub repeats: usize,
+    /// Most trials.
+    pub trials: usize,
+}
+
+impl Default for TuneGoal {
+    fn default() -> Self {
+        Self { score: 0.9, repeats: 2, trials: 15 }
+    }
+}
+
+/// The state of a tuning.
+pub struct Tuner<'a> {
+    spec: &'a Spec,
+    goal: TuneGoal,
+    candidates: Vec<Candidate>,
+    process: Process,
+    trials: Vec<Trial>,
+}
+
+struct Candidate {
+    config: Config,
+    /// ln of the predicted score.
+    prior: f64,
+    place: Vec<f64>,
+}
+
+impl<'a> Tuner<'a> {
+    /// Candidates from the space of `options`, judged by its model.
+    ///
+    /// # Errors
+    /// [`PlanError`] as for [`crate::plan`].
+    pub fn new(
+        spec: &'a Spec,
+        profile: &Profile,
+        options: &PlanOptions,
+        goal: TuneGoal,
+    ) -> Result<Self, PlanError> {
+        options.check()?;
+        // All of the space by the formulas, which cost little; then the model asked for.
+        let by_slice = PlanOptions { model: ModelKind::Slice, learned: None, ..options.clone() };
+        let problem = Problem::new(spec, &by_slice);
+        let mut slice = Evaluator::new(profile, spec, &by_slice)?;
+        let configs = search::diverse(&problem, &mut slice, PER_KIND, CANDIDATES);
+        let evaluator = Evaluator::new(profile, spec, options)?;
+        let mut candidates = Vec::new();
+        let mut refused: Option<ModelError> = None;
+        for config in configs {
+            match evaluator.forecast(&config) {
+                Ok(forecasts) => {
+                    let seen: Vec<Seen> = forecasts
+                        .iter()
+                        .map(|f| Seen { latency_ns: f.latency_ns.0 as f64, kept: f.rate_kept })
+                        .collect();
+                    let prior = score(spec, &seen).max(1e-6).ln();
+                    let place = place(&config);
+                    candidates.push(Candidate { config, prior, place });
+                }
+                Err(e) => refused = Some(e),
+            }
+        }
+        match (candidates.is_empty(), refused) {
+            (true, Some(e)) => Err(e.into()),
+            (true, None) => Err(PlanError::BadOptions("there is nothing to try".to_owned())),
+            _ => Ok(Self { spec, goal, candidates, process: Process::default(), trials: Vec::new() }),
+        }
+    }
+
+    /// What to try next; `None` when the goal is reached or the trials are used up.
+    #[must_use]
+    pub fn next(&self) -> Option<Config> {
+        if self.trials.len() >= self.goal.trials || self.reached() {
+            return None;
+        }
+        // A setting that was good is tried again first.
+        if let Some(best) = self.best().filter(|b| b.0 <= self.goal.score) {
+            return Some(best.1.clone());
+        }
+        let worth = |c: &Candidate| {
+            let (mean, deviation) = self.process.at(&c.place);
+            c.prior + mean - OPTIMISM * deviation
+        };
+        let next = self.candidates.iter().min_by(|a, b| worth(a).total_cmp(&worth(b)))?;
+        Some(next.config.clone())
+    }
+
+    /// Takes in what a trial of `config` gave, one entry per task in spec order.
+    pub fn observe(&mut self, config: &Config, seen: &[Seen]) {
+        let score = score(self.spec, seen);
+        let place = place(config);
+        let prior = self.candidates.iter().find(|c| c.config == *config).map_or(0.0, |c| c.prior);
+        self.process.add(place, score.max(1e-6).ln() - prior);
+        self.trials.push(Trial { config: config.clone(), score });
+    }
+
+    /// Whether some setting was good as often as asked.
+    #[must_use]
+    pub fn reached(&self) -> bool {
+        self.best().is_some_and(|(score, config)| {
+            let n = self.trials.iter().filter(|t| t.config == *config).count();
+            score <= self.goal.score && n >= self.goal.repeats
+        })
+    }
+
+    /// All trials in order.
+    #[must_use]
+    pub fn trials(&self) -> &[Trial] {
+        &self.trials
+    }
+
+    /// The best setting tried, with its worst score; of settings tried as often, the one with the lowest.
+    #[must_use]
+    pub fn best(&self) -> Option<(f64, &Config)> {
+        let worst = |config: &Config| {
+            self.trials.iter().filter(|t| t.config == *config).map(|t| t.score).fold(0.0, f64::max)
+        };
+        self.trials.iter().map(|t| (worst(&t.config), &t.config)).min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+}
+
+/// The largest of measured over target over all tasks with targets; a lost rate counts as a missed target.
+fn score(spec: &Spec, seen: &[Seen]) -> f64 {
+    let mut worst = 0.0f64;
+    for ((_, task), seen) in spec.tasks().zip(seen) {
+        let Some(target) = task.target else { continue };
+        worst = worst.max(seen.latency_ns / (target.latency.0 as f64).max(1.0));
+        if seen.kept < RATE_KEPT {
+            worst = worst.max(1.0 + (NO_RATE - 1.0) * (1.0 - seen.kept));
+        }
+    }
+    worst
+}
+
+/// A configuration as a place: settings that do much apart are far apart. One unit is the length over which the model's error is alike.
+fn place(config: &Config) -> Vec<f64> {
+    let is = |e: Elevator| if config.elevator == e { 1.5 } else { 0.0 };
+    let bfq = config.elevator == Elevator::Bfq;
+    let idle = if bfq { config.bfq.slice_idle.as_millis_f64() } else { 0.0 };
+    let mut place = vec![
+        is(Elevator::None),
+        is(Elevator::MqDeadline),
+        is(Elevator::Kyber),
+        is(Elevator::Bfq),
+        if bfq && idle > 0.0 { 2.0 } else { 0.0 },
+        idle / 8.0,
+        if idle > 0.0 { config.bfq.timeout_sync.as_millis_f64().max(1.0).ln() / 2.0 } else { 0.0 },
+        if bfq && config.bfq.low_latency { 0.5 } else { 0.0 },
+        if idle > 0.0 {
+            config.bfq.max_budget.map_or(0.0, |b| 8.0 / b.as_kib_f64().max(1.0).ln())
+        } else {
+            0.0
+        },
+    ];
+    let total: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
+    for vm in &config.vms {
+        place.push(f64::from(vm.weight) / total.max(1.0));
+        // No cap is a cap that never binds.
+        place.push(vm.cap.map_or(12.0, |c| c.0.max(1.0).ln()) / 2.0);
+        place.push(if vm.guest_elevator == Elevator::Bfq { 1.0 } else { 0.0 });
+    }
+    place
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+use rtvirtio_model::Bfq;
+use rtvirtio_units::Nanos;
+
+use super::*;
+use crate::tests::{fig7, profile, start};
+
+/// A host on which only one kind of setting is good, whatever the models say.
+fn play(good: impl Fn(&Config) -> f64, goal: TuneGoal) -> (usize, f64, Option<Config>) {
+    let spec = fig7();
+    let options = PlanOptions::new(start(&spec));
+    let mut tuner = Tuner::new(&spec, &profile(), &options, goal).unwrap();
+    while let Some(config) = tuner.next() {
+        let score = good(&config);
+        let seen: Vec<Seen> = spec
+            .tasks()
+            .map(|(_, t)| Seen { latency_ns: t.target.unwrap().latency.0 as f64 * score, kept: 1.0 })
+            .collect();
+        tuner.observe(&config, &seen);
+    }
+    let best = tuner.best().map(|(s, c)| (s, c.clone()));
+    (tuner.trials().len(), best.as_ref().map_or(9.0, |b| b.0), best.map(|b| b.1))
+}
+
+#[test]
+fn a_right_model_needs_as_many_trials_as_repeats() {
+    let (n, score, _) = play(|_| 0.3, TuneGoal::default());
+    assert_eq!((n, score), (2, 0.3));
+}
+
+#[test]
+fn a_wrong_model_is_found_out_within_the_budget() {
+    // Without idling nothing works here; with mq-deadline it does.
+    let (n, score, best) =
+        play(|c| if c.elevator == Elevator::MqDeadline { 0.5 } else { 8.0 }, TuneGoal::default());
+    assert_eq!(best.unwrap().elevator, Elevator::MqDeadline);
+    assert!(score < 0.9 && n <= 15, "{n} {score}");
+}
+
+#[test]
+fn a_hopeless_case_ends_with_the_budget_and_names_the_best() {
+    let (n, score, best) =
+        play(|c| if c.bfq.slice_idle == Nanos(0) { 2.0 } else { 3.0 }, TuneGoal::default());
+    assert_eq!(n, 15);
+    assert!((score - 2.0).abs() < 1e-9);
+    assert!(best.is_some());
+}
+
+#[test]
+fn luck_is_not_believed() {
+    // Good at the first look, bad at the second.
+    let looks = std::cell::RefCell::new(Vec::<Config>::new());
+    let (n, score, _) = play(
+        |c| {
+            let mut looks = looks.borrow_mut();
+            let before = looks.iter().filter(|l| *l == c).count();
+            looks.push(c.clone());
+            if before == 0 { 0.5 } else { 1.5 }
+        },
+        TuneGoal { trials: 6, ..TuneGoal::default() },
+    );
+    assert_eq!(n, 6);
+    assert!(score >= 0.5, "{score}");
+}
+
+#[test]
+fn a_lost_rate_is_a_missed_target() {
+    let spec = fig7();
+    let seen = |kept| vec![Seen { latency_ns: 1e6, kept }; spec.tasks().count()];
+    assert!(score(&spec, &seen(1.0)) < 0.1);
+    assert!(score(&spec, &seen(0.9)) > 1.5);
+    assert!(score(&spec, &seen(0.0)) > 9.0);
+    let _ = Bfq::default();
+}

@@ -1,0 +1,285 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::Random;
+
+/// Rows of runs whose common level varies ten times as much as their rows; `size` says how many rows a level has.
+fn runs(count: usize, random: &mut Random, size: impl Fn(f64) -> usize) -> (Vec<f64>, Vec<usize>) {
+    let (mut scores, mut groups) = (Vec::new(), Vec::new());
+    for group in 0..count {
+        let level = random.normal();
+        for _ in 0..size(level) {
+            scores.push(level + 0.1 * random.normal());
+            groups.push(group);
+        }
+    }
+    (scores, groups)
+}
+
+/// The quantile that takes rows as exchangeable: rank `ceil((n + 1) (1 - miss))`.
+fn naive(scores: &[f64], miss: f64) -> f64 {
+    let mut sorted = scores.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let rank = ((sorted.len() + 1) as f64 * (1.0 - miss)).ceil() as usize;
+    sorted[rank.min(sorted.len()) - 1]
+}
+
+/// Share of 20 000 seeds in which a row of a new run is below the bound: by groups, and by rows.
+fn covered(count: usize, miss: f64, size: impl Fn(f64) -> usize + Copy) -> (f64, f64) {
+    let seeds = 20_000;
+    let (mut by_group, mut by_row) = (0, 0);
+    for seed in 0..seeds {
+        let mut random = Random::new(seed);
+        let (scores, groups) = runs(count, &mut random, size);
+        let (new, _) = runs(1, &mut random, size);
+        by_group += u32::from(new[0] <= calibrate(&scores, &groups, miss).unwrap().score);
+        by_row += u32::from(new[0] <= naive(&scores, miss));
+    }
+    (f64::from(by_group) / seeds as f64, f64::from(by_row) / seeds as f64)
+}
+
+/// Standard error of a share here: 0.002. At most one group's weight of 1 / (K + 1) more than promised.
+#[test]
+fn new_runs_are_covered_where_rows_as_exchangeable_fail() {
+    let (hierarchical, rows) = covered(20, 0.1, |_| 10);
+    assert!((0.894..0.955).contains(&hierarchical), "{hierarchical}");
+    assert!(rows < 0.895, "{rows}");
+    // Slow runs finish fewer requests.
+    let (hierarchical, rows) = covered(20, 0.1, |level| if level > 0.5 { 2 } else { 20 });
+    assert!((0.894..0.955).contains(&hierarchical), "{hierarchical}");
+    assert!(rows < 0.8, "{rows}");
+    // The fewest groups possible: the largest score.
+    let (hierarchical, rows) = covered(9, 0.1, |_| 10);
+    assert!((0.894..0.955).contains(&hierarchical), "{hierarchical}");
+    assert!(rows < 0.86, "{rows}");
+}
+
+#[test]
+fn weights_are_those_of_the_groups() {
+    // Three groups of weight 1/4, in quarters: the row at 5 has 1/2 of a group before it.
+    let (scores, groups) = ([1.0, 2.0, 5.0, 7.0, 3.0, 6.0], [0, 0, 0, 0, 1, 2]);
+    let at = |miss| calibrate(&scores, &groups, miss).map(|q| q.score);
+    assert_eq!(at(0.25), Ok(7.0));
+    // 1 - miss = 1/4, 3/8, 1/2 of the whole are 1, 1.5 and 2 groups: rows at 1, 2 (half a group), 3 (a group and a half).
+    assert_eq!(at(0.875), Ok(2.0));
+    assert_eq!(at(0.75), Ok(3.0));
+    assert_eq!(at(0.625), Ok(3.0));
+    assert_eq!(at(0.5625), Ok(5.0));
+    assert_eq!(at(0.4), Ok(6.0));
+    assert_eq!(at(0.24), Err(ConformalError::TooFewGroups { have: 3, need: 4 }));
+}
+
+#[test]
+fn groups_needed_by_level() {
+    for (miss, need) in [(0.05, 19), (0.1, 9), (0.01, 99), (0.2, 4), (0.3, 3), (0.5, 1), (0.7, 1)] {
+        assert_eq!(groups_needed(miss), Ok(need), "{miss}");
+        let scores: Vec<f64> = (0..need).map(|i| i as f64).collect();
+        let groups: Vec<usize> = (0..need).collect();
+        assert!(calibrate(&scores, &groups, miss).is_ok(), "{miss}");
+        if need > 1 {
+            let have = need - 1;
+            let short = calibrate(&scores[1..], &groups[1..], miss);
+            assert_eq!(short, Err(ConformalError::TooFewGroups { have, need }), "{miss}");
+        }
+    }
+    for miss in [0.0, 1.0, -0.1, f64::NAN, f64::INFINITY] {
+        assert_eq!(groups_needed(miss), Err(ConformalError::BadLevel));
+    }
+}
+
+#[test]
+fn bad_rows_are_refused() {
+    let not_finite = |index| ConformalError::BadNumber { index, what: "not a finite number" };
+    let above_zero = |index| ConformalError::BadNumber { index, what: "not a finite number above zero" };
+    assert_eq!(calibrate(&[1.0, f64::NAN], &[0, 1], 0.5), Err(not_finite(1)));
+    assert_eq!(calibrate(&[f64::INFINITY], &[0], 0.5), Err(not_finite(0)));
+    assert_eq!(calibrate(&[1.0], &[0, 1], 0.5), Err(ConformalError::Length { left: 1, right: 2 }));
+    assert_eq!(calibrate(&[], &[], 0.5), Err(ConformalError::Empty));
+    assert_eq!(
+        Mondrian::calibrate(&[1.0], &[0], &[], 0.5),
+        Err(ConformalError::Length { left: 1, right: 0 })
+    );
+    assert_eq!(log_scores(&[1.0, 0.0], &[1.0, 1.0]), Err(above_zero(1)));
+    assert_eq!(log_scores(&[1.0], &[f64::NAN]), Err(above_zero(0)));
+    assert_eq!(normalised(&[1.0], &[0.0]), Err(above_zero(0)));
+    assert_eq!(normalised(&[1e300], &[1e-300]), Err(not_finite(0)));
+    assert_eq!(coverage(&[f64::NAN], &[1.0]), Err(not_finite(0)));
+    assert!(matches!(coverage(&[1.0], &[f64::NAN]), Err(ConformalError::BadNumber { index: 0, .. })));
+    assert_eq!(coverage(&[], &[]), Err(ConformalError::Empty));
+    assert_eq!(coverage_by(&[1.0], &[1.0], &[]).unwrap_err(), ConformalError::Length { left: 1, right: 0 });
+}
+
+/// Rows whose spread is their scale: normalised scores bound both kinds of rows alike, plain ones do not.
+#[test]
+fn normalised_scores_follow_the_scale() {
+    let mut random = Random::new(4);
+    let n = 4_000;
+    let scales: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 0.1 } else { 1.0 }).collect();
+    let scores: Vec<f64> = scales.iter().map(|s| s * random.normal()).collect();
+    let groups: Vec<usize> = (0..n).collect();
+    let predicted = 3.0;
+    let actual: Vec<f64> = scores.iter().map(|s| predicted * s.exp()).collect();
+    let worst = |q: Quantile, scaled: bool| {
+        let upper: Vec<f64> =
+            scales.iter().map(|s| q.upper(predicted, if scaled { *s } else { 1.0 })).collect();
+        let kinds: Vec<usize> = (0..n).map(|i| i % 2).collect();
+        coverage_by(&actual, &upper, &kinds).unwrap().worst().unwrap().1.share
+    };
+    let again = log_scores(&actual, &vec![predicted; n]).unwrap();
+    let plain = calibrate(&again, &groups, 0.1).unwrap();
+    let scaled = calibrate(&normalised(&again, &scales).unwrap(), &groups, 0.1).unwrap();
+    assert!(worst(scaled, true) > 0.88, "{}", worst(scaled, true));
+    assert!(worst(plain, false) < 0.85, "{}", worst(plain, false));
+}
+
+/// Three categories: many runs, many runs with a higher level, and two runs.
+fn three_categories(seed: u64) -> (Vec<f64>, Vec<usize>, Vec<usize>) {
+    let mut random = Random::new(seed);
+    let (mut scores, mut groups, mut categories) = (Vec::new(), Vec::new(), Vec::new());
+    for group in 0..82 {
+        let category = if group < 40 {
+            3
+        } else if group < 80 {
+            7
+        } else {
+            9
+        };
+        let level = random.normal() + if category == 7 { 3.0 } else { 0.0 };
+        for _ in 0..5 {
+            scores.push(level + 0.1 * random.normal());
+            groups.push(group);
+            categories.push(category);
+        }
+    }
+    (scores, groups, categories)
+}
+
+#[test]
+fn every_category_keeps_its_promise() {
+    let seeds = 2_000;
+    let (mut own, mut pooled) = (0, 0);
+    for seed in 0..seeds {
+        let (scores, groups, categories) = three_categories(seed);
+        let m = Mondrian::calibrate(&scores, &groups, &categories, 0.1).unwrap();
+        let new = 3.0 + 1.01f64.sqrt() * Random::new(1_000_000 + seed).normal();
+        own += u32::from(new <= m.quantile(7).score);
+        pooled += u32::from(new <= m.pooled.score);
+    }
+    let share = |n: u32| f64::from(n) / seeds as f64;
+    assert!((0.88..0.94).contains(&share(own)), "{}", share(own));
+    assert!(share(pooled) < 0.86, "{}", share(pooled));
+}
+
+#[test]
+fn small_and_unseen_categories_get_the_careful_bound() {
+    let (mut scores, groups, categories) = three_categories(1);
+    let calibrated = |scores: &[f64]| Mondrian::calibrate(scores, &groups, &categories, 0.1).unwrap();
+    let m = calibrated(&scores);
+    assert_eq!(m.quantile(9), Bound { score: m.pooled.score, basis: Basis::Pooled });
+    assert_eq!(m.quantile(3).basis, Basis::Own);
+    assert!(m.quantile(3).score < m.pooled.score && m.quantile(7).score > m.pooled.score);
+    assert_eq!(m.quantile(8), Bound { score: m.quantile(7).score, basis: Basis::Unseen });
+    let last = scores.len() - 1;
+    scores[last] = 50.0;
+    assert_eq!(calibrated(&scores).quantile(9), Bound { score: 50.0, basis: Basis::Pooled });
+    assert_eq!(calibrated(&scores).categories[2].groups, 2);
+}
+
+#[test]
+fn files_are_checked() {
+    let (scores, groups, categories) = three_categories(2);
+    let good = Mondrian::calibrate(&scores, &groups, &categories, 0.1).unwrap();
+    assert_eq!(good.check(), Ok(()));
+    let text = serde_json::to_string(&good).unwrap();
+    assert_eq!(serde_json::from_str::<Mondrian>(&text).unwrap(), good);
+    type Spoil = (&'static str, fn(&mut Mondrian));
+    let spoil: [Spoil; 12] = [
+        ("score", |m| m.pooled.score = f64::NAN),
+        ("level", |m| m.pooled.miss = 0.0),
+        ("groups", |m| m.pooled.groups = 8),
+        ("rows", |m| m.pooled.rows = 3),
+        ("none", |m| m.categories.clear()),
+        ("order", |m| m.categories.swap(0, 1)),
+        ("largest", |m| m.categories[0].largest = f64::INFINITY),
+        ("own level", |m| m.categories[0].own.as_mut().unwrap().miss = 0.2),
+        ("own score", |m| m.categories[0].own.as_mut().unwrap().score = 1e9),
+        ("own missing", |m| m.categories[0].own = None),
+        ("own rows", |m| m.categories[0].own.as_mut().unwrap().rows = usize::MAX),
+        ("category groups", |m| m.categories[2].groups = 0),
+    ];
+    for (what, change) in spoil {
+        let mut bad = good.clone();
+        change(&mut bad);
+        assert!(bad.check().is_err(), "{what}");
+    }
+}
+
+/// Table of Newcombe (Statistics in Medicine 17, 1998), method 3: 81 of 263, 15 of 148, 0 of 20, 29 of 29.
+#[test]
+fn known_wilson_intervals() {
+    for (covered, n, low, high) in
+        [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (29, 29, 0.8830, 1.0)]
+    {
+        let found = wilson(covered, n, 0.95).unwrap();
+        assert!(
+            (found.low - low).abs() < 5e-5 && (found.high - high).abs() < 5e-5,
+            "{covered}/{n}: {found:?}"
+        );
+    }
+    assert!(wilson(0, 0, 0.95).is_none() && wilson(3, 2, 0.95).is_none() && wilson(1, 2, 1.0).is_none());
+}
+
+#[test]
+fn coverage_finds_the_worst_category() {
+    let actual = [1.0, 2.0, 3.0, 4.0, 5.0];
+    let upper = [1.0, 1.5, f64::INFINITY, 4.5, 4.0];
+    let found = coverage_by(&actual, &upper, &[2, 2, 5, 5, 5]).unwrap();
+    assert_eq!((found.overall.n, found.overall.covered, found.overall.share), (5, 3, 0.6));
+    assert_eq!(found.worst().map(|(c, v)| (c, v.covered, v.n)), Some((2, 1, 2)));
+    assert!(found.overall.wilson.contains(0.6));
+}
+
+fn rows() -> impl Strategy<Value = (Vec<f64>, Vec<usize>)> {
+    proptest::collection::vec((-20i32..20, 0usize..12), 30..120)
+        .prop_map(|rows| rows.into_iter().map(|(s, g)| (f64::from(s) / 4.0, g)).unzip())
+}
+
+proptest! {
+    #[test]
+    fn bounds_rise_with_the_level((scores, groups) in rows(), a in 0.1f64..0.9, b in 0.1f64..0.9) {
+        let (strict, loose) = (calibrate(&scores, &groups, a.min(b)), calibrate(&scores, &groups, a.max(b)));
+        if let (Ok(strict), Ok(loose)) = (strict, loose) {
+            prop_assert!(strict.score >= loose.score);
+        }
+    }
+
+    #[test]
+    fn the_order_of_rows_does_not_matter((scores, groups) in rows(), miss in 0.1f64..0.9, seed in 0u64..1000) {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        Random::new(seed).shuffle(&mut order);
+        let shuffled: (Vec<f64>, Vec<usize>) = order.iter().map(|i| (scores[*i], groups[*i])).unzip();
+        let categories: Vec<usize> = groups.iter().map(|g| g % 2).collect();
+        let moved: Vec<usize> = order.iter().map(|i| categories[*i]).collect();
+        prop_assert_eq!(
+            Mondrian::calibrate(&scores, &groups, &categories, miss),
+            Mondrian::calibrate(&shuffled.0, &shuffled.1, &moved, miss)
+        );
+    }
+
+    /// The mass at infinity only raises it.
+    #[test]
+    fn the_bound_is_not_below_the_weighted_quantile((scores, groups) in rows(), miss in 0.1f64..0.9) {
+        if let Ok(bound) = calibrate(&scores, &groups, miss) {
+            let size = |g: usize| groups.iter().filter(|o| **o == g).count() as f64;
+            let all = bound.groups as f64;
+            let share = |limit: f64| -> f64 {
+                scores.iter().zip(&groups).filter(|(s, _)| **s <= limit).map(|(_, g)| 1.0 / size(*g) / all).sum()
+            };
+            let mut sorted = scores.clone();
+            sorted.sort_by(f64::total_cmp);
+            let plain = sorted.iter().copied().find(|s| share(*s) >= 1.0 - miss - 1e-9).unwrap();
+            prop_assert!(bound.score >= plain);
+            prop_assert!(share(bound.score) * all / (all + 1.0) >= 1.0 - miss - 1e-9);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The simplex and its moves.
+
+use super::region::Region;
+use super::{MAGNITUDE_MAX, MinimizeOptions};
+
+/// A point, in free numbers of the region, and the function's value there.
+struct Corner {
+    value: f64,
+    free: Vec<f64>,
+}
+
+/// Lengths of the moves, in units of the distance between the worst corner and the centroid of the others.
+struct Moves {
+    expand: f64,
+    contract: f64,
+    shrink: f64,
+}
+
+/// One more corner than coordinates, the lowest first.
+pub(super) struct Simplex<'a, F> {
+    objective: F,
+    region: Region,
+    options: &'a MinimizeOptions,
+    moves: Moves,
+    corners: Vec<Corner>,
+    /// First size in each coordinate.
+    sizes: Vec<f64>,
+    evaluations: usize,
+}
+
+/// Evaluations of a new simplex.
+pub(super) fn first_cost(dims: usize) -> usize {
+    dims + 1
+}
+
+/// Most evaluations of one move: a reflection, a contraction, and a shrink of all but the best corner.
+pub(super) fn move_cost(dims: usize) -> usize {
+    dims + 2
+}
+
+impl Moves {
+    /// Gao and Han's equation 4.1. It shrinks to a point in 1 dimension, where that of 2 is the original
+    /// method's.
+    fn of(dims: usize) -> Self {
+        let n = dims.max(2) as f64;
+        Self { expand: 1.0 + 2.0 / n, contract: 0.75 - 0.5 / n, shrink: 1.0 - 1.0 / n }
+    }
+}
+
+impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
+    pub(super) fn new(objective: F, region: Region, options: &'a MinimizeOptions) -> Self {
+        let moves = Moves::of(region.dims());
+        let start = region.free_start();
+        let (corners, sizes) = (Vec::new(), Vec::new());
+        let mut simplex = Self { objective, region, options, moves, corners, sizes, evaluations: 0 };
+        let first = simplex.corner(start);
+        simplex.build(first, 1.0);
+        simplex
+    }
+
+    /// The lowest value so far.
+    pub(super) fn lowest(&self) -> f64 {
+        self.corners[0].value
+    }
+
+    pub(super) fn evaluations(&self) -> usize {
+        self.evaluations
+    }
+
+    /// Where the lowest value is.
+    pub(super) fn best_point(&self) -> Vec<f64> {
+        self.region.point(&self.corners[0].free)
+    }
+
+    /// A fresh simplex at the best corner; `false` if the evaluations left do not suffice to move it.
+    pub(super) fn restart(&mut self, direction: f64) -> bool {
+        let dims = self.region.dims();
+        if !self.can_afford(dims + move_cost(dims)) {
+            return false;
+        }
+        let best = self.corners.swap_remove(0);
+        self.build(best, direction);
+        true
+    }
+
+    /// Moves until it has converged to a finite value (`true`), or cannot go on.
+    pub(super) fn run(&mut self) -> bool {
+        while !self.is_small() {
+            if !self.can_afford(move_cost(self.region.dims())) {
+                return false;
+            }
+            self.advance();
+        }
+        self.lowest().is_finite()
+    }
+
+    fn can_afford(&self, evaluations: usize) -> bool {
+        self.options.max_evaluations - self.evaluations >= evaluations
+    }
+
+    fn corner(&mut self, mut free: Vec<f64>) -> Corner {
+        for t in &mut free {
+            *t = t.clamp(-MAGNITUDE_MAX, MAGNITUDE_MAX);
+        }
+        self.evaluations += 1;
+        let value = (self.objective)(&self.region.point(&free));
+        Corner { value: if value.is_nan() { f64::INFINITY } else { value }, free }
+    }
+
+    fn build(&mut self, first: Corner, direction: f64) {
+        let start = first.free.clone();
+        self.corners.clear();
+        self.corners.push(first);
+        self.sizes.clear();
+        for (axis, t) in start.iter().enumerate() {
+            let mut free = start.clone();
+            free[axis] = self.region.neighbour(axis, *t, direction);
+            self.sizes.push((free[axis] - t).abs());
+            let corner = self.corner(free);
+            self.corners.push(corner);
+        }
+        self.sort();
+    }
+
+    /// Stable, so that the order of equals is defined too.
+    fn sort(&mut self) {
+        self.corners.sort_by(|a, b| a.value.total_cmp(&b.value));
+    }
+
+    fn is_small(&self) -> bool {
+        let best = &self.corners[0];
+        let small = |(index, (x, size)): (usize, (&f64, &f64))| {
+            let limit = self.options.x_tolerance * size + 4.0 * f64::EPSILON * x.abs();
+            self.corners.iter().all(|corner| (corner.free[index] - x).abs() <= limit)
+        };
+        let worst = self.worst();
+        // Equal infinite values have no difference.
+        let flat = worst == best.value || worst - best.value <= self.options.value_tolerance(best.value);
+        flat && best.free.iter().zip(&self.sizes).enumerate().all(small)
+    }
+
+    fn worst(&self) -> f64 {
+        self.corners.last().map_or(f64::INFINITY, |corner| corner.value)
+    }
+
+    /// One move of the worst corner, or of all but the best.
+    fn advance(&mut self) {
+        let centroid = self.centroid();
+        let reflected = self.along(&centroid, 1.0);
+        let second_worst = self.corners[self.corners.len() - 2].value;
+        if reflected.value < self.lowest() {
+            let expanded = self.along(&centroid, self.moves.expand);
+            self.replace_worst(if expanded.value < reflected.value { expanded } else { reflected });
+        } else if reflected.value < second_worst {
+            self.replace_worst(reflected);
+        } else {
+            let outside = reflected.value < self.worst();
+            let contract = if outside { self.moves.contract } else { -self.moves.contract };
+            let contracted = self.along(&centroid, contract);
+            if contracted.value < self.worst() && (!outside || contracted.value <= reflected.value) {
+                self.replace_worst(contracted);
+            } else {
+                self.shrink();
+            }
+        }
+        self.sort();
+    }
+
+    /// Of all corners but the worst.
+    fn centroid(&self) -> Vec<f64> {
+        let others = &self.corners[..self.corners.len() - 1];
+        let mean = |index| others.iter().map(|corner| corner.free[index]).sum::<f64>() / others.len() as f64;
+        (0..self.region.dims()).map(mean).collect()
+    }
+
+    /// The point `times` as far beyond the centroid as the worst corner is before it.
+    fn along(&mut self, centroid: &[f64], times: f64) -> Corner {
+        let worst = &self.corners[self.corners.len() - 1].free;
+        let free = centroid.iter().zip(worst).map(|(c, w)| c + times * (c - w)).collect();
+        self.corner(free)
+    }
+
+    fn replace_worst(&mut self, corner: Corner) {
+        self.corners.pop();
+        self.corners.push(corner);
+    }
+
+    fn shrink(&mut self) {
+        let best = self.corners[0].free.clone();
+        for index in 1..self.corners.len() {
+            let free = self.corners[index].free.iter().zip(&best);
+            let free = free.map(|(x, b)| b + self.moves.shrink * (x - b)).collect();
+            self.corners[index] = self.corner(free);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_are_the_classic_ones_in_2_dimensions_and_smaller_in_more() {
+        for (dims, expected) in [(1, [2.0, 0.5, 0.5]), (2, [2.0, 0.5, 0.5]), (4, [1.5, 0.625, 0.75])] {
+            let moves = Moves::of(dims);
+            assert_eq!([moves.expand, moves.contract, moves.shrink], expected);
+        }
+    }
+
+    #[test]
+    fn moves_go_where_the_paper_says() {
+        let new_corner = |objective: fn(&[f64]) -> f64| {
+            let options = MinimizeOptions::default();
+            let region = Region::new(&[0.0, 0.0], &[], 0.1);
+            let mut simplex = Simplex::new(objective, region, &options);
+            simplex.advance();
+            let mut corners: Vec<Vec<f64>> =
+                simplex.corners.iter().map(|corner| corner.free.clone()).collect();
+            corners.retain(|corner| ![vec![0.0, 0.0], vec![0.0, 0.1], vec![0.1, 0.0]].contains(corner));
+            (corners, simplex.evaluations)
+        };
+        let near = |(corners, evaluations): (Vec<Vec<f64>>, usize), expected: [f64; 2], cost| {
+            let off = corners[0].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            assert!(corners.len() == 1 && off < 1e-15 && evaluations == cost, "{corners:?} {evaluations}");
+        };
+        // From the corners (0, 0), (0.1, 0) and (0, 0.1): the reflection is (0.1, 0.1), the expansion twice as far.
+        near(new_corner(|x| -x[0] - x[1]), [0.15, 0.15], 5);
+        // The worst is (0, 0.1); contracted inside if (0.1, -0.1) is not better, else outside.
+        near(new_corner(|x| x[0].powi(2) + 2.0 * x[1].powi(2)), [0.025, 0.05], 5);
+        near(new_corner(|x| x[0].powi(2) + 2.0 * (x[1] + 0.02).powi(2)), [0.075, -0.05], 5);
+    }
+}
