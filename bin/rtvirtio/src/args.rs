@@ -87,6 +87,7 @@ EXAMPLES
   sudo rtvirtio profile /dev/sdb --destroy-data writes too: everything on the disk is lost
   sudo rtvirtio profile twin:qlc-nvme           makes the emulated device, measures it, removes it
   sudo rtvirtio profile examples/fig7.toml      the device of a running lab, and I/O as its first VM sees it
+  sudo rtvirtio profile twin:qlc-nvme --sweep 30min   also learn how tails depend on load and settings
 
 The elevator is changed during the measurement and put back. Other I/O on the device spoils the numbers: stop it first.")]
     Profile(ProfileArgs),
@@ -135,6 +136,16 @@ EXAMPLES
 Tasks run inside the guest through its agent, or in the VM's cgroup where it has none (fio is needed there).
 Exit code 2 when a target is missed, 4 when none is missed but some are not proven yet.")]
     Verify(VerifyArgs),
+    /// Plan, apply, measure, correct, until the targets are met or the budget ends
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio tune plant.toml                            ten minutes
+  sudo rtvirtio tune plant.toml --budget 30min --for 20s   longer trials, a longer proof
+  sudo rtvirtio tune plant.toml --put-back -o plant.plan   keep only the plan
+
+The settings stay in force when the last run missed no target; `rtvirtio revert` puts them back.
+Exit codes are those of verify.")]
+    Tune(TuneArgs),
     /// An emulated device with VMs on it, to try things out
     #[command(subcommand)]
     Lab(LabCommand),
@@ -174,6 +185,10 @@ pub struct ProfileArgs {
     /// Where to save it instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a sweep that was stopped goes on
+    /// with the same command. About 120 runs of 10 s are the least
+    #[arg(long, value_name = "TIME")]
+    pub sweep: Option<Nanos>,
     /// Time for the whole measurement of the device
     #[arg(long = "for", value_name = "TIME", default_value = "36s")]
     pub length: Nanos,
@@ -277,6 +292,37 @@ pub struct VerifyArgs {
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+    /// Let tasks write although the device is real: the data that they overwrite is LOST
+    #[arg(long)]
+    pub destroy_data: bool,
+}
+
+/// `tune`.
+#[derive(Args, Debug)]
+pub struct TuneArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// Time for everything
+    #[arg(long, value_name = "TIME", default_value = "10min")]
+    pub budget: Nanos,
+    /// Length of each trial
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// Most trials
+    #[arg(long, default_value_t = 15)]
+    pub trials: usize,
+    /// Save the settings as a plan
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Put the settings back at the end, also when all targets are met
+    #[arg(long)]
+    pub put_back: bool,
+    /// A profile file instead of the one saved for the device
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Which model says what to try first
+    #[arg(long, value_enum, default_value_t = ModelName::Auto)]
+    pub model: ModelName,
     /// Let tasks write although the device is real: the data that they overwrite is LOST
     #[arg(long)]
     pub destroy_data: bool,
@@ -417,6 +463,9 @@ pub struct BenchCasesArgs {
     /// Measure nothing: show what is in the directory
     #[arg(long)]
     pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Measure nothing: write the cases as spec files
     #[arg(long, value_name = "DIR")]
     pub write: Option<PathBuf>,
@@ -448,6 +497,9 @@ pub struct BenchAccuracyArgs {
     /// Save a model fitted on all runs here
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// `bench sweep`.
@@ -465,6 +517,9 @@ pub struct BenchSweepArgs {
     /// Which design
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
     /// Directory of the dataset
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,

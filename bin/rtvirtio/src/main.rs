@@ -42,6 +42,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Apply(args) => cmd::apply::apply(args, global, ui),
         Command::Status => cmd::apply::status(global, ui),
         Command::Revert(args) => cmd::apply::revert(args, global, ui),
+        Command::Tune(args) => cmd::tune::run(args, global, ui),
         Command::Verify(args) => cmd::verify::run(args, global, ui),
         Command::Lab(command) => cmd::lab::run(command, global, ui),
         Command::Demo(args) => cmd::demo::run(args, global, ui),

@@ -197,18 +197,23 @@ impl Dataset {
         Self::read(path, false)
     }
 
+    /// Only the first line of a file.
+    ///
+    /// # Errors
+    /// As [`Dataset::load`], for that line.
+    pub fn header(path: &Path) -> Result<Header, DatasetError> {
+        let io = |source| DatasetError::Io { path: path.to_owned(), source };
+        let mut first = String::new();
+        BufReader::new(File::open(path).map_err(io)?).read_line(&mut first).map_err(io)?;
+        header_of(path, &first)
+    }
+
     fn read(path: &Path, forgive_last: bool) -> Result<Self, DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let file = BufReader::new(File::open(path).map_err(io)?);
         let lines = file.lines().collect::<Result<Vec<String>, _>>().map_err(io)?;
         let bad = |line: usize, reason: String| DatasetError::Line { path: path.to_owned(), line, reason };
-        let first = lines.first().ok_or_else(|| bad(1, "the file is empty".to_owned()))?;
-        let header: Header = serde_json::from_str(first)
-            .map_err(|e| bad(1, format!("not the header of a dataset of form {DATASET_SCHEMA}: {e}")))?;
-        if header.schema != DATASET_SCHEMA {
-            let reason = format!("form {} where {DATASET_SCHEMA} is known: measure again", header.schema);
-            return Err(bad(1, reason));
-        }
+        let header = header_of(path, lines.first().map_or("", String::as_str))?;
         let mut points = Vec::new();
         for (i, line) in lines.iter().enumerate().skip(1) {
             let point = serde_json::from_str::<Point>(line).map_err(|e| e.to_string());
@@ -220,6 +225,19 @@ impl Dataset {
         }
         Ok(Self { header, points })
     }
+}
+
+fn header_of(path: &Path, line: &str) -> Result<Header, DatasetError> {
+    let bad = |reason: String| DatasetError::Line { path: path.to_owned(), line: 1, reason };
+    if line.trim().is_empty() {
+        return Err(bad("the file is empty".to_owned()));
+    }
+    let header: Header = serde_json::from_str(line)
+        .map_err(|e| bad(format!("not the header of a dataset of form {DATASET_SCHEMA}: {e}")))?;
+    if header.schema != DATASET_SCHEMA {
+        return Err(bad(format!("form {} where {DATASET_SCHEMA} is known: measure again", header.schema)));
+    }
+    Ok(header)
 }
 
 impl Point {

@@ -6,7 +6,9 @@
 //! - [`servers`]: budget servers, for the scheme that mimics RT-Xen.
 
 pub mod accuracy;
+pub mod calibrate;
 pub mod cases;
+pub mod chooser;
 pub mod claims;
 pub mod dataset;
 pub mod design;

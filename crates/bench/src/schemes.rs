@@ -168,7 +168,9 @@ impl Planned {
         let learned = || basis.learned.cloned().ok_or(rtvirtio_model::ModelError::NotLearned);
         let ours = |options: PlanOptions| PlanOptions { space: basis.space.clone(), ..options };
         let mut options = match self {
-            Self::RtVirtioAnalytical => PlanOptions::paper(start),
+            Self::RtVirtioAnalytical => {
+                PlanOptions { learned: basis.learned.cloned(), ..PlanOptions::paper(start) }
+            }
             Self::RtVirtioMlp => PlanOptions::paper_mlp(start, learned()?),
             Self::Slice => ours(PlanOptions::new(start)),
             Self::Bound => ours(PlanOptions::bound(start, learned()?)),

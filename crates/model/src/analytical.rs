@@ -6,6 +6,7 @@
 
 use rtvirtio_spec::{Spec, Task, Vm};
 use rtvirtio_units::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::guest::{CpuLoad, overhead};
@@ -26,7 +27,8 @@ pub enum SliceIdleEffect {
 }
 
 /// Influence coefficients, dimensionless.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Coefficients {
     /// Lambda of the weight, eqs. (3) and (5).
     pub weight: f64,

@@ -72,7 +72,12 @@ pub trait TailModel {
 pub fn model(kind: ModelKind, learned: Option<&Arc<HostModel>>) -> Result<Box<dyn TailModel>, ModelError> {
     let needed = || learned.cloned().ok_or(ModelError::NotLearned);
     Ok(match kind {
-        ModelKind::Analytical => Box::new(Analytical::default()),
+        ModelKind::Analytical => {
+            // The paper fits its coefficients on the host that it plans for; Table III is of the authors' host.
+            let fitted = learned.and_then(|l| l.analytical);
+            let coefficients = fitted.unwrap_or(Coefficients::TABLE_III);
+            Box::new(Analytical { coefficients, ..Analytical::default() })
+        }
         ModelKind::Slice => Box::new(Slice),
         ModelKind::Mlp => Box::new(Learned::paper(needed()?)),
         ModelKind::Bound => Box::new(Learned::bound(needed()?)),

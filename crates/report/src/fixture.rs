@@ -173,6 +173,7 @@ pub(crate) fn plan() -> Plan {
                         term(Side::Host, "other-vms", t.6 / 2),
                         term(Side::Host, "device", t.6 - t.6 / 10 - t.6 / 5 - t.6 / 2),
                     ],
+                    upper: None,
                 },
                 margin_ns: Some((t.2 * 1_000_000) as i64 - (t.6 * 1_000) as i64),
             })

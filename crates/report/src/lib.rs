@@ -17,8 +17,9 @@ pub mod text;
 mod words;
 
 pub use clean::terminal;
-pub use html::{ReportInput, html};
+pub use html::{BenchPage, BenchSection, BenchTable, Plot, ReportInput, bench_html, html};
 pub use summary::{Tally, tally};
+pub use words::knob_name;
 
 #[cfg(test)]
 mod fixture;

@@ -32,6 +32,12 @@ pub(crate) fn knob(k: &Knob) -> String {
     }
 }
 
+/// [`knob`] for other crates: as a user would name it.
+#[must_use]
+pub fn knob_name(k: &Knob) -> String {
+    knob(k)
+}
+
 /// The unit of a knob's value, with a leading space; empty for names and plain numbers.
 pub(crate) fn knob_unit(k: &Knob) -> &'static str {
     match k {

@@ -12,9 +12,9 @@ const EDGE: f64 = 1e-9;
 /// `n` points in [0, 1)^`dims`: every coordinate has exactly one point in each of `n` equal strata (McKay,
 /// Beckman and Conover, Technometrics 21, 1979).
 ///
-/// Of 16 such designs the one with the largest smallest distance between two points is taken (maximin: Johnson,
-/// Moore and Ylvisaker, Journal of Statistical Planning and Inference 26, 1990); of fewer where that would take
-/// long, above some 1100 points in 10 dimensions. Empty for `n` = 0; empty points for `dims` = 0.
+/// Of 16 such designs the one with the largest smallest distance between two points is taken (maximin:
+/// Johnson, Moore and Ylvisaker, Journal of Statistical Planning and Inference 26, 1990); of fewer where that
+/// would take long, above some 1100 points in 10 dimensions. Empty for `n` = 0; empty points for `dims` = 0.
 #[must_use]
 pub fn latin_hypercube(n: usize, dims: usize, seed: u64) -> Vec<Vec<f64>> {
     let mut random = Random::new(seed);

@@ -7,6 +7,7 @@ pub mod demo;
 pub mod lab;
 pub mod plan;
 pub mod profile;
+pub mod tune;
 pub mod verify;
 
 use std::io::{IsTerminal, Write};

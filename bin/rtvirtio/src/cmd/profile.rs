@@ -16,9 +16,12 @@ use rtvirtio_report::text;
 use rtvirtio_spec::Device;
 use rtvirtio_units::Bytes;
 
-use super::{lab, need_root, show, style};
+use super::bench::bed::Bed;
+use super::bench::sweep::learn;
+use super::{lab, need_root, show, style, write_file};
 use crate::args::{AccelName, Global, ProfileArgs};
 use crate::elevator::MeasuredElevator;
+use crate::model_choice;
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
@@ -51,7 +54,41 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     show(ui, &profile, || text::profile(&profile, &style()))?;
     save(&profile, &path)?;
     ui.step(&format!("saved {}", path.display()));
+    if let Some(time) = args.sweep {
+        sweep(&args.target, &key, &profile, Duration::from_nanos(time.0), global, ui)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for it.
+fn sweep(
+    target: &str,
+    key: &str,
+    profile: &Profile,
+    time: Duration,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<()> {
+    let vms = rtvirtio_bench::design::MAX_VMS + 1;
+    let bed = match target.strip_prefix("twin:") {
+        Some(name) => Bed::twin(name, vms, global, ui)?,
+        None if Path::new(target).is_file() => {
+            bail!("a sweep needs the device for itself: name the device or twin:NAME instead of a spec")
+        }
+        None => Bed::real(&Path::new("/dev").join(key), vms, global, ui)?,
+    };
+    let data = global.state_dir.join("sweeps").join(format!("{key}.jsonl"));
+    let learned = learn(&bed, profile, &data, time, ui);
+    bed.remove()?;
+    let model = learned?;
+    let path = model_choice::path(global, key);
+    write_file(&path, &serde_json::to_vec(&model)?)?;
+    ui.step(&format!(
+        "learned from {} runs; predict and plan use {} from now on",
+        model.points,
+        path.display()
+    ));
+    Ok(())
 }
 
 /// In a lab of its own below the run directory, so that `lab down` finds it after a crash.

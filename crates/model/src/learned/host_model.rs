@@ -1,9 +1,10 @@
 //! A model of one device on one host, learned from measured runs.
 //!
-//! Three ensembles read the same features: the median of the log-latency, its 0.9 quantile, and the share of the rate that is lost. The
-//! distance of the first two says how uncertain a tail is. The upper bound is `median + score * distance` with a score calibrated by
-//! conformal prediction on runs that the networks did not learn from, so that it holds whatever the networks are worth. How they
-//! are fitted, and what coverage was seen: `docs/model.md`.
+//! Three ensembles read the same features: the median of ln(latency / slice model's latency), its 0.95 quantile, and the share of the rate
+//! that is lost. The
+//! upper bound is the quantile's prediction plus a score calibrated by conformal prediction on runs that the networks did not learn from, so
+//! that it holds whatever the networks are worth (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019). How
+//! they are fitted, and what coverage was seen: `docs/model.md`.
 
 use std::sync::Arc;
 
@@ -14,14 +15,12 @@ use rtvirtio_units::{Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
 use super::features::{NAMES, WIDTH, features, paper_features};
+use crate::analytical::Coefficients;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis};
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
 pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v1";
-
-/// Least distance between the 0.9 quantile and the median of a log-latency: no tail of a 10 s run repeats to better than 5 %.
-pub const LEAST_DISTANCE: f64 = 0.05;
 
 /// How much wider a bound is where the networks extrapolate. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
@@ -48,16 +47,18 @@ pub struct HostModel {
     pub rows: usize,
     /// When it was fitted.
     pub generated: String,
-    /// Median of ln(latency in s).
+    /// Median of ln(latency / slice model's latency).
     pub middle: Ensemble,
-    /// 0.9 quantile of ln(latency in s).
+    /// 0.95 quantile of the same.
     pub high: Ensemble,
     /// Square root of the share of the declared rate that is lost.
     pub lost: Ensemble,
-    /// Calibrated scores in units of `high - middle`, by [`Regime`].
+    /// Calibrated scores `ln(latency / slice) - high`, by [`Regime`].
     pub bound: Mondrian,
     /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
     pub paper: Option<Ensemble>,
+    /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were under BFQ.
+    pub analytical: Option<Coefficients>,
 }
 
 /// Why a model file cannot be used.
@@ -184,11 +185,12 @@ impl HostModel {
         1.0 - self.bound.pooled.miss
     }
 
-    /// Median and distance of one row, as logarithms.
+    /// Median and high quantile of one row, as logarithms.
     fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<(f64, f64), ModelError> {
         let middle = self.middle.predict_with(row, scratch).map_err(|e| self.unusable(&e))?;
         let high = self.high.predict_with(row, scratch).map_err(|e| self.unusable(&e))?;
-        Ok((middle, (high - middle).max(LEAST_DISTANCE)))
+        // The first feature is the logarithm of the slice model's forecast.
+        Ok((row[0] + middle, row[0] + high))
     }
 
     fn unusable(&self, e: &rtvirtio_stats::ensemble::EnsembleError) -> ModelError {
@@ -196,12 +198,12 @@ impl HostModel {
     }
 
     /// The bound of a row.
-    fn upper(&self, row: &[f64; WIDTH], regime: Regime, (middle, distance): (f64, f64)) -> Upper {
+    fn upper(&self, row: &[f64; WIDTH], regime: Regime, (middle, high): (f64, f64)) -> Upper {
         let bound = self.bound.quantile(regime.category());
         let outside = self.middle.scaler.outside(row);
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
-        // Never below the expected tail, also where the calibrated score is negative.
-        let upper = (middle + bound.score * distance).max(middle).exp() * widen;
+        // Never below the expected tail, also where the networks cross or the calibrated score is negative.
+        let upper = (high + bound.score).max(middle).exp() * widen;
         let basis = match bound.basis {
             _ if !outside.is_empty() => UpperBasis::Extrapolated,
             Basis::Own => UpperBasis::Regime,

@@ -4,4 +4,4 @@ mod features;
 mod host_model;
 
 pub use features::{NAMES, PAPER_WIDTH, WIDTH, features, paper_features};
-pub use host_model::{HOST_MODEL_SCHEMA, HostModel, LEAST_DISTANCE, Learned, ModelFileError, Regime};
+pub use host_model::{HOST_MODEL_SCHEMA, HostModel, Learned, ModelFileError, Regime};

@@ -4,10 +4,13 @@
 //! Colours follow the reader's theme, and paper. Every figure has a caption, every plot a text alternative, and the
 //! numbers behind all of them stand in a table at the end.
 
+mod bench;
 mod method;
 mod plan;
 mod profile;
 mod results;
+
+pub use bench::{BenchPage, BenchSection, BenchTable, Plot, bench_html};
 
 use rtvirtio_measure::ResultFile;
 use rtvirtio_model::Profile;

@@ -9,6 +9,7 @@
 //! zero or not finite is drawn at the edge of its axis, never written as `NaN`. Each plot takes the width it is drawn
 //! for; below [`NARROW`] it puts names above rows instead of beside them.
 
+mod bars;
 mod canvas;
 mod latency;
 mod legend;
@@ -17,6 +18,7 @@ mod scale;
 mod stack;
 mod xy;
 
+pub use bars::{Bar, BarPlot, BarRow, svg_bars};
 pub use canvas::Svg;
 pub use latency::{Lane, LatencyPlot, LatencyRow, svg_latency};
 pub use rows::{RateBar, RatePlot, RateRow, svg_rate};

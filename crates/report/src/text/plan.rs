@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_model::Forecast;
+use rtvirtio_model::{Forecast, Upper, UpperBasis};
 use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook};
 use rtvirtio_units::Nanos;
 use unicode_width::UnicodeWidthStr;
@@ -38,6 +38,7 @@ pub fn forecast(tasks: &[TaskOutlook], style: &Style) -> String {
 fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
     let name = style.clean(&format!("{}/{}", t.vm, t.task));
     let mut parts = vec![(format!("{} {}", t.percentile, num::latency(t.forecast.latency_ns, "")), None)];
+    parts.extend(t.forecast.upper.as_ref().map(|u| (upper(u), None)));
     parts.extend(t.target_ns.map(|l| (format!("target {}", num::latency(l, "")), None)));
     parts.extend(t.margin_ns.map(|m| {
         let size = num::latency(Nanos(m.unsigned_abs()), "");
@@ -55,6 +56,16 @@ fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
         .map(|(text, paint)| paint.map_or_else(|| text.clone(), |p| style.paint(text, p)))
         .collect();
     format!("{}{gap}{}\n", style.paint(&name, Paint::Strong), painted.join(", "))
+}
+
+/// "below 12ms in 99% of runs (regime)".
+fn upper(u: &Upper) -> String {
+    let basis = match u.basis {
+        UpperBasis::Regime => "",
+        UpperBasis::Pooled => ", few runs like this",
+        UpperBasis::Extrapolated => ", NOT PROVEN: outside what was measured",
+    };
+    format!("below {} in {} of runs{basis}", num::latency(u.latency_ns, ""), num::percent(u.confidence.0))
 }
 
 fn terms(f: &Forecast, name_width: usize, style: &Style) -> String {
@@ -131,16 +142,19 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
     if tasks.is_empty() {
         return String::new();
     }
-    let mut table = Table::new(vec![
+    let bounded = tasks.iter().any(|t| t.forecast.upper.is_some());
+    let mut columns = vec![
         Column::name("vm"),
         Column::name("task"),
         Column::word("of"),
         Column::number("target"),
         Column::number("predicted"),
-        Column::number("margin"),
-        Column::number("rate kept"),
-        Column::word("outlook"),
-    ]);
+    ];
+    if bounded {
+        columns.push(Column::number("at most"));
+    }
+    columns.extend([Column::number("margin"), Column::number("rate kept"), Column::word("outlook")]);
+    let mut table = Table::new(columns);
     for t in tasks {
         let (word, paint) = match t.margin_ns {
             None => ("no target", None),
@@ -148,18 +162,47 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
             Some(_) if t.forecast.rate_kept < words::RATE_KEPT => ("rate not kept", Some(Paint::Bad)),
             Some(_) => ("holds", Some(Paint::Good)),
         };
-        table.row(vec![
+        let mut cells: Vec<Cell> = vec![
             t.vm.as_str().into(),
             t.task.as_str().into(),
             t.percentile.to_string().into(),
             t.target_ns.map_or_else(|| "-".to_owned(), |l| num::latency(l, "")).into(),
             num::latency(t.forecast.latency_ns, "").into(),
+        ];
+        if bounded {
+            cells.push(num::latency(t.forecast.judged(), "").into());
+        }
+        cells.extend([
             t.margin_ns.map_or_else(|| "-".to_owned(), |m| num::margin(m, "")).into(),
             num::percent(t.forecast.rate_kept).into(),
             Cell::painted(word, paint),
         ]);
+        table.row(cells);
     }
-    format!("{}{}", style.heading("expected"), table.draw(style))
+    let mut out = format!("{}{}", style.heading("expected"), table.draw(style));
+    out.push_str(&bound_note(tasks, style));
+    out
+}
+
+/// What "at most" means, and where it is a guess.
+fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
+    let Some(first) = tasks.iter().find_map(|t| t.forecast.upper.as_ref()) else { return String::new() };
+    let mut note = format!(
+        "at most: the tail stays below it in {} of runs like those measured here; margins count from it",
+        num::percent(first.confidence.0)
+    );
+    let guessed: Vec<String> = tasks
+        .iter()
+        .filter(|t| t.forecast.upper.as_ref().is_some_and(|u| u.basis == UpperBasis::Extrapolated))
+        .map(|t| format!("{}/{}", t.vm, t.task))
+        .collect();
+    if !guessed.is_empty() {
+        note.push_str(&format!(
+            "; NOT PROVEN for {}: outside what was measured, so doubled",
+            guessed.join(", ")
+        ));
+    }
+    style.wrap(&note, 0)
 }
 
 fn infeasible(i: &Infeasible, style: &Style) -> String {

@@ -79,10 +79,10 @@ impl Blocks {
 
     /// A geometric number from 1 with the mean length, by inversion.
     fn geometric(&mut self) -> usize {
-        let u = self.random.unit();
         if self.length <= 1.0 {
             return 1;
         }
+        let u = self.random.unit();
         (((1.0 - u).ln() / (-1.0 / self.length).ln_1p()).floor() as usize).saturating_add(1)
     }
 }

@@ -29,7 +29,6 @@ pub(crate) fn normal_quantile(p: f64) -> Option<f64> {
     if !(1e-12..=1.0 - 1e-12).contains(&p) {
         return None;
     }
-    // The upper half is mirrored: only there does 1 - p lose digits, and only in the input.
     let (sign, tail) = if p < 0.5 { (-1.0, p) } else { (1.0, 1.0 - p) };
     let (mut low, mut high) = (0.0f64, 8.0f64);
     for _ in 0..60 {

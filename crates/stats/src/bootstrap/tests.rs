@@ -39,12 +39,12 @@ fn the_block_length_is_that_of_an_autoregression() {
 
 #[test]
 fn blocks_keep_the_dependence_that_single_draws_lose() {
-    let (n, phi) = (4_000, 0.7);
+    let (n, phi) = (2_000, 0.7);
     let exact = 1.0 / (1.0 - phi) / (n as f64).sqrt();
     let series = autoregression(phi, n, 5);
     for scheme in [Scheme::Moving, Scheme::Stationary] {
         let error = |block| {
-            let plan = Plan { scheme, block, replicates: 600, seed: 9 };
+            let plan = Plan { scheme, block, replicates: 300, seed: 9 };
             bootstrap(&series, &plan, mean).unwrap().standard_error()
         };
         let (kept, lost) = (error(None), error(Some(1.0)));
@@ -53,14 +53,14 @@ fn blocks_keep_the_dependence_that_single_draws_lose() {
     }
 }
 
-/// Nominal 90 % on 400 autoregressions of 500 values.
+/// Nominal 90 % on 300 autoregressions of 300 values.
 #[test]
 fn intervals_of_the_mean_cover_it() {
-    let repetitions = 400;
+    let repetitions = 300;
     let (mut percentile, mut basic) = (0, 0);
     for seed in 0..repetitions {
-        let series = autoregression(0.4, 500, 1_000 + seed);
-        let b = bootstrap(&series, &Plan { replicates: 199, seed, ..Plan::default() }, mean).unwrap();
+        let series = autoregression(0.4, 300, 1_000 + seed);
+        let b = bootstrap(&series, &Plan { replicates: 99, seed, ..Plan::default() }, mean).unwrap();
         percentile += u32::from(b.percentile_interval(0.9).unwrap().contains(0.0));
         basic += u32::from(b.basic_interval(0.9).unwrap().contains(0.0));
     }

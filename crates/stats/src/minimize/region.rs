@@ -1,7 +1,7 @@
 //! The box of a search, and the smooth map into it from coordinates without bounds.
 //!
-//! The maps are in the manner of MINUIT (James and Roos, Computer Physics Communications 10, 1975, section 4).
-//! They are even around a bound, so a minimum on the edge is a smooth minimum inside.
+//! The maps are in the manner of MINUIT (James and Roos, Computer Physics Communications 10, 1975, section
+//! 4). They are even around a bound, so a minimum on the edge is a smooth minimum inside.
 
 use super::MAGNITUDE_MAX;
 

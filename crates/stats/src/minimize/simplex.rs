@@ -223,7 +223,7 @@ mod tests {
             let off = corners[0].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(corners.len() == 1 && off < 1e-15 && evaluations == cost, "{corners:?} {evaluations}");
         };
-        // From the corners (0, 0), (0.1, 0) and (0, 0.1): the reflection is (0.1, 0.1), the expansion twice as far.
+        // From (0, 0), (0.1, 0) and (0, 0.1): the reflection is (0.1, 0.1), the expansion twice as far.
         near(new_corner(|x| -x[0] - x[1]), [0.15, 0.15], 5);
         // The worst is (0, 0.1); contracted inside if (0.1, -0.1) is not better, else outside.
         near(new_corner(|x| x[0].powi(2) + 2.0 * x[1].powi(2)), [0.025, 0.05], 5);

@@ -4,10 +4,14 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use rtvirtio_bench::accuracy::{Accuracy, evaluate, learning_curve, split};
+use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::{BenchFile, Claim};
 use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::train::{TrainSettings, fit};
 
+use rtvirtio_report::{BenchPage, bench_html};
+
+use super::page;
 use crate::args::BenchAccuracyArgs;
 use crate::cmd::verify::generated;
 use crate::cmd::{show, write_file};
@@ -19,6 +23,7 @@ const SIZES: [usize; 7] = [120, 150, 200, 300, 450, 700, 1000];
 /// `rtvirtio bench accuracy`.
 pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let (mut claims, mut text, mut host) = (Vec::new(), String::new(), None);
+    let mut sections = Vec::new();
     for path in &args.data {
         let data = Dataset::load(path)?;
         let Some((device, profile)) = data.header.profiles.iter().next() else {
@@ -30,13 +35,30 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         let accuracy = evaluate(&train, &test, profile, &settings)?;
         let curve = learning_curve(&train, &test, profile, &SIZES, &settings)?;
         text.push_str(&shown(device, &accuracy, &curve));
+        match calibrate(&train, profile, args.seed) {
+            Ok(calibration) => text.push_str(&calibrated(&calibration)),
+            Err(e) => ui.warn(&e.to_string()),
+        }
         claims.extend(of(&accuracy));
+        sections.extend(page::accuracy(device, &accuracy, &curve));
         if let Some(out) = &args.model {
             let fitted = fit(&data.points, profile, &generated(), &settings)?;
             write_file(out, &serde_json::to_vec(&fitted.model)?)?;
             ui.step(&format!("saved {}", out.display()));
         }
         host = Some(data.header.host.clone());
+    }
+    if let Some(out) = &args.html {
+        let mut all = vec![page::claims(&claims)];
+        all.extend(sections);
+        let page = BenchPage {
+            title: "rtvirtio: accuracy of the models".to_owned(),
+            lead: Vec::new(),
+            sections: all,
+            generated: generated(),
+        };
+        write_file(out, bench_html(&page).as_bytes())?;
+        ui.step(&format!("wrote {}", out.display()));
     }
     let Some(host) = host else { anyhow::bail!("no dataset was given") };
     let met = claims.iter().all(|c| c.met);
@@ -136,5 +158,23 @@ fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
             c.sharpness
         );
     }
+    s
+}
+
+fn calibrated(c: &Calibration) -> String {
+    let mut s = format!(
+        "\nanalytical model fitted on {} runs under BFQ, {} tasks: typical factor {:.2} with Table III, {:.2} fitted; R2 {:.2}\n",
+        c.runs, c.tasks, c.factor[0], c.factor[1], c.r_squared
+    );
+    for f in &c.fits {
+        let limit = if f.at_limit { "  at its limit: the runs do not determine it" } else { "" };
+        let _ = writeln!(
+            s,
+            "  {:<12} {:>8.3}  95% {:.3} to {:.3}  Table III {}{limit}",
+            f.name, f.value, f.interval[0], f.interval[1], f.published
+        );
+    }
+    let residuals: Vec<String> = c.residuals.iter().map(|r| format!("{:.2}", r.exp())).collect();
+    let _ = writeln!(s, "  measured / predicted, deciles: {}", residuals.join(" "));
     s
 }

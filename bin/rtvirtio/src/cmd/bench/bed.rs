@@ -1,6 +1,6 @@
 //! A test bed: a lab of process VMs on a device of its own, made for an experiment and removed after it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_bench::load::vm_name;
@@ -8,7 +8,7 @@ use rtvirtio_bench::stage::Stage;
 use rtvirtio_host::Root;
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
-use rtvirtio_model::{Config, Elevator, ModelKind, Profile};
+use rtvirtio_model::{Config, DepthPoint, Elevator, ModelKind, Profile};
 use rtvirtio_spec::Device;
 use rtvirtio_units::Bytes;
 
@@ -39,18 +39,28 @@ pub struct Bed<'a> {
 }
 
 impl<'a> Bed<'a> {
-    /// A twin with `vms` process VMs.
+    /// Process VMs on a twin.
     pub fn twin(name: &str, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
+        let device = format!("twin = {name:?}\nsize = \"{TWIN_SIZE}\"");
+        Self::make(name, &device, vms, global, ui)
+    }
+
+    /// Process VMs on a real device. Nothing may use it, and nothing is written to it.
+    pub fn real(path: &Path, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
+        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        Self::make(&name, &format!("path = {:?}", path.display().to_string()), vms, global, ui)
+    }
+
+    fn make(name: &str, device: &str, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
         let mut global = global.clone();
         global.run_dir = global.run_dir.join(BENCH_DIR);
         global.state_dir = global.run_dir.join(DEMO_STATE);
         lab::remove(&global)?;
-        let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };
-        let text = idle_spec(name, vms);
+        let text = idle_spec(device, vms);
         let spec = rtvirtio_spec::parse(BENCH_DIR, &text)?;
         lab::up(&spec, BENCH_DIR, &text, AccelName::Auto, &global, ui)?;
-        let bed =
-            |site| Self { device: name.to_owned(), spec_device: device, site, global: global.clone(), ui };
+        let spec_device = spec.device.clone();
+        let bed = |site| Self { device: name.to_owned(), spec_device, site, global: global.clone(), ui };
         match Site::find(spec, &global) {
             Ok(site) => Ok(bed(site)),
             Err(e) => {
@@ -58,6 +68,11 @@ impl<'a> Bed<'a> {
                 Err(e)
             }
         }
+    }
+
+    /// Whether its data may be overwritten.
+    pub fn may_write(&self) -> bool {
+        matches!(self.spec_device, Device::Twin { .. })
     }
 
     /// Measures the device.
@@ -102,22 +117,29 @@ impl<'a> Bed<'a> {
         Ok(options.space.elevators)
     }
 
-    /// Device time of one request, by share of writes and block size, in seconds.
-    pub fn cost(&self) -> anyhow::Result<impl Fn(f64, Bytes) -> f64 + use<>> {
-        let Device::Twin { profile, .. } = &self.spec_device else {
-            anyhow::bail!("only a twin's service time is known beforehand")
+    /// Device time of one request, by share of writes and block size, in seconds: a twin's as declared, a real device's from its
+    /// profile, of which time per byte is not known and counts in full.
+    pub fn cost(&self, profile: &Profile) -> anyhow::Result<Box<dyn Fn(f64, Bytes) -> f64>> {
+        let Device::Twin { profile: twin, .. } = &self.spec_device else {
+            let best = |points: &[DepthPoint]| points.iter().map(|p| p.iops.0).fold(1.0, f64::max);
+            let read = 1.0 / best(&profile.read);
+            let write = if profile.write.is_empty() { read } else { 1.0 / best(&profile.write) };
+            let block = profile.block.0 as f64;
+            return Ok(Box::new(move |writes, size| {
+                ((1.0 - writes) * read + writes * write) * (size.0 as f64 / block).max(1.0)
+            }));
         };
-        let profile = TwinProfile::load(profile)?;
-        Ok(move |writes: f64, block: Bytes| {
-            let of = |access| mean_service(&profile, access, block.0).as_secs_f64();
+        let twin = TwinProfile::load(twin)?;
+        Ok(Box::new(move |writes: f64, block: Bytes| {
+            let of = |access| mean_service(&twin, access, block.0).as_secs_f64();
             // A random request moves the arm: an average seek and half a turn.
-            let arm = profile
+            let arm = twin
                 .arm
                 .as_ref()
                 .map_or(0.0, |arm| arm.average_seek.as_secs_f64() + arm.revolution.as_secs_f64() / 2.0);
-            let channels = f64::from(profile.channels.max(1));
+            let channels = f64::from(twin.channels.max(1));
             (arm + (1.0 - writes) * of(Access::Read) + writes * of(Access::Write)) / channels
-        })
+        }))
     }
 
     fn lab(&self) -> anyhow::Result<&Lab> {
@@ -138,11 +160,12 @@ impl Drop for Bed<'_> {
 }
 
 /// A spec of VMs that are there but have next to nothing to do.
-fn idle_spec(twin: &str, vms: usize) -> String {
-    let mut text = format!("[device]\ntwin = {twin:?}\nsize = \"{TWIN_SIZE}\"\n");
+fn idle_spec(device: &str, vms: usize) -> String {
+    let mut text = format!("[device]\n{device}\n");
     for i in 0..vms {
         text.push_str(&format!(
-            "[[vm]]\nname = \"{}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t0\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"1/s\"\n",
+            "[[vm]]\nname = \"{}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t0\"\nop = \"read\"\n\
+             block = \"4KiB\"\nrate = \"1/s\"\n",
             vm_name(i)
         ));
     }

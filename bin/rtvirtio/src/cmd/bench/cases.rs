@@ -18,10 +18,12 @@ use rtvirtio_bench::stage::{Stage, Treatment};
 use rtvirtio_model::{Config, HostModel, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
+use rtvirtio_report::{BenchPage, bench_html};
 use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
 
 use super::bed::{Bed, twin_name};
+use super::page;
 use crate::args::{BenchCasesArgs, Global, TierName};
 use crate::cmd::verify::generated;
 use crate::cmd::{need_root, show, write_file};
@@ -107,11 +109,7 @@ struct Play<'a> {
 impl<'a> Play<'a> {
     fn begin(args: &'a BenchCasesArgs, bed: &'a Bed<'a>, path: &Path, ui: &'a Ui) -> anyhow::Result<Self> {
         std::fs::create_dir_all(&args.out)?;
-        let mut profiles = if path.exists() {
-            Dataset::load(path).map(|d| d.header.profiles).unwrap_or_default()
-        } else {
-            BTreeMap::new()
-        };
+        let mut profiles = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
         let learned = match &args.model {
             Some(path) => Some(Arc::new(HostModel::from_json(&std::fs::read_to_string(path)?)?)),
             None => None,
@@ -149,10 +147,10 @@ impl<'a> Play<'a> {
     }
 
     fn all(&mut self) -> anyhow::Result<()> {
-        let cost = self.bed.cost()?;
+        let cost = self.bed.cost(&self.profile)?;
         let options = CaseOptions {
             writes: if self.args.writes { WRITES } else { 0.0 },
-            third_of: if self.args.scaled { Some(&cost) } else { None },
+            third_of: if self.args.scaled { Some(&*cost) } else { None },
         };
         let mut todo: Vec<Case> = tiers(self.args).into_iter().flat_map(|t| cases(t, &options)).collect();
         if let Some(only) = &self.args.only {
@@ -310,6 +308,7 @@ fn report(args: &BenchCasesArgs, data: &Dataset, ui: &Ui) -> anyhow::Result<Exit
     let measured: Vec<Point> = data.points.iter().filter(|p| p.scheme != TRIAL).cloned().collect();
     let mut claims = Vec::new();
     let mut text = String::new();
+    let mut tables = Vec::new();
     for tier in tiers(args) {
         let table = Table::new(tier, &cases(tier, &options), &measured);
         if table.cells.iter().flatten().all(|c| c.n == 0) {
@@ -317,8 +316,27 @@ fn report(args: &BenchCasesArgs, data: &Dataset, ui: &Ui) -> anyhow::Result<Exit
         }
         claims.extend(table.claims());
         text.push_str(&table_text(&table));
+        tables.push(table);
     }
     claims.extend(trials(data));
+    if let Some(out) = &args.html {
+        let mut sections = vec![page::claims(&claims), page::pass_rates(&tables)];
+        sections.extend(tables.iter().map(page::cases));
+        let page = BenchPage {
+            title: format!("rtvirtio: cases on {}", data.header.host.device),
+            lead: vec![format!(
+                "{} runs on Linux {} with {} CPUs, process VMs; {}.",
+                data.points.len(),
+                data.header.host.kernel,
+                data.header.host.cpus,
+                data.header.command
+            )],
+            sections,
+            generated: generated(),
+        };
+        write_file(out, bench_html(&page).as_bytes())?;
+        ui.step(&format!("wrote {}", out.display()));
+    }
     let runs = data.points.iter().map(rtvirtio_bench::run::as_result).collect();
     let met = claims.iter().all(|c| c.met);
     let file = BenchFile::new(data.header.host.clone(), runs, claims);

@@ -1,9 +1,10 @@
 //! `rtvirtio bench ...`: the experiments.
 
 mod accuracy;
-mod bed;
+pub mod bed;
 mod cases;
-mod sweep;
+mod page;
+pub mod sweep;
 
 use std::process::ExitCode;
 

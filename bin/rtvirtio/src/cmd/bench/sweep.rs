@@ -1,13 +1,17 @@
-//! `rtvirtio bench sweep`: the dataset.
+//! `rtvirtio bench sweep` and `rtvirtio profile --sweep`: measured runs of chosen loads and settings.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rtvirtio_bench::chooser::least_sure;
 use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, Point, Recorder};
-use rtvirtio_bench::design::{Limits, MAX_VMS, conditions};
+use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions};
 use rtvirtio_bench::run::{self, Job, disturbed};
-use rtvirtio_bench::stage::Treatment;
+use rtvirtio_bench::stage::{Stage, Treatment};
+use rtvirtio_bench::train::{FEWEST, TrainSettings, fit};
+use rtvirtio_model::{HostModel, Profile};
 
 use super::bed::{Bed, twin_name};
 use crate::args::{BenchSweepArgs, Global};
@@ -18,79 +22,180 @@ use crate::ui::{Cancelled, Ui};
 
 /// Tries per point when the host is not quiet.
 const TRIES: u32 = 2;
+/// Runs between two looks at where the model is least sure.
+const BATCH: usize = 12;
+/// Length of a run of `profile --sweep`.
+const RUN: Duration = Duration::from_secs(8);
+/// Share of disturbed runs above which the whole sweep is doubted.
+const BUSY: f64 = 0.3;
 
 /// `rtvirtio bench sweep`.
 pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("bench sweep")?;
     let _lock = site::lock(global)?;
+    let profile = args.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
     for device in &args.devices {
-        on_device(args, twin_name(device), global, ui)?;
+        let device = twin_name(device);
+        let bed = Bed::twin(device, MAX_VMS + 1, global, ui)?;
+        let path = args.out.join(format!("{device}.jsonl"));
+        let command =
+            format!("rtvirtio bench sweep twin:{device} --points {} --seed {}", args.points, args.seed);
+        let swept =
+            Sweep::begin(&bed, &path, &command, Duration::from_nanos(args.length.0), profile.as_ref(), ui)
+                .and_then(|mut sweep| sweep.design(args.points, args.seed));
+        bed.remove()?;
+        swept?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn on_device(args: &BenchSweepArgs, device: &str, global: &Global, ui: &Ui) -> anyhow::Result<()> {
-    let bed = Bed::twin(device, MAX_VMS + 1, global, ui)?;
-    let path = args.out.join(format!("{device}.jsonl"));
-    std::fs::create_dir_all(&args.out)?;
-    let profiles = if path.exists() {
-        Dataset::load(&path).map(|d| d.header.profiles).unwrap_or_default()
-    } else {
-        BTreeMap::new()
-    };
-    let profiles = if profiles.contains_key(device) {
-        profiles
-    } else {
-        BTreeMap::from([(device.to_owned(), bed.profile()?)])
-    };
-    let header = Header {
-        schema: DATASET_SCHEMA.to_owned(),
-        host: bed.facts(),
-        command: format!("rtvirtio bench sweep twin:{device} --points {} --seed {}", args.points, args.seed),
-        generated: generated(),
-        profiles,
-    };
-    let (mut recorder, old) = Recorder::open(&path, &header)?;
-    let (elevators, cost) = (bed.elevators()?, bed.cost()?);
-    let design =
-        conditions(args.points, &Limits { elevators: &elevators, writes: true, cost: &cost }, args.seed);
-    let stage = bed.stage()?;
-    let mut bar = ui.bar(&format!("{device}: {} points", args.points), args.points as u64);
-    let mut noisy = 0;
-    for (i, condition) in design.iter().enumerate() {
-        bar.set(i as u64);
-        let id = format!("{device}/{}/{i}", args.seed);
-        if old.iter().any(|p: &Point| p.id == id) {
-            continue;
+/// Learns a host model in the given time. The dataset stays beside it, so that more time later adds to it.
+pub fn learn(
+    bed: &Bed<'_>,
+    profile: &Profile,
+    data: &Path,
+    time: Duration,
+    ui: &Ui,
+) -> anyhow::Result<HostModel> {
+    let mut sweep = Sweep::begin(bed, data, "rtvirtio profile --sweep", RUN, Some(profile), ui)?;
+    sweep.adaptive(time)?;
+    sweep.doubt();
+    let fitted = fit(&sweep.points, &sweep.profile, &generated(), &TrainSettings::default())?;
+    Ok(fitted.model)
+}
+
+/// A sweep under way.
+struct Sweep<'a> {
+    bed: &'a Bed<'a>,
+    stage: Stage<'a>,
+    profile: Profile,
+    recorder: Recorder,
+    points: Vec<Point>,
+    length: Duration,
+    ui: &'a Ui,
+}
+
+impl<'a> Sweep<'a> {
+    fn begin(
+        bed: &'a Bed<'a>,
+        path: &Path,
+        command: &str,
+        length: Duration,
+        profile: Option<&Profile>,
+        ui: &'a Ui,
+    ) -> anyhow::Result<Self> {
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
         }
+        // A sweep that goes on keeps the profile that it began with.
+        let mut known = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
+        let profile = match (known.remove(&bed.device), profile) {
+            (Some(profile), _) => profile,
+            (None, Some(profile)) => profile.clone(),
+            (None, None) => bed.profile()?,
+        };
+        let header = Header {
+            schema: DATASET_SCHEMA.to_owned(),
+            host: bed.facts(),
+            command: command.to_owned(),
+            generated: generated(),
+            profiles: BTreeMap::from([(bed.device.clone(), profile.clone())]),
+        };
+        let (recorder, points) = Recorder::open(path, &header)?;
+        if !points.is_empty() {
+            ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
+        }
+        Ok(Self { bed, stage: bed.stage()?, profile, recorder, points, length, ui })
+    }
+
+    /// A fixed number of conditions.
+    fn design(&mut self, n: usize, seed: u64) -> anyhow::Result<()> {
+        let all = self.conditions(n, seed)?;
+        let mut bar = self.ui.bar(&format!("{}: {n} runs", self.bed.device), n as u64);
+        for (i, condition) in all.iter().enumerate() {
+            bar.set(i as u64);
+            let id = format!("{}/{seed}/{i}", self.bed.device);
+            if !self.points.iter().any(|p| p.id == id) {
+                self.measure(id, condition, seed.wrapping_mul(1_000_003).wrapping_add(i as u64))?;
+            }
+        }
+        drop(bar);
+        self.doubt();
+        Ok(())
+    }
+
+    /// As many conditions as the time allows: a space-filling design first, then where the model is least sure.
+    fn adaptive(&mut self, time: Duration) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let mut bar = self.ui.bar(&format!("learning {}", self.bed.device), time.as_secs());
+        let mut waiting: Vec<Condition> = Vec::new();
+        while start.elapsed() < time {
+            let n = self.points.len();
+            if waiting.is_empty() {
+                waiting = if n < FEWEST {
+                    // The part of the design that an earlier sweep has not measured.
+                    self.conditions(FEWEST, 1)?.split_off(n)
+                } else {
+                    bar.say(&format!("learning {}: where is the model least sure?", self.bed.device));
+                    self.least_sure(n as u64)?
+                };
+                waiting.reverse();
+            }
+            let Some(condition) = waiting.pop() else { break };
+            bar.say(&format!("learning {}: run {}", self.bed.device, n + 1));
+            bar.set(start.elapsed().as_secs());
+            self.measure(format!("{}/sweep/{n}", self.bed.device), &condition, n as u64)?;
+        }
+        Ok(())
+    }
+
+    fn conditions(&self, n: usize, seed: u64) -> anyhow::Result<Vec<Condition>> {
+        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.profile)?);
+        let limits = Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost };
+        Ok(conditions(n, &limits, seed))
+    }
+
+    fn least_sure(&self, seed: u64) -> anyhow::Result<Vec<Condition>> {
+        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.profile)?);
+        let limits = Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost };
+        Ok(least_sure(&self.points, &self.profile, &self.bed.spec_device, &limits, BATCH, seed)?)
+    }
+
+    fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> anyhow::Result<()> {
         let job = Job {
             id,
-            device,
-            spec_device: &bed.spec_device,
+            device: &self.bed.device,
+            spec_device: &self.bed.spec_device,
             scheme: "sweep",
             treatment: Treatment::knobs(condition.knobs.config()),
             vms: &condition.vms,
-            length: Duration::from_nanos(args.length.0),
-            seed: args.seed.wrapping_mul(1_000_003).wrapping_add(i as u64),
+            length: self.length,
+            seed,
             tries: TRIES,
         };
-        let point = match run::measure(&job, &stage, ui.cancel_flag(), &mut |_| {}) {
-            Ok(point) => point,
-            Err(e) if e.is_cancelled() => {
-                ui.step(&format!("{i} points are in {}; the same command goes on", path.display()));
-                return Err(Cancelled.into());
+        match run::measure(&job, &self.stage, self.ui.cancel_flag(), &mut |_| {}) {
+            Ok(point) => {
+                self.recorder.add(&point)?;
+                self.points.push(point);
+                Ok(())
             }
-            Err(e) => return Err(e.into()),
-        };
-        noisy += usize::from(disturbed(&point));
-        recorder.add(&point)?;
+            Err(e) if e.is_cancelled() => {
+                self.ui.step(&format!("{} runs are kept; the same command goes on", self.points.len()));
+                Err(Cancelled.into())
+            }
+            Err(e) => Err(e.into()),
+        }
     }
-    drop(bar);
-    if noisy > 0 {
-        ui.warn(&format!(
-            "{noisy} points were measured while the host itself stood still; they are marked by their noise"
-        ));
+
+    /// Says when the host was too busy for the numbers to be trusted.
+    fn doubt(&self) {
+        let noisy = self.points.iter().filter(|p| disturbed(p)).count();
+        if noisy as f64 > BUSY * self.points.len() as f64 {
+            self.ui.warn(&format!(
+                "in {noisy} of {} runs the host itself stood still for longer than a quarter of the tail: bounds will be wide. Stop \
+                 other work on this machine, or look at steal time if it is a VM itself, and sweep again",
+                self.points.len()
+            ));
+        }
     }
-    drop(stage);
-    bed.remove()
 }

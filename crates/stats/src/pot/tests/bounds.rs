@@ -86,22 +86,17 @@ struct Kept {
     answers: f64,
     upper: f64,
     interval: f64,
-    bootstrap: f64,
     width: f64,
 }
 
-fn kept(truth: f64, replicates: usize, series: impl Fn(u64) -> Vec<f64>) -> Kept {
-    let (mut upper, mut interval, mut bootstrap, mut widths) = (0, 0, 0, Vec::new());
+fn kept(truth: f64, series: impl Fn(u64) -> Vec<f64>) -> Kept {
+    let (mut upper, mut interval, mut widths) = (0, 0, Vec::new());
     for seed in 0..SEEDS {
         let Ok(pot) = fit_series(&series(seed)) else { continue };
         let found = pot.tail_quantile(P, 0.95).unwrap();
         upper += u32::from(found.upper >= truth);
         interval += u32::from(found.interval.contains(truth));
         widths.push(found.upper / truth);
-        if replicates > 0 {
-            let plan = Plan { replicates, seed, ..Plan::default() };
-            bootstrap += u32::from(pot.bootstrap_quantile(P, &plan).unwrap().quantile(0.95) >= truth);
-        }
     }
     widths.sort_by(f64::total_cmp);
     let answers = widths.len() as f64;
@@ -110,17 +105,14 @@ fn kept(truth: f64, replicates: usize, series: impl Fn(u64) -> Vec<f64>) -> Kept
         answers: answers / SEEDS as f64,
         upper: share(upper),
         interval: share(interval),
-        bootstrap: share(bootstrap),
         width: widths[widths.len() / 2],
     }
 }
 
 /// Nominal 95 %; at least 90 % wanted, and not by a bound that is no use.
 fn assert_kept(name: &str, kept: &Kept, width: f64) {
-    let Kept { answers, upper, interval, bootstrap, width: found } = kept;
-    println!(
-        "{name}: answers {answers}, upper {upper}, interval {interval}, bootstrap {bootstrap}, width {found}"
-    );
+    let Kept { answers, upper, interval, width: found } = kept;
+    println!("{name}: answers {answers}, upper {upper}, interval {interval}, width {found}");
     assert!(*answers >= 0.9, "{name}: answers {answers}");
     assert!(*upper >= 0.9, "{name}: upper bound keeps {upper}");
     assert!(*interval >= 0.9, "{name}: interval keeps {interval}");
@@ -130,33 +122,38 @@ fn assert_kept(name: &str, kept: &Kept, width: f64) {
 #[test]
 fn bounds_hold_for_lognormal_latencies() {
     let truth = 3.719_016_485_f64.exp();
-    assert_kept("lognormal, 5 000", &kept(truth, 0, |s| lognormal(5_000, s)), 2.2);
-    assert_kept("lognormal, 10 000", &kept(truth, 0, |s| lognormal(10_000, s)), 1.8);
+    assert_kept("lognormal, 10 000", &kept(truth, |s| lognormal(10_000, s)), 1.8);
 }
 
-/// The block bootstrap does not keep 90 %, which is why the bounds do not rest on it.
 #[test]
-fn bounds_hold_for_a_mixture_where_the_bootstrap_fails() {
+fn bounds_hold_for_a_mixture() {
     let truth = 10.0 * (0.03f64 / (1.0 - P)).powf(0.4);
-    let found = kept(truth, 99, |s| mixture(10_000, s));
-    assert_kept("mixture, 10 000", &found, 2.6);
-    assert!(found.bootstrap < 0.9, "{}", found.bootstrap);
-    assert_kept("mixture, 5 000", &kept(truth, 0, |s| mixture(5_000, s)), 4.2);
+    assert_kept("mixture, 5 000", &kept(truth, |s| mixture(5_000, s)), 4.2);
 }
 
 #[test]
 fn bounds_hold_for_stalls_of_one_level() {
     let truth = stalls_p9999(Stall::Level);
-    let found = kept(truth, 99, |s| stalls(10_000, s, Stall::Level));
-    assert_kept("level stalls, 10 000", &found, 8.0);
-    assert!(found.bootstrap < 0.7, "{}", found.bootstrap);
+    assert_kept("level stalls, 10 000", &kept(truth, |s| stalls(10_000, s, Stall::Level)), 8.0);
+}
+
+/// Why the bounds do not rest on the block bootstrap.
+#[test]
+fn the_bootstrap_does_not_keep_its_promise() {
+    let truth = stalls_p9999(Stall::Level);
+    let holds = |seed: &u64| {
+        let pot = fit_series(&stalls(10_000, *seed, Stall::Level)).unwrap();
+        let plan = Plan { replicates: 99, seed: *seed, ..Plan::default() };
+        pot.bootstrap_quantile(P, &plan).unwrap().quantile(0.95) >= truth
+    };
+    let held = (0..40).filter(holds).count();
+    assert!(held < 32, "{held} of 40");
 }
 
 #[test]
 fn bounds_hold_for_stalls_that_fall() {
     let truth = stalls_p9999(Stall::Falling);
-    assert_kept("falling stalls, 5 000", &kept(truth, 0, |s| stalls(5_000, s, Stall::Falling)), 5.5);
-    assert_kept("falling stalls, 10 000", &kept(truth, 0, |s| stalls(10_000, s, Stall::Falling)), 4.0);
+    assert_kept("falling stalls, 5 000", &kept(truth, |s| stalls(5_000, s, Stall::Falling)), 5.5);
 }
 
 /// With every exceedance counted as independent the bound of the same threshold holds less often.

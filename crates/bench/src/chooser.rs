@@ -1,0 +1,59 @@
+//! Which conditions to measure next: first a Latin hypercube, then where the networks disagree most.
+
+use rtvirtio_model::Profile;
+use rtvirtio_model::learned::{Regime, features};
+use rtvirtio_spec::{Device, LabKind};
+use rtvirtio_stats::ensemble::Scratch;
+
+use crate::dataset::Point;
+use crate::design::{Condition, Limits, conditions};
+use crate::load::spec;
+use crate::train::{TrainError, TrainSettings, fit};
+
+/// Candidates that the networks are asked about.
+const POOL: usize = 240;
+
+/// Epochs of a network that only has to say where it is unsure.
+const EPOCHS: usize = 60;
+
+/// The `n` conditions of a pool about which the networks disagree most, in equal parts from each regime, so that one hard regime does
+/// not take all the time.
+///
+/// # Errors
+/// [`TrainError`], such as too few points to fit on.
+pub fn least_sure(
+    points: &[Point],
+    profile: &Profile,
+    device: &Device,
+    limits: &Limits<'_>,
+    n: usize,
+    seed: u64,
+) -> Result<Vec<Condition>, TrainError> {
+    let settings = TrainSettings { epochs: EPOCHS, seed, ..TrainSettings::default() };
+    let seconds = points.first().map_or(10.0, |p| p.seconds);
+    let model = fit(points, profile, "", &settings)?.model;
+    let mut scratch = Scratch::default();
+    let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
+    for condition in conditions(POOL, limits, seed) {
+        let spec = spec(&condition.vms, device.clone(), LabKind::Process);
+        let config = condition.knobs.config();
+        let (rows, _) = features(profile, &spec, &config, seconds)
+            .map_err(|source| TrainError::Point { id: "candidate".to_owned(), source })?;
+        let mut widest = 0.0f64;
+        for row in &rows {
+            widest = widest.max(model.middle.estimate_with(row, &mut scratch)?.spread);
+        }
+        pool.push((widest, Regime::of(&spec, &config).category(), condition));
+    }
+    pool.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut out = Vec::new();
+    while out.len() < n && !pool.is_empty() {
+        for regime in Regime::ALL {
+            if let Some(at) = pool.iter().position(|(_, r, _)| *r == regime.category()) {
+                out.push(pool.remove(at).2);
+            }
+        }
+    }
+    out.truncate(n);
+    Ok(out)
+}

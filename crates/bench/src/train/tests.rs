@@ -1,0 +1,159 @@
+//! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal factor.
+
+use rtvirtio_measure::VmKind;
+use rtvirtio_measure::noise::Noise;
+use rtvirtio_model::learned::ModelFileError;
+use rtvirtio_model::{Slice, TailModel};
+use rtvirtio_stats::Random;
+use rtvirtio_units::{Iops, Nanos};
+
+use super::*;
+use crate::accuracy::{evaluate, split};
+use crate::chooser::least_sure;
+use crate::design::{Limits, conditions};
+
+pub(crate) fn profile() -> Profile {
+    let text = include_str!("../../../../bin/rtvirtio/tests/bench/profile.json");
+    serde_json::from_str(text).unwrap()
+}
+
+const ELEVATORS: [Elevator; 2] = [Elevator::Bfq, Elevator::None];
+
+fn limits() -> Limits<'static> {
+    Limits { elevators: &ELEVATORS, writes: true, cost: &|_, block| 60e-6 + block.0 as f64 * 1e-9 }
+}
+
+/// Runs of the known law; `spread` is the deviation of ln(tail).
+pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
+    let profile = profile();
+    let mut random = Random::new(seed);
+    conditions(n, &limits(), seed)
+        .into_iter()
+        .enumerate()
+        .map(|(i, c)| {
+            let mut point = Point {
+                id: format!("made-up/{i}"),
+                device: "qlc-nvme".to_owned(),
+                kind: VmKind::Process,
+                scheme: "sweep".to_owned(),
+                seed: i as u64,
+                seconds: 8.0,
+                knobs: c.knobs,
+                classes: None,
+                vms: c.vms,
+                noise: Noise::default(),
+                results: Vec::new(),
+            };
+            let (spec, config) = inputs(&point);
+            let forecasts = Slice.forecast(&profile, &spec, &config).unwrap();
+            // Tasks of one run share most of their luck.
+            let common = random.normal();
+            let streams: Vec<_> = point.vms.iter().flatten().cloned().collect();
+            point.results = streams
+                .iter()
+                .zip(forecasts)
+                .map(|(stream, f)| {
+                    let factor = (spread * (0.8 * common + 0.6 * random.normal())).exp();
+                    let tail = Nanos((f.latency_ns.0 as f64 * factor) as u64);
+                    let rate = Iops(stream.rate.map_or(1000.0, |r| r.0) * f.rate_kept);
+                    Outcome {
+                        n: 1000,
+                        rate,
+                        p50: tail,
+                        p99: tail,
+                        p9999: tail,
+                        max: tail,
+                        hist: vec![400, 1000],
+                    }
+                })
+                .collect();
+            point
+        })
+        .collect()
+}
+
+fn quick() -> TrainSettings {
+    TrainSettings { epochs: 60, ..TrainSettings::default() }
+}
+
+#[test]
+fn a_known_law_is_learnt_and_bounded() {
+    let points = made_up(400, 0.3, 1);
+    let (train, test) = split(&points, 0.4, 2);
+    let a = evaluate(&train, &test, &profile(), &quick()).unwrap();
+    let ours = &a.scores[0];
+    assert!(ours.factor < 1.45, "typical factor {}", ours.factor);
+    assert!(a.coverage > 0.97, "coverage {}", a.coverage);
+    // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median.
+    assert!(a.sharpness < 3.2, "upper / actual {}", a.sharpness);
+    assert_eq!(
+        a.held.len(),
+        test.iter().map(|p| p.tasks().filter(|(_, s, _)| s.rate.is_some()).count()).sum::<usize>()
+    );
+}
+
+#[test]
+fn too_few_runs_are_refused() {
+    let error = fit(&made_up(50, 0.3, 1), &profile(), "", &quick()).unwrap_err();
+    assert_eq!(error.to_string(), "50 runs, 120 are needed for a bound at 99 %: measure for longer");
+}
+
+#[test]
+fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
+    let mut settings = quick();
+    settings.epochs = 10;
+    let model = fit(&made_up(130, 0.3, 3), &profile(), "today", &settings).unwrap().model;
+    let text = serde_json::to_string(&model).unwrap();
+    assert_eq!(HostModel::from_json(&text).unwrap(), model);
+    model.fits(&profile()).unwrap();
+    let elsewhere = Profile { device: "sda".to_owned(), ..profile() };
+    let told = model.fits(&elsewhere).unwrap_err().to_string();
+    assert!(told.contains("loop0") && told.contains("sda") && told.contains("--sweep"), "{told}");
+    let damaged = |from: &str, to: &str| HostModel::from_json(&text.replacen(from, to, 1));
+    assert!(matches!(damaged("rtvirtio.model.v1", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
+    assert!(matches!(damaged("\"ln_slice\"", "\"other\""), Err(ModelFileError::Damaged(_))));
+    assert!(matches!(damaged("\"weights\":[", "\"weights\":[1.0,"), Err(ModelFileError::Damaged(_))));
+    assert!(matches!(damaged("\"seconds\":8.0", "\"seconds\":0.0"), Err(ModelFileError::Damaged(_))));
+    assert!(HostModel::from_json("{}").is_err() && HostModel::from_json("").is_err());
+}
+
+#[test]
+fn the_next_runs_are_of_every_regime_and_repeat() {
+    let points = made_up(130, 0.3, 4);
+    let device = Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) };
+    let next = |seed| least_sure(&points, &profile(), &device, &limits(), 8, seed).unwrap();
+    let first = next(9);
+    assert_eq!(first.len(), 8);
+    assert_eq!(first, next(9));
+    let regimes: std::collections::BTreeSet<usize> = first
+        .iter()
+        .map(|c| {
+            let spec = spec(&c.vms, device.clone(), LabKind::Process);
+            Regime::of(&spec, &c.knobs.config()).category()
+        })
+        .collect();
+    assert_eq!(regimes.len(), 4);
+}
+
+#[test]
+fn coefficients_that_made_the_runs_are_found_again() {
+    use rtvirtio_model::{Analytical, Coefficients};
+    let truth = Coefficients { weight: 0.8, host_timeout: 2.0, host_idle: 0.3, ..Coefficients::TABLE_III };
+    let model = Analytical { coefficients: truth, ..Analytical::default() };
+    let mut points = made_up(60, 0.0, 5);
+    for p in &mut points {
+        let (spec, config) = inputs(p);
+        if let Ok(forecasts) = model.forecast(&profile(), &spec, &config) {
+            for (r, f) in p.results.iter_mut().zip(forecasts) {
+                r.p9999 = f.latency_ns;
+            }
+        }
+    }
+    let c = crate::calibrate::calibrate(&points, &profile(), 1).unwrap();
+    for (fit, true_value) in c.fits.iter().zip([0.8, 2.0, 0.3]) {
+        assert!((fit.value / true_value - 1.0).abs() < 0.05, "{fit:?}");
+        assert!(fit.interval[0] <= true_value * 1.05 && fit.interval[1] >= true_value * 0.95, "{fit:?}");
+        assert!(!fit.at_limit);
+    }
+    assert!(c.factor[1] < c.factor[0] && c.r_squared > 0.99, "{c:?}");
+}
