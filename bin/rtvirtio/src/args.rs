@@ -410,7 +410,7 @@ EXAMPLES
     /// 1 to 4 VMs by six task sets in three tiers of targets, all schemes side by side
     #[command(after_help = "\
 EXAMPLES
-  sudo rtvirtio bench cases --tier paper --only 3vm-LM            the paper's Fig. 7
+  sudo rtvirtio bench cases --tier paper --only 3vm-LM-           the paper's Fig. 7
   sudo rtvirtio bench cases --repeat 3 --model data/qlc-nvme.model.json
   rtvirtio bench cases --report-only --json | jq .claims          what was measured so far
 
@@ -422,6 +422,11 @@ EXAMPLES
   rtvirtio bench accuracy data/qlc-nvme.jsonl
   rtvirtio bench accuracy data/qlc-nvme.jsonl --model data/qlc-nvme.model.json")]
     Accuracy(BenchAccuracyArgs),
+    /// How long planning takes, and how near it comes to the best of an exhaustive search
+    #[command(
+        after_help = "EXAMPLES\n  rtvirtio bench plan\n  rtvirtio bench plan --repeat 50 --json | jq .claims"
+    )]
+    Plan(BenchPlanArgs),
 }
 
 /// `bench cases`.
@@ -500,6 +505,14 @@ pub struct BenchAccuracyArgs {
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+}
+
+/// `bench plan`.
+#[derive(Args, Debug)]
+pub struct BenchPlanArgs {
+    /// Repetitions
+    #[arg(long, default_value_t = 20)]
+    pub repeat: usize,
 }
 
 /// `bench sweep`.

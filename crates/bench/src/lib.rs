@@ -14,6 +14,7 @@ pub mod dataset;
 pub mod design;
 pub mod load;
 pub mod passes;
+pub mod planning;
 pub mod run;
 pub mod schemes;
 pub mod servers;

@@ -58,6 +58,38 @@ pub fn worst(point: &Point) -> f64 {
     worst
 }
 
+/// Why a run did not pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Cause {
+    /// A declared rate was not kept.
+    Rate,
+    /// The host itself stood still for at least half as long as the worst task's tail: no setting of ours helps.
+    Host,
+    /// Requests waited for other requests or for BFQ.
+    Waiting,
+}
+
+/// Why a run did not pass; `None` for one that did.
+#[must_use]
+pub fn cause(point: &Point) -> Option<Cause> {
+    if passed(point) {
+        return None;
+    }
+    let late = point.tasks().filter(|(_, s, r)| s.target.is_some_and(|t| r.p9999 > t));
+    let Some(longest) = late.map(|(_, _, r)| r.p9999.0).max() else { return Some(Cause::Rate) };
+    let lost = point
+        .tasks()
+        .any(|(_, s, r)| s.target.is_some() && s.rate.is_some_and(|rate| r.rate.0 / rate.0 < RATE_KEPT));
+    Some(if lost {
+        Cause::Rate
+    } else if point.noise.max_ns.0 * 2 >= longest {
+        Cause::Host
+    } else {
+        Cause::Waiting
+    })
+}
+
 /// One scheme in one case.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Cell {
@@ -67,6 +99,8 @@ pub struct Cell {
     pub passed: usize,
     /// [`worst`] of each run.
     pub worst: Vec<f64>,
+    /// Why runs did not pass.
+    pub causes: Vec<Cause>,
 }
 
 /// One tier.
@@ -94,6 +128,7 @@ impl Table {
                 cell.n += 1;
                 cell.passed += usize::from(passed(p));
                 cell.worst.push(worst(p));
+                cell.causes.extend(cause(p));
                 names.insert(scheme);
             }
         }
@@ -131,6 +166,18 @@ impl Table {
         (any, ours)
     }
 
+    /// How many runs of a scheme missed for each cause.
+    #[must_use]
+    pub fn causes(&self, scheme: &str) -> BTreeMap<Cause, usize> {
+        let mut out = BTreeMap::new();
+        if let Some(at) = self.schemes.iter().position(|s| s == scheme) {
+            for cause in self.cells.iter().flat_map(|row| &row[at].causes) {
+                *out.entry(*cause).or_default() += 1;
+            }
+        }
+        out
+    }
+
     /// What the tier shows.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
@@ -161,4 +208,81 @@ impl Table {
 #[must_use]
 pub fn order(scheme: &str) -> usize {
     PUBLISHED.iter().map(|(s, _)| *s).chain(OURS).position(|s| s == scheme).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_measure::VmKind;
+    use rtvirtio_measure::noise::Noise;
+    use rtvirtio_units::{Iops, Nanos};
+
+    use super::*;
+    use crate::cases::{CaseOptions, cases};
+    use crate::dataset::Outcome;
+    use crate::load::Knobs;
+
+    fn case() -> Case {
+        let options = CaseOptions { writes: 0.0, third_of: None };
+        cases(Tier::Paper, &options).into_iter().find(|c| c.name == "1vm-L-paper").unwrap()
+    }
+
+    /// A run of one 100/s task with a target of 400 ms.
+    fn run(scheme: &str, repetition: usize, tail_ms: u64, rate: f64, stall_ms: u64) -> Point {
+        let tail = Nanos::from_millis(tail_ms);
+        Point {
+            id: point_id("1vm-L-paper", repetition, scheme),
+            device: "qlc-nvme".to_owned(),
+            kind: VmKind::Process,
+            scheme: scheme.to_owned(),
+            seed: 1,
+            seconds: 10.0,
+            knobs: Knobs::default_bfq(1),
+            classes: None,
+            vms: case().vms,
+            noise: Noise { max_ns: Nanos::from_millis(stall_ms), ..Noise::default() },
+            results: vec![Outcome {
+                n: 1000,
+                rate: Iops(rate),
+                p50: tail,
+                p99: tail,
+                p9999: tail,
+                max: tail,
+                hist: vec![1, 1000],
+            }],
+        }
+    }
+
+    #[test]
+    fn tail_and_rate_decide_and_causes_are_told_apart() {
+        assert!(passed(&run("x", 0, 400, 100.0, 0)));
+        assert!(!passed(&run("x", 0, 401, 100.0, 0)));
+        assert!(!passed(&run("x", 0, 1, 98.0, 0)), "a short tail with less work done is not a pass");
+        assert_eq!(cause(&run("x", 0, 300, 100.0, 0)), None);
+        assert_eq!(cause(&run("x", 0, 1, 90.0, 0)), Some(Cause::Rate));
+        assert_eq!(cause(&run("x", 0, 500, 100.0, 300)), Some(Cause::Host));
+        assert_eq!(cause(&run("x", 0, 500, 100.0, 20)), Some(Cause::Waiting));
+    }
+
+    #[test]
+    fn schemes_that_share_a_run_share_its_outcome() {
+        let points = [
+            run("default-bfq", 0, 900, 100.0, 0),
+            run("slice,bound", 0, 2, 100.0, 0),
+            run("slice", 1, 900, 100.0, 0),
+            run("bound", 1, 2, 100.0, 0),
+        ];
+        let table = Table::new(Tier::Paper, &[case()], &points);
+        assert_eq!(table.schemes, ["default-bfq", "slice", "bound"]);
+        assert_eq!(table.pass_rate("slice"), (0.5, 1, 2));
+        assert_eq!(table.pass_rate("bound"), (1.0, 1, 2));
+        assert_eq!(table.pass_rate("nobody"), (0.0, 0, 0));
+        assert_eq!(table.causes("default-bfq")[&Cause::Waiting], 1);
+        let (any, ours) = table.possible();
+        assert_eq!((any.len(), ours.len()), (1, 1));
+        let claims = table.claims();
+        let claim = |id: &str| claims.iter().find(|c| c.id == id).unwrap();
+        assert!(claim("cases.paper.bound.pass_rate").met);
+        assert_eq!(claim("cases.paper.default-bfq.pass_rate").value, 0.0);
+        assert!(claim("cases.paper.ours_of_possible").met);
+    }
 }

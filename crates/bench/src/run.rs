@@ -106,6 +106,7 @@ pub fn as_result(point: &Point) -> Run {
         max_ns: outcome.max,
         fio_p9999_ns: outcome.p9999,
         fio_cpus: 0.0,
+        tail: None,
         predicted_ns: None,
         verdict: None,
         why: point.id.clone(),

@@ -142,7 +142,7 @@ pub struct RunOptions<'a> {
 /// # Errors
 /// The first failure that is not a consequence of another one.
 pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskResult>, WorkloadError> {
-    Ok(measure(loads, options)?.into_iter().map(|m| m.result).collect())
+    Ok(measure(loads, options)?.into_iter().map(TaskMeasurement::with_tail).collect())
 }
 
 /// As [`run()`], with every latency.

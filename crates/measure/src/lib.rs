@@ -5,6 +5,7 @@
 //! - [`verdict`]: whether a target is met, missed, or not shown either way.
 //! - [`run`]: all of that for one VM.
 //! - [`local`]: fio as a child process of this one, for process VMs and for the profile.
+//! - [`tail`]: what p99.99 probably is when the samples are too few.
 //! - [`noise`]: whether the host itself stood still meanwhile.
 //! - [`profile`]: what a device can do, measured.
 //!
@@ -19,6 +20,7 @@ pub mod noise;
 pub mod profile;
 mod result;
 pub mod run;
+pub mod tail;
 pub mod verdict;
 
 pub use error::MeasureError;

@@ -3,6 +3,8 @@
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+use crate::tail::TailEstimate;
+
 /// Version of the result file's form.
 pub const RESULT_SCHEMA: &str = "rtvirtio.result.v1";
 
@@ -85,6 +87,9 @@ pub struct TaskResult {
     /// Processors that fio itself kept busy for this task, as their kernel counts it: 0.5 is half of one.
     #[serde(default)]
     pub fio_cpus: f64,
+    /// What the percentile probably is, where the samples are too few to show it and enough to estimate it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tail: Option<TailEstimate>,
     /// What the plan's model predicted, if there was a plan or prediction.
     pub predicted_ns: Option<Nanos>,
     /// The judgement; `None` for a task without target.

@@ -12,11 +12,13 @@
 use std::time::Duration;
 
 use rtvirtio_spec::{Arrival, Task};
+use rtvirtio_stats::pot::can_carry;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 
 use crate::fio::{Direction, FioOutput, JobFile, JobStats, Pace, Section, parse_json, parse_log};
 use crate::hist::Latencies;
 use crate::intended::{Timed, from_intended_start};
+use crate::tail::estimate;
 use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};
 
@@ -44,6 +46,20 @@ pub struct TaskMeasurement {
     /// Intended start in ns since the job's start, and latency in ns, of each completed request in the order of the starts. Empty for a
     /// task without a rate, of which only the histogram is known.
     pub series: Vec<(u64, u64)>,
+}
+
+impl TaskMeasurement {
+    /// The result, with an estimate of the tail where the percentile itself is not known.
+    #[must_use]
+    pub fn with_tail(mut self) -> TaskResult {
+        let percentile = self.result.percentile;
+        if !can_carry(self.series.len(), percentile.0 / 100.0) {
+            let latencies: Vec<u64> = self.series.iter().map(|(_, latency)| *latency).collect();
+            // Without an estimate the result says what it says anyway: that the largest sample stands in.
+            self.result.tail = estimate(&latencies, percentile).ok();
+        }
+        self.result
+    }
 }
 
 /// As [`task_results`], with the latencies themselves.
@@ -137,6 +153,7 @@ impl Measured {
             max_ns: self.max,
             fio_p9999_ns: self.fio_p9999,
             fio_cpus,
+            tail: None,
             predicted_ns: predicted,
             verdict,
             why,

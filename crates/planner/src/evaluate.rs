@@ -12,7 +12,7 @@ use crate::PlanOptions;
 pub(crate) const RATE_KEPT: f64 = 0.99;
 
 /// Margins are compared in steps of this much of the target, so that a sliver of margin does not outweigh a change.
-const MARGIN_STEP: f64 = 0.05;
+const MARGIN_STEP: f64 = 0.005;
 
 /// More margin than this is not worth a change or a tighter cap: a prediction four times too low would still meet the target, and
 /// the slice model aims to be within three.

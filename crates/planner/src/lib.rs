@@ -90,6 +90,36 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     })
 }
 
+/// How good a configuration is in the planner's eyes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quality {
+    /// Targets missed per VM, most urgent VM first.
+    pub missed: Vec<u32>,
+    /// Smallest share of a target that is left; negative when one is missed.
+    pub margin: f64,
+}
+
+/// Judges a configuration as [`plan`] does.
+///
+/// # Errors
+/// As [`plan`].
+pub fn quality(
+    spec: &Spec,
+    profile: &Profile,
+    options: &PlanOptions,
+    config: &rtvirtio_model::Config,
+) -> Result<Quality, PlanError> {
+    let problem = Problem::new(spec, options);
+    let mut evaluator = Evaluator::new(profile, spec, options)?;
+    match evaluator.outcome(&problem, config) {
+        Some(o) => Ok(Quality { missed: o.missed_by_urgency, margin: o.margin }),
+        None => Err(evaluator.forecast(config).err().map_or_else(
+            || PlanError::BadOptions("the budget allows no evaluation".to_owned()),
+            PlanError::Model,
+        )),
+    }
+}
+
 /// Name of the scheme that plans with a model.
 #[must_use]
 pub fn scheme_of(model: ModelKind) -> &'static str {

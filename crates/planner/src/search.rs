@@ -15,7 +15,7 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
 
 /// A setting stays when dropping it would cost more than this much of a target in margin.
-const WORTH: f64 = 0.01;
+const WORTH: f64 = 0.005;
 
 /// Most moves of the paper's local search with its network: enough to cross all levels of all knobs of a few VMs.
 const MLP_STEPS: usize = 40;

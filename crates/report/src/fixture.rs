@@ -45,6 +45,7 @@ fn task(
         max_ns: us(max),
         fio_p9999_ns: us(p9999_us / 2),
         fio_cpus: 0.05,
+        tail: None,
         predicted_ns: predicted_us.map(us),
         why: match verdict {
             Verdict::Met => format!("0 of {n} above {target}"),

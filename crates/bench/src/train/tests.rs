@@ -13,7 +13,7 @@ use crate::chooser::least_sure;
 use crate::design::{Limits, conditions};
 
 pub(crate) fn profile() -> Profile {
-    let text = include_str!("../../../../bin/rtvirtio/tests/bench/profile.json");
+    let text = include_str!("../../data/qlc-nvme.profile.json");
     serde_json::from_str(text).unwrap()
 }
 

@@ -314,7 +314,9 @@ impl JobFile {
             let percent = (write_share.0 * 100.0).round().clamp(1.0, 99.0);
             let _ = writeln!(s, "rwmixwrite={percent}");
         }
-        let _ = writeln!(s, "randseed={}", self.options.seed.wrapping_add(i as u64 + 1));
+        // fio refuses what does not fit its signed 64 bits.
+        let seed = self.options.seed.wrapping_add(i as u64 + 1) & (u64::MAX >> 1);
+        let _ = writeln!(s, "randseed={seed}");
         let ms = |d: Duration| d.as_millis();
         let Some(pace) = section.pace else {
             let _ = writeln!(s, "ioengine=libaio\niodepth={}", task.depth);

@@ -251,3 +251,13 @@ fn classes_and_bursts_become_fio_options() {
     );
     assert!(text(Some(IoClass::Idle)).contains("prioclass=3\n"));
 }
+
+#[test]
+fn any_seed_is_one_that_fio_takes() {
+    for seed in [0, 1 << 63, u64::MAX - 3, u64::MAX] {
+        let text = JobFile::new(&recorded_vm(), JobOptions { seed, ..recorded_options() }).unwrap().text();
+        for line in text.lines().filter_map(|l| l.strip_prefix("randseed=")) {
+            assert!(line.parse::<i64>().is_ok(), "{line}");
+        }
+    }
+}

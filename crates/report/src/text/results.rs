@@ -68,8 +68,31 @@ pub fn run(run: &Run, style: &Style) -> String {
     }
     let mut out = table.draw(style);
     out.push_str(&footnote(&run.tasks, style));
+    out.push_str(&estimates(&run.tasks, style));
     out.push_str(&reasons(run, style));
     out.push_str(&sentence(run, style));
+    out
+}
+
+/// What p99.99 probably is, where it is not known.
+fn estimates(tasks: &[TaskResult], style: &Style) -> String {
+    let mut out = String::new();
+    for (t, e) in tasks.iter().filter_map(|t| t.tail.as_ref().map(|e| (t, e))) {
+        let bound = match e.upper_ns {
+            Some(upper) => format!("below {} at 95%", num::latency(upper, "")),
+            None => "without a bound".to_owned(),
+        };
+        let line = format!(
+            "{}/{}: {} is probably {}, {bound} (extreme values: {} exceedances in {} clusters)",
+            t.vm,
+            t.task,
+            e.percentile,
+            num::latency(e.estimate_ns, ""),
+            e.exceedances,
+            e.clusters
+        );
+        out.push_str(&style.wrap(&style.clean(&line), 2));
+    }
     out
 }
 

@@ -74,9 +74,13 @@ pub(super) fn shrink(shape: f64, x: f64) -> f64 {
 ///
 /// # Errors
 /// [`PotError::TooFew`] below 5 excesses or when fewer than 3 of them differ, [`PotError::NotFinite`] and
-/// [`PotError::BadRecord`] for excesses that are not finite or not above zero.
+/// [`PotError::BadRecord`] for excesses that are not finite or not above zero, [`PotError::BadSetting`] for an
+/// `effective` number that is not.
 pub fn fit(excesses: &[f64], effective: f64) -> Result<GpdFit, PotError> {
     let sums = Sums::new(excesses)?;
+    if !(effective.is_finite() && effective > 0.0) {
+        return Err(PotError::BadSetting("the number of independent excesses is above zero"));
+    }
     Ok(fit_sums(&sums, effective))
 }
 
@@ -108,7 +112,7 @@ fn likelihood(shape: f64, scale: f64, effective: f64) -> GpdFit {
 
 /// Probability-weighted moments (Hosking and Wallis, Technometrics 29, 1987, section 3.2 with unbiased moments; there
 /// k is minus the shape). `None` for a shape outside [`SHAPES`] or a tail that ends before the largest excess.
-fn moments(sums: &Sums, effective: f64) -> Option<GpdFit> {
+pub(super) fn moments(sums: &Sums, effective: f64) -> Option<GpdFit> {
     let (a0, a1) = sums.weighted_moments();
     let k = a0 / (a0 - 2.0 * a1) - 2.0;
     let scale = 2.0 * a0 * a1 / (a0 - 2.0 * a1);

@@ -4,6 +4,7 @@ mod accuracy;
 pub mod bed;
 mod cases;
 mod page;
+mod plan;
 pub mod sweep;
 
 use std::process::ExitCode;
@@ -20,5 +21,6 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Sweep(args) => sweep::run(args, global, ui),
         BenchCommand::Cases(args) => cases::run(args, global, ui),
         BenchCommand::Accuracy(args) => accuracy::run(args, ui),
+        BenchCommand::Plan(args) => plan::run(args, ui),
     }
 }

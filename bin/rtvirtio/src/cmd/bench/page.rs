@@ -2,7 +2,7 @@
 
 use rtvirtio_bench::accuracy::Accuracy;
 use rtvirtio_bench::claims::Claim;
-use rtvirtio_bench::passes::{PUBLISHED, Table};
+use rtvirtio_bench::passes::{Cause, PUBLISHED, Table};
 use rtvirtio_bench::train::median;
 use rtvirtio_report::svg::{Axis, Bar, BarPlot, BarRow, Series, Spread, XyPlot};
 use rtvirtio_report::{BenchSection, BenchTable, Plot};
@@ -102,6 +102,16 @@ pub fn cases(table: &Table) -> BenchSection {
             std::iter::once(case.clone()).chain(row.iter().map(cell)).collect()
         })
         .collect();
+    let causes: Vec<String> = table
+        .schemes
+        .iter()
+        .filter(|s| !table.causes(s).is_empty())
+        .map(|s| {
+            let of = table.causes(s);
+            let n = |c: Cause| of.get(&c).copied().unwrap_or(0);
+            format!("{s}: {} rate, {} host, {} waiting", n(Cause::Rate), n(Cause::Host), n(Cause::Waiting))
+        })
+        .collect();
     let (any, ours) = table.possible();
     let missed: Vec<&String> = any.iter().filter(|c| !ours.contains(c)).collect();
     let mut text = vec![format!(
@@ -111,6 +121,13 @@ pub fn cases(table: &Table) -> BenchSection {
         table.cells.iter().filter(|row| row.iter().any(|c| c.n > 0)).count(),
         ours.len()
     )];
+    if !causes.is_empty() {
+        text.push(format!(
+            "Runs missed because a rate was not kept, because the host itself stood still for at least half of the worst tail, or because \
+             requests waited: {}.",
+            causes.join("; ")
+        ));
+    }
     if !missed.is_empty() {
         let names: Vec<&str> = missed.iter().map(|s| s.as_str()).collect();
         text.push(format!("Passed by another scheme and not by ours: {}.", names.join(", ")));

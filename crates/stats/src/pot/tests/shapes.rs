@@ -1,7 +1,7 @@
 //! Fits of known distributions.
 
 use super::super::goodness::{anderson_darling, p_value};
-use super::super::gpd::{fit_sums, grow};
+use super::super::gpd::{fit_sums, grow, moments};
 use super::super::profile::Profile;
 use super::super::sums::Sums;
 use super::super::*;
@@ -38,6 +38,27 @@ fn a_fit_recovers_shape_and_scale() {
             (scale_error / scale_deviation - 1.0).abs() < 0.2,
             "{shape}: {scale_error} for {scale_deviation}"
         );
+    }
+}
+
+/// The same for the moments, whose errors are larger. (From -0.3 on every tenth fit would end before the largest excess
+/// and be refused.)
+#[test]
+fn moments_recover_shape_and_scale() {
+    let (n, seeds, scale) = (600, 200, 3.0);
+    for shape in [-0.1, 0.0, 0.25] {
+        let fits: Vec<GpdFit> = (0..seeds)
+            .filter_map(|seed| moments(&Sums::new(&sample(shape, scale, n, seed)).unwrap(), n as f64))
+            .collect();
+        let (shapes, deviation) = mean_and_deviation(&fits.iter().map(|f| f.shape).collect::<Vec<_>>());
+        let (scales, scale_deviation) = mean_and_deviation(&fits.iter().map(|f| f.scale).collect::<Vec<_>>());
+        let (error, _) = mean_and_deviation(&fits.iter().filter_map(|f| f.shape_error).collect::<Vec<_>>());
+        let (scale_error, _) =
+            mean_and_deviation(&fits.iter().filter_map(|f| f.scale_error).collect::<Vec<_>>());
+        assert!((shapes - shape).abs() < 0.3 * error, "{shape}: {shapes}");
+        assert!((scales - scale).abs() < 0.3 * scale_error, "{shape}: {scales}");
+        assert!((error / deviation - 1.0).abs() < 0.2, "{shape}: {error} for {deviation}");
+        assert!((scale_error / scale_deviation - 1.0).abs() < 0.2, "{shape}: {scale_error}");
     }
 }
 
@@ -80,6 +101,7 @@ fn bad_excesses_are_refused() {
     assert_eq!(fit(&[1.0, f64::NAN, 2.0, 3.0, 4.0]), Err(PotError::NotFinite { index: 1 }));
     assert!(matches!(fit(&[1.0, 0.0, 2.0, 3.0, 4.0]), Err(PotError::BadRecord(_))));
     assert_eq!(fit(&[1.0, 2.0, 3.0, 4.0]), Err(PotError::TooFew { have: 4, need: 5 }));
+    assert!(matches!(fit_gpd(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.0), Err(PotError::BadSetting(_))));
     assert_eq!(fit(&[1.0, 2.0, 1.0, 2.0, 1.0]), Err(PotError::TooFew { have: 2, need: 3 }));
 }
 

@@ -1,0 +1,177 @@
+//! How long planning takes, and how near its answer is to the best there is.
+
+use std::time::Instant;
+
+use rtvirtio_model::{Bfq, Config, Elevator, Profile};
+use rtvirtio_planner::{PlanError, PlanOptions, Space, plan, quality};
+use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_stats::Random;
+use rtvirtio_units::{Bytes, Nanos};
+use serde::Serialize;
+
+use crate::claims::Claim;
+use crate::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
+use crate::load::{Knobs, Stream, spec};
+use crate::train::median;
+
+/// A measured profile of the flash twin, for planning without a device.
+const PROFILE: &str = include_str!("../data/qlc-nvme.profile.json");
+
+/// Targets missed per VM, most urgent first, and the smallest margin as a share of the target.
+pub type Missed = (Vec<u32>, f64);
+
+/// Small specs that are searched exhaustively too.
+const SMALL: usize = 60;
+
+/// Time and quality of planning.
+#[derive(Clone, Debug, Serialize)]
+pub struct Planning {
+    /// Seconds for 4 VMs with 3 tasks each, one entry per repetition.
+    pub four: Vec<f64>,
+    /// Seconds for 64 VMs with 3 tasks each.
+    pub sixty_four: Vec<f64>,
+    /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by exhaustive search and by the plan.
+    pub small: Vec<(Missed, Missed)>,
+}
+
+/// Measures it.
+///
+/// # Errors
+/// [`PlanError`], which would be a defect: the inputs are built in.
+pub fn measure(repetitions: usize) -> Result<Planning, PlanError> {
+    let profile: Profile =
+        serde_json::from_str(PROFILE).map_err(|e| PlanError::BadOptions(format!("built-in profile: {e}")))?;
+    let time = |spec: &Spec, n: usize| -> Result<Vec<f64>, PlanError> {
+        (0..n)
+            .map(|_| {
+                let options = PlanOptions::new(Knobs::default_bfq(spec.vms.len()).config());
+                let start = Instant::now();
+                plan(spec, &profile, &options)?;
+                Ok(start.elapsed().as_secs_f64())
+            })
+            .collect()
+    };
+    // Targets that take a search: too tight for the defaults.
+    let four = time(&mix(4, 1.0, 20), repetitions)?;
+    // The same load in total, or nothing would fit.
+    let sixty_four = time(&mix(64, 4.0 / 64.0, 40), repetitions.min(5))?;
+    let mut random = Random::new(1);
+    let small = (0..SMALL).map(|i| gap(&any(2 + i % 2, &mut random), &profile)).collect::<Result<_, _>>()?;
+    Ok(Planning { four, sixty_four, small })
+}
+
+/// VMs with a light, a medium and a heavy task each.
+fn mix(vms: usize, scale: f64, target_ms: u64) -> Spec {
+    let streams = |vm: usize| {
+        [LIGHT, MEDIUM, HEAVY].map(|rate| Stream {
+            // Later VMs are less urgent.
+            target: Some(Nanos::from_millis(target_ms * (1 + vm as u64 % 4))),
+            ..Stream::paced((rate * scale).max(1.0))
+        })
+    };
+    let device = Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) };
+    let all: Vec<Vec<Stream>> = (0..vms).map(|vm| streams(vm).to_vec()).collect();
+    spec(&all, device, LabKind::Process)
+}
+
+/// VMs with one to three tasks and targets from 20 ms to 4 s, some of which meet and some of which cannot be met together.
+fn any(vms: usize, random: &mut Random) -> Spec {
+    let mut all = Vec::new();
+    for _ in 0..vms {
+        let set = TASK_SETS[random.below(TASK_SETS.len())];
+        let stream = |rate: &f64, random: &mut Random| Stream {
+            target: Some(Nanos::from_secs_f64(0.02 * 200f64.powf(random.unit()))),
+            ..Stream::paced(*rate)
+        };
+        all.push(set.iter().map(|rate| stream(rate, random)).collect());
+    }
+    spec(&all, Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) }, LabKind::Process)
+}
+
+/// The best by every configuration of a small space, and the plan in the same space, both in the planner's own order: the most urgent VM's
+/// misses first, then the margin.
+fn gap(spec: &Spec, profile: &Profile) -> Result<(Missed, Missed), PlanError> {
+    let start = Knobs::default_bfq(spec.vms.len()).config();
+    // Only idling: without it every target of these specs holds and there is nothing to compare.
+    let space = Space {
+        elevators: vec![Elevator::Bfq],
+        slice_idle: [2, 8].map(Nanos::from_millis).to_vec(),
+        timeout_sync: [8, 32].map(Nanos::from_millis).to_vec(),
+        max_budget: Vec::new(),
+        low_latency: true,
+        weights: vec![50, 100, 300, 700],
+        caps: false,
+        guests: false,
+    };
+    let options = PlanOptions { space: space.clone(), ..PlanOptions::new(start.clone()) };
+    let judge = |config: &Config| quality(spec, profile, &options, config).map(|q| (q.missed, q.margin));
+    let mut best = judge(&start)?;
+    let combinations = space.weights.len().pow(spec.vms.len() as u32);
+    for &slice_idle in &space.slice_idle {
+        for &timeout_sync in space.timeout_sync.iter().chain([&Bfq::default().timeout_sync]) {
+            for low_latency in [true, false] {
+                for mut code in 0..combinations {
+                    let bfq = Bfq { slice_idle, timeout_sync, low_latency, ..Bfq::default() };
+                    let mut config = Config { bfq, ..start.clone() };
+                    for vm in &mut config.vms {
+                        vm.weight = space.weights[code % space.weights.len()];
+                        code /= space.weights.len();
+                    }
+                    let this = judge(&config)?;
+                    if this.0 < best.0 || (this.0 == best.0 && this.1 > best.1) {
+                        best = this;
+                    }
+                }
+            }
+        }
+    }
+    let found = plan(spec, profile, &options)?;
+    Ok((best, judge(&found.config(spec, &start)?)?))
+}
+
+impl Planning {
+    /// What it shows.
+    #[must_use]
+    pub fn claims(&self) -> Vec<Claim> {
+        // Margins count up to three quarters of a target, as for the planner: beyond, more is worth nothing.
+        let worth = |m: f64| m.min(0.75);
+        let same = self.small.iter().filter(|(best, found)| best.0 == found.0);
+        let gap = same.map(|(best, found)| worth(best.1) - worth(found.1)).fold(0.0, f64::max);
+        let lost = self.small.iter().filter(|(best, found)| found.0 > best.0).count();
+        let n = self.small.len();
+        vec![
+            Claim::new(
+                "plan.4vm.seconds",
+                "time to plan 4 VMs with 3 tasks each, median",
+                median(self.four.clone()),
+                "s",
+                self.four.len(),
+            )
+            .at_most(0.05),
+            Claim::new(
+                "plan.64vm.seconds",
+                "time to plan 64 VMs with 3 tasks each, median",
+                median(self.sixty_four.clone()),
+                "s",
+                self.sixty_four.len(),
+            )
+            .at_most(2.0),
+            Claim::new(
+                "plan.gap",
+                "largest loss of margin against an exhaustive search, as a share of the target",
+                gap,
+                "ratio",
+                n,
+            )
+            .at_most(0.01),
+            Claim::new(
+                "plan.lost",
+                "small specs in which exhaustive search misses fewer targets of an urgent VM",
+                lost as f64,
+                "specs",
+                n,
+            )
+            .at_most(0.0),
+        ]
+    }
+}
