@@ -32,7 +32,7 @@ pub(crate) fn knob(k: &Knob) -> String {
     }
 }
 
-/// [`knob`] for other crates: as a user would name it.
+/// A knob as a user would name it.
 #[must_use]
 pub fn knob_name(k: &Knob) -> String {
     knob(k)
