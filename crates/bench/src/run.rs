@@ -13,8 +13,10 @@ use crate::stage::{RunPlan, Stage, StageError, Treatment};
 
 /// A stall of the host shorter than this is no reason to measure again: it is within a stock kernel's own.
 const QUIET: Nanos = Nanos(5_000_000);
-/// A longer one is, when it is more than this share of the largest tail: it may then be what was measured.
+/// A longer one is, when it is more than this share of the tightest target; without targets when it is longer than [`LOUD`].
 const SHARE: f64 = 0.25;
+/// See [`SHARE`].
+const LOUD: Nanos = Nanos(20_000_000);
 
 /// What to run.
 pub struct Job<'a> {
@@ -82,11 +84,13 @@ pub fn measure(
     best.ok_or(StageError::NotReverted)
 }
 
-/// Whether the host stood still for so long that the run says little about its settings.
+/// Whether the host stood still for so long that the run says little about its settings. What the run itself measured does not enter, or
+/// schemes with short tails would be measured on a quieter host than others.
 #[must_use]
 pub fn disturbed(point: &Point) -> bool {
-    let tail = point.results.iter().map(|r| r.p9999).max().unwrap_or_default();
-    point.noise.max_ns > QUIET && point.noise.max_ns.0 as f64 > SHARE * tail.0 as f64
+    let tightest = point.vms.iter().flatten().filter_map(|s| s.target).min();
+    let limit = tightest.map_or(LOUD, |t| Nanos((t.0 as f64 * SHARE) as u64).max(QUIET));
+    point.noise.max_ns > limit
 }
 
 /// A point in the form of a result file; without a verdict, which needs more than one run's numbers.

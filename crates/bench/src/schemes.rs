@@ -114,7 +114,10 @@ impl Scheme for RtXen {
             servers.push(match vm.tightest_target() {
                 Some(target) => Server::for_target(target, declared),
                 None => {
-                    let rate = most * BACKGROUND_SHARE / background as f64;
+                    // In requests of its own size: time per byte counts in full, as the profile cannot tell it apart.
+                    let size = vm.tasks.iter().map(|t| t.block.0).max().unwrap_or(1) as f64;
+                    let smaller = (basis.profile.block.0 as f64 / size).min(1.0);
+                    let rate = most * BACKGROUND_SHARE * smaller / background as f64;
                     Server { budget: (rate * BACKGROUND.as_secs_f64()).ceil() as u64, period: BACKGROUND }
                 }
             });

@@ -14,12 +14,16 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::Binding;
 use rtvirtio_host::cgroup::Limit;
-use rtvirtio_host::{Cgroups, Hierarchy, HostError, Root};
+use rtvirtio_host::{Cgroups, Hierarchy, Root};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::{Iops, Nanos};
 
+use crate::stage::StageError;
+
 /// How often consumption is looked at. A VM may overdraw its budget by what it does in this time.
 const TICK: Duration = Duration::from_millis(2);
+/// How often lifting a limit is tried at the end.
+const RELEASES: usize = 50;
 /// The limit of a VM whose budget is used up, per second and direction: the least that the kernel takes.
 const HELD: u64 = 1;
 
@@ -65,8 +69,8 @@ impl Servers {
     /// Starts serving; one server per VM in spec order.
     ///
     /// # Errors
-    /// When a VM's cgroup or its files are not there.
-    pub fn start(servers: &[Server], binding: &Binding, spec: &Spec) -> Result<Self, HostError> {
+    /// When a VM's cgroup or its files are not there, or no thread can be started.
+    pub fn start(servers: &[Server], binding: &Binding, spec: &Spec) -> Result<Self, StageError> {
         let root = Root::default();
         let cgroups = match &binding.cgroups {
             Some(cgroups) => cgroups.clone(),
@@ -94,8 +98,8 @@ impl Servers {
         let thread = std::thread::Builder::new()
             .name("servers".to_owned())
             .spawn(move || serve(&root, &dev, cgroups.hierarchy, accounts, &flag))
-            .ok();
-        Ok(Self { stop, thread })
+            .map_err(StageError::Thread)?;
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -103,7 +107,7 @@ impl Drop for Servers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It cannot panic on its own account; if it did, the limits are put back with the other settings.
+            // It has no way to panic; the limits are lifted at its end.
             let _ = thread.join();
         }
     }
@@ -129,7 +133,15 @@ fn serve(root: &Root, dev: &str, hierarchy: Hierarchy, mut accounts: Vec<Account
         std::thread::sleep(TICK);
     }
     for a in &mut accounts {
-        hold(root, dev, hierarchy, a, false);
+        // Whatever we believe: a limit that stays would hold back every later run. Each write is tried a few times.
+        a.held = true;
+        for _ in 0..RELEASES {
+            hold(root, dev, hierarchy, a, false);
+            if !a.held {
+                break;
+            }
+            std::thread::sleep(TICK);
+        }
     }
 }
 
@@ -137,6 +149,8 @@ fn hold(root: &Root, dev: &str, hierarchy: Hierarchy, account: &mut Account, hel
     if account.held == held {
         return;
     }
+    // From the first write on, so that a release is never skipped.
+    account.held |= held;
     let keys = ["riops", "wiops"];
     for (file, key) in account.limits.iter().zip(keys) {
         let value = match (hierarchy, held) {

@@ -57,7 +57,7 @@ pub enum StageError {
     #[error(transparent)]
     Apply(#[from] ApplyError),
     /// A setting that could not be put back: going on would measure under unknown settings.
-    #[error("not all settings could be put back after a run; `rtvirtio revert` tells which")]
+    #[error("not all settings could be put back after a run; `rtvirtio lab down` puts them back")]
     NotReverted,
     /// The tasks.
     #[error(transparent)]
@@ -68,6 +68,9 @@ pub enum StageError {
     /// A kernel file.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// The budget servers.
+    #[error("cannot start a thread for the budget servers: {0}")]
+    Thread(std::io::Error),
     /// More VMs than the lab has.
     #[error("the load has {asked} VMs, the lab {there}")]
     TooManyVms {

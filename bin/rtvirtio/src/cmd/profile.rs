@@ -32,6 +32,9 @@ const TWIN_SIZE: Bytes = Bytes(1 << 30);
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("profile")?;
     let length = Duration::from_nanos(args.length.0);
+    if args.sweep.is_some() && !args.target.starts_with("twin:") && Path::new(&args.target).is_file() {
+        bail!("a sweep needs the device for itself: name the device or twin:NAME instead of a spec");
+    }
     let _lock = site::lock(global)?;
     let (key, profile) = if let Some(name) = args.target.strip_prefix("twin:") {
         let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };

@@ -121,9 +121,6 @@ fn finish(
 ) -> anyhow::Result<ExitCode> {
     let run = &outcome.result.runs[0];
     let missed = run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed)).count();
-    if let Some(out) = &args.out {
-        write_file(out, &serde_json::to_vec_pretty(&outcome.plan)?)?;
-    }
     // Settings that do not do what was asked for are not left in force.
     let kept = missed == 0 && !args.put_back;
     if !kept {
@@ -147,6 +144,10 @@ fn finish(
         );
         s
     })?;
+    // Last: a full disk must cost neither the result nor leave settings in force that nobody was told of.
+    if let Some(out) = &args.out {
+        write_file(out, &serde_json::to_vec_pretty(&outcome.plan)?)?;
+    }
     Ok(code)
 }
 

@@ -2,16 +2,16 @@
 //!
 //! Three ensembles read the same features: the median of ln(latency / slice model's latency), its 0.95 quantile, and the share of the rate
 //! that is lost. The
-//! upper bound is the quantile's prediction plus a score calibrated by conformal prediction on runs that the networks did not learn from, so
-//! that it holds whatever the networks are worth (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019). How
+//! upper bound is the quantile's prediction plus a score calibrated by cross-conformal prediction: each run is scored by the
+//! network that did not learn from it (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019). How
 //! they are fitted, and what coverage was seen: `docs/model.md`.
 
 use std::sync::Arc;
 
-use rtvirtio_spec::Spec;
+use rtvirtio_spec::{Arrival, Pattern, Spec, Task};
 use rtvirtio_stats::conformal::{Basis, Mondrian};
 use rtvirtio_stats::ensemble::{Ensemble, Scratch};
-use rtvirtio_units::{Nanos, Ratio};
+use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
 use super::features::{NAMES, WIDTH, features, paper_features};
@@ -198,9 +198,23 @@ impl HostModel {
     }
 
     /// The bound of a row.
-    fn upper(&self, row: &[f64; WIDTH], regime: Regime, (middle, high): (f64, f64)) -> Upper {
+    fn upper(
+        &self,
+        row: &[f64; WIDTH],
+        regime: Regime,
+        (middle, high): (f64, f64),
+        unlike: Option<&'static str>,
+    ) -> Upper {
         let bound = self.bound.quantile(regime.category());
-        let outside = self.middle.scaler.outside(row);
+        let mut outside: Vec<String> = self
+            .middle
+            .scaler
+            .outside(row)
+            .iter()
+            .filter_map(|i| NAMES.get(*i))
+            .map(|n| (*n).to_owned())
+            .collect();
+        outside.extend(unlike.map(str::to_owned));
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
         // Never below the expected tail, also where the networks cross or the calibrated score is negative.
         let upper = (high + bound.score).max(middle).exp() * widen;
@@ -213,7 +227,7 @@ impl HostModel {
             latency_ns: Nanos::from_secs_f64(upper),
             confidence: Ratio(self.confidence()),
             basis,
-            outside: outside.iter().filter_map(|i| NAMES.get(*i)).map(|n| (*n).to_owned()).collect(),
+            outside,
         }
     }
 }
@@ -283,14 +297,28 @@ impl TailModel for Learned {
         let mut scratch = Scratch::default();
         rows.iter()
             .zip(slice)
-            .map(|(row, slice)| {
+            .zip(spec.tasks())
+            .map(|((row, slice), (_, task))| {
                 let estimate = model.estimate(row, &mut scratch)?;
                 let lost = model.lost.predict_with(row, &mut scratch).map_err(|e| model.unusable(&e))?;
                 let kept = 1.0 - lost.clamp(0.0, 1.0).powi(2);
-                let upper = model.upper(row, regime, estimate);
+                let upper = model.upper(row, regime, estimate, unlike_measured(task));
                 Ok(rescaled(slice, Nanos::from_secs_f64(estimate.0.exp()), Some(kept), Some(upper)))
             })
             .collect()
+    }
+}
+
+/// What of a task no measured run had, although no feature shows it: sweeps run synchronous random tasks and learn p99.99.
+fn unlike_measured(task: &Task) -> Option<&'static str> {
+    if crate::percentile_of(task) != Percentile::P9999 {
+        Some("percentile")
+    } else if task.rate.is_some() && (task.depth != 1 || task.arrival == Arrival::Open) {
+        Some("depth")
+    } else if task.rate.is_some() && task.pattern == Pattern::Sequential {
+        Some("pattern")
+    } else {
+        None
     }
 }
 
