@@ -70,12 +70,24 @@ pub(crate) fn capture(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Ent
             identity: identity(&write.target, machine)?,
         });
     }
+    // A knob that already has its value is not written, so nothing changes along.
+    let has_it: Vec<bool> = writes
+        .iter()
+        .zip(&entries)
+        .map(|(w, e)| e.old.as_ref().is_some_and(|old| w.target.form.is(old, &w.value)))
+        .collect();
+    let written = |i: usize| !has_it[i];
     for (cause, write) in writes.iter().enumerate() {
-        // A knob that already has its value is not written, so nothing changes along.
-        if entries[cause].old.as_ref().is_some_and(|old| write.target.form.is(old, &write.value)) {
+        if !written(cause) {
             continue;
         }
         for target in &write.side_effects {
+            // Of several writes that change a file, the last one that happens decides what becomes of it.
+            let later =
+                (cause + 1..writes.len()).any(|i| written(i) && writes[i].side_effects.contains(target));
+            if later {
+                continue;
+            }
             // A kernel without the file, or one that does not let it be read (wbt_lat_usec without writeback throttling).
             let text = match machine.read(target) {
                 Ok(text) => text,

@@ -213,8 +213,13 @@ pub(crate) fn push_tunables(
                     write.passing.push("8".to_owned());
                 }
             }
-            BfqTunable::StrictGuarantees if !tunables.contains_key(&BfqTunable::SliceIdle) => {
-                write.side_effects.extend([at("slice_idle"), at("slice_idle_us")]);
+            // Setting it, now or when it is put back, raises a short slice_idle. Where the plan has that knob too, its fraction of a
+            // millisecond is still only in the other file, and not captured with a knob that has its value already.
+            BfqTunable::StrictGuarantees => {
+                if !tunables.contains_key(&BfqTunable::SliceIdle) {
+                    write.side_effects.push(at("slice_idle"));
+                }
+                write.side_effects.push(at("slice_idle_us"));
             }
             _ => {}
         }

@@ -206,3 +206,19 @@ proptest! {
         assert_same(&before, &snapshot(&lab.dirs), "cut and put back");
     }
 }
+
+/// Found by the property test: a plan that writes the `slice_idle` that is shown, where the file in us holds a fraction more.
+#[test]
+fn a_fraction_of_slice_idle_survives_a_plan_that_leaves_it() {
+    for cut in 1..12 {
+        let settings =
+            [(Knob::HostBfq(BfqTunable::StrictGuarantees), "0"), (Knob::HostBfq(BfqTunable::SliceIdle), "4")];
+        let lab = lab(false, "bfq", plan(&settings));
+        write(&lab, "/sys/block/loop0/queue/iosched/strict_guarantees", "1");
+        write(&lab, "/sys/block/loop0/queue/iosched/slice_idle_us", "4001");
+        let before = snapshot(&lab.dirs);
+        cut_at(&lab.case, "apply", cut);
+        assert!(cut_at(&lab.case, "revert", 0));
+        assert_same(&before, &snapshot(&lab.dirs), &format!("cut at {cut} and put back"));
+    }
+}
