@@ -54,6 +54,12 @@ const FIRMWARE: &[&str] = &[
 ];
 /// Where the guest image is in the box.
 const GUEST_DIR: &str = "guest";
+/// What the first process writes to the status port before it starts the script.
+const BEGINS: &str = "begins";
+/// The time a box has to get to its script: about 10 s on a free machine. One boot in some dozens hangs before its console says anything.
+const BOOT: Duration = Duration::from_secs(60);
+/// Boots that are tried. Nothing of the run has happened before the script begins, so another boot changes no result.
+const BOOTS: u32 = 3;
 
 /// A host to boot: kernel, and an initramfs with tools and guest image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +88,7 @@ pub struct BoxRun<'a> {
     pub files: &'a [(&'a str, &'a Path)],
     /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add [`BoxImage::guest_memory`] for each more.
     pub memory: Bytes,
-    /// When to give up.
+    /// When to give up, from the start of the boot that reaches the script.
     pub timeout: Duration,
 }
 
@@ -103,8 +109,10 @@ pub struct BoxOutcome {
     pub output: String,
     /// The kernel's console.
     pub console: String,
-    /// The whole run, boot and power-off included.
+    /// The whole run, power-off and all boots included.
     pub took: Duration,
+    /// Boots that it took to reach the script.
+    pub boots: u32,
 }
 
 /// Why a run gave no outcome.
@@ -126,6 +134,14 @@ pub enum BoxError {
         status: String,
         /// Its standard error.
         stderr: String,
+    },
+    /// No boot reached the script.
+    #[error("the box did not boot in {boots} tries; the last console ends with:\n{console}")]
+    Boot {
+        /// Boots tried.
+        boots: u32,
+        /// The end of the last console.
+        console: String,
     },
     /// The script did not end in time.
     #[error("the box did not finish within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}", waited.as_secs())]
@@ -211,7 +227,7 @@ pub fn run_with_guests(
 }
 
 /// Boots the box, runs the script in it and powers it off. Each line that the script prints also goes to `on_line` as it
-/// comes. Two virtual CPUs.
+/// comes. Two virtual CPUs. A boot that does not reach the script within a minute is ended, and another tried.
 ///
 /// # Errors
 /// See [`BoxError`]. A script that fails is an outcome, not an error.
@@ -223,31 +239,57 @@ pub fn run(image: &BoxImage, run: &BoxRun, on_line: &dyn Fn(&str)) -> Result<Box
         .map_err(io_at("make a directory in", &std::env::temp_dir()))?;
     let files = RunFiles::new(dir.path());
     payload(run, &files.payload)?;
+    for boots in 1..=BOOTS {
+        match boot(image, run, &files, on_line)? {
+            Boot::Ran => {
+                return Ok(BoxOutcome {
+                    exit_code: files.status().and_then(|s| s.parse().ok()),
+                    output: read(&files.output),
+                    console: read(&files.console),
+                    took: start.elapsed(),
+                    boots,
+                });
+            }
+            Boot::Stuck => on_line(&format!("boot {boots} of {BOOTS} did not reach the script")),
+        }
+    }
+    Err(BoxError::Boot { boots: BOOTS, console: tail(&read(&files.console)) })
+}
+
+/// How a boot ended.
+enum Boot {
+    /// The script began; the box is off again.
+    Ran,
+    /// The script never began.
+    Stuck,
+}
+
+fn boot(image: &BoxImage, run: &BoxRun, files: &RunFiles, on_line: &dyn Fn(&str)) -> Result<Boot, BoxError> {
+    let start = Instant::now();
     let child =
-        spawn(command(image, run, &files)?, Vec::new(), Lifetime::WithParent).map_err(BoxError::Spawn)?;
+        spawn(command(image, run, files)?, Vec::new(), Lifetime::WithParent).map_err(BoxError::Spawn)?;
     let mut child = Reaper(child);
     let mut lines = Lines { path: &files.output, offset: 0, partial: Vec::new() };
-    let status = loop {
+    loop {
         let ended = child.0.try_wait().map_err(BoxError::Spawn)?;
         lines.follow(on_line);
-        if let Some(status) = ended {
-            break status;
+        let begun = files.status().is_some();
+        match ended {
+            Some(status) if !status.success() => {
+                return Err(BoxError::Qemu {
+                    status: status.to_string(),
+                    stderr: tail(&read(&files.stderr)),
+                });
+            }
+            Some(_) => return Ok(if begun { Boot::Ran } else { Boot::Stuck }),
+            None if !begun && start.elapsed() > BOOT => return Ok(Boot::Stuck),
+            None if begun && start.elapsed() > run.timeout => {
+                let (output, console) = (tail(&read(&files.output)), tail(&read(&files.console)));
+                return Err(BoxError::Timeout { waited: run.timeout, output, console });
+            }
+            None => thread::sleep(Duration::from_millis(50)),
         }
-        if start.elapsed() > run.timeout {
-            let (output, console) = (tail(&read(&files.output)), tail(&read(&files.console)));
-            return Err(BoxError::Timeout { waited: run.timeout, output, console });
-        }
-        thread::sleep(Duration::from_millis(50));
-    };
-    if !status.success() {
-        return Err(BoxError::Qemu { status: status.to_string(), stderr: tail(&read(&files.stderr)) });
     }
-    Ok(BoxOutcome {
-        exit_code: read(&files.status).trim().parse().ok(),
-        output: read(&files.output),
-        console: read(&files.console),
-        took: start.elapsed(),
-    })
 }
 
 /// Files of one run, in a directory that goes with it.
@@ -269,6 +311,11 @@ impl RunFiles {
             status: at("status"),
             stderr: at("stderr"),
         }
+    }
+
+    /// What the status port said after the script began: nothing yet, or its exit status. `None` before it began.
+    fn status(&self) -> Option<String> {
+        Some(read(&self.status).trim().strip_prefix(BEGINS)?.trim().to_owned())
     }
 }
 
@@ -307,7 +354,7 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
         .arg(&image.host.kernel)
         .arg("-initrd")
         .arg(&image.host.initrd)
-        .args(["-append", "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off cgroup_no_v1=all"])
+        .args(["-append", "console=ttyS0 panic=-1 tsc=reliable no_timer_check mitigations=off cgroup_no_v1=all"])
         .arg("-blockdev")
         .arg(serde_json::json!({
             "driver": "file", "filename": files.payload, "node-name": "payload", "read-only": true, "locking": "off",

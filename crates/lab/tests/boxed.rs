@@ -74,6 +74,16 @@ fn script_that_hangs_is_ended() {
 }
 
 #[test]
+fn a_box_that_cannot_boot_is_told_with_its_console() {
+    let Some(image) = the_box("a_box_that_cannot_boot_is_told_with_its_console") else { return };
+    let mut run = BoxRun::new("echo never", Duration::from_secs(120));
+    // Too little to unpack the initramfs.
+    run.memory = Bytes(288 << 20);
+    let error = boxed::run(&image, &run, &|l| eprintln!("box: {l}")).unwrap_err().to_string();
+    assert!(error.contains("did not boot in 3 tries") && error.contains("[    "), "{error}");
+}
+
+#[test]
 fn stock_guests_run_under_the_boxs_kvm() {
     let Some(image) = the_box("stock_guests_run_under_the_boxs_kvm") else { return };
     // This very program goes into the box and runs the test below there.

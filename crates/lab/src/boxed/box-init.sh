@@ -1,6 +1,7 @@
 #!/bin/sh
 # First process of the box: a small host with cgroup v2, BFQ, null_blk and KVM. Unpacks the run's files from the first
-# disk, runs /run.sh, sends what it prints to the second serial port and its exit status to the third, powers off.
+# disk, runs /run.sh, sends what it prints to the second serial port, its exit status to the third, and powers off. The third
+# also tells that the script begins: before that, nothing of the run has happened yet.
 export PATH=/usr/local/bin:/usr/bin:/bin HOME=/root
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -26,6 +27,7 @@ stty -F /dev/ttyS1 raw -echo
 stty -F /dev/ttyS2 raw -echo
 if cd / && cpio -idmu </dev/vda; then
 	cd /root || exit
+	echo begins >/dev/ttyS2
 	sh /run.sh </dev/null >/dev/ttyS1 2>&1
 	echo "$?" >/dev/ttyS2
 else
