@@ -96,8 +96,7 @@ pub fn evaluate(
     profile: &Profile,
     settings: &TrainSettings,
 ) -> Result<Accuracy, TrainError> {
-    let fitted = fit(train, profile, "", settings)?;
-    let model = Arc::new(fitted.model);
+    let model = Arc::new(fit(train, profile, "", settings)?);
     let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
     let mut held = Vec::new();
     for point in test {

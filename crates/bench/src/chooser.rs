@@ -31,7 +31,7 @@ pub fn least_sure(
 ) -> Result<Vec<Condition>, TrainError> {
     let settings = TrainSettings { epochs: EPOCHS, seed, ..TrainSettings::default() };
     let seconds = points.first().map_or(10.0, |p| p.seconds);
-    let model = fit(points, profile, "", &settings)?.model;
+    let model = fit(points, profile, "", &settings)?;
     let mut scratch = Scratch::default();
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {

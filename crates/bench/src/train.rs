@@ -6,7 +6,7 @@ use rtvirtio_model::learned::{
 use rtvirtio_model::{Config, Elevator, ModelError, Profile};
 use rtvirtio_spec::{Device, LabKind, Spec};
 use rtvirtio_stats::conformal::{ConformalError, Mondrian};
-use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
+use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
 use rtvirtio_units::Bytes;
 
@@ -59,8 +59,6 @@ pub enum TrainError {
 pub struct Row {
     /// Index of its run in the points given.
     pub point: usize,
-    /// Index of its task in the run.
-    pub task: usize,
     /// Features.
     pub x: [f64; WIDTH],
     /// Features of the paper's network.
@@ -71,8 +69,6 @@ pub struct Row {
     pub actual: f64,
     /// Share of the declared rate that was lost.
     pub lost: f64,
-    /// What the slice model said, s.
-    pub slice: f64,
     /// Whether the host elevator was BFQ: the paper's model knows no other.
     pub bfq: bool,
 }
@@ -96,7 +92,7 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
     let mut out = Vec::new();
     for (i, point) in points.iter().enumerate() {
         let (spec, config) = inputs(point);
-        let (x, slice) = features(profile, &spec, &config, point.seconds)
+        let (x, _) = features(profile, &spec, &config, point.seconds)
             .map_err(|source| TrainError::Point { id: point.id.clone(), source })?;
         let paper = paper_features(&spec, &config);
         let regime = Regime::of(&spec, &config);
@@ -104,13 +100,11 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
             let Some(lost) = lost(stream, outcome) else { continue };
             out.push(Row {
                 point: i,
-                task,
                 x: x[task],
                 paper: paper[task],
                 regime,
                 actual: outcome.p9999.as_secs_f64().max(1e-6),
                 lost,
-                slice: slice[task].latency_ns.as_secs_f64(),
                 bfq: config.elevator == Elevator::Bfq,
             });
         }
@@ -142,17 +136,6 @@ impl Default for TrainSettings {
     }
 }
 
-/// A fitted model and how it was.
-#[derive(Clone, Debug)]
-pub struct Fitted {
-    /// The model.
-    pub model: HostModel,
-    /// Its rows.
-    pub rows: Vec<Row>,
-    /// Median network, out of fold, for each row: ln s.
-    pub middle: FitReport,
-}
-
 /// Fits a model on points of one device.
 ///
 /// The scores of the bound come from cross-validation: each row is scored by the network that did not learn from its run.
@@ -164,7 +147,7 @@ pub fn fit(
     profile: &Profile,
     generated: &str,
     settings: &TrainSettings,
-) -> Result<Fitted, TrainError> {
+) -> Result<HostModel, TrainError> {
     let need = FEWEST;
     if points.len() < need {
         return Err(TrainError::TooFew { have: points.len(), need });
@@ -181,8 +164,7 @@ pub fn fit(
     };
     // What the formulas leave over: with the same runs, networks of the whole latency miss by far more (docs/model.md).
     let logs = table(&|r| r.actual.ln() - r.x[0])?;
-    let (middle, middle_report) =
-        Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: 0.5 }))?;
+    let (middle, _) = Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: 0.5 }))?;
     let (high, high_report) =
         Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: HIGH }))?;
     let lost = table(&|r| r.lost.sqrt())?;
@@ -194,7 +176,7 @@ pub fn fit(
         rows.iter().zip(&high_report.out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h).collect();
     let categories: Vec<usize> = rows.iter().map(|r| r.regime.category()).collect();
     let bound = Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?;
-    let model = HostModel {
+    Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         device: profile.device.clone(),
         kernel: profile.kernel.clone(),
@@ -210,8 +192,7 @@ pub fn fit(
         bound,
         paper: fit_paper(&rows, settings)?,
         analytical: fitted(points, profile).ok(),
-    };
-    Ok(Fitted { model, rows, middle: middle_report })
+    })
 }
 
 /// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs under BFQ.

@@ -68,14 +68,14 @@ fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
         for (vm, old) in config.vms.iter_mut().zip(&start.vms) {
             vm.weight = old.weight;
         }
-    } else if raising_hurts(&config) && problem.options.space.low_latency {
+    } else if weights_differ(&config) && problem.options.space.low_latency {
         config.bfq.low_latency = false;
     }
     config
 }
 
 /// Whether weights differ between VMs.
-fn raising_hurts(config: &Config) -> bool {
+fn weights_differ(config: &Config) -> bool {
     config.vms.windows(2).any(|w| w[0].weight != w[1].weight)
 }
 
@@ -114,17 +114,31 @@ fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome)
     }
 }
 
+/// Changed copies of a configuration; what an edit leaves as it is, is no copy.
+struct Edits<'a> {
+    config: &'a Config,
+    changed: Vec<Config>,
+}
+
+impl<'a> Edits<'a> {
+    fn of(config: &'a Config) -> Self {
+        Self { config, changed: Vec::new() }
+    }
+
+    fn push(&mut self, edit: &dyn Fn(&mut Config)) {
+        let mut c = self.config.clone();
+        edit(&mut c);
+        if c != *self.config {
+            self.changed.push(c);
+        }
+    }
+}
+
 /// `config` with one knob, or one kind of knob, as at the start. Whole kinds come first: they drop most.
 fn without_one(problem: &Problem<'_>, config: &Config) -> Vec<Config> {
     let start = &problem.options.start;
-    let mut out = Vec::new();
-    let mut push = |edit: &dyn Fn(&mut Config)| {
-        let mut c = config.clone();
-        edit(&mut c);
-        if c != *config {
-            out.push(c);
-        }
-    };
+    let mut out = Edits::of(config);
+    let mut push = |edit: &dyn Fn(&mut Config)| out.push(edit);
     push(&|c| {
         c.elevator = start.elevator;
         c.bfq = start.bfq;
@@ -148,7 +162,7 @@ fn without_one(problem: &Problem<'_>, config: &Config) -> Vec<Config> {
         push(&|c| c.vms[i].cap = old.cap);
         push(&|c| c.vms[i].guest_elevator = old.guest_elevator);
     }
-    out
+    out.changed
 }
 
 /// VMs whose guest elevator may be set.

@@ -102,7 +102,7 @@ fn too_few_runs_are_refused() {
 fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let mut settings = quick();
     settings.epochs = 10;
-    let model = fit(&made_up(130, 0.3, 3), &profile(), "today", &settings).unwrap().model;
+    let model = fit(&made_up(130, 0.3, 3), &profile(), "today", &settings).unwrap();
     let text = serde_json::to_string(&model).unwrap();
     assert_eq!(HostModel::from_json(&text).unwrap(), model);
     model.fits(&profile()).unwrap();

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use rtvirtio_model::{Config, Elevator, ModelKind};
 
-use super::{climb, slice};
+use super::{climb, slice, weights_differ};
 use crate::PlanOptions;
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
@@ -66,7 +66,7 @@ pub(crate) fn diverse(
             c.elevator as u8,
             c.elevator == Elevator::Bfq && c.bfq.slice_idle.0 > 0,
             c.vms.iter().any(|vm| vm.cap.is_some()),
-            c.vms.windows(2).any(|w| w[0].weight != w[1].weight),
+            weights_differ(c),
         )
     };
     let mut taken: BTreeMap<_, usize> = BTreeMap::new();

@@ -3,7 +3,7 @@
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
 use rtvirtio_units::Iops;
 
-use super::{settle, weights_allowed};
+use super::{Edits, settle, weights_allowed};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
 
@@ -39,14 +39,8 @@ pub(super) fn climb(
 
 fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Config> {
     let config = &at.config;
-    let mut out = Vec::new();
-    let mut push = |edit: &dyn Fn(&mut Config)| {
-        let mut c = config.clone();
-        edit(&mut c);
-        if c != *config {
-            out.push(c);
-        }
-    };
+    let mut out = Edits::of(config);
+    let mut push = |edit: &dyn Fn(&mut Config)| out.push(edit);
     let space = &problem.options.space;
     if config.elevator == Elevator::Bfq {
         for value in beside(&space.slice_idle, config.bfq.slice_idle) {
@@ -88,7 +82,7 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
             }
         }
     }
-    out
+    out.changed
 }
 
 /// VMs whose weight is worth moving.

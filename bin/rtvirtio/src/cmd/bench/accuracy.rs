@@ -42,8 +42,8 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         claims.extend(of(&accuracy));
         sections.extend(page::accuracy(device, &accuracy, &curve));
         if let Some(out) = &args.model {
-            let fitted = fit(&data.points, profile, &generated(), &settings)?;
-            write_file(out, &serde_json::to_vec(&fitted.model)?)?;
+            let model = fit(&data.points, profile, &generated(), &settings)?;
+            write_file(out, &serde_json::to_vec(&model)?)?;
             ui.step(&format!("saved {}", out.display()));
         }
         host = Some(data.header.host.clone());

@@ -1,8 +1,10 @@
 //! A test bed: a lab of process VMs on a device of its own, made for an experiment and removed after it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, Point, Recorder};
 use rtvirtio_bench::load::vm_name;
 use rtvirtio_bench::stage::Stage;
 use rtvirtio_host::Root;
@@ -16,6 +18,7 @@ use super::BENCH_DIR;
 use crate::args::{AccelName, Global};
 use crate::cmd::lab::{self, DEMO_STATE};
 use crate::cmd::profile::of_site;
+use crate::cmd::verify::generated;
 use crate::guests::GuestAgents;
 use crate::model_choice::ModelChoice;
 use crate::site::Site;
@@ -80,6 +83,33 @@ impl<'a> Bed<'a> {
         let profile = of_site(&self.site, PROFILE_TIME, &self.global, self.ui)?;
         self.reset()?;
         Ok(profile)
+    }
+
+    /// Begins a file of runs on this bed, or goes on with one: the device's profile, the recorder, and the runs that are there. A file that
+    /// goes on keeps the profile that it began with; else it is `profile`, or measured now.
+    pub fn record(
+        &self,
+        path: &Path,
+        command: String,
+        profile: Option<Profile>,
+    ) -> anyhow::Result<(Profile, Recorder, Vec<Point>)> {
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir)?;
+        }
+        let mut known = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
+        let profile = match known.remove(&self.device).or(profile) {
+            Some(profile) => profile,
+            None => self.profile()?,
+        };
+        let header = Header {
+            schema: DATASET_SCHEMA.to_owned(),
+            host: self.facts(),
+            command,
+            generated: generated(),
+            profiles: BTreeMap::from([(self.device.clone(), profile.clone())]),
+        };
+        let (recorder, points) = Recorder::open(path, &header)?;
+        Ok((profile, recorder, points))
     }
 
     /// BFQ with the kernel's defaults, whatever was there: the elevator's values do not survive a change of it.

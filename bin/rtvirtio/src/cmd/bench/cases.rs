@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rtvirtio_bench::cases::{Case, CaseOptions, Tier, WRITES, cases};
 use rtvirtio_bench::claims::{BenchFile, Claim};
-use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, Point, Recorder};
+use rtvirtio_bench::dataset::{Dataset, Point, Recorder};
 use rtvirtio_bench::design::MAX_VMS;
 use rtvirtio_bench::load::{Knobs, spec};
 use rtvirtio_bench::passes::{PUBLISHED, Table, point_id};
@@ -108,27 +108,13 @@ struct Play<'a> {
 
 impl<'a> Play<'a> {
     fn begin(args: &'a BenchCasesArgs, bed: &'a Bed<'a>, path: &Path, ui: &'a Ui) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(&args.out)?;
-        let mut profiles = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
         let learned = match &args.model {
             Some(path) => Some(Arc::new(HostModel::from_json(&std::fs::read_to_string(path)?)?)),
             None => None,
         };
-        let profile = match profiles.remove(&bed.device) {
-            Some(profile) => profile,
-            None => match &args.profile {
-                Some(path) => rtvirtio_measure::profile::load(path)?,
-                None => bed.profile()?,
-            },
-        };
-        let header = Header {
-            schema: DATASET_SCHEMA.to_owned(),
-            host: bed.facts(),
-            command: format!("rtvirtio bench cases twin:{} --repeat {}", bed.device, args.repeat),
-            generated: generated(),
-            profiles: BTreeMap::from([(bed.device.clone(), profile.clone())]),
-        };
-        let (recorder, points) = Recorder::open(path, &header)?;
+        let command = format!("rtvirtio bench cases twin:{} --repeat {}", bed.device, args.repeat);
+        let profile = args.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
+        let (profile, recorder, points) = bed.record(path, command, profile)?;
         let mut space = Space { guests: false, ..Space::default() };
         let offered = bed.elevators()?;
         space.elevators.retain(|e| offered.contains(e));

@@ -1,12 +1,11 @@
 //! `rtvirtio bench sweep` and `rtvirtio profile --sweep`: measured runs of chosen loads and settings.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rtvirtio_bench::chooser::least_sure;
-use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, Point, Recorder};
+use rtvirtio_bench::dataset::{Point, Recorder};
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions};
 use rtvirtio_bench::run::{self, Job, disturbed};
 use rtvirtio_bench::stage::{Stage, Treatment};
@@ -60,8 +59,7 @@ pub fn learn(
     let mut sweep = Sweep::begin(bed, data, "rtvirtio profile --sweep", RUN, Some(profile), ui)?;
     sweep.adaptive(time)?;
     sweep.doubt();
-    let fitted = fit(&sweep.points, &sweep.profile, &generated(), &TrainSettings::default())?;
-    Ok(fitted.model)
+    Ok(fit(&sweep.points, &sweep.profile, &generated(), &TrainSettings::default())?)
 }
 
 /// A sweep under way.
@@ -84,24 +82,7 @@ impl<'a> Sweep<'a> {
         profile: Option<&Profile>,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        // A sweep that goes on keeps the profile that it began with.
-        let mut known = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
-        let profile = match (known.remove(&bed.device), profile) {
-            (Some(profile), _) => profile,
-            (None, Some(profile)) => profile.clone(),
-            (None, None) => bed.profile()?,
-        };
-        let header = Header {
-            schema: DATASET_SCHEMA.to_owned(),
-            host: bed.facts(),
-            command: command.to_owned(),
-            generated: generated(),
-            profiles: BTreeMap::from([(bed.device.clone(), profile.clone())]),
-        };
-        let (recorder, points) = Recorder::open(path, &header)?;
+        let (profile, recorder, points) = bed.record(path, command.to_owned(), profile.cloned())?;
         if !points.is_empty() {
             ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
         }
@@ -192,7 +173,7 @@ impl<'a> Sweep<'a> {
         let noisy = self.points.iter().filter(|p| disturbed(p)).count();
         if noisy as f64 > BUSY * self.points.len() as f64 {
             self.ui.warn(&format!(
-                "in {noisy} of {} runs the host itself stood still for longer than a quarter of the tail: bounds will be wide. Stop \
+                "in {noisy} of {} runs the host itself stood still for more than 20 ms: bounds will be wide. Stop \
                  other work on this machine, or look at steal time if it is a VM itself, and sweep again",
                 self.points.len()
             ));
