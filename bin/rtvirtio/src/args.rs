@@ -416,6 +416,14 @@ EXAMPLES
 
 A run that was stopped goes on where it was. Exit code 2 when a claim is not met.")]
     Cases(BenchCasesArgs),
+    /// How tails grow with contention and follow settings: the RT-VirtIO paper's Figs. 2 and 5
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench contention --repeat 3
+  rtvirtio bench contention --report-only --model data/qlc-nvme.model.json --html contention.html
+
+A run that was stopped goes on where it was.")]
+    Contention(BenchContentionArgs),
     /// Fit the models on a part of a dataset and judge them on the rest
     #[command(after_help = "\
 EXAMPLES
@@ -432,7 +440,7 @@ EXAMPLES
 /// `bench cases`.
 #[derive(Args, Debug)]
 pub struct BenchCasesArgs {
-    /// Emulated device
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed again
     #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
     /// Tiers; all when none is named
@@ -476,6 +484,38 @@ pub struct BenchCasesArgs {
     pub write: Option<PathBuf>,
 }
 
+/// `bench contention`.
+#[derive(Args, Debug)]
+pub struct BenchContentionArgs {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed again
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Only set-ups whose name contains this, such as fig2
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Repetitions of every set-up
+    #[arg(long, default_value_t = 3)]
+    pub repeat: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "8s")]
+    pub length: Nanos,
+    /// Learned model, to draw its predictions beside
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Directory of the results
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
 /// Tiers by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TierName {
@@ -499,6 +539,9 @@ pub struct BenchAccuracyArgs {
     /// Which runs are held out
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Judge also on these runs in QEMU guests, as `bench sweep --qemu` writes them
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub guests: Option<PathBuf>,
     /// Save a model fitted on all runs here
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
@@ -518,7 +561,7 @@ pub struct BenchPlanArgs {
 /// `bench sweep`.
 #[derive(Args, Debug)]
 pub struct BenchSweepArgs {
-    /// Emulated devices, one file each
+    /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and removed again; one dataset each
     #[arg(value_name = "twin:NAME", required = true)]
     pub devices: Vec<String>,
     /// Conditions per device
@@ -527,6 +570,12 @@ pub struct BenchSweepArgs {
     /// Length of each run
     #[arg(long = "for", value_name = "TIME", default_value = "8s")]
     pub length: Nanos,
+    /// How many of them run two times more, to know how far runs of one condition differ
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub again: usize,
+    /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of their own
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "again")]
+    pub qemu: usize,
     /// Which design
     #[arg(long, default_value_t = 1)]
     pub seed: u64,

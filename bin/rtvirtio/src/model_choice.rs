@@ -1,6 +1,6 @@
 //! Which model predicts: a formula, or what was learned of this device on this host.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -72,11 +72,16 @@ pub fn path(global: &Global, key: &str) -> PathBuf {
 /// The learned model of the spec's device; `None` when there is none.
 fn load(spec: &Spec, profile: &Profile, global: &Global) -> anyhow::Result<Option<HostModel>> {
     let path = path(global, &site::profile_key(&spec.device)?);
-    let text = match std::fs::read_to_string(&path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        other => other.with_context(|| format!("cannot read {}", path.display()))?,
-    };
-    let model = HostModel::from_json(&text).with_context(|| path.display().to_string())?;
+    if !path.exists() {
+        return Ok(None);
+    }
+    let model = read(&path)?;
     model.fits(profile).with_context(|| path.display().to_string())?;
     Ok(Some(model))
+}
+
+/// A model file, checked.
+pub fn read(path: &Path) -> anyhow::Result<HostModel> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    HostModel::from_json(&text).with_context(|| path.display().to_string())
 }

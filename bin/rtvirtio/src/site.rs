@@ -77,6 +77,9 @@ pub fn profile_key(device: &Device) -> anyhow::Result<String> {
                 .map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
             format!("twin-{}", if profile.contains('/') { name } else { profile.clone() })
         }
+        Device::File { path, .. } => {
+            format!("file-{}", path.file_name().unwrap_or_default().to_string_lossy())
+        }
         Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
     })
 }
@@ -98,7 +101,7 @@ impl Site {
         let device = match (&spec.device, &lab) {
             (_, Some(lab)) => BlockDevice::find(&root, lab.device())?,
             (Device::Path(path), None) => BlockDevice::find(&root, path)?,
-            (Device::Twin { .. }, None) => bail!("a twin exists only in a lab"),
+            (Device::Twin { .. } | Device::File { .. }, None) => bail!("the device exists only in a lab"),
         };
         if rustix::process::geteuid().is_root() {
             // Without BFQ the plan is made from what there is.

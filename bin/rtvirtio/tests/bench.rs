@@ -56,6 +56,12 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
         assert_eq!(point["results"].as_array().unwrap().len(), tasks);
         assert!(point["noise"]["n"].as_u64().unwrap() > 100, "the host was watched: {}", point["noise"]);
     }
+    // Runs of another length do not belong in this file.
+    let longer: Vec<&str> = sweep.iter().map(|a| if *a == "500ms" { "600ms" } else { *a }).collect();
+    let mixed = site.output(&longer);
+    assert_eq!(mixed.status.code(), Some(1));
+    assert!(text(&mixed.stderr).contains("it was begun by"), "{}", text(&mixed.stderr));
+    assert_eq!(lines(&file).len(), 25);
     // Too few for a bound at 99 %: that is said, not guessed.
     let refused = site.output(&["bench", "accuracy", file.to_str().unwrap()]);
     assert_eq!(refused.status.code(), Some(1));
@@ -103,5 +109,41 @@ fn cases_and_tuning_in_small() {
     let before = std::fs::read(&file).unwrap();
     site.json(&args);
     assert_eq!(std::fs::read(&file).unwrap(), before);
+    site.assert_clean();
+}
+
+#[test]
+fn contention_in_small() {
+    let test = "contention_in_small";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    let out = site.dir.path().join("contention");
+    let html = site.dir.path().join("contention.html");
+    let args = [
+        "bench",
+        "contention",
+        "--only",
+        "fig2",
+        "--repeat",
+        "1",
+        "--for",
+        "500ms",
+        "--profile",
+        PROFILE,
+        "--out",
+        out.to_str().unwrap(),
+        "--html",
+        html.to_str().unwrap(),
+    ];
+    let (code, result) = site.json(&args);
+    assert_eq!(code, 0, "{result}");
+    assert_eq!(result["runs"].as_array().unwrap().len(), 6, "1 and 4 VMs by 1 to 3 tasks");
+    let claims = result["claims"].as_array().unwrap();
+    let growth = claims.iter().find(|c| c["id"] == "contention.tail_growth.most").unwrap();
+    assert!(growth["value"].as_f64().unwrap() > 0.0 && growth["n"] == 6, "{growth}");
+    let page = std::fs::read_to_string(html).unwrap();
+    assert!(page.contains("Fig. 2") && page.contains("<svg"), "the page has its figure");
     site.assert_clean();
 }

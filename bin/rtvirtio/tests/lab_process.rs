@@ -249,3 +249,63 @@ fn a_small_demo_leaves_nothing_also_after_ctrl_c() {
     assert!(fs::metadata(out_dir.join("report.html")).unwrap().len() > 10_000);
     site.assert_clean();
 }
+
+/// A spec on a file that the lab makes at `path`.
+fn on_a_file(site: &Site, path: &Path) -> String {
+    let spec = site.dir.path().join("own-disk.toml");
+    let text = format!(
+        "[device]\nfile = {:?}\nsize = \"64MiB\"\n[[vm]]\nname = \"a\"\nlab = \"process\"\n\
+         [[vm.task]]\nname = \"t\"\nop = \"write\"\nblock = \"4KiB\"\nrate = \"100/s\"\n",
+        path.display().to_string()
+    );
+    fs::write(&spec, text).unwrap();
+    spec.display().to_string()
+}
+
+#[test]
+fn a_file_stands_for_a_disk_and_goes_with_the_lab() {
+    if !can_run("a_file_stands_for_a_disk_and_goes_with_the_lab") {
+        return;
+    }
+    let site = Site::new();
+    let path = site.dir.path().join("disk.img");
+    let spec = on_a_file(&site, &path);
+    site.ok(&["lab", "up", &spec]);
+    let device = site.json(&["lab", "status"]).1["device"].as_str().unwrap().to_owned();
+    let meta = fs::metadata(&path).unwrap();
+    assert_eq!(meta.len(), 64 << 20);
+    assert!(std::os::unix::fs::MetadataExt::blocks(&meta) * 512 >= 64 << 20, "no holes");
+    let loop_of = |file: &str| {
+        fs::read_to_string(queue_of(&device).parent().unwrap().join("loop").join(file)).unwrap_or_default()
+    };
+    assert_eq!(loop_of("backing_file").trim(), path.to_str().unwrap());
+    // Its content is nobody's, so a task may write without further words.
+    let (_, result) = site.json(&["verify", &spec, "--for", "1s"]);
+    assert!(result["runs"][0]["tasks"][0]["n"].as_u64().unwrap() > 20, "{result:#}");
+    site.ok(&["lab", "down"]);
+    assert!(!path.exists());
+    assert_eq!(loop_of("backing_file"), "");
+    // A file that is there already is not touched.
+    fs::write(&path, "precious").unwrap();
+    let refused = site.output(&["lab", "up", &spec]);
+    assert!(text(&refused.stderr).contains("exists already"), "{}", text(&refused.stderr));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    site.assert_clean();
+}
+
+#[test]
+fn a_lab_killed_while_it_writes_its_file_is_removed() {
+    if !can_run("a_lab_killed_while_it_writes_its_file_is_removed") {
+        return;
+    }
+    let site = Site::new();
+    let path = site.dir.path().join("disk.img");
+    let spec = on_a_file(&site, &path);
+    let mut up = site.spawn(&["lab", "up", &spec]);
+    wait_for("the file", Duration::from_secs(20), || path.exists());
+    signal(&up, Signal::KILL);
+    up.wait().unwrap();
+    site.ok(&["lab", "down"]);
+    assert!(!path.exists());
+    site.assert_clean();
+}

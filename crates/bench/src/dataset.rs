@@ -22,6 +22,9 @@ use crate::load::{Knobs, Stream};
 /// Version of the file's form.
 pub const DATASET_SCHEMA: &str = "rtvirtio.dataset.v1";
 
+/// [`Point::scheme`] of the points of a design. Only they fit and judge models: settings that a model chose would flatter or blame it.
+pub const SWEEP: &str = "sweep";
+
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,7 +33,7 @@ pub struct Header {
     pub schema: String,
     /// Where it was measured.
     pub host: HostFacts,
-    /// The command that makes it again.
+    /// The command that makes it again, with every option that decides what a run is.
     pub command: String,
     /// When it was begun.
     pub generated: String,
@@ -48,7 +51,7 @@ pub struct Point {
     pub device: String,
     /// What the VMs were.
     pub kind: VmKind,
-    /// The scheme that chose the settings; `sweep` for a point of a design.
+    /// The scheme that chose the settings; [`SWEEP`] for a point of a design.
     pub scheme: String,
     /// Seed of the addresses.
     pub seed: u64,
@@ -85,6 +88,9 @@ pub struct Outcome {
     pub max: Nanos,
     /// All latencies, see [`pack`].
     pub hist: Vec<u64>,
+    /// Upper bound that a learned model gave for `p9999` before the run; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upper: Option<Nanos>,
 }
 
 /// Why a dataset cannot be used.
@@ -123,6 +129,7 @@ impl Outcome {
             p9999: m.result.p9999_ns,
             max: m.result.max_ns,
             hist: pack(&m.latencies),
+            upper: None,
         }
     }
 }
@@ -260,6 +267,17 @@ impl Point {
         Ok(())
     }
 
+    /// Whether both ran the same load under the same settings for as long.
+    #[must_use]
+    pub fn repeats(&self, other: &Self) -> bool {
+        self.device == other.device
+            && self.kind == other.kind
+            && self.seconds == other.seconds
+            && self.knobs == other.knobs
+            && self.classes == other.classes
+            && self.vms == other.vms
+    }
+
     /// Every task with its VM's index and its result.
     pub fn tasks(&self) -> impl Iterator<Item = (usize, &Stream, &Outcome)> {
         let streams = self.vms.iter().enumerate().flat_map(|(vm, s)| s.iter().map(move |s| (vm, s)));
@@ -278,7 +296,7 @@ impl Recorder {
     /// Begins a file, or goes on with one: then its points come back too, and an incomplete last line is cut off.
     ///
     /// # Errors
-    /// [`DatasetError`]; also when the file is of another host kernel or device set than `header` says.
+    /// [`DatasetError`]; also when the file is of another host kernel or was begun by another command than `header` says.
     pub fn open(path: &Path, header: &Header) -> Result<(Self, Vec<Point>), DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let begun = std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
@@ -289,6 +307,13 @@ impl Recorder {
                 let reason = format!(
                     "it was measured on another host (kernel {}, {} CPUs): begin a new file",
                     old.header.host.kernel, old.header.host.cpus
+                );
+                return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
+            }
+            if old.header.command != header.command {
+                let reason = format!(
+                    "it was begun by `{}`, this is `{}`: give the same options, or begin a new file",
+                    old.header.command, header.command
                 );
                 return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
             }

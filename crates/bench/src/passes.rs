@@ -248,6 +248,7 @@ mod tests {
                 p9999: tail,
                 max: tail,
                 hist: vec![1, 1000],
+                upper: None,
             }],
         }
     }

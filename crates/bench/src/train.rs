@@ -13,6 +13,7 @@ use rtvirtio_units::Bytes;
 use crate::calibrate::fitted;
 use crate::dataset::{Outcome, Point};
 use crate::load::{Stream, spec};
+use crate::repeat::conditions;
 
 /// Share of runs whose tail may lie above the bound.
 pub const MISS: f64 = 0.01;
@@ -59,6 +60,8 @@ pub enum TrainError {
 pub struct Row {
     /// Index of its run in the points given.
     pub point: usize,
+    /// Its condition: runs of the same load under the same settings are never on both sides of a fold.
+    pub condition: usize,
     /// Features.
     pub x: [f64; WIDTH],
     /// Features of the paper's network.
@@ -69,8 +72,17 @@ pub struct Row {
     pub actual: f64,
     /// Share of the declared rate that was lost.
     pub lost: f64,
-    /// Whether the host elevator was BFQ: the paper's model knows no other.
-    pub bfq: bool,
+    /// Whether the run differs from others only by what the paper's network reads.
+    pub paper_domain: bool,
+}
+
+/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random reads at a rate, no caps, no
+/// neighbour. Its network has no input for anything else.
+fn paper_domain(point: &Point) -> bool {
+    let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };
+    point.knobs.elevator == Elevator::Bfq
+        && point.knobs.caps.iter().all(Option::is_none)
+        && point.vms.iter().flatten().all(|s| s.rate.is_some() && plain(s))
 }
 
 /// Spec and configuration of a point.
@@ -90,6 +102,10 @@ pub fn inputs(point: &Point) -> (Spec, Config) {
 /// [`TrainError::Point`].
 pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError> {
     let mut out = Vec::new();
+    let mut condition_of = vec![0; points.len()];
+    for (c, members) in conditions(points).into_iter().enumerate() {
+        members.into_iter().for_each(|i| condition_of[i] = c);
+    }
     for (i, point) in points.iter().enumerate() {
         let (spec, config) = inputs(point);
         let (x, _) = features(profile, &spec, &config, point.seconds)
@@ -100,12 +116,13 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
             let Some(lost) = lost(stream, outcome) else { continue };
             out.push(Row {
                 point: i,
+                condition: condition_of[i],
                 x: x[task],
                 paper: paper[task],
                 regime,
                 actual: outcome.p9999.as_secs_f64().max(1e-6),
                 lost,
-                bfq: config.elevator == Elevator::Bfq,
+                paper_domain: paper_domain(point),
             });
         }
     }
@@ -153,7 +170,7 @@ pub fn fit(
         return Err(TrainError::TooFew { have: points.len(), need });
     }
     let rows = rows(points, profile)?;
-    let groups: Vec<usize> = rows.iter().map(|r| r.point).collect();
+    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let weights = equal_runs(&groups);
     let table = |y: &dyn Fn(&Row) -> f64| -> Result<Rows, TrainError> {
         let mut table = Rows::new(WIDTH);
@@ -165,22 +182,12 @@ pub fn fit(
     // What the formulas leave over: with the same runs, networks of the whole latency miss by far more (docs/model.md).
     let logs = table(&|r| r.actual.ln() - r.x[0])?;
     let (middle, _) = Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: 0.5 }))?;
-    let (high, high_report) =
-        Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: HIGH }))?;
+    let (high, bound) = upper(&logs, &rows, settings)?;
     let lost = table(&|r| r.lost.sqrt())?;
     let (lost, _) = Ensemble::fit(&lost, &groups, &options(settings, Loss::Squared))?;
-    // Conformalised quantile regression (Romano, Patterson and Candes 2019): the network says how uncertain a tail is, the score how
-    // far the networks' own quantile is off. Scores divided by the distance of two networks were tried first: a few rows with a tiny distance
-    // make them useless (a median bound of 1e5 times the tail on made-up runs).
-    let scores: Vec<f64> =
-        rows.iter().zip(&high_report.out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h).collect();
-    let categories: Vec<usize> = rows.iter().map(|r| r.regime.category()).collect();
-    let bound = Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?;
     Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
-        device: profile.device.clone(),
-        kernel: profile.kernel.clone(),
-        cpus: profile.cpus,
+        profile: profile.clone(),
         features: NAMES.iter().map(|n| (*n).to_owned()).collect(),
         seconds: median(points.iter().map(|p| p.seconds).collect()),
         points: points.len(),
@@ -195,13 +202,35 @@ pub fn fit(
     })
 }
 
-/// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs under BFQ.
+/// The network of the high quantile with its calibrated scores. `table` has a row for each of `rows`, with ln(tail / slice) as its value;
+/// its columns are the caller's.
+///
+/// # Errors
+/// [`TrainError`].
+pub(crate) fn upper(
+    table: &Rows,
+    rows: &[Row],
+    settings: &TrainSettings,
+) -> Result<(Ensemble, Mondrian), TrainError> {
+    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
+    let (high, report) = Ensemble::fit(table, &groups, &options(settings, Loss::Pinball { quantile: HIGH }))?;
+    // Conformalised quantile regression (Romano, Patterson and Candes 2019): the network says how uncertain a tail is, the score how
+    // far the networks' own quantile is off. Scores divided by the distance of two networks were tried first: a few rows with a tiny distance
+    // make them useless (a median bound of 1e5 times the tail on made-up runs).
+    let scores: Vec<f64> =
+        rows.iter().zip(&report.out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h).collect();
+    let categories: Vec<usize> = rows.iter().map(|r| r.regime.category()).collect();
+    Ok((high, Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?))
+}
+
+/// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs of the
+/// paper's kind.
 fn fit_paper(rows: &[Row], settings: &TrainSettings) -> Result<Option<Ensemble>, TrainError> {
     let mut table = Rows::new(PAPER_WIDTH);
     let mut groups = Vec::new();
-    for r in rows.iter().filter(|r| r.bfq) {
+    for r in rows.iter().filter(|r| r.paper_domain) {
         table.push(&r.paper, r.actual, 1.0)?;
-        groups.push(r.point);
+        groups.push(r.condition);
     }
     let options = EnsembleOptions { hidden: vec![15, 15], ..options(settings, Loss::Squared) };
     match Ensemble::fit(&table, &groups, &options) {
@@ -228,7 +257,7 @@ fn options(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
 }
 
 /// Every run counts alike, however many tasks it has.
-fn equal_runs(groups: &[usize]) -> Vec<f64> {
+pub(crate) fn equal_runs(groups: &[usize]) -> Vec<f64> {
     let mut sizes = std::collections::BTreeMap::new();
     for g in groups {
         *sizes.entry(g).or_insert(0usize) += 1;

@@ -11,6 +11,7 @@ use rtvirtio_spec::{Device, LabKind, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
 
+use crate::FileDisk;
 use crate::image::{GuestImage, ImageError};
 use crate::proc::ProcessId;
 use crate::qemu::{Accel, DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
@@ -260,6 +261,21 @@ impl Lab {
                 BlockDevice::find(&root, &device.path)?.set_elevator(&root, "bfq")?;
                 Ok((device.path, *size))
             }
+            Device::File { path, size } => {
+                (options.progress)(&format!("writing {size} to {}", path.display()));
+                self.state.device_text = format!("file {} ({size}), direct I/O", path.display());
+                let (run_dir, state) = (&self.run_dir, &mut self.state);
+                let (disk, device) = FileDisk::make(path, *size, options.cancel, &mut |disk| {
+                    state.file = Some(disk.clone());
+                    let failed = |source| LabError::State { path: run_dir.clone(), source };
+                    state.save(run_dir).map_err(failed)
+                })?;
+                self.state.file = Some(disk);
+                self.state.device = Some(device.clone());
+                self.save()?;
+                BlockDevice::find(&root, &device)?.set_elevator(&root, "bfq")?;
+                Ok((device, *size))
+            }
         }
     }
 
@@ -360,6 +376,10 @@ impl Lab {
             twin.remove()?;
         }
         self.state.twin = None;
+        if let Some(file) = &mut self.state.file {
+            file.remove()?;
+        }
+        self.state.file = None;
         // Only a log.
         let _ = std::fs::remove_file(self.run_dir.join("twin.log"));
         // Sockets and logs of guests that a crash left; the guests themselves are gone with their cgroups.

@@ -1,12 +1,15 @@
 //! The lab: twin device, guest image, QEMU guests and process VMs, and the tasks that run on them.
 
 pub mod boxed;
+mod file_disk;
 pub mod image;
 mod lab;
+mod loops;
 pub mod proc;
 pub mod qemu;
 pub mod state;
 pub mod twin;
 pub mod workload;
 
+pub use file_disk::FileDisk;
 pub use lab::{Lab, LabError, UpOptions};

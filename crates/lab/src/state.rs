@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_measure::fio::Region;
 use serde::{Deserialize, Serialize};
 
+use crate::FileDisk;
 use crate::qemu::QemuHandle;
 use crate::twin::TwinHandle;
 
@@ -34,6 +35,9 @@ pub struct LabState {
     pub device_text: String,
     /// The twin behind it, if it is one.
     pub twin: Option<TwinHandle>,
+    /// The file behind it, if the lab made one on a disk.
+    #[serde(default)]
+    pub file: Option<FileDisk>,
     /// Cgroups that the lab made or will make, parents first.
     pub cgroups: Vec<PathBuf>,
     /// `cgroup.subtree_control` files (v2) into which the lab wrote `+io`, outermost first.
@@ -80,6 +84,7 @@ impl LabState {
             device: None,
             device_text: String::new(),
             twin: None,
+            file: None,
             cgroups: Vec::new(),
             io_enabled: Vec::new(),
             vms: Vec::new(),

@@ -7,7 +7,7 @@
 //! target allows, it is counted just before that wait (at most the target's latency and a tenth of the run earlier): otherwise one late
 //! request at the last moment would fail a task of low rate. Requests that fio never made although their time had come, and that had already waited for longer
 //! than the target, count as exceedances, and in the percentiles with the time
-//! waited so far (not in `n`, which is what completed).
+//! waited so far (not in `n`, which is what completed). Without a target those count that had waited for longer than any that completed.
 
 use std::time::Duration;
 
@@ -220,13 +220,15 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     let mut exceedances = 0;
     if let Some(target) = task.target {
         exceedances = counted.iter().filter(|t| t.latency_ns > target.latency.0).count() as u64;
-        for stream in streams {
-            never_made(stream, warmup, end, target.latency.0, &mut |waited| {
-                latencies.record(Nanos(waited), 1);
-                max = max.max(waited);
-                exceedances += 1;
-            });
-        }
+    }
+    // Without a target, a wait so far says something only when it is longer than all that is known. A starved task has nothing else.
+    let limit = task.target.map_or(max, |t| t.latency.0);
+    for stream in streams {
+        never_made(stream, warmup, end, limit, &mut |waited| {
+            latencies.record(Nanos(waited), 1);
+            max = max.max(waited);
+            exceedances += u64::from(task.target.is_some());
+        });
     }
     let mut series: Vec<(u64, u64)> = counted.iter().map(|t| (t.intended_ns, t.latency_ns)).collect();
     series.sort_unstable();

@@ -352,7 +352,7 @@ fn profile_of_a_loop_device() {
     eprintln!("{:?} for {}", start.elapsed(), serde_json::to_string(&profile).unwrap());
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     assert_eq!(set, ["none", "bfq", "none"].repeat(3));
-    assert!(steps.windows(2).all(|w| w[0] <= w[1]) && steps.last() == Some(&54));
+    assert!(steps.windows(2).all(|w| w[0] <= w[1]) && steps.last() == Some(&66));
     for series in [&profile.read, &profile.read_bfq, &profile.write] {
         assert_eq!(series.iter().map(|p| p.depth).collect::<Vec<_>>(), DEPTHS);
         for p in series {
@@ -363,6 +363,12 @@ fn profile_of_a_loop_device() {
         }
     }
     assert!(profile.read[3].iops.0 > profile.read[0].iops.0, "depth 8 is faster than depth 1");
+    let large = profile.large.as_ref().unwrap();
+    assert_eq!(large.block, Bytes(128 << 10));
+    for series in [&large.read, &large.write] {
+        assert_eq!(series.iter().map(|p| p.depth).collect::<Vec<_>>(), [1, 32]);
+        assert!(series.iter().all(|p| p.iops.0 > 1.0 && p.n > 3), "{series:?}");
+    }
     assert_eq!(profile.device, device.name());
     let path = dir.path().join("profile.json");
     save(&profile, &path).unwrap();

@@ -19,6 +19,7 @@ fn profile(read: Vec<DepthPoint>, read_bfq: Vec<DepthPoint>) -> Profile {
         write: read.clone(),
         read,
         read_bfq,
+        large: None,
         guest: None,
         cpus: 2,
         kernel: "6.18".to_owned(),

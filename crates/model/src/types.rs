@@ -24,6 +24,9 @@ pub struct Profile {
     pub write: Vec<DepthPoint>,
     /// Reads with elevator `bfq` at the same depths as `read`: what BFQ itself costs.
     pub read_bfq: Vec<DepthPoint>,
+    /// Larger requests, with elevator `none`: what a byte costs. `None` in profiles of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub large: Option<LargeRequests>,
     /// I/O as seen inside a VM that runs alone; `None` when no VM was measured.
     pub guest: Option<GuestPoint>,
     /// CPUs of the host, for the load the VMs put on them.
@@ -32,6 +35,18 @@ pub struct Profile {
     pub kernel: String,
     /// Every reason not to trust a number; empty when all checks passed.
     pub doubts: Vec<String>,
+}
+
+/// Requests much larger than the profile's own: with both sizes, time per request and time per byte can be told apart.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LargeRequests {
+    /// Their size.
+    pub block: Bytes,
+    /// Reads by rising depth.
+    pub read: Vec<DepthPoint>,
+    /// Writes by rising depth; empty when writing was not allowed.
+    pub write: Vec<DepthPoint>,
 }
 
 /// One measured point of throughput and latency.

@@ -26,6 +26,7 @@ pub(crate) fn profile() -> Profile {
         write: read.clone(),
         read,
         read_bfq,
+        large: None,
         guest: Some(GuestPoint {
             kind: "qemu-tcg".to_owned(),
             point: point(1, 7_700.0, [130, 400, 3_800, 9_000]),

@@ -126,7 +126,7 @@ impl<'a> Tuner<'a> {
             return None;
         }
         // A setting that was good is tried again first.
-        if let Some(best) = self.best().filter(|b| b.0 <= self.goal.score) {
+        if let Some(best) = self.promising().filter(|b| b.0 <= self.goal.score) {
             return Some(best.1.clone());
         }
         let worth = |c: &Candidate| {
@@ -141,15 +141,14 @@ impl<'a> Tuner<'a> {
     pub fn observe(&mut self, config: &Config, seen: &[Seen]) {
         let score = score(self.spec, seen);
         let place = place(config);
-        let prior = self.candidates.iter().find(|c| c.config == *config).map_or(0.0, |c| c.prior);
-        self.process.add(place, score.max(1e-6).ln() - prior);
+        self.process.add(place, score.max(1e-6).ln() - self.prior(config));
         self.trials.push(Trial { config: config.clone(), score });
     }
 
     /// Whether some setting was good as often as asked.
     #[must_use]
     pub fn reached(&self) -> bool {
-        self.best().is_some_and(|(score, config)| {
+        self.promising().is_some_and(|(score, config)| {
             let n = self.trials.iter().filter(|t| t.config == *config).count();
             score <= self.goal.score && n >= self.goal.repeats
         })
@@ -161,13 +160,34 @@ impl<'a> Tuner<'a> {
         &self.trials
     }
 
-    /// The best setting tried, with its worst score; of settings tried as often, the one with the lowest.
+    /// The best setting tried, with its worst score: the one that was good as often as asked, else the one whose score is expected to be the
+    /// smallest after all trials. A single lucky trial counts for as much as its noise allows.
     #[must_use]
     pub fn best(&self) -> Option<(f64, &Config)> {
-        let worst = |config: &Config| {
-            self.trials.iter().filter(|t| t.config == *config).map(|t| t.score).fold(0.0, f64::max)
+        if self.reached() {
+            return self.promising();
+        }
+        let expected = |t: &Trial| {
+            let (mean, _) = self.process.at(&place(&t.config));
+            self.prior(&t.config) + mean
         };
-        self.trials.iter().map(|t| (worst(&t.config), &t.config)).min_by(|a, b| a.0.total_cmp(&b.0))
+        let best = self.trials.iter().min_by(|a, b| expected(a).total_cmp(&expected(b)))?;
+        Some((self.worst(&best.config), &best.config))
+    }
+
+    /// The setting with the smallest worst score so far.
+    fn promising(&self) -> Option<(f64, &Config)> {
+        self.trials.iter().map(|t| (self.worst(&t.config), &t.config)).min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+
+    /// The largest score of a setting over its trials.
+    fn worst(&self, config: &Config) -> f64 {
+        self.trials.iter().filter(|t| t.config == *config).map(|t| t.score).fold(0.0, f64::max)
+    }
+
+    /// ln of the score that the model predicts; 0 for a setting that is no candidate.
+    fn prior(&self, config: &Config) -> f64 {
+        self.candidates.iter().find(|c| c.config == *config).map_or(0.0, |c| c.prior)
     }
 }
 

@@ -226,6 +226,7 @@ pub(crate) fn profile() -> Profile {
         read: depths.iter().map(|&(d, i)| point(d, i)).collect(),
         write: vec![point(1, 8_000.0)],
         read_bfq: depths.iter().map(|&(d, i)| point(d, i * 0.86)).collect(),
+        large: None,
         guest: Some(GuestPoint {
             kind: "qemu-tcg".into(),
             point: point(1, 3_900.0),

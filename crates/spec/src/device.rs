@@ -1,4 +1,4 @@
-//! `[device]`: a real device by path, or a twin.
+//! `[device]`: a real device by path, a twin, or a file that the lab makes.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -23,13 +23,13 @@ pub const MAX_TWIN_SIZE: Bytes = Bytes(64 << 30);
 const TWIN_GRAIN: u64 = 4096;
 
 /// Reads `[device]`. A twin with a mistake elsewhere in its table is `Bad`.
-pub(crate) fn read(report: &mut Report<'_>, file: &Section<'_, '_>, directory: &Path) -> Field<Device> {
+pub(crate) fn read(report: &mut Report<'_>, spec: &Section<'_, '_>, directory: &Path) -> Field<Device> {
     let example = "twin = \"qlc-nvme\", or path = \"/dev/nvme0n1\"";
-    let (place, value) = match file.get("device") {
+    let (place, value) = match spec.get("device") {
         Some(found) => found,
         None => {
             report.add(
-                file.span.clone(),
+                spec.span.clone(),
                 "a spec has no [device]",
                 format!("add a line [device], below it {example}"),
             );
@@ -52,10 +52,13 @@ pub(crate) fn read(report: &mut Report<'_>, file: &Section<'_, '_>, directory: &
     };
     let aliases =
         [("device", "path"), ("profile", "twin"), ("dev", "path"), ("name", "twin"), ("capacity", "size")];
-    let section = Section::open(report, "[device]", table, place.value, &["twin", "path", "size"], &aliases);
-    let device = match (section.place("twin"), section.place("path")) {
-        (None, None) if section.meant("twin") || section.meant("path") => None,
-        (None, None) => {
+    let keys = ["twin", "path", "file", "size"];
+    let section = Section::open(report, "[device]", table, place.value, &keys, &aliases);
+    let ways = ["twin", "path", "file"];
+    let given: Vec<_> = ways.iter().filter_map(|way| Some((*way, section.place(way)?.key))).collect();
+    let device = match given.as_slice() {
+        [] if ways.iter().any(|way| section.meant(way)) => None,
+        [] => {
             report.add(
                 section.span.clone(),
                 "[device] has neither `twin` nor `path`",
@@ -63,14 +66,19 @@ pub(crate) fn read(report: &mut Report<'_>, file: &Section<'_, '_>, directory: &
             );
             None
         }
-        (Some(twin), Some(path)) => {
-            let second = if twin.key.start > path.key.start { twin.key } else { path.key };
-            let help = "keep `twin` for an emulated device, or `path` for a real one";
-            report.add(second, "[device] has both `twin` and `path`", help);
+        [("twin", _)] => twin(report, &section, directory),
+        [("path", _)] => real(report, &section),
+        [_] => file(report, &section),
+        [(first, at), (second, other), ..] => {
+            let later = if at.start > other.start { at } else { other };
+            let help = if *second == "path" {
+                "keep `twin` for an emulated device, or `path` for a real one"
+            } else {
+                "keep `twin` for an emulated device, `path` for a real one, or `file` for one on a disk of this machine"
+            };
+            report.add(later.clone(), format!("[device] has both `{first}` and `{second}`"), help);
             None
         }
-        (Some(_), None) => twin(report, &section, directory),
-        (None, Some(_)) => real(report, &section),
     };
     device.into()
 }
@@ -89,7 +97,22 @@ fn real(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Device> {
 }
 
 fn twin(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path) -> Option<Device> {
-    let size = section.quantity::<Bytes>(report, "size").and_then(|(size, text)| {
+    let size = size(report, section);
+    let profile = section
+        .string(report, "twin", "\"qlc-nvme\"")
+        .and_then(|text| profile(report, section, directory, text));
+    Some(Device::Twin { profile: profile.into_value()?, size: size.or(DEFAULT_TWIN_SIZE)? })
+}
+
+fn file(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Device> {
+    let size = size(report, section);
+    let path = section.path(report, "file", "\"/var/tmp/rtvirtio.img\"");
+    Some(Device::File { path: path.into_value()?, size: size.or(DEFAULT_TWIN_SIZE)? })
+}
+
+/// Size of a device that the lab makes.
+fn size(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Bytes> {
+    section.quantity::<Bytes>(report, "size").and_then(|(size, text)| {
         let problem = if size < MIN_TWIN_SIZE || size > MAX_TWIN_SIZE {
             ("out of its range", format!("write a size from {MIN_TWIN_SIZE} to {MAX_TWIN_SIZE}"))
         } else if size.0 % TWIN_GRAIN != 0 {
@@ -104,11 +127,7 @@ fn twin(report: &mut Report<'_>, section: &Section<'_, '_>, directory: &Path) ->
             problem.1,
         );
         Field::Bad
-    });
-    let profile = section
-        .string(report, "twin", "\"qlc-nvme\"")
-        .and_then(|text| profile(report, section, directory, text));
-    Some(Device::Twin { profile: profile.into_value()?, size: size.or(DEFAULT_TWIN_SIZE)? })
+    })
 }
 
 /// A built-in name, or the path of a file.

@@ -14,7 +14,7 @@ pub struct Spec {
     pub vms: Vec<Vm>,
 }
 
-/// The shared device: a real one by path, or a twin that the lab makes.
+/// The shared device: a real one by path, or a twin or file that the lab makes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
@@ -27,6 +27,21 @@ pub enum Device {
         /// Size of the device.
         size: Bytes,
     },
+    /// A file that `rtvirtio lab up` makes on a disk of this machine, and removes again.
+    File {
+        /// Absolute path; nothing may be there yet.
+        path: PathBuf,
+        /// Size of the file.
+        size: Bytes,
+    },
+}
+
+impl Device {
+    /// Whether a lab makes it: then its content is nobody's.
+    #[must_use]
+    pub fn is_made(&self) -> bool {
+        !matches!(self, Self::Path(_))
+    }
 }
 
 /// One VM.

@@ -126,9 +126,14 @@ fn reach(
         let same = same_kind(report, name, at, taken);
         return (alone && same).then_some(Reach::Lab(lab));
     }
-    let fits = if let Some(Device::Twin { .. }) = device.given() {
-        let help = "write lab = \"qemu\" here, or give [device] a path instead of a twin";
-        report.add(at, "a running VM cannot use a twin: the lab makes the twin, for its own VMs", help);
+    let fits = if let Some(made) = device.given().filter(|d| d.is_made()) {
+        let what = if matches!(made, Device::Twin { .. }) { "twin" } else { "file" };
+        let help = format!("write lab = \"qemu\" here, or give [device] a path instead of a {what}");
+        report.add(
+            at,
+            format!("a running VM cannot use a {what}: the lab makes the {what}, for its own VMs"),
+            help,
+        );
         false
     } else {
         same_kind(report, "a running VM", at, taken)

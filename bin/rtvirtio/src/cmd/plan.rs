@@ -8,7 +8,7 @@ use anyhow::Context;
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;
-use rtvirtio_spec::Spec;
+use rtvirtio_spec::{Device, Spec};
 
 use super::{show, style, write_file};
 use crate::args::{Global, ModelArgs, PlanArgs, PredictArgs};
@@ -39,14 +39,12 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, global: &Global) -> anyhow
     let key = site::profile_key(&spec.device)?;
     let path = site::profile_path(global, &key);
     if !path.exists() {
-        let device = match &spec.device {
-            rtvirtio_spec::Device::Path(path) => path.display().to_string(),
-            rtvirtio_spec::Device::Twin { profile, .. } => format!("twin:{profile}"),
+        let remedy = match &spec.device {
+            Device::Path(path) => format!("run `rtvirtio profile {}` first", path.display()),
+            Device::Twin { profile, .. } => format!("run `rtvirtio profile twin:{profile}` first"),
+            Device::File { .. } => "run `rtvirtio lab up SPEC` and `rtvirtio profile SPEC` first".to_owned(),
         };
-        anyhow::bail!(
-            "the device has not been measured ({} does not exist): run `rtvirtio profile {device}` first",
-            path.display()
-        );
+        anyhow::bail!("the device has not been measured ({} does not exist): {remedy}", path.display());
     }
     Ok(rtvirtio_measure::profile::load(&path)?)
 }

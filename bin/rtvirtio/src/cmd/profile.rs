@@ -13,7 +13,7 @@ use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure, save};
 use rtvirtio_model::Profile;
 use rtvirtio_report::text;
-use rtvirtio_spec::Device;
+use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
 
 use super::bench::bed::Bed;
@@ -74,7 +74,7 @@ fn sweep(
 ) -> anyhow::Result<()> {
     let vms = rtvirtio_bench::design::MAX_VMS + 1;
     let bed = match target.strip_prefix("twin:") {
-        Some(name) => Bed::twin(name, vms, global, ui)?,
+        Some(_) => Bed::made(target, vms, LabKind::Process, global, ui)?,
         None if Path::new(target).is_file() => {
             bail!("a sweep needs the device for itself: name the device or twin:NAME instead of a spec")
         }
@@ -111,13 +111,18 @@ fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Re
         // Its content is nobody's, so writes are measured too.
         .and_then(|device| of_device(&device, length, true, &global, ui));
     lab::remove(&global)?;
-    result
+    Ok(Profile { device: site::profile_key(&spec.device)?, ..result? })
 }
 
 /// The device of a site, and I/O as its first VM sees it.
 pub fn of_site(site: &Site, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
-    let is_twin = matches!(site.spec.device, rtvirtio_spec::Device::Twin { .. });
-    let mut profile = of_device(&site.device, length, is_twin, global, ui)?;
+    // What a lab made holds nobody's data, so writes are measured too.
+    let made = site.spec.device.is_made();
+    let mut profile = of_device(&site.device, length, made, global, ui)?;
+    if made {
+        // A loop device's number is chance.
+        profile.device = site::profile_key(&site.spec.device)?;
+    }
     if site.lab.is_some() {
         profile.guest = Some(crate::guest_point::measure(site, &profile, global, ui)?);
     }

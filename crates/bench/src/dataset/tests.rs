@@ -29,6 +29,7 @@ fn point(id: &str) -> Point {
         p9999: Nanos(1_000_000),
         max: Nanos(1_000_000),
         hist: pack(&latencies),
+        upper: None,
     };
     Point {
         id: id.to_owned(),
@@ -114,4 +115,18 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
     let mut elsewhere = header();
     elsewhere.host.kernel = "6.12".to_owned();
     assert!(Recorder::open(&path, &elsewhere).unwrap_err().to_string().contains("another host"));
+    // Nor runs of another design.
+    let longer = Header { command: "rtvirtio bench sweep --for 9s".to_owned(), ..header() };
+    assert!(
+        Recorder::open(&path, &longer).unwrap_err().to_string().contains("begun by `rtvirtio bench sweep`")
+    );
+}
+
+#[test]
+fn runs_of_one_condition_are_known_by_what_they_ran() {
+    let (a, mut b) = (point("a"), point("b"));
+    b.seed = 9;
+    assert!(a.repeats(&b));
+    b.vms[0][0].rate = Some(Iops(200.0));
+    assert!(!a.repeats(&b));
 }

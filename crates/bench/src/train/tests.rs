@@ -64,6 +64,7 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
                         p9999: tail,
                         max: tail,
                         hist: vec![400, 1000],
+                        upper: None,
                     }
                 })
                 .collect();

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rtvirtio_host::{BlockDevice, Root};
 use rtvirtio_units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::fs::FILE_NAME;
+use crate::loops::{attach, detach, elevator_of, loops_on, set_elevator};
 use crate::proc::ProcessId;
 
 /// How long the twin's process may take to mount.
@@ -141,7 +141,7 @@ impl TwinHandle {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        let device = attach_loop(&file)?;
+        let device = attach(&file)?;
         self.device = Some(device.clone());
         self.elevator = elevator_of(&device);
         save(self).map_err(err("save the lab's state for", &mount))?;
@@ -158,7 +158,7 @@ impl TwinHandle {
         for device in loops_on(&file) {
             // Unknown after a crash at the worst moment: then the loop driver's own default.
             set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));
-            detach_loop(&device)?;
+            detach(&device)?;
         }
         self.device = None;
         if let Some(process) = self.process.clone() {
@@ -182,67 +182,4 @@ impl TwinHandle {
 fn is_mounted(path: &Path) -> bool {
     let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else { return false };
     table.lines().any(|line| line.split(' ').nth(4) == path.to_str())
-}
-
-fn losetup(args: &[&str], path: &Path) -> Result<String, TwinError> {
-    let loop_error = |message: String| TwinError::Loop { path: path.to_owned(), message };
-    let out = Command::new("losetup").args(args).arg(path).output().map_err(|e| loop_error(e.to_string()))?;
-    if out.status.success() {
-        Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
-    } else {
-        Err(loop_error(String::from_utf8_lossy(&out.stderr).trim().to_owned()))
-    }
-}
-
-fn find(device: &Path) -> Option<(Root, BlockDevice)> {
-    let root = Root::default();
-    let device = BlockDevice::find(&root, device).ok()?;
-    Some((root, device))
-}
-
-fn elevator_of(device: &Path) -> Option<String> {
-    let (root, device) = find(device)?;
-    Some(device.elevators(&root).ok()?.current)
-}
-
-/// Best effort: a device whose elevator cannot be set must be detached all the same.
-fn set_elevator(device: &Path, elevator: &str) {
-    if let Some((root, device)) = find(device) {
-        let _ = device.set_elevator(&root, elevator);
-    }
-}
-
-fn attach_loop(file: &Path) -> Result<PathBuf, TwinError> {
-    losetup(&["--find", "--show", "--direct-io=on"], file).map(PathBuf::from)
-}
-
-fn detach_loop(device: &Path) -> Result<(), TwinError> {
-    losetup(&["--detach"], device)?;
-    // Detaching is asynchronous while somebody still holds the device open.
-    let backing =
-        Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("loop/backing_file");
-    let deadline = Instant::now() + STOP_DEADLINE;
-    while backing.exists() {
-        if Instant::now() > deadline {
-            return Err(TwinError::Loop {
-                path: device.to_owned(),
-                message: "still in use after detaching".to_owned(),
-            });
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    Ok(())
-}
-
-/// Loop devices whose backing file is `file`. From sysfs, because the file's own file system may be dead.
-fn loops_on(file: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter(|e| {
-            fs::read_to_string(e.path().join("loop/backing_file"))
-                .is_ok_and(|b| Path::new(b.trim_end()) == file)
-        })
-        .map(|e| Path::new("/dev").join(e.file_name()))
-        .collect()
 }

@@ -1,6 +1,7 @@
 //! What a device can do, measured: throughput and latency over depth, and what BFQ itself costs on it.
 //!
-//! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same under `bfq`, and writes where they are allowed. The three
+//! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same under `bfq`, and writes where they are allowed; under
+//! `none` also with larger requests, so that time per request and time per byte can be told apart. The three
 //! series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what does not
 //! look right becomes a line in [`Profile::doubts`] and is left as it was measured.
 
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use rtvirtio_model::{DepthPoint, PROFILE_SCHEMA, Profile};
+use rtvirtio_model::{DepthPoint, LargeRequests, PROFILE_SCHEMA, Profile};
 use rtvirtio_units::{Bytes, Iops, Percentile};
 
 use crate::MeasureError;
@@ -28,6 +29,10 @@ use crate::run::add_bins;
 
 /// Depths that are measured.
 pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Depths at which larger requests are measured: alone, and enough of them for the best throughput.
+pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
+/// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4 KiB.
+pub const LARGE: Bytes = Bytes(128 << 10);
 /// Repetitions of each point.
 const REPETITIONS: usize = 3;
 /// Time at the start of each point that does not count.
@@ -96,6 +101,13 @@ impl Series {
         if self == Self::ReadBfq { "bfq" } else { "none" }
     }
 
+    /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would add nothing there.
+    fn points(self, block: Bytes) -> Vec<(u32, Bytes)> {
+        let large = if self == Self::ReadBfq || block >= LARGE { &[][..] } else { &LARGE_DEPTHS[..] };
+        let own = DEPTHS.iter().map(|d| (*d, block));
+        own.chain(large.iter().map(|d| (*d, LARGE))).collect()
+    }
+
     fn label(self) -> &'static str {
         match self {
             Self::Read => "reads with none",
@@ -133,10 +145,12 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     } else {
         &[Series::Read, Series::ReadBfq]
     };
-    let point = point_time(options.budget, series.len())
+    let steps: usize = series.iter().map(|s| s.points(options.block).len()).sum();
+    let point = point_time(options.budget, series.len(), steps)
         .ok_or_else(|| refuse("the time budget is too short: give at least 6 s"))?;
-    let mut points: Vec<Vec<Point>> = vec![vec![Point::default(); DEPTHS.len()]; series.len()];
-    let total = (REPETITIONS * series.len() * DEPTHS.len()) as u64;
+    let mut points: Vec<Vec<Point>> =
+        series.iter().map(|s| vec![Point::default(); s.points(options.block).len()]).collect();
+    let total = (REPETITIONS * steps) as u64;
     let mut done = 0;
     for repetition in 0..REPETITIONS {
         for (series, points) in series.iter().zip(&mut points) {
@@ -151,7 +165,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 point,
                 &mut |elapsed| {
                     let step = elapsed.as_secs_f64() / slot(point).as_secs_f64();
-                    (control.progress)(done + (step as u64).min(DEPTHS.len() as u64 - 1), total, &label);
+                    (control.progress)(done + (step as u64).min(points.len() as u64 - 1), total, &label);
                 },
                 control.cancel,
             )?;
@@ -161,18 +175,27 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 point.iops.push(direction.iops);
                 point.max = point.max.max(direction.max());
             }
-            done += DEPTHS.len() as u64;
+            done += points.len() as u64;
         }
     }
     (control.progress)(total, total, "done");
     let mut doubts = Vec::new();
     let mut results: Vec<Vec<DepthPoint>> = Vec::new();
+    let mut large: Vec<Vec<DepthPoint>> = Vec::new();
     for (series, points) in series.iter().zip(&points) {
-        let summary = summarise(points);
-        doubts.extend(checks::doubts(series.label(), &summary, points));
+        let (own, larger) = points.split_at(DEPTHS.len());
+        let summary = summarise(&DEPTHS, own);
+        doubts.extend(checks::doubts(series.label(), &summary, own));
         results.push(summary);
+        // Not doubted by the checks: only their typical time and throughput are used.
+        large.push(summarise(&LARGE_DEPTHS, larger));
     }
-    let mut results = results.into_iter();
+    let (mut results, mut large) = (results.into_iter(), large.into_iter());
+    let large = LargeRequests {
+        block: LARGE,
+        read: large.next().unwrap_or_default(),
+        write: large.nth(1).unwrap_or_default(),
+    };
     Ok(Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         device: device_name(&options.device),
@@ -181,6 +204,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         read: results.next().unwrap_or_default(),
         read_bfq: results.next().unwrap_or_default(),
         write: results.next().unwrap_or_default(),
+        large: (!large.read.is_empty()).then_some(large),
         guest: None,
         cpus: online_cpus(),
         kernel: kernel_release()?,
@@ -189,9 +213,9 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
 }
 
 /// Measured time of each point, so that everything fits into the budget; `None` when less than 100 ms would be left.
-fn point_time(budget: Duration, series: usize) -> Option<Duration> {
+fn point_time(budget: Duration, series: usize, points: usize) -> Option<Duration> {
     let runs = (REPETITIONS * series) as u32;
-    let per_point = budget.checked_sub(START_COST * runs)? / (runs * DEPTHS.len() as u32);
+    let per_point = budget.checked_sub(START_COST * runs)? / (REPETITIONS * points) as u32;
     per_point.checked_sub(RAMP + GAP).filter(|t| *t >= Duration::from_millis(100))
 }
 
@@ -208,7 +232,8 @@ fn run_series(
     on_tick: &mut dyn FnMut(Duration),
     cancel: &AtomicBool,
 ) -> Result<Vec<JobStats>, MeasureError> {
-    let duration = slot(point) * DEPTHS.len() as u32;
+    let points = series.points(options.block);
+    let duration = slot(point) * points.len() as u32;
     let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
     let text = job_text(options, series, repetition, point);
     let load = Load {
@@ -221,13 +246,13 @@ fn run_series(
     };
     let output = run_text(&load, &mut control)?;
     let stats = parse_json(&output.json)?;
-    if stats.len() != DEPTHS.len() {
+    if stats.len() != points.len() {
         return Err(MeasureError::Json {
-            reason: format!("{} sections for {} depths", stats.len(), DEPTHS.len()),
+            reason: format!("{} sections for {} points", stats.len(), points.len()),
         });
     }
-    for (stats, depth) in stats.iter().zip(DEPTHS) {
-        let task = || format!("{} at depth {depth}", series.label());
+    for (stats, (depth, block)) in stats.iter().zip(points) {
+        let task = || format!("{} of {block} at depth {depth}", series.label());
         if stats.error != 0 {
             let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
             return Err(MeasureError::Task { task: task(), reason });
@@ -240,31 +265,32 @@ fn run_series(
     Ok(stats)
 }
 
-/// One section per depth, one after the other by `startdelay`. (`stonewall` would say the same, but fio 3.33 then takes a quarter of a
+/// One section per point, one after the other by `startdelay`. (`stonewall` would say the same, but fio 3.33 then takes a quarter of a
 /// second to start each next section.)
 fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: Duration) -> String {
     let mut s = format!("[global]\n{COMMON}");
     // Cannot fail: writing to a String.
     let _ = write!(
         s,
-        "filename={}\nsize={}\nbs={}\nrw={}\nioengine=libaio\nramp_time={}ms\nruntime={}ms\n",
+        "filename={}\nsize={}\nrw={}\nioengine=libaio\nramp_time={}ms\nruntime={}ms\n",
         escaped(&options.device),
         options.size.0,
-        options.block.0,
         if series == Series::Write { "randwrite" } else { "randread" },
         RAMP.as_millis(),
         point.as_millis(),
     );
-    for (i, depth) in DEPTHS.iter().enumerate() {
-        let seed = options.seed.wrapping_add((repetition * DEPTHS.len() + i + 1) as u64);
+    let points = series.points(options.block);
+    for (i, (depth, block)) in points.iter().enumerate() {
+        let seed = options.seed.wrapping_add((repetition * points.len() + i + 1) as u64);
         let delay = (slot(point) * i as u32).as_millis();
-        let _ = write!(s, "\n[d{depth}]\nstartdelay={delay}ms\niodepth={depth}\nrandseed={seed}\n");
+        let bytes = block.0;
+        let _ = write!(s, "\n[p{i}]\nstartdelay={delay}ms\nbs={bytes}\niodepth={depth}\nrandseed={seed}\n");
     }
     s
 }
 
-fn summarise(points: &[Point]) -> Vec<DepthPoint> {
-    DEPTHS
+fn summarise(depths: &[u32], points: &[Point]) -> Vec<DepthPoint> {
+    depths
         .iter()
         .zip(points)
         .map(|(depth, p)| {

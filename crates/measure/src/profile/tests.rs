@@ -23,7 +23,7 @@ fn healthy() -> Vec<Point> {
 }
 
 fn doubts_of(points: &[Point]) -> Vec<String> {
-    checks::doubts("reads with none", &summarise(points), points)
+    checks::doubts("reads with none", &summarise(&DEPTHS, points), points)
 }
 
 #[test]
@@ -87,13 +87,12 @@ fn two_groups_need_an_empty_middle() {
 
 #[test]
 fn time_fits_the_budget() {
-    for series in [2, 3] {
-        let point = point_time(Duration::from_secs(36), series).unwrap();
-        let runs = (REPETITIONS * series) as u32;
-        let total = runs * (START_COST + slot(point) * DEPTHS.len() as u32);
+    for (series, points) in [(2, 14), (3, 22)] {
+        let point = point_time(Duration::from_secs(36), series, points).unwrap();
+        let total = REPETITIONS as u32 * (START_COST * series as u32 + slot(point) * points as u32);
         assert!(total <= Duration::from_secs(36) && total > Duration::from_secs(35), "{total:?}");
     }
-    assert_eq!(point_time(Duration::from_secs(5), 2), None);
+    assert_eq!(point_time(Duration::from_secs(5), 2, 14), None);
 }
 
 #[test]
@@ -101,18 +100,20 @@ fn job_text_runs_the_depths_one_after_the_other() {
     let mut options = ProfileOptions::new("/dev/a:b".into(), Bytes(1 << 30), "/x".into());
     options.seed = 10;
     let text = job_text(&options, Series::ReadBfq, 1, Duration::from_millis(870));
-    assert!(text.starts_with(&format!(
-        "[global]\n{COMMON}filename=/dev/a\\:b\nsize=1073741824\nbs=4096\nrw=randread\n"
-    )));
     assert!(
-        text.contains("ramp_time=100ms\nruntime=870ms\n\n[d1]\nstartdelay=0ms\niodepth=1\nrandseed=17\n")
+        text.starts_with(&format!("[global]\n{COMMON}filename=/dev/a\\:b\nsize=1073741824\nrw=randread\n"))
     );
-    assert!(text.ends_with("[d32]\nstartdelay=5000ms\niodepth=32\nrandseed=22\n"));
+    assert!(text.contains(
+        "ramp_time=100ms\nruntime=870ms\n\n[p0]\nstartdelay=0ms\nbs=4096\niodepth=1\nrandseed=17\n"
+    ));
+    assert!(text.ends_with("[p5]\nstartdelay=5000ms\nbs=4096\niodepth=32\nrandseed=22\n"));
+    let read = job_text(&options, Series::Read, 0, RAMP);
+    assert!(read.contains("[p6]\nstartdelay=1380ms\nbs=131072\niodepth=1\n"), "{read}");
     assert!(job_text(&options, Series::Write, 0, RAMP).contains("rw=randwrite\n"));
 }
 
 fn profile() -> Profile {
-    let read = summarise(&healthy());
+    let read = summarise(&DEPTHS, &healthy());
     Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         device: "loop0".to_owned(),
@@ -120,6 +121,7 @@ fn profile() -> Profile {
         block: Bytes::from_kib(4),
         guest: Some(GuestPoint { kind: "process".to_owned(), point: read[0].clone(), cpu_per_request: 1e-5 }),
         read_bfq: read.clone(),
+        large: Some(LargeRequests { block: LARGE, read: read.clone(), write: Vec::new() }),
         read,
         write: Vec::new(),
         cpus: 2,

@@ -88,6 +88,11 @@ fn incomplete_or_foreign_output_is_refused() {
 
 /// A task of 100/s for 10 s, target p99 <= 400 ms, at which request `i` takes `lat(i)` ms and only `made` are made.
 fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
+    let target = Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) };
+    synthetic_with(Some(target), made, lat)
+}
+
+fn synthetic_with(target: Option<Target>, made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
     let task = Task {
         name: "t".to_owned(),
         op: Op::Read,
@@ -97,7 +102,7 @@ fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: Some(Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) }),
+        target,
     };
     let vm = Vm { name: "vm0".to_owned(), reach: Reach::Lab(LabKind::Process), tasks: vec![task] };
     let options = JobOptions {
@@ -148,6 +153,24 @@ fn rate_and_tail_are_judged_together() {
     assert_eq!(r.why, "960 of 960 above 400ms; 0/s instead of 100/s");
     assert_eq!((r.max_ns, r.fio_p9999_ns), (Nanos::from_millis(10_000), Nanos(0)));
     assert!(r.p50_ns > Nanos::from_millis(5_000), "{}", r.p50_ns);
+}
+
+#[test]
+fn a_starved_task_without_a_target_has_a_tail_too() {
+    let r = synthetic_with(None, 0, |_| 1);
+    assert_eq!((r.n, r.verdict), (0, None));
+    assert_eq!((r.max_ns, r.p9999_ns), (Nanos::from_millis(10_000), Nanos::from_millis(10_000)));
+    // Stopped in the middle: what had waited for longer than any that completed counts.
+    let r = synthetic_with(None, 500, |_| 1);
+    assert_eq!((r.n, r.max_ns), (500, Nanos::from_millis(5_000)));
+    assert!(
+        r.p99_ns > Nanos::from_millis(4_800) && r.p50_ns > Nanos::from_millis(1),
+        "{} {}",
+        r.p50_ns,
+        r.p99_ns
+    );
+    let r = synthetic_with(None, 1_000, |_| 1);
+    assert_eq!(r.max_ns, Nanos::from_millis(1), "nothing is overdue");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! network that did not learn from it (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019). How
 //! they are fitted, and what coverage was seen: `docs/model.md`.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rtvirtio_spec::{Arrival, Pattern, Spec, Task};
@@ -20,7 +21,7 @@ use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperB
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
-pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v1";
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v2";
 
 /// How much wider a bound is where the networks extrapolate. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
@@ -31,12 +32,9 @@ const EXTRAPOLATED: f64 = 2.0;
 pub struct HostModel {
     /// Always [`HOST_MODEL_SCHEMA`].
     pub schema: String,
-    /// The device as its profile names it.
-    pub device: String,
-    /// Kernel release of the host that was measured.
-    pub kernel: String,
-    /// Its CPUs.
-    pub cpus: u32,
+    /// The device and host as measured before the runs. Forecasts rest on this profile, not on a later one: the networks have learned where
+    /// the formulas err with its numbers.
+    pub profile: Profile,
     /// Names of the features in order.
     pub features: Vec<String>,
     /// Length of the runs that it was learned from, s: what is predicted is the tail of such a run.
@@ -175,7 +173,7 @@ impl HostModel {
         let of =
             |device: &str, kernel: &str, cpus: u32| format!("{device} on Linux {kernel} with {cpus} CPUs");
         let ours = of(&profile.device, &profile.kernel, profile.cpus);
-        let theirs = of(&self.device, &self.kernel, self.cpus);
+        let theirs = of(&self.profile.device, &self.profile.kernel, self.profile.cpus);
         if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
     }
 
@@ -194,7 +192,10 @@ impl HostModel {
     }
 
     fn unusable(&self, e: &rtvirtio_stats::ensemble::EnsembleError) -> ModelError {
-        ModelError::BadProfile { device: self.device.clone(), what: format!("its learned model fails: {e}") }
+        ModelError::BadProfile {
+            device: self.profile.device.clone(),
+            what: format!("its learned model fails: {e}"),
+        }
     }
 
     /// The bound of a row.
@@ -252,12 +253,7 @@ impl Learned {
         Self { model, kind: ModelKind::Mlp }
     }
 
-    fn forecast_paper(
-        &self,
-        profile: &Profile,
-        spec: &Spec,
-        config: &Config,
-    ) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_paper(&self, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         if config.elevator != Elevator::Bfq {
             return Err(ModelError::NotCovered {
                 model: "paper's network",
@@ -266,10 +262,10 @@ impl Learned {
             });
         }
         let paper = self.model.paper.as_ref().ok_or_else(|| ModelError::BadProfile {
-            device: self.model.device.clone(),
+            device: self.model.profile.device.clone(),
             what: "its learned model has no network of the paper's form".to_owned(),
         })?;
-        let slice = crate::Slice.forecast(profile, spec, config)?;
+        let slice = crate::Slice.forecast(&self.model.profile, spec, config)?;
         let rows = paper_features(spec, config);
         let mut scratch = Scratch::default();
         rows.iter()
@@ -287,12 +283,18 @@ impl TailModel for Learned {
         self.kind
     }
 
-    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    /// From the profile that the model was learned with. Of the one given only the guest's part counts: models are learned with process VMs.
+    fn forecast(&self, given: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         if self.kind == ModelKind::Mlp {
-            return self.forecast_paper(profile, spec, config);
+            return self.forecast_paper(spec, config);
         }
         let model = &self.model;
-        let (rows, slice) = features(profile, spec, config, model.seconds)?;
+        let profile = if given.guest == model.profile.guest {
+            Cow::Borrowed(&model.profile)
+        } else {
+            Cow::Owned(Profile { guest: given.guest.clone(), ..model.profile.clone() })
+        };
+        let (rows, slice) = features(&profile, spec, config, model.seconds)?;
         let regime = Regime::of(spec, config);
         let mut scratch = Scratch::default();
         rows.iter()

@@ -18,6 +18,14 @@ pub fn profile(p: &Profile, style: &Style) -> String {
         out.push('\n');
         out.push_str(&depths("writes", &p.write, &[], style));
     }
+    if let Some(large) = &p.large {
+        out.push('\n');
+        out.push_str(&depths(&format!("reads of {}", large.block), &large.read, &[], style));
+        if !large.write.is_empty() {
+            out.push('\n');
+            out.push_str(&depths(&format!("writes of {}", large.block), &large.write, &[], style));
+        }
+    }
     if let Some(g) = &p.guest {
         let line = format!(
             "alone in a VM ({}), depth {}: {}/s, p50 {}, p99 {}, p99.99 {}, {} us of host CPU a request",

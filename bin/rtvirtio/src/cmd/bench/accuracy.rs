@@ -1,14 +1,18 @@
 //! `rtvirtio bench accuracy`: how well the models hold on runs that they have not seen.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
-use rtvirtio_bench::accuracy::{Accuracy, evaluate, learning_curve, split};
+use rtvirtio_bench::accuracy::{Accuracy, judge, learning_curve, split};
 use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::{BenchFile, Claim};
-use rtvirtio_bench::dataset::Dataset;
+use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
+use rtvirtio_bench::given_host::{GivenHost, given_host};
+use rtvirtio_bench::repeat::{Repeatability, repeatability};
 use rtvirtio_bench::train::{TrainSettings, fit};
-
+use rtvirtio_model::HostModel;
 use rtvirtio_report::{BenchPage, bench_html};
 
 use super::page;
@@ -30,19 +34,32 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
             anyhow::bail!("{}: it holds no profile of its device; measure again", path.display());
         };
         let settings = TrainSettings { seed: args.seed, ..TrainSettings::default() };
-        let (train, test) = split(&data.points, args.held_out, args.seed);
+        let points: Vec<Point> = data.points.into_iter().filter(|p| p.scheme == SWEEP).collect();
+        let (train, test) = split(&points, args.held_out, args.seed);
         ui.step(&format!("{device}: fitting on {} runs, judging on {}", train.len(), test.len()));
-        let accuracy = evaluate(&train, &test, profile, &settings)?;
+        let model = Arc::new(fit(&train, profile, &generated(), &settings)?);
+        let accuracy = judge(Arc::clone(&model), &test, profile)?;
         let curve = learning_curve(&train, &test, profile, &SIZES, &settings)?;
+        let limits = Limits {
+            repeat: repeatability(&points),
+            given_host: given_host(&train, &test, profile, &settings)?,
+        };
         text.push_str(&shown(device, &accuracy, &curve));
+        text.push_str(&limits.text());
         match calibrate(&train, profile, args.seed) {
             Ok(calibration) => text.push_str(&calibrated(&calibration)),
             Err(e) => ui.warn(&e.to_string()),
         }
+        if let Some(path) = &args.guests {
+            let (guests, claim) = in_guests(path, device, model)?;
+            text.push_str(&guests);
+            claims.push(claim);
+        }
         claims.extend(of(&accuracy));
+        claims.extend(limits.claims());
         sections.extend(page::accuracy(device, &accuracy, &curve));
         if let Some(out) = &args.model {
-            let model = fit(&data.points, profile, &generated(), &settings)?;
+            let model = fit(&points, profile, &generated(), &settings)?;
             write_file(out, &serde_json::to_vec(&model)?)?;
             ui.step(&format!("saved {}", out.display()));
         }
@@ -64,6 +81,83 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let met = claims.iter().all(|c| c.met);
     show(ui, &BenchFile::new(host, Vec::new(), claims), || text)?;
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(2) })
+}
+
+/// The model, learned with process VMs, on runs in QEMU guests.
+fn in_guests(path: &Path, device: &str, model: Arc<HostModel>) -> anyhow::Result<(String, Claim)> {
+    let data = Dataset::load(path)?;
+    let Some(profile) = data.header.profiles.get(device) else {
+        anyhow::bail!("{}: it is not of {device}", path.display());
+    };
+    let a = judge(model, &data.points, profile)?;
+    let text = format!(
+        "\nin {} runs of QEMU guests ({}): typical factor {:.2}, {:.1}% of {} tails below the bound, upper/actual {:.2}\n",
+        a.held_out,
+        data.header.host.accelerator,
+        a.scores[0].factor,
+        100.0 * a.coverage,
+        a.held.len(),
+        a.sharpness
+    );
+    let what = format!(
+        "tails in QEMU guests ({}) below the bound of a model learned with process VMs",
+        data.header.host.accelerator
+    );
+    Ok((text, Claim::new("accuracy.bound.coverage_in_guests", what, a.coverage, "share", a.held.len())))
+}
+
+/// What limits the sharpness of any bound here.
+struct Limits {
+    repeat: Option<Repeatability>,
+    given_host: GivenHost,
+}
+
+impl Limits {
+    fn text(&self) -> String {
+        let g = &self.given_host;
+        let mut s = format!(
+            "\nwith the host's own stalls of each run known: coverage {:.2}%, upper/actual {:.2}\n",
+            100.0 * g.coverage,
+            g.sharpness
+        );
+        let Some(r) = &self.repeat else {
+            s.push_str("no condition ran twice: `bench sweep --again N` tells how far two runs of one condition differ\n");
+            return s;
+        };
+        let _ = writeln!(
+            s,
+            "{} conditions ran {} times: a bound at 99% of runs needs {:.2} times a condition's own median (median over tasks)",
+            r.conditions, r.runs, r.floor
+        );
+        for (name, n, typical, p90) in r.regimes.iter().filter(|r| r.1 > 0) {
+            let _ = writeln!(s, "  {name:<24} {n:>5} pairs differ by {typical:.2} (median), {p90:.2} (p90)");
+        }
+        s
+    }
+
+    fn claims(&self) -> Vec<Claim> {
+        let g = &self.given_host;
+        let mut claims = vec![Claim::new(
+            "accuracy.bound.sharpness_given_host",
+            format!(
+                "median of upper bound over measured tail when the host's own stalls are known (coverage {:.3})",
+                g.coverage
+            ),
+            g.sharpness,
+            "ratio",
+            g.n,
+        )];
+        claims.extend(self.repeat.as_ref().map(|r| {
+            Claim::new(
+                "accuracy.bound.floor",
+                "what a perfect bound at 99 % would need above the median, from conditions that ran more than once",
+                r.floor,
+                "ratio",
+                r.runs,
+            )
+        }));
+        claims
+    }
 }
 
 fn of(a: &Accuracy) -> Vec<Claim> {

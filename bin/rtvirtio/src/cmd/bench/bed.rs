@@ -1,4 +1,4 @@
-//! A test bed: a lab of process VMs on a device of its own, made for an experiment and removed after it.
+//! A test bed: a lab on a device of its own, made for an experiment and removed after it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use rtvirtio_host::Root;
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_model::{Config, DepthPoint, Elevator, ModelKind, Profile};
-use rtvirtio_spec::Device;
+use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
 
 use super::BENCH_DIR;
@@ -27,8 +27,11 @@ use crate::ui::Ui;
 /// Time for the profile of a device.
 const PROFILE_TIME: Duration = Duration::from_secs(36);
 
-/// Size of the twin: 200 MB for each of five VMs.
-const TWIN_SIZE: Bytes = Bytes(1 << 30);
+/// Size of a device that is made: 200 MB for each of five VMs.
+const MADE_SIZE: Bytes = Bytes(1 << 30);
+
+/// Prefix of the path of a file that stands for a disk.
+const FILE: &str = "file:";
 
 /// A lab that is removed when this is dropped.
 pub struct Bed<'a> {
@@ -42,24 +45,43 @@ pub struct Bed<'a> {
 }
 
 impl<'a> Bed<'a> {
-    /// Process VMs on a twin.
-    pub fn twin(name: &str, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
-        let device = format!("twin = {name:?}\nsize = \"{TWIN_SIZE}\"");
-        Self::make(name, &device, vms, global, ui)
+    /// VMs on a device that is made for them: `twin:NAME`, or `file:PATH` for a file on a disk of this machine.
+    pub fn made(
+        device: &str,
+        vms: usize,
+        kind: LabKind,
+        global: &Global,
+        ui: &'a Ui,
+    ) -> anyhow::Result<Self> {
+        let text = match device.strip_prefix(FILE) {
+            Some(path) => {
+                let path = std::path::absolute(path)?;
+                format!("file = {:?}\nsize = \"{MADE_SIZE}\"", path.display().to_string())
+            }
+            None => format!("twin = {:?}\nsize = \"{MADE_SIZE}\"", device_name(device)),
+        };
+        Self::make(device_name(device), &text, (vms, kind), global, ui)
     }
 
     /// Process VMs on a real device. Nothing may use it, and nothing is written to it.
     pub fn real(path: &Path, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
         let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        Self::make(&name, &format!("path = {:?}", path.display().to_string()), vms, global, ui)
+        let text = format!("path = {:?}", path.display().to_string());
+        Self::make(&name, &text, (vms, LabKind::Process), global, ui)
     }
 
-    fn make(name: &str, device: &str, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
+    fn make(
+        name: &str,
+        device: &str,
+        (vms, kind): (usize, LabKind),
+        global: &Global,
+        ui: &'a Ui,
+    ) -> anyhow::Result<Self> {
         let mut global = global.clone();
         global.run_dir = global.run_dir.join(BENCH_DIR);
         global.state_dir = global.run_dir.join(DEMO_STATE);
         lab::remove(&global)?;
-        let text = idle_spec(device, vms);
+        let text = idle_spec(device, vms, kind);
         let spec = rtvirtio_spec::parse(BENCH_DIR, &text)?;
         lab::up(&spec, BENCH_DIR, &text, AccelName::Auto, &global, ui)?;
         let spec_device = spec.device.clone();
@@ -75,7 +97,7 @@ impl<'a> Bed<'a> {
 
     /// Whether its data may be overwritten.
     pub fn may_write(&self) -> bool {
-        matches!(self.spec_device, Device::Twin { .. })
+        self.spec_device.is_made()
     }
 
     /// Measures the device.
@@ -134,9 +156,13 @@ impl<'a> Bed<'a> {
     /// What one needs to know of the host.
     pub fn facts(&self) -> rtvirtio_measure::HostFacts {
         let mut facts = self.site.facts();
-        // A loop device's number is chance.
-        if let Device::Twin { profile, .. } = &self.spec_device {
-            facts.device = format!("twin {profile} (emulated)");
+        // A loop device's number is chance, and a path is nobody's business.
+        match &self.spec_device {
+            Device::Twin { profile, .. } => facts.device = format!("twin {profile} (emulated)"),
+            Device::File { size, .. } => {
+                facts.device = format!("file of {size} on a disk of this machine, direct I/O");
+            }
+            Device::Path(_) => {}
         }
         facts
     }
@@ -190,11 +216,12 @@ impl Drop for Bed<'_> {
 }
 
 /// A spec of VMs that are there but have next to nothing to do.
-fn idle_spec(device: &str, vms: usize) -> String {
+fn idle_spec(device: &str, vms: usize, kind: LabKind) -> String {
+    let lab = if kind == LabKind::Qemu { "qemu" } else { "process" };
     let mut text = format!("[device]\n{device}\n");
     for i in 0..vms {
         text.push_str(&format!(
-            "[[vm]]\nname = \"{}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t0\"\nop = \"read\"\n\
+            "[[vm]]\nname = \"{}\"\nlab = \"{lab}\"\n[[vm.task]]\nname = \"t0\"\nop = \"read\"\n\
              block = \"4KiB\"\nrate = \"1/s\"\n",
             vm_name(i)
         ));
@@ -202,7 +229,7 @@ fn idle_spec(device: &str, vms: usize) -> String {
     text
 }
 
-/// A device with a name for datasets.
-pub fn twin_name(text: &str) -> &str {
-    text.strip_prefix("twin:").unwrap_or(text)
+/// A device's name in datasets.
+pub fn device_name(text: &str) -> &str {
+    if text.starts_with(FILE) { "own-disk" } else { text.strip_prefix("twin:").unwrap_or(text) }
 }

@@ -3,8 +3,10 @@
 mod accuracy;
 pub mod bed;
 mod cases;
+mod contention;
 mod page;
 mod plan;
+mod runs;
 pub mod sweep;
 
 use std::process::ExitCode;
@@ -20,6 +22,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
     match command {
         BenchCommand::Sweep(args) => sweep::run(args, global, ui),
         BenchCommand::Cases(args) => cases::run(args, global, ui),
+        BenchCommand::Contention(args) => contention::run(args, global, ui),
         BenchCommand::Accuracy(args) => accuracy::run(args, ui),
         BenchCommand::Plan(args) => plan::run(args, ui),
     }

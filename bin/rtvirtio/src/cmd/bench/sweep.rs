@@ -5,26 +5,33 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rtvirtio_bench::chooser::least_sure;
-use rtvirtio_bench::dataset::{Point, Recorder};
+use rtvirtio_bench::dataset::SWEEP;
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions};
-use rtvirtio_bench::run::{self, Job, disturbed};
-use rtvirtio_bench::stage::{Stage, Treatment};
+use rtvirtio_bench::run::disturbed;
+use rtvirtio_bench::stage::Treatment;
 use rtvirtio_bench::train::{FEWEST, TrainSettings, fit};
 use rtvirtio_model::{HostModel, Profile};
+use rtvirtio_spec::LabKind;
+use rtvirtio_units::Nanos;
 
-use super::bed::{Bed, twin_name};
+use super::bed::{Bed, device_name};
+use super::runs::{Runs, Wanted};
 use crate::args::{BenchSweepArgs, Global};
 use crate::cmd::need_root;
 use crate::cmd::verify::generated;
 use crate::site;
-use crate::ui::{Cancelled, Ui};
+use crate::ui::Ui;
 
-/// Tries per point when the host is not quiet.
-const TRIES: u32 = 2;
+/// Further runs of a condition that runs again.
+const AGAIN: usize = 2;
+/// QEMU guests of a sweep in guests: what a machine of two CPUs carries without KVM.
+const GUESTS: usize = 3;
+/// Requests per second that they carry beside the rest, in all.
+const GUEST_RATE: f64 = 1200.0;
 /// Runs between two looks at where the model is least sure.
 const BATCH: usize = 12;
 /// Length of a run of `profile --sweep`.
-const RUN: Duration = Duration::from_secs(8);
+const RUN: Nanos = Nanos(8_000_000_000);
 /// Share of disturbed runs above which the whole sweep is doubted.
 const BUSY: f64 = 0.3;
 
@@ -34,14 +41,21 @@ pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     let _lock = site::lock(global)?;
     let profile = args.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
     for device in &args.devices {
-        let device = twin_name(device);
-        let bed = Bed::twin(device, MAX_VMS + 1, global, ui)?;
-        let path = args.out.join(format!("{device}.jsonl"));
-        let command =
-            format!("rtvirtio bench sweep twin:{device} --points {} --seed {}", args.points, args.seed);
-        let swept =
-            Sweep::begin(&bed, &path, &command, Duration::from_nanos(args.length.0), profile.as_ref(), ui)
-                .and_then(|mut sweep| sweep.design(args.points, args.seed));
+        let (vms, kind, suffix) = match args.qemu {
+            0 => (MAX_VMS + 1, LabKind::Process, ""),
+            _ => (GUESTS, LabKind::Qemu, "-qemu"),
+        };
+        let bed = Bed::made(device, vms, kind, global, ui)?;
+        let path = args.out.join(format!("{}{suffix}.jsonl", device_name(device)));
+        let mut command = format!(
+            "rtvirtio bench sweep {device} --points {} --seed {} --for {}",
+            args.points, args.seed, args.length
+        );
+        if args.qemu > 0 {
+            command.push_str(" --qemu");
+        }
+        let swept = Runs::begin(&bed, &path, command, args.length, profile.clone(), ui)
+            .and_then(|runs| Sweep { bed: &bed, runs, ui }.design(args));
         bed.remove()?;
         swept?;
     }
@@ -56,48 +70,47 @@ pub fn learn(
     time: Duration,
     ui: &Ui,
 ) -> anyhow::Result<HostModel> {
-    let mut sweep = Sweep::begin(bed, data, "rtvirtio profile --sweep", RUN, Some(profile), ui)?;
+    let command = "rtvirtio profile --sweep".to_owned();
+    let runs = Runs::begin(bed, data, command, RUN, Some(profile.clone()), ui)?;
+    let mut sweep = Sweep { bed, runs, ui };
     sweep.adaptive(time)?;
     sweep.doubt();
-    Ok(fit(&sweep.points, &sweep.profile, &generated(), &TrainSettings::default())?)
+    Ok(fit(&sweep.runs.points, &sweep.runs.profile, &generated(), &TrainSettings::default())?)
+}
+
+/// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not the device's scheduler.
+fn light(condition: &Condition) -> bool {
+    let rates = condition.vms.iter().flatten().filter_map(|s| s.rate);
+    condition.vms.len() <= GUESTS && rates.map(|r| r.0).sum::<f64>() <= GUEST_RATE
 }
 
 /// A sweep under way.
 struct Sweep<'a> {
     bed: &'a Bed<'a>,
-    stage: Stage<'a>,
-    profile: Profile,
-    recorder: Recorder,
-    points: Vec<Point>,
-    length: Duration,
+    runs: Runs<'a>,
     ui: &'a Ui,
 }
 
 impl<'a> Sweep<'a> {
-    fn begin(
-        bed: &'a Bed<'a>,
-        path: &Path,
-        command: &str,
-        length: Duration,
-        profile: Option<&Profile>,
-        ui: &'a Ui,
-    ) -> anyhow::Result<Self> {
-        let (profile, recorder, points) = bed.record(path, command.to_owned(), profile.cloned())?;
-        if !points.is_empty() {
-            ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
-        }
-        Ok(Self { bed, stage: bed.stage()?, profile, recorder, points, length, ui })
-    }
-
-    /// A fixed number of conditions.
-    fn design(&mut self, n: usize, seed: u64) -> anyhow::Result<()> {
+    /// A fixed number of conditions, and the first of them again: the design's order is of chance, so they are a fair sample. Or those of
+    /// them that guests can carry, in guests.
+    fn design(&mut self, args: &BenchSweepArgs) -> anyhow::Result<()> {
+        let (n, seed) = (args.points, args.seed);
         let all = self.conditions(n, seed)?;
-        let mut bar = self.ui.bar(&format!("{}: {n} runs", self.bed.device), n as u64);
-        for (i, condition) in all.iter().enumerate() {
-            bar.set(i as u64);
-            let id = format!("{}/{seed}/{i}", self.bed.device);
-            if !self.points.iter().any(|p| p.id == id) {
-                self.measure(id, condition, seed.wrapping_mul(1_000_003).wrapping_add(i as u64))?;
+        let todo: Vec<(usize, usize)> = if args.qemu > 0 {
+            (0..n).filter(|i| light(&all[*i])).take(args.qemu).map(|i| (i, 0)).collect()
+        } else {
+            let again = (1..=AGAIN).flat_map(|round| (0..args.again.min(n)).map(move |i| (i, round)));
+            (0..n).map(|i| (i, 0)).chain(again).collect()
+        };
+        let mut bar = self.ui.bar(&format!("{}: {} runs", self.bed.device, todo.len()), todo.len() as u64);
+        for (done, (i, round)) in todo.into_iter().enumerate() {
+            bar.set(done as u64);
+            let base = format!("{}/{seed}/{i}", self.bed.device);
+            let id = if round == 0 { base } else { format!("{base}/again{round}") };
+            if self.runs.find(&id).is_none() {
+                let of_run = (round * n + i) as u64;
+                self.measure(id, &all[i], seed.wrapping_mul(1_000_003).wrapping_add(of_run))?;
             }
         }
         drop(bar);
@@ -111,7 +124,7 @@ impl<'a> Sweep<'a> {
         let mut bar = self.ui.bar(&format!("learning {}", self.bed.device), time.as_secs());
         let mut waiting: Vec<Condition> = Vec::new();
         while start.elapsed() < time {
-            let n = self.points.len();
+            let n = self.runs.points.len();
             if waiting.is_empty() {
                 waiting = if n < FEWEST {
                     // The part of the design that an earlier sweep has not measured.
@@ -131,51 +144,31 @@ impl<'a> Sweep<'a> {
     }
 
     fn conditions(&self, n: usize, seed: u64) -> anyhow::Result<Vec<Condition>> {
-        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.profile)?);
+        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.runs.profile)?);
         let limits = Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost };
         Ok(conditions(n, &limits, seed))
     }
 
     fn least_sure(&self, seed: u64) -> anyhow::Result<Vec<Condition>> {
-        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.profile)?);
+        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.runs.profile)?);
         let limits = Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost };
-        Ok(least_sure(&self.points, &self.profile, &self.bed.spec_device, &limits, BATCH, seed)?)
+        Ok(least_sure(&self.runs.points, &self.runs.profile, &self.bed.spec_device, &limits, BATCH, seed)?)
     }
 
     fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> anyhow::Result<()> {
-        let job = Job {
-            id,
-            device: &self.bed.device,
-            spec_device: &self.bed.spec_device,
-            scheme: "sweep",
-            treatment: Treatment::knobs(condition.knobs.config()),
-            vms: &condition.vms,
-            length: self.length,
-            seed,
-            tries: TRIES,
-        };
-        match run::measure(&job, &self.stage, self.ui.cancel_flag(), &mut |_| {}) {
-            Ok(point) => {
-                self.recorder.add(&point)?;
-                self.points.push(point);
-                Ok(())
-            }
-            Err(e) if e.is_cancelled() => {
-                self.ui.step(&format!("{} runs are kept; the same command goes on", self.points.len()));
-                Err(Cancelled.into())
-            }
-            Err(e) => Err(e.into()),
-        }
+        let treatment = Treatment::knobs(condition.knobs.config());
+        let wanted = Wanted { id, scheme: SWEEP, treatment, vms: &condition.vms, seed, uppers: Vec::new() };
+        self.runs.measure(wanted).map(drop)
     }
 
     /// Says when the host was too busy for the numbers to be trusted.
     fn doubt(&self) {
-        let noisy = self.points.iter().filter(|p| disturbed(p)).count();
-        if noisy as f64 > BUSY * self.points.len() as f64 {
+        let noisy = self.runs.points.iter().filter(|p| disturbed(p)).count();
+        if noisy as f64 > BUSY * self.runs.points.len() as f64 {
             self.ui.warn(&format!(
                 "in {noisy} of {} runs the host itself stood still for more than 20 ms: bounds will be wide. Stop \
                  other work on this machine, or look at steal time if it is a VM itself, and sweep again",
-                self.points.len()
+                self.runs.points.len()
             ));
         }
     }

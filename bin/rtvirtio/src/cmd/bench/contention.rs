@@ -1,0 +1,221 @@
+//! `rtvirtio bench contention`: the paper's Figs. 2 and 5, measured here.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use rtvirtio_bench::claims::{BenchFile, Claim};
+use rtvirtio_bench::contention::{Figure, Row, Setup, growth, rows, setups};
+use rtvirtio_bench::dataset::Dataset;
+use rtvirtio_bench::design::MAX_VMS;
+use rtvirtio_bench::load::spec;
+use rtvirtio_bench::stage::Treatment;
+use rtvirtio_model::{Analytical, Forecast, HostModel, Learned, Profile, TailModel};
+use rtvirtio_report::{BenchPage, bench_html};
+use rtvirtio_spec::{Device, LabKind};
+use rtvirtio_stats::Random;
+use rtvirtio_units::Bytes;
+
+use super::bed::{Bed, device_name};
+use super::page;
+use super::runs::{Runs, Wanted};
+use crate::args::{BenchContentionArgs, Global};
+use crate::cmd::verify::generated;
+use crate::cmd::{need_root, show, write_file};
+use crate::model_choice;
+use crate::site;
+use crate::ui::Ui;
+
+/// Scheme of its points.
+const SCHEME: &str = "contention";
+
+/// A measured row with what the models say of it, ms.
+pub struct Compared {
+    /// Measured.
+    pub row: Row,
+    /// The paper's equations with its Table III.
+    pub analytical: Option<f64>,
+    /// The paper's network.
+    pub mlp: Option<f64>,
+    /// Our expected tail.
+    pub expected: Option<f64>,
+    /// Our upper bound.
+    pub upper: Option<f64>,
+}
+
+/// `rtvirtio bench contention`.
+pub fn run(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = data_file(args);
+    if !args.report_only {
+        need_root("bench contention")?;
+        let _lock = site::lock(global)?;
+        let bed = Bed::made(&args.device, MAX_VMS, LabKind::Process, global, ui)?;
+        let measured = measure(args, &bed, &path, ui);
+        bed.remove()?;
+        measured?;
+    }
+    report(args, &Dataset::load(&path)?, ui)
+}
+
+fn data_file(args: &BenchContentionArgs) -> PathBuf {
+    args.out.join(format!("contention-{}.jsonl", device_name(&args.device)))
+}
+
+fn measure(args: &BenchContentionArgs, bed: &Bed<'_>, path: &Path, ui: &Ui) -> anyhow::Result<()> {
+    let profile = match (&args.profile, model(args)?) {
+        (Some(path), _) => Some(rtvirtio_measure::profile::load(path)?),
+        (None, Some(model)) => Some(model.profile.clone()),
+        (None, None) => None,
+    };
+    let command = format!("rtvirtio bench contention {} --for {}", args.device, args.length);
+    let mut runs = Runs::begin(bed, path, command, args.length, profile, ui)?;
+    let mut all = setups();
+    all.retain(|s| args.only.as_ref().is_none_or(|only| s.id(0).contains(only.as_str())));
+    anyhow::ensure!(
+        !all.is_empty(),
+        "no set-up is named like that: names begin with fig2, fig5a, fig5b, fig5c"
+    );
+    let mut todo: Vec<(usize, &Setup)> =
+        (0..args.repeat).flat_map(|r| all.iter().map(move |s| (r, s))).collect();
+    // Interleaved: a slow change of the host falls on all set-ups alike.
+    for (i, round) in todo.chunks_mut(all.len()).enumerate() {
+        Random::new(i as u64 + 1).shuffle(round);
+    }
+    let mut bar = ui.bar(&format!("{} set-ups, {} repetitions", all.len(), args.repeat), todo.len() as u64);
+    for (i, (repetition, setup)) in todo.into_iter().enumerate() {
+        bar.set(i as u64);
+        let id = setup.id(repetition);
+        bar.say(&id);
+        if runs.find(&id).is_none() {
+            runs.measure(Wanted {
+                id,
+                scheme: SCHEME,
+                treatment: Treatment::knobs(setup.knobs.config()),
+                vms: &setup.vms,
+                seed: repetition as u64 + 1,
+                uppers: Vec::new(),
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn model(args: &BenchContentionArgs) -> anyhow::Result<Option<Arc<HostModel>>> {
+    Ok(args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new))
+}
+
+fn report(args: &BenchContentionArgs, data: &Dataset, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let learned = model(args)?;
+    let Some(profile) = data.header.profiles.values().next() else {
+        anyhow::bail!("the data hold no profile of their device; measure again");
+    };
+    let mut compared = Vec::new();
+    for setup in setups() {
+        for row in rows(&setup, &data.points) {
+            if !row.tail.ms.is_empty() {
+                compared.push(compare(&setup, row, profile, learned.as_ref()));
+            }
+        }
+    }
+    anyhow::ensure!(!compared.is_empty(), "nothing is measured yet");
+    let claims = claims(&compared);
+    if let Some(out) = &args.html {
+        let mut sections = vec![page::claims(&claims)];
+        sections.extend(Figure::ALL.iter().map(|f| page::contention(*f, &compared)));
+        let page = BenchPage {
+            title: format!("rtvirtio: contention on {}", data.header.host.device),
+            lead: vec![format!(
+                "{} runs on Linux {} with {} CPUs, process VMs; {}.",
+                data.points.len(),
+                data.header.host.kernel,
+                data.header.host.cpus,
+                data.header.command
+            )],
+            sections,
+            generated: generated(),
+        };
+        write_file(out, bench_html(&page).as_bytes())?;
+        ui.step(&format!("wrote {}", out.display()));
+    }
+    let runs = data.points.iter().map(rtvirtio_bench::run::as_result).collect();
+    show(ui, &BenchFile::new(data.header.host.clone(), runs, claims), || table(&compared))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn compare(setup: &Setup, row: Row, profile: &Profile, learned: Option<&Arc<HostModel>>) -> Compared {
+    let device = Device::Twin { profile: "any".to_owned(), size: Bytes(1 << 30) };
+    let (spec, config) = (spec(&setup.vms, device, LabKind::Process), setup.knobs.config());
+    let task = row.task;
+    let of = |model: &dyn TailModel| -> Option<Forecast> {
+        model.forecast(profile, &spec, &config).ok()?.get(task).cloned()
+    };
+    let ms = |f: Option<Forecast>| f.map(|f| f.latency_ns.as_millis_f64());
+    let ours = learned.and_then(|m| of(&Learned::bound(Arc::clone(m))));
+    Compared {
+        analytical: ms(of(&Analytical::default())),
+        mlp: ms(learned.and_then(|m| of(&Learned::paper(Arc::clone(m))))),
+        upper: ours.as_ref().map(|f| f.judged().as_millis_f64()),
+        expected: ms(ours),
+        row,
+    }
+}
+
+/// Numbers for comparison with the paper's Fig. 2; another device and machine have others.
+fn claims(compared: &[Compared]) -> Vec<Claim> {
+    let measured: Vec<Row> = compared.iter().map(|c| c.row.clone()).collect();
+    let growth = growth(&measured);
+    let n = measured.iter().filter(|r| r.figure == Figure::Fig2).map(|r| r.tail.ms.len()).sum();
+    let (mut out, parts) = (Vec::new(), [("least", f64::min as fn(f64, f64) -> f64), ("most", f64::max)]);
+    for (name, choose) in parts {
+        let of = |part: &dyn Fn(&(f64, f64)) -> f64| growth.iter().map(part).reduce(choose).unwrap_or(0.0);
+        out.push(Claim::new(
+            format!("contention.mean_growth.{name}"),
+            "mean latency of four VMs over one, default BFQ (the paper: 4 to 11)",
+            of(&|g| g.0),
+            "ratio",
+            n,
+        ));
+        out.push(Claim::new(
+            format!("contention.tail_growth.{name}"),
+            "p99.99 of four VMs over one, default BFQ (the paper: 81 to 126)",
+            of(&|g| g.1),
+            "ratio",
+            n,
+        ));
+    }
+    out
+}
+
+fn table(compared: &[Compared]) -> String {
+    let mut s = format!(
+        "{:<6} {:<22} {:>2} {:>9} {:>28} {:>11} {:>9} {:>9} {:>9}\n",
+        "figure",
+        "set-up",
+        "n",
+        "mean ms",
+        "p99.99 ms (least to most)",
+        "analytical",
+        "mlp",
+        "expected",
+        "bound"
+    );
+    for c in compared {
+        let (tail, low, high) = c.row.tail.spread();
+        let number = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.1}"));
+        let _ = writeln!(
+            s,
+            "{:<6} {:<22} {:>2} {:>9.2} {:>28} {:>11} {:>9} {:>9} {:>9}",
+            c.row.figure.name(),
+            c.row.label,
+            c.row.tail.ms.len(),
+            c.row.mean.spread().0,
+            format!("{tail:.1} ({low:.1} to {high:.1})"),
+            number(c.analytical),
+            number(c.mlp),
+            number(c.expected),
+            number(c.upper)
+        );
+    }
+    s
+}

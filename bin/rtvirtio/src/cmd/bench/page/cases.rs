@@ -1,0 +1,99 @@
+//! Pass rates and the cases one by one: the paper's Figs. 7 and 8.
+
+use rtvirtio_bench::passes::{Cause, PUBLISHED, Table};
+use rtvirtio_bench::train::median;
+use rtvirtio_report::svg::{Bar, BarPlot, BarRow};
+use rtvirtio_report::{BenchSection, BenchTable, Plot};
+
+/// Fig. 8: pass rates by scheme and tier, the paper's beside them.
+pub fn pass_rates(tables: &[Table]) -> BenchSection {
+    let mut series: Vec<String> = tables.iter().map(|t| format!("{} tier, here", t.tier.name())).collect();
+    series.push("published by the paper (its own machine, its targets)".to_owned());
+    let mut schemes: Vec<String> = tables.iter().flat_map(|t| t.schemes.clone()).collect();
+    schemes.sort_by_key(|s| rtvirtio_bench::passes::order(s));
+    schemes.dedup();
+    let row = |scheme: &String| {
+        let mut bars = Vec::new();
+        for (i, t) in tables.iter().enumerate() {
+            let (share, cases, n) = t.pass_rate(scheme);
+            if n > 0 {
+                bars.push(Bar { series: i, share, note: format!("of {n} runs, {cases} cases"), pale: false });
+            }
+        }
+        if let Some((_, share)) = PUBLISHED.iter().find(|(name, _)| name == scheme) {
+            bars.push(Bar { series: tables.len(), share: *share, note: "published".to_owned(), pale: true });
+        }
+        BarRow { name: scheme.clone(), bars }
+    };
+    let plot = BarPlot { title: "pass rates".to_owned(), series, rows: schemes.iter().map(row).collect() };
+    BenchSection {
+        title: "Pass rates (the paper's Fig. 8)".to_owned(),
+        text: vec![
+            "A run passes when every task keeps its p99.99 target and its declared rate. Pass rates of the paper are from other \
+             hardware and runs of 100 minutes: what compares is the order of the schemes."
+                .to_owned(),
+        ],
+        plots: vec![("share of runs that passed, mean over the cases".to_owned(), Plot::Bars(plot))],
+        tables: Vec::new(),
+    }
+}
+
+/// Every case: passes and how near its worst task came to its target.
+pub fn cases(table: &Table) -> BenchSection {
+    let mut head = vec!["case".to_owned()];
+    head.extend(table.schemes.clone());
+    let rows = table
+        .cases
+        .iter()
+        .zip(&table.cells)
+        .filter(|(_, row)| row.iter().any(|c| c.n > 0))
+        .map(|(case, row)| {
+            let cell = |c: &rtvirtio_bench::passes::Cell| {
+                if c.n == 0 {
+                    "-".to_owned()
+                } else {
+                    let (low, high) =
+                        c.worst.iter().fold((f64::INFINITY, 0.0f64), |(l, h), w| (l.min(*w), h.max(*w)));
+                    format!("{}/{}; {:.2} ({low:.2} to {high:.2})", c.passed, c.n, median(c.worst.clone()))
+                }
+            };
+            std::iter::once(case.clone()).chain(row.iter().map(cell)).collect()
+        })
+        .collect();
+    let causes: Vec<String> = table
+        .schemes
+        .iter()
+        .filter(|s| !table.causes(s).is_empty())
+        .map(|s| {
+            let of = table.causes(s);
+            let n = |c: Cause| of.get(&c).copied().unwrap_or(0);
+            format!("{s}: {} rate, {} host, {} waiting", n(Cause::Rate), n(Cause::Host), n(Cause::Waiting))
+        })
+        .collect();
+    let (any, ours) = table.possible();
+    let missed: Vec<&String> = any.iter().filter(|c| !ours.contains(c)).collect();
+    let mut text = vec![format!(
+        "passed/runs; median (smallest to largest) of the worst task's measured p99.99 over its target. Some scheme passes {} of {} \
+         measured cases in at least half of its runs, ours {}.",
+        any.len(),
+        table.cells.iter().filter(|row| row.iter().any(|c| c.n > 0)).count(),
+        ours.len()
+    )];
+    if !causes.is_empty() {
+        text.push(format!(
+            "Runs missed because a rate was not kept, because the host itself stood still for at least half of the worst tail, or because \
+             requests waited: {}.",
+            causes.join("; ")
+        ));
+    }
+    if !missed.is_empty() {
+        let names: Vec<&str> = missed.iter().map(|s| s.as_str()).collect();
+        text.push(format!("Passed by another scheme and not by ours: {}.", names.join(", ")));
+    }
+    BenchSection {
+        title: format!("The {} tier, case by case", table.tier.name()),
+        text,
+        plots: Vec::new(),
+        tables: vec![BenchTable { label: format!("{} tier", table.tier.name()), head, rows }],
+    }
+}

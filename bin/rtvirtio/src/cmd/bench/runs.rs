@@ -1,0 +1,100 @@
+//! Measured runs on a bed, kept in a file as they come: what every experiment does.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_bench::dataset::{Point, Recorder};
+use rtvirtio_bench::load::Stream;
+use rtvirtio_bench::run::{self, Job};
+use rtvirtio_bench::stage::{Stage, Treatment};
+use rtvirtio_model::Profile;
+use rtvirtio_units::Nanos;
+
+use super::bed::Bed;
+use crate::ui::{Cancelled, Ui};
+
+/// Tries per run when the host is not quiet.
+const TRIES: u32 = 2;
+
+/// Runs so far, and the means to make more.
+pub struct Runs<'a> {
+    /// The device as measured before the first of them.
+    pub profile: Profile,
+    /// Every run in the file, oldest first.
+    pub points: Vec<Point>,
+    bed: &'a Bed<'a>,
+    stage: Stage<'a>,
+    recorder: Recorder,
+    length: Duration,
+    ui: &'a Ui,
+}
+
+/// One run to be made.
+pub struct Wanted<'a> {
+    /// Unique name.
+    pub id: String,
+    /// Who chose the treatment.
+    pub scheme: &'a str,
+    /// What is done to the host.
+    pub treatment: Treatment,
+    /// What the VMs do.
+    pub vms: &'a [Vec<Stream>],
+    /// Seed of the addresses.
+    pub seed: u64,
+    /// Bounds given before the run, one per task; empty without a model.
+    pub uppers: Vec<Option<Nanos>>,
+}
+
+impl<'a> Runs<'a> {
+    /// Begins a file, or goes on with one.
+    pub fn begin(
+        bed: &'a Bed<'a>,
+        path: &Path,
+        command: String,
+        length: Nanos,
+        profile: Option<Profile>,
+        ui: &'a Ui,
+    ) -> anyhow::Result<Self> {
+        let (profile, recorder, points) = bed.record(path, command, profile)?;
+        if !points.is_empty() {
+            ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
+        }
+        let length = Duration::from_nanos(length.0);
+        Ok(Self { profile, points, bed, stage: bed.stage()?, recorder, length, ui })
+    }
+
+    /// The run of this name, if it was made.
+    pub fn find(&self, id: &str) -> Option<&Point> {
+        self.points.iter().find(|p| p.id == id)
+    }
+
+    /// Makes a run and keeps it.
+    pub fn measure(&mut self, wanted: Wanted<'_>) -> anyhow::Result<Point> {
+        let job = Job {
+            id: wanted.id,
+            device: &self.bed.device,
+            spec_device: &self.bed.spec_device,
+            scheme: wanted.scheme,
+            treatment: wanted.treatment,
+            vms: wanted.vms,
+            length: self.length,
+            seed: wanted.seed,
+            tries: TRIES,
+        };
+        match run::measure(&job, &self.stage, self.ui.cancel_flag(), &mut |_| {}) {
+            Ok(mut point) => {
+                for (outcome, upper) in point.results.iter_mut().zip(wanted.uppers) {
+                    outcome.upper = upper;
+                }
+                self.recorder.add(&point)?;
+                self.points.push(point.clone());
+                Ok(point)
+            }
+            Err(e) if e.is_cancelled() => {
+                self.ui.step(&format!("{} runs are kept; the same command goes on", self.points.len()));
+                Err(Cancelled.into())
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+}
