@@ -1,22 +1,21 @@
-//! Which conditions to measure next: first a Latin hypercube, then where the networks disagree most.
+//! Which conditions to measure next: first a Latin hypercube, then where the trees disagree most.
 
 use rtvirtio_model::Profile;
 use rtvirtio_model::learned::{Regime, features};
 use rtvirtio_spec::{Device, LabKind};
-use rtvirtio_stats::ensemble::Scratch;
 
 use crate::dataset::Point;
 use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
 use crate::train::{TrainError, TrainSettings, fit};
 
-/// Candidates that the networks are asked about.
+/// Candidates that the forest is asked about.
 const POOL: usize = 240;
 
-/// Epochs of a network that only has to say where it is unsure.
-const EPOCHS: usize = 60;
+/// Epochs of the paper's network, which is not asked here.
+const EPOCHS: usize = 1;
 
-/// The `n` conditions of a pool about which the networks disagree most, in equal parts from each regime, so that one hard regime does
+/// The `n` conditions of a pool about which the trees disagree most, in equal parts from each regime, so that one hard regime does
 /// not take all the time.
 ///
 /// # Errors
@@ -32,7 +31,6 @@ pub fn least_sure(
     let settings = TrainSettings { epochs: EPOCHS, seed, ..TrainSettings::default() };
     let seconds = points.first().map_or(10.0, |p| p.seconds);
     let model = fit(points, profile, "", &settings)?;
-    let mut scratch = Scratch::default();
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {
         let spec = spec(&condition.vms, device.clone(), LabKind::Process);
@@ -41,7 +39,7 @@ pub fn least_sure(
             .map_err(|source| TrainError::Point { id: "candidate".to_owned(), source })?;
         let mut widest = 0.0f64;
         for row in &rows {
-            widest = widest.max(model.middle.estimate_with(row, &mut scratch)?.spread);
+            widest = widest.max(model.forest.spread(row)?);
         }
         pool.push((widest, Regime::of(&spec, &config).category(), condition));
     }

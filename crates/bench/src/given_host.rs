@@ -6,12 +6,12 @@
 
 use rtvirtio_model::Profile;
 use rtvirtio_model::learned::WIDTH;
-use rtvirtio_stats::ensemble::Scratch;
+use rtvirtio_stats::forest::Scratch;
 use rtvirtio_stats::mlp::Rows;
 use serde::Serialize;
 
 use crate::dataset::Point;
-use crate::train::{Row, TrainError, TrainSettings, equal_runs, median, rows, upper};
+use crate::train::{HIGH, Row, TrainError, TrainSettings, bounded_forest, equal_runs, median, rows};
 
 /// Inputs from the probe.
 const MORE: usize = 2;
@@ -41,14 +41,15 @@ pub fn given_host(
     let groups: Vec<usize> = known.iter().map(|r| r.condition).collect();
     let mut table = Rows::new(WIDTH + MORE);
     for (row, weight) in known.iter().zip(equal_runs(&groups)) {
-        table.push(&inputs(row, train), row.actual.ln() - row.x[0], weight)?;
+        table.push(&inputs(row, train), row.actual.ln(), weight)?;
     }
-    let (high, bound) = upper(&table, &known, settings)?;
+    let (forest, bound) = bounded_forest(&table, &known, settings)?;
     let mut scratch = Scratch::default();
     let mut ratios = Vec::with_capacity(unseen.len());
     for row in &unseen {
-        let quantile = high.predict_with(&inputs(row, test), &mut scratch)?;
-        let upper = row.x[0] + quantile + bound.quantile(row.regime.category()).score;
+        let mut quantile = [0.0];
+        forest.predict_with(&inputs(row, test), &[HIGH], &mut scratch, &mut quantile)?;
+        let upper = quantile[0] + bound.quantile(row.regime.category()).score;
         ratios.push(upper.exp() / row.actual);
     }
     let below = ratios.iter().filter(|r| **r >= 1.0).count();

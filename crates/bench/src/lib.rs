@@ -15,6 +15,7 @@ pub mod dataset;
 pub mod design;
 pub mod given_host;
 pub mod load;
+pub mod networks;
 pub mod passes;
 pub mod planning;
 pub mod repeat;

@@ -7,6 +7,7 @@ use rtvirtio_model::{Config, Elevator, ModelError, Profile};
 use rtvirtio_spec::{Device, LabKind, Spec};
 use rtvirtio_stats::conformal::{ConformalError, Mondrian};
 use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions};
+use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
 use rtvirtio_units::Bytes;
 
@@ -18,8 +19,11 @@ use crate::repeat::conditions;
 /// Share of runs whose tail may lie above the bound.
 pub const MISS: f64 = 0.01;
 
-/// Quantile of the upper network.
-const HIGH: f64 = 0.95;
+/// Quantile that the bound starts from.
+pub(crate) const HIGH: f64 = 0.99;
+
+/// A category that no regime has: all rows together.
+const POOLED: usize = usize::MAX;
 
 /// Fewest runs that a model is fitted on: fewer than conformal prediction needs at 99 % say nothing.
 pub const FEWEST: usize = 120;
@@ -44,6 +48,9 @@ pub enum TrainError {
         /// Why not.
         source: ModelError,
     },
+    /// The forest.
+    #[error(transparent)]
+    Forest(#[from] ForestError),
     /// The networks.
     #[error(transparent)]
     Ensemble(#[from] EnsembleError),
@@ -137,9 +144,11 @@ fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
 /// How a model is fitted.
 #[derive(Clone, Debug)]
 pub struct TrainSettings {
-    /// Hidden layers of our networks; the paper's are 15 neurons each.
-    pub hidden: Vec<usize>,
-    /// Most epochs.
+    /// Trees of the forest.
+    pub trees: usize,
+    /// Whether the bound is calibrated in each regime by itself.
+    pub by_regime: bool,
+    /// Most epochs of the networks.
     pub epochs: usize,
     /// Seed of everything.
     pub seed: u64,
@@ -149,13 +158,13 @@ pub struct TrainSettings {
 
 impl Default for TrainSettings {
     fn default() -> Self {
-        Self { hidden: vec![15, 15], epochs: 200, seed: 1, miss: MISS }
+        Self { trees: 150, by_regime: false, epochs: 200, seed: 1, miss: MISS }
     }
 }
 
 /// Fits a model on points of one device.
 ///
-/// The scores of the bound come from cross-validation: each row is scored by the network that did not learn from its run.
+/// The scores of the bound come from the trees that did not learn from a row's condition.
 ///
 /// # Errors
 /// [`TrainError`]; too few runs are refused.
@@ -171,20 +180,11 @@ pub fn fit(
     }
     let rows = rows(points, profile)?;
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let weights = equal_runs(&groups);
-    let table = |y: &dyn Fn(&Row) -> f64| -> Result<Rows, TrainError> {
-        let mut table = Rows::new(WIDTH);
-        for (r, w) in rows.iter().zip(&weights) {
-            table.push(&r.x, y(r), *w)?;
-        }
-        Ok(table)
-    };
-    // What the formulas leave over: with the same runs, networks of the whole latency miss by far more (docs/model.md).
-    let logs = table(&|r| r.actual.ln() - r.x[0])?;
-    let (middle, _) = Ensemble::fit(&logs, &groups, &options(settings, Loss::Pinball { quantile: 0.5 }))?;
-    let (high, bound) = upper(&logs, &rows, settings)?;
-    let lost = table(&|r| r.lost.sqrt())?;
-    let (lost, _) = Ensemble::fit(&lost, &groups, &options(settings, Loss::Squared))?;
+    let mut table = Rows::new(WIDTH);
+    for (r, w) in rows.iter().zip(equal_runs(&groups)) {
+        table.push(&r.x, r.actual.ln(), w)?;
+    }
+    let (forest, bound) = bounded_forest(&table, &rows, settings)?;
     Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         profile: profile.clone(),
@@ -193,34 +193,36 @@ pub fn fit(
         points: points.len(),
         rows: rows.len(),
         generated: generated.to_owned(),
-        middle,
-        high,
-        lost,
+        forest,
+        high: HIGH,
         bound,
         paper: fit_paper(&rows, settings)?,
         analytical: fitted(points, profile).ok(),
     })
 }
 
-/// The network of the high quantile with its calibrated scores. `table` has a row for each of `rows`, with ln(tail / slice) as its value;
-/// its columns are the caller's.
+/// The forest with the calibrated scores of its high quantile. `table` has a row for each of `rows`, with ln(tail) as its value; its columns
+/// are the caller's.
+///
+/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how uncertain a tail is, the score how far it is off on
+/// runs that its trees did not see. One score for all regimes: a regime alone has about a hundred runs, whose 99 % is their
+/// worst one (docs/model.md has the figures).
 ///
 /// # Errors
 /// [`TrainError`].
-pub(crate) fn upper(
+pub(crate) fn bounded_forest(
     table: &Rows,
     rows: &[Row],
     settings: &TrainSettings,
-) -> Result<(Ensemble, Mondrian), TrainError> {
+) -> Result<(Forest, Mondrian), TrainError> {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let (high, report) = Ensemble::fit(table, &groups, &options(settings, Loss::Pinball { quantile: HIGH }))?;
-    // Conformalised quantile regression (Romano, Patterson and Candes 2019): the network says how uncertain a tail is, the score how
-    // far the networks' own quantile is off. Scores divided by the distance of two networks were tried first: a few rows with a tiny distance
-    // make them useless (a median bound of 1e5 times the tail on made-up runs).
-    let scores: Vec<f64> =
-        rows.iter().zip(&report.out_of_fold).map(|(r, h)| r.actual.ln() - r.x[0] - h).collect();
-    let categories: Vec<usize> = rows.iter().map(|r| r.regime.category()).collect();
-    Ok((high, Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?))
+    let lost: Vec<f64> = rows.iter().map(|r| r.lost).collect();
+    let options = ForestOptions { trees: settings.trees, seed: settings.seed, ..ForestOptions::default() };
+    let (forest, report) = Forest::fit(table, &lost, &groups, &[HIGH], &options)?;
+    let scores: Vec<f64> = rows.iter().zip(&report.quantiles).map(|(r, q)| r.actual.ln() - q[0]).collect();
+    let category = |r: &Row| if settings.by_regime { r.regime.category() } else { POOLED };
+    let categories: Vec<usize> = rows.iter().map(category).collect();
+    Ok((forest, Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?))
 }
 
 /// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs of the
@@ -232,17 +234,17 @@ fn fit_paper(rows: &[Row], settings: &TrainSettings) -> Result<Option<Ensemble>,
         table.push(&r.paper, r.actual, 1.0)?;
         groups.push(r.condition);
     }
-    let options = EnsembleOptions { hidden: vec![15, 15], ..options(settings, Loss::Squared) };
-    match Ensemble::fit(&table, &groups, &options) {
+    match Ensemble::fit(&table, &groups, &networks(settings, Loss::Squared)) {
         Ok((ensemble, _)) => Ok(Some(ensemble)),
         Err(EnsembleError::Folds { .. }) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }
 
-fn options(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
+/// Networks of the paper's shape.
+pub(crate) fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
     EnsembleOptions {
-        hidden: settings.hidden.clone(),
+        hidden: vec![15, 15],
         train: TrainOptions {
             loss,
             epochs: settings.epochs,

@@ -160,11 +160,14 @@ impl Curve {
         }
         let byte = more.and_then(|(points, bytes)| {
             let large = Self::new(&points, None).filter(|_| bytes > 0)?;
+            // With many in flight, not the best of all depths: large writes at depth 1 fit into a drive's cache, and a neighbour that
+            // writes as fast as it can soon finds it full.
+            let sustained = points.iter().filter(|p| p.iops.0 > 0.0).max_by_key(|p| p.depth)?.iops.0;
             // More bytes never take less time; where the measurement says so, it is noise.
             let slope = |small: f64, large: f64| ((large - small) / bytes as f64).max(0.0);
             Some(PerByte {
                 service: slope(base, large.base),
-                occupancy: slope(1.0 / capacity, 1.0 / large.capacity),
+                occupancy: slope(1.0 / capacity, 1.0 / sustained),
             })
         });
         Some(Self { base, capacity, cycle, tail, byte })

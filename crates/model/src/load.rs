@@ -13,6 +13,7 @@ pub(crate) const JIFFY: f64 = 0.004;
 const UNBOUNDED_RATE: f64 = 1e9;
 
 /// One task as the device sees it.
+#[derive(Clone)]
 pub(crate) struct Flow {
     /// Index of its VM.
     pub(crate) vm: usize,

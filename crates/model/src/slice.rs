@@ -21,7 +21,10 @@ pub struct Slice;
 
 /// Length of a run over which the lateness of a saturated task is counted, s. A task that keeps a share k of its rate is
 /// (1 - k) * HORIZON late at its end, counted from the intended start: large, finite, and falling with k.
-const HORIZON: f64 = 60.0;
+pub(crate) const HORIZON: f64 = 60.0;
+
+/// Name of the term that is counted over [`HORIZON`].
+pub(crate) const BACKLOG: &str = "backlog";
 
 /// What one regime says of one task, in seconds.
 #[derive(Default)]
@@ -52,11 +55,17 @@ impl TailModel for Slice {
         let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
         let flows = flows(spec, config, &device);
         let cpu = CpuLoad::new(profile, spec, config, &flows);
-        let waits = if idling::acts(spec, config) {
-            idling::waits(spec, config, &flows)
-        } else {
-            fifo::waits(spec, config, &flows)
+        let regime = |flows: &[Flow]| {
+            if idling::acts(spec, config) {
+                idling::waits(spec, config, flows)
+            } else {
+                fifo::waits(spec, config, flows)
+            }
         };
+        let waits = regime(&flows);
+        // Neighbours that come in bursts rest as long as they work.
+        let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
+        let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
         let mut out = Vec::with_capacity(flows.len());
         for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
             let vm = &spec.vms[flow.vm];
@@ -79,11 +88,39 @@ impl TailModel for Slice {
             } else {
                 1.0
             };
-            sum.add(Side::Host, "backlog", (1.0 - kept.min(1.0)) * HORIZON);
+            let late = |share: f64| (1.0 - share.min(1.0)) * HORIZON;
+            let (kept, backlog) = match &resting {
+                Some((length, rest)) if flow.declared => {
+                    recovered(kept, rest[i].kept, rest[i].slack, *length)
+                }
+                _ => (kept, 0.0),
+            };
+            sum.add(Side::Host, "catch-up", backlog);
+            sum.add(Side::Host, BACKLOG, late(kept));
             out.push(sum.forecast(kept));
         }
         Ok(out)
     }
+}
+
+/// The flows while neighbours that come in bursts rest.
+fn without_bursts(spec: &Spec, flows: &[Flow]) -> Vec<Flow> {
+    let mut flows = flows.to_vec();
+    for (flow, (_, task)) in flows.iter_mut().zip(spec.tasks()) {
+        if task.rate.is_none() && task.burst.is_some() {
+            (flow.rate, flow.depth, flow.flood, flow.throttled) = (0.0, 0.0, false, false);
+        }
+    }
+    flows
+}
+
+/// Share of the rate that is kept over a burst of `length` s and a rest as long, and how late the task is at the burst's end, s. During the
+/// burst a share `busy` gets through; in the rest a share `quiet`, with `slack` of what is possible to catch up with.
+fn recovered(busy: f64, quiet: f64, slack: f64, length: f64) -> (f64, f64) {
+    let owed = (1.0 - busy.min(1.0)) * length;
+    let slack = slack.clamp(0.0, 0.99);
+    let caught_up = if quiet < 1.0 { (quiet - 1.0) * length } else { slack / (1.0 - slack) * length };
+    ((1.0 - (owed - caught_up).max(0.0) / (2.0 * length)).clamp(0.0, 1.0), owed)
 }
 
 /// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.

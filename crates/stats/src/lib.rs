@@ -6,6 +6,7 @@ pub mod bootstrap;
 pub mod conformal;
 pub mod design;
 pub mod ensemble;
+pub mod forest;
 pub mod minimize;
 pub mod mlp;
 pub mod pot;

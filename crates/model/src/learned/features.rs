@@ -9,7 +9,7 @@ use rtvirtio_spec::Spec;
 use crate::analytical::Analytical;
 use crate::device::Device;
 use crate::load::{Flow, flows, is_guest};
-use crate::slice::Slice;
+use crate::slice::{BACKLOG, HORIZON, Slice};
 use crate::types::{Config, Elevator, Forecast, Profile};
 use crate::{ModelError, TailModel};
 
@@ -163,8 +163,11 @@ fn row(
     let requests = (flow.rate * seconds).clamp(1.0, RESOLVED);
     let of_vm = spec.vms[flow.vm].tasks.len();
     let budget = config.bfq.max_budget.map_or(8192.0, rtvirtio_units::Bytes::as_kib_f64);
+    // Lateness of a saturated task grows until the run ends; the slice model counts it over a run of its own length.
+    let late = term(slice, BACKLOG);
+    let in_run = slice.latency_ns.as_secs_f64() - late + late * seconds / HORIZON;
     [
-        ln(slice.latency_ns.as_secs_f64()),
+        ln(in_run),
         ln(term(slice, "other-vms")),
         ln(term(slice, "own-vm")),
         ln(term(slice, "device")),

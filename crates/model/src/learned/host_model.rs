@@ -1,17 +1,17 @@
 //! A model of one device on one host, learned from measured runs.
 //!
-//! Three ensembles read the same features: the median of ln(latency / slice model's latency), its 0.95 quantile, and the share of the rate
-//! that is lost. The
-//! upper bound is the quantile's prediction plus a score calibrated by cross-conformal prediction: each run is scored by the
-//! network that did not learn from it (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019). How
-//! they are fitted, and what coverage was seen: `docs/model.md`.
+//! A quantile regression forest reads the features of a task and names the measured tasks that are most alike; their tails give the median
+//! and a high quantile, their losses the share of the rate that is kept. The upper bound is the high quantile plus a score
+//! calibrated on the trees that did not see a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019;
+//! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what coverage was seen: `docs/model.md`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
 use rtvirtio_spec::{Arrival, Pattern, Spec, Task};
 use rtvirtio_stats::conformal::{Basis, Mondrian};
-use rtvirtio_stats::ensemble::{Ensemble, Scratch};
+use rtvirtio_stats::ensemble::{self, Ensemble};
+use rtvirtio_stats::forest::{Forest, Scratch};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ use crate::{ModelError, TailModel};
 /// Version of the model file's form.
 pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v2";
 
-/// How much wider a bound is where the networks extrapolate. Not proven; it is said wherever the bound is shown.
+/// How much wider a bound is outside of what was measured. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
 
 /// A learned model of one device on one host.
@@ -45,13 +45,11 @@ pub struct HostModel {
     pub rows: usize,
     /// When it was fitted.
     pub generated: String,
-    /// Median of ln(latency / slice model's latency).
-    pub middle: Ensemble,
-    /// 0.95 quantile of the same.
-    pub high: Ensemble,
-    /// Square root of the share of the declared rate that is lost.
-    pub lost: Ensemble,
-    /// Calibrated scores `ln(latency / slice) - high`, by [`Regime`].
+    /// ln(latency in s) of the measured tasks, each with the share of its declared rate that was lost.
+    pub forest: Forest,
+    /// Level of the forest's quantile that the bound starts from, 0 to 1.
+    pub high: f64,
+    /// Calibrated scores `ln(latency) - high quantile`, by [`Regime`].
     pub bound: Mondrian,
     /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
     pub paper: Option<Ensemble>,
@@ -154,13 +152,15 @@ impl HostModel {
         if !(self.seconds.is_finite() && self.seconds > 0.0) {
             return damaged("its runs have no length".to_owned());
         }
-        for ensemble in [&self.middle, &self.high, &self.lost].into_iter().chain(&self.paper) {
-            ensemble.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
+        if !(self.high > 0.5 && self.high < 1.0) {
+            return damaged("its high quantile is none".to_owned());
         }
-        for ensemble in [&self.middle, &self.high, &self.lost] {
-            if ensemble.scaler.features.len() != WIDTH {
-                return damaged(format!("{} features instead of {WIDTH}", ensemble.scaler.features.len()));
-            }
+        self.forest.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
+        if self.forest.ranges.len() != WIDTH {
+            return damaged(format!("{} features instead of {WIDTH}", self.forest.ranges.len()));
+        }
+        if let Some(paper) = &self.paper {
+            paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
         }
         self.bound.check().map_err(|e| ModelFileError::Damaged(e.to_string()))
     }
@@ -183,15 +183,17 @@ impl HostModel {
         1.0 - self.bound.pooled.miss
     }
 
-    /// Median and high quantile of one row, as logarithms.
-    fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<(f64, f64), ModelError> {
-        let middle = self.middle.predict_with(row, scratch).map_err(|e| self.unusable(&e))?;
-        let high = self.high.predict_with(row, scratch).map_err(|e| self.unusable(&e))?;
-        // The first feature is the logarithm of the slice model's forecast.
-        Ok((row[0] + middle, row[0] + high))
+    /// What the forest says of one row.
+    fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<Estimate, ModelError> {
+        let mut quantiles = [0.0; 2];
+        let lost = self
+            .forest
+            .predict_with(row, &[0.5, self.high], scratch, &mut quantiles)
+            .map_err(|e| self.unusable(&e))?;
+        Ok(Estimate { middle: quantiles[0], high: quantiles[1], lost })
     }
 
-    fn unusable(&self, e: &rtvirtio_stats::ensemble::EnsembleError) -> ModelError {
+    fn unusable(&self, e: &dyn std::error::Error) -> ModelError {
         ModelError::BadProfile {
             device: self.profile.device.clone(),
             what: format!("its learned model fails: {e}"),
@@ -203,22 +205,16 @@ impl HostModel {
         &self,
         row: &[f64; WIDTH],
         regime: Regime,
-        (middle, high): (f64, f64),
+        estimate: &Estimate,
         unlike: Option<&'static str>,
     ) -> Upper {
         let bound = self.bound.quantile(regime.category());
-        let mut outside: Vec<String> = self
-            .middle
-            .scaler
-            .outside(row)
-            .iter()
-            .filter_map(|i| NAMES.get(*i))
-            .map(|n| (*n).to_owned())
-            .collect();
+        let mut outside: Vec<String> =
+            self.forest.outside(row).iter().filter_map(|i| NAMES.get(*i)).map(|n| (*n).to_owned()).collect();
         outside.extend(unlike.map(str::to_owned));
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
-        // Never below the expected tail, also where the networks cross or the calibrated score is negative.
-        let upper = (high + bound.score).max(middle).exp() * widen;
+        // Never below the expected tail, also where the calibrated score is negative.
+        let upper = (estimate.high + bound.score).max(estimate.middle).exp() * widen;
         let basis = match bound.basis {
             _ if !outside.is_empty() => UpperBasis::Extrapolated,
             Basis::Own => UpperBasis::Regime,
@@ -231,6 +227,13 @@ impl HostModel {
             outside,
         }
     }
+}
+
+/// What the forest says: logarithms of the median and of the high quantile, mean share of the rate that is lost.
+struct Estimate {
+    middle: f64,
+    high: f64,
+    lost: f64,
 }
 
 /// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound, or the paper's network.
@@ -267,7 +270,7 @@ impl Learned {
         })?;
         let slice = crate::Slice.forecast(&self.model.profile, spec, config)?;
         let rows = paper_features(spec, config);
-        let mut scratch = Scratch::default();
+        let mut scratch = ensemble::Scratch::default();
         rows.iter()
             .zip(slice)
             .map(|(row, slice)| {
@@ -302,10 +305,10 @@ impl TailModel for Learned {
             .zip(spec.tasks())
             .map(|((row, slice), (_, task))| {
                 let estimate = model.estimate(row, &mut scratch)?;
-                let lost = model.lost.predict_with(row, &mut scratch).map_err(|e| model.unusable(&e))?;
-                let kept = 1.0 - lost.clamp(0.0, 1.0).powi(2);
-                let upper = model.upper(row, regime, estimate, unlike_measured(task));
-                Ok(rescaled(slice, Nanos::from_secs_f64(estimate.0.exp()), Some(kept), Some(upper)))
+                let kept = 1.0 - estimate.lost.clamp(0.0, 1.0);
+                let upper = model.upper(row, regime, &estimate, unlike_measured(task));
+                let expected = Nanos::from_secs_f64(estimate.middle.exp());
+                Ok(rescaled(slice, expected, Some(kept), Some(upper)))
             })
             .collect()
     }

@@ -10,6 +10,7 @@ use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::{BenchFile, Claim};
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::given_host::{GivenHost, given_host};
+use rtvirtio_bench::networks::{self, Networks};
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
 use rtvirtio_bench::train::{TrainSettings, fit};
 use rtvirtio_model::HostModel;
@@ -43,6 +44,7 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         let limits = Limits {
             repeat: repeatability(&points),
             given_host: given_host(&train, &test, profile, &settings)?,
+            networks: networks::evaluate(&train, &test, profile, &settings)?,
         };
         text.push_str(&shown(device, &accuracy, &curve));
         text.push_str(&limits.text());
@@ -110,13 +112,18 @@ fn in_guests(path: &Path, device: &str, model: Arc<HostModel>) -> anyhow::Result
 struct Limits {
     repeat: Option<Repeatability>,
     given_host: GivenHost,
+    networks: Networks,
 }
 
 impl Limits {
     fn text(&self) -> String {
-        let g = &self.given_host;
+        let (g, net) = (&self.given_host, &self.networks);
         let mut s = format!(
-            "\nwith the host's own stalls of each run known: coverage {:.2}%, upper/actual {:.2}\n",
+            "\nnetworks with the same inputs instead of the forest: typical factor {:.2}, coverage {:.2}%, upper/actual {:.2}\n\
+             with the host's own stalls of each run known: coverage {:.2}%, upper/actual {:.2}\n",
+            net.factor,
+            100.0 * net.coverage,
+            net.sharpness,
             100.0 * g.coverage,
             g.sharpness
         );
