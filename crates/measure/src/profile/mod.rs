@@ -39,6 +39,8 @@ const REPETITIONS: usize = 3;
 const RAMP: Duration = Duration::from_millis(100);
 /// Pause between two points, so that they do not overlap when fio starts one late.
 const GAP: Duration = Duration::from_millis(30);
+/// Shortest time of a point that says something.
+const SHORTEST: Duration = Duration::from_millis(50);
 /// What one fio process costs beyond its runs (start, clock calibration, end): 0.4 s measured on two cores with fio 3.33.
 const START_COST: Duration = Duration::from_millis(500);
 
@@ -53,7 +55,7 @@ pub struct ProfileOptions {
     pub block: Bytes,
     /// Whether writes are measured too. **Destroys the data on the device.**
     pub allow_write: bool,
-    /// Time for everything; at least 6 s. The default is 36 s.
+    /// Time for everything; at least 11 s, with writes 17 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
     pub dir: PathBuf,
@@ -146,8 +148,10 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         &[Series::Read, Series::ReadBfq]
     };
     let steps: usize = series.iter().map(|s| s.points(options.block).len()).sum();
-    let point = point_time(options.budget, series.len(), steps)
-        .ok_or_else(|| refuse("the time budget is too short: give at least 6 s"))?;
+    let point = point_time(options.budget, series.len(), steps).ok_or_else(|| {
+        let least = least_budget(series.len(), steps).as_secs_f64().ceil();
+        refuse(&format!("the time budget is too short: give at least {least} s"))
+    })?;
     let mut points: Vec<Vec<Point>> =
         series.iter().map(|s| vec![Point::default(); s.points(options.block).len()]).collect();
     let total = (REPETITIONS * steps) as u64;
@@ -212,11 +216,16 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     })
 }
 
-/// Measured time of each point, so that everything fits into the budget; `None` when less than 100 ms would be left.
+/// Measured time of each point, so that everything fits into the budget; `None` when less than [`SHORTEST`] would be left.
 fn point_time(budget: Duration, series: usize, points: usize) -> Option<Duration> {
     let runs = (REPETITIONS * series) as u32;
     let per_point = budget.checked_sub(START_COST * runs)? / (REPETITIONS * points) as u32;
-    per_point.checked_sub(RAMP + GAP).filter(|t| *t >= Duration::from_millis(100))
+    per_point.checked_sub(RAMP + GAP).filter(|t| *t >= SHORTEST)
+}
+
+/// The smallest budget for which [`point_time`] has an answer.
+fn least_budget(series: usize, points: usize) -> Duration {
+    START_COST * (REPETITIONS * series) as u32 + slot(SHORTEST) * (REPETITIONS * points) as u32
 }
 
 /// Time from the start of one point to the start of the next.

@@ -92,7 +92,8 @@ fn time_fits_the_budget() {
         let total = REPETITIONS as u32 * (START_COST * series as u32 + slot(point) * points as u32);
         assert!(total <= Duration::from_secs(36) && total > Duration::from_secs(35), "{total:?}");
     }
-    assert_eq!(point_time(Duration::from_secs(5), 2, 14), None);
+    assert_eq!(point_time(least_budget(3, 22), 3, 22), Some(SHORTEST));
+    assert_eq!(point_time(least_budget(2, 14) - Duration::from_millis(1), 2, 14), None);
 }
 
 #[test]
