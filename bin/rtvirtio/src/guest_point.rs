@@ -98,6 +98,7 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
             length: LENGTH,
             warm_up: workload::WARM_UP,
             seed: 1,
+            watch: false,
             work_dir: &work_dir,
             cancel: ui.cancel_flag(),
             on_tick: &mut |t| bar.set(t.as_secs()),
@@ -108,6 +109,6 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
     match tasks {
         Err(e) if e.is_cancelled() => Err(Cancelled.into()),
         Err(e) => Err(e.into()),
-        Ok(tasks) => tasks.into_iter().next().context("the probe has no result"),
+        Ok((tasks, _)) => tasks.into_iter().next().context("the probe has no result"),
     }
 }

@@ -55,6 +55,17 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
             point["vms"].as_array().unwrap().iter().map(|vm| vm.as_array().unwrap().len()).sum();
         assert_eq!(point["results"].as_array().unwrap().len(), tasks);
         assert!(point["noise"]["n"].as_u64().unwrap() > 100, "the host was watched: {}", point["noise"]);
+        assert_eq!(point["noise"]["awake"], true);
+        let streams = point["vms"].as_array().unwrap().iter().flat_map(|vm| vm.as_array().unwrap());
+        for (stream, result) in streams.zip(point["results"].as_array().unwrap()) {
+            let (tail, awake) = (&result["p9999"], &result["p9999_awake"]);
+            assert_eq!(
+                awake.is_u64(),
+                stream["rate"].is_number(),
+                "stalls are taken off paced tasks: {point}"
+            );
+            assert!(awake.as_u64() <= tail.as_u64(), "{awake} {tail}");
+        }
     }
     // Runs of another length do not belong in this file.
     let longer: Vec<&str> = sweep.iter().map(|a| if *a == "500ms" { "600ms" } else { *a }).collect();
@@ -104,6 +115,13 @@ fn cases_and_tuning_in_small() {
         assert_eq!(claim["n"], 1, "{claim}");
     }
     assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four treatments that differ");
+    // The report finds the same in the directory, with every run's host stalls set apart.
+    let html = out.join("report.html");
+    let report = ["bench", "report", "--data", out.to_str().unwrap(), "--html", html.to_str().unwrap()];
+    let (_, again) = site.json(&report);
+    assert_eq!(again["claims"], result["claims"]);
+    assert!(claims.iter().any(|c| c["id"] == "cases.paper.slice.pass_rate_awake"), "{claims:?}");
+    assert!(std::fs::read_to_string(html).unwrap().contains("cases.paper.slice.pass_rate"));
     // A second call measures nothing again.
     let file = out.join("cases-qlc-nvme.jsonl");
     let before = std::fs::read(&file).unwrap();

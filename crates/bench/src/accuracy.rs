@@ -28,8 +28,10 @@ pub struct Held {
     pub elevator: Elevator,
     /// Utilisation by declared rates, 0 to 1.
     pub load: f64,
-    /// Measured, ms.
+    /// Measured without the host's own stalls where they are known, ms: what the models predict.
     pub actual_ms: f64,
+    /// Measured with them, ms.
+    pub with_host_ms: f64,
     /// Expected by the learned model, ms.
     pub expected_ms: f64,
     /// Its upper bound, ms.
@@ -67,6 +69,17 @@ pub struct Score {
     pub paper_band: f64,
 }
 
+/// How the bound did for tails as measured, with the host's own stalls.
+#[derive(Clone, Debug, Serialize)]
+pub struct WithHost {
+    /// What is added to the bound, ms.
+    pub adds_ms: f64,
+    /// Share of tails below it.
+    pub coverage: f64,
+    /// Median of it over measured.
+    pub sharpness: f64,
+}
+
 /// The outcome of one evaluation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Accuracy {
@@ -80,6 +93,9 @@ pub struct Accuracy {
     pub coverage: f64,
     /// Its 95 % interval, as if each run had one task: tasks of one run share their luck.
     pub coverage_interval: [f64; 2],
+    /// The bound with what the host's own stalls add, against the tails as measured; absent where stalls are not known: then all else here is
+    /// of tails as measured.
+    pub with_host: Option<WithHost>,
     /// Coverage by group, worst first: name, n, share.
     pub groups: Vec<(String, usize, f64)>,
     /// Median of upper / actual.
@@ -108,7 +124,7 @@ pub fn evaluate(
 /// # Errors
 /// [`TrainError`].
 pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Accuracy, TrainError> {
-    let trained = model.points;
+    let (trained, host_stalls) = (model.points, model.host_stalls);
     let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
     let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
     let mut held = Vec::new();
@@ -134,7 +150,8 @@ pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result
                 regime: Regime::of(&spec, &config).name(),
                 elevator: config.elevator,
                 load: x[i][load_at],
-                actual_ms: outcome.p9999.as_millis_f64(),
+                actual_ms: outcome.tail().as_millis_f64(),
+                with_host_ms: outcome.p9999.as_millis_f64(),
                 expected_ms: learned[i].latency_ns.as_millis_f64(),
                 upper_ms: learned[i].judged().as_millis_f64(),
                 slice_ms: slice[i].latency_ns.as_millis_f64(),
@@ -145,7 +162,18 @@ pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result
             });
         }
     }
-    summarise(trained, test.len(), held)
+    let mut accuracy = summarise(trained, test.len(), held)?;
+    accuracy.with_host = host_stalls.map(|more| {
+        let more = more.as_millis_f64();
+        let below = accuracy.held.iter().filter(|h| h.with_host_ms <= h.upper_ms + more).count();
+        let ratios = accuracy.held.iter().map(|h| (h.upper_ms + more) / h.with_host_ms.max(1e-6));
+        WithHost {
+            adds_ms: more,
+            coverage: below as f64 / accuracy.held.len().max(1) as f64,
+            sharpness: median(ratios.collect()),
+        }
+    });
+    Ok(accuracy)
 }
 
 /// Splits points into two parts, `share` of the conditions held out. Runs of one condition stay together.
@@ -213,6 +241,7 @@ fn summarise(trained: usize, held_out: usize, held: Vec<Held>) -> Result<Accurac
         scores,
         coverage: overall.share,
         coverage_interval: interval_by_runs(&held, overall.share),
+        with_host: None,
         groups,
         sharpness: median(held.iter().map(ratio).collect()),
         sharpness_by_regime,

@@ -91,7 +91,7 @@ fn runs(points: &[Point]) -> Result<Vec<Run>, CalibrateError> {
         .map(|p| {
             let (spec, config) = inputs(p);
             let log = |s: &crate::load::Stream, r: &crate::dataset::Outcome| {
-                s.rate.map(|_| r.p9999.as_secs_f64().max(1e-6).ln())
+                s.rate.map(|_| r.tail().as_secs_f64().max(1e-6).ln())
             };
             let logs = p.tasks().map(|(_, s, r)| log(s, r)).collect();
             Run { spec, config, logs }

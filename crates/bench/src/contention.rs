@@ -55,10 +55,16 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.figure.name(), self.label)
+    }
+
     /// Name of its point of a repetition.
     #[must_use]
     pub fn id(&self, repetition: usize) -> String {
-        format!("{}/{}/{repetition}", self.figure.name(), self.label)
+        format!("{}/{repetition}", self.name())
     }
 }
 
@@ -143,7 +149,9 @@ pub struct Row {
 /// Rows of a set-up: one, or one for each kind of task in Fig. 5c. In Fig. 5b only the first VM counts, whose weight changes.
 #[must_use]
 pub fn rows(setup: &Setup, points: &[Point]) -> Vec<Row> {
-    let of: Vec<&Point> = points.iter().filter(|p| (0..1000).any(|r| p.id == setup.id(r))).collect();
+    let name = setup.name();
+    let of: Vec<&Point> =
+        points.iter().filter(|p| p.id.rsplit_once('/').is_some_and(|(n, _)| n == name)).collect();
     let tasks = setup.vms[0].len();
     let row = |label: String, task: usize, counts: &dyn Fn(usize) -> bool| Row {
         figure: setup.figure,
@@ -154,7 +162,7 @@ pub fn rows(setup: &Setup, points: &[Point]) -> Vec<Row> {
                 .iter()
                 .map(|p| {
                     let tails = p.results.iter().enumerate().filter(|(i, _)| counts(*i));
-                    median(tails.map(|(_, r)| r.p9999.as_millis_f64()).collect())
+                    median(tails.map(|(_, r)| r.tail().as_millis_f64()).collect())
                 })
                 .collect(),
         },
@@ -216,6 +224,8 @@ mod tests {
             p99: tail,
             p9999: tail,
             max: tail,
+            p9999_awake: None,
+            p9999_placebo: None,
             hist: crate::dataset::pack(&latencies),
             upper: None,
         };

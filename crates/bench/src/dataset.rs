@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::load::{Knobs, Stream};
 
 /// Version of the file's form.
-pub const DATASET_SCHEMA: &str = "rtvirtio.dataset.v1";
+pub const DATASET_SCHEMA: &str = "rtvirtio.dataset.v2";
 
 /// [`Point::scheme`] of the points of a design. Only they fit and judge models: settings that a model chose would flatter or blame it.
 pub const SWEEP: &str = "sweep";
@@ -86,9 +86,16 @@ pub struct Outcome {
     pub p9999: Nanos,
     /// Largest.
     pub max: Nanos,
+    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still ([`rtvirtio_measure::noise::Stalls`]): the
+    /// part of the tail that settings can change. Absent where it is not known when requests ran, as in a guest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p9999_awake: Option<Nanos>,
+    /// The same with the stalls a second later: how much the method takes off by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p9999_placebo: Option<Nanos>,
     /// All latencies, see [`pack`].
     pub hist: Vec<u64>,
-    /// Upper bound that a learned model gave for `p9999` before the run; absent without one.
+    /// Upper bound that a learned model gave for [`Outcome::tail`] before the run; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Nanos>,
 }
@@ -128,9 +135,17 @@ impl Outcome {
             p99: m.result.p99_ns,
             p9999: m.result.p9999_ns,
             max: m.result.max_ns,
+            p9999_awake: m.result.p9999_awake_ns,
+            p9999_placebo: m.result.p9999_placebo_ns,
             hist: pack(&m.latencies),
             upper: None,
         }
+    }
+
+    /// The tail that settings can change: without the host's own stalls where they are known.
+    #[must_use]
+    pub fn tail(&self) -> Nanos {
+        self.p9999_awake.unwrap_or(self.p9999)
     }
 }
 
@@ -259,6 +274,9 @@ impl Point {
         for r in &self.results {
             if !r.rate.0.is_finite() || unpack(&r.hist).is_none() {
                 return Err("a rate or histogram that cannot be".to_owned());
+            }
+            if r.p9999_awake.is_some_and(|awake| awake > r.p9999) {
+                return Err("a tail that is longer without the host's stalls than with them".to_owned());
             }
         }
         if !(self.seconds.is_finite() && self.seconds > 0.0) {

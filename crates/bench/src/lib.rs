@@ -13,7 +13,6 @@ pub mod claims;
 pub mod contention;
 pub mod dataset;
 pub mod design;
-pub mod given_host;
 pub mod load;
 pub mod networks;
 pub mod passes;

@@ -1,8 +1,9 @@
 //! How long planning takes, and how near its answer is to the best there is.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use rtvirtio_model::{Bfq, Config, Elevator, Profile};
+use rtvirtio_model::{Bfq, Config, Elevator, HostModel, Profile};
 use rtvirtio_planner::{PlanError, PlanOptions, Space, plan, quality};
 use rtvirtio_spec::{Device, LabKind, Spec};
 use rtvirtio_stats::Random;
@@ -26,38 +27,62 @@ const SMALL: usize = 60;
 /// Time and quality of planning.
 #[derive(Clone, Debug, Serialize)]
 pub struct Planning {
-    /// Seconds for 4 VMs with 3 tasks each, one entry per repetition.
-    pub four: Vec<f64>,
-    /// Seconds for 64 VMs with 3 tasks each.
-    pub sixty_four: Vec<f64>,
+    /// With the slice model.
+    pub slice: Times,
+    /// With a learned model, where one was given.
+    pub bound: Option<Times>,
     /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by exhaustive search and by the plan.
     pub small: Vec<(Missed, Missed)>,
+}
+
+/// How long planning took, s, one entry per repetition.
+#[derive(Clone, Debug, Serialize)]
+pub struct Times {
+    /// 4 VMs with 3 tasks each.
+    pub four: Vec<f64>,
+    /// 64 VMs with 3 tasks each.
+    pub sixty_four: Vec<f64>,
 }
 
 /// Measures it.
 ///
 /// # Errors
 /// [`PlanError`], which would be a defect: the inputs are built in.
-pub fn measure(repetitions: usize) -> Result<Planning, PlanError> {
+pub fn measure(repetitions: usize, learned: Option<&Arc<HostModel>>) -> Result<Planning, PlanError> {
     let profile: Profile =
         serde_json::from_str(PROFILE).map_err(|e| PlanError::BadOptions(format!("built-in profile: {e}")))?;
+    let slice = times(&profile, repetitions, &PlanOptions::new)?;
+    let bound = learned
+        .map(|model| {
+            times(&model.profile, repetitions, &|start| PlanOptions::bound(start, Arc::clone(model)))
+        })
+        .transpose()?;
+    let mut random = Random::new(1);
+    let small = (0..SMALL).map(|i| gap(&any(2 + i % 2, &mut random), &profile)).collect::<Result<_, _>>()?;
+    Ok(Planning { slice, bound, small })
+}
+
+fn times(
+    profile: &Profile,
+    repetitions: usize,
+    options: &dyn Fn(Config) -> PlanOptions,
+) -> Result<Times, PlanError> {
     let time = |spec: &Spec, n: usize| -> Result<Vec<f64>, PlanError> {
         (0..n)
             .map(|_| {
-                let options = PlanOptions::new(Knobs::default_bfq(spec.vms.len()).config());
+                let options = options(Knobs::default_bfq(spec.vms.len()).config());
                 let start = Instant::now();
-                plan(spec, &profile, &options)?;
+                plan(spec, profile, &options)?;
                 Ok(start.elapsed().as_secs_f64())
             })
             .collect()
     };
-    // Targets that take a search: too tight for the defaults.
-    let four = time(&mix(4, 1.0, 20), repetitions)?;
-    // The same load in total, or nothing would fit.
-    let sixty_four = time(&mix(64, 4.0 / 64.0, 40), repetitions.min(5))?;
-    let mut random = Random::new(1);
-    let small = (0..SMALL).map(|i| gap(&any(2 + i % 2, &mut random), &profile)).collect::<Result<_, _>>()?;
-    Ok(Planning { four, sixty_four, small })
+    Ok(Times {
+        // Targets that take a search: too tight for the defaults.
+        four: time(&mix(4, 1.0, 20), repetitions)?,
+        // The same load in total, or nothing would fit.
+        sixty_four: time(&mix(64, 4.0 / 64.0, 40), repetitions.min(5))?,
+    })
 }
 
 /// VMs with a light, a medium and a heavy task each.
@@ -139,23 +164,9 @@ impl Planning {
         let gap = same.map(|(best, found)| worth(best.1) - worth(found.1)).fold(0.0, f64::max);
         let lost = self.small.iter().filter(|(best, found)| found.0 > best.0).count();
         let n = self.small.len();
-        vec![
-            Claim::new(
-                "plan.4vm.seconds",
-                "time to plan 4 VMs with 3 tasks each, median",
-                median(self.four.clone()),
-                "s",
-                self.four.len(),
-            )
-            .at_most(0.05),
-            Claim::new(
-                "plan.64vm.seconds",
-                "time to plan 64 VMs with 3 tasks each, median",
-                median(self.sixty_four.clone()),
-                "s",
-                self.sixty_four.len(),
-            )
-            .at_most(2.0),
+        let mut claims = self.slice.claims("", "");
+        claims.extend(self.bound.iter().flat_map(|times| times.claims(".bound", " on the learned bound")));
+        claims.extend([
             Claim::new(
                 "plan.gap",
                 "largest loss of margin against an exhaustive search, as a share of the target",
@@ -172,6 +183,18 @@ impl Planning {
                 n,
             )
             .at_most(0.0),
-        ]
+        ]);
+        claims
+    }
+}
+
+impl Times {
+    fn claims(&self, id: &str, on: &str) -> Vec<Claim> {
+        let claim = |vms: u32, of: &[f64], limit: f64| {
+            let what = format!("time to plan {vms} VMs with 3 tasks each{on}, median");
+            Claim::new(format!("plan.{vms}vm{id}.seconds"), what, median(of.to_vec()), "s", of.len())
+                .at_most(limit)
+        };
+        vec![claim(4, &self.four, 0.05), claim(64, &self.sixty_four, 2.0)]
     }
 }

@@ -47,7 +47,7 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
                 continue;
             }
             let logs: Vec<f64> =
-                group.iter().map(|p| p.results[task].p9999.as_secs_f64().max(1e-6).ln()).collect();
+                group.iter().map(|p| p.results[task].tail().as_secs_f64().max(1e-6).ln()).collect();
             let mean = logs.iter().sum::<f64>() / logs.len() as f64;
             spread[regime].0 += logs.iter().map(|l| (l - mean).powi(2)).sum::<f64>();
             spread[regime].1 += logs.len() - 1;

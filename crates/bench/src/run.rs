@@ -69,7 +69,7 @@ pub fn measure(
             knobs: Knobs::of(&job.treatment.config),
             classes: job.treatment.classes.clone(),
             vms: job.vms.to_vec(),
-            noise: seen.noise,
+            noise: seen.noise.unwrap_or_default(),
             results: seen.tasks.iter().map(Outcome::of).collect(),
         };
         let quiet = !disturbed(&point);
@@ -107,6 +107,8 @@ pub fn as_result(point: &Point) -> Run {
         p50_ns: outcome.p50,
         p99_ns: outcome.p99,
         p9999_ns: outcome.p9999,
+        p9999_awake_ns: outcome.p9999_awake,
+        p9999_placebo_ns: outcome.p9999_placebo,
         max_ns: outcome.max,
         fio_p9999_ns: outcome.p9999,
         fio_cpus: 0.0,
@@ -115,5 +117,11 @@ pub fn as_result(point: &Point) -> Run {
         verdict: None,
         why: point.id.clone(),
     });
-    Run { scheme: point.scheme.clone(), kind: point.kind, seconds: point.seconds, tasks: tasks.collect() }
+    Run {
+        scheme: point.scheme.clone(),
+        kind: point.kind,
+        seconds: point.seconds,
+        noise: Some(point.noise),
+        tasks: tasks.collect(),
+    }
 }

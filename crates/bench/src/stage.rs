@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use rtvirtio_apply::{ApplyError, Binding, Guests, Machine, OnConflict, Session, Silent, VmBinding, resolve};
 use rtvirtio_host::{BlockDevice, Cgroups, HostError, Root};
-use rtvirtio_lab::workload::{self, Place, RunOptions, WorkloadError};
+use rtvirtio_lab::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_lab::{Lab, LabError};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
-use rtvirtio_measure::noise::{Noise, NoiseProbe};
-use rtvirtio_measure::run::TaskMeasurement;
 use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
 use rtvirtio_spec::Spec;
@@ -38,15 +36,6 @@ impl Treatment {
     pub fn knobs(config: Config) -> Self {
         Self { config, classes: None, servers: None }
     }
-}
-
-/// What a run gave.
-#[derive(Clone, Debug)]
-pub struct Observation {
-    /// Every task in spec order.
-    pub tasks: Vec<TaskMeasurement>,
-    /// How quiet the host was.
-    pub noise: Noise,
 }
 
 /// Why a run has no outcome.
@@ -112,6 +101,7 @@ pub struct Stage<'a> {
     session: Session,
     work_dir: PathBuf,
     kind: VmKind,
+    awake: bool,
 }
 
 impl<'a> Stage<'a> {
@@ -148,7 +138,14 @@ impl<'a> Stage<'a> {
             session: Session::open(state_dir)?,
             work_dir: work_dir.to_owned(),
             kind: if guest { VmKind::Qemu } else { VmKind::Process },
+            awake: false,
         })
+    }
+
+    /// Says whether the CPUs are kept from sleeping ([`rtvirtio_measure::awake`]), for what is written about a run.
+    #[must_use]
+    pub fn awake(self, awake: bool) -> Self {
+        Self { awake, ..self }
     }
 
     /// What the lab's VMs are.
@@ -166,7 +163,7 @@ impl<'a> Stage<'a> {
         spec: &Spec,
         treatment: &Treatment,
         plan: &mut RunPlan<'_>,
-    ) -> Result<Observation, StageError> {
+    ) -> Result<Measured, StageError> {
         let there = self.lab.state().vms.len();
         if spec.vms.len() > there {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
@@ -190,7 +187,7 @@ impl<'a> Stage<'a> {
         spec: &Spec,
         treatment: &Treatment,
         plan: &mut RunPlan<'_>,
-    ) -> Result<Observation, StageError> {
+    ) -> Result<Measured, StageError> {
         let mut loads = self.lab.loads(spec)?;
         if let Some(classes) = &treatment.classes {
             let shared = loads.first().map(|l| l.place.clone());
@@ -207,21 +204,24 @@ impl<'a> Stage<'a> {
             Some(servers) => Some(Servers::start(servers, &self.binding, spec)?),
             None => None,
         };
-        let probe = NoiseProbe::start();
         let mut options = RunOptions {
             length: plan.length,
             warm_up: if self.kind == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },
             seed: plan.seed,
+            watch: true,
             work_dir: &self.work_dir,
             cancel: plan.cancel,
             on_tick: plan.on_tick,
         };
-        let tasks = workload::measure(&loads, &mut options);
-        let noise = probe.finish();
+        let measured = workload::measure(&loads, &mut options);
         // Its limits are lifted before the settings are put back.
         drop(servers);
         let _ = std::fs::remove_dir(&self.work_dir);
-        Ok(Observation { tasks: tasks?, noise })
+        let mut measured = measured?;
+        if let Some(noise) = &mut measured.noise {
+            noise.awake = self.awake;
+        }
+        Ok(measured)
     }
 }
 

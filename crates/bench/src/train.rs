@@ -5,11 +5,11 @@ use rtvirtio_model::learned::{
 };
 use rtvirtio_model::{Config, Elevator, ModelError, Profile};
 use rtvirtio_spec::{Device, LabKind, Spec};
-use rtvirtio_stats::conformal::{ConformalError, Mondrian};
+use rtvirtio_stats::conformal::{ConformalError, Mondrian, calibrate};
 use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions};
 use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
-use rtvirtio_units::Bytes;
+use rtvirtio_units::{Bytes, Nanos};
 
 use crate::calibrate::fitted;
 use crate::dataset::{Outcome, Point};
@@ -39,6 +39,16 @@ pub enum TrainError {
         have: usize,
         /// Runs needed.
         need: usize,
+    },
+    /// Tails of two kinds.
+    #[error(
+        "the host's own stalls are known of {known} of {of} tails and would be in the others: measure all runs in the same way"
+    )]
+    Mixed {
+        /// Tails without stalls.
+        known: usize,
+        /// Tails.
+        of: usize,
     },
     /// A run that the formulas cannot read.
     #[error("run {id}: {source}")]
@@ -75,8 +85,10 @@ pub struct Row {
     pub paper: [f64; PAPER_WIDTH],
     /// Regime of the run.
     pub regime: Regime,
-    /// Measured tail, s.
+    /// Measured tail, s: less the host's own stalls where they are known.
     pub actual: f64,
+    /// The same with them, where they are known.
+    pub with_host: Option<f64>,
     /// Share of the declared rate that was lost.
     pub lost: f64,
     /// Whether the run differs from others only by what the paper's network reads.
@@ -127,7 +139,8 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
                 x: x[task],
                 paper: paper[task],
                 regime,
-                actual: outcome.p9999.as_secs_f64().max(1e-6),
+                actual: outcome.tail().as_secs_f64().max(1e-6),
+                with_host: outcome.p9999_awake.map(|_| outcome.p9999.as_secs_f64().max(1e-6)),
                 lost,
                 paper_domain: paper_domain(point),
             });
@@ -162,6 +175,15 @@ impl Default for TrainSettings {
     }
 }
 
+/// What must be added to the bounds so that they hold for tails as measured, with the host's own stalls, in a share `1 - miss` of runs like
+/// these; `None` where the runs do not tell the stalls apart. `uppers` are ln(bound in s) by trees that did not see the row.
+fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
+    let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());
+    let Some(over) = rows.iter().zip(uppers).map(over).collect::<Option<Vec<f64>>>() else { return Ok(None) };
+    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
+    Ok(Some(Nanos::from_secs_f64(calibrate(&over, &groups, miss)?.score.max(0.0))))
+}
+
 /// Fits a model on points of one device.
 ///
 /// The scores of the bound come from the trees that did not learn from a row's condition.
@@ -179,12 +201,16 @@ pub fn fit(
         return Err(TrainError::TooFew { have: points.len(), need });
     }
     let rows = rows(points, profile)?;
+    let known = rows.iter().filter(|r| r.with_host.is_some()).count();
+    if known != 0 && known != rows.len() {
+        return Err(TrainError::Mixed { known, of: rows.len() });
+    }
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let mut table = Rows::new(WIDTH);
     for (r, w) in rows.iter().zip(equal_runs(&groups)) {
         table.push(&r.x, r.actual.ln(), w)?;
     }
-    let (forest, bound) = bounded_forest(&table, &rows, settings)?;
+    let (forest, bound, uppers) = bounded_forest(&table, &rows, settings)?;
     Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         profile: profile.clone(),
@@ -196,12 +222,13 @@ pub fn fit(
         forest,
         high: HIGH,
         bound,
+        host_stalls: host_stalls(&rows, &uppers, settings.miss)?,
         paper: fit_paper(&rows, settings)?,
         analytical: fitted(points, profile).ok(),
     })
 }
 
-/// The forest with the calibrated scores of its high quantile. `table` has a row for each of `rows`, with ln(tail) as its value; its columns
+/// The forest, the calibrated scores of its high quantile, and ln(bound) of each row by the trees that did not see it. `table` has a row for each of `rows`, with ln(tail) as its value; its columns
 /// are the caller's.
 ///
 /// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how uncertain a tail is, the score how far it is off on
@@ -210,11 +237,11 @@ pub fn fit(
 ///
 /// # Errors
 /// [`TrainError`].
-pub(crate) fn bounded_forest(
+fn bounded_forest(
     table: &Rows,
     rows: &[Row],
     settings: &TrainSettings,
-) -> Result<(Forest, Mondrian), TrainError> {
+) -> Result<(Forest, Mondrian, Vec<f64>), TrainError> {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let lost: Vec<f64> = rows.iter().map(|r| r.lost).collect();
     let options = ForestOptions { trees: settings.trees, seed: settings.seed, ..ForestOptions::default() };
@@ -222,7 +249,10 @@ pub(crate) fn bounded_forest(
     let scores: Vec<f64> = rows.iter().zip(&report.quantiles).map(|(r, q)| r.actual.ln() - q[0]).collect();
     let category = |r: &Row| if settings.by_regime { r.regime.category() } else { POOLED };
     let categories: Vec<usize> = rows.iter().map(category).collect();
-    Ok((forest, Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?))
+    let bound = Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?;
+    let upper = |(q, c): (&Vec<f64>, &usize)| q[0] + bound.quantile(*c).score;
+    let uppers = report.quantiles.iter().zip(&categories).map(upper).collect();
+    Ok((forest, bound, uppers))
 }
 
 /// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs of the

@@ -7,8 +7,9 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rtvirtio_measure::fio::{FioOutput, IoClass, JobFile, JobOptions, PRELOAD, Region};
+use rtvirtio_measure::fio::{FioOutput, IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region};
 use rtvirtio_measure::local::{Control, run_fio};
+use rtvirtio_measure::noise::{Noise, NoiseProbe, Stalls};
 use rtvirtio_measure::run::{TaskMeasurement, task_measurements};
 use rtvirtio_measure::{MeasureError, TaskResult};
 use rtvirtio_spec::Vm;
@@ -131,25 +132,54 @@ pub struct RunOptions<'a> {
     pub seed: u64,
     /// A directory on the host for fio's files; made when missing.
     pub work_dir: &'a Path,
+    /// Whether a probe under SCHED_FIFO on every CPU watches how quiet the host is. Not beside VMs that do real work.
+    pub watch: bool,
     /// Set by anyone to stop.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the seconds since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
-/// Runs the tasks of all VMs at once and judges them, in the order given. When one VM fails the others are stopped.
+/// What a run gave.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Every task, VM by VM.
+    pub tasks: Vec<TaskMeasurement>,
+    /// How quiet the host was; nothing unless it was watched.
+    pub noise: Option<Noise>,
+    /// When it stood still, where that is known.
+    pub stalls: Option<Stalls>,
+}
+
+/// Runs the tasks of all VMs at once and judges them, in the order given, with how quiet the host was. When one VM fails the others are
+/// stopped.
 ///
 /// # Errors
 /// The first failure that is not a consequence of another one.
-pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Vec<TaskResult>, WorkloadError> {
-    Ok(measure(loads, options)?.into_iter().map(TaskMeasurement::with_tail).collect())
+pub fn run(
+    loads: &[VmLoad],
+    options: &mut RunOptions<'_>,
+) -> Result<(Vec<TaskResult>, Option<Noise>), WorkloadError> {
+    let measured = measure(loads, options)?;
+    Ok((measured.tasks.into_iter().map(TaskMeasurement::with_tail).collect(), measured.noise))
 }
 
 /// As [`run()`], with every latency.
 ///
 /// # Errors
 /// As [`run()`].
-pub fn measure(
+pub fn measure(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Measured, WorkloadError> {
+    let probe = options.watch.then(NoiseProbe::start);
+    let tasks = measure_tasks(loads, options);
+    let (noise, stalls) = probe.map(NoiseProbe::finish).unzip();
+    let mut measured = Measured { tasks: tasks?, noise, stalls: stalls.flatten() };
+    if let Some(stalls) = &measured.stalls {
+        measured.tasks.iter_mut().for_each(|t| t.take_off(stalls));
+    }
+    Ok(measured)
+}
+
+fn measure_tasks(
     loads: &[VmLoad],
     options: &mut RunOptions<'_>,
 ) -> Result<Vec<TaskMeasurement>, WorkloadError> {
@@ -157,6 +187,7 @@ pub fn measure(
     let ready = Barrier::new(loads.len());
     let start = Instant::now();
     let (length, warm_up, seed, work_dir) = (options.length, options.warm_up, options.seed, options.work_dir);
+    let watch = options.watch;
     let outcomes: Vec<Result<Vec<TaskMeasurement>, WorkloadError>> = std::thread::scope(|scope| {
         let threads: Vec<_> = loads
             .iter()
@@ -165,7 +196,7 @@ pub fn measure(
                 let (stop, ready) = (&stop, &ready);
                 scope.spawn(move || {
                     let seed = seed.wrapping_add(1000 * i as u64);
-                    let result = run_vm(load, (warm_up, length), seed, work_dir, ready, stop);
+                    let result = run_vm(load, (warm_up, length), (seed, watch), work_dir, ready, stop);
                     if result.is_err() {
                         stop.store(true, Ordering::Relaxed);
                     }
@@ -198,7 +229,7 @@ pub fn measure(
 fn run_vm(
     load: &VmLoad,
     (warmup, runtime): (Duration, Duration),
-    seed: u64,
+    (seed, watch): (u64, bool),
     work_dir: &Path,
     ready: &Barrier,
     stop: &AtomicBool,
@@ -209,7 +240,12 @@ fn run_vm(
         Place::Guest { target, .. } => (target.clone(), None, PathBuf::from(GUEST_DIR)),
         Place::Host { target, region, .. } => (target.clone(), *region, work_dir.join(vm)),
     };
-    let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class: load.io_class };
+    // In a guest the clock is another one.
+    let clock = match &load.place {
+        Place::Host { .. } if watch => LogClock::Monotonic,
+        _ => LogClock::JobStart,
+    };
+    let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class: load.io_class, clock };
     // Every thread passes the barrier, also one that has failed already, or the others would wait for ever.
     let (job, output) = match &load.place {
         Place::Guest { agent, .. } => {

@@ -22,6 +22,12 @@
 //! `k`-th of each direction gets the `k`-th intended start, and `L = max(l, t - a)`. The order is known to 1 ms, so requests
 //! made within the same ms may change places: `L` is known to 1 ms plus as many periods as requests were made in 1 ms.
 
+//!
+//! Where the log counts time by the machine's clock instead of from the job's start (`LogClock::Monotonic`), the start is found from the
+//! requests themselves: none completes before `a_i + l_i`, and those that met no delay do so at once. The least of `t_i - (a_i + l_i)`
+//! is the start in whole ms, exactly (with several in flight to 1 ms), unless every single request was made 1 ms too late; then `L_i`
+//! loses the least of these delays.
+
 use crate::fio::{Pace, Sample};
 
 /// A completed request with its place in the schedule.
@@ -46,6 +52,33 @@ pub fn from_intended_start(samples: &[Sample], pace: &Pace, depth: u32) -> Vec<T
     if depth <= 1 { one_in_flight(samples, pace) } else { several_in_flight(samples, pace) }
 }
 
+/// Start of the job in whole ms of the log's clock; see the module's text. `None` for an empty log.
+#[must_use]
+pub fn job_start_ms(samples: &[Sample], pace: &Pace, depth: u32) -> Option<u64> {
+    let mut order: Vec<usize> = (0..samples.len()).collect();
+    if depth > 1 {
+        order = by_start(samples);
+    }
+    let mut next = [0u64; 2];
+    let mut least: Option<u64> = None;
+    for i in order {
+        let s = &samples[i];
+        let index = &mut next[usize::from(s.write)];
+        let Some(intended_ns) = pace.intended_ns(s.write, *index) else { continue };
+        *index += 1;
+        let start = s.time_ms.saturating_sub(intended_ns.saturating_add(s.lat_ns) / 1_000_000);
+        least = Some(least.map_or(start, |l| l.min(start)));
+    }
+    least
+}
+
+/// Indices in the order of the requests' starts, as far as the log tells them.
+fn by_start(samples: &[Sample]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..samples.len()).collect();
+    order.sort_by_key(|i| (samples[*i].time_ms * 1_000_000).saturating_sub(samples[*i].lat_ns));
+    order
+}
+
 fn one_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
     let mut next = [0u64; 2];
     let mut free_at = 0u64;
@@ -68,11 +101,9 @@ fn one_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
 }
 
 fn several_in_flight(samples: &[Sample], pace: &Pace) -> Vec<Timed> {
-    let mut by_start: Vec<usize> = (0..samples.len()).collect();
-    by_start.sort_by_key(|i| (samples[*i].time_ms * 1_000_000).saturating_sub(samples[*i].lat_ns));
     let mut next = [0u64; 2];
     let mut timed = vec![None; samples.len()];
-    for i in by_start {
+    for i in by_start(samples) {
         let s = &samples[i];
         let index = &mut next[usize::from(s.write)];
         let Some(intended_ns) = pace.intended_ns(s.write, *index) else { continue };

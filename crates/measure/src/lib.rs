@@ -6,11 +6,13 @@
 //! - [`run`]: all of that for one VM.
 //! - [`local`]: fio as a child process of this one, for process VMs and for the profile.
 //! - [`tail`]: what p99.99 probably is when the samples are too few.
-//! - [`noise`]: whether the host itself stood still meanwhile.
+//! - [`noise`]: whether and when the host itself stood still meanwhile.
+//! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
 //!
 //! How latency is counted, and the experiment that shows why, stand in `docs/measure.md`.
 
+pub mod awake;
 mod error;
 pub mod fio;
 pub mod hist;

@@ -3,6 +3,7 @@
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
+use crate::noise::Noise;
 use crate::tail::TailEstimate;
 
 /// Version of the result file's form.
@@ -53,6 +54,9 @@ pub struct Run {
     pub kind: VmKind,
     /// Length of the measured part in seconds.
     pub seconds: f64,
+    /// How quiet the host itself was; absent in results of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub noise: Option<Noise>,
     /// One entry per task in spec order.
     pub tasks: Vec<TaskResult>,
 }
@@ -80,6 +84,12 @@ pub struct TaskResult {
     pub p99_ns: Nanos,
     /// 99.99th percentile; the maximum when `n` < 10 000.
     pub p9999_ns: Nanos,
+    /// The same of the latencies less the time in which a CPU of the host stood still; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p9999_awake_ns: Option<Nanos>,
+    /// The same with these stalls a second later, when the host did not stand still: how much the method takes off by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p9999_placebo_ns: Option<Nanos>,
     /// Largest.
     pub max_ns: Nanos,
     /// fio's own p99.99, counted from the actual start: the difference is what a stalled queue would have hidden.

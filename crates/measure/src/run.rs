@@ -15,12 +15,16 @@ use rtvirtio_spec::{Arrival, Task};
 use rtvirtio_stats::pot::can_carry;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 
-use crate::fio::{Direction, FioOutput, JobFile, JobStats, Pace, Section, parse_json, parse_log};
+use crate::fio::{Direction, FioOutput, JobFile, JobStats, LogClock, Pace, Section, parse_json, parse_log};
 use crate::hist::Latencies;
-use crate::intended::{Timed, from_intended_start};
+use crate::intended::{Timed, from_intended_start, job_start_ms};
+use crate::noise::Stalls;
 use crate::tail::estimate;
 use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};
+
+/// How much later the stalls are placed that show what taking them off does by itself: longer than a stall and what queues behind it.
+const PLACEBO_NS: u64 = 1_000_000_000;
 
 /// Results of all tasks of a VM, in the job's order. `predicted` holds what a plan expects of each task, in the same order; a
 /// missing entry means no prediction.
@@ -46,9 +50,29 @@ pub struct TaskMeasurement {
     /// Intended start in ns since the job's start, and latency in ns, of each completed request in the order of the starts. Empty for a
     /// task without a rate, of which only the histogram is known.
     pub series: Vec<(u64, u64)>,
+    /// From intended start to completion in ns of the machine's CLOCK_MONOTONIC, known to 1 ms: of each completed request, and of those never made
+    /// the wait so far. Empty where the job's logs do not count by that clock, and for a task without a rate.
+    pub spans: Vec<(u64, u64)>,
 }
 
 impl TaskMeasurement {
+    /// The latencies less the time in which a CPU of the host stood still; `None` where it is not known when requests ran.
+    #[must_use]
+    pub fn latencies_less(&self, stalls: &Stalls) -> Option<Latencies> {
+        let less = |(from, to): &(u64, u64)| Nanos(to - from - stalls.within(*from, *to));
+        (!self.spans.is_empty()).then(|| self.spans.iter().map(less).collect())
+    }
+
+    /// Takes note of what the tail is less the time in which a CPU of the host stood still, and of what the method itself takes off.
+    pub fn take_off(&mut self, stalls: &Stalls) {
+        let tail = |stalls: &Stalls| {
+            Some(self.latencies_less(stalls)?.at(Percentile::P9999).min(self.result.p9999_ns))
+        };
+        let (awake, placebo) = (tail(stalls), tail(&stalls.shifted(PLACEBO_NS)));
+        self.result.p9999_awake_ns = awake;
+        self.result.p9999_placebo_ns = placebo;
+    }
+
     /// The result, with an estimate of the tail where the percentile itself is not known.
     #[must_use]
     pub fn with_tail(mut self) -> TaskResult {
@@ -88,10 +112,10 @@ pub fn task_measurements(
         let mut unpaced = None;
         for (k, section) in job.sections().iter().enumerate().filter(|(_, s)| s.task == i) {
             match &section.pace {
-                Some(pace) => streams.push(Stream {
-                    pace: *pace,
-                    timed: timed(task, pace, &stats[k], output.logs.get(k).and_then(Option::as_deref))?,
-                }),
+                Some(pace) => {
+                    let log = output.logs.get(k).and_then(Option::as_deref);
+                    streams.push(stream(task, pace, &stats[k], log, job.options().clock)?);
+                }
                 None => unpaced = Some(self::unpaced(task, &stats[k], job.options().runtime)?),
             }
         }
@@ -102,8 +126,8 @@ pub fn task_measurements(
         let of_task = job.sections().iter().zip(&stats).filter(|(section, _)| section.task == i);
         let fio_cpus = of_task.map(|(_, stats)| (stats.usr_cpu + stats.sys_cpu) / 100.0).sum();
         let result = measured.judged(job.vm(), task, predicted.get(i).copied().flatten(), fio_cpus);
-        let Measured { latencies, series, .. } = measured;
-        results.push(TaskMeasurement { result, latencies, series });
+        let Measured { latencies, series, spans, .. } = measured;
+        results.push(TaskMeasurement { result, latencies, series, spans });
     }
     Ok(results)
 }
@@ -121,6 +145,8 @@ struct Measured {
     exceedances: u64,
     /// See [`TaskMeasurement::series`].
     series: Vec<(u64, u64)>,
+    /// See [`TaskMeasurement::spans`].
+    spans: Vec<(u64, u64)>,
 }
 
 impl Measured {
@@ -152,6 +178,8 @@ impl Measured {
             p50_ns: at(50.0),
             p99_ns: at(99.0),
             p9999_ns: at(99.99),
+            p9999_awake_ns: None,
+            p9999_placebo_ns: None,
             max_ns: self.max,
             fio_p9999_ns: self.fio_p9999,
             fio_cpus,
@@ -189,10 +217,18 @@ fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(
 struct Stream {
     pace: Pace,
     timed: Vec<Timed>,
+    /// The job's start in ns of CLOCK_MONOTONIC, where the log tells it.
+    start_ns: Option<u64>,
 }
 
 /// Requests of one section from its log, checked against fio's own count.
-fn timed(task: &Task, pace: &Pace, stats: &JobStats, log: Option<&[u8]>) -> Result<Vec<Timed>, MeasureError> {
+fn stream(
+    task: &Task,
+    pace: &Pace,
+    stats: &JobStats,
+    log: Option<&[u8]>,
+    clock: LogClock,
+) -> Result<Stream, MeasureError> {
     let log = log.ok_or_else(|| MeasureError::Log {
         task: task.name.clone(),
         line: 0,
@@ -200,12 +236,22 @@ fn timed(task: &Task, pace: &Pace, stats: &JobStats, log: Option<&[u8]>) -> Resu
     })?;
     // Each stream of an open loop has one request in flight.
     let depth = if task.arrival == Arrival::Open { 1 } else { task.depth };
-    let timed = from_intended_start(&parse_log(&task.name, log)?, pace, depth);
+    let mut samples = parse_log(&task.name, log, clock)?;
+    let mut start_ms = None;
+    if clock == LogClock::Monotonic {
+        start_ms = job_start_ms(&samples, pace, depth);
+        for s in &mut samples {
+            s.time_ms = s.time_ms.saturating_sub(start_ms.unwrap_or(0));
+        }
+    }
+    let timed = from_intended_start(&samples, pace, depth);
     let (logged, completed) = (timed.len() as u64, stats.total_ios());
     if logged.abs_diff(completed) > u64::from(depth) {
         return Err(MeasureError::LogIncomplete { task: task.name.clone(), logged, completed });
     }
-    Ok(timed)
+    // fio's own start is rounded down to 1 ms too: in the middle of it the error is half of that at most.
+    let start_ns = start_ms.map(|ms| ms * 1_000_000 + 500_000);
+    Ok(Stream { pace: *pace, timed, start_ns })
 }
 
 fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Measured {
@@ -223,8 +269,14 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     }
     // Without a target, a wait so far says something only when it is longer than all that is known. A starved task has nothing else.
     let limit = task.target.map_or(max, |t| t.latency.0);
+    let mut spans = Vec::new();
     for stream in streams {
+        if let Some(start) = stream.start_ns {
+            let of_run = stream.timed.iter().filter(|t| (warmup..end).contains(&t.intended_ns));
+            spans.extend(of_run.map(|t| (start + t.intended_ns, start + t.intended_ns + t.latency_ns)));
+        }
         never_made(stream, warmup, end, limit, &mut |waited| {
+            spans.extend(stream.start_ns.map(|start| (start + end - waited, start + end)));
             latencies.record(Nanos(waited), 1);
             max = max.max(waited);
             exceedances += u64::from(task.target.is_some());
@@ -234,6 +286,7 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     series.sort_unstable();
     Measured {
         series,
+        spans,
         n: counted.len() as u64,
         max: Nanos(max),
         fio_p9999: fio.at(Percentile::P9999).min(fio_max),
@@ -312,6 +365,7 @@ fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured,
     let seconds = stats.read.runtime.max(stats.write.runtime).max(1) as f64 / 1e3;
     Ok(Measured {
         series: Vec::new(),
+        spans: Vec::new(),
         n: latencies.n(),
         max,
         fio_p9999: latencies.at(Percentile::P9999).min(max),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{LoopDevice, disk_dir, filled_file, no_fio, no_loop, p99, skip, task, vm};
-use rtvirtio_measure::fio::{JobFile, JobOptions, Region};
+use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::profile::{DEPTHS, ProfileControl, ProfileOptions, load, measure, save};
 use rtvirtio_measure::run::task_results;
@@ -26,6 +26,7 @@ fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
         seed: 9,
         dir: dir.to_owned(),
         io_class: None,
+        clock: LogClock::JobStart,
     }
 }
 

@@ -6,10 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use common::{StallingFile, no_fio, no_fuse, p99, skip, task, vm};
-use rtvirtio_measure::fio::{JobFile, JobOptions, Pace, parse_log};
+use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Pace, parse_log};
 use rtvirtio_measure::hist::Latencies;
 use rtvirtio_measure::local::{Control, run_fio};
-use rtvirtio_measure::run::task_results;
+use rtvirtio_measure::noise::Stalls;
+use rtvirtio_measure::run::task_measurements;
 use rtvirtio_measure::{TaskResult, Verdict};
 use rtvirtio_spec::{Arrival, Op, Task};
 use rtvirtio_units::{Nanos, Percentile};
@@ -21,6 +22,8 @@ struct Outcome {
     result: TaskResult,
     truth: Latencies,
     own: Latencies,
+    /// The corrected latencies less the time of the stall.
+    less: Latencies,
 }
 
 fn run_on_stalling_file(
@@ -40,12 +43,17 @@ fn run_on_stalling_file(
         seed: 3,
         dir: dir.path().to_owned(),
         io_class: None,
+        clock: LogClock::Monotonic,
     };
     let job = JobFile::new(&vm, options).unwrap();
     let cancel = AtomicBool::new(false);
     let mut control = Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_tick: &mut |_| {} };
     let output = run_fio(&job, &mut control).unwrap();
-    let result = task_results(&job, &output, &[None]).unwrap().remove(0);
+    let measured = task_measurements(&job, &output, &[None]).unwrap().remove(0);
+    let (from, to) = (stall.0.as_nanos() as u64, stall.1.as_nanos() as u64);
+    let stalls = Stalls::union(vec![(file.first_ns() + from, file.first_ns() + to)]);
+    let less = measured.latencies_less(&stalls).unwrap();
+    let result = measured.result;
     // One server, so answers come in the order of requests: the truth needs neither fio's clock nor its log. (Of an open loop's streams
     // the order of intended starts.)
     let mut intended: Vec<u64> = Pace::of(&vm.tasks[0])
@@ -65,10 +73,10 @@ fn run_on_stalling_file(
         .logs
         .iter()
         .flatten()
-        .flat_map(|l| parse_log("t", l).unwrap())
+        .flat_map(|l| parse_log("t", l, LogClock::Monotonic).unwrap())
         .map(|s| Nanos(s.lat_ns))
         .collect();
-    Outcome { result, truth, own }
+    Outcome { result, truth, own, less }
 }
 
 fn near(measured: Nanos, truth: Nanos) -> bool {
@@ -116,6 +124,9 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
     assert!(r.achieved_rate.0 > 990.0, "the backlog was caught up: {}", r.achieved_rate);
     // fio itself would have called the target met: one request in 3000 was slow.
     assert!(o.own.at(Percentile(99.0)) < Nanos::from_millis(200), "{}", o.own.at(Percentile(99.0)));
+    // Less the time of the stall itself there remains the backlog behind it: 600 requests, served in far less time than it lasted.
+    assert_eq!(o.less.n(), o.result.n);
+    assert!(o.less.at(Percentile(99.0)).0 < truth.0 / 3, "{}", o.less.at(Percentile(99.0)));
 }
 
 /// A rate that is no whole number of requests per second goes to fio in bytes per second.
@@ -164,6 +175,8 @@ fn requests_that_were_never_made_count() {
     assert!(near(o.result.p99_ns, Nanos::from_millis(984)), "{}", o.result.p99_ns);
     let above: u64 = o.result.why.split(' ').next().unwrap().parse().unwrap();
     assert!((340..=360).contains(&above), "{}", o.result.why);
+    // They waited for nothing but the stall.
+    assert!(o.less.at(Percentile(99.0)) < Nanos::from_millis(50), "{}", o.less.at(Percentile(99.0)));
 }
 
 /// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency nearly tells the truth.

@@ -146,7 +146,7 @@ pub enum ModelKind {
     Slice,
     /// The RT-VirtIO paper's network, fitted on this host's measured runs.
     Mlp,
-    /// Our networks with a calibrated upper bound.
+    /// What was learned on this host, with a calibrated upper bound.
     Bound,
 }
 
@@ -175,9 +175,16 @@ pub struct Upper {
     pub confidence: Ratio,
     /// What the confidence rests on.
     pub basis: UpperBasis,
+    /// What must be added for the tail as measured, with the host's own stalls, which no setting changes; zero where the bound holds them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_ns: Nanos,
     /// Features outside what was measured: there the bound is a guess, widened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outside: Vec<String>,
+}
+
+fn is_zero(ns: &Nanos) -> bool {
+    ns.0 == 0
 }
 
 /// What an upper bound's confidence rests on.
@@ -219,6 +226,13 @@ impl Forecast {
     #[must_use]
     pub fn judged(&self) -> Nanos {
         self.upper.as_ref().map_or(self.latency_ns, |u| u.latency_ns)
+    }
+
+    /// What a VM can be promised: the same with what the host's own stalls add.
+    #[must_use]
+    pub fn promised(&self) -> Nanos {
+        let host = self.upper.as_ref().map_or(0, |u| u.host_ns.0);
+        Nanos(self.judged().0.saturating_add(host))
     }
 }
 

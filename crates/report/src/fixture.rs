@@ -42,6 +42,8 @@ fn task(
         p50_ns: us(180),
         p99_ns: us(p9999_us / 6),
         p9999_ns: us(tail),
+        p9999_awake_ns: None,
+        p9999_placebo_ns: None,
         max_ns: us(max),
         fio_p9999_ns: us(p9999_us / 2),
         fio_cpus: 0.05,
@@ -73,6 +75,7 @@ pub(crate) fn result() -> ResultFile {
         scheme: scheme.into(),
         kind: VmKind::Qemu,
         seconds: 60.0,
+        noise: None,
         tasks: TASKS
             .iter()
             .map(|t| {

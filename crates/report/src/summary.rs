@@ -57,9 +57,30 @@ pub fn tally(run: &Run) -> Tally {
 /// other's turn on the processor. At one half, a random arrival waits as long as it runs (M/M/1).
 const BUSY: f64 = 0.5;
 
+/// Host stalls of at least this share of the tightest target are told.
+const STALLED: f64 = 0.25;
+
+/// What of a run's latencies is not the doing of the settings: the load generator's own part, and the host's.
+pub(crate) fn doubts(run: &Run) -> Vec<String> {
+    busy_generators(run).into_iter().chain(host_stalls(run)).collect()
+}
+
+/// A sentence when the host itself stood still for a good part of what a target allows.
+fn host_stalls(run: &Run) -> Option<String> {
+    let noise = run.noise.filter(|n| n.realtime)?;
+    let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min()?;
+    (noise.max_ns.0 as f64 >= STALLED * tightest.0 as f64).then(|| {
+        format!(
+            "the host itself stood still for up to {}, {} times for more than 1ms (seen by probes under SCHED_FIFO): latencies hold that, \
+             and no I/O setting changes it",
+            noise.max_ns, noise.stalls
+        )
+    })
+}
+
 /// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a rate may: they are
 /// as fast as they can be.
-pub(crate) fn busy_generators(run: &Run) -> Vec<String> {
+fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();
     for t in run.tasks.iter().filter(|t| t.declared_rate.is_some()) {
         match vms.iter_mut().find(|(vm, _)| *vm == t.vm) {
@@ -160,6 +181,8 @@ pub(crate) fn most_critical<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rtvirtio_measure::noise::Noise;
+
     use crate::fixture;
 
     #[test]
@@ -196,6 +219,14 @@ mod tests {
         run.tasks.iter_mut().filter(|t| t.vm == vm).for_each(|t| t.fio_cpus = 0.3);
         let notes = busy_generators(&run);
         assert!(notes.len() == 1 && notes[0].starts_with(&format!("{vm}: fio kept 0.60")), "{notes:?}");
+        // Stalls of the host are told when they matter to a target, and when it was really the host.
+        let noise =
+            |ms, realtime| Noise { max_ns: Nanos::from_millis(ms), stalls: 7, realtime, ..Noise::default() };
+        for (ms, realtime, told) in [(74, true, false), (75, true, true), (500, false, false)] {
+            run.noise = Some(noise(ms, realtime));
+            assert_eq!(doubts(&run).len(), 1 + usize::from(told), "{ms}");
+        }
+        run.noise = None;
         // A flood is as fast as it can be: no doubt about it.
         run.tasks.iter_mut().for_each(|t| t.declared_rate = None);
         assert!(busy_generators(&run).is_empty());

@@ -2,13 +2,26 @@
 
 use rtvirtio_measure::{HostFacts, Run, TaskResult, Verdict, VmKind};
 use rtvirtio_model::{ModelKind, Side};
-use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Strength};
-use rtvirtio_units::Percentile;
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Strength, TaskOutlook};
+use rtvirtio_units::{Nanos, Percentile};
 
 use crate::num;
+use crate::text::Paint;
 
 /// Share of the declared rate that counts as kept, as the judge of `rtvirtio-measure` has it.
 pub(crate) const RATE_KEPT: f64 = 0.99;
+
+/// What a plan expects of a task, in a few words.
+pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
+    let but_for_host = |target: Nanos| t.forecast.judged() <= target && t.forecast.promised() > target;
+    match t.margin_ns {
+        None => ("no target", None),
+        Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
+        Some(_) if t.forecast.rate_kept < RATE_KEPT => ("rate not kept", Some(Paint::Bad)),
+        Some(_) if t.target_ns.is_some_and(but_for_host) => ("holds but for the host", Some(Paint::Open)),
+        Some(_) => ("holds", Some(Paint::Good)),
+    }
+}
 
 /// The verdict as one word; `-` for a task that has no target.
 pub(crate) fn verdict(v: Option<Verdict>) -> &'static str {
@@ -90,7 +103,7 @@ pub(crate) fn model(m: ModelKind) -> &'static str {
         ModelKind::Analytical => "analytical model (RT-VirtIO, equations 1 to 5)",
         ModelKind::Slice => "slice model (BFQ's slices and queueing at the device)",
         ModelKind::Mlp => "network of the RT-VirtIO paper, fitted on this host",
-        ModelKind::Bound => "networks learned on this host, with an upper bound",
+        ModelKind::Bound => "learned on this host, with an upper bound",
     }
 }
 
@@ -163,6 +176,29 @@ mod tests {
         let k = Knob::VmLimit { vm: "a".into(), limit: LimitKind::ReadIops };
         assert_eq!(knob_value(&k, "max"), "max");
         assert_eq!(knob_value(&k, "500"), "500/s");
+    }
+
+    #[test]
+    fn what_the_host_adds_is_told_apart_from_what_settings_can_do() {
+        use rtvirtio_model::{Upper, UpperBasis};
+        use rtvirtio_units::Ratio;
+        let mut t = crate::fixture::plan().tasks[0].clone();
+        t.target_ns = Some(Nanos::from_millis(20));
+        let mut with = |bound: u64, host: u64| {
+            t.forecast.upper = Some(Upper {
+                latency_ns: Nanos::from_millis(bound),
+                confidence: Ratio(0.99),
+                basis: UpperBasis::Pooled,
+                host_ns: Nanos::from_millis(host),
+                outside: Vec::new(),
+            });
+            t.margin_ns = Some((20 - bound as i64) * 1_000_000);
+            outlook(&t).0
+        };
+        assert_eq!(with(15, 0), "holds");
+        assert_eq!(with(15, 5), "holds");
+        assert_eq!(with(15, 6), "holds but for the host");
+        assert_eq!(with(21, 0), "misses");
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub fn measure(
         length,
         warm_up: workload::WARM_UP,
         seed: 1,
+        // A lab's VMs do nothing else; beside others a probe could be in the way.
+        watch: site.lab.is_some(),
         work_dir: &work_dir,
         cancel: ui.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
@@ -47,9 +49,13 @@ pub fn measure(
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);
     match result {
-        Ok(tasks) => {
-            Ok(Run { scheme: scheme.to_owned(), kind: site.kind(), seconds: length.as_secs_f64(), tasks })
-        }
+        Ok((tasks, noise)) => Ok(Run {
+            scheme: scheme.to_owned(),
+            kind: site.kind(),
+            seconds: length.as_secs_f64(),
+            noise,
+            tasks,
+        }),
         Err(e) if e.is_cancelled() => Err(Cancelled.into()),
         Err(e) => Err(e.into()),
     }

@@ -28,6 +28,8 @@ fn point(id: &str) -> Point {
         p99: Nanos(990_000),
         p9999: Nanos(1_000_000),
         max: Nanos(1_000_000),
+        p9999_awake: Some(Nanos(900_000)),
+        p9999_placebo: None,
         hist: pack(&latencies),
         upper: None,
     };

@@ -8,7 +8,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos};
 
 use super::*;
-use crate::accuracy::{evaluate, split};
+use crate::accuracy::{evaluate, judge, split};
 use crate::chooser::least_sure;
 use crate::design::{Limits, conditions};
 
@@ -63,6 +63,8 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
                         p99: tail,
                         p9999: tail,
                         max: tail,
+                        p9999_awake: None,
+                        p9999_placebo: None,
                         hist: vec![400, 1000],
                         upper: None,
                     }
@@ -95,6 +97,31 @@ fn a_known_law_is_learnt_and_bounded() {
 }
 
 #[test]
+fn what_the_host_adds_is_bounded_by_itself() {
+    let mut points = made_up(130, 0.3, 1);
+    // Every run loses i ms to the host in its worst-hit task, and tails are learned without.
+    for (i, p) in points.iter_mut().enumerate() {
+        for r in &mut p.results {
+            r.p9999_awake = Some(r.p9999);
+            r.p9999 = Nanos(r.p9999.0 + 1_000_000 * (i as u64 + 1));
+        }
+    }
+    let model = fit(&points, &profile(), "", &quick()).unwrap();
+    // At most what the worst run lost, and less where the bound has room already.
+    let more = model.host_stalls.unwrap();
+    assert!(more > Nanos(0) && more <= Nanos::from_millis(130), "{more}");
+    let a = judge(std::sync::Arc::new(model), &points, &profile()).unwrap();
+    assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
+    assert!(a.with_host.unwrap().coverage > 0.98);
+    // Tails of two kinds are not learned from together; all of them with stalls are.
+    let paced = points[5].tasks().position(|(_, s, _)| s.rate.is_some()).unwrap();
+    points[5].results[paced].p9999_awake = None;
+    assert!(matches!(fit(&points, &profile(), "", &quick()), Err(TrainError::Mixed { .. })));
+    points.iter_mut().flat_map(|p| &mut p.results).for_each(|r| r.p9999_awake = None);
+    assert_eq!(fit(&points, &profile(), "", &quick()).unwrap().host_stalls, None);
+}
+
+#[test]
 fn too_few_runs_are_refused() {
     let error = fit(&made_up(50, 0.3, 1), &profile(), "", &quick()).unwrap_err();
     assert_eq!(error.to_string(), "50 runs, 120 are needed for a bound at 99 %: measure for longer");
@@ -112,7 +139,7 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let told = model.fits(&elsewhere).unwrap_err().to_string();
     assert!(told.contains("twin-qlc-nvme") && told.contains("sda") && told.contains("--sweep"), "{told}");
     let damaged = |from: &str, to: &str| HostModel::from_json(&text.replacen(from, to, 1));
-    assert!(matches!(damaged("rtvirtio.model.v2", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
+    assert!(matches!(damaged("rtvirtio.model.v3", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
     assert!(matches!(damaged("\"ln_slice\"", "\"other\""), Err(ModelFileError::Damaged(_))));
     assert!(matches!(damaged("\"weights\":[", "\"weights\":[1.0,"), Err(ModelFileError::Damaged(_))));
     assert!(matches!(damaged("\"seconds\":8.0", "\"seconds\":0.0"), Err(ModelFileError::Damaged(_))));

@@ -28,6 +28,18 @@ pub struct JobOptions {
     pub dir: PathBuf,
     /// I/O class and level of the tasks' threads; `None` leaves them as they are started.
     pub io_class: Option<IoClass>,
+    /// What the logs' time stamps count from.
+    pub clock: LogClock,
+}
+
+/// Zero of the time stamps in fio's logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogClock {
+    /// The job's own start: fio's default.
+    #[default]
+    JobStart,
+    /// CLOCK_MONOTONIC of the machine that fio runs on, to compare with what else was seen on it.
+    Monotonic,
 }
 
 /// A Linux I/O scheduling class with its level, 0 (most urgent) to 7 (ioprio_set(2)).
@@ -293,6 +305,10 @@ impl JobFile {
         }
         if let Some(class) = self.options.io_class {
             s.push_str(&class.options());
+        }
+        if self.options.clock == LogClock::Monotonic {
+            let _ =
+                writeln!(s, "log_alternate_epoch=1\nlog_alternate_epoch_clock_id={}", libc::CLOCK_MONOTONIC);
         }
         for (i, section) in self.sections.iter().enumerate() {
             let _ = write!(s, "\n[{}]\n{}", section.name, self.section_text(i, section));

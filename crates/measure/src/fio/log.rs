@@ -1,18 +1,21 @@
 //! fio's latency log: one line per completed request.
 
+use super::LogClock;
 use crate::MeasureError;
 
 /// Most bytes that a log may have: 10 h at 500/s are 0.5 GiB.
 const MAX_BYTES: usize = 512 << 20;
 /// Largest time stamp: 30 days in ms. Beyond it the arithmetic in nanoseconds could overflow.
 const MAX_TIME_MS: u64 = 30 * 24 * 3_600_000;
+/// Largest time stamp of a machine's clock: 100 years up.
+const MAX_UP_MS: u64 = 100 * 366 * 24 * 3_600_000;
 /// Largest latency: 30 days in ns.
 const MAX_LAT_NS: u64 = MAX_TIME_MS * 1_000_000;
 
 /// One completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// Completion in whole ms (rounded down) since the job's start.
+    /// Completion in whole ms (rounded down) of the log's clock.
     pub time_ms: u64,
     /// fio's own latency: from when fio made the request, which may be later than intended.
     pub lat_ns: u64,
@@ -26,19 +29,20 @@ pub struct Sample {
 ///
 /// # Errors
 /// [`MeasureError::Log`] with the line number for anything else; [`MeasureError::TooBig`].
-pub fn parse_log(task: &str, bytes: &[u8]) -> Result<Vec<Sample>, MeasureError> {
+pub fn parse_log(task: &str, bytes: &[u8], clock: LogClock) -> Result<Vec<Sample>, MeasureError> {
     if bytes.len() > MAX_BYTES {
         return Err(MeasureError::TooBig {
             what: format!("latency log of task {task}"),
             limit: MAX_BYTES as u64,
         });
     }
+    let latest = if clock == LogClock::Monotonic { MAX_UP_MS } else { MAX_TIME_MS };
     let mut samples = Vec::with_capacity((bytes.len() / 20).min(1 << 20));
     for (i, line) in bytes.split(|b| *b == b'\n').enumerate() {
         if line.is_empty() {
             continue;
         }
-        samples.push(parse_line(line).map_err(|reason| MeasureError::Log {
+        samples.push(parse_line(line, latest).map_err(|reason| MeasureError::Log {
             task: task.to_owned(),
             line: i + 1,
             reason,
@@ -47,7 +51,7 @@ pub fn parse_log(task: &str, bytes: &[u8]) -> Result<Vec<Sample>, MeasureError> 
     Ok(samples)
 }
 
-fn parse_line(line: &[u8]) -> Result<Sample, String> {
+fn parse_line(line: &[u8], latest: u64) -> Result<Sample, String> {
     let text = std::str::from_utf8(line).map_err(|_| "not text".to_owned())?;
     let mut fields = text.split(',').map(str::trim);
     let mut number = |name: &str, max: u64| -> Result<u64, String> {
@@ -58,7 +62,7 @@ fn parse_line(line: &[u8]) -> Result<Sample, String> {
             Err(_) => Err(format!("{name} {field:?} is not a number")),
         }
     };
-    let time_ms = number("time", MAX_TIME_MS)?;
+    let time_ms = number("time", latest)?;
     let lat_ns = number("latency", MAX_LAT_NS)?;
     let write = number("direction", 1)? == 1;
     number("block size", u64::MAX)?;

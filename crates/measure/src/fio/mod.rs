@@ -5,7 +5,7 @@ mod json;
 mod log;
 
 pub(crate) use job::{COMMON, escaped, fio_args};
-pub use job::{IoClass, JobFile, JobOptions, PRELOAD, Pace, Region, Section};
+pub use job::{IoClass, JobFile, JobOptions, LogClock, PRELOAD, Pace, Region, Section};
 pub use json::{Direction, JobStats, parse_json};
 pub use log::{Sample, parse_log};
 

@@ -47,6 +47,7 @@ pub(crate) fn recorded_options() -> JobOptions {
         seed: 42,
         dir: PathBuf::from("/var/tmp/rtvirtio-fixture"),
         io_class: None,
+        clock: LogClock::JobStart,
     }
 }
 
@@ -180,7 +181,8 @@ fn other_output_is_an_error_with_what_it_says() {
 fn recorded_logs_are_read() {
     let stats = parse_json(&fixture("fio-3.33.json")).unwrap();
     for (i, stats) in stats.iter().enumerate().take(6) {
-        let samples = parse_log("t", &fixture(&format!("fio-3.33_lat.{}.log", i + 1))).unwrap();
+        let samples =
+            parse_log("t", &fixture(&format!("fio-3.33_lat.{}.log", i + 1)), LogClock::JobStart).unwrap();
         for (write, d) in [(false, &stats.read), (true, &stats.write)] {
             assert_eq!(samples.iter().filter(|s| s.write == write).count() as u64, d.total_ios, "task {i}");
             assert_eq!(
@@ -201,9 +203,9 @@ fn log_lines_of_older_and_newer_fio_are_accepted() {
         "10, 171387, 1, 4096, 81920, 0\n",
         "10, 171387, 1, 4096, 81920, 0, 123456789\n",
     ] {
-        assert_eq!(parse_log("t", line.as_bytes()).unwrap(), [one], "{line}");
+        assert_eq!(parse_log("t", line.as_bytes(), LogClock::JobStart).unwrap(), [one], "{line}");
     }
-    assert_eq!(parse_log("t", b"").unwrap(), []);
+    assert_eq!(parse_log("t", b"", LogClock::JobStart).unwrap(), []);
 }
 
 #[test]
@@ -220,18 +222,18 @@ fn bad_log_lines_are_named() {
         ("10, 1, 0, 4096, 0, 0, 0, 0, 0", "unexpected column \"0\""),
     ] {
         let log = format!("1, 2, 0, 4096, 0\n\n{line}\n");
-        let e = parse_log("light", log.as_bytes()).unwrap_err();
+        let e = parse_log("light", log.as_bytes(), LogClock::JobStart).unwrap_err();
         assert_eq!(e.to_string(), format!("latency log of task light, line 3: {reason}"));
     }
-    let e = parse_log("light", b"1, 2, 0, \xff\n").unwrap_err();
+    let e = parse_log("light", b"1, 2, 0, \xff\n", LogClock::JobStart).unwrap_err();
     assert!(matches!(e, MeasureError::Log { line: 1, .. }), "{e}");
 }
 
 proptest! {
     #[test]
     fn parsers_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), text in "[0-9, x\n]{0,200}") {
-        let _ = parse_log("t", &bytes);
-        let _ = parse_log("t", text.as_bytes());
+        let _ = parse_log("t", &bytes, LogClock::JobStart);
+        let _ = parse_log("t", text.as_bytes(), LogClock::JobStart);
         let _ = parse_json(&bytes);
     }
 }

@@ -146,6 +146,30 @@ proptest! {
         }
     }
 
+    /// A log by the machine's clock tells when the job began, as long as one request was made in time.
+    #[test]
+    fn the_start_of_a_job_is_found_in_its_log(
+        rate in 20.0f64..5_000.0,
+        base in 1_000_000u64..4_000_000_000,
+        service in proptest::collection::vec(
+            (prop_oneof![9 => 1_000u64..400_000, 1 => 1_000_000u64..400_000_000], 0u64..20_000_000), 1..200),
+        punctual in any::<proptest::sample::Index>(),
+    ) {
+        let pace = pace(Op::Read, rate.round());
+        let mut service: Vec<_> = service.into_iter().map(|(l, late)| (false, l, late)).collect();
+        let first = punctual.index(service.len());
+        // After one that was made in time nothing before it matters.
+        service.iter_mut().take(first + 1).for_each(|s| (s.1, s.2) = (1_000, 0));
+        let (_, mut log) = simulate(&pace, &service);
+        for s in &mut log {
+            s.time_ms += base;
+        }
+        prop_assert_eq!(job_start_ms(&log, &pace, 1), Some(base));
+        // With several in flight two may have changed places within 1 ms.
+        let deep = job_start_ms(&log, &pace, 4).unwrap();
+        prop_assert!(deep == base || deep + 1 == base, "{deep} for {base}");
+    }
+
     #[test]
     fn due_before_counts_intended_starts(rate in 1.0f64..2_000_000.0, ns in 0u64..10_000_000_000) {
         let pace = pace(Op::Read, rate);

@@ -6,7 +6,7 @@ use rtvirtio_units::{Bytes, Ratio};
 
 use super::*;
 use crate::Verdict;
-use crate::fio::JobOptions;
+use crate::fio::{JobOptions, LogClock};
 
 fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
@@ -93,6 +93,16 @@ fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
 }
 
 fn synthetic_with(target: Option<Target>, made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
+    measured(target, made, lat, None).result
+}
+
+/// The same with all that is measured; `up_ms` is how long the machine has been up at the job's start, for a log by its clock.
+fn measured(
+    target: Option<Target>,
+    made: u64,
+    lat: impl Fn(u64) -> u64,
+    up_ms: Option<u64>,
+) -> TaskMeasurement {
     let task = Task {
         name: "t".to_owned(),
         op: Op::Read,
@@ -113,19 +123,50 @@ fn synthetic_with(target: Option<Target>, made: u64, lat: impl Fn(u64) -> u64) -
         seed: 1,
         dir: PathBuf::from("/"),
         io_class: None,
+        clock: if up_ms.is_some() { LogClock::Monotonic } else { LogClock::JobStart },
     };
     let job = JobFile::new(&vm, options).unwrap();
     let (mut log, mut free) = (String::new(), 0u64);
     for i in 0..made {
         free = free.max(i * 10) + lat(i);
-        writeln!(log, "{free}, {}, 0, 4096, 0", lat(i) * 1_000_000).unwrap();
+        writeln!(log, "{}, {}, 0, 4096, 0", free + up_ms.unwrap_or(0), lat(i) * 1_000_000).unwrap();
     }
     let json = format!(
         r#"{{"jobs":[{{"jobname":"t0-t","error":0,"job_runtime":10000,"read":{{"total_ios":{made}}},"write":{{"total_ios":0}}}}]}}"#
     );
     let output =
         FioOutput { json: json.into_bytes(), logs: vec![Some(log.into_bytes())], stderr: String::new() };
-    task_results(&job, &output, &[]).unwrap().remove(0)
+    task_measurements(&job, &output, &[]).unwrap().remove(0)
+}
+
+#[test]
+fn stalls_of_the_host_can_be_taken_off() {
+    // The machine has been up for 1000 s. At 3 s into the job the host stands still for 480 ms; the backlog behind it takes 53 requests.
+    let measured = measured(None, 1_000, |i| if i == 300 { 480 } else { 1 }, Some(1_000_000));
+    let at = |ms: u64| (1_003_000 + ms) * 1_000_000;
+    let less = |stalls: &[(u64, u64)]| measured.latencies_less(&Stalls::union(stalls.to_vec())).unwrap();
+    let max = |l: &Latencies| l.at(Percentile(100.0)).0 as f64 / 1e6;
+    assert_eq!(measured.result.max_ns, Nanos::from_millis(480));
+    // Nothing is left of the first, and of those behind it what they waited after the stall, to the 0.5 ms to which the start is known.
+    let all = less(&[(at(0), at(480))]);
+    assert!(max(&all) < 60.0 && all.n() == 1_000, "{}", max(&all));
+    // A stall at another time takes nothing off.
+    assert!(max(&less(&[(at(2_000), at(2_400))])) > 479.0);
+    // One that ends early leaves those that came behind it with all of their wait.
+    assert!((max(&less(&[(at(0), at(100))])) - 390.0).abs() < 1.5);
+    // By the job's own clock nobody knows.
+    let relative = self::measured(None, 1_000, |_| 1, None);
+    assert!(relative.latencies_less(&Stalls::default()).is_none());
+}
+
+#[test]
+fn waits_of_requests_never_made_lose_stalls_too() {
+    // Nothing came back, because the host stood still for all of the run but its first second.
+    let measured = measured(None, 100, |_| 1, Some(5_000));
+    let less = measured.latencies_less(&Stalls::union(vec![(6_000_000_000, 15_000_000_000)])).unwrap();
+    assert_eq!(less.n(), measured.latencies.n());
+    assert!(measured.result.max_ns > Nanos::from_millis(8_900));
+    assert!(less.at(Percentile(100.0)) < Nanos::from_millis(10), "{}", less.at(Percentile(100.0)));
 }
 
 #[test]

@@ -80,6 +80,7 @@ pub struct StallingFile {
 #[derive(Default)]
 struct Server {
     first: Option<Instant>,
+    first_ns: u64,
     answered: Vec<Duration>,
 }
 
@@ -104,6 +105,11 @@ impl StallingFile {
 
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("disk")
+    }
+
+    /// When the first read arrived, in ns of CLOCK_MONOTONIC.
+    pub fn first_ns(&self) -> u64 {
+        self.answered.lock().unwrap().first_ns
     }
 
     /// When each read was answered, in order, since the first read arrived.
@@ -172,6 +178,10 @@ impl Filesystem for StallFs {
     ) {
         // The lock is the one channel: requests are served one at a time.
         let mut server = self.server.lock().unwrap();
+        if server.first.is_none() {
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+            server.first_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        }
         let first = *server.first.get_or_insert_with(Instant::now);
         let now = first.elapsed();
         for (from, to) in &self.stalls {

@@ -1,4 +1,4 @@
-//! What the networks see of a task: numbers that carry the physics, not raw knobs alone.
+//! What learned models see of a task: numbers that carry the physics, not raw knobs alone.
 //!
 //! The paper's network reads the raw values of its Table I. Ours also reads what the slice model and the paper's equations say, the
 //! utilisation, and who else is there; logarithms where a quantity acts by ratio. A network then learns where the formulas are

@@ -21,7 +21,7 @@ use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperB
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
-pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v2";
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v3";
 
 /// How much wider a bound is outside of what was measured. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
@@ -32,8 +32,8 @@ const EXTRAPOLATED: f64 = 2.0;
 pub struct HostModel {
     /// Always [`HOST_MODEL_SCHEMA`].
     pub schema: String,
-    /// The device and host as measured before the runs. Forecasts rest on this profile, not on a later one: the networks have learned where
-    /// the formulas err with its numbers.
+    /// The device and host as measured before the runs. Forecasts rest on this profile, not on a later one: where the
+    /// formulas err was learned with its numbers.
     pub profile: Profile,
     /// Names of the features in order.
     pub features: Vec<String>,
@@ -51,6 +51,9 @@ pub struct HostModel {
     pub high: f64,
     /// Calibrated scores `ln(latency) - high quantile`, by [`Regime`].
     pub bound: Mondrian,
+    /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are learned without the host's own stalls,
+    /// because no setting of ours changes them. `None` where the runs could not tell them apart; the tails then hold them.
+    pub host_stalls: Option<Nanos>,
     /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
     pub paper: Option<Ensemble>,
     /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were under BFQ.
@@ -224,6 +227,7 @@ impl HostModel {
             latency_ns: Nanos::from_secs_f64(upper),
             confidence: Ratio(self.confidence()),
             basis,
+            host_ns: self.host_stalls.unwrap_or(Nanos(0)),
             outside,
         }
     }

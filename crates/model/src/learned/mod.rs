@@ -1,4 +1,4 @@
-//! Models learned from measured runs of this host: networks for the expected tail, and an upper bound that holds.
+//! Models learned from measured runs of this host: the expected tail, and an upper bound that holds.
 
 mod features;
 mod host_model;

@@ -5,6 +5,7 @@ use rtvirtio_planner::{Infeasible, Plan, Strength};
 use super::{GAP, Rows, Small, THIN, figure, section};
 use crate::clean::xml;
 use crate::svg::{Segment, StackPlot, StackRow, svg_stack};
+use crate::text::Paint;
 use crate::{num, words};
 
 /// Rows of the stacked bars.
@@ -90,11 +91,12 @@ fn outlook(plan: &Plan) -> String {
         ],
     );
     for t in &plan.tasks {
-        let (word, class) = match t.margin_ns {
-            None => ("no target", ""),
-            Some(m) if m < 0 => ("misses", "bad"),
-            Some(_) if t.forecast.rate_kept < words::RATE_KEPT => ("rate not kept", "bad"),
-            Some(_) => ("holds", "good"),
+        let (word, paint) = words::outlook(t);
+        let class = match paint {
+            Some(Paint::Good) => "good",
+            Some(Paint::Bad) => "bad",
+            Some(Paint::Open) => "open",
+            _ => "",
         };
         let none = || "\u{2013}".to_owned();
         table.row(

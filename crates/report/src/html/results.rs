@@ -362,7 +362,7 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
             number_row(&mut table, t);
         }
         body.push_str(&table.done());
-        for note in summary::busy_generators(run) {
+        for note in summary::doubts(run) {
             body.push_str(&format!("<p>{}</p>\n", xml(&note)));
         }
     }

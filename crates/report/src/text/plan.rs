@@ -156,12 +156,7 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
     columns.extend([Column::number("margin"), Column::number("rate kept"), Column::word("outlook")]);
     let mut table = Table::new(columns);
     for t in tasks {
-        let (word, paint) = match t.margin_ns {
-            None => ("no target", None),
-            Some(m) if m < 0 => ("misses", Some(Paint::Bad)),
-            Some(_) if t.forecast.rate_kept < words::RATE_KEPT => ("rate not kept", Some(Paint::Bad)),
-            Some(_) => ("holds", Some(Paint::Good)),
-        };
+        let (word, paint) = words::outlook(t);
         let mut cells: Vec<Cell> = vec![
             t.vm.as_str().into(),
             t.task.as_str().into(),
@@ -191,6 +186,12 @@ fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
         "at most: the tail stays below it in {} of runs like those measured here; margins count from it",
         num::percent(first.confidence.0)
     );
+    if first.host_ns.0 > 0 {
+        note.push_str(&format!(
+            "; the host's own stalls, which no I/O setting changes, come on top: as measured, tails stay below it plus {}",
+            num::latency(first.host_ns, "")
+        ));
+    }
     let guessed: Vec<String> = tasks
         .iter()
         .filter(|t| t.forecast.upper.as_ref().is_some_and(|u| u.basis == UpperBasis::Extrapolated))

@@ -218,7 +218,7 @@ fn reasons(run: &Run, style: &Style) -> String {
         .iter()
         .map(|(word, why, names)| style.wrap(&format!("{word} {}: {why}", names.join(", ")), 2))
         .collect();
-    for note in summary::busy_generators(run) {
+    for note in summary::doubts(run) {
         out.push_str(&style.wrap(&note, 2));
     }
     out

@@ -10,6 +10,7 @@ use rtvirtio_bench::stage::Stage;
 use rtvirtio_host::Root;
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_measure::awake::Awake;
 use rtvirtio_model::{Config, DepthPoint, Elevator, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
@@ -41,6 +42,8 @@ pub struct Bed<'a> {
     pub spec_device: Device,
     site: Site,
     global: Global,
+    /// A made device stands for one in a real-time host, whose CPUs do not sleep; a real one is taken as it is.
+    awake: Option<Awake>,
     ui: &'a Ui,
 }
 
@@ -60,7 +63,15 @@ impl<'a> Bed<'a> {
             }
             None => format!("twin = {:?}\nsize = \"{MADE_SIZE}\"", device_name(device)),
         };
-        Self::make(device_name(device), &text, (vms, kind), global, ui)
+        let mut bed = Self::make(device_name(device), &text, (vms, kind), global, ui)?;
+        bed.awake = match Awake::hold() {
+            Ok(awake) => Some(awake),
+            Err(e) => {
+                ui.warn(&format!("the CPUs may sleep between requests and wake late: {e}"));
+                None
+            }
+        };
+        Ok(bed)
     }
 
     /// Process VMs on a real device. Nothing may use it, and nothing is written to it.
@@ -85,7 +96,14 @@ impl<'a> Bed<'a> {
         let spec = rtvirtio_spec::parse(BENCH_DIR, &text)?;
         lab::up(&spec, BENCH_DIR, &text, AccelName::Auto, &global, ui)?;
         let spec_device = spec.device.clone();
-        let bed = |site| Self { device: name.to_owned(), spec_device, site, global: global.clone(), ui };
+        let bed = |site| Self {
+            device: name.to_owned(),
+            spec_device,
+            site,
+            global: global.clone(),
+            awake: None,
+            ui,
+        };
         match Site::find(spec, &global) {
             Ok(site) => Ok(bed(site)),
             Err(e) => {
@@ -145,7 +163,8 @@ impl<'a> Bed<'a> {
     /// The stage on it.
     pub fn stage(&self) -> anyhow::Result<Stage<'_>> {
         let work: PathBuf = self.global.run_dir.join("fio");
-        Ok(Stage::new(self.lab()?, self.baseline()?, &GuestAgents, &self.global.state_dir, &work)?)
+        let stage = Stage::new(self.lab()?, self.baseline()?, &GuestAgents, &self.global.state_dir, &work)?;
+        Ok(stage.awake(self.awake.is_some()))
     }
 
     /// The settings of the lab when nothing is applied.

@@ -17,7 +17,10 @@ use crate::cmd::{need_root, write_file};
 use crate::site;
 use crate::ui::Ui;
 use play::Play;
-use report::report;
+pub use report::found;
+
+/// What the names of its data begin with.
+pub const PREFIX: &str = "cases-";
 
 /// The scheme that measures as it goes.
 const TUNED: &str = "tuned";
@@ -30,22 +33,31 @@ pub fn run(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         return write_specs(dir, ui);
     }
     let path = data_file(args);
-    if args.report_only {
-        let data = Dataset::load(&path)?;
-        return report(args, &data, ui);
+    if args.runs.report_only {
+        return tell(args, &Dataset::load(&path)?, ui);
     }
     need_root("bench cases")?;
     let _lock = site::lock(global)?;
-    let bed = Bed::made(&args.device, MAX_VMS + 1, LabKind::Process, global, ui)?;
+    let bed = Bed::made(&args.runs.device, MAX_VMS + 1, LabKind::Process, global, ui)?;
     let played = Play::begin(args, &bed, &path, ui).and_then(|mut play| play.all());
     bed.remove()?;
     played?;
-    report(args, &Dataset::load(&path)?, ui)
+    tell(args, &Dataset::load(&path)?, ui)
+}
+
+fn tell(args: &BenchCasesArgs, data: &Dataset, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let title = format!("rtvirtio: cases on {}", data.header.host.device);
+    found(&tiers(args), data).about(&data_name(args)).tell(&title, args.runs.html.as_deref(), ui)
+}
+
+/// The device, and what sets the loads apart.
+fn data_name(args: &BenchCasesArgs) -> String {
+    let writes = if args.writes { "-writes" } else { "" };
+    format!("{}{writes}", device_name(&args.runs.device))
 }
 
 fn data_file(args: &BenchCasesArgs) -> PathBuf {
-    let writes = if args.writes { "-writes" } else { "" };
-    args.out.join(format!("cases-{}{writes}.jsonl", device_name(&args.device)))
+    args.runs.out.join(format!("{PREFIX}{}.jsonl", data_name(args)))
 }
 
 fn tiers(args: &BenchCasesArgs) -> Vec<Tier> {

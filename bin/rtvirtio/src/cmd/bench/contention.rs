@@ -5,27 +5,28 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use rtvirtio_bench::claims::{BenchFile, Claim};
+use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::contention::{Figure, Row, Setup, growth, rows, setups};
 use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::design::MAX_VMS;
 use rtvirtio_bench::load::spec;
 use rtvirtio_bench::stage::Treatment;
 use rtvirtio_model::{Analytical, Forecast, HostModel, Learned, Profile, TailModel};
-use rtvirtio_report::{BenchPage, bench_html};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
 
 use super::bed::{Bed, device_name};
+use super::found::Found;
 use super::page;
-use super::runs::{Runs, Wanted};
+use super::runs::{Runs, Wanted, learned, profile};
 use crate::args::{BenchContentionArgs, Global};
-use crate::cmd::verify::generated;
-use crate::cmd::{need_root, show, write_file};
-use crate::model_choice;
+use crate::cmd::need_root;
 use crate::site;
 use crate::ui::Ui;
+
+/// What the names of its data begin with.
+pub const PREFIX: &str = "contention-";
 
 /// Scheme of its points.
 const SCHEME: &str = "contention";
@@ -47,28 +48,37 @@ pub struct Compared {
 /// `rtvirtio bench contention`.
 pub fn run(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = data_file(args);
-    if !args.report_only {
+    let learned = learned(&args.runs)?;
+    if !args.runs.report_only {
         need_root("bench contention")?;
         let _lock = site::lock(global)?;
-        let bed = Bed::made(&args.device, MAX_VMS, LabKind::Process, global, ui)?;
-        let measured = measure(args, &bed, &path, ui);
+        let bed = Bed::made(&args.runs.device, MAX_VMS, LabKind::Process, global, ui)?;
+        let measured = measure(args, learned.as_deref(), &bed, &path, ui);
         bed.remove()?;
         measured?;
     }
-    report(args, &Dataset::load(&path)?, ui)
+    let data = Dataset::load(&path)?;
+    let title = format!("rtvirtio: contention on {}", data.header.host.device);
+    found(learned.as_ref(), &data)?.about(device_name(&args.runs.device)).tell(
+        &title,
+        args.runs.html.as_deref(),
+        ui,
+    )
 }
 
 fn data_file(args: &BenchContentionArgs) -> PathBuf {
-    args.out.join(format!("contention-{}.jsonl", device_name(&args.device)))
+    args.runs.out.join(format!("{PREFIX}{}.jsonl", device_name(&args.runs.device)))
 }
 
-fn measure(args: &BenchContentionArgs, bed: &Bed<'_>, path: &Path, ui: &Ui) -> anyhow::Result<()> {
-    let profile = match (&args.profile, model(args)?) {
-        (Some(path), _) => Some(rtvirtio_measure::profile::load(path)?),
-        (None, Some(model)) => Some(model.profile.clone()),
-        (None, None) => None,
-    };
-    let command = format!("rtvirtio bench contention {} --for {}", args.device, args.length);
+fn measure(
+    args: &BenchContentionArgs,
+    model: Option<&HostModel>,
+    bed: &Bed<'_>,
+    path: &Path,
+    ui: &Ui,
+) -> anyhow::Result<()> {
+    let profile = profile(&args.runs, model)?;
+    let command = format!("rtvirtio bench contention {} --for {}", args.runs.device, args.length);
     let mut runs = Runs::begin(bed, path, command, args.length, profile, ui)?;
     let mut all = setups();
     all.retain(|s| args.only.as_ref().is_none_or(|only| s.id(0).contains(only.as_str())));
@@ -101,12 +111,8 @@ fn measure(args: &BenchContentionArgs, bed: &Bed<'_>, path: &Path, ui: &Ui) -> a
     Ok(())
 }
 
-fn model(args: &BenchContentionArgs) -> anyhow::Result<Option<Arc<HostModel>>> {
-    Ok(args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new))
-}
-
-fn report(args: &BenchContentionArgs, data: &Dataset, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let learned = model(args)?;
+/// Rows and claims from what is measured, with what the models say of it.
+pub fn found(learned: Option<&Arc<HostModel>>, data: &Dataset) -> anyhow::Result<Found> {
     let Some(profile) = data.header.profiles.values().next() else {
         anyhow::bail!("the data hold no profile of their device; measure again");
     };
@@ -114,33 +120,18 @@ fn report(args: &BenchContentionArgs, data: &Dataset, ui: &Ui) -> anyhow::Result
     for setup in setups() {
         for row in rows(&setup, &data.points) {
             if !row.tail.ms.is_empty() {
-                compared.push(compare(&setup, row, profile, learned.as_ref()));
+                compared.push(compare(&setup, row, profile, learned));
             }
         }
     }
     anyhow::ensure!(!compared.is_empty(), "nothing is measured yet");
-    let claims = claims(&compared);
-    if let Some(out) = &args.html {
-        let mut sections = vec![page::claims(&claims)];
-        sections.extend(Figure::ALL.iter().map(|f| page::contention(*f, &compared)));
-        let page = BenchPage {
-            title: format!("rtvirtio: contention on {}", data.header.host.device),
-            lead: vec![format!(
-                "{} runs on Linux {} with {} CPUs, process VMs; {}.",
-                data.points.len(),
-                data.header.host.kernel,
-                data.header.host.cpus,
-                data.header.command
-            )],
-            sections,
-            generated: generated(),
-        };
-        write_file(out, bench_html(&page).as_bytes())?;
-        ui.step(&format!("wrote {}", out.display()));
-    }
-    let runs = data.points.iter().map(rtvirtio_bench::run::as_result).collect();
-    show(ui, &BenchFile::new(data.header.host.clone(), runs, claims), || table(&compared))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(Found {
+        runs: data.points.iter().map(rtvirtio_bench::run::as_result).collect(),
+        claims: claims(&compared),
+        text: table(&compared),
+        sections: Figure::ALL.iter().map(|f| page::contention(*f, &compared)).collect(),
+        ..Found::of(data)
+    })
 }
 
 fn compare(setup: &Setup, row: Row, profile: &Profile, learned: Option<&Arc<HostModel>>) -> Compared {

@@ -4,8 +4,10 @@ mod accuracy;
 pub mod bed;
 mod cases;
 mod contention;
+mod found;
 mod page;
 mod plan;
+mod report;
 mod runs;
 pub mod sweep;
 
@@ -25,5 +27,6 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Contention(args) => contention::run(args, global, ui),
         BenchCommand::Accuracy(args) => accuracy::run(args, ui),
         BenchCommand::Plan(args) => plan::run(args, ui),
+        BenchCommand::Report(args) => report::run(args, ui),
     }
 }

@@ -1,6 +1,7 @@
 //! `rtvirtio bench plan`: how long planning takes, and how near it comes to the best.
 
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use rtvirtio_bench::claims::BenchFile;
 use rtvirtio_bench::planning::measure;
@@ -8,19 +9,21 @@ use rtvirtio_measure::HostFacts;
 
 use crate::args::BenchPlanArgs;
 use crate::cmd::show;
+use crate::model_choice;
 use crate::site::{cpus, kernel_release};
 use crate::ui::Ui;
 
 /// `rtvirtio bench plan`.
 pub fn run(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let planning = measure(args.repeat.max(1))?;
+    let learned = args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new);
+    let planning = measure(args.repeat.max(1), learned.as_ref())?;
     let claims = planning.claims();
     let met = claims.iter().all(|c| c.met);
     let text: String = claims
         .iter()
         .map(|c| {
             let limit = c.at_most.map_or(String::new(), |l| format!(" (at most {l})"));
-            format!("{:<22} {:.4} {}{limit}  n {}  {}\n", c.id, c.value, c.unit, c.n, c.what)
+            format!("{:<24} {:.4} {}{limit}  n {}  {}\n", c.id, c.value, c.unit, c.n, c.what)
         })
         .collect();
     let host = HostFacts {

@@ -1,20 +1,36 @@
 //! Measured runs on a bed, kept in a file as they come: what every experiment does.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rtvirtio_bench::dataset::{Point, Recorder};
 use rtvirtio_bench::load::Stream;
 use rtvirtio_bench::run::{self, Job};
 use rtvirtio_bench::stage::{Stage, Treatment};
-use rtvirtio_model::Profile;
+use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_units::Nanos;
 
 use super::bed::Bed;
+use crate::args::BenchRuns;
+use crate::model_choice;
 use crate::ui::{Cancelled, Ui};
 
 /// Tries per run when the host is not quiet.
 const TRIES: u32 = 2;
+
+/// The learned model that was named.
+pub fn learned(args: &BenchRuns) -> anyhow::Result<Option<Arc<HostModel>>> {
+    Ok(args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new))
+}
+
+/// The profile that everything rests on, where none need be measured: the one named, or the one that the model was learned with.
+pub fn profile(args: &BenchRuns, learned: Option<&HostModel>) -> anyhow::Result<Option<Profile>> {
+    match (&args.profile, learned) {
+        (Some(path), _) => Ok(Some(rtvirtio_measure::profile::load(path)?)),
+        (None, learned) => Ok(learned.map(|model| model.profile.clone())),
+    }
+}
 
 /// Runs so far, and the means to make more.
 pub struct Runs<'a> {

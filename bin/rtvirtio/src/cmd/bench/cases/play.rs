@@ -19,20 +19,19 @@ use rtvirtio_units::Nanos;
 use super::{TRIAL, TUNED, tiers};
 use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
-use crate::cmd::bench::runs::{Runs, Wanted};
-use crate::model_choice;
+use crate::cmd::bench::runs::{Runs, Wanted, learned, profile};
 use crate::ui::Ui;
 
 /// What decides what a run is; more repetitions, tiers or schemes only add runs.
 fn command(args: &BenchCasesArgs) -> String {
-    let mut s = format!("rtvirtio bench cases {} --for {}", args.device, args.length);
+    let mut s = format!("rtvirtio bench cases {} --for {}", args.runs.device, args.length);
     if args.writes {
         s.push_str(" --writes");
     }
     if args.scaled {
         s.push_str(" --scaled");
     }
-    if let Some(model) = args.model.as_deref().and_then(Path::file_name) {
+    if let Some(model) = args.runs.model.as_deref().and_then(Path::file_name) {
         s.push_str(&format!(" --model {}", model.to_string_lossy()));
     }
     s
@@ -57,13 +56,8 @@ impl<'a> Play<'a> {
         path: &Path,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        let learned = args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new);
-        // All schemes look at the same profile, the one that the model was learned with.
-        let profile = match (&args.profile, &learned) {
-            (Some(path), _) => Some(rtvirtio_measure::profile::load(path)?),
-            (None, Some(model)) => Some(model.profile.clone()),
-            (None, None) => None,
-        };
+        let learned = learned(&args.runs)?;
+        let profile = profile(&args.runs, learned.as_deref())?;
         let runs = Runs::begin(bed, path, command(args), args.length, profile, ui)?;
         if let Some(model) = &learned {
             model.fits(&runs.profile)?;
@@ -225,7 +219,7 @@ fn seen(point: &Point) -> Vec<Seen> {
     point
         .tasks()
         .map(|(_, stream, outcome)| Seen {
-            latency_ns: outcome.p9999.0 as f64,
+            latency_ns: outcome.tail().0 as f64,
             kept: stream.rate.map_or(1.0, |r| outcome.rate.0 / r.0),
         })
         .collect()

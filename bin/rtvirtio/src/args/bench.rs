@@ -1,0 +1,210 @@
+//! The command line of `bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use rtvirtio_units::Nanos;
+
+/// `bench`.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Measure a space-filling design of loads and settings: the dataset that models learn from
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench sweep twin:qlc-nvme --points 20 --out /tmp/sweep
+  sudo rtvirtio bench sweep twin:qlc-nvme twin:emmc --points 300   a run that was stopped goes on where it was")]
+    Sweep(BenchSweepArgs),
+    /// 1 to 4 VMs by six task sets in three tiers of targets, all schemes side by side
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench cases --tier paper --only 3vm-LM-           the paper's Fig. 7
+  sudo rtvirtio bench cases --repeat 3 --model data/qlc-nvme.model.json
+  rtvirtio bench cases --report-only --json | jq .claims          what was measured so far
+
+A run that was stopped goes on where it was. Exit code 2 when a claim is not met.")]
+    Cases(BenchCasesArgs),
+    /// How tails grow with contention and follow settings: the RT-VirtIO paper's Figs. 2 and 5
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench contention --repeat 3
+  rtvirtio bench contention --report-only --model data/qlc-nvme.model.json --html contention.html
+
+A run that was stopped goes on where it was.")]
+    Contention(BenchContentionArgs),
+    /// Fit the models on a part of a dataset and judge them on the rest
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio bench accuracy data/qlc-nvme.jsonl
+  rtvirtio bench accuracy data/qlc-nvme.jsonl --model data/qlc-nvme.model.json")]
+    Accuracy(BenchAccuracyArgs),
+    /// How long planning takes, and how near it comes to the best of an exhaustive search
+    #[command(
+        after_help = "EXAMPLES\n  rtvirtio bench plan --model data/qlc-nvme.model.json\n  rtvirtio bench plan --repeat 50 --json | jq .claims"
+    )]
+    Plan(BenchPlanArgs),
+    /// All claims and figures of the datasets in a directory, on one page
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio bench report --html report.html
+  rtvirtio bench report --json | jq '.claims[] | select(.met | not)'
+
+Measures nothing. Exit code 2 when a claim is not met.")]
+    Report(BenchReportArgs),
+}
+
+/// `bench report`.
+#[derive(Args, Debug)]
+pub struct BenchReportArgs {
+    /// Directory of the datasets, and of models as DEVICE.model.json
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub data: PathBuf,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// What experiments of runs on a device have in common.
+#[derive(Args, Debug)]
+pub struct BenchRuns {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed again
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Learned model: for the schemes that need one, or to draw its predictions beside
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Directory of the results
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `bench cases`.
+#[derive(Args, Debug)]
+pub struct BenchCasesArgs {
+    /// Device, model and results
+    #[command(flatten)]
+    pub runs: BenchRuns,
+    /// Tiers; all when none is named
+    #[arg(long = "tier", value_enum)]
+    pub tiers: Vec<TierName>,
+    /// 30 % of the requests write
+    #[arg(long)]
+    pub writes: bool,
+    /// Scale the rates to a third of what the device can do, for slow devices
+    #[arg(long)]
+    pub scaled: bool,
+    /// Only cases whose name contains this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Only these schemes, such as default-bfq,bound
+    #[arg(long, value_delimiter = ',', value_name = "SCHEMES")]
+    pub schemes: Vec<String>,
+    /// Repetitions of every case
+    #[arg(long, default_value_t = 1)]
+    pub repeat: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// Measure nothing: write the cases as spec files
+    #[arg(long, value_name = "DIR")]
+    pub write: Option<PathBuf>,
+}
+
+/// `bench contention`.
+#[derive(Args, Debug)]
+pub struct BenchContentionArgs {
+    /// Device, model and results
+    #[command(flatten)]
+    pub runs: BenchRuns,
+    /// Only set-ups whose name contains this, such as fig2
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
+    /// Repetitions of every set-up
+    #[arg(long, default_value_t = 3)]
+    pub repeat: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "8s")]
+    pub length: Nanos,
+}
+
+/// Tiers by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TierName {
+    /// The paper's targets
+    Paper,
+    /// A tenth of them
+    Tight,
+    /// A fiftieth, with neighbours
+    Strict,
+}
+
+/// `bench accuracy`.
+#[derive(Args, Debug)]
+pub struct BenchAccuracyArgs {
+    /// Dataset of one device, as `bench sweep` writes it
+    #[arg(value_name = "FILE.jsonl", required = true)]
+    pub data: Vec<PathBuf>,
+    /// Share of the runs that is held out
+    #[arg(long, default_value_t = 0.3)]
+    pub held_out: f64,
+    /// Which runs are held out
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Judge also on these runs in QEMU guests, as `bench sweep --qemu` writes them
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub guests: Option<PathBuf>,
+    /// Save a model fitted on all runs here
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `bench plan`.
+#[derive(Args, Debug)]
+pub struct BenchPlanArgs {
+    /// Repetitions
+    #[arg(long, default_value_t = 20)]
+    pub repeat: usize,
+    /// Plan with this learned model too
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+}
+
+/// `bench sweep`.
+#[derive(Args, Debug)]
+pub struct BenchSweepArgs {
+    /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and removed again; one dataset each
+    #[arg(value_name = "twin:NAME", required = true)]
+    pub devices: Vec<String>,
+    /// Conditions per device
+    #[arg(long, default_value_t = 100)]
+    pub points: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "8s")]
+    pub length: Nanos,
+    /// How many of them run two times more, to know how far runs of one condition differ
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub again: usize,
+    /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of their own
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "again")]
+    pub qemu: usize,
+    /// Which design
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Directory of the dataset
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+}

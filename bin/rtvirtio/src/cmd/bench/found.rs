@@ -1,0 +1,80 @@
+//! What an experiment's data show, in every form in which it is told.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use rtvirtio_bench::claims::{BenchFile, Claim};
+use rtvirtio_bench::dataset::Dataset;
+use rtvirtio_measure::{HostFacts, Run};
+use rtvirtio_report::{BenchPage, BenchSection, bench_html};
+
+use super::page;
+use crate::cmd::verify::generated;
+use crate::cmd::{show, write_file};
+use crate::ui::Ui;
+
+/// The device whose claims have no device in their names.
+const FIRST: &str = "qlc-nvme";
+
+/// What an experiment's data show.
+pub struct Found {
+    /// Where it was measured.
+    pub host: HostFacts,
+    /// The runs.
+    pub runs: Vec<Run>,
+    /// What they show.
+    pub claims: Vec<Claim>,
+    /// The same for a terminal.
+    pub text: String,
+    /// The same for a page.
+    pub sections: Vec<BenchSection>,
+    /// How it was measured, for a page.
+    pub lead: Vec<String>,
+}
+
+impl Found {
+    /// Nothing yet, of some data.
+    pub fn of(data: &Dataset) -> Self {
+        let host = data.header.host.clone();
+        let lead = vec![format!(
+            "{}: {} runs on Linux {} with {} CPUs, process VMs; {}.",
+            host.device,
+            data.points.len(),
+            host.kernel,
+            host.cpus,
+            data.header.command
+        )];
+        Self { host, runs: Vec::new(), claims: Vec::new(), text: String::new(), sections: Vec::new(), lead }
+    }
+
+    /// Puts the name of a device, and what else sets data apart, behind the claims' names.
+    pub fn about(mut self, name: &str) -> Self {
+        if name != FIRST {
+            self.claims.iter_mut().for_each(|c| c.id = format!("{}@{name}", c.id));
+        }
+        self
+    }
+
+    /// All of `more` behind this.
+    pub fn append(&mut self, more: Self) {
+        self.runs.extend(more.runs);
+        self.claims.extend(more.claims);
+        self.text.push_str(&more.text);
+        self.sections.extend(more.sections);
+        self.lead.extend(more.lead);
+    }
+
+    /// Tells it: a page where one is asked for, and a table or JSON. Exit code 2 when a claim is not met.
+    pub fn tell(self, title: &str, html: Option<&Path>, ui: &Ui) -> anyhow::Result<ExitCode> {
+        if let Some(out) = html {
+            let sections = std::iter::once(page::claims(&self.claims)).chain(self.sections).collect();
+            let page =
+                BenchPage { title: title.to_owned(), lead: self.lead, sections, generated: generated() };
+            write_file(out, bench_html(&page).as_bytes())?;
+            ui.step(&format!("wrote {}", out.display()));
+        }
+        let met = self.claims.iter().all(|c| c.met);
+        show(ui, &BenchFile::new(self.host, self.runs, self.claims), || self.text)?;
+        Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(2) })
+    }
+}

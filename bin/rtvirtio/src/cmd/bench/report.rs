@@ -1,0 +1,74 @@
+//! `rtvirtio bench report`: all that was measured, on one page.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use rtvirtio_bench::cases::Tier;
+use rtvirtio_bench::dataset::Dataset;
+
+use super::found::Found;
+use super::{accuracy, cases, contention};
+use crate::args::BenchReportArgs;
+use crate::model_choice;
+use crate::ui::Ui;
+
+/// Ending of datasets.
+const DATA: &str = "jsonl";
+/// Ending of the name of a dataset of runs in QEMU guests, as `bench sweep --qemu` writes it.
+const GUESTS: &str = "-qemu";
+
+/// `rtvirtio bench report`.
+pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let mut all: Option<Found> = None;
+    for (name, path) in datasets(&args.data)? {
+        // One that is still being measured is no reason to hide the others.
+        let found = match one(&args.data, &name, &path, ui) {
+            Ok(found) => found,
+            Err(e) => {
+                ui.warn(&format!("{} is left out: {e:#}", path.display()));
+                continue;
+            }
+        };
+        match &mut all {
+            Some(all) => all.append(found),
+            None => all = Some(found),
+        }
+    }
+    let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
+    all.tell("rtvirtio: experiments", args.html.as_deref(), ui)
+}
+
+/// Names and paths of the datasets in a directory, sorted. Runs in guests are judged with those of process VMs.
+fn datasets(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let path = entry?.path();
+        let Some(name) = path.file_stem().and_then(|n| n.to_str()).map(str::to_owned) else { continue };
+        if path.extension().is_some_and(|e| e == DATA) && !name.ends_with(GUESTS) {
+            all.push((name, path));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn one(dir: &Path, name: &str, path: &Path, ui: &Ui) -> anyhow::Result<Found> {
+    if let Some(about) = name.strip_prefix(cases::PREFIX) {
+        return Ok(cases::found(&Tier::ALL, &Dataset::load(path)?).about(about));
+    }
+    if let Some(device) = name.strip_prefix(contention::PREFIX) {
+        let model = dir.join(format!("{device}.model.json"));
+        let learned = if model.exists() { Some(Arc::new(model_choice::read(&model)?)) } else { None };
+        return Ok(contention::found(learned.as_ref(), &Dataset::load(path)?)?.about(device));
+    }
+    let guests = dir.join(format!("{name}{GUESTS}.{DATA}"));
+    let options = accuracy::Options {
+        held_out: accuracy::HELD_OUT,
+        seed: 1,
+        guests: Some(guests.as_path()).filter(|g| g.exists()),
+        model: None,
+    };
+    accuracy::found(path, &options, ui)
+}

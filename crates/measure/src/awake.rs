@@ -1,0 +1,37 @@
+//! Keeps the host's CPUs from sleeping while something is measured.
+//!
+//! A sleeping CPU wakes late: some 100 us from a deep state of real hardware, milliseconds when it is the virtual CPU of a hypervisor
+//! that has to be scheduled first. Real-time hosts are set up without that (`idle=poll`, tuned's `force_latency`). Here the kernel's own
+//! means is used: while `/dev/cpu_dma_latency` is open, no state with a longer exit latency than the number written is entered
+//! (Documentation/power/pm_qos_interface.rst). When it is closed, also by a crash, all is as before.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+
+/// The kernel's file.
+const FILE: &str = "/dev/cpu_dma_latency";
+/// Who puts idle CPUs to sleep; without a driver the file has no effect.
+const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
+
+/// CPUs stay awake while this lives.
+#[derive(Debug)]
+pub struct Awake {
+    _held: File,
+}
+
+impl Awake {
+    /// Asks for an exit latency of zero.
+    ///
+    /// # Errors
+    /// When the kernel has no such file or no driver that heeds it, or the caller may not write it.
+    pub fn hold() -> io::Result<Self> {
+        let driver = std::fs::read_to_string(DRIVER).unwrap_or_default();
+        if matches!(driver.trim(), "" | "none") {
+            let what = "the kernel has no cpuidle driver, so it cannot be asked to poll";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+        }
+        let mut file = OpenOptions::new().write(true).open(FILE)?;
+        file.write_all(&0i32.to_ne_bytes())?;
+        Ok(Self { _held: file })
+    }
+}
