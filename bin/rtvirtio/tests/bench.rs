@@ -117,11 +117,16 @@ fn cases_and_tuning_in_small() {
     assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four treatments that differ");
     // The report finds the same in the directory, with every run's host stalls set apart.
     let html = out.join("report.html");
-    let report = ["bench", "report", "--data", out.to_str().unwrap(), "--html", html.to_str().unwrap()];
+    let table = out.join("claims.md");
+    let (html_path, table_path) = (html.to_str().unwrap(), table.to_str().unwrap());
+    let report =
+        ["bench", "report", "--data", out.to_str().unwrap(), "--html", html_path, "--markdown", table_path];
     let (_, again) = site.json(&report);
     assert_eq!(again["claims"], result["claims"]);
     assert!(claims.iter().any(|c| c["id"] == "cases.paper.slice.pass_rate_awake"), "{claims:?}");
-    assert!(std::fs::read_to_string(html).unwrap().contains("cases.paper.slice.pass_rate"));
+    for file in [&html, &table] {
+        assert!(std::fs::read_to_string(file).unwrap().contains("cases.paper.slice.pass_rate"));
+    }
     // A second call measures nothing again.
     let file = out.join("cases-qlc-nvme.jsonl");
     let before = std::fs::read(&file).unwrap();

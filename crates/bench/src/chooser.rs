@@ -7,7 +7,7 @@ use rtvirtio_spec::{Device, LabKind};
 use crate::dataset::Point;
 use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
-use crate::train::{TrainError, TrainSettings, fit};
+use crate::train::{TrainError, TrainSettings, comparable, fit};
 
 /// Candidates that the forest is asked about.
 const POOL: usize = 240;
@@ -30,7 +30,7 @@ pub fn least_sure(
 ) -> Result<Vec<Condition>, TrainError> {
     let settings = TrainSettings { epochs: EPOCHS, seed, ..TrainSettings::default() };
     let seconds = points.first().map_or(10.0, |p| p.seconds);
-    let model = fit(points, profile, "", &settings)?;
+    let model = fit(&comparable(points), profile, "", &settings)?;
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {
         let spec = spec(&condition.vms, device.clone(), LabKind::Process);

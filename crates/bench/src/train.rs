@@ -159,8 +159,6 @@ fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
 pub struct TrainSettings {
     /// Trees of the forest.
     pub trees: usize,
-    /// Whether the bound is calibrated in each regime by itself.
-    pub by_regime: bool,
     /// Most epochs of the networks.
     pub epochs: usize,
     /// Seed of everything.
@@ -171,8 +169,17 @@ pub struct TrainSettings {
 
 impl Default for TrainSettings {
     fn default() -> Self {
-        Self { trees: 150, by_regime: false, epochs: 200, seed: 1, miss: MISS }
+        Self { trees: 150, epochs: 200, seed: 1, miss: MISS }
     }
+}
+
+/// Runs whose tails are of one kind: without those of which it is not known when the host stood still, where it is known of most (a host that
+/// does so for more than a twentieth of a run, and such a run says little anyway).
+#[must_use]
+pub fn comparable(points: &[Point]) -> Vec<Point> {
+    let known = |p: &&Point| p.tasks().all(|(_, s, r)| s.rate.is_none() || r.p9999_awake.is_some());
+    let with: Vec<Point> = points.iter().filter(known).cloned().collect();
+    if 2 * with.len() > points.len() { with } else { points.to_vec() }
 }
 
 /// What must be added to the bounds so that they hold for tails as measured, with the host's own stalls, in a share `1 - miss` of runs like
@@ -247,11 +254,9 @@ fn bounded_forest(
     let options = ForestOptions { trees: settings.trees, seed: settings.seed, ..ForestOptions::default() };
     let (forest, report) = Forest::fit(table, &lost, &groups, &[HIGH], &options)?;
     let scores: Vec<f64> = rows.iter().zip(&report.quantiles).map(|(r, q)| r.actual.ln() - q[0]).collect();
-    let category = |r: &Row| if settings.by_regime { r.regime.category() } else { POOLED };
-    let categories: Vec<usize> = rows.iter().map(category).collect();
-    let bound = Mondrian::calibrate(&scores, &groups, &categories, settings.miss)?;
-    let upper = |(q, c): (&Vec<f64>, &usize)| q[0] + bound.quantile(*c).score;
-    let uppers = report.quantiles.iter().zip(&categories).map(upper).collect();
+    let bound = Mondrian::calibrate(&scores, &groups, &vec![POOLED; rows.len()], settings.miss)?;
+    let score = bound.quantile(POOLED).score;
+    let uppers = report.quantiles.iter().map(|q| q[0] + score).collect();
     Ok((forest, bound, uppers))
 }
 

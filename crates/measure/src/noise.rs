@@ -46,10 +46,13 @@ pub struct Noise {
     pub awake: bool,
 }
 
+/// From and to, in ns of CLOCK_MONOTONIC.
+pub type Span = (u64, u64);
+
 /// When a CPU of the host stood still: spans of CLOCK_MONOTONIC that do not overlap, rising.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stalls {
-    spans: Vec<(u64, u64)>,
+    spans: Vec<Span>,
     /// Length of all spans before each.
     before: Vec<u64>,
 }
@@ -57,9 +60,9 @@ pub struct Stalls {
 impl Stalls {
     /// The union of spans in any order, in ns.
     #[must_use]
-    pub fn union(mut spans: Vec<(u64, u64)>) -> Self {
+    pub fn union(mut spans: Vec<Span>) -> Self {
         spans.sort_unstable();
-        let mut merged: Vec<(u64, u64)> = Vec::new();
+        let mut merged: Vec<Span> = Vec::new();
         for (from, to) in spans {
             match merged.last_mut() {
                 Some(last) if from <= last.1 => last.1 = last.1.max(to),
@@ -107,7 +110,7 @@ pub struct NoiseProbe {
     started: Instant,
     /// Whether every CPU that this process may use has its probe.
     all_there: bool,
-    threads: Vec<JoinHandle<(Noise, Vec<(u64, u64)>)>>,
+    threads: Vec<JoinHandle<(Noise, Vec<Span>)>>,
 }
 
 impl NoiseProbe {
@@ -190,7 +193,7 @@ fn cpu_list(text: &str) -> Vec<usize> {
     cpus
 }
 
-fn probe(cpu: usize, stop: &AtomicBool) -> (Noise, Vec<(u64, u64)>) {
+fn probe(cpu: usize, stop: &AtomicBool) -> (Noise, Vec<Span>) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     // A probe that is not pinned still sees stalls, only less surely.
@@ -210,7 +213,7 @@ fn probe(cpu: usize, stop: &AtomicBool) -> (Noise, Vec<(u64, u64)>) {
 }
 
 /// Takes in one wake-up.
-fn note(noise: &mut Noise, spans: &mut Vec<(u64, u64)>, due: u64, woke: u64) {
+fn note(noise: &mut Noise, spans: &mut Vec<Span>, due: u64, woke: u64) {
     let late = Nanos(woke.saturating_sub(due));
     noise.n += 1;
     noise.max_ns = noise.max_ns.max(late);

@@ -58,6 +58,9 @@ pub struct BenchReportArgs {
     /// Directory of the datasets, and of models as DEVICE.model.json
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub data: PathBuf,
+    /// Write the claims as a Markdown table here
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

@@ -10,6 +10,7 @@ use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::TwinProfile;
 
 use rtvirtio_measure::MeasureError;
+use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure, save};
 use rtvirtio_model::Profile;
 use rtvirtio_report::text;
@@ -46,7 +47,7 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         (key, of_site(&site, length, global, ui)?)
     } else {
         let device = BlockDevice::find(&Root::default(), &args.target)?;
-        let profile = of_device(&device, length, args.destroy_data, global, ui)?;
+        let profile = of_device(&device, length, (args.destroy_data, false), global, ui)?;
         (device.name, profile)
     };
     let path = args.out.clone().unwrap_or_else(|| site::profile_path(global, &key));
@@ -109,7 +110,7 @@ fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Re
     let result = BlockDevice::find(&Root::default(), made.device())
         .map_err(anyhow::Error::from)
         // Its content is nobody's, so writes are measured too.
-        .and_then(|device| of_device(&device, length, true, &global, ui));
+        .and_then(|device| of_device(&device, length, (true, true), &global, ui));
     lab::remove(&global)?;
     Ok(Profile { device: site::profile_key(&spec.device)?, ..result? })
 }
@@ -118,7 +119,7 @@ fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Re
 pub fn of_site(site: &Site, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
     // What a lab made holds nobody's data, so writes are measured too.
     let made = site.spec.device.is_made();
-    let mut profile = of_device(&site.device, length, made, global, ui)?;
+    let mut profile = of_device(&site.device, length, (made, made), global, ui)?;
     if made {
         // A loop device's number is chance.
         profile.device = site::profile_key(&site.spec.device)?;
@@ -132,7 +133,7 @@ pub fn of_site(site: &Site, length: Duration, global: &Global, ui: &Ui) -> anyho
 fn of_device(
     device: &BlockDevice,
     length: Duration,
-    destroy_data: bool,
+    (destroy_data, made): (bool, bool),
     global: &Global,
     ui: &Ui,
 ) -> anyhow::Result<Profile> {
@@ -149,6 +150,9 @@ fn of_device(
         dir.path().to_owned(),
     );
     options.allow_write = destroy_data;
+    // A made device has the machine for itself, as a real-time host: its CPUs do not sleep, and what the host still stood still is not the device's.
+    let _awake = if made { Awake::hold().ok() } else { None };
+    options.watch = made;
     options.budget = length;
     let elevator = MeasuredElevator::open(device, global)?;
     let mut bar = ui.bar(&format!("measuring {}", device.name), 100);

@@ -7,6 +7,7 @@
 
 mod checks;
 mod store;
+mod watched;
 
 pub use store::{load, save};
 
@@ -25,6 +26,7 @@ use crate::error::io_error;
 use crate::fio::{COMMON, JobStats, escaped, parse_json};
 use crate::hist::Latencies;
 use crate::local::{Control, Load, run_text};
+use crate::noise::NoiseProbe;
 use crate::run::add_bins;
 
 /// Depths that are measured.
@@ -55,6 +57,9 @@ pub struct ProfileOptions {
     pub block: Bytes,
     /// Whether writes are measured too. **Destroys the data on the device.**
     pub allow_write: bool,
+    /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and that is taken off the latencies. Not on a
+    /// machine that does real work.
+    pub watch: bool,
     /// Time for everything; at least 11 s, with writes 17 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
@@ -72,6 +77,7 @@ impl ProfileOptions {
             size,
             block: Bytes::from_kib(4),
             allow_write: false,
+            watch: false,
             budget: Duration::from_secs(36),
             dir,
             seed: 1,
@@ -173,11 +179,20 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 },
                 control.cancel,
             )?;
-            for (point, stats) in points.iter_mut().zip(&stats) {
+            for (point, (stats, less)) in points.iter_mut().zip(&stats) {
                 let direction = if *series == Series::Write { &stats.write } else { &stats.read };
-                add_bins(&mut point.latencies, direction, None)?;
+                let max = match less {
+                    Some(less) => {
+                        point.latencies.merge(less);
+                        less.at(Percentile(100.0))
+                    }
+                    None => {
+                        add_bins(&mut point.latencies, direction, None)?;
+                        direction.max()
+                    }
+                };
                 point.iops.push(direction.iops);
-                point.max = point.max.max(direction.max());
+                point.max = point.max.max(max);
             }
             done += points.len() as u64;
         }
@@ -240,27 +255,32 @@ fn run_series(
     point: Duration,
     on_tick: &mut dyn FnMut(Duration),
     cancel: &AtomicBool,
-) -> Result<Vec<JobStats>, MeasureError> {
+) -> Result<Vec<(JobStats, Option<Latencies>)>, MeasureError> {
     let points = series.points(options.block);
     let duration = slot(point) * points.len() as u32;
     let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
     let text = job_text(options, series, repetition, point);
+    let logs = if options.watch { watched::log_paths(&options.dir, points.len()) } else { Vec::new() };
     let load = Load {
         dir: &options.dir,
         text: &text,
-        logs: &[],
+        logs: &logs,
         read_only: series != Series::Write,
         environment: &[],
         duration,
     };
-    let output = run_text(&load, &mut control)?;
+    let probe = options.watch.then(NoiseProbe::start);
+    let output = run_text(&load, &mut control);
+    let stalls = probe.and_then(|probe| probe.finish().1);
+    let output = output?;
     let stats = parse_json(&output.json)?;
     if stats.len() != points.len() {
         return Err(MeasureError::Json {
             reason: format!("{} sections for {} points", stats.len(), points.len()),
         });
     }
-    for (stats, (depth, block)) in stats.iter().zip(points) {
+    let mut out = Vec::with_capacity(stats.len());
+    for (i, (stats, (depth, block))) in stats.into_iter().zip(points).enumerate() {
         let task = || format!("{} of {block} at depth {depth}", series.label());
         if stats.error != 0 {
             let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
@@ -270,8 +290,13 @@ fn run_series(
             let reason = format!("no request completed in {} ms", point.as_millis());
             return Err(MeasureError::Task { task: task(), reason });
         }
+        let less = match (&stalls, output.logs.get(i).and_then(Option::as_deref)) {
+            (Some(stalls), Some(log)) => Some(watched::latencies(&task(), log, stalls)?),
+            _ => None,
+        };
+        out.push((stats, less));
     }
-    Ok(stats)
+    Ok(out)
 }
 
 /// One section per point, one after the other by `startdelay`. (`stonewall` would say the same, but fio 3.33 then takes a quarter of a
@@ -288,6 +313,9 @@ fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: 
         RAMP.as_millis(),
         point.as_millis(),
     );
+    if options.watch {
+        s.push_str(&watched::log_options(&options.dir));
+    }
     let points = series.points(options.block);
     for (i, (depth, block)) in points.iter().enumerate() {
         let seed = options.seed.wrapping_add((repetition * points.len() + i + 1) as u64);

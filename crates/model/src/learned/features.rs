@@ -14,7 +14,7 @@ use crate::types::{Config, Elevator, Forecast, Profile};
 use crate::{ModelError, TailModel};
 
 /// Names of the features, in order. A model file lists them, so that one of another version is refused.
-pub const NAMES: [&str; 36] = [
+pub const NAMES: [&str; 37] = [
     "ln_slice",
     "ln_slice_other_vms",
     "ln_slice_own_vm",
@@ -51,6 +51,7 @@ pub const NAMES: [&str; 36] = [
     "weights_differ",
     "ln_base",
     "write_load",
+    "offered",
 ];
 
 /// Number of features.
@@ -204,6 +205,8 @@ fn row(
         flag(config.vms.windows(2).any(|w| w[0].weight != w[1].weight)),
         ln(base),
         c.write_load,
+        // What all ask for together, where a limit says how much a neighbour may: from 1 on somebody starves.
+        c.load + c.neighbour_cap,
     ]
 }
 

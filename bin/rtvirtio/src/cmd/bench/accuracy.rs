@@ -12,7 +12,7 @@ use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::networks::{self, Networks};
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
-use rtvirtio_bench::train::{TrainSettings, fit};
+use rtvirtio_bench::train::{TrainSettings, comparable, fit};
 use rtvirtio_model::HostModel;
 
 use super::found::Found;
@@ -67,7 +67,12 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
         anyhow::bail!("{}: it holds no profile of its device; measure again", path.display());
     };
     let settings = TrainSettings { seed: options.seed, ..TrainSettings::default() };
-    let points: Vec<Point> = data.points.iter().filter(|p| p.scheme == SWEEP).cloned().collect();
+    let all: Vec<Point> = data.points.iter().filter(|p| p.scheme == SWEEP).cloned().collect();
+    let points = comparable(&all);
+    if points.len() < all.len() {
+        let out = all.len() - points.len();
+        ui.warn(&format!("{out} runs are left out: it is not known of them when the host stood still"));
+    }
     let (train, test) = split(&points, options.held_out, options.seed);
     ui.step(&format!("{device}: fitting on {} runs, judging on {}", train.len(), test.len()));
     let model = Arc::new(fit(&train, profile, &generated(), &settings)?);

@@ -64,6 +64,16 @@ impl Found {
         self.lead.extend(more.lead);
     }
 
+    /// The claims as a table in Markdown.
+    pub fn markdown(&self) -> String {
+        let mut s = String::from("| claim | what | value | n | should be | |\n|---|---|---|---|---|---|\n");
+        for row in self.claims.iter().map(page::claim) {
+            let [id, what, value, unit, n, limit, met] = row.map(|cell| cell.replace('|', "\\|"));
+            s.push_str(&format!("| `{id}` | {what} | {value} {unit} | {n} | {limit} | {met} |\n"));
+        }
+        s
+    }
+
     /// Tells it: a page where one is asked for, and a table or JSON. Exit code 2 when a claim is not met.
     pub fn tell(self, title: &str, html: Option<&Path>, ui: &Ui) -> anyhow::Result<ExitCode> {
         if let Some(out) = html {

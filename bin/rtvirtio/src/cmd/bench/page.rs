@@ -13,38 +13,28 @@ pub use contention::contention;
 
 /// Claims as a table.
 pub fn claims(claims: &[Claim]) -> BenchSection {
-    let limit = |c: &Claim| match (c.at_least, c.at_most) {
-        (Some(l), _) => format!("at least {}", number(l)),
-        (_, Some(l)) => format!("at most {}", number(l)),
-        _ => "for comparison".to_owned(),
-    };
-    let rows = claims
-        .iter()
-        .map(|c| {
-            let met = if c.at_least.or(c.at_most).is_none() {
-                ""
-            } else if c.met {
-                "met"
-            } else {
-                "NOT MET"
-            };
-            vec![
-                c.id.clone(),
-                c.what.clone(),
-                number(c.value),
-                c.unit.clone(),
-                c.n.to_string(),
-                limit(c),
-                met.to_owned(),
-            ]
-        })
-        .collect();
     let head = ["claim", "what", "value", "unit", "n", "should be", ""].map(str::to_owned).to_vec();
+    let rows = claims.iter().map(|c| claim(c).to_vec()).collect();
     BenchSection {
         title: "Claims".to_owned(),
         tables: vec![BenchTable { label: "claims".to_owned(), head, rows }],
         ..BenchSection::default()
     }
+}
+
+/// Name, what it says, value, unit, n, limit, and whether it is met.
+pub fn claim(c: &Claim) -> [String; 7] {
+    let limit = match (c.at_least, c.at_most) {
+        (Some(l), _) => format!("at least {}", number(l)),
+        (_, Some(l)) => format!("at most {}", number(l)),
+        _ => "for comparison".to_owned(),
+    };
+    let met = match (c.at_least.or(c.at_most), c.met) {
+        (None, _) => "",
+        (_, true) => "met",
+        (_, false) => "NOT MET",
+    };
+    [c.id.clone(), c.what.clone(), number(c.value), c.unit.clone(), c.n.to_string(), limit, met.to_owned()]
 }
 
 fn number(v: f64) -> String {

@@ -11,6 +11,7 @@ use rtvirtio_bench::dataset::Dataset;
 use super::found::Found;
 use super::{accuracy, cases, contention};
 use crate::args::BenchReportArgs;
+use crate::cmd::write_file;
 use crate::model_choice;
 use crate::ui::Ui;
 
@@ -37,6 +38,10 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         }
     }
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
+    if let Some(out) = &args.markdown {
+        write_file(out, all.markdown().as_bytes())?;
+        ui.step(&format!("wrote {}", out.display()));
+    }
     all.tell("rtvirtio: experiments", args.html.as_deref(), ui)
 }
 

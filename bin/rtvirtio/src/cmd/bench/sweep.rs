@@ -9,7 +9,7 @@ use rtvirtio_bench::dataset::SWEEP;
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions};
 use rtvirtio_bench::run::disturbed;
 use rtvirtio_bench::stage::Treatment;
-use rtvirtio_bench::train::{FEWEST, TrainSettings, fit};
+use rtvirtio_bench::train::{FEWEST, TrainSettings, comparable, fit};
 use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_spec::LabKind;
 use rtvirtio_units::Nanos;
@@ -75,7 +75,7 @@ pub fn learn(
     let mut sweep = Sweep { bed, runs, ui };
     sweep.adaptive(time)?;
     sweep.doubt();
-    Ok(fit(&sweep.runs.points, &sweep.runs.profile, &generated(), &TrainSettings::default())?)
+    Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated(), &TrainSettings::default())?)
 }
 
 /// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not the device's scheduler.
