@@ -55,16 +55,21 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
             point["vms"].as_array().unwrap().iter().map(|vm| vm.as_array().unwrap().len()).sum();
         assert_eq!(point["results"].as_array().unwrap().len(), tasks);
         assert!(point["noise"]["n"].as_u64().unwrap() > 100, "the host was watched: {}", point["noise"]);
-        assert_eq!(point["noise"]["awake"], true);
+        // Without a cpuidle driver the CPUs cannot be kept awake, which is said and no reason to stop.
+        assert_eq!(point["noise"]["awake"], rtvirtio_measure::awake::Awake::hold().is_ok());
         let streams = point["vms"].as_array().unwrap().iter().flat_map(|vm| vm.as_array().unwrap());
+        // A host that stands still all the time is not taken off: nobody could tell what is left.
+        let quiet = point["noise"]["stalls"] == 0;
+        let known = point["results"].as_array().unwrap().iter().any(|r| r["p9999_awake"].is_u64());
+        assert!(known || !quiet, "{point}");
         for (stream, result) in streams.zip(point["results"].as_array().unwrap()) {
             let (tail, awake) = (&result["p9999"], &result["p9999_awake"]);
             assert_eq!(
                 awake.is_u64(),
-                stream["rate"].is_number(),
-                "stalls are taken off paced tasks: {point}"
+                known && stream["rate"].is_number(),
+                "of all paced tasks or none: {point}"
             );
-            assert!(awake.as_u64() <= tail.as_u64(), "{awake} {tail}");
+            assert!(!known || awake.as_u64() <= tail.as_u64(), "{awake} {tail}");
         }
     }
     // Runs of another length do not belong in this file.
