@@ -6,9 +6,12 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_lab::boxed::{self, BoxRun};
+use rtvirtio_lab::boxed::{self, BoxError, BoxRun};
 use rtvirtio_lab::image;
 use rtvirtio_units::Bytes;
+
+/// A run takes 35 to 60 s on two cores.
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Everything is checked inside; each line stops the script when it fails.
 const SCRIPT: &str = include_str!("boxed/loop.sh");
@@ -23,7 +26,7 @@ fn the_loop_on_cgroup_v2_under_kvm() {
             return;
         }
     };
-    let mut run = BoxRun::new(SCRIPT, Duration::from_secs(420));
+    let mut run = BoxRun::new(SCRIPT, LIMIT);
     let programs = [Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
     let files = [
         ("/root/s.toml", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed/s.toml"))),
@@ -32,7 +35,14 @@ fn the_loop_on_cgroup_v2_under_kvm() {
     run.programs = &programs;
     run.files = &files;
     run.memory = Bytes(run.memory.0 + image.guest_memory().0);
-    let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    let mut outcome = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"));
+    // The processor's virtualisation is emulated in the box, and a nested guest can take the whole box down with it. What hangs by our fault
+    // hangs again.
+    if let Err(BoxError::Timeout { .. }) = &outcome {
+        eprintln!("the box stood still; another one is started");
+        outcome = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"));
+    }
+    let out = outcome.unwrap();
     assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
     assert!(out.output.contains("every byte as before"), "{}", out.output);
     eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
