@@ -80,6 +80,11 @@ fn load(spec: &Spec, profile: &Profile, global: &Global) -> anyhow::Result<Optio
     Ok(Some(model))
 }
 
+/// The model of a file, where one is named.
+pub fn read_if(path: Option<&Path>) -> anyhow::Result<Option<Arc<HostModel>>> {
+    Ok(path.map(read).transpose()?.map(Arc::new))
+}
+
 /// A model file, checked.
 pub fn read(path: &Path) -> anyhow::Result<HostModel> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;

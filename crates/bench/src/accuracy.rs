@@ -13,6 +13,9 @@ use crate::dataset::Point;
 use crate::repeat::conditions;
 use crate::train::{TrainError, TrainSettings, fit, inputs, median};
 
+/// Share of the conditions that is held out where nothing else is said.
+pub const HELD_OUT: f64 = 0.3;
+
 /// One held-out task.
 #[derive(Clone, Debug, Serialize)]
 pub struct Held {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
+use rtvirtio_bench::accuracy::HELD_OUT;
 use rtvirtio_units::Nanos;
 
 /// `bench`.
@@ -156,7 +157,7 @@ pub struct BenchAccuracyArgs {
     #[arg(value_name = "FILE.jsonl", required = true)]
     pub data: Vec<PathBuf>,
     /// Share of the runs that is held out
-    #[arg(long, default_value_t = 0.3)]
+    #[arg(long, default_value_t = HELD_OUT)]
     pub held_out: f64,
     /// Which runs are held out
     #[arg(long, default_value_t = 1)]

@@ -42,6 +42,18 @@ pub enum LogClock {
     Monotonic,
 }
 
+impl LogClock {
+    /// fio's options.
+    pub(crate) fn options(self) -> String {
+        match self {
+            Self::JobStart => String::new(),
+            Self::Monotonic => {
+                format!("log_alternate_epoch=1\nlog_alternate_epoch_clock_id={}\n", libc::CLOCK_MONOTONIC)
+            }
+        }
+    }
+}
+
 /// A Linux I/O scheduling class with its level, 0 (most urgent) to 7 (ioprio_set(2)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -306,10 +318,7 @@ impl JobFile {
         if let Some(class) = self.options.io_class {
             s.push_str(&class.options());
         }
-        if self.options.clock == LogClock::Monotonic {
-            let _ =
-                writeln!(s, "log_alternate_epoch=1\nlog_alternate_epoch_clock_id={}", libc::CLOCK_MONOTONIC);
-        }
+        s.push_str(&self.options.clock.options());
         for (i, section) in self.sections.iter().enumerate() {
             let _ = write!(s, "\n[{}]\n{}", section.name, self.section_text(i, section));
         }

@@ -14,9 +14,7 @@ const LOG: &str = "profile";
 
 /// fio's options for logs by the machine's clock.
 pub(super) fn log_options(dir: &Path) -> String {
-    let clock = libc::CLOCK_MONOTONIC;
-    let log = escaped(&dir.join(LOG));
-    format!("log_alternate_epoch=1\nlog_alternate_epoch_clock_id={clock}\nwrite_lat_log={log}\n")
+    format!("{}write_lat_log={}\n", LogClock::Monotonic.options(), escaped(&dir.join(LOG)))
 }
 
 /// Where fio writes the log of each of `n` sections.

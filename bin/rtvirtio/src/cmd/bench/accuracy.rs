@@ -22,9 +22,6 @@ use crate::cmd::verify::generated;
 use crate::cmd::write_file;
 use crate::ui::Ui;
 
-/// Share of the conditions that is held out where nothing else is said.
-pub const HELD_OUT: f64 = 0.3;
-
 /// Points of the learning curve.
 const SIZES: [usize; 7] = [120, 150, 200, 300, 450, 700, 1000];
 
@@ -48,15 +45,8 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         guests: args.guests.as_deref(),
         model: args.model.as_deref(),
     };
-    let mut all: Option<Found> = None;
-    for path in &args.data {
-        let one = found(path, &options, ui)?;
-        match &mut all {
-            Some(all) => all.append(one),
-            None => all = Some(one),
-        }
-    }
-    let all = all.context("no dataset was given")?;
+    let found = args.data.iter().map(|path| found(path, &options, ui)).collect::<anyhow::Result<Vec<_>>>()?;
+    let all = found.into_iter().reduce(Found::with).context("no dataset was given")?;
     all.tell("rtvirtio: accuracy of the models", args.html.as_deref(), ui)
 }
 
@@ -111,11 +101,8 @@ fn in_guests(path: &Path, device: &str, model: Arc<HostModel>) -> anyhow::Result
         anyhow::bail!("{}: it is not of {device}", path.display());
     };
     // Nobody knows when the host stood still while a guest waited: its tails hold the stalls.
-    let more = model.host_stalls;
     let a = judge(model, &data.points, profile)?;
-    let more = more.map_or(0.0, |ns| ns.as_millis_f64());
-    let below = a.held.iter().filter(|h| h.with_host_ms <= h.upper_ms + more).count();
-    let coverage = below as f64 / a.held.len().max(1) as f64;
+    let coverage = a.with_host.as_ref().map_or(a.coverage, |w| w.coverage);
     let text = format!(
         "\nin {} runs of QEMU guests ({}): typical factor {:.2}, {:.1}% of {} tails below the bound, upper/actual {:.2}\n",
         a.held_out,

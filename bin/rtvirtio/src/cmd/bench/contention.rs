@@ -19,9 +19,10 @@ use rtvirtio_units::Bytes;
 use super::bed::{Bed, device_name};
 use super::found::Found;
 use super::page;
-use super::runs::{Runs, Wanted, learned, profile};
+use super::runs::{Runs, Wanted, profile};
 use crate::args::{BenchContentionArgs, Global};
 use crate::cmd::need_root;
+use crate::model_choice::read_if;
 use crate::site;
 use crate::ui::Ui;
 
@@ -48,7 +49,7 @@ pub struct Compared {
 /// `rtvirtio bench contention`.
 pub fn run(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = data_file(args);
-    let learned = learned(&args.runs)?;
+    let learned = read_if(args.runs.model.as_deref())?;
     if !args.runs.report_only {
         need_root("bench contention")?;
         let _lock = site::lock(global)?;

@@ -55,13 +55,14 @@ impl Found {
         self
     }
 
-    /// All of `more` behind this.
-    pub fn append(&mut self, more: Self) {
+    /// This, and all of `more` behind it.
+    pub fn with(mut self, more: Self) -> Self {
         self.runs.extend(more.runs);
         self.claims.extend(more.claims);
         self.text.push_str(&more.text);
         self.sections.extend(more.sections);
         self.lead.extend(more.lead);
+        self
     }
 
     /// The claims as a table in Markdown.

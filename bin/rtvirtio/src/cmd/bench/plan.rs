@@ -1,7 +1,6 @@
 //! `rtvirtio bench plan`: how long planning takes, and how near it comes to the best.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use rtvirtio_bench::claims::BenchFile;
 use rtvirtio_bench::planning::measure;
@@ -15,7 +14,7 @@ use crate::ui::Ui;
 
 /// `rtvirtio bench plan`.
 pub fn run(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let learned = args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new);
+    let learned = model_choice::read_if(args.model.as_deref())?;
     let planning = measure(args.repeat.max(1), learned.as_ref())?;
     let claims = planning.claims();
     let met = claims.iter().all(|c| c.met);

@@ -2,13 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
+use rtvirtio_bench::accuracy::HELD_OUT;
 use rtvirtio_bench::cases::Tier;
 use rtvirtio_bench::dataset::Dataset;
 
 use super::found::Found;
+use super::sweep::IN_GUESTS;
 use super::{accuracy, cases, contention};
 use crate::args::BenchReportArgs;
 use crate::cmd::write_file;
@@ -17,26 +18,15 @@ use crate::ui::Ui;
 
 /// Ending of datasets.
 const DATA: &str = "jsonl";
-/// Ending of the name of a dataset of runs in QEMU guests, as `bench sweep --qemu` writes it.
-const GUESTS: &str = "-qemu";
 
 /// `rtvirtio bench report`.
 pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let mut all: Option<Found> = None;
-    for (name, path) in datasets(&args.data)? {
-        // One that is still being measured is no reason to hide the others.
-        let found = match one(&args.data, &name, &path, ui) {
-            Ok(found) => found,
-            Err(e) => {
-                ui.warn(&format!("{} is left out: {e:#}", path.display()));
-                continue;
-            }
-        };
-        match &mut all {
-            Some(all) => all.append(found),
-            None => all = Some(found),
-        }
-    }
+    // One that is still being measured is no reason to hide the others.
+    let usable = |(name, path): (String, PathBuf)| {
+        let found = one(&args.data, &name, &path, ui);
+        found.inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
+    };
+    let all = datasets(&args.data)?.into_iter().filter_map(usable).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
     if let Some(out) = &args.markdown {
         write_file(out, all.markdown().as_bytes())?;
@@ -51,7 +41,7 @@ fn datasets(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
         let path = entry?.path();
         let Some(name) = path.file_stem().and_then(|n| n.to_str()).map(str::to_owned) else { continue };
-        if path.extension().is_some_and(|e| e == DATA) && !name.ends_with(GUESTS) {
+        if path.extension().is_some_and(|e| e == DATA) && !name.ends_with(IN_GUESTS) {
             all.push((name, path));
         }
     }
@@ -65,12 +55,12 @@ fn one(dir: &Path, name: &str, path: &Path, ui: &Ui) -> anyhow::Result<Found> {
     }
     if let Some(device) = name.strip_prefix(contention::PREFIX) {
         let model = dir.join(format!("{device}.model.json"));
-        let learned = if model.exists() { Some(Arc::new(model_choice::read(&model)?)) } else { None };
+        let learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
         return Ok(contention::found(learned.as_ref(), &Dataset::load(path)?)?.about(device));
     }
-    let guests = dir.join(format!("{name}{GUESTS}.{DATA}"));
+    let guests = dir.join(format!("{name}{IN_GUESTS}.{DATA}"));
     let options = accuracy::Options {
-        held_out: accuracy::HELD_OUT,
+        held_out: HELD_OUT,
         seed: 1,
         guests: Some(guests.as_path()).filter(|g| g.exists()),
         model: None,

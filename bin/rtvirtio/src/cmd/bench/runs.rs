@@ -1,7 +1,6 @@
 //! Measured runs on a bed, kept in a file as they come: what every experiment does.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rtvirtio_bench::dataset::{Point, Recorder};
@@ -13,16 +12,10 @@ use rtvirtio_units::Nanos;
 
 use super::bed::Bed;
 use crate::args::BenchRuns;
-use crate::model_choice;
 use crate::ui::{Cancelled, Ui};
 
 /// Tries per run when the host is not quiet.
 const TRIES: u32 = 2;
-
-/// The learned model that was named.
-pub fn learned(args: &BenchRuns) -> anyhow::Result<Option<Arc<HostModel>>> {
-    Ok(args.model.as_deref().map(model_choice::read).transpose()?.map(Arc::new))
-}
 
 /// The profile that everything rests on, where none need be measured: the one named, or the one that the model was learned with.
 pub fn profile(args: &BenchRuns, learned: Option<&HostModel>) -> anyhow::Result<Option<Profile>> {

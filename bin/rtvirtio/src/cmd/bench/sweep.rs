@@ -22,6 +22,8 @@ use crate::cmd::verify::generated;
 use crate::site;
 use crate::ui::Ui;
 
+/// Ending of the name of a dataset of runs in QEMU guests.
+pub const IN_GUESTS: &str = "-qemu";
 /// Further runs of a condition that runs again.
 const AGAIN: usize = 2;
 /// QEMU guests of a sweep in guests: what a machine of two CPUs carries without KVM.
@@ -43,7 +45,7 @@ pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     for device in &args.devices {
         let (vms, kind, suffix) = match args.qemu {
             0 => (MAX_VMS + 1, LabKind::Process, ""),
-            _ => (GUESTS, LabKind::Qemu, "-qemu"),
+            _ => (GUESTS, LabKind::Qemu, IN_GUESTS),
         };
         let bed = Bed::made(device, vms, kind, global, ui)?;
         let path = args.out.join(format!("{}{suffix}.jsonl", device_name(device)));

@@ -19,7 +19,8 @@ use rtvirtio_units::Nanos;
 use super::{TRIAL, TUNED, tiers};
 use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
-use crate::cmd::bench::runs::{Runs, Wanted, learned, profile};
+use crate::cmd::bench::runs::{Runs, Wanted, profile};
+use crate::model_choice::read_if;
 use crate::ui::Ui;
 
 /// What decides what a run is; more repetitions, tiers or schemes only add runs.
@@ -56,7 +57,7 @@ impl<'a> Play<'a> {
         path: &Path,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        let learned = learned(&args.runs)?;
+        let learned = read_if(args.runs.model.as_deref())?;
         let profile = profile(&args.runs, learned.as_deref())?;
         let runs = Runs::begin(bed, path, command(args), args.length, profile, ui)?;
         if let Some(model) = &learned {
