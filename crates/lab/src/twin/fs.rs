@@ -14,7 +14,7 @@ use fuser::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-use super::service::{Access, ServiceModel};
+use super::{Access, ServiceModel};
 
 /// Name of the only file.
 pub const FILE_NAME: &str = "disk";

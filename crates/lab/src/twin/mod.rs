@@ -8,12 +8,11 @@
 
 mod device;
 mod fs;
-mod profile;
 mod serve;
-mod service;
 
 pub use device::{TwinDevice, TwinError, TwinHandle};
 pub use fs::FILE_NAME;
-pub use profile::{Arm, GarbageCollection, ProfileError, Timing, TwinProfile, WriteCache};
+pub use rtvirtio_twin::{
+    Access, Arm, GarbageCollection, ProfileError, ServiceModel, Timing, TwinProfile, WriteCache, mean_service,
+};
 pub use serve::{ServeConfig, ServeError, serve};
-pub use service::{Access, ServiceModel, mean_service};

@@ -7,9 +7,9 @@ use fuser::{Config, MountOption, Session};
 use rtvirtio_units::Bytes;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use super::ServiceModel;
 use super::fs::TwinFs;
-use super::profile::{ProfileError, TwinProfile};
-use super::service::ServiceModel;
+use super::{ProfileError, TwinProfile};
 
 /// Threads that serve requests: the most requests in service or waiting at the device at once.
 const THREADS: usize = 64;

@@ -4,7 +4,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use rtvirtio_units::Nanos;
 
-use super::profile::TwinProfile;
+use crate::profile::TwinProfile;
 
 /// What a request asks of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::twin::TwinProfile;
+use crate::TwinProfile;
 
 fn profile(text: &str) -> TwinProfile {
     TwinProfile::parse("test", text).unwrap()

@@ -9,10 +9,10 @@ use serde::{Deserialize, Deserializer};
 
 /// Profiles that come with rtvirtio: name and TOML text.
 const BUILT_IN: [(&str, &str); 4] = [
-    ("qlc-nvme", include_str!("../../profiles/qlc-nvme.toml")),
-    ("emmc", include_str!("../../profiles/emmc.toml")),
-    ("microsd", include_str!("../../profiles/microsd.toml")),
-    ("disk-1.8in", include_str!("../../profiles/disk-1.8in.toml")),
+    ("qlc-nvme", include_str!("../profiles/qlc-nvme.toml")),
+    ("emmc", include_str!("../profiles/emmc.toml")),
+    ("microsd", include_str!("../profiles/microsd.toml")),
+    ("disk-1.8in", include_str!("../profiles/disk-1.8in.toml")),
 ];
 
 /// Declared service-time model of an emulated device.
@@ -206,8 +206,7 @@ mod tests {
         // vm-storage-responsiveness, Table 1: 70, 16 and 10 MB/s. The peak is the sequential rate at 128 KiB.
         for (name, peak) in [("emmc", 70e6), ("microsd", 16e6), ("disk-1.8in", 10e6)] {
             let p = TwinProfile::load(name).unwrap();
-            let seconds =
-                super::super::service::mean_service(&p, super::super::Access::Read, 131_072).as_secs_f64();
+            let seconds = crate::mean_service(&p, crate::Access::Read, 131_072).as_secs_f64();
             let rate = f64::from(p.channels) * 131_072.0 / seconds;
             assert!((rate / peak - 1.0).abs() < 0.05, "{name}: {rate}");
         }

@@ -1,0 +1,348 @@
+//! How long a request may take at most, before anything runs; and which promises must be refused.
+//!
+//! Network calculus (Le Boudec and Thiran, *Network Calculus*, 2001) in units of device time. The flow i asks at most `b_i + r_i t` in any interval t. The device, while it has
+//! something to do, works off at least `k (t - T)` in any interval: k pieces at once ([`Device::parallel`], no more than the window), after a latency T for its stalls, its
+//! wake-ups and everything between guest and device. Two terms are the price of not being alone:
+//!
+//! - *blocking* `B = W C`: the window's pieces that were given before and cannot be taken back, each of at most C;
+//! - of k servers the last piece starts when the work before it is done and then takes its own time c: `work / k + c (1 - 1/k)`.
+//!
+//! | policy | bound for flow i |
+//! |---|---|
+//! | `fifo` | `T + (sum_j a_j) / k + c`, with `a_j` the burst, or what may be outstanding if that is less |
+//! | `round-robin` | each own piece waits for one of everybody: `T + (B + m_i sum_j C_j) / k + c`, `m_i` own pieces in the burst |
+//! | `drr` | latency-rate server with share `q_i / F` and the latency of Lenzini, Mingozzi and Stea (IEEE/ACM ToN 12(4), 2004): `((F - q_i)(1 + C_i/q_i) + sum_j C_j) / k` |
+//! | `edf` | demand bound with blocking: all deadlines are met if at every deadline t `T + (B + sum_j dbf_j(t)) / k + c <= t`, `dbf_j(t) = b_j + r_j (t - D_j)` from `D_j` on (Baruah, Mok and Rosier, RTSS 1990, for bursts as in Liebeherr, Wrege and Ferrari, IEEE/ACM ToN 4(6), 1996) |
+//!
+//! Under `edf` a request whose deadline is t after the begin of the busy period ends by `T + (B + sum_j dbf_j(t)) / k + c`, so it takes no longer than
+//! `D_i - min over t of (t - that)`, over the deadlines t not before `D_i`: the sum of rates is at most k, so between two deadlines the slack only grows. Flows without a
+//! reservation share by weight what is left.
+//!
+//! The bounds hold for requests of one level of priority in a flow (a level is served before the next), on devices that serve what they hold in order of arrival, or at
+//! least overtake nobody without end, and as long as the device is no slower than [`Device`] says.
+
+use rtvirtio_units::Nanos;
+
+use crate::config::Policy;
+
+/// What the device does at least.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Device {
+    /// k: pieces that it serves at once.
+    pub parallel: u32,
+    /// W: pieces that it may hold.
+    pub window: u32,
+    /// T: longest time without progress, with all that lies between guest and device.
+    pub latency: Nanos,
+    /// Longest service time over the cost that is charged for it, at least 1.
+    pub stretch: f64,
+}
+
+/// What one flow asks at most, in ns of device time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flow {
+    /// Which VM: flows of one VM share its turn.
+    pub vm: usize,
+    /// r: device time per time, 1 for all of one server.
+    pub rate: f64,
+    /// b: device time at once.
+    pub burst: f64,
+    /// c: of one request's last piece, and of every piece at most.
+    pub piece: f64,
+    /// What can be outstanding at all, for callers that wait for answers.
+    pub outstanding: Option<f64>,
+    /// Its reservation's deadline.
+    pub deadline: Option<Nanos>,
+    /// Its VM's weight.
+    pub weight: u32,
+}
+
+impl Flow {
+    /// Work of this flow that may be before a request that arrives now, itself included.
+    fn ahead(&self) -> f64 {
+        self.burst.min(self.outstanding.unwrap_or(f64::INFINITY)).max(self.piece)
+    }
+}
+
+/// A promise that cannot be given.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// More is reserved than the device can do.
+    #[error(
+        "{asked:.1} % of the device are reserved, and it can give {able:.1} %; lower rates, or serve fewer VMs"
+    )]
+    Rate {
+        /// Sum of the rates, in percent of one server.
+        asked: f64,
+        /// What there is.
+        able: f64,
+    },
+    /// A deadline that cannot be met in the worst case.
+    #[error(
+        "VM {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for its own stalls; \
+         allow more, reserve less, or lower the window or the quantum"
+    )]
+    Deadline {
+        /// Whose.
+        vm: usize,
+        /// As asked.
+        deadline: Nanos,
+        /// What could be promised.
+        needed: Nanos,
+        /// B / k of it.
+        blocking: Nanos,
+        /// T of it.
+        latency: Nanos,
+    },
+}
+
+/// Longest time of each flow's requests from arrival to completion; `None` where there is no bound.
+#[must_use]
+pub fn bounds(policy: Policy, device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
+    match policy {
+        Policy::Fifo => fifo(device, flows),
+        Policy::RoundRobin => round_robin(device, flows),
+        Policy::Drr => drr(device, flows, &Rest::all(device, flows)),
+        Policy::Edf => edf(device, flows),
+    }
+}
+
+/// Whether every reservation's deadline is met in the worst case.
+///
+/// # Errors
+/// The first promise that cannot be given, and by how much.
+pub fn admit(device: &Device, flows: &[Flow]) -> Result<(), Refusal> {
+    let asked: f64 = flows.iter().filter(|f| f.deadline.is_some()).map(|f| f.rate).sum();
+    if asked > device.speed() {
+        return Err(Refusal::Rate { asked: 100.0 * asked, able: 100.0 * device.speed() });
+    }
+    for (flow, bound) in flows.iter().zip(edf(device, flows)) {
+        let (Some(deadline), Some(needed)) = (flow.deadline, bound) else { continue };
+        if needed > deadline {
+            return Err(Refusal::Deadline {
+                vm: flow.vm,
+                deadline,
+                needed,
+                blocking: ns(device.blocking(flows) / device.speed()),
+                latency: device.latency,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn ns(v: f64) -> Nanos {
+    Nanos(v.max(0.0).ceil() as u64)
+}
+
+impl Device {
+    fn servers(&self) -> f64 {
+        f64::from(self.parallel.min(self.window).max(1))
+    }
+
+    /// Charged device time that is worked off per time.
+    fn speed(&self) -> f64 {
+        self.servers() / self.stretch.max(1.0)
+    }
+
+    /// Work that cannot be taken back, in charged time.
+    fn blocking(&self, flows: &[Flow]) -> f64 {
+        f64::from(self.window.max(1)) * flows.iter().map(|f| f.piece).fold(0.0, f64::max)
+    }
+
+    /// What the last piece needs beyond its share of the servers.
+    fn own(&self, piece: f64) -> f64 {
+        piece * self.stretch.max(1.0) * (1.0 - 1.0 / self.servers())
+    }
+}
+
+fn fifo(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
+    let rate: f64 = flows.iter().filter(|f| f.outstanding.is_none()).map(|f| f.rate).sum();
+    let ahead: f64 = flows.iter().map(Flow::ahead).sum();
+    let bound = |f: &Flow| {
+        let t = device.latency.0 as f64 + ahead / device.speed() + device.own(f.piece);
+        (rate <= device.speed() && t.is_finite()).then(|| ns(t))
+    };
+    flows.iter().map(bound).collect()
+}
+
+/// Largest piece of each VM, by VM.
+fn pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
+    let mut vms: Vec<(usize, f64, u32)> = Vec::new();
+    for f in flows {
+        match vms.iter_mut().find(|(vm, ..)| *vm == f.vm) {
+            Some((_, piece, _)) => *piece = piece.max(f.piece),
+            None => vms.push((f.vm, f.piece, f.weight.max(1))),
+        }
+    }
+    vms
+}
+
+/// What the flows of one VM ask together.
+fn of_vm(flows: &[Flow], vm: usize) -> (f64, f64) {
+    let own = flows.iter().filter(|f| f.vm == vm);
+    own.fold((0.0, 0.0), |(rate, ahead), f| {
+        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.ahead())
+    })
+}
+
+fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
+    let vms = pieces(flows);
+    let round: f64 = vms.iter().map(|(_, piece, _)| piece).sum();
+    let bound = |f: &Flow| {
+        let (rate, ahead) = of_vm(flows, f.vm);
+        let least = flows.iter().filter(|g| g.vm == f.vm).map(|g| g.piece).fold(f64::INFINITY, f64::min);
+        // Pieces, not time, are shared: what small pieces ask per time counts as whole pieces of a round.
+        let pieces = (ahead / least).ceil();
+        let sustained = rate / least * round <= device.speed();
+        let t = device.latency.0 as f64
+            + (device.blocking(flows) + pieces * round) / device.speed()
+            + device.own(f.piece);
+        (sustained && t.is_finite()).then(|| ns(t))
+    };
+    flows.iter().map(bound).collect()
+}
+
+/// What the turns have to share: speed, and work that goes before.
+struct Rest {
+    speed: f64,
+    before: f64,
+}
+
+impl Rest {
+    fn all(device: &Device, flows: &[Flow]) -> Self {
+        Self { speed: device.speed(), before: device.blocking(flows) }
+    }
+}
+
+fn drr(device: &Device, flows: &[Flow], rest: &Rest) -> Vec<Option<Nanos>> {
+    let vms = pieces(flows);
+    let most = vms.iter().map(|v| v.1).fold(0.0, f64::max);
+    let lightest = vms.iter().map(|v| v.2).min().unwrap_or(1);
+    let quantum = |weight: u32| most * f64::from(weight) / f64::from(lightest);
+    let frame: f64 = vms.iter().map(|v| quantum(v.2)).sum();
+    let largest: f64 = vms.iter().map(|v| v.1).sum();
+    let bound = |f: &Flow| {
+        let &(vm, piece, weight) = vms.iter().find(|v| v.0 == f.vm)?;
+        let (rate, ahead) = of_vm(flows, vm);
+        let q = quantum(weight);
+        let share = q / frame * rest.speed;
+        let latency = ((frame - q) * (1.0 + piece / q) + largest) / rest.speed;
+        let t = device.latency.0 as f64 * device.speed() / rest.speed
+            + rest.before / rest.speed
+            + latency
+            + ahead / share
+            + device.own(f.piece);
+        (rest.speed > 0.0 && rate <= share && t.is_finite()).then(|| ns(t))
+    };
+    flows.iter().map(bound).collect()
+}
+
+fn edf(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
+    let promised: Vec<(&Flow, f64)> = flows.iter().filter_map(|f| Some((f, f.deadline?.0 as f64))).collect();
+    let rate: f64 = promised.iter().map(|(f, _)| f.rate).sum();
+    let burst: f64 = promised.iter().map(|(f, _)| f.burst).sum();
+    let own = promised.iter().map(|(f, _)| device.own(f.piece)).fold(0.0, f64::max);
+    let blocking = device.blocking(flows);
+    let slack = |t: f64| {
+        let demand: f64 =
+            promised.iter().filter(|(_, d)| *d <= t).map(|(f, d)| f.burst + f.rate * (t - d)).sum();
+        t - (device.latency.0 as f64 + (blocking + demand) / device.speed() + own)
+    };
+    // What nobody reserved, for those who have no deadline or go beyond theirs.
+    let rest = Rest { speed: device.speed() - rate, before: blocking + burst };
+    let shared: Vec<Flow> = flows.iter().filter(|f| f.deadline.is_none()).copied().collect();
+    let mut shared = drr(device, &shared, &rest).into_iter();
+    flows
+        .iter()
+        .map(|f| {
+            let Some(deadline) = f.deadline else { return shared.next().flatten() };
+            if rate > device.speed() {
+                return None;
+            }
+            let deadline = deadline.0 as f64;
+            let least = promised
+                .iter()
+                .filter(|(_, d)| *d >= deadline)
+                .map(|(_, d)| slack(*d))
+                .fold(f64::INFINITY, f64::min);
+            Some(ns(deadline - least))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: f64 = 1_000.0;
+
+    fn flow(vm: usize, rate: f64, burst: f64, deadline_us: Option<u64>) -> Flow {
+        Flow {
+            vm,
+            rate,
+            burst,
+            piece: 100.0 * US,
+            outstanding: None,
+            deadline: deadline_us.map(Nanos::from_micros),
+            weight: 100,
+        }
+    }
+
+    const DISK: Device = Device { parallel: 1, window: 1, latency: Nanos(0), stretch: 1.0 };
+
+    #[test]
+    fn by_hand_for_two_flows() {
+        let flows = [flow(0, 0.3, 100.0 * US, Some(500)), flow(1, 0.3, 200.0 * US, Some(1_000))];
+        // First come, first served: both bursts. EDF: at 500 us the blocking piece and the own burst; at 1000 us also 0.3 of the last 500 us and the other's burst.
+        assert_eq!(bounds(Policy::Fifo, &DISK, &flows), [Some(Nanos::from_micros(300)); 2]);
+        assert_eq!(
+            bounds(Policy::Edf, &DISK, &flows),
+            [Some(Nanos::from_micros(200)), Some(Nanos::from_micros(550))]
+        );
+        assert_eq!(admit(&DISK, &flows), Ok(()));
+        // Round robin: a window's piece, then one of each for the one own piece, or for the two.
+        assert_eq!(
+            bounds(Policy::RoundRobin, &DISK, &flows),
+            [Some(Nanos::from_micros(300)), Some(Nanos::from_micros(500))]
+        );
+    }
+
+    #[test]
+    fn a_flood_takes_every_bound_but_those_of_reservations() {
+        let flood = Flow { rate: f64::INFINITY, burst: f64::INFINITY, ..flow(1, 0.0, 0.0, None) };
+        let flows = [flow(0, 0.3, 100.0 * US, Some(500)), flood];
+        assert_eq!(bounds(Policy::Fifo, &DISK, &flows), [None, None]);
+        assert_eq!(bounds(Policy::Edf, &DISK, &flows), [Some(Nanos::from_micros(200)), None]);
+        // A caller that waits for its 32 answers cannot have more before us than these.
+        let polite = Flow { outstanding: Some(3_200.0 * US), ..flood };
+        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], polite]), [Some(Nanos::from_micros(3_300)); 2]);
+        assert!(bounds(Policy::Edf, &DISK, &[flows[0], polite])[1].is_some());
+    }
+
+    #[test]
+    fn what_cannot_be_promised_is_refused_with_the_number() {
+        let flows = [flow(0, 0.3, 100.0 * US, Some(150)), flow(1, 0.3, 100.0 * US, None)];
+        let refusal = admit(&DISK, &flows).unwrap_err();
+        assert!(
+            matches!(refusal, Refusal::Deadline { vm: 0, needed, .. } if needed == Nanos::from_micros(200)),
+            "{refusal}"
+        );
+        assert!(refusal.to_string().contains("VM 0 cannot be promised 150us: 200us may pass"), "{refusal}");
+        let flows = [flow(0, 0.7, 100.0 * US, Some(5_000)), flow(1, 0.4, 100.0 * US, Some(5_000))];
+        assert!(matches!(admit(&DISK, &flows), Err(Refusal::Rate { .. })));
+        let two = Device { parallel: 2, window: 2, ..DISK };
+        assert_eq!(admit(&two, &flows), Ok(()));
+    }
+
+    #[test]
+    fn a_slower_device_and_a_longer_latency_cost_what_they_are() {
+        let flows = [flow(0, 0.3, 100.0 * US, Some(5_000))];
+        let plain = bounds(Policy::Edf, &DISK, &flows)[0].unwrap();
+        let late = Device { latency: Nanos::from_micros(70), ..DISK };
+        assert_eq!(bounds(Policy::Edf, &late, &flows)[0].unwrap().0, plain.0 + 70_000);
+        let slow = Device { stretch: 2.0, ..DISK };
+        assert_eq!(bounds(Policy::Edf, &slow, &flows)[0].unwrap().0, 2 * plain.0);
+    }
+}

@@ -1,0 +1,298 @@
+//! Token buckets, exact to the nanosecond.
+//!
+//! A bucket of rate r (tokens per second) and burst b lets through at most `r t + b` tokens in any interval of length t, and lets a request go at the first
+//! nanosecond at which that holds. Levels are kept in billionths of a token, so that a nanosecond at rate r adds exactly r of them: nothing is ever rounded, and
+//! nothing waits for a tick. (Firecracker's limiter wakes every 100 ms, SPDK's every 1 ms.)
+//!
+//! Range: a level is at most `burst * 10^9` and fits 64 bits for bursts up to [`MAX_BURST`]; products with the elapsed time are taken in 128 bits.
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use crate::request::Op;
+
+/// Billionths in a token; also nanoseconds in a second, which is why a level needs no division.
+const SCALE: u64 = 1_000_000_000;
+
+/// Largest burst, in tokens.
+pub const MAX_BURST: u64 = 1 << 34;
+
+/// A traffic specification after RFC 2215: in any interval t at most `min(M + peak t, burst + rate t)`, with M one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tspec {
+    /// Tokens per second in the long run.
+    pub rate: u64,
+    /// Tokens that may go beyond the rate.
+    pub burst: u64,
+    /// Most tokens per second even within the burst.
+    pub peak: Option<u64>,
+}
+
+/// One token bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    rate: u64,
+    /// The burst, in billionths.
+    full: u64,
+    /// Tokens at `at`, in billionths.
+    level: u64,
+    at: Nanos,
+}
+
+impl Bucket {
+    /// A full bucket at the beginning of time. `burst` above [`MAX_BURST`] counts as that.
+    #[must_use]
+    pub fn new(rate: u64, burst: u64) -> Self {
+        let full = burst.min(MAX_BURST) * SCALE;
+        Self { rate, full, level: full, at: Nanos(0) }
+    }
+
+    /// The first moment not before `from` at which `tokens` are there; the end of time when they never will be.
+    ///
+    /// Asking for more than the burst can never be granted: [`crate::Config`] refuses bursts below one piece.
+    #[must_use]
+    pub fn ready_at(&self, from: Nanos, tokens: u64) -> Nanos {
+        let from = from.max(self.at);
+        let need = u128::from(tokens) * u128::from(SCALE);
+        if need > u128::from(self.full) {
+            return Nanos(u64::MAX);
+        }
+        let missing = (need as u64).saturating_sub(self.level_at(from));
+        if missing == 0 {
+            return from;
+        }
+        if self.rate == 0 {
+            return Nanos(u64::MAX);
+        }
+        Nanos(from.0.saturating_add(missing.div_ceil(self.rate)))
+    }
+
+    /// Takes `tokens` at `now`, which is not before [`Bucket::ready_at`]. A clock that runs backwards is taken to stand still.
+    pub fn take(&mut self, now: Nanos, tokens: u64) {
+        let now = now.max(self.at);
+        self.level = self.level_at(now).saturating_sub(tokens.saturating_mul(SCALE));
+        self.at = now;
+    }
+
+    /// The level in billionths at a moment not before `at`.
+    fn level_at(&self, t: Nanos) -> u64 {
+        let gained = u128::from(t.0 - self.at.0) * u128::from(self.rate);
+        let level = u128::from(self.level) + gained;
+        level.min(u128::from(self.full)) as u64
+    }
+}
+
+/// What one piece takes from a regulator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Charge {
+    /// Requests: 1 for the first piece of a request, 0 for the others.
+    pub requests: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Device time in ns.
+    pub time: u64,
+}
+
+impl Charge {
+    /// Of a piece of `len` bytes that costs `time` ns.
+    #[must_use]
+    pub fn of(op: Op, len: u64, first: bool, time: u64) -> Self {
+        Self { requests: u64::from(first), bytes: if op.moves_data() { len } else { 0 }, time }
+    }
+}
+
+/// A limit that is kept also when the device has nothing else to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cap {
+    /// Requests per second.
+    pub requests: Option<Tspec>,
+    /// Bytes per second.
+    pub bytes: Option<Tspec>,
+    /// ns of device time per second.
+    pub time: Option<Tspec>,
+}
+
+/// The buckets of one VM and direction.
+#[derive(Clone, Debug)]
+pub struct Regulator {
+    /// Long-run and peak bucket for requests, bytes and time.
+    buckets: [[Option<Bucket>; 2]; 3],
+    none: bool,
+    holding: bool,
+    hits: u64,
+}
+
+impl Regulator {
+    /// Of a cap; `most` is what one piece can take at most: requests, bytes, ns.
+    #[must_use]
+    pub fn new(cap: &Cap, most: Charge) -> Self {
+        let most = [most.requests, most.bytes, most.time];
+        let specs = [cap.requests, cap.bytes, cap.time];
+        let buckets = std::array::from_fn(|i| match specs[i] {
+            None => [None, None],
+            Some(spec) => {
+                [Some(Bucket::new(spec.rate, spec.burst)), spec.peak.map(|p| Bucket::new(p, most[i].max(1)))]
+            }
+        });
+        Self { none: specs.iter().all(Option::is_none), buckets, holding: false, hits: 0 }
+    }
+
+    /// The first moment from `now` on at which a piece may go.
+    #[must_use]
+    pub fn ready_at(&self, now: Nanos, charge: &Charge) -> Nanos {
+        if self.none {
+            return now;
+        }
+        let tokens = [charge.requests, charge.bytes, charge.time];
+        let mut ready = now;
+        for (pair, tokens) in self.buckets.iter().zip(tokens) {
+            for bucket in pair.iter().flatten() {
+                ready = ready.max(bucket.ready_at(now, tokens));
+            }
+        }
+        ready
+    }
+
+    /// Lets a piece go.
+    pub fn take(&mut self, now: Nanos, charge: &Charge) {
+        self.holding = false;
+        if self.none {
+            return;
+        }
+        let tokens = [charge.requests, charge.bytes, charge.time];
+        for (pair, tokens) in self.buckets.iter_mut().zip(tokens) {
+            for bucket in pair.iter_mut().flatten() {
+                bucket.take(now, tokens);
+            }
+        }
+    }
+
+    /// Notes that a piece is held back; one that is held for long counts once.
+    pub(crate) fn hold(&mut self) {
+        self.hits += u64::from(!self.holding);
+        self.holding = true;
+    }
+
+    /// How many pieces had to wait for it.
+    #[must_use]
+    pub fn hits(&self) -> u64 {
+        self.hits
+    }
+
+    pub(crate) fn with_hits(mut self, hits: u64) -> Self {
+        self.hits = hits;
+        self
+    }
+}
+
+/// What a flow is promised: `time` of the device up to its rate and burst, each piece within `deadline` of its arrival.
+///
+/// Requests that keep to rate and burst have the deadline `arrival + deadline`. One that comes too early for them is treated as if it had come when
+/// they allow it; until then it shares, with everybody, what nobody reserved. What it gets that way is not taken from its reservation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reservation {
+    /// ns of device time per second: 10^9 is all of a device that serves one piece at a time.
+    pub rate: u64,
+    /// ns of device time at once.
+    pub burst: u64,
+    /// From arrival to completion.
+    pub deadline: Nanos,
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_first_nanosecond_is_exact() {
+        // 3 requests per second, two at once: a third of a second and not a nanosecond less.
+        let mut bucket = Bucket::new(3, 2);
+        bucket.take(Nanos(0), 2);
+        assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(333_333_334));
+        // What is left over of a nanosecond is not lost: three thirds are a second.
+        bucket.take(Nanos(333_333_334), 1);
+        assert_eq!(bucket.ready_at(Nanos(333_333_334), 1), Nanos(666_666_667));
+        bucket.take(Nanos(666_666_667), 1);
+        assert_eq!(bucket.ready_at(Nanos(666_666_667), 1), Nanos(1_000_000_000));
+    }
+
+    #[test]
+    fn what_can_never_go_is_said() {
+        assert_eq!(Bucket::new(10, 5).ready_at(Nanos(0), 6), Nanos(u64::MAX));
+        let mut bucket = Bucket::new(0, 5);
+        bucket.take(Nanos(0), 5);
+        assert_eq!(bucket.ready_at(Nanos(7), 1), Nanos(u64::MAX));
+        assert_eq!(bucket.ready_at(Nanos(7), 0), Nanos(7));
+    }
+
+    #[test]
+    fn a_clock_that_runs_backwards_gives_nothing() {
+        let mut bucket = Bucket::new(1_000, 1);
+        bucket.take(Nanos(5_000_000), 1);
+        assert_eq!(bucket.ready_at(Nanos(1), 1), Nanos(6_000_000));
+        bucket.take(Nanos(0), 1);
+        assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(6_000_000));
+    }
+
+    /// Whether `more` at `now` makes more than `rate t + burst` in some interval that ends now.
+    fn breaks(taken: &[(Nanos, u64)], now: Nanos, more: u64, rate: u64, burst: u64) -> bool {
+        let scaled = |n: u64, by: u64| u128::from(n) * u128::from(by);
+        (0..taken.len()).any(|i| {
+            let sum = taken[i..].iter().map(|(_, n)| n).sum::<u64>() + more;
+            scaled(sum, SCALE) > scaled(rate, now.0 - taken[i].0.0) + scaled(burst, SCALE)
+        })
+    }
+
+    proptest! {
+        /// In every interval at most `rate t + burst`, and never a nanosecond later than that allows.
+        #[test]
+        fn the_envelope_is_kept_and_used(
+            rate in 1u64..5_000_000_000,
+            burst in 1u64..1_000_000,
+            steps in prop::collection::vec((0u64..2_000_000, 1u64..1_000_000), 1..40),
+        ) {
+            let mut bucket = Bucket::new(rate, burst);
+            let mut now = Nanos(0);
+            let mut taken: Vec<(Nanos, u64)> = Vec::new();
+            for (pause, tokens) in steps {
+                let tokens = tokens.min(burst);
+                now = Nanos(now.0 + pause);
+                let ready = bucket.ready_at(now, tokens);
+                if ready > now {
+                    // One nanosecond earlier some interval would hold too much.
+                    let early = Nanos(ready.0 - 1);
+                    prop_assert!(bucket.level_at(early) < tokens * SCALE);
+                    prop_assert!(breaks(&taken, early, tokens, rate, burst));
+                }
+                now = ready;
+                bucket.take(now, tokens);
+                taken.push((now, tokens));
+                prop_assert!(!breaks(&taken, now, 0, rate, burst));
+            }
+        }
+
+        /// The peak holds within the burst too.
+        #[test]
+        fn the_peak_holds_within_the_burst(rate in 1u64..1_000, extra in 1u64..100_000, burst in 1u64..100, n in 2usize..60) {
+            let cap = Cap { requests: Some(Tspec { rate, burst, peak: Some(rate + extra) }), ..Cap::default() };
+            let one = Charge { requests: 1, bytes: 0, time: 0 };
+            let mut regulator = Regulator::new(&cap, one);
+            let mut now = Nanos(0);
+            let mut times = Vec::new();
+            for _ in 0..n {
+                now = regulator.ready_at(now, &one);
+                regulator.take(now, &one);
+                times.push(now.0);
+            }
+            for i in 0..n {
+                for j in i..n {
+                    let (count, t) = ((j - i + 1) as u128, u128::from(times[j] - times[i]));
+                    prop_assert!(count * u128::from(SCALE) <= t * u128::from(rate + extra) + u128::from(SCALE));
+                    prop_assert!(count * u128::from(SCALE) <= t * u128::from(rate) + u128::from(burst) * u128::from(SCALE));
+                }
+            }
+        }
+    }
+}

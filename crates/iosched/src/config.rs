@@ -1,0 +1,237 @@
+//! What a scheduler is told before it begins.
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use crate::bucket::{Cap, MAX_BURST, Reservation, Tspec};
+use crate::cost::Cost;
+use crate::priority::PriorityRule;
+use crate::request::Direction;
+use crate::window::WindowConfig;
+
+/// How the next VM is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Policy {
+    /// The request that waits longest, whoever asks.
+    Fifo,
+    /// A piece of each VM in turn: the I/O-domain paper's round robin by data quantum.
+    RoundRobin,
+    /// Device time in proportion to the VMs' weights.
+    Drr,
+    /// The earliest deadline among those who keep to their reservation; the rest by weight.
+    Edf,
+}
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Fifo, Self::RoundRobin, Self::Drr, Self::Edf];
+
+    /// As it is written.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo",
+            Self::RoundRobin => "round-robin",
+            Self::Drr => "drr",
+            Self::Edf => "edf",
+        }
+    }
+}
+
+/// One VM.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VmConfig {
+    /// Requests that it may have outstanding, 1 to 65 536.
+    pub depth: u32,
+    /// Its share of what nobody reserved, 1 to 1000.
+    pub weight: u32,
+    /// Its limits for reads and writes.
+    pub caps: [Cap; 2],
+    /// Promised to its real-time requests.
+    pub urgent: Option<Reservation>,
+    /// Promised to all others but the idle ones.
+    pub normal: Option<Reservation>,
+    /// What its word about priorities counts.
+    pub priority: PriorityRule,
+    /// Bytes per second that its contract is measured against, for reads and writes; 0 for no promise.
+    pub promised: [u64; 2],
+}
+
+impl Default for VmConfig {
+    fn default() -> Self {
+        Self {
+            depth: 256,
+            weight: 100,
+            caps: [Cap::default(); 2],
+            urgent: None,
+            normal: None,
+            priority: PriorityRule::default(),
+            promised: [0; 2],
+        }
+    }
+}
+
+/// A scheduler for one device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// How VMs are chosen.
+    pub policy: Policy,
+    /// Largest piece of a read or write in bytes, 4 KiB to 16 MiB.
+    pub quantum: u64,
+    /// Largest piece of a discard or of zeroes in bytes.
+    pub discard_quantum: u64,
+    /// Pieces at the device.
+    pub window: WindowConfig,
+    /// What pieces cost.
+    pub cost: Cost,
+    /// A request that waits longer than this goes before more important ones of its own VM.
+    pub aging: Nanos,
+    /// The VMs.
+    pub vms: Vec<VmConfig>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: Policy::Edf,
+            quantum: 64 << 10,
+            discard_quantum: 16 << 20,
+            window: WindowConfig::fixed(4),
+            cost: Cost::UNIT,
+            aging: Nanos::from_millis(1_000),
+            vms: Vec::new(),
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A number outside its range.
+    #[error("{what} is {value}; it must be {least} to {most}")]
+    Range {
+        /// Which number.
+        what: String,
+        /// As given.
+        value: u64,
+        /// Smallest allowed.
+        least: u64,
+        /// Largest allowed.
+        most: u64,
+    },
+    /// A burst that no piece fits into.
+    #[error(
+        "{what}: a burst of {burst} can never let a piece of {piece} go; raise the burst to {piece} or lower the quantum"
+    )]
+    Burst {
+        /// Which limit or reservation.
+        what: String,
+        /// As given.
+        burst: u64,
+        /// What one piece takes.
+        piece: u64,
+    },
+}
+
+fn range(what: impl Into<String>, value: u64, least: u64, most: u64) -> Result<(), ConfigError> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::Range { what: what.into(), value, least, most })
+}
+
+impl Config {
+    /// Whether it can be used.
+    ///
+    /// # Errors
+    /// The first number out of range or burst that is too small, with its place.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        range("quantum", self.quantum, 4 << 10, 16 << 20)?;
+        range("discard quantum", self.discard_quantum, 4 << 10, 1 << 40)?;
+        range("window.start", self.window.start.into(), 1, 65_536)?;
+        range("window.least", self.window.least.into(), 1, self.window.most.into())?;
+        range("window.most", self.window.most.into(), 1, 65_536)?;
+        if let Some(shared) = self.window.shared {
+            range("window.shared", shared.into(), 1, 65_536)?;
+        }
+        range("number of VMs", self.vms.len() as u64, 1, 4_096)?;
+        for (i, vm) in self.vms.iter().enumerate() {
+            self.check_vm(i, vm)?;
+        }
+        Ok(())
+    }
+
+    /// Whether one VM's part can be used.
+    ///
+    /// # Errors
+    /// As [`Config::check`].
+    pub fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
+        range(format!("VM {i}: depth"), vm.depth.into(), 1, 65_536)?;
+        range(format!("VM {i}: weight"), vm.weight.into(), 1, 1_000)?;
+        for direction in Direction::ALL {
+            let cap = &vm.caps[direction.index()];
+            let most = self.cost.most(direction, self.quantum);
+            for (what, spec, piece) in
+                [("requests", cap.requests, 1), ("bytes", cap.bytes, self.quantum), ("time", cap.time, most)]
+            {
+                if let Some(spec) = spec {
+                    check_tspec(&format!("VM {i}: {direction:?} {what}"), &spec, piece)?;
+                }
+            }
+        }
+        for (what, reservation) in [("urgent", vm.urgent), ("normal", vm.normal)] {
+            let Some(r) = reservation else { continue };
+            let what = format!("VM {i}: {what} reservation");
+            range(format!("{what}'s rate"), r.rate, 1, 65_536_000_000_000)?;
+            // A reservation may be for small requests only; but one that covers nothing is a mistake.
+            let least = self.cost.read.of(0).min(self.cost.write.of(0));
+            if r.burst < least {
+                return Err(ConfigError::Burst { what, burst: r.burst, piece: least });
+            }
+            range(format!("{what}'s burst"), r.burst, 1, MAX_BURST)?;
+        }
+        Ok(())
+    }
+}
+
+fn check_tspec(what: &str, spec: &Tspec, piece: u64) -> Result<(), ConfigError> {
+    range(format!("{what}: rate"), spec.rate, 1, 1 << 50)?;
+    if let Some(peak) = spec.peak {
+        range(format!("{what}: peak"), peak, spec.rate, 1 << 50)?;
+    }
+    if spec.burst < piece {
+        return Err(ConfigError::Burst { what: what.to_owned(), burst: spec.burst, piece });
+    }
+    range(format!("{what}: burst"), spec.burst, 1, MAX_BURST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(vm: VmConfig) -> Config {
+        Config { vms: vec![vm], ..Config::default() }
+    }
+
+    #[test]
+    fn what_could_never_work_is_refused_with_its_place() {
+        assert_eq!(one(VmConfig::default()).check(), Ok(()));
+        let spec = Tspec { rate: 1 << 20, burst: 4096, peak: None };
+        let cap = Cap { bytes: Some(spec), ..Cap::default() };
+        let e = one(VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() }).check().unwrap_err();
+        assert_eq!(
+            e.to_string(),
+            "VM 0: Read bytes: a burst of 4096 can never let a piece of 65536 go; raise the burst to 65536 or lower the quantum"
+        );
+        let e = one(VmConfig { weight: 0, ..VmConfig::default() }).check().unwrap_err();
+        assert_eq!(e.to_string(), "VM 0: weight is 0; it must be 1 to 1000");
+        assert!(Config { vms: Vec::new(), ..Config::default() }.check().is_err());
+        let peak = Tspec { rate: 100, burst: 1, peak: Some(99) };
+        let cap = Cap { requests: Some(peak), ..Cap::default() };
+        assert!(one(VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() }).check().is_err());
+        let empty = Reservation { rate: 1, burst: 999, deadline: Nanos(1) };
+        assert!(one(VmConfig { normal: Some(empty), ..VmConfig::default() }).check().is_err());
+    }
+}

@@ -1,0 +1,97 @@
+//! What a piece costs in device time.
+
+use serde::{Deserialize, Serialize};
+
+use crate::request::{Direction, Op};
+
+/// Device time of a transfer: `base + len * per_mib / MiB`, all in ns.
+///
+/// One line for each direction, fitted to the device. (A limit on requests beside one on bytes charges a request twice: it either lets large requests through too fast or
+/// holds small ones too long. Device time has no such error.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// ns of a request before its first byte.
+    pub base_ns: u64,
+    /// ns per MiB.
+    pub per_mib_ns: u64,
+}
+
+impl Line {
+    /// Device time of `len` bytes, in ns; at least 1.
+    #[must_use]
+    pub fn of(&self, len: u64) -> u64 {
+        let bytes = (u128::from(len) * u128::from(self.per_mib_ns)) >> 20;
+        self.base_ns.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX)).max(1)
+    }
+}
+
+/// Device time of every kind of piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Reads.
+    pub read: Line,
+    /// Writes, and zeroes that are written.
+    pub write: Line,
+    /// A flush, in ns.
+    pub flush_ns: u64,
+    /// A discard of one piece, in ns.
+    pub discard_ns: u64,
+}
+
+impl Cost {
+    /// A cost by which every piece is equal: for devices about which nothing is known.
+    pub const UNIT: Self = Self {
+        read: Line { base_ns: 1_000, per_mib_ns: 0 },
+        write: Line { base_ns: 1_000, per_mib_ns: 0 },
+        flush_ns: 1_000,
+        discard_ns: 1_000,
+    };
+
+    /// Device time of a piece, in ns; at least 1.
+    #[must_use]
+    pub fn of(&self, op: Op, len: u64) -> u64 {
+        match op {
+            Op::Read => self.read.of(len),
+            Op::Write | Op::WriteZeroes => self.write.of(len),
+            Op::Flush => self.flush_ns.max(1),
+            Op::Discard => self.discard_ns.max(1),
+        }
+    }
+
+    /// The most that one piece of a direction can cost.
+    #[must_use]
+    pub fn most(&self, direction: Direction, quantum: u64) -> u64 {
+        match direction {
+            Direction::Read => self.read.of(quantum),
+            Direction::Write => self.write.of(quantum).max(self.flush_ns).max(self.discard_ns).max(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_base_and_slope() {
+        let line = Line { base_ns: 60_000, per_mib_ns: 1 << 20 };
+        assert_eq!(line.of(4096), 64_096);
+        assert_eq!(line.of(0), 60_000);
+        // Neither zero nor an overflow: a cost of 0 would let a policy run in circles.
+        assert_eq!(Line { base_ns: 0, per_mib_ns: 0 }.of(1), 1);
+        assert_eq!(Line { base_ns: u64::MAX, per_mib_ns: u64::MAX }.of(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn the_most_covers_every_kind() {
+        let cost = Cost {
+            read: Line { base_ns: 10, per_mib_ns: 0 },
+            write: Line { base_ns: 20, per_mib_ns: 0 },
+            flush_ns: 300,
+            discard_ns: 40,
+        };
+        for op in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes] {
+            assert!(cost.of(op, 65_536) <= cost.most(op.direction(), 65_536));
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What a flow really got: the bounded-delay contract (alpha, Delta) of Mok, Feng and Chen (RTAS 2001), as the I/O-domain paper uses it (section III-B2).
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// Promised or measured service of one flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Contract {
+    /// alpha: bytes per second in the long run, while the flow always had something to ask.
+    pub bytes_per_second: f64,
+    /// Delta of the paper: the longest time between two pieces served, in ns, while the flow always had something to ask.
+    pub longest_gap_ns: u64,
+    /// Delta of the bounded-delay model against the promised rate: for every interval t the flow got at least `promised * (t - delay)`.
+    pub delay_ns: u64,
+    /// Time in which the flow had something to ask, in ns.
+    pub busy_ns: u64,
+    /// Bytes served in it.
+    pub bytes: u64,
+    /// Pieces served in it.
+    pub pieces: u64,
+}
+
+/// Measures a flow as it goes, in constant time and space.
+#[derive(Clone, Debug)]
+pub struct Meter {
+    /// The promise that the delay is measured against: bytes per second.
+    promised: u64,
+    /// Begin of the time in which something is outstanding.
+    busy_from: Option<Nanos>,
+    last: Nanos,
+    busy_before: u64,
+    bytes: u64,
+    pieces: u64,
+    longest_gap: u64,
+    /// Smallest value so far of `busy time - served / promised`; the delay is its largest rise since.
+    lowest: i128,
+    delay: i128,
+}
+
+impl Meter {
+    /// Against a promised rate in bytes per second; 0 measures no delay.
+    #[must_use]
+    pub fn new(promised: u64) -> Self {
+        Self {
+            promised,
+            busy_from: None,
+            last: Nanos(0),
+            busy_before: 0,
+            bytes: 0,
+            pieces: 0,
+            longest_gap: 0,
+            lowest: 0,
+            delay: 0,
+        }
+    }
+
+    /// The flow, which had nothing outstanding, asks for something.
+    pub fn begin(&mut self, now: Nanos) {
+        if self.busy_from.is_none() {
+            self.busy_from = Some(now);
+            self.last = now;
+        }
+    }
+
+    /// A piece was served; `more` says whether something is still outstanding.
+    pub fn served(&mut self, now: Nanos, bytes: u64, more: bool) {
+        let Some(from) = self.busy_from else { return };
+        let now = now.max(self.last);
+        self.longest_gap = self.longest_gap.max(now.0 - self.last.0);
+        self.last = now;
+        // Just before this piece the flow was furthest behind, just after it least.
+        self.lag(now.0 - from.0);
+        self.bytes += bytes;
+        self.pieces += 1;
+        self.lag(now.0 - from.0);
+        if !more {
+            self.busy_before += now.0 - from.0;
+            self.busy_from = None;
+        }
+    }
+
+    fn lag(&mut self, busy_now: u64) {
+        if self.promised == 0 {
+            return;
+        }
+        let served = i128::from(self.bytes) * 1_000_000_000 / i128::from(self.promised);
+        let lag = i128::from(self.busy_before + busy_now) - served;
+        self.delay = self.delay.max(lag - self.lowest);
+        self.lowest = self.lowest.min(lag);
+    }
+
+    /// What was seen until `now`. A flow that still waits has waited at least until now.
+    #[must_use]
+    pub fn contract(&self, now: Nanos) -> Contract {
+        let waiting = self.busy_from.map_or(0, |_| now.0.saturating_sub(self.last.0));
+        let busy = self.busy_before + self.busy_from.map_or(0, |from| now.0.saturating_sub(from.0));
+        let mut seen = self.clone();
+        if let Some(from) = self.busy_from {
+            seen.lag(now.0.saturating_sub(from.0));
+        }
+        Contract {
+            bytes_per_second: if busy > 0 { self.bytes as f64 / (busy as f64 / 1e9) } else { 0.0 },
+            longest_gap_ns: self.longest_gap.max(waiting),
+            delay_ns: u64::try_from(seen.delay.max(0)).unwrap_or(u64::MAX),
+            busy_ns: busy,
+            bytes: self.bytes,
+            pieces: self.pieces,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_steady_flow_has_its_rate_and_one_period_of_delay() {
+        let mut m = Meter::new(1_000_000);
+        m.begin(Nanos(0));
+        // 1000 bytes every millisecond are 1 MB/s.
+        for i in 1..=1_000 {
+            m.served(Nanos(i * MS), 1_000, i < 1_000);
+        }
+        let c = m.contract(Nanos(5_000 * MS));
+        assert!((c.bytes_per_second - 1e6).abs() < 1.0);
+        assert_eq!((c.longest_gap_ns, c.delay_ns, c.busy_ns), (MS, MS, 1_000 * MS));
+    }
+
+    #[test]
+    fn a_gap_counts_and_idle_time_does_not() {
+        let mut m = Meter::new(1_000_000);
+        m.begin(Nanos(0));
+        m.served(Nanos(MS), 1_000, true);
+        m.served(Nanos(11 * MS), 1_000, false);
+        m.begin(Nanos(500 * MS));
+        m.served(Nanos(501 * MS), 1_000, false);
+        let c = m.contract(Nanos(900 * MS));
+        assert_eq!((c.longest_gap_ns, c.busy_ns, c.bytes), (10 * MS, 12 * MS, 3_000));
+        // Behind by 10 ms before the second piece and by 9 after it; then one more before the third.
+        assert_eq!(c.delay_ns, 10 * MS);
+    }
+
+    #[test]
+    fn who_still_waits_has_waited() {
+        let mut m = Meter::new(1_000_000);
+        m.begin(Nanos(0));
+        let c = m.contract(Nanos(30 * MS));
+        assert_eq!((c.longest_gap_ns, c.delay_ns, c.bytes), (30 * MS, 30 * MS, 0));
+    }
+
+    #[test]
+    fn without_a_promise_there_is_no_delay() {
+        let mut m = Meter::new(0);
+        m.begin(Nanos(0));
+        m.served(Nanos(MS), 1, false);
+        assert_eq!(m.contract(Nanos(MS)).delay_ns, 0);
+    }
+}

@@ -1,0 +1,113 @@
+//! The priority that a guest writes into its requests, and how far it is believed.
+//!
+//! Linux's virtio-blk driver fills the field after the request's type with the I/O priority of the request: class in bits 13 to 15 (1 real-time, 2 best effort, 3 idle),
+//! since 6.5 a hint in bits 3 to 12, the level in bits 0 to 2 with 0 the most important (`include/uapi/linux/ioprio.h`). The virtio specification calls the field reserved and,
+//! in its legacy section, says the contrary about the order; so it is only read where the user says that the guest is Linux.
+
+use serde::{Deserialize, Serialize};
+
+/// Number of levels in a class.
+pub const LEVELS: u8 = 8;
+
+/// Linux's I/O classes, the most important first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Before all others of its VM, and with a reservation of its own.
+    RealTime,
+    /// What is not said otherwise.
+    BestEffort,
+    /// When the VM has nothing else to do.
+    Idle,
+}
+
+/// Class and level; the smaller is the more important.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Priority {
+    /// Its class.
+    pub class: Class,
+    /// 0 to 7, 0 the most important.
+    pub level: u8,
+}
+
+impl Priority {
+    /// Best effort, level 4: what Linux gives a task of nice 0.
+    pub const NORMAL: Self = Self { class: Class::BestEffort, level: 4 };
+
+    /// Real-time, level 4.
+    pub const URGENT: Self = Self { class: Class::RealTime, level: 4 };
+}
+
+impl Default for Priority {
+    fn default() -> Self {
+        Self::NORMAL
+    }
+}
+
+/// What a VM's word about its own requests counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PriorityRule {
+    /// Whether the guest's field is read at all.
+    pub read: bool,
+    /// For requests that say nothing (0), and for all when the field is not read.
+    pub default: Priority,
+    /// The best class that the guest may claim.
+    pub ceiling: Class,
+}
+
+impl Default for PriorityRule {
+    fn default() -> Self {
+        Self { read: false, default: Priority::NORMAL, ceiling: Class::RealTime }
+    }
+}
+
+impl PriorityRule {
+    /// The priority of a request whose header holds `field`. Every value of the field is allowed: an unknown class counts as not said.
+    #[must_use]
+    pub fn of(&self, field: u32) -> Priority {
+        let class = match (field >> 13) & 7 {
+            1 => Class::RealTime,
+            2 => Class::BestEffort,
+            3 => Class::Idle,
+            _ => return self.default,
+        };
+        if !self.read {
+            return self.default;
+        }
+        Priority { class: class.max(self.ceiling), level: (field & 7) as u8 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINUX: PriorityRule =
+        PriorityRule { read: true, default: Priority::NORMAL, ceiling: Class::RealTime };
+
+    #[test]
+    fn linux_values_are_decoded() {
+        assert_eq!(LINUX.of(1 << 13), Priority { class: Class::RealTime, level: 0 });
+        assert_eq!(LINUX.of(2 << 13 | 7), Priority { class: Class::BestEffort, level: 7 });
+        assert_eq!(LINUX.of(3 << 13), Priority { class: Class::Idle, level: 0 });
+        assert_eq!(LINUX.of(0), Priority::NORMAL);
+    }
+
+    #[test]
+    fn hints_and_foreign_bits_do_not_change_it() {
+        // Hints are bits 3 to 12; a guest may set what lies above the 16 bits too.
+        assert_eq!(LINUX.of(1 << 13 | 0x1ff8 | 2), Priority { class: Class::RealTime, level: 2 });
+        assert_eq!(LINUX.of(0xffff_0000 | 2 << 13 | 3), Priority { class: Class::BestEffort, level: 3 });
+        // Classes 4 to 7 do not exist.
+        assert_eq!(LINUX.of(5 << 13), Priority::NORMAL);
+    }
+
+    #[test]
+    fn no_more_than_the_ceiling_and_nothing_where_it_is_not_read() {
+        let rule = PriorityRule { ceiling: Class::BestEffort, ..LINUX };
+        assert_eq!(rule.of(1 << 13), Priority { class: Class::BestEffort, level: 0 });
+        assert_eq!(rule.of(3 << 13 | 5), Priority { class: Class::Idle, level: 5 });
+        let rule = PriorityRule { read: false, default: Priority::URGENT, ..LINUX };
+        assert_eq!(rule.of(3 << 13), Priority::URGENT);
+    }
+}

@@ -1,0 +1,463 @@
+//! The scheduler of one device.
+
+use rtvirtio_units::Nanos;
+
+use crate::bucket::{Bucket, Charge, Regulator, Reservation};
+use crate::config::{Config, ConfigError, Policy, VmConfig};
+use crate::cost::Cost;
+use crate::fair::Turns;
+use crate::meter::{Contract, Meter};
+use crate::priority::{Class, PriorityRule};
+use crate::queue::{Head, Mask, Queue, of_class, of_direction};
+use crate::request::{Direction, Piece, Request};
+use crate::window::Window;
+
+/// What to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Give this to the device, then ask again.
+    Piece(Piece),
+    /// Something waits, and nothing may go before this moment, unless a piece comes back or a request arrives.
+    Wait(Nanos),
+    /// The device holds as much as it may: ask again when a piece is back.
+    Full,
+    /// Nothing waits.
+    Idle,
+}
+
+/// A request all of whose pieces are back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Whose it was.
+    pub vm: usize,
+    /// As it was submitted.
+    pub request: Request,
+}
+
+/// Why a request or a piece is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// There is no such VM.
+    #[error("no VM {0}")]
+    NoVm(usize),
+    /// The VM has as many requests outstanding as it may.
+    #[error("VM {0} has as many requests outstanding as it may")]
+    Full(usize),
+    /// No piece of that kind is at the device.
+    #[error("VM {0}: this piece is not at the device")]
+    NotRunning(usize),
+}
+
+/// Counts of one VM since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmCounters {
+    /// Requests finished, reads and writes.
+    pub finished: [u64; 2],
+    /// Bytes that came back, reads and writes.
+    pub bytes: [u64; 2],
+    /// Pieces that had to wait for a cap, reads and writes.
+    pub hits: [u64; 2],
+    /// Pieces that went by their deadline.
+    pub reserved: u64,
+    /// Pieces that went as a share of what was left.
+    pub shared: u64,
+}
+
+#[derive(Debug)]
+struct Flow {
+    bucket: Bucket,
+    deadline: Nanos,
+}
+
+impl Flow {
+    fn new(r: &Reservation) -> Self {
+        Self { bucket: Bucket::new(r.rate, r.burst), deadline: r.deadline }
+    }
+}
+
+#[derive(Debug)]
+struct Vm {
+    queue: Queue,
+    rule: PriorityRule,
+    weight: u32,
+    caps: [Regulator; 2],
+    /// Real-time and best-effort requests.
+    flows: [Option<Flow>; 2],
+    meters: [Meter; 2],
+    outstanding: [u32; 2],
+    counters: VmCounters,
+}
+
+/// How the next request of a VM is chosen.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Priority,
+    Age,
+}
+
+/// A piece that may go.
+#[derive(Clone, Copy)]
+struct Candidate {
+    head: Head,
+    len: u64,
+    charge: Charge,
+}
+
+/// How requests are cut and what pieces cost.
+#[derive(Debug)]
+struct Cutter {
+    cost: Cost,
+    quantum: u64,
+    discard_quantum: u64,
+}
+
+impl Cutter {
+    fn cut(&self, head: Head) -> Candidate {
+        let quantum = if head.op.moves_data() { self.quantum } else { self.discard_quantum };
+        let len = head.rest.min(quantum);
+        let charge = Charge::of(head.op, len, head.given == 0, self.cost.of(head.op, len));
+        Candidate { head, len, charge }
+    }
+
+    fn most(&self, direction: Direction) -> Charge {
+        Charge { requests: 1, bytes: self.quantum, time: self.cost.most(direction, self.quantum) }
+    }
+
+    fn most_time(&self) -> u64 {
+        Direction::ALL.iter().map(|d| self.most(*d).time).max().unwrap_or(1)
+    }
+}
+
+/// Orders the requests of all VMs that share one device.
+///
+/// Every call takes constant time but for the number of VMs that have something to ask. Times given must not run backwards; where they do, nothing is granted earlier for it.
+#[derive(Debug)]
+pub struct Scheduler {
+    policy: Policy,
+    cutter: Cutter,
+    aging: Nanos,
+    window: Window,
+    turns: Turns,
+    vms: Vec<Vm>,
+    /// Requests of which something is still to give.
+    waiting: usize,
+    in_flight: u32,
+    shared_in_flight: u32,
+}
+
+impl Scheduler {
+    /// With all the memory that it will ever use.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used.
+    pub fn new(config: &Config) -> Result<Self, ConfigError> {
+        config.check()?;
+        let cutter =
+            Cutter { cost: config.cost, quantum: config.quantum, discard_quantum: config.discard_quantum };
+        let weights: Vec<u32> = config.vms.iter().map(|v| v.weight).collect();
+        let turns = match config.policy {
+            Policy::RoundRobin => Turns::by_piece(weights.len()),
+            _ => Turns::by_weight(&weights, cutter.most_time()),
+        };
+        let vms = config.vms.iter().map(|v| Vm::new(v, &cutter)).collect();
+        Ok(Self {
+            policy: config.policy,
+            cutter,
+            aging: config.aging,
+            window: Window::new(config.window),
+            turns,
+            vms,
+            waiting: 0,
+            in_flight: 0,
+            shared_in_flight: 0,
+        })
+    }
+
+    /// Gives a VM other caps, weight, reservations and rules; its depth and what it has outstanding stay.
+    ///
+    /// # Errors
+    /// A configuration that cannot be used; nothing is changed then.
+    pub fn reconfigure(&mut self, config: &Config, vm: usize) -> Result<(), ConfigError> {
+        let (Some(new), Some(old)) = (config.vms.get(vm), self.vms.get_mut(vm)) else {
+            return Err(ConfigError::Range {
+                what: "VM".into(),
+                value: vm as u64,
+                least: 0,
+                most: (self.vms.len().max(1) - 1) as u64,
+            });
+        };
+        config.check_vm(vm, new)?;
+        let hits = [old.caps[0].hits(), old.caps[1].hits()];
+        let fresh = Vm::new(&VmConfig { depth: 1, ..new.clone() }, &self.cutter);
+        let [reads, writes] = fresh.caps;
+        old.caps = [reads.with_hits(hits[0]), writes.with_hits(hits[1])];
+        (old.rule, old.weight, old.flows) = (fresh.rule, fresh.weight, fresh.flows);
+        let weights: Vec<u32> = self.vms.iter().map(|v| v.weight).collect();
+        self.turns.set_weights(&weights, self.cutter.most_time());
+        Ok(())
+    }
+
+    /// What a VM's word about priorities counts.
+    #[must_use]
+    pub fn rule(&self, vm: usize) -> PriorityRule {
+        self.vms.get(vm).map_or_else(PriorityRule::default, |v| v.rule)
+    }
+
+    /// Takes a request in.
+    ///
+    /// # Errors
+    /// No such VM, or one that has too many outstanding.
+    pub fn submit(&mut self, vm: usize, request: Request) -> Result<(), SubmitError> {
+        let v = self.vms.get_mut(vm).ok_or(SubmitError::NoVm(vm))?;
+        v.queue.push(request).ok_or(SubmitError::Full(vm))?;
+        let direction = request.op.direction().index();
+        v.outstanding[direction] += 1;
+        v.meters[direction].begin(request.arrival);
+        self.waiting += 1;
+        Ok(())
+    }
+
+    /// What to give the device now.
+    pub fn next(&mut self, now: Nanos) -> Next {
+        if self.waiting == 0 {
+            return Next::Idle;
+        }
+        if self.in_flight >= self.window.limit() {
+            return Next::Full;
+        }
+        let mut wake = Nanos(u64::MAX);
+        if self.policy == Policy::Edf {
+            if let Some((vm, candidate)) = self.earliest(now, &mut wake) {
+                return Next::Piece(self.give(vm, &candidate, now, true));
+            }
+            if self.shared_in_flight >= self.window.shared_limit() {
+                return if wake == Nanos(u64::MAX) { Next::Full } else { Next::Wait(wake) };
+            }
+            // Who has to wait for a reservation may share what is left; only caps hold it then.
+            wake = Nanos(u64::MAX);
+        }
+        let chosen = if self.policy == Policy::Fifo {
+            self.oldest(now, &mut wake)
+        } else {
+            self.in_turn(now, &mut wake)
+        };
+        match chosen {
+            Some((vm, candidate)) => Next::Piece(self.give(vm, &candidate, now, false)),
+            None => Next::Wait(wake),
+        }
+    }
+
+    /// The earliest deadline among requests that keep to their reservation.
+    fn earliest(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
+        let mut best: Option<(Nanos, Nanos, usize, usize, Candidate)> = None;
+        for (i, vm) in self.vms.iter_mut().enumerate() {
+            for (f, class) in [Class::RealTime, Class::BestEffort].into_iter().enumerate() {
+                let mask = of_class(class);
+                if vm.flows[f].is_none() || vm.queue.filled() & mask == 0 {
+                    continue;
+                }
+                let Some(c) = vm.pick(mask, Order::Priority, now, &self.cutter, wake) else { continue };
+                let Some(flow) = &vm.flows[f] else { continue };
+                let from = flow.bucket.ready_at(c.head.arrival, c.charge.time);
+                if from > now {
+                    *wake = (*wake).min(from);
+                    continue;
+                }
+                let deadline = Nanos(from.0.saturating_add(flow.deadline.0));
+                if best.as_ref().is_none_or(|b| deadline < b.0) {
+                    best = Some((deadline, from, i, f, c));
+                }
+            }
+        }
+        let (_, from, vm, f, candidate) = best?;
+        if let Some(flow) = &mut self.vms[vm].flows[f] {
+            flow.bucket.take(from, candidate.charge.time);
+        }
+        Some((vm, candidate))
+    }
+
+    /// The request that waits longest.
+    fn oldest(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
+        let mut best: Option<(usize, Candidate)> = None;
+        for (i, vm) in self.vms.iter_mut().enumerate() {
+            let Some(c) = vm.pick(Mask::MAX, Order::Age, now, &self.cutter, wake) else { continue };
+            if best.as_ref().is_none_or(|(_, b)| c.head.arrival < b.head.arrival) {
+                best = Some((i, c));
+            }
+        }
+        best
+    }
+
+    /// The VM whose turn it is.
+    fn in_turn(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
+        let Self { turns, vms, cutter, aging, .. } = self;
+        let mut found = None;
+        let vm = turns.next(|i| {
+            let vm = &mut vms[i];
+            let order = if vm.has_aged(now, *aging) { Order::Age } else { Order::Priority };
+            found = vm.pick(Mask::MAX, order, now, cutter, wake);
+            found.map(|c| c.charge.time)
+        })?;
+        found.map(|c| (vm, c))
+    }
+
+    fn give(&mut self, vm: usize, c: &Candidate, now: Nanos, reserved: bool) -> Piece {
+        let v = &mut self.vms[vm];
+        let before = v.queue.waiting();
+        v.queue.give(&c.head, c.len);
+        self.waiting -= before - v.queue.waiting();
+        v.caps[c.head.op.direction().index()].take(now, &c.charge);
+        self.in_flight += 1;
+        if reserved {
+            v.counters.reserved += 1;
+        } else {
+            v.counters.shared += 1;
+            self.shared_in_flight += 1;
+        }
+        Piece {
+            vm,
+            slot: c.head.slot,
+            tag: c.head.tag,
+            op: c.head.op,
+            offset: c.head.given,
+            len: c.len,
+            priority: c.head.priority,
+            cost: c.charge.time,
+            reserved,
+        }
+    }
+
+    /// A piece is back from the device; tells of its request when that was the last of it.
+    ///
+    /// # Errors
+    /// A piece that is not at the device.
+    pub fn complete(&mut self, now: Nanos, piece: &Piece) -> Result<Option<Finished>, SubmitError> {
+        let v = self.vms.get_mut(piece.vm).ok_or(SubmitError::NoVm(piece.vm))?;
+        let done = v.queue.take_back(piece.slot).map_err(|()| SubmitError::NotRunning(piece.vm))?;
+        let busy = self.in_flight >= self.window.limit() && self.waiting > 0;
+        self.window.completed(now, piece.cost, busy);
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if !piece.reserved {
+            self.shared_in_flight = self.shared_in_flight.saturating_sub(1);
+        }
+        let direction = piece.op.direction().index();
+        v.outstanding[direction] -= u32::from(done.is_some());
+        let bytes = if piece.op.moves_data() { piece.len } else { 0 };
+        v.meters[direction].served(now, bytes, v.outstanding[direction] > 0);
+        v.counters.bytes[direction] += bytes;
+        v.counters.finished[direction] += u64::from(done.is_some());
+        Ok(done.map(|request| Finished { vm: piece.vm, request }))
+    }
+
+    /// Drops all that waits of a VM, and tells of each request that is thereby gone. Requests that run in part end with the pieces that are at the device.
+    pub fn drop_waiting(&mut self, now: Nanos, vm: usize, mut gone: impl FnMut(Request)) {
+        let Some(v) = self.vms.get_mut(vm) else { return };
+        self.waiting -= v.queue.waiting();
+        let (outstanding, meters) = (&mut v.outstanding, &mut v.meters);
+        v.queue.drop_waiting(|request| {
+            let direction = request.op.direction().index();
+            outstanding[direction] -= 1;
+            if outstanding[direction] == 0 {
+                meters[direction].served(now, 0, false);
+            }
+            gone(request);
+        });
+    }
+
+    /// Pieces at the device.
+    #[must_use]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Requests of all VMs of which something is still to give.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Requests of a VM that wait or run.
+    #[must_use]
+    pub fn outstanding(&self, vm: usize) -> usize {
+        self.vms.get(vm).map_or(0, |v| v.queue.held())
+    }
+
+    /// Pieces that the device may hold now.
+    #[must_use]
+    pub fn window(&self) -> u32 {
+        self.window.limit()
+    }
+
+    /// Counts of a VM.
+    #[must_use]
+    pub fn counters(&self, vm: usize) -> VmCounters {
+        self.vms.get(vm).map_or_else(VmCounters::default, |v| VmCounters {
+            hits: [v.caps[0].hits(), v.caps[1].hits()],
+            ..v.counters
+        })
+    }
+
+    /// What a VM really got, for one direction.
+    #[must_use]
+    pub fn contract(&self, vm: usize, direction: Direction, now: Nanos) -> Contract {
+        self.vms.get(vm).map_or_else(Contract::default, |v| v.meters[direction.index()].contract(now))
+    }
+}
+
+impl Vm {
+    fn new(config: &VmConfig, cutter: &Cutter) -> Self {
+        let cap = |d: Direction| Regulator::new(&config.caps[d.index()], cutter.most(d));
+        Self {
+            queue: Queue::new(config.depth),
+            rule: config.priority,
+            weight: config.weight,
+            caps: [cap(Direction::Read), cap(Direction::Write)],
+            flows: [config.urgent.as_ref().map(Flow::new), config.normal.as_ref().map(Flow::new)],
+            meters: [Meter::new(config.promised[0]), Meter::new(config.promised[1])],
+            outstanding: [0; 2],
+            counters: VmCounters::default(),
+        }
+    }
+
+    /// The next piece of a set of lists that its caps let go; `wake` becomes no later than the moment at which one that is held may go.
+    fn pick(
+        &mut self,
+        mask: Mask,
+        order: Order,
+        now: Nanos,
+        cutter: &Cutter,
+        wake: &mut Nanos,
+    ) -> Option<Candidate> {
+        let mut best: Option<Candidate> = None;
+        for direction in Direction::ALL {
+            let mask = mask & of_direction(direction);
+            let head = match order {
+                Order::Priority => self.queue.head(mask),
+                Order::Age => self.queue.oldest(mask),
+            };
+            let Some(head) = head else { continue };
+            let candidate = cutter.cut(head);
+            let cap = &mut self.caps[direction.index()];
+            let ready = cap.ready_at(now, &candidate.charge);
+            if ready > now {
+                cap.hold();
+                *wake = (*wake).min(ready);
+                continue;
+            }
+            let key = |h: &Head| match order {
+                Order::Priority => (Some(h.priority), h.sequence),
+                Order::Age => (None, h.sequence),
+            };
+            if best.as_ref().is_none_or(|b| key(&head) < key(&b.head)) {
+                best = Some(candidate);
+            }
+        }
+        best
+    }
+
+    /// Whether something less important has waited for too long.
+    fn has_aged(&self, now: Nanos, aging: Nanos) -> bool {
+        self.queue.filled().count_ones() > 1
+            && self.queue.oldest(Mask::MAX).is_some_and(|h| now.0.saturating_sub(h.arrival.0) > aging.0)
+    }
+}

@@ -1,0 +1,188 @@
+//! How many pieces the device may hold: as few as keep it busy, so that the order of all others stays ours.
+//!
+//! Every piece that the device holds when an urgent request arrives may be served before it. The smallest window at which the device still gives (nearly) its whole
+//! throughput therefore gives the shortest tails at no cost (K2, Miller et al., RTSS 2019, bounds the queue of an NVMe drive for the same reason). The profile knows where the
+//! knee is; a device that changes, say when its cache is full, is followed by trying one more and one less from time to time.
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// Pieces after which a throughput is believed.
+const EPOCH: u32 = 256;
+/// Epochs between two tries.
+const STEADY: u32 = 16;
+/// Share of the best throughput that is as good as all of it.
+const ENOUGH: f64 = 0.97;
+/// What remains of the remembered best after each try, so that a device that became slower is not held against its past.
+const MEMORY: f64 = 0.99;
+
+/// Limits of the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowConfig {
+    /// Pieces at the device to begin with.
+    pub start: u32,
+    /// Fewest, at least 1.
+    pub least: u32,
+    /// Most.
+    pub most: u32,
+    /// Most pieces that go without a reservation's deadline; `None` for no limit of their own. Where it is below the window, a
+    /// piece with a deadline finds a place at once.
+    pub shared: Option<u32>,
+}
+
+impl WindowConfig {
+    /// A window that stays as it is.
+    #[must_use]
+    pub const fn fixed(pieces: u32) -> Self {
+        Self { start: pieces, least: pieces, most: pieces, shared: None }
+    }
+}
+
+/// The three windows that are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Steady(u32),
+    More,
+    Less,
+}
+
+/// The window as it is now.
+#[derive(Clone, Debug)]
+pub struct Window {
+    config: WindowConfig,
+    /// What is kept between tries.
+    base: u32,
+    phase: Phase,
+    /// Work (ns of device time) per ns in the window as it is, one more, one less.
+    rates: [f64; 3],
+    best: f64,
+    epoch: Option<Nanos>,
+    work: u64,
+    pieces: u32,
+}
+
+impl Window {
+    /// At its start.
+    #[must_use]
+    pub fn new(config: WindowConfig) -> Self {
+        let base = config.start.clamp(config.least.max(1), config.most.max(1));
+        Self {
+            config,
+            base,
+            phase: Phase::Steady(STEADY),
+            rates: [0.0; 3],
+            best: 0.0,
+            epoch: None,
+            work: 0,
+            pieces: 0,
+        }
+    }
+
+    /// Pieces that the device may hold now.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        match self.phase {
+            Phase::Steady(_) => self.base,
+            Phase::More => (self.base + 1).min(self.config.most),
+            Phase::Less => self.base.saturating_sub(1).max(self.config.least.max(1)),
+        }
+    }
+
+    /// Of these, pieces without a deadline.
+    #[must_use]
+    pub fn shared_limit(&self) -> u32 {
+        self.config.shared.unwrap_or(u32::MAX).min(self.limit())
+    }
+
+    /// A piece of `cost` ns came back. `busy` says whether the window was full and more was waiting: only then is the throughput the device's.
+    pub fn completed(&mut self, now: Nanos, cost: u64, busy: bool) {
+        if self.config.least >= self.config.most {
+            return;
+        }
+        let Some(from) = self.epoch.filter(|_| busy) else {
+            self.epoch = busy.then_some(now);
+            (self.work, self.pieces) = (0, 0);
+            return;
+        };
+        self.work = self.work.saturating_add(cost);
+        self.pieces += 1;
+        if self.pieces < EPOCH || now <= from {
+            return;
+        }
+        let rate = self.work as f64 / (now.0 - from.0) as f64;
+        self.epoch = Some(now);
+        (self.work, self.pieces) = (0, 0);
+        self.step(rate);
+    }
+
+    fn step(&mut self, rate: f64) {
+        self.best = self.best.max(rate);
+        match self.phase {
+            Phase::Steady(left) => {
+                self.rates[0] = rate;
+                self.phase = if left > 1 { Phase::Steady(left - 1) } else { Phase::More };
+            }
+            Phase::More => {
+                self.rates[1] = rate;
+                self.phase = Phase::Less;
+            }
+            Phase::Less => {
+                self.rates[2] = rate;
+                self.phase = Phase::Steady(STEADY);
+                self.decide();
+            }
+        }
+    }
+
+    fn decide(&mut self) {
+        let enough = self.best * ENOUGH;
+        let [now, more, less] = self.rates;
+        if now < enough && more > now {
+            self.base = (self.base + 1).min(self.config.most);
+        } else if less >= enough {
+            self.base = self.base.saturating_sub(1).max(self.config.least.max(1));
+        }
+        self.best *= MEMORY;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays a device that serves `channels` pieces at once, each in 100 us, for so many pieces.
+    fn play(window: &mut Window, channels: u32, pieces: u32) {
+        let mut now = 0.0;
+        for _ in 0..pieces {
+            now += 100_000.0 / f64::from(window.limit().min(channels));
+            window.completed(Nanos(now as u64), 100_000, true);
+        }
+    }
+
+    #[test]
+    fn it_finds_the_number_of_channels_from_both_sides() {
+        for start in [1, 8, 32] {
+            let mut w = Window::new(WindowConfig { start, least: 1, most: 32, shared: None });
+            play(&mut w, 6, 400_000);
+            assert_eq!(w.base, 6, "from {start}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_is_not_busy_teaches_nothing() {
+        let mut w = Window::new(WindowConfig { start: 4, least: 1, most: 32, shared: None });
+        for i in 0..100_000 {
+            w.completed(Nanos(i * 1_000_000), 100_000, false);
+        }
+        assert_eq!(w.limit(), 4);
+    }
+
+    #[test]
+    fn a_fixed_window_stays() {
+        let mut w = Window::new(WindowConfig::fixed(3));
+        play(&mut w, 16, 100_000);
+        assert_eq!((w.limit(), w.shared_limit()), (3, 3));
+        let w = Window::new(WindowConfig { shared: Some(2), ..WindowConfig::fixed(3) });
+        assert_eq!(w.shared_limit(), 2);
+    }
+}

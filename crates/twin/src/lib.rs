@@ -1,0 +1,7 @@
+//! What an emulated device does: a declared service-time model, pure and seeded. The lab's twin serves real requests by it, the simulator virtual ones.
+
+mod profile;
+mod service;
+
+pub use profile::{Arm, GarbageCollection, ProfileError, Timing, TwinProfile, WriteCache};
+pub use service::{Access, ServiceModel, mean_service};
