@@ -1,0 +1,155 @@
+//! A connection to a backend.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vhost::vhost_user::message::VhostUserConfigFlags;
+use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+
+use crate::memory::SharedMemory;
+use crate::queue::ClientQueue;
+
+const EVENT_IDX: u64 = 1 << 29;
+const VERSION_1: u64 = 1 << 32;
+const FLUSH: u64 = 1 << 9;
+const QUEUES: u64 = 1 << 12;
+
+/// How to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Queues.
+    pub queues: u16,
+    /// Descriptors of each; a third as many requests.
+    pub size: u16,
+    /// Bytes of data of each request.
+    pub buffer: usize,
+    /// As QEMU makes its memory.
+    pub sealed: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { queues: 1, size: 512, buffer: 4_096, sealed: true }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// The backend refused, or is not there.
+    #[error("{}: {what}: {source}", socket.display())]
+    Backend {
+        /// Where.
+        socket: PathBuf,
+        /// What was asked.
+        what: &'static str,
+        /// What it said.
+        source: vhost::Error,
+    },
+    /// Our own side.
+    #[error("{what}: {source}")]
+    Io {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A disk.
+pub struct Client {
+    frontend: Frontend,
+    /// Shared with the backend.
+    pub mem: Arc<SharedMemory>,
+    /// Its queues.
+    pub queues: Vec<ClientQueue>,
+    /// Its size in bytes, as the backend says.
+    pub capacity: u64,
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("queues", &self.queues.len()).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Connects and starts all queues.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub fn connect(socket: &Path, options: Options) -> Result<Self, ClientError> {
+        let io = |what| move |source| ClientError::Io { what, source };
+        let bad = |what| {
+            let socket = socket.to_owned();
+            move |source: vhost::Error| ClientError::Backend { socket, what, source }
+        };
+        let each = ClientQueue::bytes(options.size, options.buffer);
+        let len = each * usize::from(options.queues);
+        let mem = Arc::new(SharedMemory::new(len, options.sealed).map_err(io("memory"))?);
+        let mut frontend = Frontend::connect(socket, options.queues.into()).map_err(bad("cannot connect"))?;
+        frontend.set_owner().map_err(bad("set owner"))?;
+        let offered = frontend.get_features().map_err(bad("get features"))?;
+        let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        let features = offered & (EVENT_IDX | VERSION_1 | FLUSH | QUEUES | protocol);
+        frontend.set_features(features).map_err(bad("set features"))?;
+        let mut capacity = 0;
+        if features & protocol != 0 {
+            let there = frontend.get_protocol_features().map_err(bad("get protocol features"))?;
+            let wanted = VhostUserProtocolFeatures::CONFIG
+                | VhostUserProtocolFeatures::MQ
+                | VhostUserProtocolFeatures::REPLY_ACK;
+            frontend.set_protocol_features(there & wanted).map_err(bad("set protocol features"))?;
+            let (_, config) = frontend
+                .get_config(0, 60, VhostUserConfigFlags::WRITABLE, &[0; 60])
+                .map_err(bad("get config"))?;
+            if let Some(sectors) = config.get(0..8).and_then(|b| b.try_into().ok()) {
+                capacity = u64::from_le_bytes(sectors) * 512;
+            }
+        }
+        let region = VhostUserMemoryRegionInfo {
+            guest_phys_addr: SharedMemory::BASE,
+            memory_size: mem.len() as u64,
+            userspace_addr: mem.address(),
+            mmap_offset: 0,
+            mmap_handle: mem.fd(),
+        };
+        frontend.set_mem_table(&[region]).map_err(bad("set memory table"))?;
+        let mut queues = Vec::new();
+        for i in 0..usize::from(options.queues) {
+            let at = i * each;
+            let event_idx = features & EVENT_IDX != 0;
+            let queue = ClientQueue::new(Arc::clone(&mem), at, options.size, options.buffer, event_idx)
+                .map_err(io("queue"))?;
+            let (desc, avail, used) = queue.places();
+            let place = |offset: usize| mem.address() + offset as u64;
+            let addresses = VringConfigData {
+                queue_max_size: options.size,
+                queue_size: options.size,
+                flags: 0,
+                desc_table_addr: place(desc),
+                used_ring_addr: place(used),
+                avail_ring_addr: place(avail),
+                log_addr: None,
+            };
+            frontend.set_vring_num(i, options.size).map_err(bad("set queue size"))?;
+            frontend.set_vring_addr(i, &addresses).map_err(bad("set queue addresses"))?;
+            frontend.set_vring_base(i, 0).map_err(bad("set queue base"))?;
+            frontend.set_vring_call(i, &queue.call).map_err(bad("set call"))?;
+            frontend.set_vring_kick(i, &queue.kick).map_err(bad("set kick"))?;
+            if features & protocol != 0 {
+                frontend.set_vring_enable(i, true).map_err(bad("enable queue"))?;
+            }
+            queues.push(queue);
+        }
+        Ok(Self { frontend, mem, queues, capacity })
+    }
+
+    /// The connection itself, to say what no driver would.
+    pub fn raw(&mut self) -> &mut Frontend {
+        &mut self.frontend
+    }
+}

@@ -1,0 +1,251 @@
+//! Load on backends: requests at their intended times, or so many always; latencies from the intended start.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use rtvirtio_stats::Random;
+use rtvirtio_units::Nanos;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::client::Client;
+use crate::queue::{Ask, ClientQueue};
+
+/// A stream of requests to one client.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stream {
+    /// For the result.
+    pub name: String,
+    /// Which client.
+    pub client: usize,
+    /// Which of its queues.
+    pub queue: usize,
+    /// Requests per second at fixed times; `None` keeps `depth` outstanding.
+    pub rate: Option<f64>,
+    /// Outstanding at most.
+    pub depth: usize,
+    /// Bytes each.
+    pub block: u32,
+    /// Share of writes, 0 to 1.
+    pub writes: f64,
+    /// Linux's I/O priority in the header.
+    pub priority: u32,
+    /// Addresses are random within the disk.
+    pub span: u64,
+}
+
+/// What a stream got.
+#[derive(Clone, Debug)]
+pub struct Got {
+    /// As declared.
+    pub name: String,
+    /// Requests answered after the warm-up.
+    pub n: u64,
+    /// Of them, refused.
+    pub errors: u64,
+    /// Answers per second.
+    pub rate: f64,
+    /// Due before the end and not answered by then.
+    pub unanswered: u64,
+    hist: Histogram<u64>,
+    max: u64,
+}
+
+impl Got {
+    /// A percentile of the latency from the intended start.
+    #[must_use]
+    pub fn at(&self, percentile: f64) -> Nanos {
+        Nanos(self.hist.value_at_percentile(percentile).min(self.max))
+    }
+
+    /// The longest.
+    #[must_use]
+    pub fn max(&self) -> Nanos {
+        Nanos(self.max)
+    }
+
+    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    #[must_use]
+    pub fn tail(&self) -> Nanos {
+        if self.n < 10_000 { self.max() } else { self.at(99.99) }
+    }
+}
+
+/// Of each slot of a queue: who asked, and when it was intended.
+type Slots = Vec<Option<(usize, u64)>>;
+
+struct Running {
+    stream: Stream,
+    random: Random,
+    /// Next intended start, from the beginning, in ns.
+    due: u64,
+    period: u64,
+    outstanding: usize,
+    /// Intended starts that wait for a place.
+    late: std::collections::VecDeque<u64>,
+    got: Got,
+}
+
+/// How to run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// Not counted.
+    pub warm_up: Duration,
+    /// Counted.
+    pub length: Duration,
+    /// Of addresses and directions.
+    pub seed: u64,
+    /// Looks for answers without sleeping: what a guest that polls would see. Otherwise sleeps until the backend calls.
+    pub spin: bool,
+}
+
+/// Runs streams against connected clients, from one thread.
+///
+/// # Errors
+/// When a queue cannot be told, or waiting fails.
+pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<Got>> {
+    let mut running: Vec<Running> =
+        streams.iter().enumerate().map(|(i, s)| Running::new(s, plan.seed.wrapping_add(i as u64))).collect();
+    let mut slots: Vec<Vec<Slots>> = clients
+        .iter()
+        .map(|c| c.queues.iter().map(|q| vec![None; usize::from(q.size())]).collect())
+        .collect();
+    let begin = Instant::now();
+    let (from, end) = (plan.warm_up.as_nanos() as u64, (plan.warm_up + plan.length).as_nanos() as u64);
+    loop {
+        let now = begin.elapsed().as_nanos() as u64;
+        if now >= end {
+            break;
+        }
+        for (c, client) in clients.iter_mut().enumerate() {
+            for (q, queue) in client.queues.iter_mut().enumerate() {
+                while let Some(answer) = queue.answer() {
+                    let slot = slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(answer.slot)));
+                    let Some((stream, intended)) = slot.and_then(Option::take) else { continue };
+                    let now = begin.elapsed().as_nanos() as u64;
+                    running[stream].answered(now, intended, answer.status, from);
+                }
+            }
+        }
+        let mut next = end;
+        for (i, r) in running.iter_mut().enumerate() {
+            let client = &mut clients[r.stream.client];
+            let queue = &mut client.queues[r.stream.queue];
+            let mut any = false;
+            while let Some(intended) = r.wants(now) {
+                let Some(slot) = queue.push(&r.ask()) else {
+                    r.late.push_front(intended);
+                    break;
+                };
+                slots[r.stream.client][r.stream.queue][usize::from(slot)] = Some((i, intended));
+                r.outstanding += 1;
+                any = true;
+            }
+            if any {
+                queue.notify()?;
+            }
+            if r.stream.rate.is_some() {
+                next = next.min(r.due);
+            }
+        }
+        if !plan.spin {
+            sleep(clients, begin, next)?;
+        }
+    }
+    let seconds = plan.length.as_secs_f64();
+    Ok(running
+        .into_iter()
+        .map(|r| {
+            let unanswered = if r.stream.rate.is_some() { r.outstanding + r.late.len() } else { 0 } as u64;
+            Got { rate: r.got.n as f64 / seconds, unanswered, ..r.got }
+        })
+        .collect())
+}
+
+/// Until the next intended start, or until a backend calls.
+fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<()> {
+    for queue in clients.iter_mut().flat_map(|c| c.queues.iter_mut()) {
+        queue.expect();
+        if queue.has_answer() {
+            return Ok(());
+        }
+    }
+    let now = begin.elapsed().as_nanos() as u64;
+    let Some(rest) = next.checked_sub(now).filter(|r| *r > 0) else { return Ok(()) };
+    let time = Timespec { tv_sec: (rest / 1_000_000_000) as i64, tv_nsec: (rest % 1_000_000_000) as i64 };
+    let queues: Vec<_> = clients.iter().flat_map(|c| c.queues.iter()).collect();
+    // SAFETY: the descriptors belong to the clients, which live through the call.
+    let watch = |q: &&ClientQueue| unsafe { BorrowedFd::borrow_raw(q.call.as_raw_fd()) };
+    let mut fds: Vec<PollFd<'_>> =
+        queues.iter().map(|q| PollFd::from_borrowed_fd(watch(q), PollFlags::IN)).collect();
+    match poll(&mut fds, Some(&time)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(e) => return Err(e.into()),
+    }
+    for (fd, queue) in fds.iter().zip(&queues) {
+        if fd.revents().contains(PollFlags::IN) {
+            let _ = queue.call.read();
+        }
+    }
+    Ok(())
+}
+
+impl Running {
+    fn new(stream: &Stream, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let period = stream.rate.map_or(0, |r| (1e9 / r.max(1e-3)) as u64);
+        // Streams do not begin in step.
+        let due = (random.unit() * period as f64) as u64;
+        // 1 ns to 1000 s at three digits: constants within the type's range.
+        let hist = Histogram::new_with_bounds(1, 1_000_000_000_000, 3)
+            .unwrap_or_else(|_| unreachable!("constant bounds"));
+        let got = Got { name: stream.name.clone(), n: 0, errors: 0, rate: 0.0, unanswered: 0, hist, max: 0 };
+        Self {
+            stream: stream.clone(),
+            random,
+            due,
+            period,
+            outstanding: 0,
+            late: std::collections::VecDeque::new(),
+            got,
+        }
+    }
+
+    /// The intended start of a request that may be made now.
+    fn wants(&mut self, now: u64) -> Option<u64> {
+        if self.stream.rate.is_some() {
+            while self.due <= now {
+                self.late.push_back(self.due);
+                self.due += self.period.max(1);
+            }
+        }
+        if self.outstanding >= self.stream.depth {
+            return None;
+        }
+        if self.stream.rate.is_some() { self.late.pop_front() } else { Some(now) }
+    }
+
+    fn ask(&mut self) -> Ask {
+        let write = self.stream.writes > 0.0 && self.random.unit() < self.stream.writes;
+        let places = (self.stream.span / u64::from(self.stream.block)).max(1);
+        let place = self.random.below(places as usize) as u64;
+        Ask {
+            kind: u32::from(write),
+            priority: self.stream.priority,
+            sector: place * u64::from(self.stream.block) / 512,
+            len: self.stream.block,
+        }
+    }
+
+    fn answered(&mut self, now: u64, intended: u64, status: u8, from: u64) {
+        self.outstanding -= 1;
+        if intended < from {
+            return;
+        }
+        let latency = now.saturating_sub(intended);
+        self.got.n += 1;
+        self.got.errors += u64::from(status != 0);
+        self.got.hist.saturating_record(latency);
+        self.got.max = self.got.max.max(latency);
+    }
+}

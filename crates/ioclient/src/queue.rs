@@ -1,0 +1,230 @@
+//! The driver's side of one virtqueue (virtio 1.2, section 2.7).
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::memory::SharedMemory;
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+/// Descriptors of a request: header, data, status.
+const CHAIN: u16 = 3;
+/// Bytes of a header with its status behind it.
+const RECORD: usize = 64;
+const PAGE: usize = 4_096;
+
+/// What to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// virtio-blk's type: 0 reads, 1 writes, 4 flushes.
+    pub kind: u32,
+    /// Linux's I/O priority.
+    pub priority: u32,
+    /// First sector of 512 bytes.
+    pub sector: u64,
+    /// Bytes of data.
+    pub len: u32,
+}
+
+/// What came back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// The slot of the request.
+    pub slot: u16,
+    /// virtio-blk's status: 0 is good.
+    pub status: u8,
+}
+
+/// One queue.
+#[derive(Debug)]
+pub struct ClientQueue {
+    mem: Arc<SharedMemory>,
+    size: u16,
+    desc: usize,
+    avail: usize,
+    used: usize,
+    records: usize,
+    data: usize,
+    buffer: usize,
+    free: Vec<u16>,
+    next_avail: u16,
+    next_used: u16,
+    /// The available index when the backend was last asked whether it wants a kick.
+    kicked: u16,
+    event_idx: bool,
+    /// Tells the backend.
+    pub kick: EventFd,
+    /// The backend tells us.
+    pub call: EventFd,
+}
+
+fn pages(bytes: usize) -> usize {
+    bytes.next_multiple_of(PAGE)
+}
+
+impl ClientQueue {
+    /// Bytes of memory that a queue of `size` descriptors needs, with `buffer` bytes of data for each request.
+    #[must_use]
+    pub fn bytes(size: u16, buffer: usize) -> usize {
+        let (n, slots) = (usize::from(size), usize::from(size / CHAIN));
+        pages(16 * n) + pages(6 + 2 * n) + pages(6 + 8 * n) + pages(RECORD * slots) + slots * pages(buffer)
+    }
+
+    /// A queue at `at` in the memory.
+    pub(crate) fn new(
+        mem: Arc<SharedMemory>,
+        at: usize,
+        size: u16,
+        buffer: usize,
+        event_idx: bool,
+    ) -> std::io::Result<Self> {
+        let (n, slots) = (usize::from(size), size / CHAIN);
+        let desc = at;
+        let avail = desc + pages(16 * n);
+        let used = avail + pages(6 + 2 * n);
+        let records = used + pages(6 + 8 * n);
+        let data = records + pages(RECORD * usize::from(slots));
+        let flags = vmm_sys_util::eventfd::EFD_NONBLOCK;
+        Ok(Self {
+            mem,
+            size,
+            desc,
+            avail,
+            used,
+            records,
+            data,
+            buffer: pages(buffer),
+            free: (0..slots).rev().collect(),
+            next_avail: 0,
+            next_used: 0,
+            kicked: 0,
+            event_idx,
+            kick: EventFd::new(flags)?,
+            call: EventFd::new(flags)?,
+        })
+    }
+
+    /// Number of descriptors.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Places of the descriptor table, the available ring and the used ring in the memory.
+    #[must_use]
+    pub fn places(&self) -> (usize, usize, usize) {
+        (self.desc, self.avail, self.used)
+    }
+
+    /// Requests that may still be asked.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Where the data of a slot lies in the memory.
+    #[must_use]
+    pub fn data(&self, slot: u16) -> usize {
+        self.data + usize::from(slot) * self.buffer
+    }
+
+    fn describe(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
+        let place = self.desc + 16 * usize::from(index);
+        self.mem.write(place, &(SharedMemory::BASE + at as u64).to_le_bytes());
+        self.mem.write(place + 8, &len.to_le_bytes());
+        self.mem.write(place + 12, &flags.to_le_bytes());
+        self.mem.write(place + 14, &next.to_le_bytes());
+    }
+
+    /// Puts a request into the queue; its slot, or `None` when there is no room.
+    ///
+    /// # Panics
+    /// More data than the buffer of a slot.
+    pub fn push(&mut self, ask: &Ask) -> Option<u16> {
+        assert!(ask.len as usize <= self.buffer, "{} bytes of {}", ask.len, self.buffer);
+        let slot = self.free.pop()?;
+        let (head, record) = (slot * CHAIN, self.records + RECORD * usize::from(slot));
+        self.mem.write(record, &ask.kind.to_le_bytes());
+        self.mem.write(record + 4, &ask.priority.to_le_bytes());
+        self.mem.write(record + 8, &ask.sector.to_le_bytes());
+        self.mem.write(record + 16, &[0xff]);
+        if ask.len == 0 {
+            self.describe(head, record, 16, NEXT, head + 2);
+        } else {
+            self.describe(head, record, 16, NEXT, head + 1);
+            let direction = if ask.kind == 0 || ask.kind == 8 { WRITE } else { 0 };
+            self.describe(head + 1, self.data(slot), ask.len, NEXT | direction, head + 2);
+        }
+        self.describe(head + 2, record + 16, 1, WRITE, 0);
+        self.offer(head);
+        Some(slot)
+    }
+
+    /// Puts a chain that begins at `head` into the available ring, whatever it is.
+    pub fn offer(&mut self, head: u16) {
+        let place = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
+        self.mem.write(place, &head.to_le_bytes());
+        self.next_avail = self.next_avail.wrapping_add(1);
+        self.mem.publish(self.avail + 2, self.next_avail);
+    }
+
+    /// Tells the backend, if it wants to be told.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be written.
+    pub fn notify(&mut self) -> std::io::Result<()> {
+        fence(Ordering::SeqCst);
+        let (old, new) = (self.kicked, self.next_avail);
+        self.kicked = new;
+        let wanted = if self.event_idx {
+            // The index behind the used ring: tell me when you have filled this one.
+            let event = self.mem.shared_index(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Acquire);
+            new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+        } else {
+            self.mem.shared_index(self.used).load(Ordering::Acquire) & 1 == 0
+        };
+        if wanted { self.kick.write(1) } else { Ok(()) }
+    }
+
+    /// Takes an answer from the used ring.
+    pub fn answer(&mut self) -> Option<Answer> {
+        if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
+            return None;
+        }
+        let place = self.used + 4 + 8 * usize::from(self.next_used % self.size);
+        self.next_used = self.next_used.wrapping_add(1);
+        let id = self.mem.read(place, 4);
+        let head = u16::from_le_bytes([id[0], id[1]]);
+        let slot = head / CHAIN;
+        let status = self.mem.byte(self.records + RECORD * usize::from(slot) + 16);
+        self.free.push(slot);
+        Some(Answer { slot, status })
+    }
+
+    /// Whether an answer is there.
+    #[must_use]
+    pub fn has_answer(&self) -> bool {
+        self.mem.shared_index(self.used + 2).load(Ordering::Acquire) != self.next_used
+    }
+
+    /// Used elements that were not looked at, for those who put their own chains into the queue: head and length.
+    pub fn raw_answer(&mut self) -> Option<(u32, u32)> {
+        if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
+            return None;
+        }
+        let place = self.used + 4 + 8 * usize::from(self.next_used % self.size);
+        self.next_used = self.next_used.wrapping_add(1);
+        let e = self.mem.read(place, 8);
+        Some((u32::from_le_bytes([e[0], e[1], e[2], e[3]]), u32::from_le_bytes([e[4], e[5], e[6], e[7]])))
+    }
+
+    /// Asks to be told of the next answer. Look once more after this: it may be there already.
+    pub fn expect(&mut self) {
+        if self.event_idx {
+            self.mem.publish(self.avail + 4 + 2 * usize::from(self.size), self.next_used);
+        }
+        fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,216 @@
+use proptest::prelude::*;
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::mock::MockSplitQueue;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::GuestMemoryMmap;
+
+use super::*;
+
+const LIMITS: Limits = Limits { size: 1 << 20, read_only: false, discard: true };
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+
+fn memory() -> GuestMemoryMmap<()> {
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap()
+}
+
+fn header(mem: &GuestMemoryMmap<()>, at: u64, kind: u32, priority: u32, sector: u64) {
+    mem.write_obj(kind, GuestAddress(at)).unwrap();
+    mem.write_obj(priority, GuestAddress(at + 4)).unwrap();
+    mem.write_obj(sector, GuestAddress(at + 8)).unwrap();
+}
+
+/// Puts a chain of (address, length, writable) into a queue and reads it.
+fn read(
+    mem: &GuestMemoryMmap<()>,
+    parts: &[(u64, u32, bool)],
+    limits: &Limits,
+) -> (Result<Parsed, Malformed>, Vec<Segment>) {
+    let mock = MockSplitQueue::new(mem, 64);
+    let last = parts.len() - 1;
+    let descriptors: Vec<RawDescriptor> = parts
+        .iter()
+        .enumerate()
+        .map(|(i, (addr, len, writable))| {
+            let flags = if *writable { WRITE } else { 0 } | if i < last { NEXT } else { 0 };
+            RawDescriptor::from(Descriptor::new(*addr, *len, flags, i as u16 + 1))
+        })
+        .collect();
+    mock.build_desc_chain(&descriptors).unwrap();
+    let mut queue: Queue = mock.create_queue().unwrap();
+    assert!(queue.is_valid(mem));
+    let chain = queue.iter(mem).unwrap().next().unwrap();
+    let head = chain.head_index();
+    let mut segments = Vec::new();
+    let parsed = parse(mem, chain, limits, &mut segments);
+    // A request that is found again after a restart reads the same.
+    let mut again = Vec::new();
+    let chain = chain_at(mem, GuestAddress(queue.desc_table()), queue.size(), head);
+    assert_eq!(parse(mem, chain, limits, &mut again), parsed);
+    assert_eq!(again, segments);
+    (parsed, segments)
+}
+
+const H: u64 = 0x2_0000;
+const D: u64 = 0x3_0000;
+const S: u64 = 0x4_0000;
+
+#[test]
+fn a_read_as_linux_makes_it() {
+    let mem = memory();
+    header(&mem, H, 0, 1 << 13, 8);
+    let (parsed, segments) =
+        read(&mem, &[(H, 16, false), (D, 4096, true), (D + 8192, 512, true), (S, 1, true)], &LIMITS);
+    assert_eq!(
+        parsed,
+        Ok(Parsed::Io {
+            op: Op::Read,
+            offset: 4096,
+            len: 4608,
+            priority: 1 << 13,
+            unmap: false,
+            status: GuestAddress(S)
+        })
+    );
+    assert_eq!(
+        segments,
+        [Segment { addr: GuestAddress(D), len: 4096 }, Segment { addr: GuestAddress(D + 8192), len: 512 }]
+    );
+}
+
+#[test]
+fn any_framing_is_read() {
+    let mem = memory();
+    header(&mem, H, 1, 0, 0);
+    // The header in two parts, the second with data behind it.
+    let (parsed, segments) = read(&mem, &[(H, 10, false), (H + 10, 6 + 512, false), (S, 1, true)], &LIMITS);
+    assert!(matches!(parsed, Ok(Parsed::Io { op: Op::Write, len: 512, .. })), "{parsed:?}");
+    assert_eq!(segments, [Segment { addr: GuestAddress(H + 16), len: 512 }]);
+    // The status behind the data.
+    header(&mem, H, 0, 0, 0);
+    let (parsed, segments) = read(&mem, &[(H, 16, false), (D, 513, true)], &LIMITS);
+    assert!(
+        matches!(parsed, Ok(Parsed::Io { op: Op::Read, len: 512, status, .. }) if status == GuestAddress(D + 512))
+    );
+    assert_eq!(segments, [Segment { addr: GuestAddress(D), len: 512 }]);
+}
+
+#[test]
+fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
+    let mem = memory();
+    let error = |parsed| matches!(parsed, Ok(Parsed::Answer { code: IO_ERROR, .. }));
+    for (sector, len) in [(2047, 1024), (u64::MAX, 512), (1 << 55, 512), (0, 511), (2048, 512)] {
+        header(&mem, H, 0, 0, sector);
+        let (parsed, _) = read(&mem, &[(H, 16, false), (D, len, true), (S, 1, true)], &LIMITS);
+        assert!(error(parsed), "{sector} {len}: {parsed:?}");
+    }
+    // Writes into what the guest gave to be read into, and to a disk that is only read.
+    header(&mem, H, 1, 0, 0);
+    assert!(error(read(&mem, &[(H, 16, false), (D, 512, true), (S, 1, true)], &LIMITS).0));
+    let limits = Limits { read_only: true, ..LIMITS };
+    assert!(error(read(&mem, &[(H, 16, false), (D, 512, false), (S, 1, true)], &limits).0));
+    header(&mem, H, 0, 0, 0);
+    assert!(error(read(&mem, &[(H, 16, false), (D, 512, false), (S, 1, true)], &LIMITS).0));
+}
+
+#[test]
+fn what_is_no_request_is_told() {
+    let mem = memory();
+    header(&mem, H, 0, 0, 0);
+    let of = |parts: &[(u64, u32, bool)]| read(&mem, parts, &LIMITS).0.unwrap_err();
+    assert_eq!(of(&[(H, 16, false), (D, 512, false)]), Malformed::NoStatus);
+    assert_eq!(of(&[(H, 16, false), (S, 0, true)]), Malformed::NoStatus);
+    assert_eq!(of(&[(S, 1, true), (H, 16, false)]), Malformed::Order);
+    assert_eq!(of(&[(H, 15, false), (S, 1, true)]), Malformed::Header);
+    assert_eq!(of(&[(1 << 40, 16, false), (S, 1, true)]), Malformed::Memory);
+    assert_eq!(of(&[(H, 16, false), (u64::MAX, 2, true)]), Malformed::Memory);
+}
+
+#[test]
+fn flush_id_and_what_is_not_known() {
+    let mem = memory();
+    header(&mem, H, 4, 2 << 13, 0);
+    assert!(matches!(
+        read(&mem, &[(H, 16, false), (S, 1, true)], &LIMITS).0,
+        Ok(Parsed::Io { op: Op::Flush, len: 0, priority: 0x4000, .. })
+    ));
+    header(&mem, H, 8, 0, 0);
+    let (parsed, segments) = read(&mem, &[(H, 16, false), (D, 20, true), (S, 1, true)], &LIMITS);
+    assert!(matches!(parsed, Ok(Parsed::Id { .. })));
+    assert_eq!(segments.len(), 1);
+    header(&mem, H, 99, 0, 0);
+    assert!(matches!(
+        read(&mem, &[(H, 16, false), (S, 1, true)], &LIMITS).0,
+        Ok(Parsed::Answer { code: UNSUPPORTED, .. })
+    ));
+}
+
+#[test]
+fn discards_and_zeroes() {
+    let mem = memory();
+    let ask = |kind, sector: u64, sectors: u32, flags: u32, limits: &Limits| {
+        header(&mem, H, kind, 0, 0);
+        mem.write_obj(sector, GuestAddress(D)).unwrap();
+        mem.write_obj(sectors, GuestAddress(D + 8)).unwrap();
+        mem.write_obj(flags, GuestAddress(D + 12)).unwrap();
+        read(&mem, &[(H, 16, false), (D, 16, false), (S, 1, true)], limits).0.unwrap()
+    };
+    assert!(matches!(
+        ask(11, 8, 16, 0, &LIMITS),
+        Parsed::Io { op: Op::Discard, offset: 4096, len: 8192, unmap: false, .. }
+    ));
+    assert!(matches!(
+        ask(13, 0, 1, 1, &LIMITS),
+        Parsed::Io { op: Op::WriteZeroes, len: 512, unmap: true, .. }
+    ));
+    assert!(matches!(ask(11, 0, 1, 1, &LIMITS), Parsed::Answer { code: UNSUPPORTED, .. }));
+    assert!(matches!(ask(13, 0, 4096, 0, &LIMITS), Parsed::Answer { code: IO_ERROR, .. }));
+    assert!(matches!(ask(13, 0, u32::MAX, 0, &LIMITS), Parsed::Answer { code: IO_ERROR, .. }));
+    let none = Limits { discard: false, ..LIMITS };
+    assert!(matches!(ask(11, 0, 1, 0, &none), Parsed::Answer { code: UNSUPPORTED, .. }));
+    // Two ranges at once were not offered.
+    header(&mem, H, 11, 0, 0);
+    assert!(matches!(
+        read(&mem, &[(H, 16, false), (D, 32, false), (S, 1, true)], &LIMITS).0,
+        Ok(Parsed::Answer { code: IO_ERROR, .. })
+    ));
+}
+
+#[test]
+fn the_configuration_says_what_is_served() {
+    let c = config_space(&LIMITS, 4, 4096);
+    assert_eq!(u64::from_le_bytes(c[0..8].try_into().unwrap()), 2048);
+    assert_eq!(u32::from_le_bytes(c[12..16].try_into().unwrap()), 126);
+    assert_eq!(u32::from_le_bytes(c[20..24].try_into().unwrap()), 4096);
+    assert_eq!(u16::from_le_bytes(c[34..36].try_into().unwrap()), 4);
+}
+
+proptest! {
+    /// Whatever the bytes: no panic, no more segments than offered, nothing beyond the disk.
+    #[test]
+    fn any_chain_is_answered_or_refused(
+        bytes in prop::collection::vec(any::<u8>(), 64),
+        parts in prop::collection::vec((0u64..0x11_0000, prop_oneof![0u32..70_000, any::<u32>()], any::<bool>()), 1..60),
+        aimed in any::<bool>(),
+    ) {
+        let mem = memory();
+        mem.write_slice(&bytes, GuestAddress(H)).unwrap();
+        let mut parts = parts;
+        if aimed {
+            parts[0] = (H, 16, false);
+            let kind = [0u32, 1, 4, 8, 11, 13][usize::from(bytes[0]) % 6];
+            mem.write_obj(kind, GuestAddress(H)).unwrap();
+            mem.write_obj(u64::from(bytes[9]) << 3, GuestAddress(H + 8)).unwrap();
+        }
+        let (parsed, segments) = read(&mem, &parts, &LIMITS);
+        prop_assert!(segments.len() <= SEGMENTS);
+        if let Ok(Parsed::Io { op, offset, len, .. }) = parsed {
+            prop_assert!(offset + len <= LIMITS.size && len % SECTOR == 0);
+            if op.moves_data() {
+                prop_assert_eq!(len, segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
+            } else {
+                prop_assert!(segments.is_empty() || op == Op::Flush);
+            }
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! The domain's configuration file: TOML, with units in the text. Unknown keys are errors, with their line.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rtvirtio_iosched::{
+    Cap, Class, Config, ConfigError, Cost, Line, Policy, Priority, PriorityRule, Reservation, Tspec,
+    VmConfig, WindowConfig,
+};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+use crate::backing::BackingConfig;
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// Where `rtvirtio iod status` asks.
+    #[serde(default = "control")]
+    pub control: PathBuf,
+    /// Devices; each has a thread and a scheduler of its own.
+    #[serde(rename = "device")]
+    pub devices: Vec<Device>,
+}
+
+fn control() -> PathBuf {
+    "/run/rtvirtio/iod.sock".into()
+}
+
+/// One device and its disks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// For its thread and in the status.
+    pub name: String,
+    /// How VMs are chosen.
+    #[serde(default = "edf")]
+    pub policy: Policy,
+    /// Largest piece.
+    #[serde(default = "quantum", deserialize_with = "text")]
+    pub quantum: Bytes,
+    /// Pieces at the device.
+    #[serde(default)]
+    pub window: Window,
+    /// What pieces cost; all the same when it is not known.
+    pub cost: Option<CostText>,
+    /// CPUs of its thread.
+    #[serde(default)]
+    pub cpus: Vec<usize>,
+    /// `SCHED_FIFO` priority of its thread.
+    pub fifo: Option<u8>,
+    /// How long it looks for more before it sleeps.
+    #[serde(default, deserialize_with = "text")]
+    pub poll: Nanos,
+    /// The guest's class goes on to the host's I/O scheduler, which must be `mq-deadline` to act on it.
+    #[serde(default)]
+    pub pass_priority: bool,
+    /// Less important requests of a VM go first when they waited for so long.
+    #[serde(default = "aging", deserialize_with = "text")]
+    pub aging: Nanos,
+    /// The disks.
+    #[serde(rename = "disk")]
+    pub disks: Vec<Disk>,
+}
+
+fn edf() -> Policy {
+    Policy::Edf
+}
+
+fn quantum() -> Bytes {
+    Bytes::from_kib(64)
+}
+
+fn aging() -> Nanos {
+    Nanos::from_millis(1_000)
+}
+
+/// A number, or where to begin and how far to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Window {
+    /// Always so many.
+    Fixed(u32),
+    /// As many as the device needs.
+    Adaptive {
+        /// To begin with.
+        start: u32,
+        /// Fewest.
+        #[serde(default = "one")]
+        least: u32,
+        /// Most.
+        most: u32,
+        /// Most without a reservation's deadline.
+        shared: Option<u32>,
+    },
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self::Adaptive { start: 8, least: 1, most: 64, shared: None }
+    }
+}
+
+/// Device time of reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostText {
+    /// Reads.
+    pub read: LineText,
+    /// Writes.
+    pub write: LineText,
+    /// A flush.
+    #[serde(default, deserialize_with = "text")]
+    pub flush: Nanos,
+}
+
+/// `base + MiB * per_mib`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LineText {
+    /// Before the first byte.
+    #[serde(deserialize_with = "text")]
+    pub base: Nanos,
+    /// For each MiB.
+    #[serde(deserialize_with = "text")]
+    pub per_mib: Nanos,
+}
+
+/// One VM's disk.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// The VM's name.
+    pub name: String,
+    /// Where its QEMU connects.
+    pub socket: PathBuf,
+    /// File or block device.
+    pub path: PathBuf,
+    /// Where the disk begins in it.
+    #[serde(default, deserialize_with = "text")]
+    pub offset: Bytes,
+    /// How much of it is the disk; the rest when not said.
+    #[serde(default, deserialize_with = "maybe")]
+    pub size: Option<Bytes>,
+    /// Nobody writes it.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Through the host's page cache.
+    #[serde(default)]
+    pub cached: bool,
+    /// Others write it too, and that is meant.
+    #[serde(default)]
+    pub shared: bool,
+    /// What the guest reads as the serial number; the name when not said.
+    pub serial: Option<String>,
+    /// Queues offered.
+    #[serde(default = "queues")]
+    pub queues: u16,
+    /// Requests outstanding at most.
+    #[serde(default = "depth")]
+    pub depth: u32,
+    /// Share of what nobody reserved.
+    #[serde(default = "weight")]
+    pub weight: u32,
+    /// What all its requests, but the real-time ones, are promised.
+    pub reserve: Option<ReserveText>,
+    /// What its real-time requests are promised.
+    pub urgent: Option<ReserveText>,
+    /// Limit for reads.
+    #[serde(default)]
+    pub read_cap: CapText,
+    /// Limit for writes.
+    #[serde(default)]
+    pub write_cap: CapText,
+    /// Whether, and how far, the guest's word about priorities counts.
+    pub guest_priority: Option<PriorityText>,
+}
+
+fn queues() -> u16 {
+    1
+}
+
+fn depth() -> u32 {
+    256
+}
+
+fn weight() -> u32 {
+    100
+}
+
+/// Device time that is reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReserveText {
+    /// Share of the device's time, "15%".
+    #[serde(deserialize_with = "text")]
+    pub share: Ratio,
+    /// Device time at once.
+    #[serde(deserialize_with = "text")]
+    pub burst: Nanos,
+    /// From a request to its answer.
+    #[serde(deserialize_with = "text")]
+    pub deadline: Nanos,
+}
+
+/// Limits, each of them optional.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CapText {
+    /// Requests per second.
+    #[serde(default, deserialize_with = "maybe")]
+    pub requests: Option<Iops>,
+    /// Requests at once; 1 when not said.
+    pub requests_burst: Option<u64>,
+    /// Bytes per second.
+    #[serde(default, deserialize_with = "maybe")]
+    pub bytes: Option<BytesPerSec>,
+    /// Bytes at once; a quantum when not said.
+    #[serde(default, deserialize_with = "maybe")]
+    pub bytes_burst: Option<Bytes>,
+    /// Share of the device's time.
+    #[serde(default, deserialize_with = "maybe")]
+    pub share: Option<Ratio>,
+    /// Device time at once; the dearest piece when not said.
+    #[serde(default, deserialize_with = "maybe")]
+    pub share_burst: Option<Nanos>,
+    /// How much faster than its rate a burst may come; without a limit when not said.
+    pub peak: Option<f64>,
+}
+
+/// The guest is Linux and writes its priorities into its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PriorityText {
+    /// The best class that it may claim.
+    pub ceiling: Class,
+    /// The class of what says nothing.
+    #[serde(default = "best_effort")]
+    pub default: Class,
+}
+
+fn best_effort() -> Class {
+    Class::BestEffort
+}
+
+/// A value with its unit in the text.
+fn text<'de, T, D>(d: D) -> Result<T, D::Error>
+where
+    T: FromStr,
+    T::Err: Display,
+    D: Deserializer<'de>,
+{
+    String::deserialize(d)?.parse().map_err(D::Error::custom)
+}
+
+fn maybe<'de, T, D>(d: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr,
+    T::Err: Display,
+    D: Deserializer<'de>,
+{
+    text(d).map(Some)
+}
+
+/// Why a configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("{}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is not such a file.
+    #[error("{}: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, with the line.
+        message: String,
+    },
+    /// Numbers that do not go together.
+    #[error("device \"{device}\": {source}")]
+    Sched {
+        /// The device.
+        device: String,
+        /// What.
+        source: ConfigError,
+    },
+    /// A name or socket twice.
+    #[error("{what} \"{name}\" is there twice")]
+    Twice {
+        /// What kind of thing.
+        what: &'static str,
+        /// Which.
+        name: String,
+    },
+}
+
+impl File {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    pub fn load(path: &Path) -> Result<Self, FileError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| FileError::Read { path: path.to_owned(), source })?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads a file's text.
+    ///
+    /// # Errors
+    /// [`FileError`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, FileError> {
+        let file: Self = toml::from_str(text)
+            .map_err(|e| FileError::Parse { path: path.to_owned(), message: e.to_string() })?;
+        let mut seen = std::collections::BTreeSet::new();
+        for device in &file.devices {
+            once(&mut seen, "device", &device.name)?;
+            for disk in &device.disks {
+                once(&mut seen, "disk", &disk.name)?;
+                once(&mut seen, "socket", &disk.socket.to_string_lossy())?;
+            }
+            device
+                .sched()
+                .check()
+                .map_err(|source| FileError::Sched { device: device.name.clone(), source })?;
+        }
+        Ok(file)
+    }
+}
+
+fn once(
+    seen: &mut std::collections::BTreeSet<(&'static str, String)>,
+    what: &'static str,
+    name: &str,
+) -> Result<(), FileError> {
+    if seen.insert((what, name.to_owned())) {
+        return Ok(());
+    }
+    Err(FileError::Twice { what, name: name.to_owned() })
+}
+
+impl Device {
+    /// As the scheduler wants it.
+    #[must_use]
+    pub fn sched(&self) -> Config {
+        let window = match self.window {
+            Window::Fixed(n) => WindowConfig::fixed(n),
+            Window::Adaptive { start, least, most, shared } => WindowConfig { start, least, most, shared },
+        };
+        let cost = self.cost.map_or(Cost::UNIT, |c| {
+            let line = |l: LineText| Line { base_ns: l.base.0, per_mib_ns: l.per_mib.0 };
+            Cost {
+                read: line(c.read),
+                write: line(c.write),
+                flush_ns: c.flush.0.max(c.write.base.0),
+                discard_ns: c.write.base.0,
+            }
+        });
+        let config = Config {
+            policy: self.policy,
+            quantum: self.quantum.0,
+            window,
+            cost,
+            aging: self.aging,
+            ..Config::default()
+        };
+        let vms = self.disks.iter().map(|d| d.vm(&config)).collect();
+        Config { vms, ..config }
+    }
+}
+
+impl Disk {
+    fn vm(&self, config: &Config) -> VmConfig {
+        let rule = self.guest_priority.map_or_else(PriorityRule::default, |p| PriorityRule {
+            read: true,
+            default: Priority { class: p.default, level: 4 },
+            ceiling: p.ceiling,
+        });
+        VmConfig {
+            depth: self.depth,
+            weight: self.weight,
+            caps: [
+                self.read_cap.cap(config, rtvirtio_iosched::Direction::Read),
+                self.write_cap.cap(config, rtvirtio_iosched::Direction::Write),
+            ],
+            urgent: self.urgent.map(ReserveText::reservation),
+            normal: self.reserve.map(ReserveText::reservation),
+            priority: rule,
+            promised: [0; 2],
+        }
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn backing(&self) -> BackingConfig {
+        BackingConfig {
+            path: self.path.clone(),
+            offset: self.offset.0,
+            size: self.size.map(|s| s.0),
+            read_only: self.read_only,
+            direct: !self.cached,
+            shared: self.shared,
+        }
+    }
+}
+
+impl ReserveText {
+    fn reservation(self) -> Reservation {
+        Reservation { rate: whole(self.share.0 * 1e9), burst: self.burst.0, deadline: self.deadline }
+    }
+}
+
+fn whole(v: f64) -> u64 {
+    v.max(0.0).round() as u64
+}
+
+impl CapText {
+    fn cap(&self, config: &Config, direction: rtvirtio_iosched::Direction) -> Cap {
+        let tspec = |rate: f64, burst: u64| Tspec {
+            rate: whole(rate).max(1),
+            burst,
+            peak: self.peak.map(|times| whole(rate * times.max(1.0)).max(1)),
+        };
+        let dearest = config.cost.most(direction, config.quantum);
+        Cap {
+            requests: self.requests.map(|r| tspec(r.0, self.requests_burst.unwrap_or(1))),
+            bytes: self.bytes.map(|r| tspec(r.0, self.bytes_burst.map_or(config.quantum, |b| b.0))),
+            time: self.share.map(|r| tspec(r.0 * 1e9, self.share_burst.map_or(dearest, |b| b.0))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+[[device]]
+name = "nvme0"
+window = 2
+cost = { read = { base = "60us", per_mib = "1ms" }, write = { base = "25us", per_mib = "400us" } }
+
+[[device.disk]]
+name = "plc"
+socket = "/run/plc.sock"
+path = "/dev/loop0"
+size = "1GiB"
+reserve = { share = "15%", burst = "1ms", deadline = "2ms" }
+guest_priority = { ceiling = "real-time" }
+
+[[device.disk]]
+name = "logger"
+socket = "/run/logger.sock"
+path = "/dev/loop0"
+offset = "1GiB"
+write_cap = { bytes = "20MB/s", requests = "500/s", peak = 4 }
+"#;
+
+    #[test]
+    fn a_file_becomes_a_scheduler() {
+        let file = File::parse(Path::new("iod.toml"), TEXT).unwrap();
+        let sched = file.devices[0].sched();
+        assert_eq!(sched.cost.read, Line { base_ns: 60_000, per_mib_ns: 1_000_000 });
+        assert_eq!(
+            sched.vms[0].normal,
+            Some(Reservation { rate: 150_000_000, burst: 1_000_000, deadline: Nanos::from_millis(2) })
+        );
+        assert!(sched.vms[0].priority.read);
+        assert!(!sched.vms[1].priority.read);
+        let cap = sched.vms[1].caps[1];
+        assert_eq!(cap.bytes, Some(Tspec { rate: 20_000_000, burst: 65_536, peak: Some(80_000_000) }));
+        assert_eq!(cap.requests, Some(Tspec { rate: 500, burst: 1, peak: Some(2_000) }));
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_place() {
+        let of = |from: &str, to: &str| {
+            File::parse(Path::new("iod.toml"), &TEXT.replace(from, to)).unwrap_err().to_string()
+        };
+        assert!(of("window = 2", "windw = 2").contains("line 4"), "{}", of("window = 2", "windw = 2"));
+        assert!(of("\"15%\"", "\"15\"").contains("line 12"));
+        assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
+        assert!(of("logger.sock", "plc.sock").contains("twice"));
+        let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");
+        assert!(burst.contains("device \"nvme0\": VM 1: Write bytes: a burst of 4096"), "{burst}");
+    }
+}

@@ -1,0 +1,234 @@
+//! All devices of a configuration, running.
+
+use std::io;
+
+use serde::Serialize;
+
+use crate::backing::{Backing, BackingError};
+use crate::config::File;
+use crate::engine::{self, Command, Engine, EngineConfig, EngineError, EngineHandle, VmStatus};
+use crate::frontend::{DiskInfo, Frontend};
+
+/// Why a domain does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DomainError {
+    /// A disk.
+    #[error("disk \"{disk}\": {source}")]
+    Disk {
+        /// Which.
+        disk: String,
+        /// Why.
+        source: BackingError,
+    },
+    /// Two disks on the same bytes.
+    #[error(
+        "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or say `shared = true` for both if their guests know of each other"
+    )]
+    Overlap {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// An engine.
+    #[error("device \"{device}\": {source}")]
+    Engine {
+        /// Which.
+        device: String,
+        /// Why.
+        source: EngineError,
+    },
+    /// A socket.
+    #[error("disk \"{disk}\": {source}")]
+    Socket {
+        /// Which.
+        disk: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A running domain; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Domain {
+    // Frontends end before the engines that they talk to.
+    frontends: Vec<Frontend>,
+    engines: Vec<(String, Engine)>,
+}
+
+impl Domain {
+    /// Opens all disks, then starts all engines, then listens.
+    ///
+    /// # Errors
+    /// [`DomainError`]; nothing runs then.
+    pub fn start(file: &File) -> Result<Self, DomainError> {
+        let mut backings: Vec<Vec<Backing>> = Vec::new();
+        for device in &file.devices {
+            let mut disks: Vec<Backing> = Vec::new();
+            for disk in &device.disks {
+                // Disks of one file take its lock once; whether they collide is found out below.
+                let mut config = disk.backing();
+                config.shared |= device.disks.iter().any(|d| d.name != disk.name && d.path == disk.path);
+                let backing = Backing::open(&config)
+                    .map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })?;
+                disks.push(backing);
+            }
+            backings.push(disks);
+        }
+        let named = || {
+            let disks = file.devices.iter().flat_map(|d| &d.disks);
+            disks.zip(backings.iter().flatten()).enumerate()
+        };
+        for (i, (first, a)) in named() {
+            for (_, (second, b)) in named().skip(i + 1) {
+                let meant = first.shared && second.shared;
+                if a.overlaps(b) && !meant && !(a.limits.read_only && b.limits.read_only) {
+                    return Err(DomainError::Overlap {
+                        first: first.name.clone(),
+                        second: second.name.clone(),
+                    });
+                }
+            }
+        }
+        let mut domain = Self { frontends: Vec::new(), engines: Vec::new() };
+        for (device, backings) in file.devices.iter().zip(backings) {
+            let config = EngineConfig {
+                name: device.name.clone(),
+                cpus: device.cpus.clone(),
+                fifo: device.fifo,
+                poll: device.poll,
+                pass_priority: device.pass_priority,
+            };
+            let infos = device.disks.iter().zip(&backings).enumerate().map(|(vm, (disk, b))| DiskInfo {
+                name: disk.name.clone(),
+                vm,
+                limits: b.limits,
+                block: b.block,
+                queues: disk.queues,
+                socket: disk.socket.clone(),
+            });
+            let infos: Vec<DiskInfo> = infos.collect();
+            let disks = device.disks.iter().zip(backings).map(|(disk, backing)| engine::Disk {
+                name: disk.name.clone(),
+                backing,
+                serial: disk.serial.clone().unwrap_or_else(|| disk.name.clone()),
+                queues: disk.queues,
+            });
+            let started = Engine::start(config, &device.sched(), disks.collect())
+                .map_err(|source| DomainError::Engine { device: device.name.clone(), source })?;
+            let handle = started.handle();
+            domain.engines.push((device.name.clone(), started));
+            for info in infos {
+                let disk = info.name.clone();
+                let frontend = Frontend::start(info, handle.clone())
+                    .map_err(|source| DomainError::Socket { disk, source })?;
+                domain.frontends.push(frontend);
+            }
+        }
+        Ok(domain)
+    }
+
+    /// To ask the engines.
+    #[must_use]
+    pub fn handles(&self) -> Vec<(String, EngineHandle)> {
+        self.engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect()
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        self.frontends.clear();
+        self.engines.clear();
+    }
+}
+
+/// One direction of one VM, for people and programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowReport {
+    /// Requests answered.
+    pub requests: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Median latency in ns, from the guest's queue to the answer.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    pub p9999_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// alpha: bytes per second while it had something to ask.
+    pub alpha_bytes_per_second: f64,
+    /// Delta: longest time between two pieces while it had something to ask, in ns.
+    pub delta_ns: u64,
+    /// Pieces that had to wait for a cap.
+    pub cap_hits: u64,
+}
+
+/// One VM.
+#[derive(Clone, Debug, Serialize)]
+pub struct VmReport {
+    /// Its device.
+    pub device: String,
+    /// Its name.
+    pub name: String,
+    /// Whether a guest is attached.
+    pub attached: bool,
+    /// Requests that wait or run.
+    pub outstanding: usize,
+    /// Reads.
+    pub read: FlowReport,
+    /// Writes, flushes, discards.
+    pub write: FlowReport,
+    /// Pieces that went by their deadline.
+    pub reserved: u64,
+    /// Pieces that shared what was left.
+    pub shared: u64,
+    /// Requests that the device refused.
+    pub errors: u64,
+    /// Chains that were no requests.
+    pub malformed: u64,
+    /// Queues given up because the guest broke them.
+    pub broken: u64,
+}
+
+/// What all VMs got since the start.
+#[must_use]
+pub fn report(handles: &[(String, EngineHandle)]) -> Vec<VmReport> {
+    let of = |device: &str, vm: VmStatus| {
+        let flow = |i: usize| {
+            let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
+            FlowReport {
+                requests: vm.counters.finished[i],
+                bytes: vm.counters.bytes[i],
+                p50_ns: l.at(50.0).0,
+                p99_ns: l.at(99.0).0,
+                p9999_ns: if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 },
+                max_ns: l.max().0,
+                alpha_bytes_per_second: c.bytes_per_second,
+                delta_ns: c.longest_gap_ns,
+                cap_hits: vm.counters.hits[i],
+            }
+        };
+        VmReport {
+            device: device.to_owned(),
+            attached: vm.queues > 0,
+            outstanding: vm.outstanding,
+            read: flow(0),
+            write: flow(1),
+            reserved: vm.counters.reserved,
+            shared: vm.counters.shared,
+            errors: vm.errors,
+            malformed: vm.malformed,
+            broken: vm.broken,
+            name: vm.name,
+        }
+    };
+    let mut all = Vec::new();
+    for (device, handle) in handles {
+        let vms = handle.ask(|reply| Command::Status { reply }).unwrap_or_default();
+        all.extend(vms.into_iter().map(|vm| of(device, vm)));
+    }
+    all
+}

@@ -1,0 +1,143 @@
+//! The engine: one thread for each device, which serves the queues of all its VMs.
+//!
+//! It waits in one place, for io_uring: kicks of guests, pieces that are back, commands, and the moment at which a regulator lets the next piece go. All memory that depends on what guests
+//! ask is there before the first guest connects, so a guest can fill its own share and no more.
+
+mod command;
+mod data;
+mod run;
+mod table;
+mod uring;
+mod vring;
+
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rtvirtio_iosched::{Config, ConfigError, Scheduler};
+use rtvirtio_units::Nanos;
+
+use crate::backing::Backing;
+pub use command::{Command, EngineHandle, Stopped, VmStatus, VringStart};
+pub use table::Latencies;
+
+/// Longest serial number of a disk.
+pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
+
+/// One VM's disk on this engine.
+#[derive(Debug)]
+pub struct Disk {
+    /// For threads, logs and counters.
+    pub name: String,
+    /// What it is made of.
+    pub backing: Backing,
+    /// What the guest reads as its serial number.
+    pub serial: String,
+    /// Queues that the guest may use.
+    pub queues: u16,
+}
+
+/// How an engine runs.
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    /// For its thread's name.
+    pub name: String,
+    /// CPUs that it may run on; any when empty.
+    pub cpus: Vec<usize>,
+    /// `SCHED_FIFO` priority; an ordinary thread when `None`.
+    pub fifo: Option<u8>,
+    /// How long it looks for more before it sleeps. Each look costs CPU and saves the guest a wake-up.
+    pub poll: Nanos,
+    /// The guest's class goes on to the host's I/O scheduler.
+    pub pass_priority: bool,
+}
+
+/// Why an engine does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The scheduler's configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Not one disk for each VM of the scheduler.
+    #[error("{disks} disks for a scheduler of {vms} VMs")]
+    Disks {
+        /// Disks given.
+        disks: usize,
+        /// VMs of the scheduler.
+        vms: usize,
+    },
+    /// io_uring, an eventfd or a thread.
+    #[error("{what}: {source}")]
+    Io {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// An engine that runs; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Engine {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Engine {
+    /// Starts the thread. Disks are in the order of the scheduler's VMs.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn start(config: EngineConfig, sched: &Config, disks: Vec<Disk>) -> Result<Self, EngineError> {
+        if disks.len() != sched.vms.len() {
+            return Err(EngineError::Disks { disks: disks.len(), vms: sched.vms.len() });
+        }
+        let io = |what| move |source| EngineError::Io { what, source };
+        let doorbell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+            .map_err(|e| io("eventfd")(e.into()))?;
+        let doorbell = std::sync::Arc::new(doorbell);
+        // A few for each VM: who has more to say waits in its own control thread.
+        let (sender, commands): (SyncSender<Command>, Receiver<Command>) = sync_channel(64);
+        let handle = EngineHandle::new(sender, std::sync::Arc::clone(&doorbell));
+        let scheduler = Scheduler::new(sched)?;
+        let (ready, is_ready) = sync_channel(1);
+        let (name, sched) = (format!("iod-{}", config.name), sched.clone());
+        // The ring is made by the thread that uses it: the kernel then needs no lock for it.
+        let thread = std::thread::Builder::new()
+            .name(name.chars().take(15).collect())
+            .spawn(move || {
+                let made = run::Loop::new(config, scheduler, sched, disks, commands, doorbell);
+                match made {
+                    Ok(mut engine) => {
+                        let _ = ready.send(Ok(()));
+                        engine.run();
+                    }
+                    Err(e) => {
+                        let _ = ready.send(Err(e));
+                    }
+                }
+            })
+            .map_err(io("cannot start a thread"))?;
+        match is_ready.recv() {
+            Ok(Ok(())) => Ok(Self { handle, thread: Some(thread) }),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(io("the engine's thread ended at once")(io::Error::other("no reason given"))),
+        }
+    }
+
+    /// For control threads.
+    #[must_use]
+    pub fn handle(&self) -> EngineHandle {
+        self.handle.clone()
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.handle.send(Command::Quit);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Requests in flight, in memory that outlives us.
+//!
+//! QEMU keeps this memory and gives it back when it reconnects, so that a domain that was killed finds the requests that it had taken and not answered. Layout and order of the steps
+//! are those of the vhost-user specification ("Inflight I/O tracking", split virtqueues). A guest cannot reach this memory; its QEMU can, so what is read from it is checked.
+
+use std::fs::File;
+use std::sync::atomic::{Ordering, fence};
+
+use vhost::vhost_user::message::VhostUserInflight;
+use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+/// Bytes before the first descriptor: features, version, number of descriptors, head of the last batch, used index.
+const HEAD: usize = 16;
+/// Bytes of a descriptor: in flight, padding, next, counter.
+const DESC: usize = 16;
+const VERSION: u16 = 1;
+/// The specification asks for queues that begin on boundaries of 64 bytes.
+const ALIGN: usize = 64;
+
+/// Bytes of one queue.
+fn queue_bytes(size: u16) -> usize {
+    (HEAD + DESC * usize::from(size)).next_multiple_of(ALIGN)
+}
+
+/// All queues of one disk.
+#[derive(Debug)]
+pub struct Region {
+    map: MmapRegion<()>,
+    queues: u16,
+    size: u16,
+}
+
+/// Why an in-flight region is not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InflightError {
+    /// It cannot be made or mapped.
+    #[error("in-flight region: {0}")]
+    Map(String),
+    /// Its numbers do not fit together.
+    #[error("in-flight region of {bytes} bytes does not hold {queues} queues of {size}")]
+    Shape {
+        /// As given.
+        bytes: u64,
+        /// As given.
+        queues: u16,
+        /// As given.
+        size: u16,
+    },
+}
+
+impl Region {
+    /// Memory for `queues` queues of `size` descriptors, and what to tell QEMU about it.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn create(queues: u16, size: u16) -> Result<(File, VhostUserInflight), InflightError> {
+        let bytes = queue_bytes(size) * usize::from(queues);
+        let map = |e: std::io::Error| InflightError::Map(e.to_string());
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING | rustix::fs::MemfdFlags::CLOEXEC;
+        let file =
+            File::from(rustix::fs::memfd_create("rtvirtio-inflight", flags).map_err(|e| map(e.into()))?);
+        file.set_len(bytes as u64).map_err(map)?;
+        rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).map_err(|e| map(e.into()))?;
+        Ok((file, VhostUserInflight::new(bytes as u64, 0, queues, size)))
+    }
+
+    /// Maps what QEMU gives back.
+    ///
+    /// # Errors
+    /// [`InflightError`].
+    pub fn open(file: File, told: &VhostUserInflight) -> Result<Self, InflightError> {
+        let (bytes, offset, queues, size) =
+            (told.mmap_size, told.mmap_offset, told.num_queues, told.queue_size);
+        let shape = InflightError::Shape { bytes, queues, size };
+        let needed = queue_bytes(size) * usize::from(queues);
+        if queues == 0 || size == 0 || (needed as u64) > bytes {
+            return Err(shape);
+        }
+        let sealed = rustix::fs::fcntl_get_seals(&file);
+        if !sealed.is_ok_and(|s| s.contains(rustix::fs::SealFlags::SHRINK)) {
+            return Err(InflightError::Map("the memory can be cut off while it is in use".into()));
+        }
+        let there = file.metadata().map_err(|e| InflightError::Map(e.to_string()))?.len();
+        if offset.checked_add(needed as u64).is_none_or(|end| end > there) {
+            return Err(shape);
+        }
+        let map = MmapRegion::from_file(FileOffset::new(file, offset), needed)
+            .map_err(|e| InflightError::Map(e.to_string()))?;
+        Ok(Self { map, queues, size })
+    }
+
+    /// Queues of the region.
+    #[must_use]
+    pub fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    /// What is in flight on a queue; `None` for one that the region does not have.
+    #[must_use]
+    pub fn queue(self: &std::sync::Arc<Self>, index: u16) -> Option<Inflight> {
+        (index < self.queues).then(|| Inflight { region: std::sync::Arc::clone(self), index, counter: 0 })
+    }
+}
+
+/// Requests in flight on one queue.
+#[derive(Debug)]
+pub struct Inflight {
+    region: std::sync::Arc<Region>,
+    index: u16,
+    counter: u64,
+}
+
+impl Inflight {
+    /// What was taken and not answered, in the order in which it was taken. `used` is the guest's used index: when it has moved on since the last batch was noted, the batch was answered.
+    pub fn recover(&mut self, used: u16) -> Vec<u16> {
+        let size = self.region.size;
+        if self.u16_at(8) != VERSION || self.u16_at(10) != size {
+            // Fresh memory.
+            self.set_u16(8, VERSION);
+            self.set_u16(10, size);
+            self.set_u16(14, used);
+            return Vec::new();
+        }
+        if self.u16_at(14) != used {
+            // Killed between the used ring and the note: the last batch is answered. No more steps than descriptors, whatever the list says.
+            let mut head = self.u16_at(12);
+            for _ in 0..used.wrapping_sub(self.u16_at(14)).min(size) {
+                if head >= size {
+                    break;
+                }
+                self.set_u8(desc(head), 0);
+                head = self.u16_at(desc(head) + 6);
+            }
+            self.set_u16(14, used);
+        }
+        let mut open: Vec<(u64, u16)> =
+            (0..size).filter(|d| self.u8_at(desc(*d)) == 1).map(|d| (self.u64_at(desc(d) + 8), d)).collect();
+        open.sort_unstable();
+        self.counter = open.last().map_or(0, |(c, _)| c.wrapping_add(1));
+        open.into_iter().map(|(_, d)| d).collect()
+    }
+
+    /// A request was taken from the queue.
+    pub fn taken(&mut self, head: u16) {
+        if head < self.region.size {
+            self.set_u64(desc(head) + 8, self.counter);
+            self.counter = self.counter.wrapping_add(1);
+            fence(Ordering::Release);
+            self.set_u8(desc(head), 1);
+        }
+    }
+
+    /// A request is about to be answered.
+    pub fn answering(&mut self, head: u16) {
+        if head < self.region.size {
+            let last = self.u16_at(12);
+            self.set_u16(desc(head) + 6, last);
+            self.set_u16(12, head);
+            fence(Ordering::Release);
+        }
+    }
+
+    /// It is answered: the used index is `used` now.
+    pub fn answered(&mut self, head: u16, used: u16) {
+        if head < self.region.size {
+            fence(Ordering::Release);
+            self.set_u8(desc(head), 0);
+            fence(Ordering::Release);
+            self.set_u16(14, used);
+        }
+    }
+
+    fn slice(&self, at: usize, len: usize) -> Option<VolatileSlice<'_, ()>> {
+        self.region.map.get_slice(usize::from(self.index) * queue_bytes(self.region.size) + at, len).ok()
+    }
+
+    fn u8_at(&self, at: usize) -> u8 {
+        self.slice(at, 1).and_then(|s| s.read_obj(0).ok()).unwrap_or(0)
+    }
+
+    fn u16_at(&self, at: usize) -> u16 {
+        self.slice(at, 2).and_then(|s| s.read_obj(0).ok()).unwrap_or(0)
+    }
+
+    fn u64_at(&self, at: usize) -> u64 {
+        self.slice(at, 8).and_then(|s| s.read_obj(0).ok()).unwrap_or(0)
+    }
+
+    // Places lie within the region by construction, so writing cannot fail.
+    fn set_u8(&self, at: usize, v: u8) {
+        let _ = self.slice(at, 1).map(|s| s.write_obj(v, 0));
+    }
+
+    fn set_u16(&self, at: usize, v: u16) {
+        let _ = self.slice(at, 2).map(|s| s.write_obj(v, 0));
+    }
+
+    fn set_u64(&self, at: usize, v: u64) {
+        let _ = self.slice(at, 8).map(|s| s.write_obj(v, 0));
+    }
+}
+
+fn desc(head: u16) -> usize {
+    HEAD + DESC * usize::from(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn region() -> Arc<Region> {
+        let (file, told) = Region::create(2, 8).unwrap();
+        Arc::new(Region::open(file, &told).unwrap())
+    }
+
+    #[test]
+    fn what_was_taken_and_not_answered_is_found_in_order() {
+        let region = region();
+        let mut q = region.queue(1).unwrap();
+        assert_eq!(q.recover(0), [0u16; 0]);
+        for head in [5, 2, 7] {
+            q.taken(head);
+        }
+        q.answering(2);
+        q.answered(2, 1);
+        // A domain that starts anew sees the same memory.
+        let mut again = region.queue(1).unwrap();
+        assert_eq!(again.recover(1), [5, 7]);
+        assert_eq!(region.queue(0).unwrap().recover(0), [0u16; 0], "the other queue is untouched");
+        // The order goes on after the restart.
+        again.taken(1);
+        assert_eq!(region.queue(1).unwrap().recover(1), [5, 7, 1]);
+    }
+
+    #[test]
+    fn killed_between_the_used_ring_and_the_note() {
+        let region = region();
+        let mut q = region.queue(0).unwrap();
+        q.recover(0);
+        q.taken(3);
+        q.taken(4);
+        q.answering(3);
+        // The guest's used index is 1 already; the note still says 0.
+        assert_eq!(region.queue(0).unwrap().recover(1), [4]);
+        // And before the used ring: not answered, so made again.
+        q.answering(4);
+        assert_eq!(region.queue(0).unwrap().recover(1), [4]);
+    }
+
+    #[test]
+    fn nonsense_is_survived() {
+        let region = region();
+        let mut q = region.queue(0).unwrap();
+        q.recover(0);
+        // A list that runs in a circle and out of bounds.
+        q.set_u16(12, 3);
+        q.set_u16(desc(3) + 6, 3);
+        assert_eq!(region.queue(0).unwrap().recover(60_000), [0u16; 0]);
+        q.set_u16(12, 9_999);
+        assert_eq!(region.queue(0).unwrap().recover(1), [0u16; 0]);
+        q.taken(9_999);
+        let (file, told) = Region::create(1, 8).unwrap();
+        let told = VhostUserInflight::new(told.mmap_size, 0, 100, 1_024);
+        assert!(matches!(Region::open(file, &told), Err(InflightError::Shape { .. })));
+        // More told than there is.
+        let (file, _) = Region::create(1, 8).unwrap();
+        let told = VhostUserInflight::new(1 << 20, 0, 1, 1_024);
+        assert!(matches!(Region::open(file, &told), Err(InflightError::Shape { .. })));
+    }
+}

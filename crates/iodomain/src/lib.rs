@@ -1,0 +1,22 @@
+//! The I/O domain: serves the disks of many VMs over vhost-user-blk and orders every request itself.
+//!
+//! ```text
+//!  VM's memory: virtqueue ─kick─► engine thread of the device ──io_uring──► file or block device
+//!                         ◄─call─   parse, scheduler (iosched)
+//!  VM's QEMU: socket ──► control thread of the VM ──commands──► engine
+//! ```
+//!
+//! One engine thread for each device parses the queues of all its VMs, asks [`rtvirtio_iosched::Scheduler`] what may go, and waits for nothing else than io_uring. A virtqueue is itself
+//! a ring with one producer and one consumer in shared memory, so no request passes another thread on its way. Everything that a VM's QEMU may take its time for (messages, mappings) happens
+//! in a control thread of its own.
+//!
+//! What comes from a guest or its QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory, and `docs/threat-model.md`.
+
+pub mod backing;
+pub mod blk;
+pub mod config;
+pub mod domain;
+pub mod engine;
+pub mod frontend;
+pub mod inflight;
+pub mod memory;

@@ -1,0 +1,160 @@
+//! Guest memory as its QEMU gives it to us: mapped, and nothing that could stop or kill us later.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+/// `TMPFS_MAGIC` of `linux/magic.h`; memfds are files there.
+const TMPFS: i64 = 0x0102_1994;
+/// `HUGETLBFS_MAGIC`.
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// Memory of one guest.
+pub struct GuestMem {
+    /// By guest address.
+    pub mem: GuestMemoryMmap<()>,
+    /// Where QEMU has it: addresses of rings are told in its own.
+    table: Vec<(u64, u64, u64)>,
+}
+
+impl std::fmt::Debug for GuestMem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuestMem").field("regions", &self.table.len()).finish_non_exhaustive()
+    }
+}
+
+/// Why memory is not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// A file that could make us wait for somebody: page by page, whenever we touch it.
+    #[error(
+        "guest memory lies on a file system of type {0:#x}; only memfd, tmpfs and hugetlbfs do not make the I/O domain wait: use memory-backend-memfd"
+    )]
+    FileSystem(i64),
+    /// A file that can be made shorter under our hands, which would end the process.
+    #[error(
+        "guest memory can be cut off while it is in use (no F_SEAL_SHRINK); use memory-backend-memfd with seal=on, its default"
+    )]
+    Unsealed,
+    /// It cannot be mapped.
+    #[error("guest memory region of {size} bytes: {source}")]
+    Map {
+        /// Its size.
+        size: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Regions overlap, or there is none.
+    #[error("guest memory regions do not fit together: {0}")]
+    Regions(String),
+}
+
+impl GuestMem {
+    /// Maps the regions.
+    ///
+    /// # Errors
+    /// [`MemoryError`]; nothing stays mapped then.
+    pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<Self, MemoryError> {
+        let mut mapped = Vec::with_capacity(regions.len());
+        let mut table = Vec::with_capacity(regions.len());
+        for (region, file) in regions.iter().zip(files) {
+            // The message is packed: fields are copied out.
+            let (base, size, user, offset) =
+                (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
+            let fail = |source: std::io::Error| MemoryError::Map { size, source };
+            check(&file)?;
+            // A mapping may reach beyond the file's end; touching it there would end the process.
+            let there = file.metadata().map_err(fail)?.len();
+            if offset.checked_add(size).is_none_or(|end| end > there) {
+                let text = format!("it ends beyond its file, which has {there} bytes");
+                return Err(fail(std::io::Error::other(text)));
+            }
+            let length = usize::try_from(size).map_err(|e| fail(std::io::Error::other(e)))?;
+            let mapping = MmapRegion::from_file(FileOffset::new(file, offset), length)
+                .map_err(|e| fail(std::io::Error::other(e.to_string())))?;
+            let region = GuestRegionMmap::new(mapping, GuestAddress(base))
+                .ok_or_else(|| fail(std::io::Error::other("the region ends beyond the address space")))?;
+            mapped.push(region);
+            if user.checked_add(size).is_none() {
+                return Err(fail(std::io::Error::other("the region ends beyond QEMU's address space")));
+            }
+            table.push((user, size, base));
+        }
+        mapped.sort_by_key(|r| vm_memory::GuestMemoryRegion::start_addr(r).0);
+        let mem = GuestMemoryMmap::from_regions(mapped).map_err(|e| MemoryError::Regions(e.to_string()))?;
+        Ok(Self { mem, table })
+    }
+
+    /// Memory that is given already, for tests.
+    #[must_use]
+    pub fn of(mem: GuestMemoryMmap<()>) -> Self {
+        Self { mem, table: Vec::new() }
+    }
+
+    /// The guest's address of what QEMU knows by its own.
+    #[must_use]
+    pub fn translate(&self, user: u64) -> Option<GuestAddress> {
+        let (start, _, base) =
+            self.table.iter().find(|(start, size, _)| user.wrapping_sub(*start) < *size)?;
+        Some(GuestAddress(base + (user - start)))
+    }
+}
+
+/// Memory on any other file system may be served by somebody who takes his time, and unsealed memory may be gone when we touch it.
+fn check(file: &File) -> Result<(), MemoryError> {
+    let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
+    let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;
+    let kind = fs.f_type as i64;
+    if kind != TMPFS && kind != HUGETLBFS {
+        return Err(MemoryError::FileSystem(kind));
+    }
+    match rustix::fs::fcntl_get_seals(file.as_fd()) {
+        Ok(seals) if seals.contains(rustix::fs::SealFlags::SHRINK) => Ok(()),
+        _ => Err(MemoryError::Unsealed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memfd(seal: bool) -> File {
+        let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let file = File::from(rustix::fs::memfd_create("test", flags).unwrap());
+        file.set_len(1 << 20).unwrap();
+        if seal {
+            rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
+        }
+        file
+    }
+
+    fn region(size: u64) -> VhostUserMemoryRegion {
+        VhostUserMemoryRegion {
+            guest_phys_addr: 0x1_0000,
+            memory_size: size,
+            user_addr: 0x7f00_0000_0000,
+            mmap_offset: 0,
+        }
+    }
+
+    #[test]
+    fn sealed_memory_is_mapped_and_translated() {
+        let mem = GuestMem::map(&[region(1 << 20)], vec![memfd(true)]).unwrap();
+        assert_eq!(mem.translate(0x7f00_0000_0010), Some(GuestAddress(0x1_0010)));
+        assert_eq!(mem.translate(0x7f00_0010_0000), None);
+        assert_eq!(mem.translate(0x7eff_ffff_ffff), None);
+    }
+
+    #[test]
+    fn what_could_be_cut_off_or_makes_wait_is_refused() {
+        assert!(matches!(GuestMem::map(&[region(1 << 20)], vec![memfd(false)]), Err(MemoryError::Unsealed)));
+        // More than the file has.
+        assert!(matches!(GuestMem::map(&[region(1 << 21)], vec![memfd(true)]), Err(MemoryError::Map { .. })));
+        let disk = File::open("/proc/self/exe").unwrap();
+        assert!(matches!(GuestMem::map(&[region(4096)], vec![disk]), Err(MemoryError::FileSystem(_))));
+        assert!(matches!(GuestMem::map(&[], Vec::new()), Err(MemoryError::Regions(_))));
+    }
+}
