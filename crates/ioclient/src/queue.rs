@@ -131,8 +131,13 @@ impl ClientQueue {
     }
 
     fn describe(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
+        self.describe_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
+    }
+
+    /// Writes a descriptor, whatever it says: `address` is a guest's.
+    pub fn describe_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
         let place = self.desc + 16 * usize::from(index);
-        self.mem.write(place, &(SharedMemory::BASE + at as u64).to_le_bytes());
+        self.mem.write(place, &address.to_le_bytes());
         self.mem.write(place + 8, &len.to_le_bytes());
         self.mem.write(place + 12, &flags.to_le_bytes());
         self.mem.write(place + 14, &next.to_le_bytes());
@@ -160,6 +165,11 @@ impl ClientQueue {
         self.describe(head + 2, record + 16, 1, WRITE, 0);
         self.offer(head);
         Some(slot)
+    }
+
+    /// The available index, for those who lie about it.
+    pub fn claim(&mut self, index: u16) {
+        self.mem.publish(self.avail + 2, index);
     }
 
     /// Puts a chain that begins at `head` into the available ring, whatever it is.

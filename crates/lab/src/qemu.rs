@@ -70,6 +70,26 @@ pub struct DiskRegion {
     pub size: Bytes,
 }
 
+/// What a guest's disk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum GuestDisk {
+    /// QEMU's own backend on a slice of a device or file. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
+    Region(DiskRegion),
+    /// A vhost-user-blk backend, such as the I/O domain.
+    VhostUser {
+        /// Its socket. QEMU connects again within a second when the backend is started anew.
+        socket: PathBuf,
+        /// Queues to use.
+        queues: u16,
+    },
+}
+
+impl From<DiskRegion> for GuestDisk {
+    fn from(region: DiskRegion) -> Self {
+        Self::Region(region)
+    }
+}
+
 /// How to start one guest.
 #[derive(Debug, Clone)]
 pub struct QemuConfig {
@@ -81,8 +101,8 @@ pub struct QemuConfig {
     pub accel: Accel,
     /// Its memory; [`GuestImage::memory`] is enough.
     pub memory: Bytes,
-    /// Its disk. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
-    pub disk: DiskRegion,
+    /// Its disk.
+    pub disk: GuestDisk,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep the path short: a
     /// socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
@@ -97,13 +117,13 @@ pub struct QemuConfig {
 impl QemuConfig {
     /// TCG, as much memory as the image needs, no cgroup, dies with this process.
     #[must_use]
-    pub fn new(name: &str, image: GuestImage, disk: DiskRegion, run_dir: &Path) -> QemuConfig {
+    pub fn new(name: &str, image: GuestImage, disk: impl Into<GuestDisk>, run_dir: &Path) -> QemuConfig {
         QemuConfig {
             name: name.to_owned(),
             memory: image.memory(),
             image,
             accel: Accel::Tcg,
-            disk,
+            disk: disk.into(),
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),
             lifetime: Lifetime::WithParent,

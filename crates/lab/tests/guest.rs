@@ -160,7 +160,7 @@ fn guest_that_panics_is_told_with_its_console() {
     let Some(fixture) = fixture("guest_that_panics_is_told_with_its_console") else { return };
     let mut config = fixture.config("vm1");
     // A disk image is no initramfs: the kernel finds no root file system.
-    config.image.initrd = config.disk.path.clone();
+    config.image.initrd = fixture.dir.path().join("vm1.disk");
     let error = QemuGuest::start(&config).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, QemuError::Gone { .. }) && text.contains("Kernel panic"), "{text}");

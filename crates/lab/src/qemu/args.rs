@@ -11,7 +11,7 @@ use rtvirtio_vmm::probe::QEMU;
 use serde_json::json;
 
 use super::files::Files;
-use super::{Accel, QemuConfig, QemuError};
+use super::{Accel, DiskRegion, GuestDisk, QemuConfig, QemuError};
 use crate::image::find_program;
 
 /// `O_DIRECT` on a device with 4 KiB blocks takes no finer slices.
@@ -37,7 +37,8 @@ pub(super) fn check(config: &QemuConfig) -> Result<(), QemuError> {
 }
 
 fn check_disk(config: &QemuConfig) -> Result<(), QemuError> {
-    let disk = &config.disk;
+    // A backend that is not there yet is one that QEMU waits for.
+    let GuestDisk::Region(disk) = &config.disk else { return Ok(()) };
     let bad = |detail: String| QemuError::Disk { name: config.name.clone(), path: disk.path.clone(), detail };
     let (offset, size) = (disk.offset.0, disk.size.0);
     if size == 0 || offset % DISK_ALIGN != 0 || size % DISK_ALIGN != 0 {
@@ -67,13 +68,17 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         move |source| QemuError::Io { operation, path, source }
     };
     let stderr = File::create(&files.stderr).map_err(at("create", &files.stderr))?;
-    let kind = config.disk.path.metadata().map_err(at("look at", &config.disk.path))?.file_type();
+    // Another process serves the disk out of the guest's memory, which therefore is shared with it.
+    let machine = match config.disk {
+        GuestDisk::Region(_) => "q35",
+        GuestDisk::VhostUser { .. } => "q35,memory-backend=mem",
+    };
     let mut command = Command::new(program);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-name", &format!("{},debug-threads=on", config.name)])
         // q35 boots half a second later than microvm, but is what people run, and is the same under KVM and TCG.
-        .args(["-machine", "q35", "-accel", config.accel.as_str(), "-cpu", "max", "-smp", "1"])
+        .args(["-machine", machine, "-accel", config.accel.as_str(), "-cpu", "max", "-smp", "1"])
         .args(["-m", &format!("{}M", config.memory.0 >> 20)])
         // A panic reboots (`panic=-1`), and with this ends QEMU: a dead guest is seen at once.
         .arg("-no-reboot")
@@ -92,12 +97,26 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         .arg(format!("socket,id=agent,server=on,wait=off,path={}", option(&files.agent)))
         .args(["-device", "virtio-serial-pci"])
         .args(["-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"])
-        .args(["-object", "iothread,id=io0"])
-        .args(["-blockdev", &blockdev(config, kind.is_block_device())])
-        .args(["-device", "virtio-blk-pci,drive=disk0,iothread=io0"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(stderr);
+    match &config.disk {
+        GuestDisk::Region(disk) => {
+            let kind = disk.path.metadata().map_err(at("look at", &disk.path))?.file_type();
+            command
+                .args(["-object", "iothread,id=io0"])
+                .args(["-blockdev", &blockdev(disk, kind.is_block_device())])
+                .args(["-device", "virtio-blk-pci,drive=disk0,iothread=io0"]);
+        }
+        GuestDisk::VhostUser { socket, queues } => {
+            command
+                .arg("-object")
+                .arg(format!("memory-backend-memfd,id=mem,size={}M,share=on", config.memory.0 >> 20))
+                .arg("-chardev")
+                .arg(format!("socket,id=disk0,reconnect=1,path={}", option(socket)))
+                .args(["-device", &format!("vhost-user-blk-pci,chardev=disk0,num-queues={queues}")]);
+        }
+    }
     Ok(command)
 }
 
@@ -113,8 +132,7 @@ fn kernel_arguments(accel: Accel) -> &'static str {
     }
 }
 
-fn blockdev(config: &QemuConfig, block_device: bool) -> String {
-    let disk = &config.disk;
+fn blockdev(disk: &DiskRegion, block_device: bool) -> String {
     json!({
         "driver": "raw",
         "node-name": "disk0",

@@ -1,0 +1,132 @@
+//! A domain of its own for each test.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rtvirtio_ioclient::{Answer, Ask, Client, ClientQueue};
+
+/// A process that serves; ended when dropped.
+pub struct Iod {
+    child: Child,
+    dir: PathBuf,
+}
+
+pub fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_rtvirtio-iod"))
+}
+
+impl Iod {
+    /// Starts one on a configuration, which is written into `dir`.
+    pub fn start(dir: &Path, config: &str) -> Self {
+        Self::try_start(dir, config).unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    /// The same; what it says when it does not start.
+    pub fn try_start(dir: &Path, config: &str) -> Result<Self, String> {
+        let file = dir.join("iod.toml");
+        let text = format!("control = \"{}\"\n{config}", dir.join("ctl").display());
+        std::fs::write(&file, text).unwrap();
+        let mut child = program()
+            .arg("--config")
+            .arg(&file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line == "ready\n" {
+            return Ok(Self { child, dir: dir.to_owned() });
+        }
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let _ = child.wait();
+        Err(said)
+    }
+
+    /// As a crash would end it.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// What its control socket says about everybody.
+    pub fn status(&self) -> String {
+        let mut stream = UnixStream::connect(self.dir.join("ctl")).unwrap();
+        stream.write_all(b"{\"command\": \"status\"}\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Iod {
+    fn drop(&mut self) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// A directory on a file system that does direct I/O, with a disk file of so many MiB.
+pub fn disk(mib: u64) -> tempfile::TempDir {
+    let dir = tempfile::Builder::new().prefix("rtv-iod-").tempdir_in("/var/tmp").unwrap();
+    let file = std::fs::File::create(dir.path().join("disk")).unwrap();
+    file.set_len(mib << 20).unwrap();
+    dir
+}
+
+/// Two VMs, each with one half of the disk.
+pub fn two(dir: &Path, mib: u64, more: &str) -> String {
+    let d = dir.display();
+    let half = mib / 2;
+    format!(
+        "[[device]]\nname = \"d\"\nwindow = 4\n{more}\n\
+         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{d}/disk\"\nsize = \"{half}MiB\"\n\
+         [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{d}/disk\"\noffset = \"{half}MiB\"\nsize = \"{half}MiB\"\n"
+    )
+}
+
+/// The next answer, in no more than 10 s.
+pub fn answer(queue: &mut ClientQueue) -> Option<Answer> {
+    for _ in 0..100_000 {
+        if let Some(answer) = queue.answer() {
+            return Some(answer);
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    None
+}
+
+/// One request and its answer: status and data.
+pub fn ask(client: &mut Client, ask: &Ask, data: Option<&[u8]>) -> (u8, Vec<u8>) {
+    let mem = std::sync::Arc::clone(&client.mem);
+    let queue = &mut client.queues[0];
+    let slot = queue.push(ask).unwrap();
+    let at = queue.data(slot);
+    // The backend does not look before it is told: the ring is published, the kick comes after the data.
+    if let Some(data) = data {
+        mem.write(at, data);
+    }
+    queue.notify().unwrap();
+    let answer = answer(queue).expect("an answer");
+    assert_eq!(answer.slot, slot);
+    (answer.status, mem.read(at, ask.len as usize))
+}
+
+pub const fn read(sector: u64, len: u32) -> Ask {
+    Ask { kind: 0, priority: 0, sector, len }
+}
+
+pub const fn write(sector: u64, len: u32) -> Ask {
+    Ask { kind: 1, priority: 0, sector, len }
+}

@@ -1,0 +1,80 @@
+//! A real guest on a domain that is killed under its hands.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Iod, disk, two};
+use rtvirtio_lab::image;
+use rtvirtio_lab::qemu::{GuestDisk, QemuConfig, QemuGuest};
+
+const KILLS: u32 = 3;
+
+#[test]
+fn a_guest_loses_nothing_when_the_domain_is_killed() {
+    let test = "a_guest_loses_nothing_when_the_domain_is_killed";
+    let image = match image::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
+    };
+    if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+        return rtvirtio_testkit::skip(test, "qemu-system-x86_64 is not installed");
+    }
+    let dir = disk(128);
+    let config = two(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");
+    let mut iod = Iod::start(dir.path(), &config);
+    let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 2 };
+    let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
+    // What the domain says about itself, as the guest's kernel sees it.
+    let patience = Duration::from_secs(20);
+    let seen = guest
+        .exec(&["sh", "-c", "cd /sys/block/vda; cat size queue/write_cache serial; ls mq | wc -l"], patience)
+        .unwrap();
+    let seen = String::from_utf8_lossy(&seen.stdout).into_owned();
+    assert!(seen.starts_with("131072\nwrite back\na"), "{seen}");
+    let verify = guest
+        .spawn(&[
+            "fio",
+            "--name=v",
+            "--filename=/dev/vda",
+            "--rw=randrw",
+            "--bssplit=4k/60:64k/40",
+            "--size=32M",
+            "--io_size=1G",
+            "--time_based",
+            "--runtime=10",
+            "--direct=1",
+            "--ioengine=libaio",
+            "--iodepth=16",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--verify_backlog=64",
+        ])
+        .unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    for _ in 0..KILLS {
+        iod.kill();
+        std::thread::sleep(Duration::from_millis(100));
+        iod = Iod::start(dir.path(), &config);
+        // QEMU tries once a second.
+        std::thread::sleep(Duration::from_millis(1_900));
+    }
+    let mut output = None;
+    for _ in 0..600 {
+        output = guest.poll(verify).unwrap();
+        if output.is_some() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let output = output.expect("fio ends within a minute");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.success(), "{text}");
+    assert!(text.contains("err= 0"), "{text}");
+    let kernel = guest.exec(&["dmesg"], patience).unwrap();
+    let kernel = String::from_utf8_lossy(&kernel.stdout).into_owned();
+    assert!(!kernel.contains("I/O error"), "{kernel}");
+    // The last one served it too, and took over what the others had not answered.
+    assert!(iod.status().contains("\"attached\":true"), "{}", iod.status());
+    guest.stop().unwrap();
+}

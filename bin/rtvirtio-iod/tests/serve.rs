@@ -1,0 +1,182 @@
+//! The process serves what it is told to, and says what it cannot.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Iod, answer, ask, disk, program, read, two, write};
+use rtvirtio_ioclient::load::{Plan, Stream, run};
+use rtvirtio_ioclient::{Ask, Client, Options, SharedMemory};
+
+const BIG: Options = Options { queues: 1, size: 256, buffer: 1 << 20, sealed: true };
+
+fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| (i.wrapping_mul(0x9e37_79b9) ^ seed.wrapping_mul(31) ^ (i >> 9)) as u8).collect()
+}
+
+#[test]
+fn what_is_written_is_read_and_nobody_elses() {
+    let dir = disk(64);
+    let iod = Iod::start(dir.path(), &two(dir.path(), 64, "quantum = \"64KiB\""));
+    let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
+    let mut b = Client::connect(&dir.path().join("b"), BIG).unwrap();
+    assert_eq!((a.capacity, b.capacity), (32 << 20, 32 << 20));
+    // From one sector to sixteen pieces, at places of both halves.
+    for (i, (sector, len)) in
+        [(0, 512), (7, 4_096), (128, 65_536), (1_001, 66_048), (4_096, 1 << 20)].into_iter().enumerate()
+    {
+        let (ours, theirs) = (pattern(i as u64, len as usize), pattern(99 + i as u64, len as usize));
+        assert_eq!(ask(&mut a, &write(sector, len), Some(&ours)).0, 0);
+        assert_eq!(ask(&mut b, &write(sector, len), Some(&theirs)).0, 0);
+        assert_eq!(ask(&mut a, &read(sector, len), None), (0, ours.clone()));
+        assert_eq!(ask(&mut b, &read(sector, len), None), (0, theirs));
+        // A completed flush is on the device: the file itself says the same.
+        assert_eq!(ask(&mut a, &Ask { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
+        let file = std::fs::read(dir.path().join("disk")).unwrap();
+        let at = sector as usize * 512;
+        assert_eq!(&file[at..at + len as usize], ours);
+    }
+    // The end of one's own half is the end of the disk.
+    let last = (32 << 20) / 512;
+    assert_eq!(ask(&mut a, &read(last - 8, 4_096), None).0, 0);
+    assert_eq!(ask(&mut a, &read(last - 7, 4_096), None).0, 1);
+    assert_eq!(ask(&mut a, &write(last, 512), Some(&[0; 512])).0, 1);
+    let (status, id) = ask(&mut a, &Ask { kind: 8, priority: 0, sector: 0, len: 20 }, None);
+    assert_eq!((status, &id[..2]), (0, &b"a\0"[..]));
+    let status = iod.status();
+    assert!(status.contains("\"name\":\"a\"") && status.contains("\"attached\":true"), "{status}");
+}
+
+/// Memory that is not aligned as direct I/O wants it.
+#[test]
+fn unaligned_memory_is_served_too() {
+    let dir = disk(8);
+    let _iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
+    let mem = std::sync::Arc::clone(&a.mem);
+    let data = pattern(5, 4_096);
+    for (kind, direction) in [(1u32, 0u16), (0, 2)] {
+        let queue = &mut a.queues[0];
+        let at = queue.data(0) + 131;
+        mem.write(queue.data(1), &kind.to_le_bytes());
+        mem.write(queue.data(1) + 4, &[0; 12]);
+        mem.write(at, &if kind == 1 { data.clone() } else { vec![0; 4_096] });
+        let guest = |offset: usize| SharedMemory::BASE + offset as u64;
+        queue.describe_raw(0, guest(queue.data(1)), 16, 1, 1);
+        queue.describe_raw(1, guest(at), 1_000, 1 | direction, 2);
+        queue.describe_raw(2, guest(at + 1_000), 3_096, 1 | direction, 3);
+        queue.describe_raw(3, guest(queue.data(2)), 1, 2, 0);
+        queue.offer(0);
+        queue.notify().unwrap();
+        let begin = Instant::now();
+        while !queue.has_answer() && begin.elapsed() < Duration::from_secs(10) {}
+        assert!(queue.raw_answer().is_some());
+        assert_eq!(mem.byte(queue.data(2)), 0);
+        assert_eq!(mem.read(at, 4_096), data);
+    }
+}
+
+#[test]
+fn a_cap_is_kept_and_used() {
+    let dir = disk(8);
+    let config = two(dir.path(), 8, "").replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"400/s\" }\n");
+    let iod = Iod::start(dir.path(), &config);
+    let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
+    let flood = Stream {
+        name: "flood".into(),
+        client: 0,
+        queue: 0,
+        rate: None,
+        depth: 32,
+        block: 4_096,
+        writes: 0.0,
+        priority: 0,
+        span: 4 << 20,
+    };
+    let plan = Plan {
+        warm_up: Duration::from_millis(500),
+        length: Duration::from_secs(2),
+        seed: 1,
+        spin: false,
+    };
+    let got = run(&mut clients, &[flood], &plan).unwrap().remove(0);
+    // Never more; a host that stands still may make it a little less.
+    assert!(got.n <= 801 + 32, "{}", got.n);
+    assert!(got.n >= 720, "{}", got.n);
+    assert!(iod.status().contains("\"cap_hits\":"), "{}", iod.status());
+}
+
+/// Kicks may be missed while nobody looks, answers may come while nobody waits: nothing is forgotten.
+#[test]
+fn many_requests_of_many_queues_all_come_back() {
+    let dir = disk(64);
+    let config = two(dir.path(), 64, "").replace("name = \"b\"\n", "name = \"b\"\nqueues = 4\ndepth = 40\n");
+    let _iod = Iod::start(dir.path(), &config);
+    let mut client =
+        Client::connect(&dir.path().join("b"), Options { queues: 4, ..Options::default() }).unwrap();
+    let (mut asked, mut back) = (0, 0);
+    while back < 20_000 {
+        for queue in &mut client.queues {
+            // More outstanding than the VM may have at the domain: the rest waits in the ring.
+            for _ in 0..7 {
+                if asked < 20_000 && queue.push(&read((asked * 8) % 60_000, 4_096)).is_some() {
+                    asked += 1;
+                }
+            }
+            queue.notify().unwrap();
+            while let Some(answer) = queue.answer() {
+                assert_eq!(answer.status, 0);
+                back += 1;
+            }
+        }
+        if asked == 20_000 && back < asked {
+            for queue in &mut client.queues {
+                while queue.room() < usize::from(queue.size() / 3) {
+                    assert_eq!(answer(queue).expect("an answer").status, 0);
+                    back += 1;
+                }
+            }
+        }
+    }
+    assert_eq!(asked, back);
+}
+
+#[test]
+fn mistakes_are_told_before_anything_runs() {
+    let dir = disk(8);
+    let fails = |config: &str| Iod::try_start(dir.path(), config).err().expect("it does not start");
+    let good = two(dir.path(), 8, "");
+    let said = fails(&good.replace("/disk\"", "/none\""));
+    assert!(said.contains("disk \"a\"") && said.contains("No such file"), "{said}");
+    let said = fails(&good.replace("offset = \"4MiB\"", "offset = \"2MiB\""));
+    assert!(said.contains("disks \"a\" and \"b\" lie on the same part"), "{said}");
+    let said = fails(&good.replace("size = \"4MiB\"", "size = \"40MiB\""));
+    assert!(said.contains("would end at byte"), "{said}");
+    let said = fails(&good.replace("window = 4", "windoww = 4"));
+    assert!(said.contains("line 4") && said.contains("windoww"), "{said}");
+    let first = Iod::start(dir.path(), &good);
+    let said = fails(&good);
+    assert!(said.contains("another"), "{said}");
+    drop(first);
+    let help = program().arg("--help").output().unwrap();
+    assert!(String::from_utf8_lossy(&help.stdout).contains("EXAMPLES"));
+}
+
+/// A file that became shorter is an I/O error for its guest, and for no other.
+#[test]
+fn a_disk_cut_short_is_an_error_of_its_own_guest() {
+    let (dir, other) = (disk(8), disk(8));
+    let (d, o) = (dir.path().display(), other.path().display());
+    let config = format!(
+        "[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{d}/disk\"\n\
+         [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{o}/disk\"\n"
+    );
+    let _iod = Iod::start(dir.path(), &config);
+    let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
+    let mut b = Client::connect(&dir.path().join("b"), BIG).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(ask(&mut a, &read(8_192, 4_096), None).0, 1);
+    assert_eq!(ask(&mut b, &read(8_192, 4_096), None).0, 0);
+}
