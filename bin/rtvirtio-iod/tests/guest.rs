@@ -68,7 +68,8 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         std::thread::sleep(Duration::from_millis(100));
     }
     let output = output.expect("fio ends within a minute");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.success(), "{text}");
     assert!(text.contains("err= 0"), "{text}");
     let kernel = guest.exec(&["dmesg"], patience).unwrap();

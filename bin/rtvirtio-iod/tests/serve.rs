@@ -79,7 +79,8 @@ fn unaligned_memory_is_served_too() {
 #[test]
 fn a_cap_is_kept_and_used() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "").replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"400/s\" }\n");
+    let config = two(dir.path(), 8, "")
+        .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"400/s\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
     let flood = Stream {
@@ -93,12 +94,8 @@ fn a_cap_is_kept_and_used() {
         priority: 0,
         span: 4 << 20,
     };
-    let plan = Plan {
-        warm_up: Duration::from_millis(500),
-        length: Duration::from_secs(2),
-        seed: 1,
-        spin: false,
-    };
+    let plan =
+        Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let got = run(&mut clients, &[flood], &plan).unwrap().remove(0);
     // Never more; a host that stands still may make it a little less.
     assert!(got.n <= 801 + 32, "{}", got.n);

@@ -15,7 +15,10 @@ fn main() {
     let spin = own.get(1).is_some_and(|s| s == "1");
     let mut clients: Vec<Client> = sockets
         .iter()
-        .map(|s| Client::connect(Path::new(s), Options { buffer: 1 << 20, ..Options::default() }).expect("connects"))
+        .map(|s| {
+            Client::connect(Path::new(s), Options { buffer: 1 << 20, ..Options::default() })
+                .expect("connects")
+        })
         .collect();
     let streams: Vec<Stream> = own
         .iter()

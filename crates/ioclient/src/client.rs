@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use vhost::vhost_user::message::VhostUserConfigFlags;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
 use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
@@ -103,6 +103,10 @@ impl Client {
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK;
             frontend.set_protocol_features(there & wanted).map_err(bad("set protocol features"))?;
+            // Every message is answered from here on, so that a refusal is seen.
+            if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
+                frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            }
             let (_, config) = frontend
                 .get_config(0, 60, VhostUserConfigFlags::WRITABLE, &[0; 60])
                 .map_err(bad("get config"))?;

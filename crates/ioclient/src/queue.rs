@@ -190,7 +190,8 @@ impl ClientQueue {
         self.kicked = new;
         let wanted = if self.event_idx {
             // The index behind the used ring: tell me when you have filled this one.
-            let event = self.mem.shared_index(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Acquire);
+            let event =
+                self.mem.shared_index(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Acquire);
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
         } else {
             self.mem.shared_index(self.used).load(Ordering::Acquire) & 1 == 0

@@ -411,6 +411,7 @@ pub struct Frontend {
     socket: PathBuf,
     stop: Arc<AtomicBool>,
     connection: Arc<Mutex<Option<UnixStream>>>,
+    listener: UnixListener,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -422,6 +423,7 @@ impl Frontend {
     pub fn start(disk: DiskInfo, engine: EngineHandle) -> io::Result<Self> {
         let socket = disk.socket.clone();
         let listener = listen(&socket)?;
+        let ours = listener.try_clone()?;
         let stop = Arc::new(AtomicBool::new(false));
         let connection = Arc::new(Mutex::new(None));
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
@@ -440,7 +442,7 @@ impl Frontend {
                 }
             }
         })?;
-        Ok(Self { socket, stop, connection, thread: Some(thread) })
+        Ok(Self { socket, stop, connection, listener: ours, thread: Some(thread) })
     }
 }
 
@@ -485,8 +487,8 @@ impl Drop for Frontend {
                 let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Both);
             }
         }
-        // Wakes the thread that accepts.
-        let _ = UnixStream::connect(&self.socket);
+        // Wakes the thread that accepts, also when somebody removed the socket's name.
+        let _ = rustix::net::shutdown(self.listener.as_fd(), rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,0 +1,327 @@
+//! What a guest, or a QEMU in an attacker's hands, may do to us; and what its neighbour notices of it.
+//!
+//! Each attack is played through the real socket against a domain whose other disk is in use. Afterwards the process is alive, the neighbour got every answer, right and in time, and the attacker's
+//! own disk can be used again by whoever connects next.
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use common::{Iod, ask, disk, read, two, write};
+use rtvirtio_ioclient::{Client, Options, SharedMemory};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+/// Somebody who uses the other disk all the time and checks what comes back.
+struct Neighbour {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, Duration)>,
+}
+
+impl Neighbour {
+    fn start(socket: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut client = Client::connect(&socket, Options::default()).unwrap();
+            let (mut n, mut longest) = (0u64, Duration::ZERO);
+            while !stopped.load(Ordering::Relaxed) {
+                let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
+                let sector = n % 100 * 8;
+                let begin = Instant::now();
+                assert_eq!(ask(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
+                assert_eq!(ask(&mut client, &read(sector, 4_096), None), (0, data));
+                longest = longest.max(begin.elapsed());
+                n += 1;
+            }
+            (n, longest)
+        });
+        Self { stop, thread }
+    }
+
+    fn end(self) -> (u64, Duration) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the neighbour got every answer")
+    }
+}
+
+struct Place {
+    dir: tempfile::TempDir,
+    iod: Iod,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = disk(64);
+        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+        Self { dir, iod }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("a")
+    }
+
+    /// Plays an attack beside the neighbour, and looks at what is left.
+    fn attack(&mut self, name: &str, attack: impl FnOnce(&Path)) {
+        let neighbour = Neighbour::start(self.dir.path().join("b"));
+        std::thread::sleep(Duration::from_millis(50));
+        attack(&self.socket());
+        std::thread::sleep(Duration::from_millis(50));
+        let (n, longest) = neighbour.end();
+        assert!(self.iod.is_alive(), "{name}: the domain died");
+        assert!(n > 0, "{name}: the neighbour got nothing");
+        // A host of tests is busy; a neighbour that is stopped by an attack stays stopped.
+        assert!(longest < Duration::from_secs(2), "{name}: the neighbour waited {longest:?}");
+        let mut next = Client::connect(&self.socket(), Options::default()).expect(name);
+        assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+        eprintln!("{name}: the neighbour did {n} writes and reads, the longest pair took {longest:?}");
+    }
+}
+
+fn connect(socket: &Path) -> Client {
+    Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
+}
+
+/// Chains that are none, or too much of one.
+#[test]
+fn malformed_chains() {
+    let mut place = Place::new();
+    place.attack("malformed chains", |socket| {
+        let mut client = connect(socket);
+        let mem = Arc::clone(&client.mem);
+        let queue = &mut client.queues[0];
+        let guest = |offset: usize| SharedMemory::BASE + offset as u64;
+        let (header, data, table) = (queue.data(0), queue.data(1), queue.data(2));
+        mem.write(header, &[0; 16]);
+        let outside = guest(mem.len()) + 4_096;
+        let chains: &[&[(u64, u32, u16, u16)]] = &[
+            // In circles: of one, of two, and with a status.
+            &[(guest(header), 16, NEXT, 0)],
+            &[(guest(header), 16, NEXT, 1), (guest(data), 4_096, NEXT | WRITE, 0)],
+            &[(guest(header), 16, NEXT, 1), (guest(data), 1, NEXT | WRITE, 1)],
+            // To descriptors that do not exist.
+            &[(guest(header), 16, NEXT, 60_000)],
+            // Outside of memory: header, data, status; at the very end of addresses.
+            &[(outside, 16, NEXT, 1), (guest(data), 1, WRITE, 0)],
+            &[(guest(header), 16, NEXT, 1), (outside, 4_096, NEXT | WRITE, 2), (guest(data), 1, WRITE, 0)],
+            &[(guest(header), 16, NEXT, 1), (guest(data), 512, NEXT | WRITE, 2), (outside, 1, WRITE, 0)],
+            &[(guest(header), 16, NEXT, 1), (u64::MAX - 8, 512, NEXT | WRITE, 2), (u64::MAX, 1, WRITE, 0)],
+            // Across the end of memory.
+            &[
+                (guest(header), 16, NEXT, 1),
+                (guest(mem.len()) - 512, 4_096, NEXT | WRITE, 2),
+                (guest(data), 1, WRITE, 0),
+            ],
+            // No status, no header, nothing.
+            &[(guest(header), 16, 0, 0)],
+            &[(guest(data), 1, WRITE, 0)],
+            &[(guest(header), 0, 0, 0)],
+            &[(guest(header), 15, NEXT, 1), (guest(data), 1, WRITE, 0)],
+            // Huge: 4 GiB of data, twice.
+            &[
+                (guest(header), 16, NEXT, 1),
+                (guest(data), u32::MAX, NEXT | WRITE, 2),
+                (guest(data), u32::MAX, NEXT | WRITE, 3),
+                (guest(data), 1, WRITE, 0),
+            ],
+            // Written to before read from.
+            &[(guest(data), 1, NEXT | WRITE, 1), (guest(header), 16, 0, 0)],
+            // Indirect tables: of odd length, empty, huge, of themselves, outside.
+            &[(guest(table), 17, INDIRECT, 0)],
+            &[(guest(table), 0, INDIRECT, 0)],
+            &[(guest(table), u32::MAX & !15, INDIRECT, 0)],
+            &[(guest(table), 64, INDIRECT, 0)],
+            &[(outside, 64, INDIRECT, 0)],
+        ];
+        // A table whose entry is a table.
+        mem.write(table, &guest(table).to_le_bytes());
+        mem.write(table + 8, &64u32.to_le_bytes());
+        mem.write(table + 12, &INDIRECT.to_le_bytes());
+        let mut answered = 0;
+        for chain in chains {
+            for (i, (address, len, flags, next)) in chain.iter().enumerate() {
+                queue.describe_raw(i as u16, *address, *len, *flags, *next);
+            }
+            for _ in 0..20 {
+                queue.offer(0);
+            }
+            queue.notify().unwrap();
+            let begin = Instant::now();
+            while answered % 20 != 0 || begin.elapsed() < Duration::from_millis(20) {
+                answered += u64::from(queue.raw_answer().is_some());
+                if begin.elapsed() > Duration::from_secs(5) {
+                    break;
+                }
+            }
+        }
+        // Each of them went back, for a device must not keep what it cannot read.
+        assert_eq!(answered, 20 * chains.len() as u64);
+    });
+}
+
+/// Rings that lie.
+#[test]
+fn broken_rings() {
+    let mut place = Place::new();
+    place.attack("an available index that jumps", |socket| {
+        let mut client = connect(socket);
+        for index in [10_000, 3, 60_000] {
+            client.queues[0].claim(index);
+            client.queues[0].kick.write(1).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    place.attack("heads that do not exist, and one head many times", |socket| {
+        let mut client = connect(socket);
+        let queue = &mut client.queues[0];
+        for head in [60_000u16, 0, 0, 0, 255, 256] {
+            for _ in 0..30 {
+                queue.offer(head);
+            }
+            queue.notify().unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    });
+    place.attack("a used ring that nobody reads", |socket| {
+        let mut client = connect(socket);
+        let queue = &mut client.queues[0];
+        let slot = queue.push(&read(0, 4_096)).unwrap();
+        for _ in 0..2_000 {
+            // The same request again and again, whether or not it was answered.
+            queue.offer(slot * 3);
+            queue.kick.write(1).unwrap();
+        }
+    });
+}
+
+#[test]
+fn storms() {
+    let mut place = Place::new();
+    place.attack("a million kicks for nothing", |socket| {
+        let client = connect(socket);
+        for _ in 0..1_000_000 {
+            client.queues[0].kick.write(1).unwrap();
+        }
+    });
+    place.attack("connections that come and go, with requests under way", |socket| {
+        for i in 0..60 {
+            let mut client = connect(socket);
+            while client.queues[0].push(&read(i * 128, 65_536)).is_some() {}
+            client.queues[0].notify().unwrap();
+        }
+    });
+    place.attack("queues that are stopped and started with requests under way", |socket| {
+        let mut client = connect(socket);
+        for _ in 0..100 {
+            for _ in 0..4 {
+                let _ = client.queues[0].push(&read(0, 65_536));
+            }
+            client.queues[0].notify().unwrap();
+            client.raw().get_vring_base(0).unwrap();
+            while client.queues[0].answer().is_some() {}
+            let kick = client.queues[0].kick.try_clone().unwrap();
+            let call = client.queues[0].call.try_clone().unwrap();
+            client.raw().set_vring_call(0, &call).unwrap();
+            client.raw().set_vring_kick(0, &kick).unwrap();
+        }
+    });
+}
+
+/// A QEMU that is not one.
+#[test]
+fn a_frontend_that_lies() {
+    let mut place = Place::new();
+    place.attack("memory that can be cut off", |socket| {
+        let e = Client::connect(socket, Options { sealed: false, ..Options::default() });
+        assert!(e.is_err(), "unsealed memory is refused");
+    });
+    place.attack("memory that is cut off although it was sealed", |socket| {
+        let client = connect(socket);
+        let file = format!("/proc/self/fd/{}", client.mem.fd());
+        // The seal holds.
+        assert!(File::options().write(true).open(file).and_then(|f| f.set_len(0)).is_err());
+    });
+    place.attack("rings outside of memory", |socket| {
+        let mut client = connect(socket);
+        let size = client.queues[0].size();
+        for address in [0, u64::MAX - 64, client.mem.address() + client.mem.len() as u64 - 8] {
+            let lie = VringConfigData {
+                queue_max_size: size,
+                queue_size: size,
+                flags: 0,
+                desc_table_addr: address & !15,
+                used_ring_addr: address & !3,
+                avail_ring_addr: address & !1,
+                log_addr: None,
+            };
+            let _ = client.raw().set_vring_addr(0, &lie);
+        }
+    });
+    place.attack("memory regions that overlap or are not there", |socket| {
+        let mut client = connect(socket);
+        let region = |address: u64, size: u64| VhostUserMemoryRegionInfo {
+            guest_phys_addr: address,
+            memory_size: size,
+            userspace_addr: client.mem.address(),
+            mmap_offset: 0,
+            mmap_handle: client.mem.fd(),
+        };
+        let (len, far) = (client.mem.len() as u64, 1 << 40);
+        let lies = [
+            vec![region(0, len), region(4_096, len)],
+            vec![region(0, far)],
+            vec![region(u64::MAX - 4_095, 4_096)],
+        ];
+        for regions in lies {
+            let _ = client.raw().set_mem_table(&regions);
+        }
+    });
+    place.attack("bytes that are no messages", |socket| {
+        for seed in 0u64..40 {
+            let mut stream = UnixStream::connect(socket).unwrap();
+            let bytes: Vec<u8> =
+                (0..600u64).map(|i| ((i + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect();
+            let _ = stream.write_all(&bytes[..(seed as usize * 15).max(1)]);
+        }
+        // And half a message, by somebody who then says nothing: his own disk waits for him, nobody else.
+        let mut stream = UnixStream::connect(socket).unwrap();
+        let _ = stream.write_all(&[1, 0, 0, 0, 1]);
+        std::thread::sleep(Duration::from_millis(200));
+    });
+}
+
+/// Whoever passes something else than an eventfd for kick or call is refused: a file would be readable for ever, a full pipe would make us wait.
+#[test]
+fn descriptors_that_are_no_eventfds() {
+    use std::os::fd::{FromRawFd, IntoRawFd};
+    let mut place = Place::new();
+    place.attack("a file and a pipe as kick and call", |socket| {
+        for path in ["/dev/zero", "/dev/null", "/proc/self/exe"] {
+            let mut client = connect(socket);
+            let fd = File::open(path).unwrap().into_raw_fd();
+            // SAFETY: the descriptor is ours and open; nobody else owns it.
+            let fake = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fd) };
+            assert!(client.raw().set_vring_kick(0, &fake).is_err(), "{path} as kick");
+            // One frontend at a time.
+            drop(client);
+            let mut client = connect(socket);
+            assert!(client.raw().set_vring_call(0, &fake).is_err(), "{path} as call");
+        }
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        let mut client = connect(socket);
+        // SAFETY: as above.
+        let fake = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(writer.into_raw_fd()) };
+        assert!(client.raw().set_vring_call(0, &fake).is_err(), "a pipe as call");
+        drop(reader);
+    });
+}
