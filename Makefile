@@ -9,7 +9,7 @@ help:
 	@echo "make demo     the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
 	@echo "make test     all checks"
 	@echo "make build    target/release/rtvirtio"
-	@echo "make install  PREFIX/bin/rtvirtio (PREFIX=$(PREFIX))"
+	@echo "make install  rtvirtio and rtvirtio-iod in PREFIX/bin (PREFIX=$(PREFIX))"
 
 deps:
 	@sh scripts/deps.sh
@@ -31,6 +31,7 @@ test: deps
 
 install: build
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
+	install -D -m 755 target/release/rtvirtio-iod $(DESTDIR)$(PREFIX)/bin/rtvirtio-iod
 
 clean:
 	cargo clean

@@ -101,7 +101,7 @@ fn answer(stream: &UnixStream, handles: &[(String, EngineHandle)]) -> anyhow::Re
     std::io::Read::take(BufReader::new(stream), 4_096).read_line(&mut line)?;
     let asked: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
     let reply = match asked.get("command").and_then(|c| c.as_str()) {
-        Some("status") => serde_json::json!({ "vms": report(handles) }),
+        Some("status") => serde_json::to_value(report(handles))?,
         _ => serde_json::json!({ "error": "there is the command \"status\"" }),
     };
     let mut out = stream;

@@ -164,6 +164,9 @@ Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
     /// The experiments: datasets, the paper's cases, how well predictions hold
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// The I/O domain: a process that serves and schedules the disks of VMs
+    #[command(subcommand)]
+    Iod(IodCommand),
     /// Serves a twin's FUSE file; started by the lab
     #[command(hide = true)]
     TwinServe(TwinServeArgs),
@@ -417,4 +420,23 @@ pub struct TwinServeArgs {
     /// Where to mount.
     #[arg(long)]
     pub mount: PathBuf,
+}
+
+/// `iod`.
+#[derive(Subcommand, Debug)]
+pub enum IodCommand {
+    /// What each VM gets: rates, tails, (alpha, Delta), regulator hits
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio iod status
+  rtvirtio iod status --json | jq '.vms[] | {name, p9999: .read.p9999_ns}'")]
+    Status(IodStatusArgs),
+}
+
+/// `iod status`.
+#[derive(Args, Debug)]
+pub struct IodStatusArgs {
+    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
 }

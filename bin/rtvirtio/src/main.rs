@@ -47,6 +47,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Lab(command) => cmd::lab::run(command, global, ui),
         Command::Demo(args) => cmd::demo::run(args, global, ui),
         Command::Bench(command) => cmd::bench::run(command, global, ui),
+        Command::Iod(command) => cmd::iod::run(command, global, ui),
         Command::TwinServe(args) => serve_twin(args),
     }
 }

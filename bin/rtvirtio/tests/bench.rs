@@ -175,3 +175,34 @@ fn contention_in_small() {
     assert!(page.contains("Fig. 2") && page.contains("<svg"), "the page has its figure");
     site.assert_clean();
 }
+
+#[test]
+fn the_io_domain_in_small() {
+    let test = "the_io_domain_in_small";
+    if !can_run(test) {
+        return;
+    }
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
+    if !program.exists() {
+        return rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
+    }
+    let site = Site::new();
+    let out = site.dir.path().join("iod");
+    let args = ["bench", "iod", "--repeat", "1", "--for", "500ms", "--out", out.to_str().unwrap()];
+    let (_, result) = site.json(&args);
+    let value = |id: &str| {
+        let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
+        let claim = claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
+        claim["value"].as_f64().unwrap()
+    };
+    assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four schemes");
+    // Half a second on a busy machine proves no tail; but rates are kept and the flood gets something, or the domain does not schedule.
+    assert!(value("iod.flood.rate_kept") > 0.5, "{}", value("iod.flood.rate_kept"));
+    assert!(value("iod.flood.of_the_rest") > 0.2);
+    assert!(value("iod.flood.p50_ms.edf") < value("iod.flood.p50_ms.fifo"), "deadlines go before a flood");
+    assert!(value("iod.regulator.error_us") >= 0.0);
+    // What was measured can be shown again.
+    let (_, again) = site.json(&["bench", "iod", "--report-only", "--out", out.to_str().unwrap()]);
+    assert_eq!(again["claims"], result["claims"]);
+    site.assert_clean();
+}

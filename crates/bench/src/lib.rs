@@ -13,6 +13,7 @@ pub mod claims;
 pub mod contention;
 pub mod dataset;
 pub mod design;
+pub mod iod;
 pub mod load;
 pub mod networks;
 pub mod passes;

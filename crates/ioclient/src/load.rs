@@ -47,6 +47,8 @@ pub struct Got {
     pub rate: f64,
     /// Due before the end and not answered by then.
     pub unanswered: u64,
+    /// Intended start and answer of each, in ns of CLOCK_MONOTONIC.
+    pub spans: Vec<(u64, u64)>,
     hist: Histogram<u64>,
     max: u64,
 }
@@ -110,7 +112,9 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
         .iter()
         .map(|c| c.queues.iter().map(|q| vec![None; usize::from(q.size())]).collect())
         .collect();
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let begin = Instant::now();
+    let base = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
     let (from, end) = (plan.warm_up.as_nanos() as u64, (plan.warm_up + plan.length).as_nanos() as u64);
     loop {
         let now = begin.elapsed().as_nanos() as u64;
@@ -123,7 +127,7 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
                     let slot = slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(answer.slot)));
                     let Some((stream, intended)) = slot.and_then(Option::take) else { continue };
                     let now = begin.elapsed().as_nanos() as u64;
-                    running[stream].answered(now, intended, answer.status, from);
+                    running[stream].answered((now, intended), answer.status, from, base);
                 }
             }
         }
@@ -199,7 +203,16 @@ impl Running {
         // 1 ns to 1000 s at three digits: constants within the type's range.
         let hist = Histogram::new_with_bounds(1, 1_000_000_000_000, 3)
             .unwrap_or_else(|_| unreachable!("constant bounds"));
-        let got = Got { name: stream.name.clone(), n: 0, errors: 0, rate: 0.0, unanswered: 0, hist, max: 0 };
+        let got = Got {
+            name: stream.name.clone(),
+            n: 0,
+            errors: 0,
+            rate: 0.0,
+            unanswered: 0,
+            spans: Vec::new(),
+            hist,
+            max: 0,
+        };
         Self {
             stream: stream.clone(),
             random,
@@ -237,7 +250,7 @@ impl Running {
         }
     }
 
-    fn answered(&mut self, now: u64, intended: u64, status: u8, from: u64) {
+    fn answered(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
         self.outstanding -= 1;
         if intended < from {
             return;
@@ -247,5 +260,6 @@ impl Running {
         self.got.errors += u64::from(status != 0);
         self.got.hist.saturating_record(latency);
         self.got.max = self.got.max.max(latency);
+        self.got.spans.push((base + intended, base + now.max(intended)));
     }
 }

@@ -245,13 +245,13 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let (_dir, config) = file(1 << 20);
-        let missing = BackingConfig { path: "/nowhere/disk".into(), ..config.clone() };
-        assert!(Backing::open(&missing).unwrap_err().to_string().contains("/nowhere/disk"));
         let long = BackingConfig { offset: 1 << 19, size: Some(1 << 20), ..config.clone() };
         assert!(matches!(Backing::open(&long), Err(BackingError::Short { .. })));
         let odd = BackingConfig { offset: 100, ..config.clone() };
         assert!(matches!(Backing::open(&odd), Err(BackingError::Alignment { .. })));
-        let dir = BackingConfig { path: "/".into(), read_only: true, ..config };
+        let missing = BackingConfig { path: "/nowhere/disk".into(), ..config };
+        assert!(Backing::open(&missing).unwrap_err().to_string().contains("/nowhere/disk"));
+        let dir = BackingConfig { path: "/".into(), read_only: true, ..missing };
         assert!(Backing::open(&dir).is_err());
     }
 

@@ -297,6 +297,14 @@ pub enum FileError {
         /// What.
         source: ConfigError,
     },
+    /// Two settings that hurt each other.
+    #[error(
+        "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us); leave one of them out"
+    )]
+    Conflict {
+        /// The device.
+        device: String,
+    },
     /// A name or socket twice.
     #[error("{what} \"{name}\" is there twice")]
     Twice {
@@ -328,6 +336,9 @@ impl File {
         let mut seen = std::collections::BTreeSet::new();
         for device in &file.devices {
             once(&mut seen, "device", &device.name)?;
+            if device.fifo.is_some() && device.poll.0 > 0 {
+                return Err(FileError::Conflict { device: device.name.clone() });
+            }
             for disk in &device.disks {
                 once(&mut seen, "disk", &disk.name)?;
                 once(&mut seen, "socket", &disk.socket.to_string_lossy())?;
@@ -492,6 +503,7 @@ write_cap = { bytes = "20MB/s", requests = "500/s", peak = 4 }
         };
         assert!(of("window = 2", "windw = 2").contains("line 4"), "{}", of("window = 2", "windw = 2"));
         assert!(of("\"15%\"", "\"15\"").contains("line 12"));
+        assert!(of("window = 2", "fifo = 10\npoll = \"50us\"").contains("50 ms in every second"));
         assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
         assert!(of("logger.sock", "plc.sock").contains("twice"));
         let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");

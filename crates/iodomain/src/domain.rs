@@ -193,42 +193,78 @@ pub struct VmReport {
     pub broken: u64,
 }
 
-/// What all VMs got since the start.
-#[must_use]
-pub fn report(handles: &[(String, EngineHandle)]) -> Vec<VmReport> {
-    let of = |device: &str, vm: VmStatus| {
-        let flow = |i: usize| {
-            let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
-            FlowReport {
-                requests: vm.counters.finished[i],
-                bytes: vm.counters.bytes[i],
-                p50_ns: l.at(50.0).0,
-                p99_ns: l.at(99.0).0,
-                p9999_ns: if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 },
-                max_ns: l.max().0,
-                alpha_bytes_per_second: c.bytes_per_second,
-                delta_ns: c.longest_gap_ns,
-                cap_hits: vm.counters.hits[i],
-            }
-        };
-        VmReport {
-            device: device.to_owned(),
-            attached: vm.queues > 0,
-            outstanding: vm.outstanding,
-            read: flow(0),
-            write: flow(1),
-            reserved: vm.counters.reserved,
-            shared: vm.counters.shared,
-            errors: vm.errors,
-            malformed: vm.malformed,
-            broken: vm.broken,
-            name: vm.name,
+/// One device.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// Pieces that it may hold now.
+    pub window: u32,
+    /// Pieces that a regulator held.
+    pub held: u64,
+    /// How much later than the exact moment such a piece went: median, in ns.
+    pub late_p50_ns: u64,
+    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    pub late_p9999_ns: u64,
+}
+
+/// Everybody.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// The devices.
+    pub devices: Vec<DeviceReport>,
+    /// Their VMs.
+    pub vms: Vec<VmReport>,
+}
+
+fn tail(l: &engine::Latencies) -> u64 {
+    if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 }
+}
+
+fn vm_report(device: &str, vm: VmStatus) -> VmReport {
+    let flow = |i: usize| {
+        let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
+        FlowReport {
+            requests: vm.counters.finished[i],
+            bytes: vm.counters.bytes[i],
+            p50_ns: l.at(50.0).0,
+            p99_ns: l.at(99.0).0,
+            p9999_ns: tail(l),
+            max_ns: l.max().0,
+            alpha_bytes_per_second: c.bytes_per_second,
+            delta_ns: c.longest_gap_ns,
+            cap_hits: vm.counters.hits[i],
         }
     };
-    let mut all = Vec::new();
-    for (device, handle) in handles {
-        let vms = handle.ask(|reply| Command::Status { reply }).unwrap_or_default();
-        all.extend(vms.into_iter().map(|vm| of(device, vm)));
+    VmReport {
+        device: device.to_owned(),
+        attached: vm.queues > 0,
+        outstanding: vm.outstanding,
+        read: flow(0),
+        write: flow(1),
+        reserved: vm.counters.reserved,
+        shared: vm.counters.shared,
+        errors: vm.errors,
+        malformed: vm.malformed,
+        broken: vm.broken,
+        name: vm.name,
+    }
+}
+
+/// What all VMs got since the start.
+#[must_use]
+pub fn report(handles: &[(String, EngineHandle)]) -> Report {
+    let mut all = Report::default();
+    for (name, handle) in handles {
+        let Ok(status) = handle.ask(|reply| Command::Status { reply }) else { continue };
+        all.devices.push(DeviceReport {
+            name: name.clone(),
+            window: status.window,
+            held: status.late.n(),
+            late_p50_ns: status.late.at(50.0).0,
+            late_p9999_ns: tail(&status.late),
+        });
+        all.vms.extend(status.vms.into_iter().map(|vm| vm_report(name, vm)));
     }
     all
 }

@@ -18,7 +18,7 @@ use rtvirtio_iosched::{Config, ConfigError, Scheduler};
 use rtvirtio_units::Nanos;
 
 use crate::backing::Backing;
-pub use command::{Command, EngineHandle, Stopped, VmStatus, VringStart};
+pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
 pub use table::Latencies;
 
 /// Longest serial number of a disk.

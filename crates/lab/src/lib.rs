@@ -7,9 +7,11 @@ mod lab;
 mod loops;
 pub mod proc;
 pub mod qemu;
+mod ram_disk;
 pub mod state;
 pub mod twin;
 pub mod workload;
 
 pub use file_disk::FileDisk;
 pub use lab::{Lab, LabError, UpOptions};
+pub use ram_disk::RamDisk;

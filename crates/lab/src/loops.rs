@@ -44,6 +44,16 @@ pub(crate) fn attach(file: &Path) -> Result<PathBuf, TwinError> {
     losetup(&["--find", "--show", "--direct-io=on"], file).map(PathBuf::from)
 }
 
+/// Without direct I/O, which memory file systems of older kernels lack.
+pub(crate) fn attach_buffered(file: &Path) -> Result<PathBuf, TwinError> {
+    losetup(&["--find", "--show"], file).map(PathBuf::from)
+}
+
+/// Detaches a device as soon as nobody has it open.
+pub(crate) fn detach_later(device: &Path) -> Result<(), TwinError> {
+    losetup(&["--detach"], device).map(|_| ())
+}
+
 pub(crate) fn detach(device: &Path) -> Result<(), TwinError> {
     losetup(&["--detach"], device)?;
     // Detaching is asynchronous while somebody still holds the device open.

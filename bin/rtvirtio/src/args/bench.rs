@@ -43,6 +43,14 @@ EXAMPLES
         after_help = "EXAMPLES\n  rtvirtio bench plan --model data/qlc-nvme.model.json\n  rtvirtio bench plan --repeat 50 --json | jq .claims"
     )]
     Plan(BenchPlanArgs),
+    /// The I/O domain beside what is there today: a flood next to declared rates, and the cost of a request
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench iod --repeat 3 --html iod.html
+  rtvirtio bench iod --report-only --json | jq .claims
+
+Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
+    Iod(BenchIodArgs),
     /// All claims and figures of the datasets in a directory, on one page
     #[command(after_help = "\
 EXAMPLES
@@ -51,6 +59,32 @@ EXAMPLES
 
 Measures nothing. Exit code 2 when a claim is not met.")]
     Report(BenchReportArgs),
+}
+
+/// `bench iod`.
+#[derive(Args, Debug)]
+pub struct BenchIodArgs {
+    /// Emulated device for the flood
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Rounds
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repeat: usize,
+    /// Length of each run
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// Leave out the comparison with qemu-storage-daemon, and the regulator
+    #[arg(long)]
+    pub no_peer: bool,
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// `bench report`.

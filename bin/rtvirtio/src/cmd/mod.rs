@@ -4,6 +4,7 @@ pub mod apply;
 pub mod bench;
 pub mod check;
 pub mod demo;
+pub mod iod;
 pub mod lab;
 pub mod plan;
 pub mod profile;

@@ -92,11 +92,22 @@ pub enum Command {
     },
     /// How is everybody?
     Status {
-        /// One for each VM.
-        reply: SyncSender<Vec<VmStatus>>,
+        /// All of it.
+        reply: SyncSender<EngineStatus>,
     },
     /// End.
     Quit,
+}
+
+/// How an engine is.
+#[derive(Clone, Debug)]
+pub struct EngineStatus {
+    /// One for each VM.
+    pub vms: Vec<VmStatus>,
+    /// Pieces that the device may hold now.
+    pub window: u32,
+    /// How much later than the exact moment pieces went that a regulator had held.
+    pub late: Latencies,
 }
 
 /// How a VM is served.

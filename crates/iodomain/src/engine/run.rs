@@ -12,7 +12,7 @@ use rtvirtio_units::Nanos;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::command::{Command, VmStatus, VringStart};
+use super::command::{Command, EngineStatus, VmStatus, VringStart};
 use super::data::{fill, host_priority, transfer, unbounce, write_id};
 use super::table::{Latencies, Requests, Running};
 use super::uring::{About, Answer, Uring};
@@ -49,6 +49,9 @@ pub struct Loop {
     commands: Receiver<Command>,
     doorbell: Arc<OwnedFd>,
     generation: u32,
+    /// When a regulator lets the next piece go.
+    held_until: Option<Nanos>,
+    late: Latencies,
     quit: bool,
 }
 
@@ -98,6 +101,8 @@ impl Loop {
             commands,
             doorbell,
             generation: 0,
+            held_until: None,
+            late: Latencies::new(),
             quit: false,
         };
         engine.ring.watch(engine.doorbell.as_raw_fd(), About::Doorbell).map_err(io("io_uring"))?;
@@ -250,10 +255,24 @@ impl Loop {
     /// Gives the device what the scheduler lets go; the moment at which it wants to be asked again.
     fn dispatch(&mut self) -> io::Result<Nanos> {
         loop {
-            match self.scheduler.next(now()) {
-                Next::Piece(piece) => self.give(piece)?,
-                Next::Wait(at) => return Ok(at),
-                Next::Full | Next::Idle => return Ok(Nanos(u64::MAX)),
+            let time = now();
+            match self.scheduler.next(time) {
+                Next::Piece(piece) => {
+                    // What goes before that moment came from elsewhere.
+                    if let Some(at) = self.held_until.take_if(|at| time >= *at) {
+                        self.late.add(Nanos(time.0 - at.0));
+                    }
+                    self.give(piece)?;
+                }
+                Next::Wait(at) => {
+                    self.held_until = Some(at);
+                    return Ok(at);
+                }
+                Next::Full | Next::Idle => {
+                    // A moment at which the device was full is not the regulator's.
+                    self.held_until = None;
+                    return Ok(Nanos(u64::MAX));
+                }
             }
         }
     }
@@ -456,7 +475,9 @@ impl Loop {
                 let _ = reply.send(done);
             }
             Command::Status { reply } => {
-                let _ = reply.send((0..self.vms.len()).map(|i| self.status(time, i)).collect());
+                let vms = (0..self.vms.len()).map(|i| self.status(time, i)).collect();
+                let window = self.scheduler.window();
+                let _ = reply.send(EngineStatus { vms, window, late: self.late.clone() });
             }
             Command::Quit => self.quit = true,
         }

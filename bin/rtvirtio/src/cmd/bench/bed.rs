@@ -160,6 +160,12 @@ impl<'a> Bed<'a> {
         Ok(())
     }
 
+    /// The device without a scheduler of the kernel, for one that schedules above it, and its size in bytes.
+    pub fn plain(&self) -> anyhow::Result<(PathBuf, u64)> {
+        self.site.device.set_elevator(&Root::default(), "none")?;
+        Ok((self.lab()?.device().to_owned(), MADE_SIZE.0))
+    }
+
     /// The stage on it.
     pub fn stage(&self) -> anyhow::Result<Stage<'_>> {
         let work: PathBuf = self.global.run_dir.join("fio");

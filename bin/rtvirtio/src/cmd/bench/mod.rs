@@ -5,6 +5,7 @@ pub mod bed;
 mod cases;
 mod contention;
 mod found;
+mod iod;
 mod page;
 mod plan;
 mod report;
@@ -27,6 +28,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Contention(args) => contention::run(args, global, ui),
         BenchCommand::Accuracy(args) => accuracy::run(args, ui),
         BenchCommand::Plan(args) => plan::run(args, ui),
+        BenchCommand::Iod(args) => iod::run(args, global, ui),
         BenchCommand::Report(args) => report::run(args, ui),
     }
 }

@@ -10,7 +10,7 @@ use rtvirtio_bench::dataset::Dataset;
 
 use super::found::Found;
 use super::sweep::IN_GUESTS;
-use super::{accuracy, cases, contention};
+use super::{accuracy, cases, contention, iod};
 use crate::args::BenchReportArgs;
 use crate::cmd::write_file;
 use crate::model_choice;
@@ -26,7 +26,9 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         let found = one(&args.data, &name, &path, ui);
         found.inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
-    let all = datasets(&args.data)?.into_iter().filter_map(usable).reduce(Found::with);
+    let iod = args.data.join(iod::FILE);
+    let iod = iod.exists().then(|| iod::found(&iod)).transpose()?;
+    let all = datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
     if let Some(out) = &args.markdown {
         write_file(out, all.markdown().as_bytes())?;

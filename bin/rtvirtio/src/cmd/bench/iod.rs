@@ -1,0 +1,357 @@
+//! `rtvirtio bench iod`: the I/O domain beside what is there today.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rtvirtio_bench::claims::Claim;
+use rtvirtio_bench::iod::{
+    Cost, DEPTHS, FLOOD_SCHEMES, FloodScheme, IodData, PROTECTED, as_run, claims, flood_config,
+    flood_streams, socket,
+};
+use rtvirtio_ioclient::load::{Plan, Stream, run as run_load};
+use rtvirtio_ioclient::{Client, Options};
+use rtvirtio_lab::RamDisk;
+use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_measure::noise::NoiseProbe;
+use rtvirtio_measure::{HostFacts, Run};
+use rtvirtio_report::{BenchSection, BenchTable};
+use rtvirtio_spec::LabKind;
+use rtvirtio_stats::Random;
+use rtvirtio_units::Bytes;
+
+use super::bed::Bed;
+use super::found::Found;
+use crate::args::{BenchIodArgs, Global};
+use crate::cmd::verify::generated;
+use crate::cmd::{iod, need_root, write_file};
+use crate::ui::Ui;
+
+/// Where the result lies in a directory of results.
+pub const FILE: &str = "iod.json";
+/// Size of the device in memory.
+const RAM: Bytes = Bytes(512 << 20);
+/// Before a load is counted.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// Until a backend listens.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The peer.
+const PEER: &str = "qemu-storage-daemon";
+
+/// `rtvirtio bench iod`.
+pub fn run(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.out.join(FILE);
+    if !args.report_only {
+        need_root("bench iod")?;
+        let data = measure(args, global, ui)?;
+        std::fs::create_dir_all(&args.out)?;
+        write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
+        ui.step(&format!("wrote {}", path.display()));
+    }
+    found(&path)?.tell("rtvirtio: the I/O domain", args.html.as_deref(), ui)
+}
+
+/// What a result shows.
+pub fn found(path: &Path) -> anyhow::Result<Found> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let data: IodData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let claims = claims(&data);
+    let lead = vec![format!(
+        "{}: {} rounds; {}. Measured by a vhost-user-blk frontend without a VM, from the intended start of each request.",
+        data.host.device,
+        data.rounds.len(),
+        data.command
+    )];
+    Ok(Found {
+        text: table(&claims),
+        sections: vec![section(&data.rounds)],
+        runs: data.rounds.into_iter().flatten().collect(),
+        host: data.host,
+        claims,
+        lead,
+    })
+}
+
+fn table(claims: &[Claim]) -> String {
+    let limit = |c: &Claim| match (c.at_least, c.at_most) {
+        (Some(l), _) => format!("(at least {l})"),
+        (_, Some(l)) => format!("(at most {l})"),
+        _ => String::new(),
+    };
+    claims
+        .iter()
+        .map(|c| {
+            let met = if c.met { "" } else { "  NOT MET" };
+            format!(
+                "{:<34} {:>9.3} {:<6} {:<16} n {:>3}  {}{met}\n",
+                c.id,
+                c.value,
+                c.unit,
+                limit(c),
+                c.n,
+                c.what
+            )
+        })
+        .collect()
+}
+
+fn section(rounds: &[Vec<Run>]) -> BenchSection {
+    let head =
+        ["round", "scheme", "task", "rate", "p50", "p99", "p99.99", "longest"].map(str::to_owned).to_vec();
+    let rows = rounds.iter().enumerate().flat_map(|(i, runs)| {
+        runs.iter().flat_map(move |run| {
+            run.tasks.iter().map(move |t| {
+                vec![
+                    (i + 1).to_string(),
+                    run.scheme.clone(),
+                    format!("{}/{}", t.vm, t.task),
+                    format!("{:.0}", t.achieved_rate.0),
+                    t.p50_ns.to_string(),
+                    t.p99_ns.to_string(),
+                    t.p9999_ns.to_string(),
+                    t.max_ns.to_string(),
+                ]
+            })
+        })
+    });
+    BenchSection {
+        title: "A flood beside declared rates".to_owned(),
+        tables: vec![BenchTable { label: "flood".to_owned(), head, rows: rows.collect() }],
+        ..BenchSection::default()
+    }
+}
+
+fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodData> {
+    let length = Duration::from_nanos(args.length.0);
+    let dir = tempfile::Builder::new().prefix("rtvirtio-iod-").tempdir()?;
+    let Some(twin) = args.device.strip_prefix("twin:") else {
+        bail!("{}: the flood is played on an emulated device, `twin:NAME`", args.device);
+    };
+    let read = mean_service(&TwinProfile::load(twin)?, Access::Read, 4_096);
+    let mut rounds = Vec::new();
+    let bed = Bed::made(&args.device, 1, LabKind::Process, global, ui)?;
+    let facts = bed.facts();
+    let (device, size) = bed.plain()?;
+    let total = (args.repeat * FLOOD_SCHEMES.len()) as u64;
+    let mut bar = ui.bar("a flood beside declared rates", total);
+    for round in 0..args.repeat {
+        // In an order of chance, so that a host that becomes slower hits all alike.
+        let mut order: Vec<usize> = (0..FLOOD_SCHEMES.len()).collect();
+        Random::new(round as u64 + 1).shuffle(&mut order);
+        let mut runs: Vec<Option<Run>> = vec![None; FLOOD_SCHEMES.len()];
+        for (done, i) in order.into_iter().enumerate() {
+            bar.set((round * FLOOD_SCHEMES.len() + done) as u64);
+            ui.check_cancelled()?;
+            let scheme = &FLOOD_SCHEMES[i];
+            let config = flood_config(scheme, &device, size, read, dir.path());
+            runs[i] = Some(flood(scheme, &config, dir.path(), size, length, round as u64)?);
+        }
+        rounds.push(runs.into_iter().flatten().collect());
+    }
+    drop(bar);
+    bed.remove()?;
+    let (pairs, late) = if args.no_peer { (Vec::new(), None) } else { costs(args, dir.path(), ui)? };
+    Ok(IodData {
+        schema: IodData::SCHEMA.to_owned(),
+        host: HostFacts { vmm: "none: a frontend without a VM".to_owned(), ..facts },
+        command: format!("rtvirtio bench iod {} --for {} --repeat {}", args.device, args.length, args.repeat),
+        generated: generated(),
+        rounds,
+        pairs,
+        late,
+    })
+}
+
+fn flood(
+    scheme: &FloodScheme,
+    config: &str,
+    dir: &Path,
+    size: u64,
+    length: Duration,
+    seed: u64,
+) -> anyhow::Result<Run> {
+    let domain = Backend::ours(dir, config)?;
+    let mut clients = Vec::new();
+    for vm in 0..=PROTECTED {
+        clients.push(Client::connect(&socket(dir, vm), Options::default())?);
+    }
+    let streams = flood_streams(scheme.flood, size / (PROTECTED as u64 + 1) / 4_096 * 4_096);
+    let plan = Plan { warm_up: WARM_UP, length, seed, spin: false };
+    let probe = NoiseProbe::start();
+    let got = run_load(&mut clients, &streams, &plan);
+    let seen = probe.finish();
+    drop(clients);
+    domain.end();
+    Ok(as_run(scheme.name, length.as_secs_f64(), &streams, &got?, seen))
+}
+
+/// Pairs of ours and the peer, and how late a regulator was and how often.
+type Costs = (Vec<(Cost, Cost)>, Option<(u64, u64)>);
+
+/// Pairs of ours and the peer over memory, and the p99.99 of how late our regulator was.
+fn costs(args: &BenchIodArgs, dir: &Path, ui: &Ui) -> anyhow::Result<Costs> {
+    let ram = RamDisk::new(RAM)?;
+    let length = Duration::from_nanos(args.length.0).min(Duration::from_secs(3));
+    let peer = Command::new(PEER).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let mut pairs = Vec::new();
+    if peer.is_ok_and(|s| s.success()) {
+        let mut bar = ui.bar(&format!("cost of a request beside {PEER}"), args.repeat as u64);
+        for round in 0..args.repeat {
+            bar.set(round as u64);
+            // Who begins changes from round to round.
+            let mut both: [Vec<Cost>; 2] = [Vec::new(), Vec::new()];
+            for who in [round % 2, 1 - round % 2] {
+                ui.check_cancelled()?;
+                let backend = if who == 0 {
+                    Backend::ours(dir, &plain_config(ram.device(), dir, ""))?
+                } else {
+                    Backend::peer(ram.device(), dir)?
+                };
+                for depth in DEPTHS {
+                    both[who].push(cost(&backend, &socket(dir, 0), depth, length)?);
+                }
+                backend.end();
+            }
+            let [ours, theirs] = both;
+            pairs.extend(ours.into_iter().zip(theirs));
+        }
+    } else {
+        ui.warn(&format!("{PEER} is not installed: no comparison of the cost of a request"));
+    }
+    // 2 000 requests per second let go one by one by a regulator, as many as the flood's runs take.
+    let capped = plain_config(ram.device(), dir, "read_cap = { requests = \"2000/s\" }\n");
+    let domain = Backend::ours(dir, &capped)?;
+    let seconds = Duration::from_nanos(args.length.0);
+    cost(&domain, &socket(dir, 0), 32, seconds)?;
+    let status = iod::ask(&dir.join("control"))?;
+    domain.end();
+    let number = |key: &str| status["devices"][0][key].as_u64();
+    Ok((pairs, number("late_p9999_ns").zip(number("held"))))
+}
+
+fn plain_config(device: &Path, dir: &Path, more: &str) -> String {
+    format!(
+        "control = {:?}\n[[device]]\nname = \"ram\"\nwindow = {{ start = 128, least = 128, most = 128 }}\n\
+         [[device.disk]]\nname = \"vm0\"\nsocket = {:?}\npath = {:?}\nshared = true\n{more}",
+        dir.join("control").display().to_string(),
+        socket(dir, 0).display().to_string(),
+        device.display().to_string(),
+    )
+}
+
+fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> anyhow::Result<Cost> {
+    let mut clients = [Client::connect(socket, Options::default())?];
+    let stream = Stream {
+        name: "all".to_owned(),
+        client: 0,
+        queue: 0,
+        rate: None,
+        depth,
+        block: 4_096,
+        writes: 0.0,
+        priority: 0,
+        span: RAM.0,
+    };
+    let before = backend.cpu()?;
+    let begin = Instant::now();
+    let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;
+    let busy = backend.cpu()?.saturating_sub(before);
+    let all = got.first().map_or(0.0, |g| g.rate) * begin.elapsed().as_secs_f64();
+    Ok(Cost {
+        depth,
+        iops: got.first().map_or(0.0, |g| g.rate),
+        p50: got.first().map_or(0.0, |g| g.at(50.0).0 as f64),
+        cpu: busy.as_nanos() as f64 / all.max(1.0),
+    })
+}
+
+/// A backend's process; ended when dropped.
+struct Backend {
+    child: Child,
+}
+
+impl Backend {
+    fn ours(dir: &Path, config: &str) -> anyhow::Result<Self> {
+        let file = dir.join("iod.toml");
+        std::fs::write(&file, config)?;
+        let program = iod::program();
+        let child = Command::new(&program)
+            .arg("--config")
+            .arg(&file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let mut backend = Self { child };
+        let mut line = String::new();
+        if let Some(out) = backend.child.stdout.take() {
+            BufReader::new(out).read_line(&mut line)?;
+        }
+        if line.trim() != "ready" {
+            bail!("{} did not start: its reason is above", program.display());
+        }
+        Ok(backend)
+    }
+
+    fn peer(device: &Path, dir: &Path) -> anyhow::Result<Self> {
+        let path: PathBuf = socket(dir, 0);
+        let child = Command::new(PEER)
+            .args(["--object", "iothread,id=io0", "--blockdev"])
+            .arg(format!(
+                "driver=host_device,node-name=d0,filename={},aio=io_uring,cache.direct=on,locking=off",
+                device.display()
+            ))
+            .arg("--export")
+            .arg(format!(
+                "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={},writable=on,iothread=io0,num-queues=1",
+                path.display()
+            ))
+            .stdin(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {PEER}"))?;
+        let backend = Self { child };
+        let begin = Instant::now();
+        while !path.exists() {
+            if begin.elapsed() > PATIENCE {
+                bail!("{PEER} does not listen");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(backend)
+    }
+
+    /// CPU time of the process so far.
+    fn cpu(&self) -> anyhow::Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        // Behind the name, which may hold anything: fields 14 and 15 of the whole are ticks in user and kernel mode.
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        let ticks: u64 = rest.split(' ').skip(11).take(2).map(|f| f.parse::<u64>().unwrap_or(0)).sum();
+        let per_second = rustix::param::clock_ticks_per_second().max(1);
+        Ok(Duration::from_nanos(ticks * 1_000_000_000 / per_second))
+    }
+
+    fn end(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        if let Some(pid) = pid {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let begin = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) {
+            // The peer was seen not to end while its last frontend was just leaving.
+            if begin.elapsed() > Duration::from_secs(3) {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `rtvirtio iod ...`: the running I/O domain.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use rtvirtio_units::{Bytes, Nanos};
+use serde_json::Value;
+
+use crate::args::{Global, IodCommand};
+use crate::cmd::show;
+use crate::ui::Ui;
+
+/// The domain's program.
+const PROGRAM: &str = "rtvirtio-iod";
+/// A domain that does not answer for so long has a fault.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The domain's program: beside this one, or in the path.
+pub fn program() -> PathBuf {
+    let beside = std::env::current_exe().ok().map(|p| p.with_file_name(PROGRAM));
+    beside.filter(|p| p.exists()).unwrap_or_else(|| PROGRAM.into())
+}
+
+/// `rtvirtio iod ...`.
+pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let IodCommand::Status(args) = command;
+    let control = args.control.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
+    let status = ask(&control)?;
+    show(ui, &status, || table(&status))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a domain says about itself.
+pub fn ask(control: &Path) -> anyhow::Result<Value> {
+    let stream = UnixStream::connect(control).with_context(|| {
+        format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display())
+    })?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    (&stream).write_all(b"{\"command\": \"status\"}\n")?;
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line)?;
+    serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))
+}
+
+fn table(status: &Value) -> String {
+    let none = Vec::new();
+    let list = |key: &str| status[key].as_array().unwrap_or(&none).clone();
+    let mut s = String::new();
+    for d in list("devices") {
+        s.push_str(&format!(
+            "device {}: window {}, {} pieces held by regulators, p99.99 {} late\n",
+            d["name"].as_str().unwrap_or_default(),
+            d["window"],
+            d["held"],
+            Nanos(d["late_p9999_ns"].as_u64().unwrap_or(0)),
+        ));
+    }
+    s.push_str(&format!(
+        "{:<16} {:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}\n",
+        "VM", "", "requests", "moved", "p50", "p99", "p99.99", "longest", "alpha", "Delta", "capped"
+    ));
+    for vm in list("vms") {
+        for (i, direction) in ["read", "write"].into_iter().enumerate() {
+            let f = &vm[direction];
+            let time = |key: &str| Nanos(f[key].as_u64().unwrap_or(0)).to_string();
+            let name = if i == 0 { vm["name"].as_str().unwrap_or_default() } else { "" };
+            s.push_str(&format!(
+                "{name:<16} {direction:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}\n",
+                f["requests"],
+                Bytes(f["bytes"].as_u64().unwrap_or(0) >> 20 << 20).to_string(),
+                time("p50_ns"),
+                time("p99_ns"),
+                time("p9999_ns"),
+                time("max_ns"),
+                format!("{:.1}MB/s", f["alpha_bytes_per_second"].as_f64().unwrap_or(0.0) / 1e6),
+                time("delta_ns"),
+                f["cap_hits"],
+            ));
+        }
+        if vm["attached"] == false {
+            s.push_str("                 no guest is attached\n");
+        }
+        for fault in ["errors", "malformed", "broken"] {
+            if vm[fault].as_u64().unwrap_or(0) > 0 {
+                s.push_str(&format!("                 {fault}: {}\n", vm[fault]));
+            }
+        }
+    }
+    s
+}

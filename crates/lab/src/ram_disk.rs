@@ -1,0 +1,58 @@
+//! A loop device over memory: as fast as a block device gets, for measuring what lies above it.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_units::Bytes;
+
+use crate::loops;
+use crate::twin::TwinError;
+
+/// Memory file systems that every Linux has.
+const DIR: &str = "/dev/shm";
+
+/// A loop device over a file in memory. It is gone when this is dropped, and also when the process is killed: the file has no name any more, and the kernel detaches the device when
+/// the last one closes it.
+#[derive(Debug)]
+pub struct RamDisk {
+    device: PathBuf,
+    _open: File,
+}
+
+impl RamDisk {
+    /// Of this size, all of it written.
+    ///
+    /// # Errors
+    /// No memory, or no loop device.
+    pub fn new(size: Bytes) -> Result<Self, TwinError> {
+        let path = Path::new(DIR).join(format!("rtvirtio-ram-{}", std::process::id()));
+        let fail = |e: std::io::Error| TwinError::Loop { path: path.clone(), message: e.to_string() };
+        let made = File::create(&path).and_then(|file| {
+            let zeroes = vec![0u8; 1 << 20];
+            let mut left = size.0;
+            while left > 0 {
+                let part = left.min(zeroes.len() as u64);
+                std::io::Write::write_all(&mut &file, &zeroes[..part as usize])?;
+                left -= part;
+            }
+            Ok(())
+        });
+        let attached = made.map_err(fail).and_then(|()| loops::attach_buffered(&path));
+        let device = attached.inspect_err(|_| {
+            let _ = std::fs::remove_file(&path);
+        })?;
+        let open = File::open(&device).map_err(fail);
+        let _ = std::fs::remove_file(&path);
+        // While it is open this only marks it for detaching.
+        let detached = loops::detach_later(&device);
+        let open = open?;
+        detached?;
+        Ok(Self { device, _open: open })
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+}
