@@ -4,7 +4,7 @@
 //! nanosecond at which that holds. Levels are kept in billionths of a token, so that a nanosecond at rate r adds exactly r of them: nothing is ever rounded, and
 //! nothing waits for a tick. (Firecracker's limiter wakes every 100 ms, SPDK's every 1 ms.)
 //!
-//! Range: a level is at most `burst * 10^9` and fits 64 bits for bursts up to [`MAX_BURST`]; products with the elapsed time are taken in 128 bits.
+//! Range: a level is at most `burst * 10^9` and fits 64 bits for bursts up to `MAX_BURST`; products with the elapsed time are taken in 128 bits.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket at the beginning of time. `burst` above [`MAX_BURST`] counts as that.
+    /// A full bucket at the beginning of time. `burst` above `MAX_BURST` counts as that.
     #[must_use]
     pub fn new(rate: u64, burst: u64) -> Self {
         let full = burst.min(MAX_BURST) * SCALE;
