@@ -38,7 +38,13 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
             ModelKind::Mlp => climb::from_start(problem, evaluator, start, MLP_STEPS),
             ModelKind::Bound => bound::search(problem, evaluator, start),
         };
-        found.map(|best| tidy(problem, evaluator, best))
+        let found = found.map(|best| tidy(problem, evaluator, best));
+        match found {
+            Some(best) if best.missed > 0 && problem.options.model == ModelKind::Bound => {
+                bound::expected(problem, evaluator).or(Some(best))
+            }
+            found => found,
+        }
     };
     found.ok_or_else(|| match evaluator.refusal() {
         Some(e) => PlanError::Model(e.clone()),
