@@ -50,10 +50,15 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     // Signals are waited for before threads exist, so that all of them leave these to this one.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
+    // Each guest brings descriptors: memory, kicks, calls.
+    let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    files.current = files.maximum;
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
+    let domain = Domain::start(&file)?;
+    // All that depends on guests' requests is there by now.
     if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
         eprintln!("rtvirtio-iod: memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK");
     }
-    let domain = Domain::start(&file)?;
     let control = Control::start(&file.control, domain.handles())?;
     println!("ready");
     std::io::stdout().flush()?;

@@ -278,6 +278,8 @@ fn a_frontend_that_lies() {
         };
         let (len, far) = (client.mem.len() as u64, 1 << 40);
         let lies = [
+            // A ring across such a border could be seen and not read.
+            vec![region(1 << 20, 0x1001), region((1 << 20) + 0x1001, 0x1000)],
             vec![region(0, len), region(4_096, len)],
             vec![region(0, far)],
             vec![region(u64::MAX - 4_095, 4_096)],

@@ -47,6 +47,40 @@ fn what_is_written_is_read_and_nobody_elses() {
     assert!(status.contains("\"name\":\"a\"") && status.contains("\"attached\":true"), "{status}");
 }
 
+/// Ranges that are zeroed or forgotten read as zeroes, and their neighbours as before.
+#[test]
+fn zeroes_and_discards() {
+    let dir = disk(64);
+    let _iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+    let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
+    let data = pattern(3, 1 << 20);
+    let range = |sector: u64, sectors: u32, flags: u32| {
+        let mut r = sector.to_le_bytes().to_vec();
+        r.extend(sectors.to_le_bytes());
+        r.extend(flags.to_le_bytes());
+        r
+    };
+    for (kind, flags) in [(13, 0), (13, 1), (11, 0)] {
+        assert_eq!(ask(&mut a, &write(0, 1 << 20), Some(&data)).0, 0);
+        let (status, _) =
+            ask(&mut a, &Ask { kind, priority: 0, sector: 0, len: 16 }, Some(&range(8, 1_600, flags)));
+        if status == 2 {
+            eprintln!("kind {kind}: the file system of this machine does not do it");
+            continue;
+        }
+        assert_eq!(status, 0, "kind {kind}, flags {flags}");
+        let (status, got) = ask(&mut a, &read(0, 1 << 20), None);
+        assert_eq!(status, 0);
+        let (from, to) = (8 * 512, 1_608 * 512);
+        assert!(got[from..to].iter().all(|b| *b == 0), "kind {kind}, flags {flags}");
+        assert!(got[..from] == data[..from] && got[to..] == data[to..]);
+    }
+    // Two ranges at once were not offered, and nothing lies beyond the end.
+    let (status, _) =
+        ask(&mut a, &Ask { kind: 13, priority: 0, sector: 0, len: 16 }, Some(&range(65_535, 2, 0)));
+    assert_ne!(status, 0);
+}
+
 /// Memory that is not aligned as direct I/O wants it.
 #[test]
 fn unaligned_memory_is_served_too() {
@@ -176,4 +210,17 @@ fn a_disk_cut_short_is_an_error_of_its_own_guest() {
     assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
     assert_eq!(ask(&mut a, &read(8_192, 4_096), None).0, 1);
     assert_eq!(ask(&mut b, &read(8_192, 4_096), None).0, 0);
+}
+
+/// The examples are configurations, and the document shows the same.
+#[test]
+fn the_examples_are_right() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let example = root.join("examples/iod/two-vms.toml");
+    let out = program().arg("--config").arg(&example).arg("--check").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let text = std::fs::read_to_string(example).unwrap();
+    let shown = std::fs::read_to_string(root.join("docs/iod.md")).unwrap();
+    let (_, body) = text.split_once('\n').unwrap();
+    assert!(shown.contains(body), "docs/iod.md shows the example as it is");
 }

@@ -20,10 +20,13 @@ pub const PROTECTED: usize = 3;
 pub const FLOOD_DEPTH: usize = 32;
 /// The target of every task, and the deadline that the domain is given for it.
 pub const TARGET: Nanos = Nanos(5_000_000);
-const DEADLINE: Nanos = Nanos(2_000_000);
+const DEADLINE: Nanos = TARGET;
 
 /// The same stalls so much later tell what taking them off does by itself.
 const PLACEBO: Nanos = Nanos(1_000_000_000);
+
+/// Real-time priority of the domain's engine.
+pub const FIFO: i32 = 30;
 
 /// How the domain is set up for a run of the flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +57,7 @@ pub fn socket(dir: &Path, vm: usize) -> PathBuf {
 #[must_use]
 pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos, dir: &Path) -> String {
     let mut s = format!(
-        "control = {:?}\n[[device]]\nname = \"bench\"\npolicy = \"{}\"\nwindow = {}\nfifo = 30\n\
+        "control = {:?}\n[[device]]\nname = \"bench\"\npolicy = \"{}\"\nwindow = {}\nfifo = {FIFO}\n\
          cost = {{ read = {{ base = \"{}ns\", per_mib = \"1ms\" }}, write = {{ base = \"{}ns\", per_mib = \"1ms\" }} }}\n",
         dir.join("control").display().to_string(),
         scheme.policy,
@@ -278,6 +281,9 @@ pub struct Cost {
     pub iops: f64,
     /// Median latency in ns.
     pub p50: f64,
+    /// Requests that the backend refused.
+    #[serde(default)]
+    pub errors: u64,
     /// CPU time of the backend per request, in ns.
     pub cpu: f64,
 }
@@ -385,7 +391,7 @@ mod tests {
 
     #[test]
     fn ratios_are_medians_of_pairs() {
-        let cost = |iops: f64| Cost { depth: 1, iops, p50: 1e9 / iops, cpu: 1_000.0 };
+        let cost = |iops: f64| Cost { depth: 1, iops, p50: 1e9 / iops, errors: 0, cpu: 1_000.0 };
         let claims =
             cost_claims(&[(cost(100.0), cost(50.0)), (cost(90.0), cost(100.0)), (cost(80.0), cost(80.0))]);
         assert_eq!((claims[0].value, claims[0].n, claims[0].met), (1.0, 3, true));

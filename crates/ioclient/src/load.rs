@@ -39,13 +39,13 @@ pub struct Stream {
 pub struct Got {
     /// As declared.
     pub name: String,
-    /// Requests answered after the warm-up.
+    /// Requests that were due after the warm-up.
     pub n: u64,
     /// Of them, refused.
     pub errors: u64,
     /// Answers per second.
     pub rate: f64,
-    /// Due before the end and not answered by then.
+    /// Of them, not answered by the end; their latency is the time until then.
     pub unanswered: u64,
     /// Intended start and answer of each, in ns of CLOCK_MONOTONIC.
     pub spans: Vec<(u64, u64)>,
@@ -85,6 +85,8 @@ struct Running {
     outstanding: usize,
     /// Intended starts that wait for a place.
     late: std::collections::VecDeque<u64>,
+    /// Answers that count.
+    answers: u64,
     got: Got,
 }
 
@@ -157,11 +159,22 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
         }
     }
     let seconds = plan.length.as_secs_f64();
+    // Who was not answered by the end has waited at least until then.
+    for (stream, intended) in slots.into_iter().flatten().flatten().flatten() {
+        running[stream].waits(end, intended, from, base);
+    }
+    for r in &mut running {
+        for intended in std::mem::take(&mut r.late) {
+            r.got.unanswered += 1;
+            r.waits(end, intended, from, base);
+        }
+    }
     Ok(running
         .into_iter()
         .map(|r| {
-            let unanswered = if r.stream.rate.is_some() { r.outstanding + r.late.len() } else { 0 } as u64;
-            Got { rate: r.got.n as f64 / seconds, unanswered, ..r.got }
+            let unanswered =
+                if r.stream.rate.is_some() { r.got.unanswered + r.outstanding as u64 } else { 0 };
+            Got { rate: r.answers as f64 / seconds, unanswered, ..r.got }
         })
         .collect())
 }
@@ -220,6 +233,7 @@ impl Running {
             period,
             outstanding: 0,
             late: std::collections::VecDeque::new(),
+            answers: 0,
             got,
         }
     }
@@ -250,16 +264,30 @@ impl Running {
         }
     }
 
+    /// A latency that is known, or is at least this.
+    fn waits(&mut self, now: u64, intended: u64, from: u64, base: u64) {
+        // Of a flood nobody knows when the next request was due.
+        if intended < from || self.stream.rate.is_none() {
+            return;
+        }
+        self.note(now, intended, base);
+    }
+
+    fn note(&mut self, now: u64, intended: u64, base: u64) {
+        let latency = now.saturating_sub(intended);
+        self.got.n += 1;
+        self.got.hist.saturating_record(latency);
+        self.got.max = self.got.max.max(latency);
+        self.got.spans.push((base + intended, base + now.max(intended)));
+    }
+
     fn answered(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
         self.outstanding -= 1;
         if intended < from {
             return;
         }
-        let latency = now.saturating_sub(intended);
-        self.got.n += 1;
+        self.answers += 1;
         self.got.errors += u64::from(status != 0);
-        self.got.hist.saturating_record(latency);
-        self.got.max = self.got.max.max(latency);
-        self.got.spans.push((base + intended, base + now.max(intended)));
+        self.note(now, intended, base);
     }
 }

@@ -193,7 +193,18 @@ fn direct_alignment(file: &File, direct: bool) -> u32 {
     stat.stx_dio_offset_align.max(stat.stx_dio_mem_align).clamp(512, 65_536)
 }
 
-/// Open-file-description locks, as QEMU's: other processes that lock see it, and it goes with the file.
+/// A file that is only locked, for disks that are parts of it.
+pub(crate) fn lock_file(path: &Path, read_only: bool) -> Result<File, BackingError> {
+    let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
+    let file = File::open(path).map_err(io("cannot open"))?;
+    lock(&file, read_only).map_err(|source| match source.kind() {
+        io::ErrorKind::WouldBlock => BackingError::InUse { path: path.to_owned() },
+        _ => io("cannot lock")(source),
+    })?;
+    Ok(file)
+}
+
+/// `flock`: other I/O domains see it, and it goes with the file. QEMU's own locks are of another kind and do not see it, nor it them.
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
     use rustix::fs::FlockOperation::{NonBlockingLockExclusive, NonBlockingLockShared};
     let how = if read_only { NonBlockingLockShared } else { NonBlockingLockExclusive };

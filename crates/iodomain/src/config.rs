@@ -4,9 +4,10 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use rtvirtio_iosched::bound::{self, Flow, Refusal};
 use rtvirtio_iosched::{
-    Cap, Class, Config, ConfigError, Cost, Line, Policy, Priority, PriorityRule, Reservation, Tspec,
-    VmConfig, WindowConfig,
+    Cap, Class, Config, ConfigError, Cost, Direction, Line, Policy, Priority, PriorityRule, Reservation,
+    Tspec, VmConfig, WindowConfig,
 };
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::de::Error as _;
@@ -47,6 +48,12 @@ pub struct Device {
     pub window: Window,
     /// What pieces cost; all the same when it is not known.
     pub cost: Option<CostText>,
+    /// Pieces that the device serves at once, for the check of deadlines.
+    #[serde(default = "one")]
+    pub parallel: u32,
+    /// Longest time in which it does nothing: garbage collection, a sleeping CPU. For the check of deadlines.
+    #[serde(default, deserialize_with = "text")]
+    pub stall: Nanos,
     /// CPUs of its thread.
     #[serde(default)]
     pub cpus: Vec<usize>,
@@ -158,6 +165,9 @@ pub struct Disk {
     /// Others write it too, and that is meant.
     #[serde(default)]
     pub shared: bool,
+    /// Its QEMU brings huge pages, and is trusted not to give them back.
+    #[serde(default)]
+    pub hugepages: bool,
     /// What the guest reads as the serial number; the name when not said.
     pub serial: Option<String>,
     /// Queues offered.
@@ -305,6 +315,16 @@ pub enum FileError {
         /// The device.
         device: String,
     },
+    /// A reservation's deadline that cannot be kept.
+    #[error("device \"{device}\", disk \"{disk}\": {source}")]
+    Refused {
+        /// The device.
+        device: String,
+        /// The disk; the first of all when no single one is at fault.
+        disk: String,
+        /// Why, with the number.
+        source: Refusal,
+    },
     /// A name or socket twice.
     #[error("{what} \"{name}\" is there twice")]
     Twice {
@@ -347,6 +367,7 @@ impl File {
                 .sched()
                 .check()
                 .map_err(|source| FileError::Sched { device: device.name.clone(), source })?;
+            device.admit()?;
         }
         Ok(file)
     }
@@ -364,6 +385,45 @@ fn once(
 }
 
 impl Device {
+    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
+    fn admit(&self) -> Result<(), FileError> {
+        let sched = self.sched();
+        if sched.policy != Policy::Edf {
+            return Ok(());
+        }
+        let piece =
+            Direction::ALL.iter().map(|d| sched.cost.most(*d, sched.quantum)).max().unwrap_or(1) as f64;
+        let mut flows = Vec::new();
+        for (vm, config) in sched.vms.iter().enumerate() {
+            let free = Flow {
+                vm,
+                rate: 0.0,
+                burst: 0.0,
+                piece,
+                outstanding: None,
+                deadline: None,
+                weight: config.weight,
+            };
+            flows.push(free);
+            flows.extend([config.urgent, config.normal].into_iter().flatten().map(|r| Flow {
+                rate: r.rate as f64 / 1e9,
+                burst: r.burst as f64,
+                deadline: Some(r.deadline),
+                ..free
+            }));
+        }
+        let window = sched.window.most.max(sched.window.start);
+        let device = bound::Device { parallel: self.parallel, window, latency: self.stall, stretch: 1.0 };
+        bound::admit(&device, &flows).map_err(|source| {
+            let vm = match source {
+                Refusal::Deadline { vm, .. } => vm,
+                _ => 0,
+            };
+            let disk = self.disks.get(vm).map_or_else(String::new, |d| d.name.clone());
+            FileError::Refused { device: self.name.clone(), disk, source }
+        })
+    }
+
     /// As the scheduler wants it.
     #[must_use]
     pub fn sched(&self) -> Config {
@@ -504,6 +564,9 @@ write_cap = { bytes = "20MB/s", requests = "500/s", peak = 4 }
         assert!(of("window = 2", "windw = 2").contains("line 4"), "{}", of("window = 2", "windw = 2"));
         assert!(of("\"15%\"", "\"15\"").contains("line 12"));
         assert!(of("window = 2", "fifo = 10\npoll = \"50us\"").contains("50 ms in every second"));
+        let late = of("deadline = \"2ms\"", "deadline = \"300us\"");
+        assert!(late.contains("disk \"plc\"") && late.contains("cannot be promised 300us"), "{late}");
+        assert!(of("\"15%\"", "\"115%\"").contains("are reserved"));
         assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
         assert!(of("logger.sock", "plc.sock").contains("twice"));
         let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");

@@ -54,6 +54,8 @@ pub enum DomainError {
 pub struct Domain {
     // Frontends end before the engines that they talk to.
     frontends: Vec<Frontend>,
+    /// Files of which several disks are parts are locked once for all of them.
+    _locks: Vec<std::fs::File>,
     engines: Vec<(String, Engine)>,
 }
 
@@ -69,7 +71,11 @@ impl Domain {
             for disk in &device.disks {
                 // Disks of one file take its lock once; whether they collide is found out below.
                 let mut config = disk.backing();
-                config.shared |= device.disks.iter().any(|d| d.name != disk.name && d.path == disk.path);
+                config.shared |= file
+                    .devices
+                    .iter()
+                    .flat_map(|d| &d.disks)
+                    .any(|d| d.name != disk.name && d.path == disk.path);
                 let backing = Backing::open(&config)
                     .map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })?;
                 disks.push(backing);
@@ -91,7 +97,7 @@ impl Domain {
                 }
             }
         }
-        let mut domain = Self { frontends: Vec::new(), engines: Vec::new() };
+        let mut domain = Self { frontends: Vec::new(), _locks: locks(file)?, engines: Vec::new() };
         for (device, backings) in file.devices.iter().zip(backings) {
             let config = EngineConfig {
                 name: device.name.clone(),
@@ -106,6 +112,7 @@ impl Domain {
                 limits: b.limits,
                 block: b.block,
                 queues: disk.queues,
+                hugepages: disk.hugepages,
                 socket: disk.socket.clone(),
             });
             let infos: Vec<DiskInfo> = infos.collect();
@@ -141,6 +148,22 @@ impl Drop for Domain {
         self.frontends.clear();
         self.engines.clear();
     }
+}
+
+/// Locks of files that several disks are parts of.
+fn locks(file: &File) -> Result<Vec<std::fs::File>, DomainError> {
+    let mut by_path: std::collections::BTreeMap<_, Vec<_>> = std::collections::BTreeMap::new();
+    for disk in file.devices.iter().flat_map(|d| &d.disks) {
+        by_path.entry(&disk.path).or_default().push(disk);
+    }
+    let parted = by_path.values().filter(|disks| disks.len() > 1 && !disks.iter().all(|d| d.shared));
+    parted
+        .map(|disks| {
+            let read_only = disks.iter().all(|d| d.read_only);
+            crate::backing::lock_file(&disks[0].path, read_only)
+                .map_err(|source| DomainError::Disk { disk: disks[0].name.clone(), source })
+        })
+        .collect()
 }
 
 /// One direction of one VM, for people and programs.

@@ -94,8 +94,11 @@ impl Engine {
             return Err(EngineError::Disks { disks: disks.len(), vms: sched.vms.len() });
         }
         let io = |what| move |source| EngineError::Io { what, source };
-        let doorbell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
-            .map_err(|e| io("eventfd")(e.into()))?;
+        let doorbell = rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+        )
+        .map_err(|e| io("eventfd")(e.into()))?;
         let doorbell = std::sync::Arc::new(doorbell);
         // A few for each VM: who has more to say waits in its own control thread.
         let (sender, commands): (SyncSender<Command>, Receiver<Command>) = sync_channel(64);

@@ -57,6 +57,8 @@ pub struct DiskInfo {
     pub block: u32,
     /// Queues offered.
     pub queues: u16,
+    /// Its QEMU may bring huge pages.
+    pub hugepages: bool,
     /// Where QEMU connects.
     pub socket: PathBuf,
 }
@@ -235,7 +237,8 @@ impl VhostUserBackendReqHandlerMut for Attachment {
         files: Vec<File>,
         _: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let mem = GuestMem::map(regions, files).map_err(|e| said(&self.disk.name, "memory", e))?;
+        let mem = GuestMem::map(regions, files, self.disk.hugepages)
+            .map_err(|e| said(&self.disk.name, "memory", e))?;
         self.stop_all()?;
         self.mem = Some(Arc::new(mem));
         self.start_all()?;
@@ -429,7 +432,12 @@ impl Frontend {
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
         let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            while let Ok((stream, _)) = listener.accept() {
+            while !stopped.load(Ordering::Acquire) {
+                let Ok((stream, _)) = listener.accept() else {
+                    // Out of descriptors, say: that passes, and QEMU tries again.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    continue;
+                };
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }

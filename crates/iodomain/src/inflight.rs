@@ -14,6 +14,8 @@ const HEAD: usize = 16;
 /// Bytes of a descriptor: in flight, padding, next, counter.
 const DESC: usize = 16;
 const VERSION: u16 = 1;
+/// Largest queue of virtio 1.2 that is served.
+const MAX_SIZE: u16 = 1_024;
 /// The specification asks for queues that begin on boundaries of 64 bytes.
 const ALIGN: usize = 64;
 
@@ -74,8 +76,13 @@ impl Region {
             (told.mmap_size, told.mmap_offset, told.num_queues, told.queue_size);
         let shape = InflightError::Shape { bytes, queues, size };
         let needed = queue_bytes(size) * usize::from(queues);
-        if queues == 0 || size == 0 || (needed as u64) > bytes {
+        if queues == 0 || size == 0 || size > MAX_SIZE || (needed as u64) > bytes {
             return Err(shape);
+        }
+        // Memory of the ordinary kind: a huge page that is not there would end the process.
+        let ordinary = rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994);
+        if !ordinary {
+            return Err(InflightError::Map("the memory is no memfd of ordinary pages".into()));
         }
         let sealed = rustix::fs::fcntl_get_seals(&file);
         if !sealed.is_ok_and(|s| s.contains(rustix::fs::SealFlags::SHRINK)) {

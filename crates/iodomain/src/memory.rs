@@ -11,6 +11,9 @@ const TMPFS: i64 = 0x0102_1994;
 /// `HUGETLBFS_MAGIC`.
 const HUGETLBFS: i64 = 0x9584_58f6;
 
+/// Regions begin and end on pages.
+const PAGE: u64 = 4_096;
+
 /// Memory of one guest.
 pub struct GuestMem {
     /// By guest address.
@@ -39,6 +42,11 @@ pub enum MemoryError {
         "guest memory can be cut off while it is in use (no F_SEAL_SHRINK); use memory-backend-memfd with seal=on, its default"
     )]
     Unsealed,
+    /// Huge pages of a QEMU that is not trusted with them.
+    #[error(
+        "guest memory is made of huge pages: whoever gives one back can end this process; say `hugepages = true` for this disk if its QEMU is trusted"
+    )]
+    HugePages,
     /// It cannot be mapped.
     #[error("guest memory region of {size} bytes: {source}")]
     Map {
@@ -53,11 +61,11 @@ pub enum MemoryError {
 }
 
 impl GuestMem {
-    /// Maps the regions.
+    /// Maps the regions. `huge` takes huge pages too, of a QEMU that is trusted not to give their memory back: touching a huge page that is not there and cannot be had ends the process.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped then.
-    pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>) -> Result<Self, MemoryError> {
+    pub fn map(regions: &[VhostUserMemoryRegion], files: Vec<File>, huge: bool) -> Result<Self, MemoryError> {
         let mut mapped = Vec::with_capacity(regions.len());
         let mut table = Vec::with_capacity(regions.len());
         for (region, file) in regions.iter().zip(files) {
@@ -65,7 +73,10 @@ impl GuestMem {
             let (base, size, user, offset) =
                 (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
             let fail = |source: std::io::Error| MemoryError::Map { size, source };
-            check(&file)?;
+            check(&file, huge)?;
+            if base % PAGE != 0 || size % PAGE != 0 || size == 0 {
+                return Err(fail(std::io::Error::other("it does not begin and end on a page")));
+            }
             // A mapping may reach beyond the file's end; touching it there would end the process.
             let there = file.metadata().map_err(fail)?.len();
             if offset.checked_add(size).is_none_or(|end| end > there) {
@@ -104,10 +115,13 @@ impl GuestMem {
 }
 
 /// Memory on any other file system may be served by somebody who takes his time, and unsealed memory may be gone when we touch it.
-fn check(file: &File) -> Result<(), MemoryError> {
+fn check(file: &File, huge: bool) -> Result<(), MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;
     let kind = fs.f_type as i64;
+    if kind == HUGETLBFS && !huge {
+        return Err(MemoryError::HugePages);
+    }
     if kind != TMPFS && kind != HUGETLBFS {
         return Err(MemoryError::FileSystem(kind));
     }
@@ -142,7 +156,7 @@ mod tests {
 
     #[test]
     fn sealed_memory_is_mapped_and_translated() {
-        let mem = GuestMem::map(&[region(1 << 20)], vec![memfd(true)]).unwrap();
+        let mem = GuestMem::map(&[region(1 << 20)], vec![memfd(true)], false).unwrap();
         assert_eq!(mem.translate(0x7f00_0000_0010), Some(GuestAddress(0x1_0010)));
         assert_eq!(mem.translate(0x7f00_0010_0000), None);
         assert_eq!(mem.translate(0x7eff_ffff_ffff), None);
@@ -150,11 +164,17 @@ mod tests {
 
     #[test]
     fn what_could_be_cut_off_or_makes_wait_is_refused() {
-        assert!(matches!(GuestMem::map(&[region(1 << 20)], vec![memfd(false)]), Err(MemoryError::Unsealed)));
+        assert!(matches!(
+            GuestMem::map(&[region(1 << 20)], vec![memfd(false)], false),
+            Err(MemoryError::Unsealed)
+        ));
         // More than the file has.
-        assert!(matches!(GuestMem::map(&[region(1 << 21)], vec![memfd(true)]), Err(MemoryError::Map { .. })));
+        assert!(matches!(
+            GuestMem::map(&[region(1 << 21)], vec![memfd(true)], false),
+            Err(MemoryError::Map { .. })
+        ));
         let disk = File::open("/proc/self/exe").unwrap();
-        assert!(matches!(GuestMem::map(&[region(4096)], vec![disk]), Err(MemoryError::FileSystem(_))));
-        assert!(matches!(GuestMem::map(&[], Vec::new()), Err(MemoryError::Regions(_))));
+        assert!(matches!(GuestMem::map(&[region(4096)], vec![disk], false), Err(MemoryError::FileSystem(_))));
+        assert!(matches!(GuestMem::map(&[], Vec::new(), false), Err(MemoryError::Regions(_))));
     }
 }

@@ -59,8 +59,15 @@ pub struct Flow {
 
 impl Flow {
     /// Work of this flow that may be before a request that arrives now, itself included.
-    fn ahead(&self) -> f64 {
-        self.burst.min(self.outstanding.unwrap_or(f64::INFINITY)).max(self.piece)
+    ///
+    /// Its burst, as long as everything asked `fits` the server; otherwise a caller that waits for answers falls behind until all that it may have outstanding is.
+    fn ahead(&self, fits: bool) -> f64 {
+        match self.outstanding {
+            Some(outstanding) if !fits => outstanding,
+            Some(outstanding) => self.burst.min(outstanding),
+            None => self.burst,
+        }
+        .max(self.piece)
     }
 }
 
@@ -159,7 +166,8 @@ impl Device {
 
 fn fifo(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let rate: f64 = flows.iter().filter(|f| f.outstanding.is_none()).map(|f| f.rate).sum();
-    let ahead: f64 = flows.iter().map(Flow::ahead).sum();
+    let fits = flows.iter().map(|f| f.rate).sum::<f64>() <= device.speed();
+    let ahead: f64 = flows.iter().map(|f| f.ahead(fits)).sum();
     let bound = |f: &Flow| {
         let t = device.latency.0 as f64 + ahead / device.speed() + device.own(f.piece);
         (rate <= device.speed() && t.is_finite()).then(|| ns(t))
@@ -179,11 +187,12 @@ fn pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
     vms
 }
 
-/// What the flows of one VM ask together.
-fn of_vm(flows: &[Flow], vm: usize) -> (f64, f64) {
-    let own = flows.iter().filter(|f| f.vm == vm);
-    own.fold((0.0, 0.0), |(rate, ahead), f| {
-        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.ahead())
+/// What the flows of one VM ask together, of a server of this speed.
+fn of_vm(flows: &[Flow], vm: usize, speed: f64) -> (f64, f64) {
+    let own = || flows.iter().filter(|f| f.vm == vm);
+    let fits = own().map(|f| f.rate).sum::<f64>() <= speed;
+    own().fold((0.0, 0.0), |(rate, ahead), f| {
+        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.ahead(fits))
     })
 }
 
@@ -191,8 +200,9 @@ fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let vms = pieces(flows);
     let round: f64 = vms.iter().map(|(_, piece, _)| piece).sum();
     let bound = |f: &Flow| {
-        let (rate, ahead) = of_vm(flows, f.vm);
         let least = flows.iter().filter(|g| g.vm == f.vm).map(|g| g.piece).fold(f64::INFINITY, f64::min);
+        // What the VM's own pieces get when everybody has his in every round.
+        let (rate, ahead) = of_vm(flows, f.vm, least / round * device.speed());
         // Pieces, not time, are shared: what small pieces ask per time counts as whole pieces of a round.
         let pieces = (ahead / least).ceil();
         let sustained = rate / least * round <= device.speed();
@@ -225,9 +235,9 @@ fn drr(device: &Device, flows: &[Flow], rest: &Rest) -> Vec<Option<Nanos>> {
     let largest: f64 = vms.iter().map(|v| v.1).sum();
     let bound = |f: &Flow| {
         let &(vm, piece, weight) = vms.iter().find(|v| v.0 == f.vm)?;
-        let (rate, ahead) = of_vm(flows, vm);
         let q = quantum(weight);
         let share = q / frame * rest.speed;
+        let (rate, ahead) = of_vm(flows, vm, share);
         let latency = ((frame - q) * (1.0 + piece / q) + largest) / rest.speed;
         let t = device.latency.0 as f64 * device.speed() / rest.speed
             + rest.before / rest.speed
@@ -315,6 +325,9 @@ mod tests {
         let flows = [flow(0, 0.3, 100.0 * US, Some(500)), flood];
         assert_eq!(bounds(Policy::Fifo, &DISK, &flows), [None, None]);
         assert_eq!(bounds(Policy::Edf, &DISK, &flows), [Some(Nanos::from_micros(200)), None]);
+        // Two that each fit alone and not together: the one that waits for answers falls behind by all that it may have outstanding.
+        let greedy = Flow { rate: 0.9, outstanding: Some(3_200.0 * US), ..flow(1, 0.9, 100.0 * US, None) };
+        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], greedy])[0], Some(Nanos::from_micros(3_300)));
         // A caller that waits for its 32 answers cannot have more before us than these.
         let polite = Flow { outstanding: Some(3_200.0 * US), ..flood };
         assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], polite]), [Some(Nanos::from_micros(3_300)); 2]);

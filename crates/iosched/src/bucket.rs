@@ -97,7 +97,9 @@ impl Charge {
     /// Of a piece of `len` bytes that costs `time` ns.
     #[must_use]
     pub fn of(op: Op, len: u64, first: bool, time: u64) -> Self {
-        Self { requests: u64::from(first), bytes: if op.moves_data() { len } else { 0 }, time }
+        // Zeroes are written, where the device has no better way.
+        let bytes = if op.moves_data() || op == Op::WriteZeroes { len } else { 0 };
+        Self { requests: u64::from(first), bytes, time }
     }
 }
 

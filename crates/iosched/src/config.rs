@@ -77,9 +77,9 @@ impl Default for VmConfig {
 pub struct Config {
     /// How VMs are chosen.
     pub policy: Policy,
-    /// Largest piece of a read or write in bytes, 4 KiB to 16 MiB.
+    /// Largest piece of a read, write or zeroing in bytes: a multiple of 4 KiB, up to 16 MiB.
     pub quantum: u64,
-    /// Largest piece of a discard or of zeroes in bytes.
+    /// Largest piece of a discard in bytes.
     pub discard_quantum: u64,
     /// Pieces at the device.
     pub window: WindowConfig,
@@ -121,6 +121,12 @@ pub enum ConfigError {
         /// Largest allowed.
         most: u64,
     },
+    /// A quantum that would cut requests within a block.
+    #[error("the quantum is {quantum} bytes; it must be a multiple of 4096")]
+    Multiple {
+        /// As given.
+        quantum: u64,
+    },
     /// A burst that no piece fits into.
     #[error(
         "{what}: a burst of {burst} can never let a piece of {piece} go; raise the burst to {piece} or lower the quantum"
@@ -149,6 +155,9 @@ impl Config {
     /// The first number out of range or burst that is too small, with its place.
     pub fn check(&self) -> Result<(), ConfigError> {
         range("quantum", self.quantum, 4 << 10, 16 << 20)?;
+        if self.quantum % 4_096 != 0 {
+            return Err(ConfigError::Multiple { quantum: self.quantum });
+        }
         range("discard quantum", self.discard_quantum, 4 << 10, 1 << 40)?;
         range("window.start", self.window.start.into(), 1, 65_536)?;
         range("window.least", self.window.least.into(), 1, self.window.most.into())?;

@@ -9,7 +9,7 @@ use crate::fair::Turns;
 use crate::meter::{Contract, Meter};
 use crate::priority::{Class, PriorityRule};
 use crate::queue::{Head, Mask, Queue, of_class, of_direction};
-use crate::request::{Direction, Piece, Request};
+use crate::request::{Direction, Op, Piece, Request};
 use crate::window::Window;
 
 /// What to do next.
@@ -113,7 +113,7 @@ struct Cutter {
 
 impl Cutter {
     fn cut(&self, head: Head) -> Candidate {
-        let quantum = if head.op.moves_data() { self.quantum } else { self.discard_quantum };
+        let quantum = if head.op == Op::Discard { self.discard_quantum } else { self.quantum };
         let len = head.rest.min(quantum);
         let charge = Charge::of(head.op, len, head.given == 0, self.cost.of(head.op, len));
         Candidate { head, len, charge }

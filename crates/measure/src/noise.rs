@@ -117,13 +117,22 @@ impl NoiseProbe {
     /// Starts one probe per CPU that this process may use.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_above(PRIORITY - 1)
+    }
+
+    /// The same, above threads of a real-time priority that are themselves under test: what they hold a CPU for is no stall of the host.
+    #[must_use]
+    pub fn start_above(priority: i32) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (watched, all) = watched_cpus();
         let threads: Vec<_> = watched
             .iter()
             .filter_map(|&cpu| {
                 let stop = Arc::clone(&stop);
-                std::thread::Builder::new().name(format!("noise/{cpu}")).spawn(move || probe(cpu, &stop)).ok()
+                std::thread::Builder::new()
+                    .name(format!("noise/{cpu}"))
+                    .spawn(move || probe(cpu, priority + 1, &stop))
+                    .ok()
             })
             .collect();
         let all_there = all && !threads.is_empty() && threads.len() == watched.len();
@@ -193,12 +202,12 @@ fn cpu_list(text: &str) -> Vec<usize> {
     cpus
 }
 
-fn probe(cpu: usize, stop: &AtomicBool) -> (Noise, Vec<Span>) {
+fn probe(cpu: usize, priority: i32, stop: &AtomicBool) -> (Noise, Vec<Span>) {
     let mut set = rustix::thread::CpuSet::new();
     set.set(cpu);
     // A probe that is not pinned still sees stalls, only less surely.
     let _ = rustix::thread::sched_setaffinity(None, &set);
-    let mut noise = Noise { realtime: set_fifo(), ..Noise::default() };
+    let mut noise = Noise { realtime: set_fifo(priority), ..Noise::default() };
     // Room for a common run: a page fault under load would look like a stall of the host.
     let mut spans = Vec::with_capacity(4096);
     let mut due = now() + PERIOD_NS;
@@ -227,8 +236,8 @@ fn note(noise: &mut Noise, spans: &mut Vec<Span>, due: u64, woke: u64) {
 }
 
 /// SCHED_FIFO for the calling thread; false where the kernel refuses (no privilege, or a CPU cgroup without a real-time budget).
-fn set_fifo() -> bool {
-    let param = libc::sched_param { sched_priority: PRIORITY };
+fn set_fifo(priority: i32) -> bool {
+    let param = libc::sched_param { sched_priority: priority };
     // SAFETY: a thread id of 0 is the caller, and `param` is a valid sched_param.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) == 0 }
 }

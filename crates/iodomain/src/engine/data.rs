@@ -65,10 +65,7 @@ pub fn fill(
         return Ok(());
     }
     let len = piece.len as usize;
-    if running.bounce.is_none() {
-        running.bounce = Some(Bounce::new(16 << 20).map_err(|_| -libc::ENOMEM)?);
-    }
-    let Some(bounce) = &mut running.bounce else { return Err(-libc::ENOMEM) };
+    let bounce = &mut running.bounce;
     running.bounced = true;
     if piece.op == Op::Write {
         copy(bounce, taken, mem, piece, false)?;
@@ -84,8 +81,7 @@ pub fn unbounce(
     mem: &GuestMemoryMmap<()>,
     piece: &Piece,
 ) -> Result<(), i32> {
-    let Some(bounce) = &mut running.bounce else { return Err(-libc::EIO) };
-    copy(bounce, taken, mem, piece, true)
+    copy(&mut running.bounce, taken, mem, piece, true)
 }
 
 /// Copies a piece's part of the guest's memory from or to ours.

@@ -14,14 +14,16 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::command::{Command, EngineStatus, VmStatus, VringStart};
 use super::data::{fill, host_priority, transfer, unbounce, write_id};
-use super::table::{Latencies, Requests, Running};
+use super::table::{Bounce, Latencies, Requests, Running};
 use super::uring::{About, Answer, Uring};
 use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
 use crate::blk::{self, Parsed, SEGMENTS};
 
-/// Chains taken from one queue before the next one has its turn: bounds what one guest can make the others wait for, to some 10 us.
+/// Chains taken from one queue before the next one has its turn: bounds what one guest can make the others wait for.
 const BATCH: usize = 32;
+/// And no longer than this, whatever they are: chains may be long, and their memory cold.
+const BATCH_NS: u64 = 50_000;
 
 struct Vm {
     disk: Disk,
@@ -73,12 +75,16 @@ impl Loop {
         prepare_thread(&config).map_err(io("cannot set the engine's CPUs and priority"))?;
         let most = sched.window.most.max(sched.window.start);
         let ring = Uring::new(most + 2 * disks.len() as u32 * 8).map_err(io("io_uring"))?;
-        let running = (0..most).map(|_| Running {
-            piece: None,
-            iovecs: Vec::with_capacity(SEGMENTS),
-            bounce: None,
-            bounced: false,
-        });
+        let mut running = Vec::new();
+        for _ in 0..most {
+            let bounce = Bounce::new(sched.quantum as usize).map_err(io("memory"))?;
+            running.push(Running {
+                piece: None,
+                iovecs: Vec::with_capacity(SEGMENTS),
+                bounce,
+                bounced: false,
+            });
+        }
         let vms = disks.into_iter().zip(&sched.vms).map(|(disk, vm)| Vm {
             vrings: (0..disk.queues).map(|_| None).collect(),
             requests: Requests::new(vm.depth),
@@ -92,7 +98,7 @@ impl Loop {
         });
         let mut engine = Self {
             vms: vms.collect(),
-            running: running.collect(),
+            running,
             free: (0..most).rev().collect(),
             config,
             sched,
@@ -116,10 +122,10 @@ impl Loop {
             let mut busy = self.fetch();
             let wake = match self.dispatch() {
                 Ok(wake) => wake,
-                Err(e) => return self.failed(&e),
+                Err(e) => self.failed(&e),
             };
             if let Err(e) = self.tell() {
-                return self.failed(&e);
+                self.failed(&e);
             }
             busy |= self.vms.iter().flat_map(|vm| vm.vrings.iter().flatten()).any(Vring::wants);
             let time = now();
@@ -128,14 +134,14 @@ impl Loop {
             }
             let polling = time.0 - last_work.0 < self.config.poll.0;
             if let Err(e) = self.ring.enter(!busy && !polling, time, wake) {
-                return self.failed(&e);
+                self.failed(&e);
             }
             let time = now();
             let mut answered = false;
             while let Some(answer) = self.ring.answer() {
                 answered = true;
                 if let Err(e) = self.answer(time, answer) {
-                    return self.failed(&e);
+                    self.failed(&e);
                 }
             }
             if answered {
@@ -146,8 +152,10 @@ impl Loop {
         }
     }
 
-    fn failed(&mut self, e: &io::Error) {
-        eprintln!("rtvirtio-iod: {}: io_uring failed, the engine ends: {e}", self.config.name);
+    fn failed(&self, e: &io::Error) -> ! {
+        // Guests find a domain that is started anew, and what was in flight with it; one that lives on without an engine helps nobody, and its memory may still be written by the kernel.
+        eprintln!("rtvirtio-iod: {}: io_uring failed, the process ends: {e}", self.config.name);
+        std::process::abort();
     }
 
     /// Finds out whether guests put something into their queues without being asked to kick.
@@ -183,8 +191,8 @@ impl Loop {
             vring.broken = true;
         }
         let rule = scheduler.rule(vm);
-        let mut taken = 0;
-        while taken < BATCH && !vring.broken {
+        let (mut taken, mut nothing) = (0, 0);
+        while taken < BATCH && !vring.broken && now().0 - time.0 < BATCH_NS {
             let Some((slot, room)) = requests.free() else {
                 // As many as it may have: goes on when one is answered.
                 vring.active = false;
@@ -206,7 +214,10 @@ impl Loop {
                 let Some(chain) = chain else {
                     match vring.queue.enable_notification(&mem.mem) {
                         Ok(true) => {
-                            vring.broken |= vring.queue.disable_notification(&mem.mem).is_err();
+                            // Something is there now; when it still cannot be read, it never can.
+                            nothing += 1;
+                            vring.broken |=
+                                nothing > 1 || vring.queue.disable_notification(&mem.mem).is_err();
                             continue;
                         }
                         Ok(false) => vring.active = false,
@@ -214,6 +225,7 @@ impl Loop {
                     }
                     break;
                 };
+                nothing = 0;
                 let head = chain.head_index();
                 if let Some(inflight) = &mut vring.inflight {
                     inflight.taken(head);
@@ -222,10 +234,15 @@ impl Loop {
             };
             taken += 1;
             match parsed {
+                // Without flushes there is no way to say when these are on stable storage.
+                Ok(Parsed::Io { op: Op::Discard | Op::WriteZeroes, status, .. }) if vring.write_through => {
+                    finish(vring, head, status, blk::UNSUPPORTED, 0);
+                }
                 Ok(Parsed::Io { op, offset, len, priority, unmap, status }) => {
                     (room.vring, room.generation, room.head) = (q as u16, vring.generation, head);
                     (room.op, room.len, room.unmap, room.status) = (op, len, unmap, status);
-                    (room.offset, room.failed) = (disk.backing.start + offset, false);
+                    (room.offset, room.failed, room.unsupported) =
+                        (disk.backing.start + offset, false, false);
                     (room.write_through, room.mem) = (vring.write_through, Some(Arc::clone(&mem)));
                     let priority = rule.of(priority);
                     let request = Request { tag: slot.into(), op, len, priority, arrival: time };
@@ -320,12 +337,12 @@ impl Loop {
         for (i, vm) in self.vms.iter_mut().enumerate() {
             for (q, vring) in vm.vrings.iter_mut().enumerate() {
                 let Some(vring) = vring else { continue };
-                if !std::mem::take(&mut vring.tell) {
-                    continue;
-                }
+                let told = std::mem::take(&mut vring.tell);
                 // Asked only when something was added: asking starts the count anew.
-                let wanted = vring.queue.needs_notification(&vring.mem.mem);
-                let Some(call) = vring.call.as_ref().filter(|_| wanted.unwrap_or(true)) else { continue };
+                let wanted = told && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
+                vring.must_call |= wanted;
+                let Some(call) = vring.call.as_ref().filter(|_| vring.must_call) else { continue };
+                vring.must_call = false;
                 if vring.calling {
                     vring.call_again = true;
                     continue;
@@ -361,7 +378,7 @@ impl Loop {
             About::Call(vm, q, generation) => {
                 let Some(vring) = self.vring(vm, q, generation) else { return Ok(()) };
                 vring.calling = false;
-                vring.tell |= std::mem::take(&mut vring.call_again);
+                vring.must_call |= std::mem::take(&mut vring.call_again);
                 Ok(())
             }
             About::Doorbell => {
@@ -383,11 +400,21 @@ impl Loop {
             self.free.push(place);
             return self.give(piece);
         }
+        if result == -libc::EPERM && self.config.pass_priority {
+            eprintln!(
+                "rtvirtio-iod: {}: the guests' classes are not passed on: that needs CAP_SYS_NICE",
+                self.config.name
+            );
+            self.config.pass_priority = false;
+            self.free.push(place);
+            return self.give(piece);
+        }
         self.free.push(place);
         let vm = &mut self.vms[piece.vm];
         let whole = if piece.op.moves_data() { result as i64 == piece.len as i64 } else { result >= 0 };
         if let Some(taken) = vm.requests.get(piece.tag as u32) {
             taken.failed |= !whole;
+            taken.unsupported |= result == -libc::EOPNOTSUPP && !piece.op.moves_data();
             if let Some(mem) = taken.mem.clone().filter(|_| running.bounced && whole && piece.op == Op::Read)
             {
                 taken.failed |= unbounce(running, taken, &mem.mem, &piece).is_err();
@@ -405,10 +432,14 @@ impl Loop {
         let Some(taken) = vm.requests.get(slot) else { return };
         let latency = Nanos(time.0.saturating_sub(finished.request.arrival.0));
         vm.latencies[taken.op.direction().index()].add(latency);
-        vm.errors += u64::from(taken.failed);
+        vm.errors += u64::from(taken.failed && !taken.unsupported);
         let (q, generation, head, status) =
             (usize::from(taken.vring), taken.generation, taken.head, taken.status);
-        let code = if taken.failed { blk::IO_ERROR } else { blk::OK };
+        let code = match (taken.failed, taken.unsupported) {
+            (false, _) => blk::OK,
+            (true, true) => blk::UNSUPPORTED,
+            (true, false) => blk::IO_ERROR,
+        };
         let len = if taken.op == Op::Read && !taken.failed { taken.len } else { 0 };
         vm.requests.release(slot);
         self.answered(finished.vm, q, generation, |vring| finish(vring, head, status, code, len));
@@ -445,12 +476,13 @@ impl Loop {
     fn end(&mut self, vm: usize, q: usize) {
         let Some(vring) = self.vms[vm].vrings[q].take() else { return };
         let _ = self.ring.forget(About::Kick(vm as u16, q as u16, vring.generation as u16));
-        if vring.tell || vring.call_again {
-            // The last answers are told before QEMU hears that the queue has stopped.
-            if let Some(call) = &vring.call {
-                let _ = rustix::io::write(call, &1u64.to_ne_bytes());
-            }
+        // The last answers are told before QEMU hears that the queue has stopped; by io_uring, for somebody may have filled the descriptor.
+        if let Some(call) = vring.call.as_ref().filter(|_| vring.tell || vring.must_call || vring.call_again)
+        {
+            let _ = self.ring.ring(call.as_raw_fd(), About::Nothing);
         }
+        // Handed over before the descriptors are closed and their numbers given to others.
+        let _ = self.ring.enter(false, Nanos(0), Nanos(0));
         if let Some(reply) = vring.stopping {
             let _ = reply.send(vring.queue.next_avail());
         }
@@ -466,7 +498,7 @@ impl Loop {
             Command::Call { vm, index, call } => {
                 if let Some(vring) = self.slot(vm, index).and_then(Option::as_mut) {
                     vring.call = call;
-                    vring.tell = true;
+                    vring.must_call = true;
                 }
             }
             Command::Disconnect { vm, reply } => self.disconnect(time, vm, reply),

@@ -26,6 +26,7 @@ pub struct Taken {
     /// Data in the guest's memory; never more than [`SEGMENTS`].
     pub segments: Vec<Segment>,
     pub failed: bool,
+    pub unsupported: bool,
     pub write_through: bool,
     /// What the segments lie in: it stays mapped for as long as the kernel may write there, also when the VM is gone.
     pub mem: Option<Arc<GuestMem>>,
@@ -45,6 +46,7 @@ impl Taken {
             status: GuestAddress(0),
             segments: Vec::with_capacity(SEGMENTS),
             failed: false,
+            unsupported: false,
             write_through: false,
             mem: None,
             used: false,
@@ -100,7 +102,7 @@ pub struct Running {
     /// What io_uring was given; it reads this until the piece is back.
     pub iovecs: Vec<libc::iovec>,
     /// Aligned memory for guests whose own is not.
-    pub bounce: Option<Bounce>,
+    pub bounce: Bounce,
     pub bounced: bool,
 }
 

@@ -28,6 +28,8 @@ pub struct Vring {
     pub active: bool,
     /// Answers were put into it that the guest does not know of.
     pub tell: bool,
+    /// The guest is to be called whatever its event index says: nobody knows what it was told before.
+    pub must_call: bool,
     /// A call is on its way; another one must follow.
     pub calling: bool,
     pub call_again: bool,
@@ -82,6 +84,8 @@ impl Vring {
             outstanding: 0,
             active: true,
             tell: false,
+            // Our predecessor may have answered and been killed before it called.
+            must_call: true,
             calling: false,
             call_again: false,
             broken: false,

@@ -1,0 +1,107 @@
+//! The scheduler by itself, step by step.
+
+use rtvirtio_iosched::{
+    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, Request, Scheduler, Tspec, VmConfig,
+    WindowConfig,
+};
+use rtvirtio_units::Nanos;
+
+const COST: Cost = Cost {
+    read: Line { base_ns: 62_000, per_mib_ns: 1_000_000 },
+    write: Line { base_ns: 25_000, per_mib_ns: 420_000 },
+    flush_ns: 25_000,
+    discard_ns: 25_000,
+};
+
+fn request(tag: u64, op: Op, len: u64, now: Nanos) -> Request {
+    Request { tag, op, len, priority: Priority::NORMAL, arrival: now }
+}
+
+/// Serves all that waits, one piece after the other; how many pieces it took, and until when.
+fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
+    let mut pieces = 0;
+    loop {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                now = Nanos(now.0 + piece.cost);
+                s.complete(now, &piece).unwrap();
+                pieces += 1;
+            }
+            Next::Wait(at) => {
+                assert!(at.0 < u64::MAX, "something waits for ever, after {pieces} pieces");
+                now = at;
+            }
+            Next::Full => panic!("one piece at a time"),
+            Next::Idle => return (pieces, now),
+        }
+    }
+}
+
+/// Zeroes are written where the device has no better way: they are cut and charged as writes are, and never wait for ever.
+#[test]
+fn zeroes_are_cut_and_charged_as_writes() {
+    for policy in Policy::ALL {
+        let cap =
+            Cap { bytes: Some(Tspec { rate: 80_000_000, burst: 65_536, peak: None }), ..Cap::default() };
+        let time =
+            Cap { time: Some(Tspec { rate: 500_000_000, burst: 100_000, peak: None }), ..Cap::default() };
+        for write in [Cap::default(), cap, time] {
+            let vm = VmConfig { caps: [Cap::default(), write], ..VmConfig::default() };
+            let vms = vec![vm, VmConfig { weight: 7, ..VmConfig::default() }];
+            let config =
+                Config { policy, cost: COST, window: WindowConfig::fixed(2), vms, ..Config::default() };
+            let mut s = Scheduler::new(&config).unwrap();
+            s.submit(0, request(1, Op::WriteZeroes, 64 << 20, Nanos(0))).unwrap();
+            let (pieces, end) = drain(&mut s, Nanos(0));
+            assert_eq!(pieces, 1_024);
+            if write.bytes.is_some() {
+                // 64 MiB less the burst at 80 MB/s.
+                assert!(end.0 >= (64 << 20) - 65_536 * 2 / 80 * 1_000, "{end}");
+                assert!(end.as_secs_f64() > 0.83, "{end}");
+            }
+        }
+    }
+}
+
+/// A discard is one request, whatever its length, and uses no bytes.
+#[test]
+fn discards_use_requests_only() {
+    let cap = Cap {
+        requests: Some(Tspec { rate: 10, burst: 1, peak: None }),
+        bytes: Some(Tspec { rate: 65_536, burst: 65_536, peak: None }),
+        ..Cap::default()
+    };
+    let vms = vec![VmConfig { caps: [Cap::default(), cap], ..VmConfig::default() }];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    for tag in 0..3 {
+        s.submit(0, request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
+    }
+    let (pieces, end) = drain(&mut s, Nanos(0));
+    assert_eq!(pieces, 6, "two of 16 MiB each");
+    assert!((0.2..0.25).contains(&end.as_secs_f64()), "{end}");
+}
+
+/// What a VM drops is gone, what runs comes back, and others are not touched.
+#[test]
+fn a_vm_that_leaves() {
+    let vms = vec![VmConfig::default(), VmConfig::default()];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    for tag in 0..5 {
+        s.submit(0, request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
+        s.submit(1, request(100 + tag, Op::Read, 4_096, Nanos(0))).unwrap();
+    }
+    let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
+    let mut gone = Vec::new();
+    s.drop_waiting(Nanos(1), running.vm, |r| gone.push(r.tag));
+    assert_eq!(gone.len(), 4);
+    assert_eq!(s.outstanding(running.vm), 1);
+    assert!(s.complete(Nanos(2), &running).unwrap().is_some());
+    assert!(s.complete(Nanos(3), &running).is_err(), "a piece comes back once");
+    assert_eq!(drain(&mut s, Nanos(4)).0, 5);
+    // An idle class request alone is served at once.
+    let idle = Priority { class: Class::Idle, level: 7 };
+    s.submit(0, Request { priority: idle, ..request(9, Op::Flush, 0, Nanos(5)) }).unwrap();
+    assert_eq!(drain(&mut s, Nanos(5)).0, 1);
+}
