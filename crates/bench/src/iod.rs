@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rtvirtio_ioclient::load::{Got, Stream};
 use rtvirtio_measure::noise::{Noise, Stalls};
+use rtvirtio_measure::run::PLACEBO_NS;
 use rtvirtio_measure::{HostFacts, Run, TaskResult, VmKind};
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
@@ -21,9 +22,6 @@ pub const FLOOD_DEPTH: usize = 32;
 /// The target of every task, and the deadline that the domain is given for it.
 pub const TARGET: Nanos = Nanos(5_000_000);
 const DEADLINE: Nanos = TARGET;
-
-/// The same stalls so much later tell what taking them off does by itself.
-const PLACEBO: Nanos = Nanos(1_000_000_000);
 
 /// Real-time priority of the domain's engine.
 pub const FIFO: i32 = 30;
@@ -53,6 +51,12 @@ pub fn socket(dir: &Path, vm: usize) -> PathBuf {
     dir.join(format!("vm{vm}.sock"))
 }
 
+/// Each VM's part of a device of `size` bytes: whole blocks.
+#[must_use]
+pub fn part_of(size: u64) -> u64 {
+    size / (PROTECTED as u64 + 1) / 4_096 * 4_096
+}
+
 /// The domain's configuration for a run: each VM has a quarter of `size` bytes of the device. `read` is what the device needs for 4 KiB.
 #[must_use]
 pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos, dir: &Path) -> String {
@@ -65,7 +69,7 @@ pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos,
         read.0.saturating_sub(4_000).max(1_000),
         read.0.saturating_sub(4_000).max(1_000),
     );
-    let part = size / (PROTECTED as u64 + 1) / 4_096 * 4_096;
+    let part = part_of(size);
     // Twenty per cent more than is asked, and bursts of what collects while a CPU of the host stands still for 5 ms.
     let asked: f64 = RATES.iter().sum();
     let share = asked * read.as_secs_f64() * 1.2 * 100.0;
@@ -145,7 +149,7 @@ pub fn as_run(
             p99_ns: got.at(99.0),
             p9999_ns: got.tail(),
             p9999_awake_ns: less(got, 0),
-            p9999_placebo_ns: less(got, PLACEBO.0),
+            p9999_placebo_ns: less(got, PLACEBO_NS),
             max_ns: got.max(),
             fio_p9999_ns: got.tail(),
             fio_cpus: 0.0,
@@ -281,9 +285,6 @@ pub struct Cost {
     pub iops: f64,
     /// Median latency in ns.
     pub p50: f64,
-    /// Requests that the backend refused.
-    #[serde(default)]
-    pub errors: u64,
     /// CPU time of the backend per request, in ns.
     pub cpu: f64,
 }
@@ -391,7 +392,7 @@ mod tests {
 
     #[test]
     fn ratios_are_medians_of_pairs() {
-        let cost = |iops: f64| Cost { depth: 1, iops, p50: 1e9 / iops, errors: 0, cpu: 1_000.0 };
+        let cost = |iops: f64| Cost { depth: 1, iops, p50: 1e9 / iops, cpu: 1_000.0 };
         let claims =
             cost_claims(&[(cost(100.0), cost(50.0)), (cost(90.0), cost(100.0)), (cost(80.0), cost(80.0))]);
         assert_eq!((claims[0].value, claims[0].n, claims[0].met), (1.0, 3, true));

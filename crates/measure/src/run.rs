@@ -24,7 +24,7 @@ use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};
 
 /// How much later the stalls are placed that show what taking them off does by itself: longer than a stall and what queues behind it.
-const PLACEBO_NS: u64 = 1_000_000_000;
+pub const PLACEBO_NS: u64 = 1_000_000_000;
 
 /// Results of all tasks of a VM, in the job's order. `predicted` holds what a plan expects of each task, in the same order; a
 /// missing entry means no prediction.

@@ -27,6 +27,19 @@ pub fn write_id(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &str) -
     done as u64
 }
 
+/// Where in the guest's memory a piece lies, and how much in each place.
+fn parts<'a>(segments: &'a [Segment], piece: &Piece) -> impl Iterator<Item = (GuestAddress, usize)> + 'a {
+    let (mut skip, mut left) = (piece.offset, piece.len);
+    segments.iter().filter_map(move |s| {
+        let len = u64::from(s.len);
+        let from = skip.min(len);
+        skip -= from;
+        let part = (len - from).min(left);
+        left -= part;
+        (part > 0).then_some((GuestAddress(s.addr.0 + from), part as usize))
+    })
+}
+
 /// Points the kernel to a piece's part of the guest's memory, or to memory of ours when the guest's is not aligned to `align`.
 pub fn fill(
     running: &mut Running,
@@ -36,19 +49,9 @@ pub fn fill(
     align: Option<u32>,
 ) -> Result<(), i32> {
     running.iovecs.clear();
-    let (mut skip, mut left) = (piece.offset, piece.len);
     let mut aligned = true;
-    for s in &taken.segments {
-        let len = u64::from(s.len);
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let part = (len - skip).min(left);
-        let at = GuestAddress(s.addr.0 + skip);
-        skip = 0;
-        left -= part;
-        for slice in GuestMemoryBackend::get_slices(mem, at, part as usize) {
+    for (at, part) in parts(&taken.segments, piece) {
+        for slice in GuestMemoryBackend::get_slices(mem, at, part) {
             let Ok(slice) = slice else { return Err(-libc::EFAULT) };
             if running.iovecs.len() == running.iovecs.capacity() {
                 return Err(-libc::EIO);
@@ -56,9 +59,6 @@ pub fn fill(
             let base = slice.ptr_guard_mut().as_ptr();
             aligned &= align.is_none_or(|a| base as usize % a as usize == 0 && slice.len() % a as usize == 0);
             running.iovecs.push(libc::iovec { iov_base: base.cast(), iov_len: slice.len() });
-        }
-        if left == 0 {
-            break;
         }
     }
     if aligned {
@@ -93,25 +93,14 @@ fn copy(
     to_guest: bool,
 ) -> Result<(), i32> {
     let bytes = bounce.bytes(piece.len as usize);
-    let (mut skip, mut done) = (piece.offset, 0usize);
-    for s in &taken.segments {
-        let len = u64::from(s.len);
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let part = ((len - skip) as usize).min(bytes.len() - done);
-        let at = GuestAddress(s.addr.0 + skip);
-        skip = 0;
+    let mut done = 0;
+    for (at, part) in parts(&taken.segments, piece) {
         let ours = &mut bytes[done..done + part];
         let copied = if to_guest { mem.write_slice(ours, at) } else { mem.read_slice(ours, at) };
         copied.map_err(|_| -libc::EFAULT)?;
         done += part;
-        if done == bytes.len() {
-            return Ok(());
-        }
     }
-    Err(-libc::EFAULT)
+    if done == bytes.len() { Ok(()) } else { Err(-libc::EFAULT) }
 }
 
 pub fn transfer(

@@ -1,5 +1,7 @@
 //! The loop.
 
+mod commands;
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -7,12 +9,12 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use io_uring::opcode;
 use io_uring::types::Fd;
-use rtvirtio_iosched::{Config, Direction, Finished, Next, Op, Piece, Request, Scheduler};
+use rtvirtio_iosched::{Config, Finished, Next, Op, Piece, Request, Scheduler};
 use rtvirtio_units::Nanos;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::command::{Command, EngineStatus, VmStatus, VringStart};
+use super::command::Command;
 use super::data::{fill, host_priority, transfer, unbounce, write_id};
 use super::table::{Bounce, Latencies, Requests, Running};
 use super::uring::{About, Answer, Uring};
@@ -396,8 +398,8 @@ impl Loop {
     fn back(&mut self, time: Nanos, place: u32, result: i32) -> io::Result<()> {
         let Some(running) = self.running.get_mut(place as usize) else { return Ok(()) };
         let Some(piece) = running.piece.take() else { return Ok(()) };
+        self.free.push(place);
         if result == -libc::EAGAIN || result == -libc::EINTR {
-            self.free.push(place);
             return self.give(piece);
         }
         if result == -libc::EPERM && self.config.pass_priority {
@@ -406,10 +408,8 @@ impl Loop {
                 self.config.name
             );
             self.config.pass_priority = false;
-            self.free.push(place);
             return self.give(piece);
         }
-        self.free.push(place);
         let vm = &mut self.vms[piece.vm];
         let whole = if piece.op.moves_data() { result as i64 == piece.len as i64 } else { result >= 0 };
         if let Some(taken) = vm.requests.get(piece.tag as u32) {
@@ -485,106 +485,6 @@ impl Loop {
         let _ = self.ring.enter(false, Nanos(0), Nanos(0));
         if let Some(reply) = vring.stopping {
             let _ = reply.send(vring.queue.next_avail());
-        }
-    }
-
-    fn command(&mut self, time: Nanos, command: Command) -> io::Result<()> {
-        match command {
-            Command::Start { vm, index, start, reply } => {
-                let done = self.start(vm, index, *start);
-                let _ = reply.send(done);
-            }
-            Command::Stop { vm, index, reply } => self.stop(vm, index, reply),
-            Command::Call { vm, index, call } => {
-                if let Some(vring) = self.slot(vm, index).and_then(Option::as_mut) {
-                    vring.call = call;
-                    vring.must_call = true;
-                }
-            }
-            Command::Disconnect { vm, reply } => self.disconnect(time, vm, reply),
-            Command::Reconfigure { vm, config, reply } => {
-                let done = self.reconfigure(vm, &config);
-                let _ = reply.send(done);
-            }
-            Command::Status { reply } => {
-                let vms = (0..self.vms.len()).map(|i| self.status(time, i)).collect();
-                let window = self.scheduler.window();
-                let _ = reply.send(EngineStatus { vms, window, late: self.late.clone() });
-            }
-            Command::Quit => self.quit = true,
-        }
-        Ok(())
-    }
-
-    fn slot(&mut self, vm: usize, index: u16) -> Option<&mut Option<Vring>> {
-        self.vms.get_mut(vm)?.vrings.get_mut(usize::from(index))
-    }
-
-    fn start(&mut self, vm: usize, index: u16, start: VringStart) -> Result<(), String> {
-        self.generation += 1;
-        let generation = self.generation;
-        let slot = self.slot(vm, index).ok_or_else(|| format!("there is no queue {index}"))?;
-        if slot.is_some() {
-            return Err(format!("queue {index} runs already"));
-        }
-        let vring = Vring::new(start, generation)?;
-        let fd = vring.kick.as_raw_fd();
-        *slot = Some(vring);
-        let about = About::Kick(vm as u16, index, generation as u16);
-        self.ring.watch(fd, about).map_err(|e| e.to_string())
-    }
-
-    fn stop(&mut self, vm: usize, index: u16, reply: SyncSender<u16>) {
-        let Some(slot) = self.slot(vm, index) else { return };
-        match slot {
-            None => {
-                let _ = reply.send(0);
-            }
-            Some(vring) => {
-                vring.stopping = Some(reply);
-                if vring.outstanding == 0 {
-                    self.end(vm, usize::from(index));
-                }
-            }
-        }
-    }
-
-    /// Drops what waits; what is at the device ends without an answer, for the queues are gone.
-    fn disconnect(&mut self, time: Nanos, vm: usize, reply: SyncSender<()>) {
-        let Some(v) = self.vms.get_mut(vm) else { return };
-        let requests = &mut v.requests;
-        self.scheduler.drop_waiting(time, vm, |r| requests.release(r.tag as u32));
-        for q in 0..v.vrings.len() {
-            self.end(vm, q);
-        }
-        if self.scheduler.outstanding(vm) == 0 {
-            let _ = reply.send(());
-        } else {
-            self.vms[vm].leaving = Some(reply);
-        }
-    }
-
-    fn reconfigure(&mut self, vm: usize, config: &rtvirtio_iosched::VmConfig) -> Result<(), String> {
-        let mut sched = self.sched.clone();
-        let slot = sched.vms.get_mut(vm).ok_or_else(|| format!("there is no VM {vm}"))?;
-        *slot = rtvirtio_iosched::VmConfig { depth: slot.depth, ..config.clone() };
-        self.scheduler.reconfigure(&sched, vm).map_err(|e| e.to_string())?;
-        self.sched = sched;
-        Ok(())
-    }
-
-    fn status(&self, time: Nanos, i: usize) -> VmStatus {
-        let vm = &self.vms[i];
-        VmStatus {
-            name: vm.disk.name.clone(),
-            queues: vm.vrings.iter().flatten().count() as u16,
-            outstanding: self.scheduler.outstanding(i),
-            counters: self.scheduler.counters(i),
-            contracts: Direction::ALL.map(|d| self.scheduler.contract(i, d, time)),
-            latencies: vm.latencies.clone(),
-            malformed: vm.malformed,
-            errors: vm.errors,
-            broken: vm.broken,
         }
     }
 }

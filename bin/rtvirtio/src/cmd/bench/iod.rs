@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::iod::{
     Cost, DEPTHS, FIFO, FLOOD_SCHEMES, FloodScheme, IodData, PROTECTED, as_run, claims, flood_config,
-    flood_streams, socket,
+    flood_streams, part_of, socket,
 };
 use rtvirtio_ioclient::load::{Plan, Stream, run as run_load};
 use rtvirtio_ioclient::{Client, Options};
@@ -177,14 +177,14 @@ fn flood(
     for vm in 0..=PROTECTED {
         clients.push(Client::connect(&socket(dir, vm), Options::default())?);
     }
-    let streams = flood_streams(scheme.flood, size / (PROTECTED as u64 + 1) / 4_096 * 4_096);
+    let streams = flood_streams(scheme.flood, part_of(size));
     let plan = Plan { warm_up: WARM_UP, length, seed, spin: false };
     // Above the engine: what it holds a CPU for is its own.
     let probe = NoiseProbe::start_above(FIFO);
     let got = run_load(&mut clients, &streams, &plan);
     let seen = probe.finish();
     drop(clients);
-    domain.end();
+    drop(domain);
     let got = got?;
     if let Some(bad) = got.iter().find(|g| g.errors > 0) {
         bail!("{} of {}'s requests were refused; a run with errors says nothing", bad.errors, bad.name);
@@ -217,7 +217,6 @@ fn costs(args: &BenchIodArgs, dir: &Path, ui: &Ui) -> anyhow::Result<Costs> {
                 for depth in DEPTHS {
                     both[who].push(cost(&backend, &socket(dir, 0), depth, length)?);
                 }
-                backend.end();
             }
             let [ours, theirs] = both;
             pairs.extend(ours.into_iter().zip(theirs));
@@ -231,7 +230,7 @@ fn costs(args: &BenchIodArgs, dir: &Path, ui: &Ui) -> anyhow::Result<Costs> {
     let seconds = Duration::from_nanos(args.length.0);
     cost(&domain, &socket(dir, 0), 32, seconds)?;
     let status = iod::ask(&dir.join("control"))?;
-    domain.end();
+    drop(domain);
     let number = |key: &str| status["devices"][0][key].as_u64();
     Ok((pairs, number("late_p9999_ns").zip(number("held"))))
 }
@@ -263,7 +262,7 @@ fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> any
     let begin = Instant::now();
     let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;
     let busy = backend.cpu()?.saturating_sub(before);
-    let errors = got.iter().map(|g| g.errors).sum();
+    let errors: u64 = got.iter().map(|g| g.errors).sum();
     if errors > 0 {
         bail!("{errors} requests were refused; a run with errors says nothing");
     }
@@ -272,7 +271,6 @@ fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> any
         depth,
         iops: got.first().map_or(0.0, |g| g.rate),
         p50: got.first().map_or(0.0, |g| g.at(50.0).0 as f64),
-        errors,
         cpu: busy.as_nanos() as f64 / all.max(1.0),
     })
 }
@@ -340,10 +338,6 @@ impl Backend {
         let ticks: u64 = rest.split(' ').skip(11).take(2).map(|f| f.parse::<u64>().unwrap_or(0)).sum();
         let per_second = rustix::param::clock_ticks_per_second().max(1);
         Ok(Duration::from_nanos(ticks * 1_000_000_000 / per_second))
-    }
-
-    fn end(self) {
-        drop(self);
     }
 }
 

@@ -1,0 +1,115 @@
+//! What control threads ask of the loop.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::SyncSender;
+
+use rtvirtio_iosched::Direction;
+use rtvirtio_units::Nanos;
+
+use super::Loop;
+use crate::engine::command::{Command, EngineStatus, VmStatus, VringStart};
+use crate::engine::uring::About;
+use crate::engine::vring::Vring;
+
+impl Loop {
+    pub(super) fn command(&mut self, time: Nanos, command: Command) -> io::Result<()> {
+        match command {
+            Command::Start { vm, index, start, reply } => {
+                let done = self.start(vm, index, *start);
+                let _ = reply.send(done);
+            }
+            Command::Stop { vm, index, reply } => self.stop(vm, index, reply),
+            Command::Call { vm, index, call } => {
+                if let Some(vring) = self.slot(vm, index).and_then(Option::as_mut) {
+                    vring.call = call;
+                    vring.must_call = true;
+                }
+            }
+            Command::Disconnect { vm, reply } => self.disconnect(time, vm, reply),
+            Command::Reconfigure { vm, config, reply } => {
+                let done = self.reconfigure(vm, &config);
+                let _ = reply.send(done);
+            }
+            Command::Status { reply } => {
+                let vms = (0..self.vms.len()).map(|i| self.status(time, i)).collect();
+                let window = self.scheduler.window();
+                let _ = reply.send(EngineStatus { vms, window, late: self.late.clone() });
+            }
+            Command::Quit => self.quit = true,
+        }
+        Ok(())
+    }
+
+    fn slot(&mut self, vm: usize, index: u16) -> Option<&mut Option<Vring>> {
+        self.vms.get_mut(vm)?.vrings.get_mut(usize::from(index))
+    }
+
+    fn start(&mut self, vm: usize, index: u16, start: VringStart) -> Result<(), String> {
+        self.generation += 1;
+        let generation = self.generation;
+        let slot = self.slot(vm, index).ok_or_else(|| format!("there is no queue {index}"))?;
+        if slot.is_some() {
+            return Err(format!("queue {index} runs already"));
+        }
+        let vring = Vring::new(start, generation)?;
+        let fd = vring.kick.as_raw_fd();
+        *slot = Some(vring);
+        let about = About::Kick(vm as u16, index, generation as u16);
+        self.ring.watch(fd, about).map_err(|e| e.to_string())
+    }
+
+    fn stop(&mut self, vm: usize, index: u16, reply: SyncSender<u16>) {
+        let Some(slot) = self.slot(vm, index) else { return };
+        match slot {
+            None => {
+                let _ = reply.send(0);
+            }
+            Some(vring) => {
+                vring.stopping = Some(reply);
+                if vring.outstanding == 0 {
+                    self.end(vm, usize::from(index));
+                }
+            }
+        }
+    }
+
+    /// Drops what waits; what is at the device ends without an answer, for the queues are gone.
+    fn disconnect(&mut self, time: Nanos, vm: usize, reply: SyncSender<()>) {
+        let Some(v) = self.vms.get_mut(vm) else { return };
+        let requests = &mut v.requests;
+        self.scheduler.drop_waiting(time, vm, |r| requests.release(r.tag as u32));
+        for q in 0..v.vrings.len() {
+            self.end(vm, q);
+        }
+        if self.scheduler.outstanding(vm) == 0 {
+            let _ = reply.send(());
+        } else {
+            self.vms[vm].leaving = Some(reply);
+        }
+    }
+
+    fn reconfigure(&mut self, vm: usize, config: &rtvirtio_iosched::VmConfig) -> Result<(), String> {
+        let mut sched = self.sched.clone();
+        let slot = sched.vms.get_mut(vm).ok_or_else(|| format!("there is no VM {vm}"))?;
+        *slot = rtvirtio_iosched::VmConfig { depth: slot.depth, ..config.clone() };
+        self.scheduler.reconfigure(&sched, vm).map_err(|e| e.to_string())?;
+        self.sched = sched;
+        Ok(())
+    }
+
+    fn status(&self, time: Nanos, i: usize) -> VmStatus {
+        let vm = &self.vms[i];
+        VmStatus {
+            name: vm.disk.name.clone(),
+            queues: vm.vrings.iter().flatten().count() as u16,
+            outstanding: self.scheduler.outstanding(i),
+            counters: self.scheduler.counters(i),
+            contracts: Direction::ALL.map(|d| self.scheduler.contract(i, d, time)),
+            latencies: vm.latencies.clone(),
+            malformed: vm.malformed,
+            errors: vm.errors,
+            broken: vm.broken,
+        }
+    }
+}
