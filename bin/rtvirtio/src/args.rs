@@ -108,15 +108,28 @@ EXAMPLES
   rtvirtio plan plant.toml                     show the plan
   rtvirtio plan plant.toml -o plant.plan       and save it for `apply`
   rtvirtio plan plant.toml --model analytical  search with the RT-VirtIO paper's model
+  rtvirtio plan plant.toml --domain --disk vm0=/dev/vg0/vm0 --disk vm1=/dev/vg0/vm1 -o iod.toml
+                                               plan the I/O domain instead: reservations with bounds
 
 Exit code 2 when some target cannot be met; the plan is then the best compromise.")]
     Plan(PlanArgs),
+    /// Run the spec's tasks on the I/O domain's own scheduler under virtual time: worst case beside the bound. Changes nothing
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio simulate examples/flood.toml                              ten minutes
+  rtvirtio simulate examples/flood.toml --for 24h                    a day
+  rtvirtio simulate examples/flood.toml --policy edf --policy fifo   beside a backend that does not schedule
+  rtvirtio simulate examples/flood.toml --worst                      how near it comes to the bound
+
+The device is what the spec's twin declares, or the measured profile of a real one. Exit code 2 when a target is missed as planned.")]
+    Simulate(SimulateArgs),
     /// Write a plan's settings: captured, journaled, read back, rolled back on any failure
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio apply plant.plan --dry-run   every write as `path: old -> new`, nothing changed
   sudo rtvirtio apply plant.plan
-  sudo rtvirtio apply plant.toml             plan first, then apply when all targets are predicted to be met")]
+  sudo rtvirtio apply plant.toml             plan first, then apply when all targets are predicted to be met
+  sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`")]
     Apply(ApplyArgs),
     /// What is applied, and whether it is still in force
     #[command(after_help = "EXAMPLES\n  rtvirtio status\n  rtvirtio status --json")]
@@ -249,6 +262,47 @@ pub struct PlanArgs {
     /// Save the plan
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved plan is its configuration file
+    #[arg(long)]
+    pub domain: bool,
+    /// A VM's disk image or device on the host, for --domain; once for each VM
+    #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
+    pub disks: Vec<String>,
+}
+
+/// `simulate`.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// Virtual time
+    #[arg(long = "for", value_name = "TIME", default_value = "600s")]
+    pub length: Nanos,
+    /// How requests are ordered; several are compared
+    #[arg(long = "policy", value_enum, default_values_t = [PolicyName::Edf])]
+    pub policies: Vec<PolicyName>,
+    /// The worst traffic that the plan allows for, instead of what is declared: guests that stand still and then ask at once, neighbours with the largest requests
+    #[arg(long)]
+    pub worst: bool,
+    /// Seed of phases and service times
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// A profile file, instead of what the spec's twin declares or the one saved for the device
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+}
+
+/// Policies of the I/O domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PolicyName {
+    /// First come, first served: what a backend does that does not schedule
+    Fifo,
+    /// A piece of each VM in turn
+    RoundRobin,
+    /// Device time by weight
+    Drr,
+    /// By deadline within reservations, the rest by weight: as planned
+    Edf,
 }
 
 /// `apply`.
@@ -340,7 +394,7 @@ pub struct TuneArgs {
 pub enum LabCommand {
     /// Make the device and start the VMs of a spec
     #[command(
-        after_help = "EXAMPLES\n  sudo rtvirtio lab up examples/fig7.toml\n  sudo rtvirtio lab up examples/fig7-process.toml"
+        after_help = "EXAMPLES\n  sudo rtvirtio lab up examples/fig7.toml\n  sudo rtvirtio lab up examples/fig7-process.toml\n  sudo rtvirtio lab up examples/fig7.toml --domain   every request scheduled by the I/O domain"
     )]
     Up(LabUpArgs),
     /// Run the spec's tasks in the lab that is up
@@ -362,6 +416,12 @@ pub struct LabUpArgs {
     /// How QEMU guests run: by default KVM when a guest really boots under it, else TCG
     #[arg(long, value_enum, default_value_t = AccelName::Auto)]
     pub accel: AccelName,
+    /// Serve the guests' disks through the I/O domain, planned for the spec's targets
+    #[arg(long)]
+    pub domain: bool,
+    /// The device's profile for --domain, instead of the one saved
+    #[arg(long, value_name = "FILE", requires = "domain")]
+    pub profile: Option<PathBuf>,
 }
 
 /// How QEMU guests run.

@@ -39,6 +39,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Profile(args) => cmd::profile::run(args, global, ui),
         Command::Predict(args) => cmd::plan::predict(args, global, ui),
         Command::Plan(args) => cmd::plan::make(args, global, ui),
+        Command::Simulate(args) => cmd::simulate::run(args, global, ui),
         Command::Apply(args) => cmd::apply::apply(args, global, ui),
         Command::Status => cmd::apply::status(global, ui),
         Command::Revert(args) => cmd::apply::revert(args, global, ui),

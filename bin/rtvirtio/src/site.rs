@@ -220,7 +220,11 @@ impl Site {
             Some(lab) => {
                 let state = lab.state();
                 (
-                    state.vmm.clone(),
+                    format!(
+                        "{}{}",
+                        state.vmm,
+                        if state.iod.is_some() { ", disks through the I/O domain" } else { "" }
+                    ),
                     state.accelerator.clone(),
                     format!("{}: {}", self.device.name, state.device_text),
                 )

@@ -25,6 +25,19 @@ pub struct BackingConfig {
     pub shared: bool,
 }
 
+impl From<&rtvirtio_iodconfig::Disk> for BackingConfig {
+    fn from(disk: &rtvirtio_iodconfig::Disk) -> Self {
+        Self {
+            path: disk.path.clone(),
+            offset: disk.offset.0,
+            size: disk.size.map(|s| s.0),
+            read_only: disk.read_only,
+            direct: !disk.cached,
+            shared: disk.shared,
+        }
+    }
+}
+
 /// A disk that is open.
 #[derive(Debug)]
 pub struct Backing {

@@ -4,7 +4,7 @@ use std::io;
 
 use serde::Serialize;
 
-use crate::backing::{Backing, BackingError};
+use crate::backing::{Backing, BackingConfig, BackingError};
 use crate::config::File;
 use crate::engine::{self, Command, Engine, EngineConfig, EngineError, EngineHandle, VmStatus};
 use crate::frontend::{DiskInfo, Frontend};
@@ -70,7 +70,7 @@ impl Domain {
             let mut disks: Vec<Backing> = Vec::new();
             for disk in &device.disks {
                 // Disks of one file take its lock once; whether they collide is found out below.
-                let mut config = disk.backing();
+                let mut config = BackingConfig::from(disk);
                 config.shared |= file
                     .devices
                     .iter()

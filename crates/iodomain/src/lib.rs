@@ -14,9 +14,10 @@
 
 pub mod backing;
 pub mod blk;
-pub mod config;
 pub mod domain;
 pub mod engine;
 pub mod frontend;
 pub mod inflight;
 pub mod memory;
+
+pub use rtvirtio_iodconfig as config;

@@ -13,8 +13,9 @@ use rtvirtio_vmm::spawn::Lifetime;
 
 use crate::FileDisk;
 use crate::image::{GuestImage, ImageError};
+use crate::iod::{self, IodError};
 use crate::proc::ProcessId;
-use crate::qemu::{Accel, DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
+use crate::qemu::{Accel, DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest};
 use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError, TwinHandle, TwinProfile};
 use crate::workload::{Place, VmLoad};
@@ -83,7 +84,13 @@ pub enum LabError {
     /// A guest.
     #[error(transparent)]
     Qemu(#[from] QemuError),
+    /// The I/O domain.
+    #[error(transparent)]
+    Iod(#[from] IodError),
 }
+
+/// Given the shared device, the VMs with their parts of it, and the directory of its sockets (see [`iod::socket`]): the I/O domain's command.
+pub type IodCommand<'a> = dyn Fn(&Path, &[LabVm], &Path) -> Result<Command, IodError> + 'a;
 
 /// What `up` needs to know beside the spec.
 pub struct UpOptions<'a> {
@@ -93,6 +100,8 @@ pub struct UpOptions<'a> {
     pub twin_server: &'a dyn Fn(&str, Bytes, &Path) -> Command,
     /// Kernel and initramfs of the guests, and how they run; not needed for process VMs.
     pub guest: Option<(&'a GuestImage, Accel)>,
+    /// The command that serves the guests' disks through the I/O domain; QEMU's own backend on the device does without.
+    pub iod: Option<&'a IodCommand<'a>>,
     /// Set by anyone to stop.
     pub cancel: &'a AtomicBool,
     /// Told what happens.
@@ -220,6 +229,10 @@ impl Lab {
                 qemu: None,
             });
         }
+        if let Some(command) = options.iod {
+            self.start_iod(&root, &cgroups, &device, command, options)?;
+            stop_when_cancelled(options)?;
+        }
         if spec.vms.iter().any(|vm| vm.reach == Reach::Lab(LabKind::Qemu)) {
             self.start_guests(&cgroups, &device, options)?;
         }
@@ -300,6 +313,29 @@ impl Lab {
         Ok(())
     }
 
+    fn start_iod(
+        &mut self,
+        root: &Root,
+        cgroups: &Cgroups,
+        device: &Path,
+        command: &IodCommand<'_>,
+        options: &UpOptions<'_>,
+    ) -> Result<(), LabError> {
+        (options.progress)("starting the I/O domain");
+        let dir = self.run_dir.join(iod::DIR);
+        std::fs::create_dir_all(&dir).map_err(|source| LabError::State { path: dir.clone(), source })?;
+        let command = command(device, &self.state.vms, &dir)?;
+        // It orders requests itself; an elevator below it would do so again.
+        BlockDevice::find(root, device)?.set_elevator(root, "none")?;
+        // In the lab's own cgroup from the start: a crash before it is saved leaves it there, where `down` finds it.
+        let procs = match self.state.cgroups.first() {
+            Some(own) => Some(cgroups.dir(own)?.join("cgroup.procs")),
+            None => None,
+        };
+        self.state.iod = Some(iod::start(command, procs.as_deref(), &dir.join("log"))?);
+        self.save()
+    }
+
     fn start_guests(
         &mut self,
         cgroups: &Cgroups,
@@ -313,7 +349,12 @@ impl Lab {
         (options.progress)(&format!("starting {} guests ({})", self.state.vms.len(), accel.as_str()));
         let mut configs = Vec::new();
         for vm in &self.state.vms {
-            let disk = DiskRegion { path: device.to_owned(), offset: Bytes(vm.offset), size: Bytes(vm.size) };
+            let disk = if self.state.iod.is_some() {
+                GuestDisk::VhostUser { socket: iod::socket(&self.run_dir, &vm.name), queues: 1 }
+            } else {
+                let (offset, size) = (Bytes(vm.offset), Bytes(vm.size));
+                DiskRegion { path: device.to_owned(), offset, size }.into()
+            };
             configs.push(QemuConfig {
                 accel,
                 cgroup_procs: vec![cgroups.dir(&vm.cgroup)?.join("cgroup.procs")],
@@ -352,6 +393,9 @@ impl Lab {
                 qemu.kill()?;
             }
         }
+        if let Some(iod) = self.state.iod.take() {
+            iod.stop(STOP_PATIENCE);
+        }
         if let Ok(cgroups) = Cgroups::detect(&root) {
             for cgroup in self.state.cgroups.iter().rev() {
                 if root.exists(cgroups.dir(cgroup)?) {
@@ -383,10 +427,11 @@ impl Lab {
         // Only a log.
         let _ = std::fs::remove_file(self.run_dir.join("twin.log"));
         // Sockets and logs of guests that a crash left; the guests themselves are gone with their cgroups.
-        let guests = self.run_dir.join(GUESTS);
-        match std::fs::remove_dir_all(&guests) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.state_error(e)),
-            _ => {}
+        for dir in [GUESTS, iod::DIR] {
+            match std::fs::remove_dir_all(self.run_dir.join(dir)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.state_error(e)),
+                _ => {}
+            }
         }
         LabState::forget(&self.run_dir).map_err(|source| self.state_error(source))
     }

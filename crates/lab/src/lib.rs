@@ -3,6 +3,7 @@
 pub mod boxed;
 mod file_disk;
 pub mod image;
+pub mod iod;
 mod lab;
 mod loops;
 pub mod proc;
@@ -13,5 +14,5 @@ pub mod twin;
 pub mod workload;
 
 pub use file_disk::FileDisk;
-pub use lab::{Lab, LabError, UpOptions};
+pub use lab::{IodCommand, Lab, LabError, UpOptions};
 pub use ram_disk::RamDisk;

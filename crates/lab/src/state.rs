@@ -8,6 +8,7 @@ use rtvirtio_measure::fio::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::FileDisk;
+use crate::proc::ProcessId;
 use crate::qemu::QemuHandle;
 use crate::twin::TwinHandle;
 
@@ -38,6 +39,9 @@ pub struct LabState {
     /// The file behind it, if the lab made one on a disk.
     #[serde(default)]
     pub file: Option<FileDisk>,
+    /// The I/O domain between device and guests, if there is one.
+    #[serde(default)]
+    pub iod: Option<ProcessId>,
     /// Cgroups that the lab made or will make, parents first.
     pub cgroups: Vec<PathBuf>,
     /// `cgroup.subtree_control` files (v2) into which the lab wrote `+io`, outermost first.
@@ -85,6 +89,7 @@ impl LabState {
             device_text: String::new(),
             twin: None,
             file: None,
+            iod: None,
             cgroups: Vec::new(),
             io_enabled: Vec::new(),
             vms: Vec::new(),

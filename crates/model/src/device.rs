@@ -1,7 +1,7 @@
 //! What a profile says about the device, in the form the models use.
 
 use rtvirtio_spec::{Op, Spec, Vm};
-use rtvirtio_units::{Bytes, Iops};
+use rtvirtio_units::{Bytes, Iops, Nanos};
 
 use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
@@ -33,6 +33,62 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
             (n > 0).then(|| Iops(left * n as f64 / costs))
         })
         .collect())
+}
+
+/// What requests of one direction take of a device that serves them in order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ServiceLine {
+    /// Device time of a request of the profile's block size at the best depth, s: 1 / capacity.
+    pub occupancy: f64,
+    /// Device time of each byte beyond that size, s.
+    pub per_byte: f64,
+    /// Time of a request that finds the device idle, s; at least `occupancy`.
+    pub alone: f64,
+}
+
+/// What the profile shows of the device without an elevator: the numbers that a scheduler above it needs.
+///
+/// Seen from outside, k servers that take s for a request are one server that takes s / k and answers s (1 - 1/k) later. So `occupancy` is what a request costs, and what
+/// `alone` has beyond it is latency.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Service {
+    /// Reads.
+    pub read: ServiceLine,
+    /// Writes; as reads when they were not measured.
+    pub write: ServiceLine,
+    /// Size that the lines begin at.
+    pub block: Bytes,
+    /// Fewest measured requests in flight that reach 95 % of the capacity for reads.
+    pub depth: u32,
+    /// Longest time that a request took beyond `alone` with the fewest in flight: stalls of the device and of the host together.
+    pub stall: Nanos,
+}
+
+/// The device of a profile as one server.
+///
+/// # Errors
+/// [`ModelError::BadProfile`] without a usable read measurement.
+pub fn service(profile: &Profile) -> Result<Service, ModelError> {
+    const NEARLY_ALL: f64 = 0.95;
+    let device = Device::new(profile, false)?;
+    let line = |c: &Curve| {
+        let occupancy = 1.0 / c.capacity;
+        let all = occupancy / profile.block.0 as f64;
+        ServiceLine { occupancy, per_byte: c.byte.map_or(all, |b| b.occupancy), alone: c.base.max(occupancy) }
+    };
+    let enough = |p: &&DepthPoint| p.iops.0 >= NEARLY_ALL * device.read.capacity;
+    let depth = profile.read.iter().filter(enough).map(|p| p.depth).min().unwrap_or(1);
+    let longest =
+        |points: &[DepthPoint]| points.iter().min_by_key(|p| p.depth).map_or(0.0, |p| p.max.as_secs_f64());
+    let stall =
+        (longest(&profile.read) - device.read.base).max(longest(&profile.write) - device.write.base).max(0.0);
+    Ok(Service {
+        read: line(&device.read),
+        write: line(&device.write),
+        block: profile.block,
+        depth: depth.max(1),
+        stall: Nanos::from_secs_f64(stall),
+    })
 }
 
 /// The device of a profile under one class of elevator.
@@ -230,6 +286,23 @@ fn log_between(a: f64, b: f64, t: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::testkit::{point, twin};
+
+    #[test]
+    fn one_server_stands_for_what_the_profile_shows() {
+        let mut profile = twin();
+        let best = profile.read.iter().map(|p| p.iops.0).fold(0.0, f64::max);
+        let s = service(&profile).unwrap();
+        assert!((s.read.occupancy * best - 1.0).abs() < 1e-9);
+        assert!(s.read.alone > s.read.occupancy);
+        assert!(s.depth > 1, "{s:?}");
+        // Twice as many at once at the same time for each: half the device time, and as long alone.
+        for p in &mut profile.read {
+            p.iops.0 *= 2.0;
+        }
+        let two = service(&profile).unwrap();
+        assert!((two.read.occupancy * 2.0 / s.read.occupancy - 1.0).abs() < 1e-9);
+        assert!((two.read.alone - s.read.alone).abs() < 1e-12);
+    }
 
     #[test]
     fn bytes_cost_what_was_measured_and_without_a_measurement_all() {

@@ -32,6 +32,9 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if !args.dry_run {
         need_root("apply")?;
     }
+    if super::domain::is_config(&args.source) {
+        return super::domain::apply(&args.source, args.dry_run, global, ui);
+    }
     let is_spec = args.source.extension().is_some_and(|e| e == "toml");
     let saved = if is_spec { None } else { Some(load(&args.source)?) };
     let spec_path = match (&args.spec, &saved) {
@@ -145,9 +148,14 @@ impl Observer for Watch<'_> {
 pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
     let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
-    show(ui, &status, || match &status {
-        None => "no plan is in force\n".to_owned(),
-        Some(status) => status_text(status, plan_in_force(&global.state_dir).as_ref()),
+    let domain = super::domain::status(global);
+    show(ui, &status, || {
+        let plan = match &status {
+            None if domain.is_some() => String::new(),
+            None => "no plan is in force\n".to_owned(),
+            Some(status) => status_text(status, plan_in_force(&global.state_dir).as_ref()),
+        };
+        plan + domain.as_deref().unwrap_or_default()
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -187,7 +195,14 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         (_, true) => OnConflict::Accept,
         _ => OnConflict::Report,
     };
+    let stopped = super::domain::stop(global, args.force)?;
+    if stopped {
+        ui.step("the I/O domain is stopped");
+    }
     let Some(reverted) = revert_with(global, on_conflict)? else {
+        if stopped && !ui.json {
+            return Ok(ExitCode::SUCCESS);
+        }
         show(ui, &Option::<Reverted>::None, || "no plan is in force: nothing to put back\n".to_owned())?;
         return Ok(ExitCode::SUCCESS);
     };

@@ -115,7 +115,7 @@ impl Stage<'_> {
         length: Duration,
     ) -> anyhow::Result<Shown> {
         let (global, ui) = (self.global, self.ui);
-        lab::up(spec, name, text_of_spec, args.accel, global, ui)?;
+        lab::up(spec, name, text_of_spec, args.accel, None, global, ui)?;
         let site = Site::find(spec.clone(), global)?;
         let profile = of_site(&site, PROFILE_TIME, global, ui)?;
         say(&text::profile(&profile, &style()), ui);

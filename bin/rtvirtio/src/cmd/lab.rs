@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use rtvirtio_lab::image::GuestImage;
 use rtvirtio_lab::qemu::Accel;
-use rtvirtio_lab::{Lab, LabError, UpOptions};
+use rtvirtio_lab::{IodCommand, Lab, LabError, UpOptions};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_report::text;
 use rtvirtio_spec::{LabKind, Spec};
@@ -53,6 +53,10 @@ pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
                     state.accelerator,
                     state.vmm
                 );
+                if let Some(iod) = &state.iod {
+                    let alive = if iod.is_alive() { "" } else { " is DEAD" };
+                    out.push_str(&format!("  I/O domain   process {}{alive}\n", iod.pid));
+                }
                 for vm in &state.vms {
                     let what = match &vm.qemu {
                         Some(q) if q.is_alive() => format!("QEMU process {}", q.process.pid),
@@ -96,7 +100,12 @@ fn up_command(args: &LabUpArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         .with_context(|| format!("cannot read {}", args.spec.display()))?;
     let name = args.spec.display().to_string();
     let spec = rtvirtio_spec::parse(&name, &text)?;
-    let lab = up(&spec, &name, &text, args.accel, global, ui)?;
+    let lab = if args.domain {
+        let planned = super::domain::for_lab(&spec, &name, args.profile.as_deref(), global, ui)?;
+        up(&spec, &name, &text, args.accel, Some(&planned), global, ui)?
+    } else {
+        up(&spec, &name, &text, args.accel, None, global, ui)?
+    };
     ui.step(&format!("the lab is up on {}; remove it with `rtvirtio lab down`", lab.device().display()));
     show(ui, lab.state(), String::new)?;
     Ok(ExitCode::SUCCESS)
@@ -108,6 +117,7 @@ pub fn up(
     name: &str,
     text: &str,
     accel: AccelName,
+    iod: Option<&IodCommand<'_>>,
     global: &Global,
     ui: &Ui,
 ) -> anyhow::Result<Lab> {
@@ -125,6 +135,7 @@ pub fn up(
         run_dir: &global.run_dir,
         twin_server: &twin_server,
         guest: guest.as_ref().map(|(image, accel)| (image, *accel)),
+        iod,
         cancel: ui.cancel_flag(),
         progress: &progress,
     };

@@ -4,10 +4,12 @@ pub mod apply;
 pub mod bench;
 pub mod check;
 pub mod demo;
+pub mod domain;
 pub mod iod;
 pub mod lab;
 pub mod plan;
 pub mod profile;
+pub mod simulate;
 pub mod tune;
 pub mod verify;
 

@@ -100,6 +100,9 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
 
 /// `rtvirtio plan`.
 pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    if args.domain {
+        return super::domain::make(args, global, ui);
+    }
     let basis = Basis::load(&args.model, global, ui)?;
     let mut plan = plan(&basis.spec, &basis.profile, &basis.options)?;
     // A path that is not UTF-8 cannot stand in JSON; `apply` then asks for --spec.

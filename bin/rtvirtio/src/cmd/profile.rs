@@ -106,7 +106,7 @@ fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Re
          [[vm.task]]\nname = \"none\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"1/s\"\n"
     );
     let spec = rtvirtio_spec::parse("profile", &text)?;
-    let made = lab::up(&spec, "profile", &text, AccelName::Auto, &global, ui)?;
+    let made = lab::up(&spec, "profile", &text, AccelName::Auto, None, &global, ui)?;
     let result = BlockDevice::find(&Root::default(), made.device())
         .map_err(anyhow::Error::from)
         // Its content is nobody's, so writes are measured too.

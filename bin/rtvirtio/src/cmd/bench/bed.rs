@@ -94,7 +94,7 @@ impl<'a> Bed<'a> {
         lab::remove(&global)?;
         let text = idle_spec(device, vms, kind);
         let spec = rtvirtio_spec::parse(BENCH_DIR, &text)?;
-        lab::up(&spec, BENCH_DIR, &text, AccelName::Auto, &global, ui)?;
+        lab::up(&spec, BENCH_DIR, &text, AccelName::Auto, None, &global, ui)?;
         let spec_device = spec.device.clone();
         let bed = |site| Self {
             device: name.to_owned(),

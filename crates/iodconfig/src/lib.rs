@@ -13,8 +13,6 @@ use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-use crate::backing::BackingConfig;
-
 /// The whole file.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -471,19 +469,6 @@ impl Disk {
             normal: self.reserve.map(ReserveText::reservation),
             priority: rule,
             promised: [0; 2],
-        }
-    }
-
-    /// What it is made of.
-    #[must_use]
-    pub fn backing(&self) -> BackingConfig {
-        BackingConfig {
-            path: self.path.clone(),
-            offset: self.offset.0,
-            size: self.size.map(|s| s.0),
-            read_only: self.read_only,
-            direct: !self.cached,
-            shared: self.shared,
         }
     }
 }

@@ -1,0 +1,69 @@
+//! The I/O domain of a lab: its process between the device and the guests.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rtvirtio_vmm::spawn::{self, Lifetime};
+
+use crate::proc::ProcessId;
+
+/// Directory of its sockets and log, below the run directory.
+pub const DIR: &str = "iod";
+/// What it says when guests may connect.
+const READY: &str = "ready";
+
+/// Why it does not serve.
+#[derive(Debug, thiserror::Error)]
+#[error("the I/O domain did not start: {why}")]
+pub struct IodError {
+    why: String,
+}
+
+impl IodError {
+    /// With what it said.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into() }
+    }
+}
+
+/// The socket of a VM's disk.
+#[must_use]
+pub fn socket(run_dir: &Path, vm: &str) -> PathBuf {
+    run_dir.join(DIR).join(format!("{vm}.sock"))
+}
+
+/// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and waits until guests may connect.
+///
+/// # Errors
+/// What it said, when it did not start.
+pub fn start(mut command: Command, cgroup_procs: Option<&Path>, log: &Path) -> Result<ProcessId, IodError> {
+    let failed = |what: &str, e: &io::Error| IodError::new(format!("{what}: {e}"));
+    let out = fs::File::create(log).map_err(|e| failed(&log.display().to_string(), &e))?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(out);
+    let program = command.get_program().to_string_lossy().into_owned();
+    let cgroups = match cgroup_procs {
+        Some(path) => {
+            let open = fs::OpenOptions::new().write(true).open(path);
+            vec![open.map_err(|e| failed(&path.display().to_string(), &e))?]
+        }
+        None => Vec::new(),
+    };
+    let mut child = spawn::spawn(command, cgroups, Lifetime::Detached).map_err(|e| failed(&program, &e))?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        // It ends, or it says that it is ready: either ends the line.
+        let _ = BufReader::new(out).read_line(&mut line);
+    }
+    let id = ProcessId::of(child.id());
+    match id {
+        Some(id) if line.trim_end() == READY => Ok(id),
+        _ => {
+            let _ = child.kill();
+            let _ = child.wait();
+            let said = fs::read_to_string(log).unwrap_or_default();
+            Err(IodError::new(said.trim().lines().last().unwrap_or("it said nothing")))
+        }
+    }
+}
