@@ -1,0 +1,190 @@
+//! The I/O domain from the user's side: planned, simulated, applied, stopped, and under a lab's guests.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{Site, can_run, text};
+use rtvirtio_ioclient::{Ask, Client, Options};
+use rtvirtio_lab::RamDisk;
+use rtvirtio_units::Bytes;
+
+/// Of the flash twin.
+const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
+
+fn vm(name: &str, reach: &str, task: &str) -> String {
+    format!(
+        "[[vm]]\nname = \"{name}\"\n{reach}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n{task}\n"
+    )
+}
+
+const RATE: &str = "rate = \"500/s\"\ntarget = { percentile = \"p99.99\", latency = \"80ms\" }";
+
+fn iod_is_built(test: &str) -> bool {
+    let program = Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
+    if !program.exists() {
+        rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
+    }
+    program.exists()
+}
+
+#[test]
+fn a_simulation_shows_worst_case_and_bound() {
+    let site = Site::new();
+    let (code, out) = site.json(&[
+        "simulate",
+        "examples/flood.toml",
+        "--for",
+        "20s",
+        "--policy",
+        "edf",
+        "--policy",
+        "fifo",
+    ]);
+    assert_eq!(code, 0, "{out:#}");
+    assert_eq!(out["simulated"], true);
+    let tasks = |i: usize| out["runs"][i]["tasks"].as_array().unwrap().clone();
+    for (edf, fifo) in tasks(0).iter().zip(tasks(1)).filter(|(t, _)| !t["target"].is_null()) {
+        assert!(edf["bound_over_longest"].as_f64().unwrap() >= 1.0, "{edf:#}");
+        assert!(edf["p50"].as_u64() < fifo["p50"].as_u64(), "{edf:#} {fifo:#}");
+        assert!(fifo["bound"].is_null(), "the bound is the plan's: {fifo:#}");
+    }
+    // The same seed gives the same run.
+    let (_, again) = site.json(&[
+        "simulate",
+        "examples/flood.toml",
+        "--for",
+        "20s",
+        "--policy",
+        "edf",
+        "--policy",
+        "fifo",
+    ]);
+    assert_eq!(again["runs"][0]["tasks"], out["runs"][0]["tasks"]);
+    let (_, worst) = site.json(&["simulate", "examples/flood.toml", "--for", "20s", "--worst"]);
+    let longest = |out: &serde_json::Value| out["runs"][0]["tasks"][0]["longest"].as_u64().unwrap();
+    assert!(longest(&worst) > longest(&out), "{worst:#}");
+    // More than the device can do: said, with a reason, and by the exit code.
+    let spec = site.dir.path().join("much.toml");
+    let much = RATE.replace("500", "20000");
+    std::fs::write(&spec, format!("[device]\ntwin = \"qlc-nvme\"\n{}", vm("a", "lab = \"qemu\"", &much)))
+        .unwrap();
+    let (code, out) = site.json(&["simulate", spec.to_str().unwrap(), "--for", "1s"]);
+    assert_eq!(code, 2, "{out:#}");
+    assert!(
+        out["plan"]["vms"][0]["refused"].as_str().unwrap().contains("% of the device are reserved"),
+        "{out:#}"
+    );
+}
+
+#[test]
+fn a_domain_is_planned_applied_and_stopped() {
+    let test = "a_domain_is_planned_applied_and_stopped";
+    if !can_run(test) || !iod_is_built(test) {
+        return;
+    }
+    let site = Site::new();
+    let disk = RamDisk::new(Bytes(64 << 20)).unwrap();
+    let image = site.dir.path().join("b.img");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let spec = site.dir.path().join("two.toml");
+    let body = format!(
+        "[device]\npath = \"{}\"\n{}{}",
+        disk.device().display(),
+        vm("a", "pid = 1", RATE),
+        vm("b", "pid = 2", "depth = 32")
+    );
+    std::fs::write(&spec, body).unwrap();
+    let spec = spec.to_str().unwrap();
+    let file = site.dir.path().join("iod.toml");
+    let (file, a) = (file.to_str().unwrap(), format!("a={}", disk.device().display()));
+    let b = format!("b={}", image.display());
+    let planned = |disks: &[&str]| {
+        let mut args = vec!["plan", spec, "--domain", "--profile", PROFILE, "-o", file];
+        for disk in disks {
+            args.extend(["--disk", disk]);
+        }
+        site.output(&args)
+    };
+    // Nothing is guessed about where disks are.
+    for (disks, said) in [
+        (vec![], "--disk a=PATH"),
+        (vec!["x=/dev/null"], "no VM \"x\""),
+        (vec!["a"], "write VM=PATH"),
+        (vec![a.as_str(), a.as_str()], "another --disk"),
+    ] {
+        let out = planned(&disks);
+        assert!(!out.status.success() && text(&out.stderr).contains(said), "{}", text(&out.stderr));
+        assert!(!Path::new(file).exists());
+    }
+    let out = planned(&[&a, &b]);
+    assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
+    assert!(text(&out.stdout).contains("guaranteed"), "{}", text(&out.stdout));
+
+    let dry = site.ok(&["apply", file, "--dry-run"]);
+    assert!(dry.contains("vhost-user-blk-pci") && dry.contains("<disk type='vhostuser'"), "{dry}");
+    assert!(!site.state_dir().join("iod.toml").exists(), "a dry run changes nothing");
+    let (code, status) = site.json(&["apply", file]);
+    assert_eq!((code, status["vms"].as_array().unwrap().len()), (0, 2), "{status:#}");
+    assert!(site.ok(&["status"]).contains("I/O domain: process"));
+    let twice = site.output(&["apply", file]);
+    assert!(text(&twice.stderr).contains("applied already"), "{}", text(&twice.stderr));
+
+    // It serves; and it is not taken away from under a guest.
+    let socket: PathBuf = site.run_dir().join("disks/a.sock");
+    let mut client = Client::connect(&socket, Options::default()).unwrap();
+    assert_eq!(client.capacity, 64 << 20);
+    let queue = &mut client.queues[0];
+    queue.push(&Ask { kind: 0, priority: 0, sector: 0, len: 4_096 }).unwrap();
+    queue.notify().unwrap();
+    let answer = (0..100_000).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_micros(100));
+        queue.answer()
+    });
+    assert_eq!(answer.unwrap().status, 0);
+    let out = site.output(&["revert"]);
+    assert!(
+        !out.status.success() && text(&out.stderr).contains("serves the disks of a"),
+        "{}",
+        text(&out.stderr)
+    );
+    drop(client);
+    site.ok(&["revert", "--force"]);
+    assert!(site.ok(&["status"]).contains("no plan is in force"));
+    site.assert_clean();
+}
+
+#[test]
+fn guests_run_on_a_planned_domain() {
+    let test = "guests_run_on_a_planned_domain";
+    if !can_run(test) || !iod_is_built(test) {
+        return;
+    }
+    let site = Site::new();
+    let spec = site.dir.path().join("lab.toml");
+    let body = format!(
+        "[device]\ntwin = \"qlc-nvme\"\nsize = \"128MiB\"\n{}{}",
+        vm("a", "lab = \"qemu\"", RATE),
+        vm("b", "lab = \"qemu\"", "depth = 8")
+    );
+    std::fs::write(&spec, body).unwrap();
+    let up = ["lab", "up", spec.to_str().unwrap(), "--domain", "--accel", "tcg", "--profile", PROFILE];
+    let said = site.ok(&up);
+    assert!(said.contains("guaranteed"), "{said}");
+    let (_, state) = site.json(&["lab", "status"]);
+    assert!(state["iod"]["pid"].as_u64().is_some(), "{state:#}");
+    let (_, result) = site.json(&["lab", "run", "--for", "3s"]);
+    assert!(result["host"]["vmm"].as_str().unwrap().contains("through the I/O domain"), "{result:#}");
+    for task in result["runs"][0]["tasks"].as_array().unwrap() {
+        assert!(task["n"].as_u64().unwrap() >= 100, "{task:#}");
+    }
+    // All of it went through the domain.
+    let (_, seen) = site.json(&["iod", "status"]);
+    for vm in seen["vms"].as_array().unwrap() {
+        assert!(vm["read"]["requests"].as_u64().unwrap() >= 100, "{seen:#}");
+        assert_eq!((&vm["errors"], &vm["malformed"]), (&0.into(), &0.into()), "{seen:#}");
+    }
+    assert!(seen["vms"][0]["reserved"].as_u64().unwrap() > 0, "requests go by their deadlines: {seen:#}");
+    site.ok(&["lab", "down"]);
+    site.assert_clean();
+}
