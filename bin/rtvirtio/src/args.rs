@@ -82,6 +82,7 @@ pub enum Command {
 EXAMPLES
   rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
   rtvirtio check --kvm           see with Debian's guest kernel whether KVM really works (downloads it once)
+  rtvirtio check --guest /run/vm0.qga   also whether this guest tells the I/O domain what is urgent
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
     /// Measure a device and save its profile, which `predict` and `plan` read
@@ -191,6 +192,9 @@ pub struct CheckArgs {
     /// Start a guest from Debian's kernel to see whether KVM really works, when this host's own kernel cannot be used for that
     #[arg(long)]
     pub kvm: bool,
+    /// The agent's socket of a guest: does its kernel pass on how urgent requests are? Once for each guest
+    #[arg(long = "guest", value_name = "SOCKET")]
+    pub guests: Vec<PathBuf>,
 }
 
 /// `profile`.

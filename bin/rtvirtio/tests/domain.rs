@@ -178,6 +178,10 @@ fn guests_run_on_a_planned_domain() {
     for task in result["runs"][0]["tasks"].as_array().unwrap() {
         assert!(task["n"].as_u64().unwrap() >= 100, "{task:#}");
     }
+    let agent = site.run_dir().join("guests/a.qga");
+    let (_, found) = site.json(&["check", "--guest", agent.to_str().unwrap()]);
+    let guest = found.as_array().unwrap().iter().find(|f| f["id"] == "guest.ioprio").unwrap();
+    assert!(guest["what"].as_str().unwrap().contains("Linux "), "{guest:#}");
     // All of it went through the domain.
     let (_, seen) = site.json(&["iod", "status"]);
     for vm in seen["vms"].as_array().unwrap() {

@@ -11,6 +11,7 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
+use crate::iod_sim::{self, Simulated};
 use crate::train::median;
 
 /// Rates of the paper's tasks L, M and H, of each protected VM.
@@ -349,11 +350,56 @@ pub struct IodData {
     pub pairs: Vec<(Cost, Cost)>,
     /// How late pieces went that a regulator had held: p99.99 in ns, and how many.
     pub late: Option<(u64, u64)>,
+    /// What the device declares for a read of 4 KiB.
+    #[serde(default)]
+    pub read: Nanos,
+    /// The scheduler without a machine.
+    #[serde(default)]
+    pub simulated: Option<Simulated>,
+    /// One request at a time from guest to device and back, nothing else running: median and longest of each round, ns.
+    #[serde(default)]
+    pub path: Vec<(u64, u64)>,
 }
 
 impl IodData {
     /// Form of the file.
     pub const SCHEMA: &str = "rtvirtio-iod/1";
+}
+
+/// The bound of the protected VMs for the time without progress that the path shows when it is idle, beside the longest request of the flood's runs: on this machine, with its stalls.
+fn bound_claims(data: &IodData) -> Vec<Claim> {
+    let Some(stall) = data.path.iter().map(|(p50, longest)| longest.saturating_sub(*p50)).max() else {
+        return Vec::new();
+    };
+    let alone = median(data.path.iter().map(|(p50, _)| *p50 as f64).collect());
+    // The flood's file, which only the twin's own numbers enter.
+    let text = flood_config(&FLOOD_SCHEMES[1], Path::new("/"), 1 << 30, data.read, Path::new("/"));
+    let Ok(file) = rtvirtio_iodconfig::File::parse(Path::new("flood"), &text) else { return Vec::new() };
+    let later = (alone as u64).saturating_sub(data.read.0);
+    let Some(bound) = file.devices.first().and_then(|d| d.bound(0, Nanos(stall + later))) else {
+        return Vec::new();
+    };
+    let longest = |r: &[Run]| protected(&r[1]).map(|t| t.max_ns.0).max().unwrap_or(1) as f64;
+    let ratios: Vec<f64> = data.rounds.iter().map(|r| bound.0 as f64 / longest(r)).collect();
+    let n = ratios.len();
+    vec![
+        Claim::new(
+            "iod.bound.over_worst.measured",
+            "bound, with the longest stall that the idle path showed, over the longest request as measured beside the flood; median of rounds",
+            median(ratios.clone()),
+            "times",
+            n,
+        )
+        .at_most(3.0),
+        Claim::new(
+            "iod.bound.over_worst.measured_least",
+            "the same, worst round: below 1 when the host stood still for longer than it did while the path was idle",
+            ratios.into_iter().fold(f64::INFINITY, f64::min),
+            "times",
+            n,
+        )
+        .at_least(1.0),
+    ]
 }
 
 /// Everything that the data show.
@@ -369,6 +415,8 @@ pub fn claims(data: &IodData) -> Vec<Claim> {
             Claim::new("iod.regulator.error_us", what, late as f64 / 1e3, "us", n as usize).at_most(100.0),
         );
     }
+    claims.extend(data.simulated.iter().flat_map(iod_sim::claims));
+    claims.extend(bound_claims(data));
     claims
 }
 
@@ -381,7 +429,7 @@ mod tests {
         for scheme in &FLOOD_SCHEMES {
             let text =
                 flood_config(scheme, Path::new("/dev/loop0"), 1 << 30, Nanos(66_000), Path::new("/run/x"));
-            let file = rtvirtio_iodomain::config::File::parse(Path::new("x"), &text).unwrap();
+            let file = rtvirtio_iodconfig::File::parse(Path::new("x"), &text).unwrap();
             let sched = file.devices[0].sched();
             assert_eq!(sched.vms.len(), 4);
             // 2100 requests of 66 us are 13.9 % of the device; a fifth more is reserved.

@@ -14,6 +14,7 @@ pub mod contention;
 pub mod dataset;
 pub mod design;
 pub mod iod;
+pub mod iod_sim;
 pub mod load;
 pub mod networks;
 pub mod passes;

@@ -1,12 +1,15 @@
 //! Is this host ready? Each finding says what was found, why it matters and what to do about it.
 
 mod cpu;
+mod guest;
 mod io;
 mod tools;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{HostError, Root};
+
+pub use guest::guest_priority;
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -13,6 +13,6 @@ pub mod text;
 
 pub use block::{BlockDevice, DeviceUse};
 pub use cgroup::{Cgroups, Hierarchy};
-pub use check::{Finding, Level, check};
+pub use check::{Finding, Level, check, guest_priority};
 pub use error::HostError;
 pub use root::Root;

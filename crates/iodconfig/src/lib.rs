@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use rtvirtio_iosched::bound::{self, Flow, Refusal};
 use rtvirtio_iosched::{
-    Cap, Class, Config, ConfigError, Cost, Direction, Line, Policy, Priority, PriorityRule, Reservation,
-    Tspec, VmConfig, WindowConfig,
+    Cap, Class, Config, ConfigError, Cost, Line, Policy, Priority, PriorityRule, Reservation, Tspec,
+    VmConfig, WindowConfig,
 };
 use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
 use serde::de::Error as _;
@@ -383,14 +383,9 @@ fn once(
 }
 
 impl Device {
-    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
-    fn admit(&self) -> Result<(), FileError> {
-        let sched = self.sched();
-        if sched.policy != Policy::Edf {
-            return Ok(());
-        }
-        let piece =
-            Direction::ALL.iter().map(|d| sched.cost.most(*d, sched.quantum)).max().unwrap_or(1) as f64;
+    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
+    fn flows(&self, sched: &Config) -> Vec<Flow> {
+        let piece = sched.cost.dearest(sched.quantum) as f64;
         let mut flows = Vec::new();
         for (vm, config) in sched.vms.iter().enumerate() {
             let free = Flow {
@@ -410,9 +405,21 @@ impl Device {
                 ..free
             }));
         }
+        flows
+    }
+
+    fn known(&self, sched: &Config, latency: Nanos) -> bound::Device {
         let window = sched.window.most.max(sched.window.start);
-        let device = bound::Device { parallel: self.parallel, window, latency: self.stall, stretch: 1.0 };
-        bound::admit(&device, &flows).map_err(|source| {
+        bound::Device { parallel: self.parallel, window, latency, stretch: 1.0 }
+    }
+
+    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
+    fn admit(&self) -> Result<(), FileError> {
+        let sched = self.sched();
+        if sched.policy != Policy::Edf {
+            return Ok(());
+        }
+        bound::admit(&self.known(&sched, self.stall), &self.flows(&sched)).map_err(|source| {
             let vm = match source {
                 Refusal::Deadline { vm, .. } => vm,
                 _ => 0,
@@ -420,6 +427,16 @@ impl Device {
             let disk = self.disks.get(vm).map_or_else(String::new, |d| d.name.clone());
             FileError::Refused { device: self.name.clone(), disk, source }
         })
+    }
+
+    /// Longest time of a request of this disk that keeps to its reservation, on a device that does nothing for `latency` at most. `None` without a reservation, or when there
+    /// is no bound.
+    #[must_use]
+    pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
+        let sched = self.sched();
+        let flows = self.flows(&sched);
+        let flow = flows.iter().rposition(|f| f.vm == disk && f.deadline.is_some())?;
+        bound::bounds(sched.policy, &self.known(&sched, latency), &flows)[flow]
     }
 
     /// As the scheduler wants it.

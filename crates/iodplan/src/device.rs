@@ -1,7 +1,7 @@
 //! A device as a scheduler above it must know it.
 
 use rtvirtio_iosched::bound::Device;
-use rtvirtio_iosched::{Cost, Direction, Line, Op};
+use rtvirtio_iosched::{Cost, Line, Op};
 use rtvirtio_model::{ModelError, Profile, ServiceLine, service};
 use rtvirtio_twin::{Timing, TwinProfile};
 use rtvirtio_units::{Bytes, Nanos};
@@ -128,7 +128,7 @@ impl DeviceModel {
     /// The dearest piece of `quantum` bytes, ns.
     #[must_use]
     pub fn dearest(&self, quantum: Bytes) -> f64 {
-        Direction::ALL.iter().map(|d| self.cost.most(*d, quantum.0)).max().unwrap_or(1) as f64
+        self.cost.dearest(quantum.0) as f64
     }
 }
 

@@ -58,6 +58,12 @@ impl Cost {
         }
     }
 
+    /// The most that one piece can cost which holds a place at the device: all but flushes.
+    #[must_use]
+    pub fn dearest(&self, quantum: u64) -> u64 {
+        self.read.of(quantum).max(self.write.of(quantum)).max(self.discard_ns)
+    }
+
     /// The most that one piece of a direction can cost.
     #[must_use]
     pub fn most(&self, direction: Direction, quantum: u64) -> u64 {

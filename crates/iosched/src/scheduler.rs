@@ -19,7 +19,7 @@ pub enum Next {
     Piece(Piece),
     /// Something waits, and nothing may go before this moment, unless a piece comes back or a request arrives.
     Wait(Nanos),
-    /// The device holds as much as it may: ask again when a piece is back.
+    /// The device holds as much as it may, of a VM or of all: ask again when a piece is back.
     Full,
     /// Nothing waits.
     Idle,
@@ -86,6 +86,8 @@ struct Vm {
     meters: [Meter; 2],
     outstanding: [u32; 2],
     counters: VmCounters,
+    /// A flush of it is at the device.
+    flushing: bool,
 }
 
 /// How the next request of a VM is chosen.
@@ -231,7 +233,7 @@ impl Scheduler {
                 return Next::Piece(self.give(vm, &candidate, now, true));
             }
             if self.shared_in_flight >= self.window.shared_limit() {
-                return if wake == Nanos(u64::MAX) { Next::Full } else { Next::Wait(wake) };
+                return rest_until(wake);
             }
             // Who has to wait for a reservation may share what is left; only caps hold it then.
             wake = Nanos(u64::MAX);
@@ -243,7 +245,7 @@ impl Scheduler {
         };
         match chosen {
             Some((vm, candidate)) => Next::Piece(self.give(vm, &candidate, now, false)),
-            None => Next::Wait(wake),
+            None => rest_until(wake),
         }
     }
 
@@ -307,12 +309,16 @@ impl Scheduler {
         v.queue.give(&c.head, c.len);
         self.waiting -= before - v.queue.waiting();
         v.caps[c.head.op.direction().index()].take(now, &c.charge);
-        self.in_flight += 1;
+        v.flushing |= c.head.op == Op::Flush;
         if reserved {
             v.counters.reserved += 1;
         } else {
             v.counters.shared += 1;
-            self.shared_in_flight += 1;
+        }
+        // A flush may take as long as the device's whole cache: it holds no place in the window, so that nobody waits for it, and a VM has one at a time.
+        if c.head.op != Op::Flush {
+            self.in_flight += 1;
+            self.shared_in_flight += u32::from(!reserved);
         }
         Piece {
             vm,
@@ -334,11 +340,15 @@ impl Scheduler {
     pub fn complete(&mut self, now: Nanos, piece: &Piece) -> Result<Option<Finished>, SubmitError> {
         let v = self.vms.get_mut(piece.vm).ok_or(SubmitError::NoVm(piece.vm))?;
         let done = v.queue.take_back(piece.slot).map_err(|()| SubmitError::NotRunning(piece.vm))?;
-        let busy = self.in_flight >= self.window.limit() && self.waiting > 0;
-        self.window.completed(now, piece.cost, busy);
-        self.in_flight = self.in_flight.saturating_sub(1);
-        if !piece.reserved {
-            self.shared_in_flight = self.shared_in_flight.saturating_sub(1);
+        if piece.op == Op::Flush {
+            v.flushing = false;
+        } else {
+            let busy = self.in_flight >= self.window.limit() && self.waiting > 0;
+            self.window.completed(now, piece.cost, busy);
+            self.in_flight = self.in_flight.saturating_sub(1);
+            if !piece.reserved {
+                self.shared_in_flight = self.shared_in_flight.saturating_sub(1);
+            }
         }
         let direction = piece.op.direction().index();
         v.outstanding[direction] -= u32::from(done.is_some());
@@ -364,7 +374,7 @@ impl Scheduler {
         });
     }
 
-    /// Pieces at the device.
+    /// Pieces at the device, without flushes.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
@@ -404,6 +414,11 @@ impl Scheduler {
     }
 }
 
+/// Nothing may go before `wake`; where no time helps, a piece must come back first.
+fn rest_until(wake: Nanos) -> Next {
+    if wake == Nanos(u64::MAX) { Next::Full } else { Next::Wait(wake) }
+}
+
 impl Vm {
     fn new(config: &VmConfig, cutter: &Cutter) -> Self {
         let cap = |d: Direction| Regulator::new(&config.caps[d.index()], cutter.most(d));
@@ -416,6 +431,7 @@ impl Vm {
             meters: [Meter::new(config.promised[0]), Meter::new(config.promised[1])],
             outstanding: [0; 2],
             counters: VmCounters::default(),
+            flushing: false,
         }
     }
 
@@ -436,6 +452,9 @@ impl Vm {
                 Order::Age => self.queue.oldest(mask),
             };
             let Some(head) = head else { continue };
+            if head.op == Op::Flush && self.flushing {
+                continue;
+            }
             let candidate = cutter.cut(head);
             let cap = &mut self.caps[direction.index()];
             let ready = cap.ready_at(now, &candidate.charge);

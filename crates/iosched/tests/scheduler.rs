@@ -105,3 +105,32 @@ fn a_vm_that_leaves() {
     s.submit(0, Request { priority: idle, ..request(9, Op::Flush, 0, Nanos(5)) }).unwrap();
     assert_eq!(drain(&mut s, Nanos(5)).0, 1);
 }
+
+/// A flush may take as long as the device's whole cache: nobody else waits for it, and a VM that asks for many has one at a time.
+#[test]
+fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
+    for policy in Policy::ALL {
+        let vms = vec![VmConfig::default(), VmConfig::default()];
+        let config = Config { policy, cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+        let mut s = Scheduler::new(&config).unwrap();
+        let now = Nanos(1_000);
+        for tag in 0..3 {
+            s.submit(0, request(tag, Op::Flush, 0, now)).unwrap();
+        }
+        let Next::Piece(flush) = s.next(now) else { panic!("{}: the flush goes", policy.name()) };
+        assert_eq!((flush.op, s.in_flight()), (Op::Flush, 0));
+        // The second flush of this VM waits for the first, and for no moment.
+        assert_eq!(s.next(now), Next::Full, "{}", policy.name());
+        s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
+        s.submit(0, request(8, Op::Read, 4_096, now)).unwrap();
+        let Next::Piece(first) = s.next(now) else { panic!("{}: reads go beside it", policy.name()) };
+        assert_eq!(s.next(now), Next::Full);
+        s.complete(now, &first).unwrap();
+        let Next::Piece(second) = s.next(now) else { panic!("{}: both of them", policy.name()) };
+        assert_ne!(first.vm, second.vm, "also those of the VM that flushes");
+        s.complete(now, &second).unwrap();
+        assert_eq!(s.next(now), Next::Full);
+        s.complete(now, &flush).unwrap().unwrap();
+        assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Flush));
+    }
+}

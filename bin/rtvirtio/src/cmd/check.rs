@@ -2,26 +2,48 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
-use rtvirtio_host::{Finding, Level, Root, check};
+use rtvirtio_host::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
-use rtvirtio_vmm::{KvmProbe, probe_kvm};
+use rtvirtio_vmm::{GuestAgent, KvmProbe, probe_kvm};
 
 use super::{show, style};
 use crate::args::{CheckArgs, Global};
 use crate::site::kernel_release;
 use crate::ui::Ui;
 
+/// How long a guest may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of a kernel's release that are read.
+const LONGEST_RELEASE: usize = 256;
 const KVM_WHY: &str =
     "guests under emulation are about ten times slower and noisier, so their tails say little";
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let extra = vec![kvm(args, global, ui)];
+    let mut extra = vec![kvm(args, global, ui)];
+    extra.extend(args.guests.iter().map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
     show(ui, &findings, || text(&findings))?;
     let failed = findings.iter().any(|f| f.level == Level::Fail);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Asks a guest for its kernel.
+fn guest(socket: &Path) -> Finding {
+    let name = socket.display().to_string();
+    let asked = GuestAgent::connect(socket, PATIENCE)
+        .and_then(|mut agent| agent.read_file("/proc/sys/kernel/osrelease", LONGEST_RELEASE));
+    match asked {
+        Ok(release) => guest_priority(&name, String::from_utf8_lossy(&release).trim()),
+        Err(e) => Finding::warn(
+            "guest.ioprio",
+            format!("not known: {e}"),
+            "the I/O domain acts on a guest's own priorities only if its kernel passes them on",
+            "is qemu-guest-agent running in the guest, and this its socket?",
+        ),
+    }
 }
 
 fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rtvirtio_host::{BlockDevice, Root};
 use rtvirtio_iodconfig::File;
 use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
 use rtvirtio_lab::iod::IodError;
@@ -153,6 +154,19 @@ pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Re
     }
     for dir in file.devices.iter().flat_map(|d| &d.disks).filter_map(|d| d.socket.parent()) {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    for path in file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.path) {
+        let root = Root::default();
+        let elevators =
+            BlockDevice::find(&root, path).and_then(|d| Ok((d.elevators(&root)?.current, d.name)));
+        // Files, and devices without an elevator, have none to warn of.
+        if let Ok((current, name)) = elevators {
+            if !matches!(current.as_str(), "none" | "mq-deadline") {
+                ui.warn(&format!(
+                    "{name} has the elevator {current}, which orders requests anew below the domain: `echo none > /sys/block/{name}/queue/scheduler`"
+                ));
+            }
+        }
     }
     // Before it runs: whatever happens now, `revert` finds it by this file.
     write_file(&ours, text.as_bytes())?;

@@ -130,7 +130,7 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
         bail!("{}: the flood is played on an emulated device, `twin:NAME`", args.device);
     };
     let read = mean_service(&TwinProfile::load(twin)?, Access::Read, 4_096);
-    let mut rounds = Vec::new();
+    let (mut rounds, mut path) = (Vec::new(), Vec::new());
     let bed = Bed::made(&args.device, 1, LabKind::Process, global, ui)?;
     let facts = bed.facts();
     let (device, size) = bed.plain()?;
@@ -149,9 +149,13 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
             runs[i] = Some(flood(scheme, &config, dir.path(), size, length, round as u64)?);
         }
         rounds.push(runs.into_iter().flatten().collect());
+        let config = flood_config(&FLOOD_SCHEMES[0], &device, size, read, dir.path());
+        path.push(alone(&config, dir.path(), size, length, round as u64)?);
     }
     drop(bar);
     bed.remove()?;
+    ui.step("the scheduler without a machine");
+    let simulated = Some(rtvirtio_bench::iod_sim::measure()?);
     let (pairs, late) = if args.no_peer { (Vec::new(), None) } else { costs(args, dir.path(), ui)? };
     Ok(IodData {
         schema: IodData::SCHEMA.to_owned(),
@@ -161,7 +165,30 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
         rounds,
         pairs,
         late,
+        read,
+        simulated,
+        path,
     })
+}
+
+/// One request at a time of the first VM, nothing else: median and longest, ns.
+fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> anyhow::Result<(u64, u64)> {
+    let domain = Backend::ours(dir, config)?;
+    let mut clients = [Client::connect(&socket(dir, 0), Options::default())?];
+    let stream = Stream {
+        name: "alone".to_owned(),
+        client: 0,
+        queue: 0,
+        rate: None,
+        depth: 1,
+        block: 4_096,
+        writes: 0.0,
+        priority: 0,
+        span: part_of(size),
+    };
+    let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
+    drop(domain);
+    Ok(got.first().map_or((0, 0), |g| (g.at(50.0).0, g.max().0)))
 }
 
 fn flood(
