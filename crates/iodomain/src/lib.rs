@@ -15,8 +15,11 @@
 pub mod backing;
 pub mod blk;
 pub mod config;
+pub mod confine;
 pub mod domain;
 pub mod engine;
 pub mod frontend;
 pub mod inflight;
 pub mod memory;
+pub mod reload;
+pub mod report;
