@@ -35,10 +35,8 @@ fn flood(client: &mut [Client; 1], millis: u64) -> Got {
 
 /// Reads of VM a that were answered since the start.
 fn answered(iod: &Iod) -> u64 {
-    let status = iod.status();
-    let read = status.split("\"read\":").nth(1).unwrap();
-    let number = read.split("\"requests\":").nth(1).unwrap();
-    number.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    status["vms"][0]["read"]["requests"].as_u64().unwrap()
 }
 
 /// The cap of a flooding VM is raised by a signal and lowered by a command; no request fails, and the rate follows.
