@@ -4,3 +4,4 @@ pub mod chain;
 pub mod config;
 pub mod engine;
 pub mod messages;
+pub mod qemu;

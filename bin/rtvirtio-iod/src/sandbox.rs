@@ -69,8 +69,9 @@ impl Sandbox {
         let disks = file.devices.iter().flat_map(|d| &d.disks);
         let sockets: BTreeSet<PathBuf> =
             disks.map(|d| &d.socket).chain([&file.control]).map(|p| directory(p)).collect();
-        // An editor replaces the file, so its directory it is.
-        let mut rules = vec![(directory(config), AccessFs::ReadFile)];
+        // An editor replaces the file, so its directory it is; and that of the file itself where this is a link.
+        let file = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());
+        let mut rules = vec![(directory(config), AccessFs::ReadFile), (directory(&file), AccessFs::ReadFile)];
         rules.extend(sockets.into_iter().map(|dir| (dir, AccessFs::RemoveFile)));
         let rules = rules.into_iter().map(|(dir, access)| {
             PathFd::new(&dir).map(|fd| PathBeneath::new(fd, access)).map_err(anyhow::Error::from)

@@ -4,6 +4,8 @@
 //! own disk can be used again by whoever connects next.
 
 mod common;
+#[path = "../../../fuzz/src/qemu.rs"]
+mod qemu;
 
 use std::fs::File;
 use std::io::Write;
@@ -290,5 +292,21 @@ fn descriptors_that_are_no_eventfds() {
         let fake = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(writer.into_raw_fd()) };
         assert!(client.raw().set_vring_call(0, &fake).is_err(), "a pipe as call");
         drop(reader);
+    });
+}
+
+/// Every row of messages that a fuzzer found worth keeping, against the process as it runs for users: sandboxed, where a system call that nobody thought of would be its end.
+#[test]
+fn what_a_fuzzer_would_say() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
+    let mut inputs: Vec<PathBuf> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
+    inputs.sort();
+    let mut place = Place::new();
+    place.attack("messages of a fuzzer", |socket| {
+        let kinds = qemu::descriptors();
+        for input in &inputs {
+            println!("{}", input.display());
+            qemu::say(socket, &kinds, &std::fs::read(input).unwrap());
+        }
     });
 }

@@ -47,25 +47,27 @@ fn a_cap_changes_under_load() {
     let mut client = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
     let load = std::thread::spawn(move || flood(&mut client, 7_000));
     let count = |seconds: f64| {
-        let (before, begin) = (answered(&iod), Instant::now());
+        // The time is the longer one of the two, so that the host may stand still anywhere.
+        let begin = Instant::now();
+        let before = answered(&iod);
         std::thread::sleep(Duration::from_secs_f64(seconds));
         (answered(&iod) - before, begin.elapsed().as_secs_f64())
     };
     std::thread::sleep(Duration::from_millis(200));
     let (slow, seconds) = count(1.5);
-    // A burst of one; never more.
-    assert!(slow as f64 <= 100.0 * seconds + 2.0, "{slow} in {seconds} s");
+    // A burst of one and what was at the device; never more.
+    assert!(slow as f64 <= 100.0 * seconds + 8.0, "{slow} in {seconds} s");
     assert!(slow > 0);
     configure(dir.path(), &capped(dir.path(), 1_000));
     iod.signal(Signal::HUP);
     std::thread::sleep(Duration::from_millis(200));
     let (fast, seconds) = count(1.5);
-    assert!(fast as f64 <= 1_000.0 * seconds + 2.0, "{fast} in {seconds} s");
+    assert!(fast as f64 <= 1_000.0 * seconds + 8.0, "{fast} in {seconds} s");
     assert!(fast > 3 * slow, "{fast} after {slow}: the new cap lets more go");
     configure(dir.path(), &capped(dir.path(), 100));
     assert_eq!(iod.command("reload"), "{\"changed\":[\"disk \\\"a\\\": read_cap\"]}\n");
     let (slow, seconds) = count(1.5);
-    assert!(slow as f64 <= 100.0 * seconds + 2.0, "{slow} in {seconds} s");
+    assert!(slow as f64 <= 100.0 * seconds + 8.0, "{slow} in {seconds} s");
     let got = load.join().unwrap();
     assert_eq!(got.errors, 0);
     // Those of the depth that still wait at the end.

@@ -114,6 +114,7 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name(name.chars().take(15).collect())
             .spawn(move || {
+                let _ends = EndsWithIt;
                 let (role, confine) =
                     (Role::Engine { passes_priority: config.pass_priority }, config.confine.clone());
                 let made = run::Loop::new(config, scheduler, &sched, disks, commands, doorbell);
@@ -149,6 +150,17 @@ impl Engine {
     #[must_use]
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
+    }
+}
+
+/// An engine's defect ends the process: its guests would wait for ever, and the kernel may still write to memory that is about to be unmapped. They find the domain that is started anew.
+struct EndsWithIt;
+
+impl Drop for EndsWithIt {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
     }
 }
 

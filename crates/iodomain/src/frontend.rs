@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -480,7 +481,10 @@ impl Frontend {
                 if let (Ok(copy), Ok(mut current)) = (stream.try_clone(), current.lock()) {
                     *current = Some(copy);
                 }
-                serve(stream, &disk, &engine);
+                // A defect that one QEMU can reach is between it and us: its connection ends, and the next one is served.
+                if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
+                    eprintln!("rtvirtio-iod: {}: a defect ended the connection", disk.name);
+                }
                 if let Ok(mut current) = current.lock() {
                     *current = None;
                 }
