@@ -1,25 +1,29 @@
 //! `rtvirtio-iod`: the I/O domain's process.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+mod control;
+mod sandbox;
+
+use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::Parser;
 use rtvirtio_iodomain::config::File;
-use rtvirtio_iodomain::domain::{Domain, report};
-use rtvirtio_iodomain::engine::EngineHandle;
+use rtvirtio_iodomain::confine::Role;
+use rtvirtio_iodomain::domain::Opened;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+
+use crate::control::{Control, Subject, reload};
+use crate::sandbox::Sandbox;
 
 /// Serves the disks of VMs over vhost-user-blk and schedules every request.
 #[derive(Debug, Parser)]
 #[command(
     name = "rtvirtio-iod",
     version,
-    after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     is the file right?\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n\n\
+    after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     is the file right?\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n  kill -HUP PID          take over weights, reservations, caps, priorities of the file\n\n\
     QEMU connects with\n  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem\n  -chardev socket,id=c0,path=/run/vm0.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0"
 )]
 struct Args {
@@ -48,68 +52,54 @@ fn run(args: &Args) -> anyhow::Result<()> {
         println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
         return Ok(());
     }
-    // Signals are waited for before threads exist, so that all of them leave these to this one.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
     // Each guest brings descriptors: memory, kicks, calls.
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
-    let domain = Domain::start(&file)?;
+    // All that has a path is opened first, then the process shuts itself in, then there are threads.
+    let opened = Opened::open(&file)?;
+    let mut control = Control::bind(&file.control)?;
+    let sandbox = Sandbox::enter(&file, &args.config)?;
+    let confine = sandbox.confine()?;
+    // Threads are born without these signals, so that all of them come to this one.
+    mask_signals(libc::SIG_BLOCK).context("signals")?;
+    let domain = opened.start(&confine)?;
     // All that depends on guests' requests is there by now.
     if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
         eprintln!("rtvirtio-iod: memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK");
     }
-    let control = Control::start(&file.control, domain.handles())?;
+    let reloader = domain.reloader();
+    let subject =
+        Subject { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
+    control.serve(subject, confine.clone())?;
+    mask_signals(libc::SIG_UNBLOCK).context("signals")?;
+    confine.apply(Role::Control).context("cannot confine the main thread")?;
+    eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));
     println!("ready");
     std::io::stdout().flush()?;
-    signals.forever().next();
+    for signal in signals.forever() {
+        if signal != SIGHUP {
+            break;
+        }
+        // What there is to say of it is in the log.
+        let _ = reload(&reloader, &args.config);
+    }
     drop(control);
     drop(domain);
     Ok(())
 }
 
-/// Answers `{"command": "status"}`, one line each.
-struct Control {
-    path: PathBuf,
-}
-
-impl Control {
-    fn start(path: &Path, handles: Vec<(String, EngineHandle)>) -> anyhow::Result<Self> {
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+/// Blocks the signals that are waited for in the calling thread and in those that it starts from now on, or takes them again.
+fn mask_signals(how: libc::c_int) -> std::io::Result<()> {
+    // SAFETY: the set is ours, made empty before it is used, and none of the calls keeps it.
+    let done = unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            libc::sigaddset(&mut set, signal);
         }
-        if UnixStream::connect(path).is_ok() {
-            anyhow::bail!("{}: another I/O domain answers there", path.display());
-        }
-        let _ = std::fs::remove_file(path);
-        let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
-        std::thread::Builder::new().name("iod-control".into()).spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let _ = answer(&stream, &handles);
-            }
-        })?;
-        Ok(Self { path: path.to_owned() })
-    }
-}
-
-impl Drop for Control {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-fn answer(stream: &UnixStream, handles: &[(String, EngineHandle)]) -> anyhow::Result<()> {
-    // Who asks and then says nothing keeps nobody else waiting for long.
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    stream.set_write_timeout(Some(Duration::from_secs(2)))?;
-    let mut line = String::new();
-    std::io::Read::take(BufReader::new(stream), 4_096).read_line(&mut line)?;
-    let asked: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
-    let reply = match asked.get("command").and_then(|c| c.as_str()) {
-        Some("status") => serde_json::to_value(report(handles))?,
-        _ => serde_json::json!({ "error": "there is the command \"status\"" }),
+        libc::pthread_sigmask(how, &set, std::ptr::null_mut())
     };
-    let mut out = stream;
-    writeln!(out, "{reply}")?;
-    Ok(())
+    if done == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(done)) }
 }

@@ -4,56 +4,23 @@
 //! own disk can be used again by whoever connects next.
 
 mod common;
+#[path = "../../../fuzz/src/qemu.rs"]
+mod qemu;
 
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use common::{Iod, ask, disk, read, two, write};
+use common::{Iod, Neighbour, ask, disk, read, two};
 use rtvirtio_ioclient::{Client, Options, SharedMemory};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
-
-/// Somebody who uses the other disk all the time and checks what comes back.
-struct Neighbour {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<(u64, Duration)>,
-}
-
-impl Neighbour {
-    fn start(socket: PathBuf) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || {
-            let mut client = Client::connect(&socket, Options::default()).unwrap();
-            let (mut n, mut longest) = (0u64, Duration::ZERO);
-            while !stopped.load(Ordering::Relaxed) {
-                let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
-                let sector = n % 100 * 8;
-                let begin = Instant::now();
-                assert_eq!(ask(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
-                assert_eq!(ask(&mut client, &read(sector, 4_096), None), (0, data));
-                longest = longest.max(begin.elapsed());
-                n += 1;
-            }
-            (n, longest)
-        });
-        Self { stop, thread }
-    }
-
-    fn end(self) -> (u64, Duration) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the neighbour got every answer")
-    }
-}
 
 struct Place {
     dir: tempfile::TempDir,
@@ -325,5 +292,21 @@ fn descriptors_that_are_no_eventfds() {
         let fake = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(writer.into_raw_fd()) };
         assert!(client.raw().set_vring_call(0, &fake).is_err(), "a pipe as call");
         drop(reader);
+    });
+}
+
+/// Every row of messages that a fuzzer found worth keeping, against the process as it runs for users: sandboxed, where a system call that nobody thought of would be its end.
+#[test]
+fn what_a_fuzzer_would_say() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
+    let mut inputs: Vec<PathBuf> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
+    inputs.sort();
+    let mut place = Place::new();
+    place.attack("messages of a fuzzer", |socket| {
+        let kinds = qemu::descriptors();
+        for input in &inputs {
+            println!("{}", input.display());
+            qemu::say(socket, &kinds, &std::fs::read(input).unwrap());
+        }
     });
 }

@@ -495,9 +495,17 @@ EXAMPLES
   rtvirtio iod status
   rtvirtio iod status --json | jq '.vms[] | {name, p9999: .read.p9999_ns}'")]
     Status(IodStatusArgs),
+    /// Take over the changed configuration file under live guests: policy, window, weights, reservations, caps, priorities
+    #[command(after_help = "\
+A file that is wrong, cannot be admitted or needs a restart changes nothing; the answer says why.
+
+EXAMPLES
+  rtvirtio iod reload
+  rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
+    Reload(IodStatusArgs),
 }
 
-/// `iod status`.
+/// `iod status`, `iod reload`.
 #[derive(Args, Debug)]
 pub struct IodStatusArgs {
     /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]

@@ -20,6 +20,9 @@ pub struct File {
     /// Where `rtvirtio iod status` asks.
     #[serde(default = "control")]
     pub control: PathBuf,
+    /// What the process may still do once it serves.
+    #[serde(default)]
+    pub sandbox: Sandbox,
     /// Devices; each has a thread and a scheduler of its own.
     #[serde(rename = "device")]
     pub devices: Vec<Device>,
@@ -27,6 +30,19 @@ pub struct File {
 
 fn control() -> PathBuf {
     "/run/rtvirtio/iod.sock".into()
+}
+
+/// How far the process shuts itself in before it serves anybody (`docs/threat-model.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sandbox {
+    /// Not at all.
+    Off,
+    /// System calls that `on` would end the process for are done, and written to the kernel's log; no landlock, which cannot do that. To find out what a new libc needs.
+    Log,
+    /// All that the kernel can do.
+    #[default]
+    On,
 }
 
 /// One device and its disks.

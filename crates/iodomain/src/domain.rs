@@ -2,12 +2,12 @@
 
 use std::io;
 
-use serde::Serialize;
-
 use crate::backing::{Backing, BackingConfig, BackingError};
-use crate::config::File;
-use crate::engine::{self, Command, Engine, EngineConfig, EngineError, EngineHandle, VmStatus};
-use crate::frontend::{DiskInfo, Frontend};
+use crate::config::{Device, File};
+use crate::confine::Confine;
+use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
+use crate::frontend::{DiskInfo, Frontend, Listening};
+use crate::reload::Reloader;
 
 /// Why a domain does not start.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +49,16 @@ pub enum DomainError {
     },
 }
 
+/// All that a domain reaches by a path, open: its disks, its locks, its sockets. Nobody is served yet, so this is the place to give up the right to open anything else.
+#[derive(Debug)]
+pub struct Opened {
+    file: File,
+    /// For each device, its disks.
+    backings: Vec<Vec<Backing>>,
+    sockets: Vec<Vec<Listening>>,
+    locks: Vec<std::fs::File>,
+}
+
 /// A running domain; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Domain {
@@ -57,14 +67,15 @@ pub struct Domain {
     /// Files of which several disks are parts are locked once for all of them.
     _locks: Vec<std::fs::File>,
     engines: Vec<(String, Engine)>,
+    file: File,
 }
 
-impl Domain {
-    /// Opens all disks, then starts all engines, then listens.
+impl Opened {
+    /// Opens all disks, then listens. A guest's QEMU may connect from here on; it waits.
     ///
     /// # Errors
-    /// [`DomainError`]; nothing runs then.
-    pub fn start(file: &File) -> Result<Self, DomainError> {
+    /// [`DomainError`]; nothing is left then.
+    pub fn open(file: &File) -> Result<Self, DomainError> {
         let mut backings: Vec<Vec<Backing>> = Vec::new();
         for device in &file.devices {
             let mut disks: Vec<Backing> = Vec::new();
@@ -82,64 +93,103 @@ impl Domain {
             }
             backings.push(disks);
         }
-        let named = || {
-            let disks = file.devices.iter().flat_map(|d| &d.disks);
-            disks.zip(backings.iter().flatten()).enumerate()
-        };
-        for (i, (first, a)) in named() {
-            for (_, (second, b)) in named().skip(i + 1) {
-                let meant = first.shared && second.shared;
-                if a.overlaps(b) && !meant && !(a.limits.read_only && b.limits.read_only) {
-                    return Err(DomainError::Overlap {
-                        first: first.name.clone(),
-                        second: second.name.clone(),
-                    });
-                }
-            }
-        }
-        let mut domain = Self { frontends: Vec::new(), _locks: locks(file)?, engines: Vec::new() };
-        for (device, backings) in file.devices.iter().zip(backings) {
-            let config = EngineConfig {
-                name: device.name.clone(),
-                cpus: device.cpus.clone(),
-                fifo: device.fifo,
-                poll: device.poll,
-                pass_priority: device.pass_priority,
+        refuse_overlaps(file, &backings)?;
+        let locks = locks(file)?;
+        let mut sockets = Vec::new();
+        for device in &file.devices {
+            let listen = |disk: &crate::config::Disk| {
+                Listening::start(&disk.socket)
+                    .map_err(|source| DomainError::Socket { disk: disk.name.clone(), source })
             };
-            let infos = device.disks.iter().zip(&backings).enumerate().map(|(vm, (disk, b))| DiskInfo {
-                name: disk.name.clone(),
-                vm,
-                limits: b.limits,
-                block: b.block,
-                queues: disk.queues,
-                hugepages: disk.hugepages,
-                socket: disk.socket.clone(),
-            });
-            let infos: Vec<DiskInfo> = infos.collect();
+            sockets.push(device.disks.iter().map(listen).collect::<Result<Vec<_>, _>>()?);
+        }
+        Ok(Self { file: file.clone(), backings, sockets, locks })
+    }
+
+    /// Starts all engines, then serves. Each thread is confined before it sees a byte of a guest's.
+    ///
+    /// # Errors
+    /// [`DomainError`]; nothing runs then.
+    pub fn start(self, confine: &Confine) -> Result<Domain, DomainError> {
+        let Self { file, backings, sockets, locks } = self;
+        let mut domain =
+            Domain { frontends: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
+        for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
+            let infos: Vec<DiskInfo> = infos(device, &backings);
             let disks = device.disks.iter().zip(backings).map(|(disk, backing)| engine::Disk {
                 name: disk.name.clone(),
                 backing,
                 serial: disk.serial.clone().unwrap_or_else(|| disk.name.clone()),
                 queues: disk.queues,
             });
+            let config = EngineConfig {
+                name: device.name.clone(),
+                cpus: device.cpus.clone(),
+                fifo: device.fifo,
+                poll: device.poll,
+                pass_priority: device.pass_priority,
+                confine: confine.clone(),
+            };
             let started = Engine::start(config, &device.sched(), disks.collect())
                 .map_err(|source| DomainError::Engine { device: device.name.clone(), source })?;
             let handle = started.handle();
             domain.engines.push((device.name.clone(), started));
-            for info in infos {
+            for (info, socket) in infos.into_iter().zip(sockets) {
                 let disk = info.name.clone();
-                let frontend = Frontend::start(info, handle.clone())
+                let frontend = Frontend::start(info, socket, handle.clone(), confine)
                     .map_err(|source| DomainError::Socket { disk, source })?;
                 domain.frontends.push(frontend);
             }
         }
         Ok(domain)
     }
+}
 
+fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
+    let infos = device.disks.iter().zip(backings).enumerate().map(|(vm, (disk, b))| DiskInfo {
+        name: disk.name.clone(),
+        vm,
+        limits: b.limits,
+        block: b.block,
+        queues: disk.queues,
+        hugepages: disk.hugepages,
+    });
+    infos.collect()
+}
+
+fn refuse_overlaps(file: &File, backings: &[Vec<Backing>]) -> Result<(), DomainError> {
+    let named = || {
+        let disks = file.devices.iter().flat_map(|d| &d.disks);
+        disks.zip(backings.iter().flatten()).enumerate()
+    };
+    for (i, (first, a)) in named() {
+        for (_, (second, b)) in named().skip(i + 1) {
+            let meant = first.shared && second.shared;
+            if a.overlaps(b) && !meant && !(a.limits.read_only && b.limits.read_only) {
+                return Err(DomainError::Overlap { first: first.name.clone(), second: second.name.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Domain {
     /// To ask the engines.
     #[must_use]
     pub fn handles(&self) -> Vec<(String, EngineHandle)> {
         self.engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect()
+    }
+
+    /// To give the engines another configuration while they serve.
+    #[must_use]
+    pub fn reloader(&self) -> Reloader {
+        Reloader::new(self.file.clone(), self.handles())
+    }
+
+    /// Whether the kernel refuses every io_uring operation that the engines do not use.
+    #[must_use]
+    pub fn is_ring_restricted(&self) -> bool {
+        self.engines.iter().all(|(_, e)| e.is_restricted())
     }
 }
 
@@ -164,130 +214,4 @@ fn locks(file: &File) -> Result<Vec<std::fs::File>, DomainError> {
                 .map_err(|source| DomainError::Disk { disk: disks[0].name.clone(), source })
         })
         .collect()
-}
-
-/// One direction of one VM, for people and programs.
-#[derive(Clone, Debug, Serialize)]
-pub struct FlowReport {
-    /// Requests answered.
-    pub requests: u64,
-    /// Bytes moved.
-    pub bytes: u64,
-    /// Median latency in ns, from the guest's queue to the answer.
-    pub p50_ns: u64,
-    /// 99th percentile.
-    pub p99_ns: u64,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
-    pub p9999_ns: u64,
-    /// Longest.
-    pub max_ns: u64,
-    /// alpha: bytes per second while it had something to ask.
-    pub alpha_bytes_per_second: f64,
-    /// Delta: longest time between two pieces while it had something to ask, in ns.
-    pub delta_ns: u64,
-    /// Pieces that had to wait for a cap.
-    pub cap_hits: u64,
-}
-
-/// One VM.
-#[derive(Clone, Debug, Serialize)]
-pub struct VmReport {
-    /// Its device.
-    pub device: String,
-    /// Its name.
-    pub name: String,
-    /// Whether a guest is attached.
-    pub attached: bool,
-    /// Requests that wait or run.
-    pub outstanding: usize,
-    /// Reads.
-    pub read: FlowReport,
-    /// Writes, flushes, discards.
-    pub write: FlowReport,
-    /// Pieces that went by their deadline.
-    pub reserved: u64,
-    /// Pieces that shared what was left.
-    pub shared: u64,
-    /// Requests that the device refused.
-    pub errors: u64,
-    /// Chains that were no requests.
-    pub malformed: u64,
-    /// Queues given up because the guest broke them.
-    pub broken: u64,
-}
-
-/// One device.
-#[derive(Clone, Debug, Serialize)]
-pub struct DeviceReport {
-    /// Its name.
-    pub name: String,
-    /// Pieces that it may hold now.
-    pub window: u32,
-    /// Pieces that a regulator held.
-    pub held: u64,
-    /// How much later than the exact moment such a piece went: median, in ns.
-    pub late_p50_ns: u64,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
-    pub late_p9999_ns: u64,
-}
-
-/// Everybody.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
-    /// The devices.
-    pub devices: Vec<DeviceReport>,
-    /// Their VMs.
-    pub vms: Vec<VmReport>,
-}
-
-fn tail(l: &engine::Latencies) -> u64 {
-    if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 }
-}
-
-fn vm_report(device: &str, vm: VmStatus) -> VmReport {
-    let flow = |i: usize| {
-        let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
-        FlowReport {
-            requests: vm.counters.finished[i],
-            bytes: vm.counters.bytes[i],
-            p50_ns: l.at(50.0).0,
-            p99_ns: l.at(99.0).0,
-            p9999_ns: tail(l),
-            max_ns: l.max().0,
-            alpha_bytes_per_second: c.bytes_per_second,
-            delta_ns: c.longest_gap_ns,
-            cap_hits: vm.counters.hits[i],
-        }
-    };
-    VmReport {
-        device: device.to_owned(),
-        attached: vm.queues > 0,
-        outstanding: vm.outstanding,
-        read: flow(0),
-        write: flow(1),
-        reserved: vm.counters.reserved,
-        shared: vm.counters.shared,
-        errors: vm.errors,
-        malformed: vm.malformed,
-        broken: vm.broken,
-        name: vm.name,
-    }
-}
-
-/// What all VMs got since the start.
-#[must_use]
-pub fn report(handles: &[(String, EngineHandle)]) -> Report {
-    let mut all = Report::default();
-    for (name, handle) in handles {
-        let Ok(status) = handle.ask(|reply| Command::Status { reply }) else { continue };
-        all.devices.push(DeviceReport {
-            name: name.clone(),
-            window: status.window,
-            held: status.late.n(),
-            late_p50_ns: status.late.at(50.0).0,
-            late_p9999_ns: tail(&status.late),
-        });
-        all.vms.extend(status.vms.into_iter().map(|vm| vm_report(name, vm)));
-    }
-    all
 }

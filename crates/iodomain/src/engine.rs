@@ -18,6 +18,7 @@ use rtvirtio_iosched::{Config, ConfigError, Scheduler};
 use rtvirtio_units::Nanos;
 
 use crate::backing::Backing;
+use crate::confine::{Confine, Role};
 pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
 pub use table::Latencies;
 
@@ -50,6 +51,8 @@ pub struct EngineConfig {
     pub poll: Nanos,
     /// The guest's class goes on to the host's I/O scheduler.
     pub pass_priority: bool,
+    /// What its thread gives up before it serves anybody.
+    pub confine: Confine,
 }
 
 /// Why an engine does not start.
@@ -82,6 +85,7 @@ pub enum EngineError {
 pub struct Engine {
     handle: EngineHandle,
     thread: Option<JoinHandle<()>>,
+    restricted: bool,
 }
 
 impl Engine {
@@ -110,10 +114,17 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name(name.chars().take(15).collect())
             .spawn(move || {
-                let made = run::Loop::new(config, scheduler, sched, disks, commands, doorbell);
-                match made {
+                let _ends = EndsWithIt;
+                let (role, confine) =
+                    (Role::Engine { passes_priority: config.pass_priority }, config.confine.clone());
+                let made = run::Loop::new(config, scheduler, &sched, disks, commands, doorbell);
+                let confined = |engine| match confine.apply(role) {
+                    Ok(()) => Ok(engine),
+                    Err(source) => Err(io("cannot confine the engine's thread")(source)),
+                };
+                match made.and_then(confined) {
                     Ok(mut engine) => {
-                        let _ = ready.send(Ok(()));
+                        let _ = ready.send(Ok(engine.is_restricted()));
                         engine.run();
                     }
                     Err(e) => {
@@ -123,16 +134,33 @@ impl Engine {
             })
             .map_err(io("cannot start a thread"))?;
         match is_ready.recv() {
-            Ok(Ok(())) => Ok(Self { handle, thread: Some(thread) }),
+            Ok(Ok(restricted)) => Ok(Self { handle, thread: Some(thread), restricted }),
             Ok(Err(e)) => Err(e),
             Err(_) => Err(io("the engine's thread ended at once")(io::Error::other("no reason given"))),
         }
+    }
+
+    /// Whether the kernel refuses every io_uring operation that the engine does not use.
+    #[must_use]
+    pub fn is_restricted(&self) -> bool {
+        self.restricted
     }
 
     /// For control threads.
     #[must_use]
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
+    }
+}
+
+/// An engine's defect ends the process: its guests would wait for ever, and the kernel may still write to memory that is about to be unmapped. They find the domain that is started anew.
+struct EndsWithIt;
+
+impl Drop for EndsWithIt {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,6 +22,7 @@ use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserB
 use vm_memory::GuestAddress;
 
 use crate::blk::{Limits, config_space};
+use crate::confine::{Confine, Role};
 use crate::engine::{Command, EngineHandle, VringStart};
 use crate::inflight::Region;
 use crate::memory::GuestMem;
@@ -59,8 +61,6 @@ pub struct DiskInfo {
     pub queues: u16,
     /// Its QEMU may bring huge pages.
     pub hugepages: bool,
-    /// Where QEMU connects.
-    pub socket: PathBuf,
 }
 
 #[derive(Default)]
@@ -408,31 +408,68 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     }
 }
 
+/// A socket that somebody may connect to; its name goes when this is dropped.
+#[derive(Debug)]
+pub struct Listening {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl Listening {
+    /// Listens. A socket that nobody answers any more is replaced.
+    ///
+    /// # Errors
+    /// When another process listens there, or no socket can be made.
+    pub fn start(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), listener: listen(path)? })
+    }
+
+    /// What it accepts from.
+    #[must_use]
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // It may be gone with its directory.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
 /// A socket that is served by a thread of its own, one QEMU after the other.
 #[derive(Debug)]
 pub struct Frontend {
-    socket: PathBuf,
     stop: Arc<AtomicBool>,
     connection: Arc<Mutex<Option<UnixStream>>>,
-    listener: UnixListener,
+    socket: Listening,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Frontend {
-    /// Listens on the disk's socket. One that nobody answers any more is replaced.
+    /// Serves a disk's socket by a thread, which is confined when this returns.
     ///
     /// # Errors
-    /// When another process listens there, or no socket can be made.
-    pub fn start(disk: DiskInfo, engine: EngineHandle) -> io::Result<Self> {
-        let socket = disk.socket.clone();
-        let listener = listen(&socket)?;
-        let ours = listener.try_clone()?;
+    /// When the thread cannot be made or confined.
+    pub fn start(
+        disk: DiskInfo,
+        socket: Listening,
+        engine: EngineHandle,
+        confine: &Confine,
+    ) -> io::Result<Self> {
+        let listener = socket.listener.try_clone()?;
         let stop = Arc::new(AtomicBool::new(false));
         let connection = Arc::new(Mutex::new(None));
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
         let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
+        let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
+        let confine = confine.clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            while !stopped.load(Ordering::Acquire) {
+            let confined = confine.apply(Role::Frontend);
+            let fine = confined.is_ok();
+            let _ = ready.send(confined);
+            while fine && !stopped.load(Ordering::Acquire) {
                 let Ok((stream, _)) = listener.accept() else {
                     // Out of descriptors, say: that passes, and QEMU tries again.
                     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -444,13 +481,17 @@ impl Frontend {
                 if let (Ok(copy), Ok(mut current)) = (stream.try_clone(), current.lock()) {
                     *current = Some(copy);
                 }
-                serve(stream, &disk, &engine);
+                // A defect that one QEMU can reach is between it and us: its connection ends, and the next one is served.
+                if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
+                    eprintln!("rtvirtio-iod: {}: a defect ended the connection", disk.name);
+                }
                 if let Ok(mut current) = current.lock() {
                     *current = None;
                 }
             }
         })?;
-        Ok(Self { socket, stop, connection, listener: ours, thread: Some(thread) })
+        is_ready.recv().map_err(io::Error::other)??;
+        Ok(Self { stop, connection, socket, thread: Some(thread) })
     }
 }
 
@@ -496,10 +537,9 @@ impl Drop for Frontend {
             }
         }
         // Wakes the thread that accepts, also when somebody removed the socket's name.
-        let _ = rustix::net::shutdown(self.listener.as_fd(), rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(self.socket.listener.as_fd(), rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.socket);
     }
 }

@@ -14,10 +14,13 @@
 
 pub mod backing;
 pub mod blk;
+pub mod confine;
 pub mod domain;
 pub mod engine;
 pub mod frontend;
 pub mod inflight;
 pub mod memory;
+pub mod reload;
+pub mod report;
 
 pub use rtvirtio_iodconfig as config;

@@ -130,6 +130,13 @@ impl Cutter {
     }
 }
 
+fn turns(policy: Policy, weights: &[u32], cutter: &Cutter) -> Turns {
+    match policy {
+        Policy::RoundRobin => Turns::by_piece(weights.len()),
+        _ => Turns::by_weight(weights, cutter.most_time()),
+    }
+}
+
 /// Orders the requests of all VMs that share one device.
 ///
 /// Every call takes constant time but for the number of VMs that have something to ask. Times given must not run backwards; where they do, nothing is granted earlier for it.
@@ -157,10 +164,7 @@ impl Scheduler {
         let cutter =
             Cutter { cost: config.cost, quantum: config.quantum, discard_quantum: config.discard_quantum };
         let weights: Vec<u32> = config.vms.iter().map(|v| v.weight).collect();
-        let turns = match config.policy {
-            Policy::RoundRobin => Turns::by_piece(weights.len()),
-            _ => Turns::by_weight(&weights, cutter.most_time()),
-        };
+        let turns = turns(config.policy, &weights, &cutter);
         let vms = config.vms.iter().map(|v| Vm::new(v, &cutter)).collect();
         Ok(Self {
             policy: config.policy,
@@ -175,27 +179,40 @@ impl Scheduler {
         })
     }
 
-    /// Gives a VM other caps, weight, reservations and rules; its depth and what it has outstanding stay.
+    /// Another policy, window and aging; and other caps, weights, reservations and rules for the VMs in `vms`, whose buckets begin full. Depths, cost, quantum and what is outstanding stay.
     ///
     /// # Errors
-    /// A configuration that cannot be used; nothing is changed then.
-    pub fn reconfigure(&mut self, config: &Config, vm: usize) -> Result<(), ConfigError> {
-        let (Some(new), Some(old)) = (config.vms.get(vm), self.vms.get_mut(vm)) else {
-            return Err(ConfigError::Range {
-                what: "VM".into(),
-                value: vm as u64,
-                least: 0,
-                most: (self.vms.len().max(1) - 1) as u64,
-            });
+    /// A configuration that cannot be used, or one of other VMs; nothing is changed then.
+    pub fn reconfigure(&mut self, config: &Config, vms: &[usize]) -> Result<(), ConfigError> {
+        let count = self.vms.len() as u64;
+        let same = |what: &str, value: u64, least: u64| {
+            let range = ConfigError::Range { what: what.into(), value, least, most: least };
+            if value == least { Ok(()) } else { Err(range) }
         };
-        config.check_vm(vm, new)?;
-        let hits = [old.caps[0].hits(), old.caps[1].hits()];
-        let fresh = Vm::new(&VmConfig { depth: 1, ..new.clone() }, &self.cutter);
-        let [reads, writes] = fresh.caps;
-        old.caps = [reads.with_hits(hits[0]), writes.with_hits(hits[1])];
-        (old.rule, old.weight, old.flows) = (fresh.rule, fresh.weight, fresh.flows);
+        same("number of VMs", config.vms.len() as u64, count)?;
+        same("quantum", config.quantum, self.cutter.quantum)?;
+        config.check()?;
+        if let Some(vm) = vms.iter().find(|vm| **vm >= self.vms.len()) {
+            let most = count.saturating_sub(1);
+            return Err(ConfigError::Range { what: "VM".into(), value: *vm as u64, least: 0, most });
+        }
+        for &vm in vms {
+            let old = &mut self.vms[vm];
+            let hits = [old.caps[0].hits(), old.caps[1].hits()];
+            let fresh = Vm::new(&VmConfig { depth: 1, ..config.vms[vm].clone() }, &self.cutter);
+            let [reads, writes] = fresh.caps;
+            old.caps = [reads.with_hits(hits[0]), writes.with_hits(hits[1])];
+            (old.rule, old.weight, old.flows) = (fresh.rule, fresh.weight, fresh.flows);
+        }
         let weights: Vec<u32> = self.vms.iter().map(|v| v.weight).collect();
-        self.turns.set_weights(&weights, self.cutter.most_time());
+        if config.policy == self.policy {
+            self.turns.set_weights(&weights, self.cutter.most_time());
+        } else {
+            self.policy = config.policy;
+            self.turns = turns(config.policy, &weights, &self.cutter);
+        }
+        self.window.reconfigure(config.window);
+        self.aging = config.aging;
         Ok(())
     }
 

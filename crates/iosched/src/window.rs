@@ -78,6 +78,15 @@ impl Window {
         }
     }
 
+    /// Other limits. What was learnt of the device stays where the new limits allow it; a window that is fixed now has its size at once.
+    pub fn reconfigure(&mut self, config: WindowConfig) {
+        if config != self.config {
+            let base = if config.least >= config.most { config.start } else { self.base };
+            *self = Self::new(WindowConfig { start: base, ..config });
+            self.config = config;
+        }
+    }
+
     /// Pieces that the device may hold now.
     #[must_use]
     pub fn limit(&self) -> u32 {
@@ -175,6 +184,18 @@ mod tests {
             w.completed(Nanos(i * 1_000_000), 100_000, false);
         }
         assert_eq!(w.limit(), 4);
+    }
+
+    #[test]
+    fn other_limits_keep_what_was_learnt() {
+        let mut w = Window::new(WindowConfig { start: 8, least: 1, most: 32, shared: None });
+        play(&mut w, 6, 400_000);
+        w.reconfigure(WindowConfig { start: 20, least: 1, most: 24, shared: Some(3) });
+        assert_eq!((w.limit(), w.shared_limit()), (6, 3));
+        w.reconfigure(WindowConfig { start: 20, least: 1, most: 4, shared: None });
+        assert_eq!(w.limit(), 4);
+        w.reconfigure(WindowConfig::fixed(2));
+        assert_eq!(w.limit(), 2);
     }
 
     #[test]

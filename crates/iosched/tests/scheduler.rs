@@ -134,3 +134,44 @@ fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
         assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Flush));
     }
 }
+
+/// Policy, window and caps change under requests that wait and run: nothing is lost, the new cap holds from then on, counts go on.
+#[test]
+fn reconfigured_under_way() {
+    for (from, to) in
+        [(Policy::Fifo, Policy::Edf), (Policy::Edf, Policy::RoundRobin), (Policy::RoundRobin, Policy::Drr)]
+    {
+        let vms = vec![VmConfig::default(); 2];
+        let config =
+            Config { policy: from, cost: COST, window: WindowConfig::fixed(4), vms, ..Config::default() };
+        let mut s = Scheduler::new(&config).unwrap();
+        for tag in 0..100 {
+            s.submit((tag % 2) as usize, request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
+        }
+        let Next::Piece(first) = s.next(Nanos(0)) else { panic!("something waits") };
+        let cap = Cap { requests: Some(Tspec { rate: 100, burst: 1, peak: None }), ..Cap::default() };
+        let mut new = Config { policy: to, window: WindowConfig::fixed(1), ..config.clone() };
+        new.vms[0] = VmConfig { caps: [cap, Cap::default()], weight: 300, ..VmConfig::default() };
+        // What cannot be changes nothing.
+        let quantum = Config { quantum: 4_096, ..new.clone() };
+        assert!(s.reconfigure(&quantum, &[0]).unwrap_err().to_string().contains("quantum"));
+        assert!(s.reconfigure(&new, &[2]).is_err());
+        assert!(s.reconfigure(&Config { vms: new.vms[..1].to_vec(), ..new.clone() }, &[0]).is_err());
+        assert_eq!(s.window(), 4);
+        s.reconfigure(&new, &[0]).unwrap();
+        assert_eq!(s.next(Nanos(0)), Next::Full, "one piece is at the device, and that is the window now");
+        s.complete(Nanos(10), &first).unwrap();
+        let (pieces, end) = drain(&mut s, Nanos(10));
+        assert_eq!(pieces, 99);
+        assert_eq!([0, 1].map(|vm| s.counters(vm).finished[0]), [50, 50]);
+        // 49 or 50 requests at 100 per second, the first of them at once.
+        assert!((0.48..=0.5).contains(&end.as_secs_f64()), "{from:?} {to:?}: {end}");
+        // Lifted again.
+        s.reconfigure(&config, &[0, 1]).unwrap();
+        for tag in 0..10 {
+            s.submit(0, request(tag, Op::Read, 4_096, end)).unwrap();
+        }
+        let (_, later) = drain(&mut s, end);
+        assert!(later.0 - end.0 < 10_000_000);
+    }
+}

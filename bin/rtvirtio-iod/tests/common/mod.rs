@@ -4,10 +4,14 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rtvirtio_ioclient::{Answer, Ask, Client, ClientQueue};
+use rtvirtio_ioclient::{Answer, Ask, Client, ClientQueue, Options};
+use rustix::process::{Pid, Signal};
 
 /// A process that serves; ended when dropped.
 pub struct Iod {
@@ -28,8 +32,7 @@ impl Iod {
     /// The same; what it says when it does not start.
     pub fn try_start(dir: &Path, config: &str) -> Result<Self, String> {
         let file = dir.join("iod.toml");
-        let text = format!("control = \"{}\"\n{config}", dir.join("ctl").display());
-        std::fs::write(&file, text).unwrap();
+        configure(dir, config);
         let mut child = program()
             .arg("--config")
             .arg(&file)
@@ -58,22 +61,87 @@ impl Iod {
         self.child.try_wait().unwrap().is_none()
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Ends it as a service manager does; how it ended, and all that it said.
+    pub fn end(mut self) -> (ExitStatus, String) {
+        self.signal(Signal::TERM);
+        let status = self.child.wait().unwrap();
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        (status, said)
+    }
+
     /// What its control socket says about everybody.
     pub fn status(&self) -> String {
+        self.command("status")
+    }
+
+    pub fn command(&self, command: &str) -> String {
         let mut stream = UnixStream::connect(self.dir.join("ctl")).unwrap();
-        stream.write_all(b"{\"command\": \"status\"}\n").unwrap();
+        stream.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes()).unwrap();
         let mut line = String::new();
         BufReader::new(stream).read_line(&mut line).unwrap();
         line
     }
 }
 
+/// Writes the configuration as an editor does: a new file in the place of the old one.
+pub fn configure(dir: &Path, config: &str) {
+    let text = format!("control = \"{}\"\n{config}", dir.join("ctl").display());
+    std::fs::write(dir.join("iod.toml.new"), text).unwrap();
+    std::fs::rename(dir.join("iod.toml.new"), dir.join("iod.toml")).unwrap();
+}
+
 impl Drop for Iod {
     fn drop(&mut self) {
-        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        // `wait` after `kill` or `end` is told what it was told then.
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.signal(Signal::TERM);
+            let _ = self.child.wait();
         }
-        let _ = self.child.wait();
+    }
+}
+
+/// Somebody who uses the other disk all the time and checks what comes back.
+pub struct Neighbour {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, Duration)>,
+}
+
+impl Neighbour {
+    pub fn start(socket: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut client = Client::connect(&socket, Options::default()).unwrap();
+            let (mut n, mut longest) = (0u64, Duration::ZERO);
+            while !stopped.load(Ordering::Relaxed) {
+                let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
+                let sector = n % 100 * 8;
+                let begin = Instant::now();
+                assert_eq!(ask(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
+                assert_eq!(ask(&mut client, &read(sector, 4_096), None), (0, data));
+                longest = longest.max(begin.elapsed());
+                n += 1;
+            }
+            (n, longest)
+        });
+        Self { stop, thread }
+    }
+
+    /// How many pairs of a write and a read it did, and the longest of them.
+    pub fn end(self) -> (u64, Duration) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the neighbour got every answer")
     }
 }
 

@@ -27,8 +27,16 @@ pub fn program() -> PathBuf {
 
 /// `rtvirtio iod ...`.
 pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let IodCommand::Status(args) = command;
+    let (IodCommand::Status(args) | IodCommand::Reload(args)) = command;
     let control = args.control.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
+    if matches!(command, IodCommand::Reload(_)) {
+        let reply = say(&control, "reload")?;
+        if let Some(error) = reply["error"].as_str() {
+            anyhow::bail!("{}: {error}", control.display());
+        }
+        show(ui, &reply, || changes(&reply))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let status = ask(&control)?;
     show(ui, &status, || table(&status))?;
     Ok(ExitCode::SUCCESS)
@@ -36,14 +44,28 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
 
 /// What a domain says about itself.
 pub fn ask(control: &Path) -> anyhow::Result<Value> {
+    say(control, "status")
+}
+
+/// One command and its answer.
+fn say(control: &Path, command: &str) -> anyhow::Result<Value> {
     let stream = UnixStream::connect(control).with_context(|| {
         format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display())
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    (&stream).write_all(b"{\"command\": \"status\"}\n")?;
+    (&stream).write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
     let mut line = String::new();
     BufReader::new(&stream).read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))
+}
+
+fn changes(reply: &Value) -> String {
+    let none = Vec::new();
+    let changed = reply["changed"].as_array().unwrap_or(&none);
+    if changed.is_empty() {
+        return "nothing is new\n".into();
+    }
+    changed.iter().map(|c| format!("in force: {}\n", c.as_str().unwrap_or_default())).collect()
 }
 
 fn table(status: &Value) -> String {

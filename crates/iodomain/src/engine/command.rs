@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_iosched::{Contract, VmConfig, VmCounters};
+use rtvirtio_iosched::{Config, Contract, VmCounters};
+use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
 use super::table::Latencies;
@@ -81,12 +82,14 @@ pub enum Command {
         /// Said when nothing of it is left.
         reply: SyncSender<()>,
     },
-    /// Other caps, weight and reservations.
+    /// Another policy, window and aging, and other caps, weights, reservations and rules of these VMs. All of it or nothing, between two pieces.
     Reconfigure {
-        /// Whose.
-        vm: usize,
-        /// The new ones.
-        config: Box<VmConfig>,
+        /// The device's new configuration; cost, quantum, depths and the number of VMs are as before.
+        config: Box<Config>,
+        /// VMs whose part is new: their buckets begin full.
+        vms: Vec<usize>,
+        /// How long the thread looks for more before it sleeps.
+        poll: Nanos,
         /// Why not.
         reply: SyncSender<Result<(), String>>,
     },

@@ -44,7 +44,6 @@ struct Vm {
 /// All that the engine's thread has.
 pub struct Loop {
     config: EngineConfig,
-    sched: Config,
     scheduler: Scheduler,
     ring: Uring,
     vms: Vec<Vm>,
@@ -68,7 +67,7 @@ impl Loop {
     pub fn new(
         config: EngineConfig,
         scheduler: Scheduler,
-        sched: Config,
+        sched: &Config,
         disks: Vec<Disk>,
         commands: Receiver<Command>,
         doorbell: Arc<OwnedFd>,
@@ -103,7 +102,6 @@ impl Loop {
             running,
             free: (0..most).rev().collect(),
             config,
-            sched,
             scheduler,
             ring,
             commands,
@@ -115,6 +113,11 @@ impl Loop {
         };
         engine.ring.watch(engine.doorbell.as_raw_fd(), About::Doorbell).map_err(io("io_uring"))?;
         Ok(engine)
+    }
+
+    /// Whether its ring takes no other operations than the engine's.
+    pub fn is_restricted(&self) -> bool {
+        self.ring.restricted
     }
 
     /// Until it is told to end, or io_uring fails, which then is a defect of ours or the end of memory.

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_iosched::Direction;
+use rtvirtio_iosched::{Config, Direction};
 use rtvirtio_units::Nanos;
 
 use super::Loop;
@@ -27,8 +27,8 @@ impl Loop {
                 }
             }
             Command::Disconnect { vm, reply } => self.disconnect(time, vm, reply),
-            Command::Reconfigure { vm, config, reply } => {
-                let done = self.reconfigure(vm, &config);
+            Command::Reconfigure { config, vms, poll, reply } => {
+                let done = self.reconfigure(&config, &vms, poll);
                 let _ = reply.send(done);
             }
             Command::Status { reply } => {
@@ -89,12 +89,17 @@ impl Loop {
         }
     }
 
-    fn reconfigure(&mut self, vm: usize, config: &rtvirtio_iosched::VmConfig) -> Result<(), String> {
-        let mut sched = self.sched.clone();
-        let slot = sched.vms.get_mut(vm).ok_or_else(|| format!("there is no VM {vm}"))?;
-        *slot = rtvirtio_iosched::VmConfig { depth: slot.depth, ..config.clone() };
-        self.scheduler.reconfigure(&sched, vm).map_err(|e| e.to_string())?;
-        self.sched = sched;
+    fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Nanos) -> Result<(), String> {
+        // The table of pieces was made for so many.
+        let most = config.window.most.max(config.window.start);
+        if most as usize > self.running.len() {
+            return Err(format!(
+                "a window of {most} needs a restart: there is room for {}",
+                self.running.len()
+            ));
+        }
+        self.scheduler.reconfigure(config, vms).map_err(|e| e.to_string())?;
+        (self.config.poll, self.held_until) = (poll, None);
         Ok(())
     }
 

@@ -1,0 +1,204 @@
+//! The system calls of each kind of thread. Found by tracing the whole test-suite, and then argued for one by one: what is here is used, or belongs to how a panic or the end of a thread is told.
+//!
+//! A call that is not in the list ends the process: whoever makes it is not our code, and every answer but the end would let him try the next one. QEMU connects to the domain that is
+//! started anew, and what was in flight is in its memory.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use libc::c_long;
+use rtvirtio_iodomain::confine::Role;
+use seccompiler::{
+    BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
+
+/// `PR_SET_VMA` of `linux/prctl.h`: newer libcs name their memory.
+const PR_SET_VMA: u64 = 0x5356_4d41;
+
+/// Memory, locks, time, the end of a thread and the words of a panic.
+const EVERYBODY: &[c_long] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_close,
+    libc::SYS_futex,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sigaltstack,
+    libc::SYS_restart_syscall,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_sched_yield,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    // malloc asks how many CPUs there are.
+    libc::SYS_sched_getaffinity,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+const ENGINE: &[c_long] = &[libc::SYS_io_uring_enter];
+
+/// Messages with descriptors, and what is asked of these before they are believed.
+const FRONTEND: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_shutdown,
+    libc::SYS_fstat,
+    libc::SYS_statx,
+    libc::SYS_newfstatat,
+    libc::SYS_fstatfs,
+    libc::SYS_lseek,
+    libc::SYS_readlinkat,
+    // In-flight memory.
+    libc::SYS_memfd_create,
+    libc::SYS_ftruncate,
+];
+
+/// The control socket, signals, the configuration, and the sockets' names at the end.
+const CONTROL: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+    libc::SYS_setsockopt,
+    libc::SYS_shutdown,
+    libc::SYS_ppoll,
+    libc::SYS_fstat,
+    libc::SYS_statx,
+    libc::SYS_newfstatat,
+    libc::SYS_lseek,
+    libc::SYS_unlinkat,
+];
+
+/// What a panic with a backtrace, or an older malloc, tries and can do without: refused with an error instead of the end.
+const REFUSED: &[c_long] = &[libc::SYS_openat, libc::SYS_readlinkat, libc::SYS_getcwd];
+
+/// The same calls as x86-64 had them first.
+#[cfg(target_arch = "x86_64")]
+mod old {
+    use super::c_long;
+    pub const FRONTEND: &[c_long] = &[libc::SYS_readlink];
+    pub const CONTROL: &[c_long] = &[libc::SYS_unlink, libc::SYS_poll];
+    pub const REFUSED: &[c_long] = &[libc::SYS_open, libc::SYS_readlink, libc::SYS_stat, libc::SYS_lstat];
+}
+#[cfg(not(target_arch = "x86_64"))]
+mod old {
+    use super::c_long;
+    pub const FRONTEND: &[c_long] = &[];
+    pub const CONTROL: &[c_long] = &[];
+    pub const REFUSED: &[c_long] = &[];
+}
+
+/// Whether the kernel can end a process for a call (Linux 4.14).
+pub fn is_supported() -> bool {
+    let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+    // SAFETY: the kernel reads four bytes from `action`, which outlives the call.
+    let done = unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_GET_ACTION_AVAIL, 0, std::ptr::from_ref(&action))
+    };
+    done == 0
+}
+
+/// Two filters for each role, the second one for what is refused with an error: of two verdicts the kernel takes the harder, so the first has to allow that.
+#[derive(Debug)]
+pub struct Filters {
+    engine: [BpfProgram; 2],
+    frontend: [BpfProgram; 2],
+    control: [BpfProgram; 2],
+}
+
+impl Filters {
+    /// Filters for this process: it is the only one that a thread may signal.
+    ///
+    /// # Errors
+    /// A rule that cannot be said as a program; none does.
+    pub fn new(log: bool) -> anyhow::Result<Self> {
+        let of = |role| filters(role, log);
+        Ok(Self {
+            engine: of(Role::Engine { passes_priority: false })?,
+            frontend: of(Role::Frontend)?,
+            control: of(Role::Control)?,
+        })
+    }
+
+    /// Filters the calling thread, for good.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn apply(&self, role: Role) -> io::Result<()> {
+        let both = match role {
+            Role::Engine { .. } => &self.engine,
+            Role::Frontend => &self.frontend,
+            Role::Control => &self.control,
+        };
+        // The milder one first: the other does not allow another seccomp().
+        for filter in [&both[1], &both[0]] {
+            seccompiler::apply_filter(filter).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+}
+
+fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
+    let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
+    let (own, old, refused): (_, _, Vec<c_long>) = match role {
+        Role::Engine { .. } => (ENGINE, &[][..], [REFUSED, old::REFUSED].concat()),
+        Role::Frontend => {
+            let needs = [FRONTEND, old::FRONTEND].concat();
+            let refused = [REFUSED, old::REFUSED].concat();
+            (FRONTEND, old::FRONTEND, refused.into_iter().filter(|c| !needs.contains(c)).collect())
+        }
+        Role::Control => (CONTROL, old::CONTROL, vec![libc::SYS_getcwd]),
+    };
+    let mut rules = common()?;
+    let any = |calls: &[c_long]| calls.iter().map(|c| (*c, Vec::new())).collect::<Rules>();
+    rules.extend(any(own));
+    rules.extend(any(old));
+    rules.extend(any(&refused));
+    if role == Role::Control {
+        // To read, whatever landlock says of the path.
+        let writes = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
+        rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
+    }
+    let otherwise = if log { SeccompAction::Log } else { SeccompAction::KillProcess };
+    let first = SeccompFilter::new(rules, otherwise, SeccompAction::Allow, arch)?.try_into()?;
+    let error = SeccompAction::Errno(libc::EACCES as u32);
+    let second = SeccompFilter::new(any(&refused), SeccompAction::Allow, error, arch)?.try_into()?;
+    Ok([first, second])
+}
+
+fn common() -> Result<Rules, BackendError> {
+    let mut rules: Rules = EVERYBODY.iter().map(|c| (*c, Vec::new())).collect();
+    // Memory that can be run is never made.
+    let no_code = || rule(2, SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64), 0);
+    rules.insert(libc::SYS_mmap, vec![no_code()?]);
+    rules.insert(libc::SYS_mprotect, vec![no_code()?]);
+    // abort(), of ourselves.
+    rules.insert(libc::SYS_tgkill, vec![rule(0, SeccompCmpOp::Eq, u64::from(std::process::id()))?]);
+    rules.insert(libc::SYS_prctl, vec![rule(0, SeccompCmpOp::Eq, PR_SET_VMA)?]);
+    let commands =
+        [libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_GETFL, libc::F_GET_SEALS, libc::F_ADD_SEALS];
+    let fcntl: Result<Vec<SeccompRule>, BackendError> =
+        commands.into_iter().map(|c| rule(1, SeccompCmpOp::Eq, c as u64)).collect();
+    rules.insert(libc::SYS_fcntl, fcntl?);
+    Ok(rules)
+}
+
+/// One condition on the low half of one argument: all of these are ints for the kernel.
+fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
+    SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
+}

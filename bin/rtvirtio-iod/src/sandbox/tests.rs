@@ -1,0 +1,210 @@
+//! Each in a child of its own: what is given up is given up for good.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use super::*;
+
+/// Runs `act` in a forked child, and says how that ended.
+fn child(act: impl FnOnce() -> i32) -> ExitStatus {
+    // SAFETY: the child does system calls, allocates (glibc's locks are whole after fork), and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let code = act();
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    ExitStatus::from_raw(status)
+}
+
+/// What the kernel said, or 0 when it did it.
+fn errno(result: libc::c_long) -> i32 {
+    if result >= 0 { 0 } else { io::Error::last_os_error().raw_os_error().unwrap_or(255) }
+}
+
+const ROLES: [Role; 3] = [Role::Engine { passes_priority: false }, Role::Frontend, Role::Control];
+
+fn open(path: &std::ffi::CStr, flags: i32) -> i32 {
+    // SAFETY: the path is a string with an end.
+    errno(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) })
+}
+
+/// What an intruder would try first ends the process, in every role.
+#[test]
+fn a_forbidden_call_ends_the_process() {
+    if !seccomp::is_supported() {
+        panic!("this kernel has no seccomp");
+    }
+    type Try = (&'static str, fn() -> i32);
+    let tries: [Try; 8] = [
+        // SAFETY: system calls without memory, or with a string that has an end.
+        ("socket", || errno(unsafe { libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0) })),
+        ("execve", || {
+            let none: [*const libc::c_char; 1] = [std::ptr::null()];
+            // SAFETY: as above; both lists end.
+            errno(unsafe {
+                libc::syscall(libc::SYS_execve, c"/bin/true".as_ptr(), none.as_ptr(), none.as_ptr())
+            })
+        }),
+        // SAFETY: as above.
+        ("ptrace", || errno(unsafe { libc::syscall(libc::SYS_ptrace, libc::PTRACE_TRACEME, 0, 0, 0) })),
+        // SAFETY: as above.
+        ("fork", || errno(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })),
+        ("memory with code", || {
+            let prot = libc::PROT_READ | libc::PROT_EXEC;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping.
+            errno(unsafe { libc::syscall(libc::SYS_mmap, 0, 4_096, prot, flags, -1, 0) })
+        }),
+        // SAFETY: as above.
+        ("a signal to the parent", || errno(unsafe { libc::syscall(libc::SYS_kill, libc::getppid(), 0) })),
+        // SAFETY: as above.
+        ("a ring of one's own", || errno(unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, 0) })),
+        // SAFETY: as above.
+        ("another user", || errno(unsafe { libc::syscall(libc::SYS_setuid, 0) })),
+    ];
+    let filters = seccomp::Filters::new(false).unwrap();
+    for role in ROLES {
+        for (name, act) in &tries {
+            let end = child(|| if filters.apply(role).is_ok() { act() } else { 254 });
+            assert_eq!(end.signal(), Some(libc::SIGSYS), "{name} as {role:?}: {end}");
+        }
+        // The test itself: a child that only does what it may ends by itself.
+        let end = child(|| if filters.apply(role).is_ok() { 7 } else { 254 });
+        assert_eq!(end.code(), Some(7), "{role:?}: {end}");
+    }
+}
+
+#[test]
+fn files_are_refused_by_seccomp_alone() {
+    let filters = seccomp::Filters::new(false).unwrap();
+    for role in [Role::Engine { passes_priority: true }, Role::Frontend] {
+        let end = child(|| {
+            filters.apply(role).unwrap();
+            open(c"/etc/passwd", libc::O_RDONLY)
+        });
+        assert_eq!(end.code(), Some(libc::EACCES), "{role:?}: {end}");
+    }
+    let of = |flags| {
+        child(|| {
+            filters.apply(Role::Control).unwrap();
+            open(c"/dev/null", flags)
+        })
+    };
+    assert_eq!(of(libc::O_RDONLY | libc::O_CLOEXEC).code(), Some(0));
+    assert_eq!(of(libc::O_WRONLY).signal(), Some(libc::SIGSYS));
+    assert_eq!(of(libc::O_RDONLY | libc::O_CREAT).signal(), Some(libc::SIGSYS));
+}
+
+/// To find out what a new libc needs: done and logged, not the end.
+#[test]
+fn log_lets_go_on() {
+    let filters = seccomp::Filters::new(true).unwrap();
+    let end = child(|| {
+        filters.apply(Role::Frontend).unwrap();
+        // SAFETY: a system call without memory.
+        errno(unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM, 0) })
+    });
+    assert_eq!(end.code(), Some(0), "{end}");
+}
+
+fn config(dir: &Path) -> (File, PathBuf) {
+    let path = dir.join("conf/iod.toml");
+    std::fs::create_dir_all(dir.join("conf")).unwrap();
+    std::fs::create_dir_all(dir.join("run")).unwrap();
+    let d = dir.display();
+    let text = format!(
+        "control = \"{d}/run/ctl\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{d}/run/a\"\npath = \"{d}/disk\"\n"
+    );
+    std::fs::write(&path, &text).unwrap();
+    (File::parse(&path, &text).unwrap(), path)
+}
+
+/// The control role may open files; landlock says which: the configuration, and nothing beside it or above it.
+#[test]
+fn paths_and_capabilities_are_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, path) = config(dir.path());
+    std::fs::write(dir.path().join("disk"), "x").unwrap();
+    std::fs::write(dir.path().join("run/a"), "x").unwrap();
+    let end = child(|| {
+        let Ok(sandbox) = Sandbox::enter(&file, &path) else { return 100 };
+        if sandbox.lacking.iter().any(|l| l == "landlock") {
+            return 200;
+        }
+        let denied =
+            |result: io::Result<()>| result.is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
+        let read = |path: &Path| std::fs::read(path).map(|_| ());
+        // As root it could without.
+        if !denied(read(Path::new("/etc/shadow"))) || !denied(read(&dir.path().join("disk"))) {
+            return 1;
+        }
+        if !denied(std::fs::write(dir.path().join("conf/new"), "x")) || !denied(std::fs::write(&path, "x")) {
+            return 2;
+        }
+        if !denied(std::os::unix::net::UnixListener::bind(dir.path().join("run/b")).map(|_| ())) {
+            return 3;
+        }
+        if !denied(std::net::TcpStream::connect("127.0.0.1:9").map(|_| ())) {
+            return 4;
+        }
+        // An editor replaced the file: its directory counts.
+        if read(&path).is_err() || std::fs::remove_file(dir.path().join("run/a")).is_err() {
+            return 5;
+        }
+        let Ok(sets) = rustix::thread::capabilities(None) else { return 6 };
+        if !START.contains(sets.permitted) || !sets.inheritable.is_empty() {
+            return 7;
+        }
+        let Ok(confine) = sandbox.confine() else { return 8 };
+        if confine.apply(Role::Engine { passes_priority: false }).is_err() {
+            return 9;
+        }
+        0
+    });
+    match end.code() {
+        Some(200) => {
+            rtvirtio_testkit::skip("paths_and_capabilities_are_given_up", "no landlock in this kernel")
+        }
+        code => assert_eq!(code, Some(0), "{end}"),
+    }
+}
+
+#[test]
+fn off_is_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut file, path) = config(dir.path());
+    file.sandbox = Mode::Off;
+    let end = child(|| {
+        let Ok(sandbox) = Sandbox::enter(&file, &path) else { return 1 };
+        let _ = sandbox.confine().map(|c| c.apply(Role::Frontend));
+        i32::from(std::fs::read("/etc/passwd").is_err())
+    });
+    assert_eq!(end.code(), Some(0));
+    assert_eq!(Sandbox::enter(&file, &path).unwrap().describe(&file, true), "sandbox: off, as the file says");
+}
+
+/// A panic is told, with a backtrace as far as that goes, and is a panic, not a killed process. An abort is an abort.
+#[test]
+fn a_panic_is_still_told() {
+    let filters = seccomp::Filters::new(false).unwrap();
+    for role in ROLES {
+        let end = child(|| {
+            filters.apply(role).unwrap();
+            let told = std::backtrace::Backtrace::force_capture().to_string();
+            let caught = std::panic::catch_unwind(|| panic!("as a defect of ours would"));
+            i32::from(caught.is_ok() || told.is_empty())
+        });
+        assert_eq!(end.code(), Some(0), "{role:?}: {end}");
+        // A process may signal itself alone, so the filters are the child's own.
+        let end = child(|| {
+            seccomp::Filters::new(false).unwrap().apply(role).unwrap();
+            std::process::abort()
+        });
+        assert_eq!(end.signal(), Some(libc::SIGABRT), "{role:?}: {end}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Another configuration under live guests.
+
+mod common;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use common::{Iod, ask, configure, disk, read, two};
+use rtvirtio_ioclient::load::{Got, Plan, Stream, run};
+use rtvirtio_ioclient::{Client, Options};
+use rustix::process::Signal;
+
+/// Two VMs; the first one may read so often.
+fn capped(dir: &Path, cap: u32) -> String {
+    let a = format!("name = \"a\"\nread_cap = {{ requests = \"{cap}/s\" }}\n");
+    two(dir, 8, "").replace("name = \"a\"\n", &a)
+}
+
+/// A flood of reads for so long.
+fn flood(client: &mut [Client; 1], millis: u64) -> Got {
+    let stream = Stream {
+        name: "flood".into(),
+        client: 0,
+        queue: 0,
+        rate: None,
+        depth: 32,
+        block: 4_096,
+        writes: 0.0,
+        priority: 0,
+        span: 4 << 20,
+    };
+    let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_millis(millis), seed: 1, spin: false };
+    run(client, &[stream], &plan).unwrap().remove(0)
+}
+
+/// Reads of VM a that were answered since the start.
+fn answered(iod: &Iod) -> u64 {
+    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    status["vms"][0]["read"]["requests"].as_u64().unwrap()
+}
+
+/// The cap of a flooding VM is raised by a signal and lowered by a command; no request fails, and the rate follows.
+#[test]
+fn a_cap_changes_under_load() {
+    let dir = disk(8);
+    let iod = Iod::start(dir.path(), &capped(dir.path(), 100));
+    let mut client = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
+    let load = std::thread::spawn(move || flood(&mut client, 7_000));
+    let count = |seconds: f64| {
+        // The time is the longer one of the two, so that the host may stand still anywhere.
+        let begin = Instant::now();
+        let before = answered(&iod);
+        std::thread::sleep(Duration::from_secs_f64(seconds));
+        (answered(&iod) - before, begin.elapsed().as_secs_f64())
+    };
+    std::thread::sleep(Duration::from_millis(200));
+    let (slow, seconds) = count(1.5);
+    // A burst of one and what was at the device; never more.
+    assert!(slow as f64 <= 100.0 * seconds + 8.0, "{slow} in {seconds} s");
+    assert!(slow > 0);
+    configure(dir.path(), &capped(dir.path(), 1_000));
+    iod.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(200));
+    let (fast, seconds) = count(1.5);
+    assert!(fast as f64 <= 1_000.0 * seconds + 8.0, "{fast} in {seconds} s");
+    assert!(fast > 3 * slow, "{fast} after {slow}: the new cap lets more go");
+    configure(dir.path(), &capped(dir.path(), 100));
+    assert_eq!(iod.command("reload"), "{\"changed\":[\"disk \\\"a\\\": read_cap\"]}\n");
+    let (slow, seconds) = count(1.5);
+    assert!(slow as f64 <= 100.0 * seconds + 8.0, "{slow} in {seconds} s");
+    let got = load.join().unwrap();
+    assert_eq!(got.errors, 0);
+    // Those of the depth that still wait at the end.
+    assert!(got.unanswered <= 32, "{}", got.unanswered);
+    assert_eq!(iod.command("reload"), "{\"changed\":[]}\n");
+    let (status, said) = iod.end();
+    assert!(status.success() && said.contains("reload: in force: disk \"a\": read_cap"), "{said}");
+}
+
+/// What cannot be taken over changes nothing, and says why; the live guest goes on.
+#[test]
+fn what_cannot_be_is_refused_as_a_whole() {
+    let dir = disk(8);
+    let good = capped(dir.path(), 500);
+    let mut iod = Iod::start(dir.path(), &good);
+    let mut client = Client::connect(&dir.path().join("b"), Options::default()).unwrap();
+    let reserve = "reserve = { share = \"10%\", burst = \"1ms\", deadline = \"900ns\" }";
+    let costs = "cost = { read = { base = \"60us\", per_mib = \"1ms\" }, write = { base = \"25us\", per_mib = \"1ms\" } }";
+    let cap = "requests = \"500/s\"";
+    assert!(good.contains(cap));
+    let other = good.replace(cap, "requests = \"50/s\"");
+    let bad = [
+        (other.replace("window = 4", "windw = 4"), "line 4"),
+        (other.replace("name = \"b\"\n", &format!("name = \"b\"\n{reserve}\n")), "cannot be promised 900ns"),
+        (other.replace("name = \"b\"\n", "name = \"b\"\nweight = 0\n"), "weight is 0"),
+        // What needs a restart, all of it at once, however good the rest is.
+        (
+            other.replace("offset = \"4MiB\"", "offset = \"2MiB\"\ndepth = 9"),
+            "disk \"b\": offset, disk \"b\": depth needs a restart",
+        ),
+        (other.replace("window = 4", &format!("window = 4\n{costs}")), "device \"d\": cost needs a restart"),
+        (other.replace("window = 4", "window = 5"), "a window of more than 4 needs a restart"),
+        (other.replace("name = \"b\"", "name = \"c\""), "another list of disks needs a restart"),
+        (format!("sandbox = \"off\"\n{other}"), "sandbox needs a restart"),
+    ];
+    for (text, why) in bad {
+        configure(dir.path(), &text);
+        let said = iod.command("reload").replace("\\\"", "\"");
+        assert!(said.contains("\"error\":\"nothing is changed") && said.contains(why), "{why}: {said}");
+        assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+    }
+    std::fs::remove_file(dir.path().join("iod.toml")).unwrap();
+    assert!(iod.command("reload").contains("No such file"));
+    // By signal it only goes to the log.
+    iod.signal(Signal::HUP);
+    assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+    assert!(iod.is_alive());
+    // The old cap is the one in force: the old file brings nothing new, the other one does.
+    configure(dir.path(), &good);
+    assert_eq!(iod.command("reload"), "{\"changed\":[]}\n");
+    configure(dir.path(), &other.replace("window = 4", "window = 2\npolicy = \"drr\"\naging = \"2s\""));
+    let said = iod.command("reload").replace("\\\"", "\"");
+    for change in
+        ["device \"d\": policy", "device \"d\": window", "device \"d\": aging", "disk \"a\": read_cap"]
+    {
+        assert!(said.contains(change), "{said}");
+    }
+    assert!(iod.status().contains("\"window\":2"), "{}", iod.status());
+    assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+}

@@ -1,0 +1,131 @@
+//! How everybody is served, for people and programs.
+
+use serde::Serialize;
+
+use crate::engine::{self, Command, EngineHandle, VmStatus};
+
+/// One direction of one VM, for people and programs.
+#[derive(Clone, Debug, Serialize)]
+pub struct FlowReport {
+    /// Requests answered.
+    pub requests: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// Median latency in ns, from the guest's queue to the answer.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    pub p9999_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// alpha: bytes per second while it had something to ask.
+    pub alpha_bytes_per_second: f64,
+    /// Delta: longest time between two pieces while it had something to ask, in ns.
+    pub delta_ns: u64,
+    /// Pieces that had to wait for a cap.
+    pub cap_hits: u64,
+}
+
+/// One VM.
+#[derive(Clone, Debug, Serialize)]
+pub struct VmReport {
+    /// Its device.
+    pub device: String,
+    /// Its name.
+    pub name: String,
+    /// Whether a guest is attached.
+    pub attached: bool,
+    /// Requests that wait or run.
+    pub outstanding: usize,
+    /// Reads.
+    pub read: FlowReport,
+    /// Writes, flushes, discards.
+    pub write: FlowReport,
+    /// Pieces that went by their deadline.
+    pub reserved: u64,
+    /// Pieces that shared what was left.
+    pub shared: u64,
+    /// Requests that the device refused.
+    pub errors: u64,
+    /// Chains that were no requests.
+    pub malformed: u64,
+    /// Queues given up because the guest broke them.
+    pub broken: u64,
+}
+
+/// One device.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceReport {
+    /// Its name.
+    pub name: String,
+    /// Pieces that it may hold now.
+    pub window: u32,
+    /// Pieces that a regulator held.
+    pub held: u64,
+    /// How much later than the exact moment such a piece went: median, in ns.
+    pub late_p50_ns: u64,
+    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    pub late_p9999_ns: u64,
+}
+
+/// Everybody.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// The devices.
+    pub devices: Vec<DeviceReport>,
+    /// Their VMs.
+    pub vms: Vec<VmReport>,
+}
+
+fn tail(l: &engine::Latencies) -> u64 {
+    if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 }
+}
+
+fn vm_report(device: &str, vm: VmStatus) -> VmReport {
+    let flow = |i: usize| {
+        let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
+        FlowReport {
+            requests: vm.counters.finished[i],
+            bytes: vm.counters.bytes[i],
+            p50_ns: l.at(50.0).0,
+            p99_ns: l.at(99.0).0,
+            p9999_ns: tail(l),
+            max_ns: l.max().0,
+            alpha_bytes_per_second: c.bytes_per_second,
+            delta_ns: c.longest_gap_ns,
+            cap_hits: vm.counters.hits[i],
+        }
+    };
+    VmReport {
+        device: device.to_owned(),
+        attached: vm.queues > 0,
+        outstanding: vm.outstanding,
+        read: flow(0),
+        write: flow(1),
+        reserved: vm.counters.reserved,
+        shared: vm.counters.shared,
+        errors: vm.errors,
+        malformed: vm.malformed,
+        broken: vm.broken,
+        name: vm.name,
+    }
+}
+
+/// What all VMs got since the start.
+#[must_use]
+pub fn report(handles: &[(String, EngineHandle)]) -> Report {
+    let mut all = Report::default();
+    for (name, handle) in handles {
+        let Ok(status) = handle.ask(|reply| Command::Status { reply }) else { continue };
+        all.devices.push(DeviceReport {
+            name: name.clone(),
+            window: status.window,
+            held: status.late.n(),
+            late_p50_ns: status.late.at(50.0).0,
+            late_p9999_ns: tail(&status.late),
+        });
+        all.vms.extend(status.vms.into_iter().map(|vm| vm_report(name, vm)));
+    }
+    all
+}

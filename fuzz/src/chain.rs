@@ -1,0 +1,100 @@
+//! Descriptor chains: bytes become a descriptor table, heads and memory; every chain is read by the real parser, on guest memory, behind the mock driver of `virtio-queue`.
+//!
+//! Layout of the input: flags, number of descriptors, number of heads; descriptors of 11 bytes (address, length, flags, next); heads; the rest is memory from [`DATA`] on.
+
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use rtvirtio_iodomain::blk::{Limits, Parsed, SECTOR, SEGMENTS, chain_at, parse};
+use rtvirtio_iosched::Op;
+use virtio_queue::desc::RawDescriptor;
+use virtio_queue::desc::split::Descriptor;
+use virtio_queue::mock::MockSplitQueue;
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+/// Bytes of guest memory.
+const MEMORY: usize = 0x4_0000;
+/// Where the input's rest lies; the mock's rings end before.
+const DATA: u64 = 0x1_0000;
+/// Descriptors of the queue: enough for chains longer than offered.
+const QUEUE: u16 = 256;
+const LIMITS: Limits = Limits { size: 1 << 20, read_only: false, discard: true };
+
+/// Memory of zeroes: mapped once, for mapping takes longer than reading a chain.
+fn memory() -> MutexGuard<'static, GuestMemoryMmap<()>> {
+    static MEM: OnceLock<Mutex<GuestMemoryMmap<()>>> = OnceLock::new();
+    // Two regions with a hole between them, so that chains may end in it.
+    let regions = [(GuestAddress(0), MEMORY), (GuestAddress(0x10_0000), 0x1000)];
+    let mem = MEM
+        .get_or_init(|| Mutex::new(GuestMemoryMmap::from_ranges(&regions).expect("two regions of memory")));
+    let mem = mem.lock().expect("memory");
+    for (at, len) in regions {
+        mem.write_slice(&ZEROES[..len], at).expect("within memory");
+    }
+    mem
+}
+
+static ZEROES: [u8; MEMORY] = [0; MEMORY];
+
+/// Reads all chains of an input.
+///
+/// # Panics
+/// When the parser lets something through that lies beyond the disk or what was offered, or reads a chain otherwise when it is made again after a restart.
+pub fn play(data: &[u8]) {
+    let [flags, descriptors, heads, rest @ ..] = data else { return };
+    let mem = &*memory();
+    let limits = Limits { read_only: flags & 1 != 0, discard: flags & 2 != 0, ..LIMITS };
+    let mock = MockSplitQueue::new(mem, QUEUE);
+    let (table, rest) = rest.split_at((usize::from(*descriptors) * 11).min(rest.len()));
+    for (i, d) in table.chunks_exact(11).enumerate() {
+        // Small addresses are places in memory; the last byte takes them to the ends of the address space.
+        let low = u64::from(u32::from_le_bytes([d[0], d[1], d[2], d[3] & 0x3f]));
+        let addr = match d[3] >> 6 {
+            3 => u64::MAX - low,
+            2 => 0x10_0000 + (low & 0x1fff),
+            _ => low & 0x7_ffff,
+        };
+        let len = u32::from_le_bytes([d[4], d[5], d[6], d[7]]);
+        let raw = RawDescriptor::from(Descriptor::new(
+            addr,
+            len,
+            u16::from(d[8]),
+            u16::from_le_bytes([d[9], d[10]]),
+        ));
+        mock.desc_table().store(i as u16, raw).expect("within the table");
+    }
+    let (heads, rest) = rest.split_at(usize::from(*heads).min(rest.len()));
+    let rest = &rest[..rest.len().min(MEMORY - DATA as usize)];
+    mem.write_slice(rest, GuestAddress(DATA)).expect("within memory");
+    let heads = &heads[..heads.len().min(usize::from(QUEUE))];
+    for (i, head) in heads.iter().enumerate() {
+        mock.avail().ring().ref_at(i).expect("within the ring").store(u16::from(*head));
+    }
+    mock.avail().idx().store(heads.len() as u16);
+    let mut queue: Queue = mock.create_queue().expect("a queue");
+    assert!(queue.is_valid(mem));
+    let mut segments = Vec::with_capacity(SEGMENTS);
+    let mut again = Vec::with_capacity(SEGMENTS);
+    for _ in 0..heads.len() {
+        let Some(chain) = queue.iter(mem).ok().and_then(|mut chains| chains.next()) else { break };
+        let head = chain.head_index();
+        let parsed = parse(mem, chain, &limits, &mut segments);
+        let chain = chain_at(mem, GuestAddress(queue.desc_table()), queue.size(), head);
+        assert_eq!(parse(mem, chain, &limits, &mut again), parsed, "made again after a restart");
+        assert_eq!(again, segments);
+        assert!(segments.len() <= SEGMENTS);
+        if let Ok(Parsed::Io { op, offset, len, .. }) = parsed {
+            assert!(offset.checked_add(len).is_some_and(|end| end <= limits.size) && len % SECTOR == 0);
+            assert!(!limits.read_only || matches!(op, Op::Read | Op::Flush));
+            if op.moves_data() {
+                assert_eq!(len, segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
+            }
+            // What the engine does with them: an address that is not there is an error, never a panic.
+            for s in &segments {
+                let found = GuestMemoryBackend::get_slices(mem, s.addr, s.len as usize);
+                let _ = found.take_while(Result::is_ok).count();
+            }
+        }
+        let _ = queue.add_used(mem, head, 0);
+    }
+}

@@ -1,0 +1,53 @@
+//! The configuration file: any text is a configuration that schedules, or an error with words.
+
+use std::path::Path;
+
+use rtvirtio_iodomain::config::File;
+use rtvirtio_iosched::{Next, Op, Priority, Request, Scheduler};
+use rtvirtio_units::Nanos;
+
+/// Requests that the schedulers of one input may make room for.
+const ROOM: u64 = 20_000;
+
+/// Reads a file, and lets its schedulers run.
+///
+/// # Panics
+/// When a file that was accepted makes no scheduler, or one that lets a request wait for ever.
+pub fn play(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let file = match File::parse(Path::new("iod.toml"), text) {
+        Ok(file) => file,
+        Err(e) => return assert!(!e.to_string().is_empty()),
+    };
+    for device in &file.devices {
+        let config = device.sched();
+        if config.vms.iter().map(|vm| u64::from(vm.depth)).sum::<u64>() > ROOM {
+            continue;
+        }
+        let mut scheduler = Scheduler::new(&config).expect("a file that was checked");
+        let mut now = Nanos(1);
+        for (i, op) in [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes].into_iter().enumerate()
+        {
+            let vm = i % config.vms.len();
+            let len = if op == Op::Flush { 0 } else { 4_096 << (2 * i) };
+            let request = Request { tag: i as u64, op, len, priority: Priority::NORMAL, arrival: now };
+            let _ = scheduler.submit(vm, request);
+        }
+        for _ in 0..200 {
+            match scheduler.next(now) {
+                Next::Piece(piece) => {
+                    now = Nanos(now.0.saturating_add(1_000));
+                    scheduler.complete(now, &piece).expect("a piece that was given");
+                }
+                Next::Wait(at) => {
+                    assert!(at > now && at.0 < u64::MAX, "something waits for ever");
+                    now = at;
+                }
+                Next::Full => panic!("nothing is at the device"),
+                Next::Idle => break,
+            }
+        }
+        let all: Vec<usize> = (0..config.vms.len()).collect();
+        scheduler.reconfigure(&config, &all).expect("its own configuration");
+    }
+}

@@ -1,0 +1,218 @@
+//! The engine itself: the input is a guest's memory, rings and all, and in-flight memory as a predecessor left it. A real engine serves it by io_uring on a real file, beside a neighbour who
+//! must get every answer, and the right one.
+//!
+//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory when a flag says so; the rest is guest memory from address 0 on, where the rings lie.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use rtvirtio_iodomain::backing::{Backing, BackingConfig};
+use rtvirtio_iodomain::engine::{Command, Disk, Engine, EngineConfig, EngineHandle, VringStart};
+use rtvirtio_iodomain::inflight::Region;
+use rtvirtio_iodomain::memory::GuestMem;
+use rtvirtio_iosched::{Config, VmConfig};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+/// Bytes of a guest's memory.
+const MEMORY: usize = 0x2_0000;
+/// Bytes of each disk.
+const DISK: u64 = 128 << 10;
+/// Where the attacker's available and used rings lie; the table lies at 0. Sixteen descriptors at most.
+const AVAIL: u64 = 0x100;
+const USED: u64 = 0x140;
+/// A domain that does not answer for so long has a defect.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An engine with two VMs: the input's, and a neighbour.
+pub struct House {
+    pub handle: EngineHandle,
+    attacker: Arc<GuestMem>,
+    neighbour: Neighbour,
+    _engine: Engine,
+    pub dir: tempfile::TempDir,
+}
+
+fn memory() -> GuestMemoryMmap<()> {
+    GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)]).expect("memory")
+}
+
+fn eventfd() -> File {
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    File::from(rustix::event::eventfd(0, flags).expect("an eventfd"))
+}
+
+/// The one engine of this process, and whose turn it is.
+pub fn house() -> &'static Mutex<House> {
+    static HOUSE: OnceLock<Mutex<House>> = OnceLock::new();
+    HOUSE.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("disk");
+        let pattern: Vec<u8> = (0..2 * DISK).map(|i| (i >> 9) as u8).collect();
+        std::fs::write(&path, pattern).expect("a disk");
+        let disks = [0, DISK].map(|offset| {
+            let config = BackingConfig {
+                path: path.clone(),
+                offset,
+                size: Some(DISK),
+                read_only: false,
+                direct: false,
+                shared: true,
+            };
+            let backing = Backing::open(&config).expect("a disk");
+            Disk { name: offset.to_string(), backing, serial: "fuzz".into(), queues: 2 }
+        });
+        let sched =
+            Config { vms: vec![VmConfig { depth: 8, ..VmConfig::default() }; 2], ..Config::default() };
+        let config = EngineConfig { name: "fuzz".into(), ..EngineConfig::default() };
+        let engine = Engine::start(config, &sched, disks.into()).expect("an engine: io_uring is needed");
+        let handle = engine.handle();
+        let neighbour = Neighbour::new(&handle);
+        let attacker = Arc::new(GuestMem::of(memory()));
+        Mutex::new(House { handle, attacker, neighbour, _engine: engine, dir })
+    })
+}
+
+/// Gives an input to the engine.
+///
+/// # Panics
+/// When the engine does not stop the queue, keeps something of it, or fails its neighbour.
+pub fn play(data: &[u8]) {
+    let [flags, base @ .., size] = data.first_chunk::<4>().copied().unwrap_or_default();
+    let Some(rest) = data.get(4..) else { return };
+    let mut house = house().lock().expect("an engine that lives");
+    let House { handle, attacker, neighbour, .. } = &mut *house;
+    let (inflight, rest) = if flags & 1 != 0 && rest.len() > 112 {
+        let (file, told) = Region::create(1, 16).expect("in-flight memory");
+        // Head: features 0, version 1, 16 descriptors; then as the input says.
+        file.write_all_at(&[1, 0, 16, 0], 8).expect("in-flight memory");
+        file.write_all_at(&rest[..4], 12).expect("in-flight memory");
+        for (i, d) in rest[4..112].chunks_exact(6).take(16).enumerate() {
+            let at = 16 + 16 * i as u64;
+            file.write_all_at(&d[..1], at).expect("in-flight memory");
+            file.write_all_at(&d[1..3], at + 6).expect("in-flight memory");
+            file.write_all_at(&d[3..5], at + 8).expect("in-flight memory");
+        }
+        let region = Arc::new(Region::open(file, &told).expect("in-flight memory"));
+        (region.queue(0), &rest[112..])
+    } else {
+        (None, rest)
+    };
+    let mem = &attacker.mem;
+    let rest = &rest[..rest.len().min(MEMORY)];
+    mem.write_slice(&vec![0; 0x4000], GuestAddress(0)).expect("memory");
+    mem.write_slice(rest, GuestAddress(0)).expect("memory");
+    let kick = eventfd();
+    let start = VringStart {
+        mem: Arc::clone(attacker),
+        size: 1 << (size % 5),
+        desc: GuestAddress(0),
+        avail: GuestAddress(AVAIL),
+        used: GuestAddress(USED),
+        base: u16::from_le_bytes([base[0], base[1]]),
+        event_idx: flags & 2 != 0,
+        write_through: flags & 4 != 0,
+        kick: kick.try_clone().expect("a descriptor"),
+        call: (flags & 8 != 0).then(eventfd),
+        inflight,
+    };
+    let started = handle.ask(|reply| Command::Start { vm: 0, index: 0, start: Box::new(start), reply });
+    if started.expect("the engine lives").is_ok() {
+        if flags & 16 != 0 {
+            // What is in memory changes while it is read.
+            let more: u16 = mem.read_obj(GuestAddress(AVAIL + 2)).expect("memory");
+            mem.write_obj(more.wrapping_add(u16::from(size >> 5)), GuestAddress(AVAIL + 2)).expect("memory");
+            rustix::io::write(&kick, &1u64.to_ne_bytes()).expect("a kick");
+        }
+        if flags & 32 != 0 {
+            neighbour.reads(u64::from(flags));
+        }
+        if flags & 64 != 0 {
+            handle.ask(|reply| Command::Disconnect { vm: 0, reply }).expect("the engine lives");
+        } else {
+            handle.ask(|reply| Command::Stop { vm: 0, index: 0, reply }).expect("the engine lives");
+        }
+    }
+    let status = handle.ask(|reply| Command::Status { reply }).expect("the engine lives");
+    assert_eq!((status.vms[0].outstanding, status.vms[0].queues), (0, 0), "something of the queue is left");
+    neighbour.reads(u64::from(size));
+    assert_eq!((status.vms[1].malformed, status.vms[1].errors, status.vms[1].broken), (0, 0, 0));
+}
+
+/// A guest that behaves: one read at a time, of its own disk.
+struct Neighbour {
+    mem: Arc<GuestMem>,
+    kick: File,
+    asked: u16,
+}
+
+impl Neighbour {
+    const HEADER: u64 = 0x1000;
+    const DATA: u64 = 0x2000;
+    const STATUS: u64 = 0x1100;
+
+    fn new(handle: &EngineHandle) -> Self {
+        let mem = Arc::new(GuestMem::of(memory()));
+        let descriptors: [(u64, u32, u16, u16); 3] =
+            [(Self::HEADER, 16, 1, 1), (Self::DATA, 4_096, 3, 2), (Self::STATUS, 1, 2, 0)];
+        for (i, (addr, len, flags, next)) in descriptors.into_iter().enumerate() {
+            let at = GuestAddress(16 * i as u64);
+            let mut d = addr.to_le_bytes().to_vec();
+            d.extend(len.to_le_bytes());
+            d.extend(flags.to_le_bytes());
+            d.extend(next.to_le_bytes());
+            mem.mem.write_slice(&d, at).expect("memory");
+        }
+        let kick = eventfd();
+        let start = VringStart {
+            mem: Arc::clone(&mem),
+            size: 4,
+            desc: GuestAddress(0),
+            avail: GuestAddress(AVAIL),
+            used: GuestAddress(USED),
+            base: 0,
+            event_idx: false,
+            write_through: false,
+            kick: kick.try_clone().expect("a descriptor"),
+            call: None,
+            inflight: None,
+        };
+        let start = Box::new(start);
+        let started = handle.ask(|reply| Command::Start { vm: 1, index: 0, start, reply });
+        started.expect("the engine lives").expect("a queue as Linux makes it");
+        Self { mem, kick, asked: 0 }
+    }
+
+    fn reads(&mut self, seed: u64) {
+        let (mem, sector) = (&self.mem.mem, seed * 8 % (DISK / 512 - 8));
+        mem.write_obj(0u64, GuestAddress(Self::HEADER)).expect("memory");
+        mem.write_obj(sector.to_le(), GuestAddress(Self::HEADER + 8)).expect("memory");
+        mem.write_obj(255u8, GuestAddress(Self::STATUS)).expect("memory");
+        // Every place of the ring says head 0 already.
+        self.asked = self.asked.wrapping_add(1);
+        fence(Ordering::SeqCst);
+        mem.write_obj(self.asked.to_le(), GuestAddress(AVAIL + 2)).expect("memory");
+        fence(Ordering::SeqCst);
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("a kick");
+        let begin = Instant::now();
+        loop {
+            let used: u16 = mem.read_obj(GuestAddress(USED + 2)).expect("memory");
+            if u16::from_le(used) == self.asked {
+                break;
+            }
+            assert!(begin.elapsed() < PATIENCE, "the neighbour got no answer");
+            std::thread::yield_now();
+        }
+        fence(Ordering::SeqCst);
+        let status: u8 = mem.read_obj(GuestAddress(Self::STATUS)).expect("memory");
+        let mut got = [0u8; 4_096];
+        mem.read_slice(&mut got, GuestAddress(Self::DATA)).expect("memory");
+        let right = got.chunks(512).enumerate().all(|(i, s)| {
+            let ours = (((DISK >> 9) + sector) as usize + i) as u8;
+            s.iter().all(|b| *b == ours)
+        });
+        assert!(status == 0 && right, "the neighbour got status {status} or somebody else's bytes");
+    }
+}

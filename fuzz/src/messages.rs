@@ -1,0 +1,53 @@
+//! Messages of a QEMU that is none ([`qemu`] has the input's layout), through the real socket to a real control thread.
+
+use std::fs::File;
+use std::io::Read;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock};
+
+use rtvirtio_iodomain::blk::Limits;
+use rtvirtio_iodomain::confine::Confine;
+use rtvirtio_iodomain::engine::Command;
+use rtvirtio_iodomain::frontend::{DiskInfo, Frontend, Listening};
+
+use super::engine::house;
+use super::qemu;
+
+struct Door {
+    socket: PathBuf,
+    kinds: Vec<File>,
+    _frontend: Frontend,
+}
+
+fn door() -> &'static Mutex<Door> {
+    static DOOR: OnceLock<Mutex<Door>> = OnceLock::new();
+    DOOR.get_or_init(|| {
+        let house = house().lock().expect("an engine that lives");
+        let socket = house.dir.path().join("socket");
+        let limits = Limits { size: 128 << 10, read_only: false, discard: true };
+        let disk = DiskInfo { name: "fuzz".into(), vm: 0, limits, block: 512, queues: 2, hugepages: false };
+        let listening = Listening::start(&socket).expect("a socket");
+        let frontend =
+            Frontend::start(disk, listening, house.handle.clone(), &Confine::none()).expect("a thread");
+        Mutex::new(Door { socket, kinds: qemu::descriptors(), _frontend: frontend })
+    })
+}
+
+/// Says all messages of an input, one connection for all of them.
+///
+/// # Panics
+/// When the domain does not end the connection, or keeps something of it.
+pub fn play(data: &[u8]) {
+    let door = door().lock().expect("a door that stands");
+    // Nobody else uses its first VM meanwhile.
+    let house = house().lock().expect("an engine that lives");
+    qemu::say(&door.socket, &door.kinds, data);
+    // The thread closes the socket before or after it tells the engine; the next connection waits for that.
+    let again = UnixStream::connect(&door.socket).expect("a connection");
+    let _ = again.shutdown(Shutdown::Write);
+    let _ = (&again).read(&mut [0; 64]);
+    let status = house.handle.ask(|reply| Command::Status { reply }).expect("the engine lives");
+    assert_eq!((status.vms[0].outstanding, status.vms[0].queues), (0, 0), "something of it is left");
+}
