@@ -1,5 +1,7 @@
 //! `rtvirtio-iod`: the I/O domain's process.
 
+mod trace;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -68,7 +70,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers `{"command": "status"}`, one line each.
+/// Answers `{"command": "status"}`, one line each, and hands who wants a trace to the [`trace::Desk`].
 struct Control {
     path: PathBuf,
 }
@@ -82,10 +84,11 @@ impl Control {
             anyhow::bail!("{}: another I/O domain answers there", path.display());
         }
         let _ = std::fs::remove_file(path);
+        let desk = trace::Desk::start(handles.clone())?;
         let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
         std::thread::Builder::new().name("iod-control".into()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                let _ = answer(&stream, &handles);
+                let _ = answer(stream, &handles, &desk);
             }
         })?;
         Ok(Self { path: path.to_owned() })
@@ -98,18 +101,25 @@ impl Drop for Control {
     }
 }
 
-fn answer(stream: &UnixStream, handles: &[(String, EngineHandle)]) -> anyhow::Result<()> {
+fn answer(stream: UnixStream, handles: &[(String, EngineHandle)], desk: &trace::Desk) -> anyhow::Result<()> {
     // Who asks and then says nothing keeps nobody else waiting for long.
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     stream.set_write_timeout(Some(Duration::from_secs(2)))?;
     let mut line = String::new();
-    std::io::Read::take(BufReader::new(stream), 4_096).read_line(&mut line)?;
+    std::io::Read::take(BufReader::new(&stream), 4_096).read_line(&mut line)?;
     let asked: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+    let mut stream = stream;
     let reply = match asked.get("command").and_then(|c| c.as_str()) {
         Some("status") => serde_json::to_value(report(handles))?,
-        _ => serde_json::json!({ "error": "there is the command \"status\"" }),
+        Some("trace") => match desk.take(stream, &asked) {
+            Ok(()) => return Ok(()),
+            Err(refused) => {
+                stream = refused;
+                serde_json::json!({ "error": "somebody else traces this domain; wait until he is done" })
+            }
+        },
+        _ => serde_json::json!({ "error": "there are the commands \"status\" and \"trace\"" }),
     };
-    let mut out = stream;
-    writeln!(out, "{reply}")?;
+    writeln!(stream, "{reply}")?;
     Ok(())
 }

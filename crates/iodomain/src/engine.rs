@@ -7,6 +7,7 @@ mod command;
 mod data;
 mod run;
 mod table;
+mod trace;
 mod uring;
 mod vring;
 
@@ -20,6 +21,7 @@ use rtvirtio_units::Nanos;
 use crate::backing::Backing;
 pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
 pub use table::Latencies;
+pub use trace::{Event, Trace, TraceError, Tracer};
 
 /// Longest serial number of a disk.
 pub const SERIAL_LEN: usize = crate::blk::ID_LEN;

@@ -329,6 +329,8 @@ fn main() -> anyhow::Result<()> {
     anyhow::ensure!(args.capacity >= BATCH, "--capacity {}: a batch has {BATCH} items", args.capacity);
     let mut lines = Vec::new();
     measure::<1>(&args, &mut lines)?;
+    // With its flag exactly a cache line.
+    measure::<7>(&args, &mut lines)?;
     measure::<8>(&args, &mut lines)?;
     measure::<16>(&args, &mut lines)?;
     if args.json {

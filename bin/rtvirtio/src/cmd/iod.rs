@@ -1,5 +1,7 @@
 //! `rtvirtio iod ...`: the running I/O domain.
 
+mod trace;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -27,18 +29,24 @@ pub fn program() -> PathBuf {
 
 /// `rtvirtio iod ...`.
 pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let IodCommand::Status(args) = command;
-    let control = args.control.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
-    let status = ask(&control)?;
+    let at = |given: &Option<PathBuf>| given.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
+    let args = match command {
+        IodCommand::Status(args) => args,
+        IodCommand::Trace(args) => return trace::run(args, &at(&args.control), ui),
+    };
+    let status = ask(&at(&args.control))?;
     show(ui, &status, || table(&status))?;
     Ok(ExitCode::SUCCESS)
 }
 
+fn connect(control: &Path) -> anyhow::Result<UnixStream> {
+    UnixStream::connect(control)
+        .with_context(|| format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display()))
+}
+
 /// What a domain says about itself.
 pub fn ask(control: &Path) -> anyhow::Result<Value> {
-    let stream = UnixStream::connect(control).with_context(|| {
-        format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display())
-    })?;
+    let stream = connect(control)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     (&stream).write_all(b"{\"command\": \"status\"}\n")?;
     let mut line = String::new();
