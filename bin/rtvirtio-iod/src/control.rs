@@ -12,6 +12,8 @@ use rtvirtio_iodomain::engine::EngineHandle;
 use rtvirtio_iodomain::reload::Reloader;
 use rtvirtio_iodomain::report::report;
 
+use crate::trace::Desk;
+
 /// Who asks and then says nothing keeps nobody else waiting for longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -45,6 +47,7 @@ impl Control {
     /// Answers by a thread of its own, which is confined when this returns.
     pub fn serve(&mut self, subject: Subject, confine: Confine) -> anyhow::Result<()> {
         let Some(listener) = self.listener.take() else { return Ok(()) };
+        let desk = Desk::start(subject.engines.clone(), confine.clone())?;
         let (ready, is_ready) = sync_channel(1);
         std::thread::Builder::new().name("iod-control".into()).spawn(move || {
             let confined = confine.apply(Role::Control);
@@ -52,7 +55,7 @@ impl Control {
             let _ = ready.send(confined);
             if fine {
                 for stream in listener.incoming().flatten() {
-                    let _ = answer(&stream, &subject);
+                    let _ = answer(stream, &subject, &desk);
                 }
             }
         })?;
@@ -66,22 +69,29 @@ impl Drop for Control {
     }
 }
 
-fn answer(stream: &UnixStream, subject: &Subject) -> anyhow::Result<()> {
+fn answer(stream: UnixStream, subject: &Subject, desk: &Desk) -> anyhow::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
-    BufReader::new(stream.take(4_096)).read_line(&mut line)?;
+    BufReader::new((&stream).take(4_096)).read_line(&mut line)?;
     let asked: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+    let mut stream = stream;
     let reply = match asked.get("command").and_then(|c| c.as_str()) {
         Some("status") => serde_json::to_value(report(&subject.engines))?,
         Some("reload") => match reload(&subject.reloader, &subject.config) {
             Ok(changed) => serde_json::json!({ "changed": changed }),
             Err(error) => serde_json::json!({ "error": error }),
         },
-        _ => serde_json::json!({ "error": "there are the commands \"status\" and \"reload\"" }),
+        Some("trace") => match desk.take(stream, &asked) {
+            Ok(()) => return Ok(()),
+            Err(refused) => {
+                stream = refused;
+                serde_json::json!({ "error": "somebody else traces this domain; wait until he is done" })
+            }
+        },
+        _ => serde_json::json!({ "error": "there are the commands \"status\", \"reload\" and \"trace\"" }),
     };
-    let mut out = stream;
-    writeln!(out, "{reply}")?;
+    writeln!(stream, "{reply}")?;
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 mod control;
 mod sandbox;
+mod trace;
 
 use std::io::Write;
 use std::path::PathBuf;

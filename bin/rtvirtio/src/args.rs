@@ -503,6 +503,15 @@ EXAMPLES
   rtvirtio iod reload
   rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
     Reload(IodStatusArgs),
+    /// Each request as it is answered: how long it waited for its turn, and how long the device took
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio iod trace --for 10s
+  rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
+  rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
+
+One listener at a time. With --json one object a line. Requests that came faster than this program reads are counted at the end.")]
+    Trace(IodTraceArgs),
 }
 
 /// `iod status`, `iod reload`.
@@ -511,4 +520,18 @@ pub struct IodStatusArgs {
     /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+}
+
+/// `iod trace`.
+#[derive(Args, Debug)]
+pub struct IodTraceArgs {
+    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// For how long; until Ctrl-C when not given
+    #[arg(long = "for", value_name = "TIME")]
+    pub length: Option<Nanos>,
+    /// Only requests that took longer
+    #[arg(long, value_name = "TIME")]
+    pub slower_than: Option<Nanos>,
 }

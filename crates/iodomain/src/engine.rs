@@ -7,6 +7,7 @@ mod command;
 mod data;
 mod run;
 mod table;
+mod trace;
 mod uring;
 mod vring;
 
@@ -21,6 +22,7 @@ use crate::backing::Backing;
 use crate::confine::{Confine, Role};
 pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
 pub use table::Latencies;
+pub use trace::{Event, Trace, TraceError, Tracer};
 
 /// Longest serial number of a disk.
 pub const SERIAL_LEN: usize = crate::blk::ID_LEN;

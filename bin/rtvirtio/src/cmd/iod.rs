@@ -1,5 +1,7 @@
 //! `rtvirtio iod ...`: the running I/O domain.
 
+mod trace;
+
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -27,19 +29,28 @@ pub fn program() -> PathBuf {
 
 /// `rtvirtio iod ...`.
 pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let (IodCommand::Status(args) | IodCommand::Reload(args)) = command;
-    let control = args.control.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
-    if matches!(command, IodCommand::Reload(_)) {
-        let reply = say(&control, "reload")?;
-        if let Some(error) = reply["error"].as_str() {
-            anyhow::bail!("{}: {error}", control.display());
+    let at = |given: &Option<PathBuf>| given.clone().unwrap_or_else(|| global.run_dir.join("iod.sock"));
+    let args = match command {
+        IodCommand::Status(args) => args,
+        IodCommand::Reload(args) => {
+            let control = at(&args.control);
+            let reply = say(&control, "reload")?;
+            if let Some(error) = reply["error"].as_str() {
+                anyhow::bail!("{}: {error}", control.display());
+            }
+            show(ui, &reply, || changes(&reply))?;
+            return Ok(ExitCode::SUCCESS);
         }
-        show(ui, &reply, || changes(&reply))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let status = ask(&control)?;
+        IodCommand::Trace(args) => return trace::run(args, &at(&args.control), ui),
+    };
+    let status = ask(&at(&args.control))?;
     show(ui, &status, || table(&status))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn connect(control: &Path) -> anyhow::Result<UnixStream> {
+    UnixStream::connect(control)
+        .with_context(|| format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display()))
 }
 
 /// What a domain says about itself.
@@ -49,9 +60,7 @@ pub fn ask(control: &Path) -> anyhow::Result<Value> {
 
 /// One command and its answer.
 fn say(control: &Path, command: &str) -> anyhow::Result<Value> {
-    let stream = UnixStream::connect(control).with_context(|| {
-        format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display())
-    })?;
+    let stream = connect(control)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     (&stream).write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
     let mut line = String::new();

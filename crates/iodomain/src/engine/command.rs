@@ -10,6 +10,7 @@ use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
 use super::table::Latencies;
+use super::trace::Tracer;
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
@@ -97,6 +98,18 @@ pub enum Command {
     Status {
         /// All of it.
         reply: SyncSender<EngineStatus>,
+    },
+    /// Write down each request that is answered; see [`super::Trace`], which sends this.
+    Trace {
+        /// Where.
+        tracer: Box<Tracer>,
+        /// `None` when it begins; the tracer, when somebody else's runs.
+        reply: SyncSender<Option<Box<Tracer>>>,
+    },
+    /// Write nothing down any more.
+    Untrace {
+        /// What was written to, for the engine's thread shall not be the one that frees it.
+        reply: SyncSender<Option<Box<Tracer>>>,
     },
     /// End.
     Quit,

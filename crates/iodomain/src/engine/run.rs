@@ -17,6 +17,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::command::Command;
 use super::data::{fill, host_priority, transfer, unbounce, write_id};
 use super::table::{Bounce, Latencies, Requests, Running};
+use super::trace::{Event, Tracer};
 use super::uring::{About, Answer, Uring};
 use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
@@ -55,6 +56,8 @@ pub struct Loop {
     /// When a regulator lets the next piece go.
     held_until: Option<Nanos>,
     late: Latencies,
+    /// Somebody watches.
+    trace: Option<Box<Tracer>>,
     quit: bool,
 }
 
@@ -109,6 +112,7 @@ impl Loop {
             generation: 0,
             held_until: None,
             late: Latencies::new(),
+            trace: None,
             quit: false,
         };
         engine.ring.watch(engine.doorbell.as_raw_fd(), About::Doorbell).map_err(io("io_uring"))?;
@@ -248,7 +252,8 @@ impl Loop {
                     (room.op, room.len, room.unmap, room.status) = (op, len, unmap, status);
                     (room.offset, room.failed, room.unsupported) =
                         (disk.backing.start + offset, false, false);
-                    (room.write_through, room.mem) = (vring.write_through, Some(Arc::clone(&mem)));
+                    (room.write_through, room.given) = (vring.write_through, Nanos(0));
+                    room.mem = Some(Arc::clone(&mem));
                     let priority = rule.of(priority);
                     let request = Request { tag: slot.into(), op, len, priority, arrival: time };
                     if scheduler.submit(vm, request).is_ok() {
@@ -284,7 +289,7 @@ impl Loop {
                     if let Some(at) = self.held_until.take_if(|at| time >= *at) {
                         self.late.add(Nanos(time.0 - at.0));
                     }
-                    self.give(piece)?;
+                    self.give(time, piece)?;
                 }
                 Next::Wait(at) => {
                     self.held_until = Some(at);
@@ -299,7 +304,7 @@ impl Loop {
         }
     }
 
-    fn give(&mut self, piece: Piece) -> io::Result<()> {
+    fn give(&mut self, time: Nanos, piece: Piece) -> io::Result<()> {
         // The table has a place for every piece that the window allows.
         let Some(place) = self.free.pop() else { return Ok(()) };
         let vm = &mut self.vms[piece.vm];
@@ -309,6 +314,7 @@ impl Loop {
         let Some(taken) = vm.requests.get(piece.tag as u32) else {
             return self.back(now(), place, -libc::EIO);
         };
+        taken.goes(time, &piece);
         let Some(mem) = taken.mem.clone() else {
             return self.back(now(), place, -libc::EIO);
         };
@@ -403,7 +409,7 @@ impl Loop {
         let Some(piece) = running.piece.take() else { return Ok(()) };
         self.free.push(place);
         if result == -libc::EAGAIN || result == -libc::EINTR {
-            return self.give(piece);
+            return self.give(time, piece);
         }
         if result == -libc::EPERM && self.config.pass_priority {
             eprintln!(
@@ -411,7 +417,7 @@ impl Loop {
                 self.config.name
             );
             self.config.pass_priority = false;
-            return self.give(piece);
+            return self.give(time, piece);
         }
         let vm = &mut self.vms[piece.vm];
         let whole = if piece.op.moves_data() { result as i64 == piece.len as i64 } else { result >= 0 };
@@ -444,6 +450,9 @@ impl Loop {
             (true, false) => blk::IO_ERROR,
         };
         let len = if taken.op == Op::Read && !taken.failed { taken.len } else { 0 };
+        if let Some(trace) = &mut self.trace {
+            trace.add(Event::of(time, finished, taken, code));
+        }
         vm.requests.release(slot);
         self.answered(finished.vm, q, generation, |vring| finish(vring, head, status, code, len));
     }

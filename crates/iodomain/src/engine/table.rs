@@ -28,6 +28,10 @@ pub struct Taken {
     pub failed: bool,
     pub unsupported: bool,
     pub write_through: bool,
+    /// When its first piece went to the device; 0 before.
+    pub given: Nanos,
+    /// That piece went by its reservation's deadline.
+    pub reserved: bool,
     /// What the segments lie in: it stays mapped for as long as the kernel may write there, also when the VM is gone.
     pub mem: Option<Arc<GuestMem>>,
     pub used: bool,
@@ -48,8 +52,17 @@ impl Taken {
             failed: false,
             unsupported: false,
             write_through: false,
+            given: Nanos(0),
+            reserved: false,
             mem: None,
             used: false,
+        }
+    }
+
+    /// A piece goes to the device; the first one counts.
+    pub fn goes(&mut self, time: Nanos, piece: &Piece) {
+        if self.given == Nanos(0) {
+            (self.given, self.reserved) = (time, piece.reserved);
         }
     }
 }

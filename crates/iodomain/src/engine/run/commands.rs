@@ -36,6 +36,13 @@ impl Loop {
                 let window = self.scheduler.window();
                 let _ = reply.send(EngineStatus { vms, window, late: self.late.clone() });
             }
+            Command::Trace { tracer, reply } => {
+                let refused = if self.trace.is_some() { Some(tracer) } else { self.trace.replace(tracer) };
+                let _ = reply.send(refused);
+            }
+            Command::Untrace { reply } => {
+                let _ = reply.send(self.trace.take());
+            }
             Command::Quit => self.quit = true,
         }
         Ok(())

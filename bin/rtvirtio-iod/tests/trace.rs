@@ -1,0 +1,219 @@
+//! What the domain says of each request, while it serves.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Iod, ask, disk, read, two, write};
+use rtvirtio_ioclient::load::{Plan, Stream, run};
+use rtvirtio_ioclient::{Ask, Client, Options};
+use serde_json::Value;
+
+/// A listener.
+struct Listener {
+    stream: UnixStream,
+    lines: BufReader<UnixStream>,
+}
+
+impl Listener {
+    /// Asks for a trace; the first line says whether it runs.
+    fn ask(dir: &Path, request: &str) -> (Self, Value) {
+        let stream = UnixStream::connect(dir.join("ctl")).unwrap();
+        // A domain that says nothing fails the test instead of stopping it.
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        writeln!(&stream, "{request}").unwrap();
+        let lines = BufReader::new(stream.try_clone().unwrap());
+        let mut listener = Self { stream, lines };
+        let first = listener.line().expect("an answer");
+        (listener, first)
+    }
+
+    fn start(dir: &Path) -> Self {
+        // The one before may have left just now.
+        for _ in 0..500 {
+            let (listener, first) = Self::ask(dir, r#"{"command": "trace"}"#);
+            if first["trace"]["devices"] == 1 {
+                return listener;
+            }
+            assert!(first["error"].as_str().unwrap().contains("somebody else"), "{first}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("the one before is still served");
+    }
+
+    fn line(&mut self) -> Option<Value> {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).ok()
+    }
+
+    /// All events until the end, which is asked for here; and what the end says.
+    fn rest(mut self) -> (Vec<Value>, Value) {
+        self.stream.shutdown(Shutdown::Write).unwrap();
+        let mut events = Vec::new();
+        loop {
+            let line = self.line().expect("the end is said");
+            match line.get("end") {
+                Some(end) => return (events, end.clone()),
+                None => events.push(line),
+            }
+        }
+    }
+}
+
+#[test]
+fn every_request_is_told_as_it_was() {
+    let dir = disk(8);
+    let config = two(dir.path(), 8, "quantum = \"16KiB\"")
+        .replace("name = \"b\"\n", "name = \"b\"\nguest_priority = { ceiling = \"best-effort\" }\n");
+    let _iod = Iod::start(dir.path(), &config);
+    let options = Options { buffer: 65_536, ..Options::default() };
+    let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
+    let mut b = Client::connect(&dir.path().join("b"), options).unwrap();
+    // Nobody listens yet.
+    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    let listener = Listener::start(dir.path());
+    let data = vec![7; 65_536];
+    let flush = Ask { kind: 4, priority: 0, sector: 0, len: 0 };
+    assert_eq!(ask(&mut a, &write(8, 65_536), Some(&data)).0, 0);
+    assert_eq!(ask(&mut a, &flush, None).0, 0);
+    // The guest says real-time 2 and idle 7; the rule of this VM ends at best effort.
+    assert_eq!(ask(&mut b, &Ask { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
+    assert_eq!(ask(&mut b, &Ask { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
+    let (events, end) = listener.rest();
+    let told: Vec<_> = events
+        .iter()
+        .map(|e| {
+            let text = |key: &str| e[key].as_str().unwrap().to_owned();
+            (text("vm"), text("op"), e["len"].as_u64().unwrap(), text("class"), e["level"].as_u64().unwrap())
+        })
+        .collect();
+    let event =
+        |vm: &str, op: &str, len, class: &str, level| (vm.into(), op.into(), len, class.into(), level);
+    assert_eq!(
+        told,
+        [
+            event("a", "write", 65_536, "best-effort", 4),
+            event("a", "flush", 0, "best-effort", 4),
+            event("b", "read", 4_096, "best-effort", 2),
+            event("b", "read", 512, "idle", 7),
+        ]
+    );
+    assert_eq!(end, serde_json::json!({ "events": 4, "dropped": 0 }));
+    let mut before = 0;
+    for e in &events {
+        let ns = |key: &str| e[key].as_u64().unwrap();
+        assert!(ns("device_ns") > 0 && ns("total_ns") == ns("wait_ns") + ns("device_ns"), "{e}");
+        // One after the other: each was taken after the one before had been answered.
+        assert!(ns("at_ns") >= before, "{e}");
+        before = ns("at_ns") + ns("total_ns");
+        assert_eq!((&e["status"], &e["device"], &e["reserved"]), (&0.into(), &"d".into(), &false.into()));
+    }
+    // Who was served before the end is told no more.
+    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(Listener::start(dir.path()).rest().0.len(), 0);
+}
+
+/// The time that a cap holds a request is waiting, not the device's; and an error is told.
+#[test]
+fn waiting_is_told_from_the_device() {
+    let dir = disk(8);
+    let config = two(dir.path(), 8, "")
+        .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"200/s\" }\n");
+    let _iod = Iod::start(dir.path(), &config);
+    let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    let listener = Listener::start(dir.path());
+    // The second time all is used again that the first had.
+    for _ in 0..2 {
+        for i in 0..20 {
+            a.queues[0].push(&read(i * 8, 4_096)).unwrap();
+        }
+        a.queues[0].notify().unwrap();
+        for _ in 0..20 {
+            assert_eq!(common::answer(&mut a.queues[0]).expect("an answer").status, 0);
+        }
+    }
+    // Beyond the end of the file, which was cut meanwhile.
+    let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(ask(&mut a, &read(4_096, 4_096), None).0, 1);
+    let (events, end) = listener.rest();
+    assert_eq!((events.len(), &end["dropped"]), (41, &0.into()));
+    for events in [&events[..20], &events[20..40]] {
+        let waits: Vec<u64> = events.iter().map(|e| e["wait_ns"].as_u64().unwrap()).collect();
+        // 20 at 200/s: the last one waits 95 ms at least, less what may go at once. A slow machine makes it more, never less.
+        assert!(waits[19] > 80_000_000, "{waits:?}");
+    }
+    assert_eq!(events[40]["status"], 1);
+}
+
+/// A listener who does not read loses events, and only that: each is told or counted.
+#[test]
+fn a_listener_who_sleeps_stops_nobody() {
+    let dir = disk(8);
+    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
+    let flood = Stream {
+        name: "flood".into(),
+        client: 0,
+        queue: 0,
+        rate: None,
+        depth: 64,
+        block: 512,
+        writes: 0.0,
+        priority: 0,
+        span: 2 << 20,
+    };
+    let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_secs(1), seed: 1, spin: false };
+    // Once nothing is under way.
+    let answered = || loop {
+        let status: Value = serde_json::from_str(&iod.status()).unwrap();
+        if status["vms"][0]["outstanding"] == 0 {
+            return status["vms"][0]["read"]["requests"].as_u64().unwrap();
+        }
+    };
+    // More than the ring and the socket hold.
+    let mut flood = || {
+        let before = answered();
+        for _ in 0..200 {
+            assert_eq!(run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap()[0].errors, 0);
+            if answered() > before + 60_000 {
+                return;
+            }
+        }
+        panic!("{} requests in 200 s", answered() - before);
+    };
+    // One who leaves with his mouth full.
+    let listener = Listener::start(dir.path());
+    flood();
+    drop(listener);
+    let listener = Listener::start(dir.path());
+    let before = answered();
+    flood();
+    // Others are told that they cannot listen now, and all the same what they ask.
+    let (_, refused) = Listener::ask(dir.path(), r#"{"command": "trace"}"#);
+    assert!(refused["error"].as_str().unwrap().contains("somebody else"), "{refused}");
+    let all = answered() - before;
+    let (events, end) = listener.rest();
+    let (told, dropped) = (end["events"].as_u64().unwrap(), end["dropped"].as_u64().unwrap());
+    assert_eq!(events.len() as u64, told);
+    assert_eq!(told + dropped, all);
+    assert!(told >= 8_192 && dropped > 0, "{told} and {dropped}");
+}
+
+/// It ends by itself when it was asked to, and when the listener is gone without a word.
+#[test]
+fn it_ends() {
+    let dir = disk(8);
+    let _iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let (mut listener, first) = Listener::ask(dir.path(), r#"{"command": "trace", "for_ms": 50}"#);
+    assert_eq!(first["trace"]["devices"], 1, "{first}");
+    assert_eq!(listener.line().unwrap()["end"]["events"], 0);
+    assert_eq!(listener.line(), None);
+    drop(Listener::start(dir.path()));
+    drop(Listener::start(dir.path()));
+}
