@@ -77,6 +77,8 @@ pub const SCHEMES: [Scheme; 6] = [
 pub struct Tuning {
     /// Largest piece.
     pub quantum: Bytes,
+    /// Largest piece of urgent requests.
+    pub urgent_quantum: Bytes,
     /// Pieces at the device.
     pub window: u32,
     /// Cost of a read: before the first byte, and for each MiB.
@@ -129,7 +131,11 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
         match (vm, treatment) {
             (0, Treatment::Reserve) => s += &format!("reserve = {promise}\n"),
             (0, Treatment::Urgent) => {
-                s += &format!("guest_priority = {{ ceiling = \"real-time\" }}\nurgent = {promise}\n");
+                let _ = write!(
+                    s,
+                    "guest_priority = {{ ceiling = \"real-time\" }}\nurgent = {promise}\nurgent_quantum = \"{}B\"\n",
+                    tuning.urgent_quantum.0
+                );
             }
             _ => {}
         }
@@ -304,6 +310,7 @@ mod tests {
     fn the_configurations_are_such() {
         let tuning = Tuning {
             quantum: Bytes::from_kib(16),
+            urgent_quantum: Bytes::from_kib(128),
             window: 1,
             read: (Nanos(600_000), Nanos(59 * MS)),
             write: (Nanos(2 * MS), Nanos(157 * MS)),

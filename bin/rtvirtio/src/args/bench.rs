@@ -55,7 +55,7 @@ Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is 
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio bench iod-crash                       50 times `kill -9`, about five minutes under TCG
-  sudo rtvirtio bench iod-crash --kills 5 --seed 7
+  sudo rtvirtio bench iod-crash file:/var/tmp/disk --kills 5 --seed 7
   rtvirtio bench iod-crash --report-only --json | jq .claims
 
 A guest writes with fio and verifies what it wrote while the domain that serves its disk is killed at random moments and
@@ -111,15 +111,15 @@ pub struct BenchIodArgs {
 /// `bench iod-crash`.
 #[derive(Args, Debug)]
 pub struct BenchIodCrashArgs {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed again
+    #[arg(value_name = "twin:NAME", default_value = "twin:emmc")]
+    pub device: String,
     /// How often the domain is killed
     #[arg(long, value_name = "N", default_value_t = 50)]
     pub kills: usize,
     /// Decides the moments
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Directory of the disk's file, on a file system that does direct I/O; removed again
-    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
-    pub scratch: PathBuf,
     /// Directory of the result
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,
@@ -143,6 +143,9 @@ pub struct BenchIodStartupArgs {
     /// A directory of this host that the application needs beside its libraries
     #[arg(long = "with", value_name = "DIR")]
     pub with: Vec<PathBuf>,
+    /// Only these ways to run, such as idle,urgent
+    #[arg(long, value_delimiter = ',', value_name = "SCHEMES")]
+    pub schemes: Vec<String>,
     /// Start-ups of each kind
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub repeat: usize,
@@ -152,6 +155,9 @@ pub struct BenchIodStartupArgs {
     /// Largest piece of a request under the domain's reservations
     #[arg(long, value_name = "BYTES", default_value = "16KiB")]
     pub quantum: Bytes,
+    /// The same for requests that go by the reservation for what the guest calls real-time
+    #[arg(long, value_name = "BYTES", default_value = "128KiB")]
+    pub urgent_quantum: Bytes,
     /// Pieces at the device under the domain's reservations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub window: u32,

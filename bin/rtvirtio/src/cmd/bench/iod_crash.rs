@@ -4,16 +4,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rtvirtio_bench::crash::{
     CrashData, Kill, QUEUES, REGION, REGIONS, Round, claims, config, fio, outcome, socket,
 };
 use rtvirtio_lab::qemu::QemuGuest;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_report::{BenchSection, BenchTable};
+use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
 
 use super::backend::Backend;
+use super::bed::Bed;
 use super::found::Found;
 use super::{guest, page};
 use crate::args::{BenchIodCrashArgs, Global};
@@ -84,12 +86,13 @@ fn section(data: &CrashData) -> BenchSection {
 }
 
 fn measure(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<CrashData> {
-    let dir = tempfile::Builder::new()
-        .prefix("rtvirtio-crash-")
-        .tempdir_in(&args.scratch)
-        .with_context(|| format!("cannot make a directory in {}", args.scratch.display()))?;
-    let disk = dir.path().join("disk");
-    std::fs::File::create(&disk).and_then(|f| f.set_len(REGIONS * REGION)).context("the disk's file")?;
+    let dir = tempfile::Builder::new().prefix("rtvirtio-crash-").tempdir()?;
+    // Slow enough that requests are under way at any moment.
+    let bed = Bed::made(&args.device, 1, LabKind::Process, global, ui)?;
+    let (disk, size) = bed.plain()?;
+    if size < REGIONS * REGION {
+        bail!("the device has {size} bytes; {} are needed", REGIONS * REGION);
+    }
     let mut killer = Killer::start(dir.path(), config(&disk, dir.path()), args)?;
     let (mut vm, facts) = guest::boot(&socket(dir.path()), QUEUES, &dir.path().join("run"), global, ui)?;
     killer.begin();
@@ -110,13 +113,20 @@ fn measure(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result
     }
     let log = guest::say(&mut vm, &["dmesg"])?;
     vm.stop()?;
+    let kills = std::mem::take(&mut killer.kills);
+    drop(killer);
+    let device = bed.facts().device;
+    bed.remove()?;
     Ok(CrashData {
         schema: CrashData::SCHEMA.to_owned(),
-        host: HostFacts { device: "file on a disk of this machine, direct I/O".to_owned(), ..facts },
-        command: format!("rtvirtio bench iod-crash --kills {} --seed {}", args.kills, args.seed),
+        host: HostFacts { device, ..facts },
+        command: format!(
+            "rtvirtio bench iod-crash {} --kills {} --seed {}",
+            args.device, args.kills, args.seed
+        ),
         generated: generated(),
         seed: args.seed,
-        kills: killer.kills,
+        kills,
         rounds,
         kernel_errors: log.lines().filter(|l| l.contains("I/O error")).count() as u64,
     })

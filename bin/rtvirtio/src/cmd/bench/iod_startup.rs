@@ -109,6 +109,7 @@ fn measure(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         bail!("{}: start-ups are measured on an emulated device, `twin:NAME`", args.device);
     };
     let tuning = tuning(&TwinProfile::load(twin)?, args);
+    let schemes = chosen(&args.schemes)?;
     let Some((program, rest)) = args.app.split_first() else { bail!("no application given") };
     let dir = tempfile::Builder::new().prefix("rtvirtio-startup-").tempdir()?;
     let app = AppDisk::make(dir.path(), program, &args.with)?;
@@ -130,15 +131,14 @@ fn measure(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     let mut argv = vec![app.program.display().to_string()];
     argv.extend(rest.iter().cloned());
     let mut starts = Vec::new();
-    let mut bar = ui.bar(&format!("start-ups of {program}"), (args.repeat * SCHEMES.len()) as u64);
+    let mut bar = ui.bar(&format!("start-ups of {program}"), (args.repeat * schemes.len()) as u64);
     for round in 0..args.repeat {
         // In an order of chance, so that a host that becomes slower hits all alike.
-        let mut order: Vec<usize> = (0..SCHEMES.len()).collect();
+        let mut order = schemes.clone();
         Random::new(round as u64 + 1).shuffle(&mut order);
-        for i in order {
+        for scheme in order {
             bar.set(starts.len() as u64);
             ui.check_cancelled()?;
-            let scheme = &SCHEMES[i];
             domain.run(scheme)?;
             guest::attach(&domain.control(), ui)?;
             let start = one(&mut vm, scheme, &domain, &argv, args.limit, ui)?;
@@ -154,8 +154,8 @@ fn measure(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         schema: StartupData::SCHEMA.to_owned(),
         host: HostFacts { device, ..facts },
         command: format!(
-            "rtvirtio bench iod-startup {} --repeat {} --quantum {} --window {}",
-            args.device, args.repeat, args.quantum, args.window
+            "rtvirtio bench iod-startup {} --repeat {} --quantum {} --urgent-quantum {} --window {}",
+            args.device, args.repeat, args.quantum, args.urgent_quantum, args.window
         ),
         generated: generated(),
         app: args.app.clone(),
@@ -163,6 +163,15 @@ fn measure(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         limit: args.limit.as_secs_f64(),
         starts,
     })
+}
+
+/// The schemes of these names; all when none is named.
+fn chosen(names: &[String]) -> anyhow::Result<Vec<&'static Scheme>> {
+    if let Some(unknown) = names.iter().find(|n| !SCHEMES.iter().any(|s| s.name == *n)) {
+        let known = SCHEMES.map(|s| s.name).join(", ");
+        bail!("no scheme \"{unknown}\"; there are {known}");
+    }
+    Ok(SCHEMES.iter().filter(|s| names.is_empty() || names.iter().any(|n| n == s.name)).collect())
 }
 
 /// What the device needs for requests, and the settings asked for.
@@ -173,6 +182,7 @@ fn tuning(twin: &TwinProfile, args: &BenchIodStartupArgs) -> Tuning {
     };
     Tuning {
         quantum: args.quantum,
+        urgent_quantum: args.urgent_quantum,
         window: args.window,
         read: line(Access::Read),
         write: line(Access::Write),
