@@ -66,7 +66,10 @@ const fn scheme(name: &'static str, what: &'static str, treatment: Treatment, lo
 pub const SCHEMES: [Scheme; 6] = [
     scheme("idle", "no load, first come first served", Treatment::HandOn, false),
     scheme("idle_urgent", "no load, as under load with guest priority", Treatment::Urgent, false),
-    Scheme { cold: false, ..scheme("warm", "no load, all in the guest's page cache", Treatment::HandOn, false) },
+    Scheme {
+        cold: false,
+        ..scheme("warm", "no load, all in the guest's page cache", Treatment::HandOn, false)
+    },
     scheme("fifo", "load, first come first served", Treatment::HandOn, true),
     scheme("reserve", "load, a reservation for the VM without guest priority", Treatment::Reserve, true),
     scheme("urgent", "load, a reservation for what the guest calls real-time", Treatment::Urgent, true),
@@ -75,7 +78,7 @@ pub const SCHEMES: [Scheme; 6] = [
 /// Settings of the domain that the device decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Largest piece.
+    /// Largest piece of requests that are not urgent, where the guest's word is read.
     pub quantum: Bytes,
     /// Largest piece of urgent requests.
     pub urgent_quantum: Bytes,
@@ -112,10 +115,11 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
     s += &match treatment {
         // What is asked is handed on whole and at once.
         Treatment::HandOn => "policy = \"fifo\"\nwindow = 64\nquantum = \"1MiB\"\n".to_owned(),
-        _ => format!(
-            "policy = \"edf\"\nwindow = {}\nquantum = \"{}B\"\n",
-            tuning.window, tuning.quantum.0
-        ),
+        // The default quantum: nothing is gained by smaller pieces where all of the VM goes by one reservation.
+        Treatment::Reserve => format!("policy = \"edf\"\nwindow = {}\n", tuning.window),
+        Treatment::Urgent => {
+            format!("policy = \"edf\"\nwindow = {}\nquantum = \"{}B\"\n", tuning.window, tuning.quantum.0)
+        }
     };
     for vm in 0..2 {
         let _ = write!(
@@ -288,7 +292,13 @@ pub fn claims(data: &StartupData) -> Vec<Claim> {
     ];
     for s in &SCHEMES {
         let what = format!("start-up: {}", s.what);
-        claims.push(Claim::new(format!("iod.startup.seconds.{}", s.name), what, data.seconds(s.name), "s", n(s.name)));
+        claims.push(Claim::new(
+            format!("iod.startup.seconds.{}", s.name),
+            what,
+            data.seconds(s.name),
+            "s",
+            n(s.name),
+        ));
     }
     claims.push(Claim::new(
         "iod.startup.flood_kept",
@@ -324,8 +334,10 @@ mod tests {
         let plain = parse(Treatment::HandOn);
         assert_eq!((plain.window.most, plain.quantum, plain.vms[0].priority.read), (64, 1 << 20, false));
         let reserve = parse(Treatment::Reserve);
+        assert_eq!((reserve.quantum, reserve.vms[0].urgent_quantum), (64 << 10, None));
         assert!(reserve.vms[0].normal.is_some() && !reserve.vms[0].priority.read);
         let urgent = parse(Treatment::Urgent);
+        assert_eq!((urgent.quantum, urgent.vms[0].urgent_quantum), (16 << 10, Some(128 << 10)));
         assert!(urgent.vms[0].urgent.is_some() && urgent.vms[0].priority.read);
         assert!(!urgent.vms[1].priority.read, "nobody asked the other VM");
         assert_eq!(urgent.vms[0].urgent, reserve.vms[0].normal, "the same promise");

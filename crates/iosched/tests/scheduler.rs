@@ -1,9 +1,8 @@
 //! The scheduler by itself, step by step.
 
 use rtvirtio_iosched::{
-    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request, Reservation, Scheduler,
-    Tspec, VmConfig,
-    WindowConfig,
+    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request, Reservation,
+    Scheduler, Tspec, VmConfig, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -119,8 +118,13 @@ fn urgent_requests_may_go_in_larger_pieces() {
     // 62 us and 250 us for 256 KiB: enough for one piece of it, or just not.
     for (burst, lens) in [(312_000, vec![256 << 10, 64 << 10]), (311_999, vec![64 << 10; 5])] {
         let vms = vec![urgent(burst), VmConfig::default()];
-        let config =
-            Config { cost: COST, window: WindowConfig::fixed(1), quantum: 64 << 10, vms, ..Config::default() };
+        let config = Config {
+            cost: COST,
+            window: WindowConfig::fixed(1),
+            quantum: 64 << 10,
+            vms,
+            ..Config::default()
+        };
         let mut s = Scheduler::new(&config).unwrap();
         s.submit(0, Request { priority: Priority::URGENT, ..request(1, Op::Read, 320 << 10, Nanos(0)) })
             .unwrap();

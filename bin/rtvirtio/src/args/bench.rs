@@ -152,10 +152,10 @@ pub struct BenchIodStartupArgs {
     /// A start-up that takes longer has failed
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub limit: Nanos,
-    /// Largest piece of a request under the domain's reservations
+    /// Largest piece of requests that are not urgent, where the guest's priority is read
     #[arg(long, value_name = "BYTES", default_value = "16KiB")]
     pub quantum: Bytes,
-    /// The same for requests that go by the reservation for what the guest calls real-time
+    /// The same for requests that are: those that the guest calls real-time, as long as they keep to their reservation
     #[arg(long, value_name = "BYTES", default_value = "128KiB")]
     pub urgent_quantum: Bytes,
     /// Pieces at the device under the domain's reservations

@@ -67,9 +67,10 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
 }
 
 fn section(data: &CrashData) -> BenchSection {
-    let head = ["round", "region", "seed", "written", "read", "flushes", "lost", "corrupt", "errors", "longest ms"]
-        .map(str::to_owned)
-        .to_vec();
+    let head =
+        ["round", "region", "seed", "written", "read", "flushes", "lost", "corrupt", "errors", "longest ms"]
+            .map(str::to_owned)
+            .to_vec();
     let rows = data.rounds.iter().enumerate().map(|(i, r)| {
         let name = if r.again { format!("{} (again)", i + 1) } else { (i + 1).to_string() };
         let numbers = [r.region, r.seed, r.written, r.read, r.flushes, r.lost, r.corrupt, r.io_errors];

@@ -263,7 +263,10 @@ fn one(
         read_script(&said).with_context(|| format!("the guest said {said:?} when asked to start {app:?}"))?;
     if status != 0 && status != TIMED_OUT {
         let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        bail!("{} ended with {status} in the guest: {why}; does it need a directory? Name it `--with DIR`", app[0]);
+        bail!(
+            "{} ended with {status} in the guest: {why}; does it need a directory? Name it `--with DIR`",
+            app[0]
+        );
     }
     Ok(Start {
         scheme: scheme.name.to_owned(),
