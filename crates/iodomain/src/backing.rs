@@ -282,6 +282,18 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_goes_is_waited_for() {
+        let (_dir, config) = file(1 << 20);
+        let first = Backing::open(&config).unwrap();
+        let dying = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(first);
+        });
+        assert!(Backing::open(&config).is_ok());
+        dying.join().unwrap();
+    }
+
+    #[test]
     fn two_writers_are_refused_unless_they_are_meant() {
         let (_dir, config) = file(1 << 20);
         let first = Backing::open(&config).unwrap();
