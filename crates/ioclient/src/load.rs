@@ -1,6 +1,7 @@
 //! Load on backends: requests at their intended times, or so many always; latencies from the intended start.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
@@ -108,6 +109,19 @@ pub struct Plan {
 /// # Errors
 /// When a queue cannot be told, or waiting fails.
 pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<Got>> {
+    run_until(clients, streams, plan, &AtomicBool::new(false))
+}
+
+/// The same; ends when `stop` is set and a backend answers, at the latest at the end of the plan.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_until(
+    clients: &mut [Client],
+    streams: &[Stream],
+    plan: &Plan,
+    stop: &AtomicBool,
+) -> std::io::Result<Vec<Got>> {
     let mut running: Vec<Running> =
         streams.iter().enumerate().map(|(i, s)| Running::new(s, plan.seed.wrapping_add(i as u64))).collect();
     let mut slots: Vec<Vec<Slots>> = clients
@@ -117,11 +131,11 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
     let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let begin = Instant::now();
     let base = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
-    let (from, end) = (plan.warm_up.as_nanos() as u64, (plan.warm_up + plan.length).as_nanos() as u64);
-    loop {
+    let (from, latest) = (plan.warm_up.as_nanos() as u64, (plan.warm_up + plan.length).as_nanos() as u64);
+    let end = loop {
         let now = begin.elapsed().as_nanos() as u64;
-        if now >= end {
-            break;
+        if now >= latest || stop.load(Ordering::Relaxed) {
+            break now.min(latest);
         }
         for (c, client) in clients.iter_mut().enumerate() {
             for (q, queue) in client.queues.iter_mut().enumerate() {
@@ -133,7 +147,7 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
                 }
             }
         }
-        let mut next = end;
+        let mut next = latest;
         for (i, r) in running.iter_mut().enumerate() {
             let client = &mut clients[r.stream.client];
             let queue = &mut client.queues[r.stream.queue];
@@ -157,8 +171,8 @@ pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::
         if !plan.spin {
             sleep(clients, begin, next)?;
         }
-    }
-    let seconds = plan.length.as_secs_f64();
+    };
+    let seconds = end.saturating_sub(from).max(1) as f64 / 1e9;
     // Who was not answered by the end has waited at least until then.
     for (stream, intended) in slots.into_iter().flatten().flatten().flatten() {
         running[stream].waits(end, intended, from, base);

@@ -197,6 +197,9 @@ pub struct Disk {
     pub reserve: Option<ReserveText>,
     /// What its real-time requests are promised.
     pub urgent: Option<ReserveText>,
+    /// Largest piece of those that go by that promise; the device's quantum when not said.
+    #[serde(default, deserialize_with = "maybe")]
+    pub urgent_quantum: Option<Bytes>,
     /// Limit for reads.
     #[serde(default)]
     pub read_cap: CapText,
@@ -246,7 +249,7 @@ pub struct CapText {
     /// Bytes per second.
     #[serde(default, deserialize_with = "maybe")]
     pub bytes: Option<BytesPerSec>,
-    /// Bytes at once; a quantum when not said.
+    /// Bytes at once; the largest piece when not said.
     #[serde(default, deserialize_with = "maybe")]
     pub bytes_burst: Option<Bytes>,
     /// Share of the device's time.
@@ -401,25 +404,29 @@ fn once(
 impl Device {
     /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
     fn flows(&self, sched: &Config) -> Vec<Flow> {
-        let piece = sched.cost.dearest(sched.quantum) as f64;
+        let piece = |quantum: u64| sched.cost.dearest(quantum) as f64;
         let mut flows = Vec::new();
         for (vm, config) in sched.vms.iter().enumerate() {
             let free = Flow {
                 vm,
                 rate: 0.0,
                 burst: 0.0,
-                piece,
+                piece: piece(sched.quantum),
                 outstanding: None,
                 deadline: None,
                 weight: config.weight,
             };
             flows.push(free);
-            flows.extend([config.urgent, config.normal].into_iter().flatten().map(|r| Flow {
-                rate: r.rate as f64 / 1e9,
-                burst: r.burst as f64,
-                deadline: Some(r.deadline),
-                ..free
-            }));
+            let promised = [(config.urgent, sched.largest(config)), (config.normal, sched.quantum)];
+            flows.extend(promised.into_iter().filter_map(|(r, quantum)| r.map(|r| (r, quantum))).map(
+                |(r, quantum)| Flow {
+                    rate: r.rate as f64 / 1e9,
+                    burst: r.burst as f64,
+                    deadline: Some(r.deadline),
+                    piece: piece(quantum),
+                    ..free
+                },
+            ));
         }
         flows
     }
@@ -491,14 +498,16 @@ impl Disk {
             default: Priority { class: p.default, level: 4 },
             ceiling: p.ceiling,
         });
+        let largest = self.urgent_quantum.map_or(0, |b| b.0).max(config.quantum);
         VmConfig {
             depth: self.depth,
             weight: self.weight,
             caps: [
-                self.read_cap.cap(config, rtvirtio_iosched::Direction::Read),
-                self.write_cap.cap(config, rtvirtio_iosched::Direction::Write),
+                self.read_cap.cap(config, rtvirtio_iosched::Direction::Read, largest),
+                self.write_cap.cap(config, rtvirtio_iosched::Direction::Write, largest),
             ],
             urgent: self.urgent.map(ReserveText::reservation),
+            urgent_quantum: self.urgent_quantum.map(|b| b.0),
             normal: self.reserve.map(ReserveText::reservation),
             priority: rule,
             promised: [0; 2],
@@ -517,16 +526,16 @@ fn whole(v: f64) -> u64 {
 }
 
 impl CapText {
-    fn cap(&self, config: &Config, direction: rtvirtio_iosched::Direction) -> Cap {
+    fn cap(&self, config: &Config, direction: rtvirtio_iosched::Direction, largest: u64) -> Cap {
         let tspec = |rate: f64, burst: u64| Tspec {
             rate: whole(rate).max(1),
             burst,
             peak: self.peak.map(|times| whole(rate * times.max(1.0)).max(1)),
         };
-        let dearest = config.cost.most(direction, config.quantum);
+        let dearest = config.cost.most(direction, largest);
         Cap {
             requests: self.requests.map(|r| tspec(r.0, self.requests_burst.unwrap_or(1))),
-            bytes: self.bytes.map(|r| tspec(r.0, self.bytes_burst.map_or(config.quantum, |b| b.0))),
+            bytes: self.bytes.map(|r| tspec(r.0, self.bytes_burst.map_or(largest, |b| b.0))),
             time: self.share.map(|r| tspec(r.0 * 1e9, self.share_burst.map_or(dearest, |b| b.0))),
         }
     }
@@ -585,6 +594,19 @@ write_cap = { bytes = "20MB/s", requests = "500/s", peak = 4 }
         let late = of("deadline = \"2ms\"", "deadline = \"300us\"");
         assert!(late.contains("disk \"plc\"") && late.contains("cannot be promised 300us"), "{late}");
         assert!(of("\"15%\"", "\"115%\"").contains("are reserved"));
+        // A larger piece of the urgent blocks others longer, and is not smaller than the device's.
+        let urgent = |quantum: &str| {
+            let more = format!(
+                "guest_priority = {{ ceiling = \"real-time\" }}\nurgent_quantum = \"{quantum}\"\n\
+                 urgent = {{ share = \"1%\", burst = \"2ms\", deadline = \"90ms\" }}"
+            );
+            TEXT.replace("guest_priority = { ceiling = \"real-time\" }", &more)
+        };
+        let parse = |text: &str| File::parse(Path::new("iod.toml"), text).map_err(|e| e.to_string());
+        let file = parse(&urgent("128KiB")).unwrap();
+        assert_eq!(file.devices[0].sched().vms[0].urgent_quantum, Some(128 << 10));
+        assert!(parse(&urgent("2MiB")).unwrap_err().contains("cannot be promised 2ms"));
+        assert!(parse(&urgent("32KiB")).unwrap_err().contains("urgent quantum"));
         assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
         assert!(of("logger.sock", "plc.sock").contains("twice"));
         let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");

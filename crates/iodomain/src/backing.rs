@@ -5,8 +5,12 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::blk::{Limits, SECTOR};
+
+/// How long a file may still be locked by a domain that is gone: the longest time that its last requests take.
+const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// How to open it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -218,10 +222,21 @@ pub(crate) fn lock_file(path: &Path, read_only: bool) -> Result<File, BackingErr
 }
 
 /// `flock`: other I/O domains see it, and it goes with the file. QEMU's own locks are of another kind and do not see it, nor it them.
+///
+/// The lock of a domain that was killed stays until the kernel has ended what it had in its io_uring, which is after the process is gone. That is waited for: a write of the dead one that
+/// landed after ours would undo it.
 fn lock(file: &File, read_only: bool) -> io::Result<()> {
     use rustix::fs::FlockOperation::{NonBlockingLockExclusive, NonBlockingLockShared};
     let how = if read_only { NonBlockingLockShared } else { NonBlockingLockExclusive };
-    rustix::fs::flock(file.as_fd(), how).map_err(Into::into)
+    let begin = Instant::now();
+    loop {
+        match rustix::fs::flock(file.as_fd(), how) {
+            Err(rustix::io::Errno::WOULDBLOCK) if begin.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            other => return other.map_err(Into::into),
+        }
+    }
 }
 
 fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
@@ -277,6 +292,18 @@ mod tests {
         assert!(Backing::open(&missing).unwrap_err().to_string().contains("/nowhere/disk"));
         let dir = BackingConfig { path: "/".into(), read_only: true, ..missing };
         assert!(Backing::open(&dir).is_err());
+    }
+
+    #[test]
+    fn a_lock_that_goes_is_waited_for() {
+        let (_dir, config) = file(1 << 20);
+        let first = Backing::open(&config).unwrap();
+        let dying = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(first);
+        });
+        assert!(Backing::open(&config).is_ok());
+        dying.join().unwrap();
     }
 
     #[test]

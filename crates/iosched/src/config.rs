@@ -9,6 +9,9 @@ use crate::priority::PriorityRule;
 use crate::request::Direction;
 use crate::window::WindowConfig;
 
+/// Largest quantum, in bytes.
+const MAX_QUANTUM: u64 = 16 << 20;
+
 /// How the next VM is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -50,6 +53,9 @@ pub struct VmConfig {
     pub caps: [Cap; 2],
     /// Promised to its real-time requests.
     pub urgent: Option<Reservation>,
+    /// Largest piece of its real-time requests that go by their reservation, from the device's quantum to 16 MiB; the device's quantum when `None`. Cutting keeps a request from blocking
+    /// others for long; of these there is nobody before whom they should step back, and each piece costs the device's time before its first byte again.
+    pub urgent_quantum: Option<u64>,
     /// Promised to all others but the idle ones.
     pub normal: Option<Reservation>,
     /// What its word about priorities counts.
@@ -65,6 +71,7 @@ impl Default for VmConfig {
             weight: 100,
             caps: [Cap::default(); 2],
             urgent: None,
+            urgent_quantum: None,
             normal: None,
             priority: PriorityRule::default(),
             promised: [0; 2],
@@ -154,7 +161,7 @@ impl Config {
     /// # Errors
     /// The first number out of range or burst that is too small, with its place.
     pub fn check(&self) -> Result<(), ConfigError> {
-        range("quantum", self.quantum, 4 << 10, 16 << 20)?;
+        range("quantum", self.quantum, 4 << 10, MAX_QUANTUM)?;
         if self.quantum % 4_096 != 0 {
             return Err(ConfigError::Multiple { quantum: self.quantum });
         }
@@ -172,6 +179,12 @@ impl Config {
         Ok(())
     }
 
+    /// Largest piece of a VM's requests.
+    #[must_use]
+    pub fn largest(&self, vm: &VmConfig) -> u64 {
+        vm.urgent_quantum.unwrap_or(0).max(self.quantum)
+    }
+
     /// Whether one VM's part can be used.
     ///
     /// # Errors
@@ -179,11 +192,18 @@ impl Config {
     pub fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
         range(format!("VM {i}: depth"), vm.depth.into(), 1, 65_536)?;
         range(format!("VM {i}: weight"), vm.weight.into(), 1, 1_000)?;
+        if let Some(quantum) = vm.urgent_quantum {
+            range(format!("VM {i}: urgent quantum"), quantum, self.quantum, MAX_QUANTUM)?;
+            if quantum % 4_096 != 0 {
+                return Err(ConfigError::Multiple { quantum });
+            }
+        }
+        let largest = self.largest(vm);
         for direction in Direction::ALL {
             let cap = &vm.caps[direction.index()];
-            let most = self.cost.most(direction, self.quantum);
+            let most = self.cost.most(direction, largest);
             for (what, spec, piece) in
-                [("requests", cap.requests, 1), ("bytes", cap.bytes, self.quantum), ("time", cap.time, most)]
+                [("requests", cap.requests, 1), ("bytes", cap.bytes, largest), ("time", cap.time, most)]
             {
                 if let Some(spec) = spec {
                     check_tspec(&format!("VM {i}: {direction:?} {what}"), &spec, piece)?;

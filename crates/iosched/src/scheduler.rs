@@ -83,6 +83,8 @@ struct Vm {
     caps: [Regulator; 2],
     /// Real-time and best-effort requests.
     flows: [Option<Flow>; 2],
+    /// Largest pieces of requests that go by these.
+    quanta: [u64; 2],
     meters: [Meter; 2],
     outstanding: [u32; 2],
     counters: VmCounters,
@@ -114,19 +116,19 @@ struct Cutter {
 }
 
 impl Cutter {
-    fn cut(&self, head: Head) -> Candidate {
-        let quantum = if head.op == Op::Discard { self.discard_quantum } else { self.quantum };
+    fn cut(&self, head: Head, quantum: u64) -> Candidate {
+        let quantum = if head.op == Op::Discard { self.discard_quantum } else { quantum };
         let len = head.rest.min(quantum);
         let charge = Charge::of(head.op, len, head.given == 0, self.cost.of(head.op, len));
         Candidate { head, len, charge }
     }
 
-    fn most(&self, direction: Direction) -> Charge {
-        Charge { requests: 1, bytes: self.quantum, time: self.cost.most(direction, self.quantum) }
+    fn most(&self, direction: Direction, quantum: u64) -> Charge {
+        Charge { requests: 1, bytes: quantum, time: self.cost.most(direction, quantum) }
     }
 
     fn most_time(&self) -> u64 {
-        Direction::ALL.iter().map(|d| self.most(*d).time).max().unwrap_or(1)
+        Direction::ALL.iter().map(|d| self.most(*d, self.quantum).time).max().unwrap_or(1)
     }
 }
 
@@ -202,7 +204,8 @@ impl Scheduler {
             let fresh = Vm::new(&VmConfig { depth: 1, ..config.vms[vm].clone() }, &self.cutter);
             let [reads, writes] = fresh.caps;
             old.caps = [reads.with_hits(hits[0]), writes.with_hits(hits[1])];
-            (old.rule, old.weight, old.flows) = (fresh.rule, fresh.weight, fresh.flows);
+            (old.rule, old.weight) = (fresh.rule, fresh.weight);
+            (old.flows, old.quanta) = (fresh.flows, fresh.quanta);
         }
         let weights: Vec<u32> = self.vms.iter().map(|v| v.weight).collect();
         if config.policy == self.policy {
@@ -275,7 +278,8 @@ impl Scheduler {
                 if vm.flows[f].is_none() || vm.queue.filled() & mask == 0 {
                     continue;
                 }
-                let Some(c) = vm.pick(mask, Order::Priority, now, &self.cutter, wake) else { continue };
+                let how = (Order::Priority, vm.quanta[f]);
+                let Some(c) = vm.pick(mask, how, now, &self.cutter, wake) else { continue };
                 let Some(flow) = &vm.flows[f] else { continue };
                 let from = flow.bucket.ready_at(c.head.arrival, c.charge.time);
                 if from > now {
@@ -299,7 +303,8 @@ impl Scheduler {
     fn oldest(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
         let mut best: Option<(usize, Candidate)> = None;
         for (i, vm) in self.vms.iter_mut().enumerate() {
-            let Some(c) = vm.pick(Mask::MAX, Order::Age, now, &self.cutter, wake) else { continue };
+            let how = (Order::Age, self.cutter.quantum);
+            let Some(c) = vm.pick(Mask::MAX, how, now, &self.cutter, wake) else { continue };
             if best.as_ref().is_none_or(|(_, b)| c.head.arrival < b.head.arrival) {
                 best = Some((i, c));
             }
@@ -314,7 +319,7 @@ impl Scheduler {
         let vm = turns.next(|i| {
             let vm = &mut vms[i];
             let order = if vm.has_aged(now, *aging) { Order::Age } else { Order::Priority };
-            found = vm.pick(Mask::MAX, order, now, cutter, wake);
+            found = vm.pick(Mask::MAX, (order, cutter.quantum), now, cutter, wake);
             found.map(|c| c.charge.time)
         })?;
         found.map(|c| (vm, c))
@@ -438,13 +443,15 @@ fn rest_until(wake: Nanos) -> Next {
 
 impl Vm {
     fn new(config: &VmConfig, cutter: &Cutter) -> Self {
-        let cap = |d: Direction| Regulator::new(&config.caps[d.index()], cutter.most(d));
+        let largest = config.urgent_quantum.unwrap_or(0).max(cutter.quantum);
+        let cap = |d: Direction| Regulator::new(&config.caps[d.index()], cutter.most(d, largest));
         Self {
             queue: Queue::new(config.depth),
             rule: config.priority,
             weight: config.weight,
             caps: [cap(Direction::Read), cap(Direction::Write)],
             flows: [config.urgent.as_ref().map(Flow::new), config.normal.as_ref().map(Flow::new)],
+            quanta: [largest, cutter.quantum],
             meters: [Meter::new(config.promised[0]), Meter::new(config.promised[1])],
             outstanding: [0; 2],
             counters: VmCounters::default(),
@@ -456,7 +463,7 @@ impl Vm {
     fn pick(
         &mut self,
         mask: Mask,
-        order: Order,
+        (order, quantum): (Order, u64),
         now: Nanos,
         cutter: &Cutter,
         wake: &mut Nanos,
@@ -472,7 +479,7 @@ impl Vm {
             if head.op == Op::Flush && self.flushing {
                 continue;
             }
-            let candidate = cutter.cut(head);
+            let candidate = cutter.cut(head, quantum);
             let cap = &mut self.caps[direction.index()];
             let ready = cap.ready_at(now, &candidate.charge);
             if ready > now {

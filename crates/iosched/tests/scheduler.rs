@@ -1,8 +1,8 @@
 //! The scheduler by itself, step by step.
 
 use rtvirtio_iosched::{
-    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, Request, Scheduler, Tspec, VmConfig,
-    WindowConfig,
+    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request, Reservation,
+    Scheduler, Tspec, VmConfig, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -174,4 +174,45 @@ fn reconfigured_under_way() {
         let (_, later) = drain(&mut s, end);
         assert!(later.0 - end.0 < 10_000_000);
     }
+}
+
+/// Urgent requests go in pieces of their own size as long as they keep to their reservation, and are cut as all others where they share.
+#[test]
+fn urgent_requests_may_go_in_larger_pieces() {
+    let urgent = |burst: u64| VmConfig {
+        urgent: Some(Reservation { rate: 1, burst, deadline: Nanos::from_millis(10) }),
+        urgent_quantum: Some(256 << 10),
+        priority: PriorityRule { read: true, ..PriorityRule::default() },
+        ..VmConfig::default()
+    };
+    // 62 us and 250 us for 256 KiB: enough for one piece of it, or just not.
+    for (burst, lens) in [(312_000, vec![256 << 10, 64 << 10]), (311_999, vec![64 << 10; 5])] {
+        let vms = vec![urgent(burst), VmConfig::default()];
+        let config = Config {
+            cost: COST,
+            window: WindowConfig::fixed(1),
+            quantum: 64 << 10,
+            vms,
+            ..Config::default()
+        };
+        let mut s = Scheduler::new(&config).unwrap();
+        s.submit(0, Request { priority: Priority::URGENT, ..request(1, Op::Read, 320 << 10, Nanos(0)) })
+            .unwrap();
+        let mut seen = Vec::new();
+        let mut now = Nanos(0);
+        while let Next::Piece(piece) = s.next(now) {
+            seen.push(piece.len);
+            now = Nanos(now.0 + piece.cost);
+            s.complete(now, &piece).unwrap();
+        }
+        assert_eq!(seen, lens);
+    }
+    let wrong = |quantum| {
+        let vm = VmConfig { urgent_quantum: Some(quantum), ..urgent(1_000_000) };
+        Config { cost: COST, vms: vec![vm], ..Config::default() }.check()
+    };
+    assert!(wrong(32 << 10).is_err(), "smaller than the device's");
+    assert!(wrong((64 << 10) + 512).is_err());
+    assert!(wrong(32 << 20).is_err());
+    assert_eq!(wrong(64 << 10), Ok(()));
 }

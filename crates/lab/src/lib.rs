@@ -1,5 +1,6 @@
 //! The lab: twin device, guest image, QEMU guests and process VMs, and the tasks that run on them.
 
+mod app_disk;
 pub mod boxed;
 mod file_disk;
 pub mod image;
@@ -13,6 +14,7 @@ pub mod state;
 pub mod twin;
 pub mod workload;
 
+pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;
 pub use lab::{IodCommand, Lab, LabError, UpOptions};
 pub use ram_disk::RamDisk;

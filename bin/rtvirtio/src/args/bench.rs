@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rtvirtio_bench::accuracy::HELD_OUT;
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Bytes, Nanos};
 
 /// `bench`.
 #[derive(Subcommand, Debug)]
@@ -51,6 +51,27 @@ EXAMPLES
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
     Iod(BenchIodArgs),
+    /// The I/O domain under a real guest, killed again and again: nothing written may be lost
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench iod-crash                       50 times `kill -9`, about five minutes under TCG
+  sudo rtvirtio bench iod-crash file:/var/tmp/disk --kills 5 --seed 7
+  rtvirtio bench iod-crash --report-only --json | jq .claims
+
+A guest writes with fio and verifies what it wrote while the domain that serves its disk is killed at random moments and
+started again. Exit code 2 when a claim is not met.")]
+    IodCrash(BenchIodCrashArgs),
+    /// How long an application takes to start in a real guest, beside load in the guest and from another VM
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench iod-startup
+  sudo rtvirtio bench iod-startup twin:emmc --repeat 7
+  sudo rtvirtio bench iod-startup --with /usr/lib/python3.11 -- python3 -c 'import json, http.client'
+  rtvirtio bench iod-startup --report-only --json | jq .claims
+
+Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
+reservation for the requests that the guest's kernel calls real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
+    IodStartup(BenchIodStartupArgs),
     /// All claims and figures of the datasets in a directory, on one page
     #[command(after_help = "\
 EXAMPLES
@@ -76,6 +97,70 @@ pub struct BenchIodArgs {
     /// Leave out the comparison with qemu-storage-daemon, and the regulator
     #[arg(long)]
     pub no_peer: bool,
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `bench iod-crash`.
+#[derive(Args, Debug)]
+pub struct BenchIodCrashArgs {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed again
+    #[arg(value_name = "twin:NAME", default_value = "twin:emmc")]
+    pub device: String,
+    /// How often the domain is killed
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    pub kills: usize,
+    /// Decides the moments
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// `bench iod-startup`.
+#[derive(Args, Debug)]
+pub struct BenchIodStartupArgs {
+    /// Emulated device
+    #[arg(value_name = "twin:NAME", default_value = "twin:microsd")]
+    pub device: String,
+    /// The application, found on this host, with its arguments
+    #[arg(last = true, value_name = "COMMAND", default_values = ["qemu-system-x86_64", "--version"])]
+    pub app: Vec<String>,
+    /// A directory of this host that the application needs beside its libraries
+    #[arg(long = "with", value_name = "DIR")]
+    pub with: Vec<PathBuf>,
+    /// Only these ways to run, such as idle,urgent
+    #[arg(long, value_delimiter = ',', value_name = "SCHEMES")]
+    pub schemes: Vec<String>,
+    /// Start-ups of each kind
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub repeat: usize,
+    /// A start-up that takes longer has failed
+    #[arg(long, value_name = "TIME", default_value = "60s")]
+    pub limit: Nanos,
+    /// Largest piece of requests that are not urgent, where the guest's priority is read
+    #[arg(long, value_name = "BYTES", default_value = "16KiB")]
+    pub quantum: Bytes,
+    /// The same for requests that are: those that the guest calls real-time, as long as they keep to their reservation
+    #[arg(long, value_name = "BYTES", default_value = "128KiB")]
+    pub urgent_quantum: Bytes,
+    /// Pieces at the device under the domain's reservations
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub window: u32,
     /// Directory of the result
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,

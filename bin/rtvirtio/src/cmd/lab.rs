@@ -159,7 +159,8 @@ pub fn twin_server(profile: &str, size: Bytes, mount: &Path) -> Command {
     command
 }
 
-fn choose_accel(wanted: AccelName, image: &GuestImage, ui: &Ui) -> anyhow::Result<Accel> {
+/// What runs the guests: as asked, or KVM where it really works.
+pub fn choose_accel(wanted: AccelName, image: &GuestImage, ui: &Ui) -> anyhow::Result<Accel> {
     match wanted {
         AccelName::Kvm => Ok(Accel::Kvm),
         AccelName::Tcg => Ok(Accel::Tcg),

@@ -80,8 +80,9 @@ impl Loop {
         let most = sched.window.most.max(sched.window.start);
         let ring = Uring::new(most + 2 * disks.len() as u32 * 8).map_err(io("io_uring"))?;
         let mut running = Vec::new();
+        let largest = sched.vms.iter().map(|vm| sched.largest(vm)).max().unwrap_or(sched.quantum);
         for _ in 0..most {
-            let bounce = Bounce::new(sched.quantum as usize).map_err(io("memory"))?;
+            let bounce = Bounce::new(largest as usize).map_err(io("memory"))?;
             running.push(Running {
                 piece: None,
                 iovecs: Vec::with_capacity(SEGMENTS),

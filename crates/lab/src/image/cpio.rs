@@ -58,6 +58,41 @@ impl Tree {
         }
     }
 
+    /// Bytes of all files, those of the host as they are now.
+    pub(crate) fn bytes(&self) -> u64 {
+        let of = |node: &Node| match node {
+            Node::Data { bytes, .. } => bytes.len() as u64,
+            Node::Host { source, .. } => fs::metadata(source).map_or(0, |m| m.len()),
+            Node::Dir | Node::Symlink(_) => 0,
+        };
+        self.0.values().map(of).sum()
+    }
+
+    /// Number of files and directories.
+    pub(crate) fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// Makes all of it below the directory `root`, which is there and empty.
+    pub(crate) fn unpack(&self, root: &Path) -> Result<(), ImageError> {
+        let mode_of = |mode: u32| <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(mode);
+        for (name, node) in &self.0 {
+            let path = root.join(name);
+            match node {
+                Node::Dir => fs::create_dir(&path),
+                Node::Symlink(target) => std::os::unix::fs::symlink(target, &path),
+                Node::Data { bytes, mode } => {
+                    fs::write(&path, bytes).and_then(|()| fs::set_permissions(&path, mode_of(*mode)))
+                }
+                Node::Host { source, mode } => {
+                    fs::copy(source, &path).and_then(|_| fs::set_permissions(&path, mode_of(*mode)))
+                }
+            }
+            .map_err(io_at("make", &path))?;
+        }
+        Ok(())
+    }
+
     /// Writes the archive to `path`.
     pub(crate) fn write(&self, path: &Path) -> Result<(), ImageError> {
         let file = File::create(path).map_err(io_at("create", path))?;

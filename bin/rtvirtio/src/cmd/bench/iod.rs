@@ -1,12 +1,10 @@
 //! `rtvirtio bench iod`: the I/O domain beside what is there today.
 
-use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::iod::{
     Cost, DEPTHS, FIFO, FLOOD_SCHEMES, FloodScheme, IodData, PROTECTED, as_run, claims, flood_config,
     flood_streams, part_of, socket,
@@ -22,23 +20,21 @@ use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
 
+use super::backend::{Backend, PEER};
 use super::bed::Bed;
 use super::found::Found;
+use super::{iod_crash, iod_startup, page};
 use crate::args::{BenchIodArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{iod, need_root, write_file};
 use crate::ui::Ui;
 
 /// Where the result lies in a directory of results.
-pub const FILE: &str = "iod.json";
+const FILE: &str = "iod.json";
 /// Size of the device in memory.
 const RAM: Bytes = Bytes(512 << 20);
 /// Before a load is counted.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Until a backend listens.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The peer.
-const PEER: &str = "qemu-storage-daemon";
 
 /// `rtvirtio bench iod`.
 pub fn run(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -50,11 +46,22 @@ pub fn run(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
         write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
         ui.step(&format!("wrote {}", path.display()));
     }
-    found(&path)?.tell("rtvirtio: the I/O domain", args.html.as_deref(), ui)
+    let all = in_dir(&args.out)?.with_context(|| format!("{} holds no result", args.out.display()))?;
+    all.tell("rtvirtio: the I/O domain", args.html.as_deref(), ui)
+}
+
+/// What the results of the I/O domain in a directory show, those with real guests too; `None` when there are none.
+pub fn in_dir(dir: &Path) -> anyhow::Result<Option<Found>> {
+    type Reader = fn(&Path) -> anyhow::Result<Found>;
+    let all: [(&str, Reader); 3] =
+        [(FILE, found), (iod_crash::FILE, iod_crash::found), (iod_startup::FILE, iod_startup::found)];
+    let there = all.into_iter().map(|(file, read)| (dir.join(file), read)).filter(|(path, _)| path.exists());
+    let found = there.map(|(path, read)| read(&path)).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(found.into_iter().reduce(Found::with))
 }
 
 /// What a result shows.
-pub fn found(path: &Path) -> anyhow::Result<Found> {
+fn found(path: &Path) -> anyhow::Result<Found> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let data: IodData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let claims = claims(&data);
@@ -65,36 +72,13 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
         data.command
     )];
     Ok(Found {
-        text: table(&claims),
+        text: page::table(&claims),
         sections: vec![section(&data.rounds)],
         runs: data.rounds.into_iter().flatten().collect(),
         host: data.host,
         claims,
         lead,
     })
-}
-
-fn table(claims: &[Claim]) -> String {
-    let limit = |c: &Claim| match (c.at_least, c.at_most) {
-        (Some(l), _) => format!("(at least {l})"),
-        (_, Some(l)) => format!("(at most {l})"),
-        _ => String::new(),
-    };
-    claims
-        .iter()
-        .map(|c| {
-            let met = if c.met { "" } else { "  NOT MET" };
-            format!(
-                "{:<34} {:>9.3} {:<6} {:<16} n {:>3}  {}{met}\n",
-                c.id,
-                c.value,
-                c.unit,
-                limit(c),
-                c.n,
-                c.what
-            )
-        })
-        .collect()
 }
 
 fn section(rounds: &[Vec<Run>]) -> BenchSection {
@@ -300,89 +284,4 @@ fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> any
         p50: got.first().map_or(0.0, |g| g.at(50.0).0 as f64),
         cpu: busy.as_nanos() as f64 / all.max(1.0),
     })
-}
-
-/// A backend's process; ended when dropped.
-struct Backend {
-    child: Child,
-}
-
-impl Backend {
-    fn ours(dir: &Path, config: &str) -> anyhow::Result<Self> {
-        let file = dir.join("iod.toml");
-        std::fs::write(&file, config)?;
-        let program = iod::program();
-        let child = Command::new(&program)
-            .arg("--config")
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let mut backend = Self { child };
-        let mut line = String::new();
-        if let Some(out) = backend.child.stdout.take() {
-            BufReader::new(out).read_line(&mut line)?;
-        }
-        if line.trim() != "ready" {
-            bail!("{} did not start: its reason is above", program.display());
-        }
-        Ok(backend)
-    }
-
-    fn peer(device: &Path, dir: &Path) -> anyhow::Result<Self> {
-        let path: PathBuf = socket(dir, 0);
-        let child = Command::new(PEER)
-            .args(["--object", "iothread,id=io0", "--blockdev"])
-            .arg(format!(
-                "driver=host_device,node-name=d0,filename={},aio=io_uring,cache.direct=on,locking=off",
-                device.display()
-            ))
-            .arg("--export")
-            .arg(format!(
-                "type=vhost-user-blk,id=e0,node-name=d0,addr.type=unix,addr.path={},writable=on,iothread=io0,num-queues=1",
-                path.display()
-            ))
-            .stdin(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {PEER}"))?;
-        let backend = Self { child };
-        let begin = Instant::now();
-        while !path.exists() {
-            if begin.elapsed() > PATIENCE {
-                bail!("{PEER} does not listen");
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(backend)
-    }
-
-    /// CPU time of the process so far.
-    fn cpu(&self) -> anyhow::Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // Behind the name, which may hold anything: fields 14 and 15 of the whole are ticks in user and kernel mode.
-        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        let ticks: u64 = rest.split(' ').skip(11).take(2).map(|f| f.parse::<u64>().unwrap_or(0)).sum();
-        let per_second = rustix::param::clock_ticks_per_second().max(1);
-        Ok(Duration::from_nanos(ticks * 1_000_000_000 / per_second))
-    }
-}
-
-impl Drop for Backend {
-    fn drop(&mut self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        if let Some(pid) = pid {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let begin = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) {
-            // The peer was seen not to end while its last frontend was just leaving.
-            if begin.elapsed() > Duration::from_secs(3) {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-    }
 }

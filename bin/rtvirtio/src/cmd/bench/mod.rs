@@ -1,11 +1,15 @@
 //! `rtvirtio bench ...`: the experiments.
 
 mod accuracy;
+mod backend;
 pub mod bed;
 mod cases;
 mod contention;
 mod found;
+mod guest;
 mod iod;
+mod iod_crash;
+mod iod_startup;
 mod page;
 mod plan;
 mod report;
@@ -29,6 +33,8 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Accuracy(args) => accuracy::run(args, ui),
         BenchCommand::Plan(args) => plan::run(args, ui),
         BenchCommand::Iod(args) => iod::run(args, global, ui),
+        BenchCommand::IodCrash(args) => iod_crash::run(args, global, ui),
+        BenchCommand::IodStartup(args) => iod_startup::run(args, global, ui),
         BenchCommand::Report(args) => report::run(args, ui),
     }
 }

@@ -22,6 +22,30 @@ pub fn claims(claims: &[Claim]) -> BenchSection {
     }
 }
 
+/// Claims for a terminal.
+pub fn table(claims: &[Claim]) -> String {
+    let limit = |c: &Claim| match (c.at_least, c.at_most) {
+        (Some(l), _) => format!("(at least {l})"),
+        (_, Some(l)) => format!("(at most {l})"),
+        _ => String::new(),
+    };
+    claims
+        .iter()
+        .map(|c| {
+            let met = if c.met { "" } else { "  NOT MET" };
+            format!(
+                "{:<34} {:>9.3} {:<6} {:<16} n {:>3}  {}{met}\n",
+                c.id,
+                c.value,
+                c.unit,
+                limit(c),
+                c.n,
+                c.what
+            )
+        })
+        .collect()
+}
+
 /// Name, what it says, value, unit, n, limit, and whether it is met.
 pub fn claim(c: &Claim) -> [String; 7] {
     let limit = match (c.at_least, c.at_most) {

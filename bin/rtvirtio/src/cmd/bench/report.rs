@@ -26,8 +26,7 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         let found = one(&args.data, &name, &path, ui);
         found.inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
-    let iod = args.data.join(iod::FILE);
-    let iod = iod.exists().then(|| iod::found(&iod)).transpose()?;
+    let iod = iod::in_dir(&args.data)?;
     let all = datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
     if let Some(out) = &args.markdown {

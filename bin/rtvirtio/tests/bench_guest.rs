@@ -1,0 +1,121 @@
+//! Real guests on the I/O domain, in small: killed, and an application that starts.
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::Child;
+use std::time::Duration;
+
+use common::{Site, can_run, signal, skip, text, wait_for};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// A site whose temporary files are its own too, so that what stays is seen.
+fn site(test: &str) -> Option<Site> {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
+    if !can_run(test) {
+        return None;
+    }
+    if !program.exists() {
+        skip(test, "rtvirtio-iod is not built: cargo build --workspace");
+        return None;
+    }
+    if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+        skip(test, "qemu-system-x86_64 is not installed");
+        return None;
+    }
+    let site = Site::new();
+    std::fs::create_dir(site.dir.path().join("tmp")).unwrap();
+    Some(site)
+}
+
+fn start(site: &Site, args: &[&str]) -> Child {
+    let mut command = site.command(args);
+    command.env("TMPDIR", site.dir.path().join("tmp"));
+    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+}
+
+/// Runs it to its end: its JSON, whatever the exit code.
+fn json(site: &Site, args: &[&str]) -> Value {
+    let out = start(site, &[args, &["--json"]].concat()).wait_with_output().unwrap();
+    serde_json::from_slice(&out.stdout)
+        .unwrap_or_else(|e| panic!("{args:?}: {e}\n{}\n{}", text(&out.stdout), text(&out.stderr)))
+}
+
+fn claim<'a>(result: &'a Value, id: &str) -> &'a Value {
+    let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
+    claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"))
+}
+
+fn assert_clean(site: &Site) {
+    site.assert_clean();
+    let left: Vec<_> = std::fs::read_dir(site.dir.path().join("tmp")).unwrap().flatten().collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+}
+
+#[test]
+fn a_killed_domain_loses_nothing() {
+    let Some(site) = site("a_killed_domain_loses_nothing") else { return };
+    let out = site.dir.path().join("out");
+    let out = out.to_str().unwrap();
+    let result = json(&site, &["bench", "iod-crash", "--kills", "2", "--out", out]);
+    for id in ["iod.crash.lost", "iod.crash.corrupt", "iod.crash.io_errors"] {
+        assert_eq!(
+            (&claim(&result, id)["value"], &claim(&result, id)["n"]),
+            (&0.0.into(), &2.into()),
+            "{id}"
+        );
+    }
+    assert!(claim(&result, "iod.crash.away_ms")["value"].as_f64().unwrap() > 0.0);
+    // What was measured can be shown again, by itself and with all about the domain.
+    for command in ["iod-crash", "iod"] {
+        let again = json(&site, &["bench", command, "--report-only", "--out", out]);
+        assert_eq!(again["claims"], result["claims"], "{command}");
+    }
+    assert_clean(&site);
+}
+
+#[test]
+fn a_stopped_crash_run_leaves_nothing() {
+    let Some(site) = site("a_stopped_crash_run_leaves_nothing") else { return };
+    let out = site.dir.path().join("out");
+    let mut run = start(&site, &["bench", "iod-crash", "--out", out.to_str().unwrap()]);
+    let said = BufReader::new(run.stderr.take().unwrap());
+    let killing = said.lines().map_while(Result::ok).any(|l| l.contains("kill -9 under a guest"));
+    assert!(killing, "it came to its kills");
+    std::thread::sleep(Duration::from_secs(2));
+    signal(&run, Signal::INT);
+    wait_for("the end", Duration::from_secs(60), || run.try_wait().unwrap().is_some());
+    assert_ne!(run.wait().unwrap().code(), Some(0));
+    assert!(!out.exists(), "half a result is none");
+    assert_clean(&site);
+}
+
+#[test]
+fn an_application_starts_in_a_guest() {
+    let Some(site) = site("an_application_starts_in_a_guest") else { return };
+    let out = site.dir.path().join("out");
+    let args = ["bench", "iod-startup", "twin:emmc", "--schemes", "idle,fifo,urgent", "--repeat", "1"];
+    let app = ["--out", out.to_str().unwrap(), "--", "perl", "-e", "1"];
+    let mut run = start(&site, &[&args[..], &app].concat());
+    let mut said = String::new();
+    std::io::Read::read_to_string(&mut run.stderr.take().unwrap(), &mut said).unwrap();
+    run.wait().unwrap();
+    let file = out.join("iod-startup.json");
+    let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{e}: {said}"));
+    let data: Value = serde_json::from_str(&text).unwrap();
+    let starts = data["starts"].as_array().unwrap();
+    assert_eq!(starts.len(), 3, "{said}");
+    let of = |scheme: &str| starts.iter().find(|s| s["scheme"] == scheme).unwrap();
+    // perl and its libraries come from the device, and under load the other VM asks too.
+    assert!(of("idle")["bytes"].as_u64().unwrap() > 1 << 20, "{starts:#?}");
+    assert!(of("fifo")["flood"].as_f64().unwrap() > 0.0);
+    // The guest's kernel wrote the class into its requests, and the domain read it; otherwise nothing went by the reservation.
+    assert_eq!(of("fifo")["reserved"], 0);
+    assert!(of("urgent")["reserved"].as_u64().unwrap() > 10, "{starts:#?}");
+    // An application that needs what is not there is told.
+    let wrong = ["bench", "iod-startup", "twin:emmc", "--repeat", "1", "--", "no-such-program"];
+    let refused = start(&site, &wrong).wait_with_output().unwrap();
+    assert!(common::text(&refused.stderr).contains("no-such-program"), "{refused:?}");
+    assert_clean(&site);
+}
