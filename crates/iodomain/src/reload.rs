@@ -166,6 +166,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         serial: _,
         queues: _,
         depth: _,
+        urgent_quantum: _,
         // Live.
         weight: _,
         reserve: _,
@@ -175,7 +176,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     differ!(list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages);
-    differ!(list, place, old, new, serial, queues, depth);
+    differ!(list, place, old, new, serial, queues, depth, urgent_quantum);
 }
 
 fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
