@@ -102,7 +102,7 @@ fn measure(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result
     while killer.kills.len() < args.kills {
         let next = rounds.len() as u64;
         let round = Round { region: next % REGIONS, seed: args.seed * 10_000 + next, ..Round::default() };
-        rounds.push(play(&mut vm, round, &mut Some((&mut killer, &mut bar)), ui)?);
+        rounds.push(play(&mut vm, &round, &mut Some((&mut killer, &mut bar)), ui)?);
     }
     drop(bar);
     // What was acknowledged long ago, and survived every kill since, is read once more.
@@ -110,7 +110,7 @@ fn measure(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result
     let last: Vec<Round> = rounds.iter().rev().take(REGIONS as usize).rev().cloned().collect();
     for r in last {
         let again = Round { region: r.region, seed: r.seed, again: true, ..Round::default() };
-        rounds.push(play(&mut vm, again, &mut None, ui)?);
+        rounds.push(play(&mut vm, &again, &mut None, ui)?);
     }
     let log = guest::say(&mut vm, &["dmesg"])?;
     vm.stop()?;
@@ -136,7 +136,7 @@ fn measure(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result
 /// One run of fio in the guest.
 fn play(
     vm: &mut QemuGuest,
-    round: Round,
+    round: &Round,
     killer: &mut Option<(&mut Killer, &mut Bar)>,
     ui: &Ui,
 ) -> anyhow::Result<Round> {
