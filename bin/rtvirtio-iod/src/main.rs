@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use rtvirtio_iodomain::config::File;
+use rtvirtio_iodconfig::File;
 use rtvirtio_iodomain::confine::Role;
 use rtvirtio_iodomain::domain::Opened;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -14,7 +14,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use rtvirtio_iodomain::config::{File, Sandbox as Mode};
+use rtvirtio_iodconfig::{File, Sandbox as Mode};
 use rtvirtio_iodomain::confine::{Confine, Role};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 

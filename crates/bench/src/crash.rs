@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn the_configuration_is_one() {
         let text = config(Path::new("/x/disk"), Path::new("/run/x"));
-        let file = rtvirtio_iodomain::config::File::parse(Path::new("x"), &text).unwrap();
+        let file = rtvirtio_iodconfig::File::parse(Path::new("x"), &text).unwrap();
         assert_eq!(file.devices[0].disks[0].queues, QUEUES);
     }
 

@@ -328,7 +328,7 @@ mod tests {
         };
         let parse = |treatment| {
             let text = config(treatment, &tuning, Path::new("/dev/loop0"), Path::new("/run/x"));
-            let file = rtvirtio_iodomain::config::File::parse(Path::new("x"), &text).unwrap();
+            let file = rtvirtio_iodconfig::File::parse(Path::new("x"), &text).unwrap();
             file.devices[0].sched()
         };
         let plain = parse(Treatment::HandOn);
