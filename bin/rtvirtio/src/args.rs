@@ -493,6 +493,7 @@ pub enum IodCommand {
     #[command(after_help = "\
 EXAMPLES
   rtvirtio iod status
+  rtvirtio iod status --watch 1s
   rtvirtio iod status --json | jq '.vms[] | {name, p9999: .read.p9999_ns}'")]
     Status(IodStatusArgs),
     /// Take over the changed configuration file under live guests: policy, window, weights, reservations, caps, priorities
@@ -502,7 +503,7 @@ A file that is wrong, cannot be admitted or needs a restart changes nothing; the
 EXAMPLES
   rtvirtio iod reload
   rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
-    Reload(IodStatusArgs),
+    Reload(IodReloadArgs),
     /// Each request as it is answered: how long it waited for its turn, and how long the device took
     #[command(after_help = "\
 EXAMPLES
@@ -514,9 +515,20 @@ One listener at a time. With --json one object a line. Requests that came faster
     Trace(IodTraceArgs),
 }
 
-/// `iod status`, `iod reload`.
+/// `iod status`.
 #[derive(Args, Debug)]
 pub struct IodStatusArgs {
+    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Again and again: what each VM gets in every interval, until Ctrl-C; with --json one object a line
+    #[arg(long, value_name = "TIME")]
+    pub watch: Option<Nanos>,
+}
+
+/// `iod reload`.
+#[derive(Args, Debug)]
+pub struct IodReloadArgs {
     /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,

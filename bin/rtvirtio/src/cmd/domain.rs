@@ -52,6 +52,11 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
+/// Whether the domain can promise every target of a spec.
+pub fn would_do(spec: &Spec, profile: &Profile) -> bool {
+    of_profile(spec, profile).is_ok_and(|plan| plan.feasible)
+}
+
 fn of_profile(spec: &Spec, profile: &Profile) -> anyhow::Result<DomainPlan> {
     let device = DeviceModel::measured(profile)?;
     // What a guest adds to the device's tail when it is alone.

@@ -1,6 +1,7 @@
 //! `rtvirtio iod ...`: the running I/O domain.
 
 mod trace;
+mod watch;
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -43,6 +44,9 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         }
         IodCommand::Trace(args) => return trace::run(args, &at(&args.control), ui),
     };
+    if let Some(every) = args.watch {
+        return watch::run(&at(&args.control), every, ui);
+    }
     let status = ask(&at(&args.control))?;
     show(ui, &status, || table(&status))?;
     Ok(ExitCode::SUCCESS)

@@ -112,6 +112,9 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), out.display()));
     }
     show(ui, &plan, || text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style()))?;
+    if !plan.feasible && super::domain::would_do(&basis.spec, &basis.profile) {
+        ui.step("the kernel's settings do not reach, but the I/O domain can promise every target: `rtvirtio plan --domain`");
+    }
     Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
