@@ -73,7 +73,7 @@ pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
 }
 
 /// What one run of fio in the guest showed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Where.
     pub region: u64,
@@ -168,7 +168,7 @@ struct Latency {
 ///
 /// # Errors
 /// Output that is not fio's, or of a run that did not verify what it wrote.
-pub fn outcome(round: Round, json: &str, complaints: &str) -> Result<Round, String> {
+pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, String> {
     let unlike = |what: &str| format!("{what}; fio said: {json:.300} {complaints:.300}");
     let begin = json.find('{').ok_or_else(|| unlike("no result"))?;
     let output: Output = serde_json::from_str(&json[begin..]).map_err(|e| unlike(&e.to_string()))?;
@@ -192,7 +192,7 @@ pub fn outcome(round: Round, json: &str, complaints: &str) -> Result<Round, Stri
         lost,
         corrupt,
         longest_ms: longest / 1e6,
-        ..round
+        ..*round
     })
 }
 
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_good_round() {
-        let round = outcome(Round { seed: 7, ..Round::default() }, GOOD, "").unwrap();
+        let round = outcome(&Round { seed: 7, ..Round::default() }, GOOD, "").unwrap();
         assert_eq!((round.seed, round.written, round.read, round.flushes), (7, 200, 300, 1));
         assert_eq!((round.io_errors, round.lost, round.corrupt, round.longest_ms), (0, 0, 0, 1200.0));
     }
@@ -285,11 +285,11 @@ mod tests {
             crc32c: verify failed at file /dev/vda offset 10240000, length 4096\n       Expected CRC: 6a\n       Received CRC: 00\n\
             verify: bad header numberio 3, wanted 9 at file /dev/vda offset 4096, length 4096\n";
         let json = GOOD.replace("\"error\":0", "\"error\":84");
-        let round = outcome(Round::default(), &json, complaints).unwrap();
+        let round = outcome(&Round::default(), &json, complaints).unwrap();
         assert_eq!((round.lost, round.corrupt, round.io_errors), (3, 3, 0));
-        let again = outcome(Round { again: true, ..Round::default() }, GOOD, "").unwrap();
+        let again = outcome(&Round { again: true, ..Round::default() }, GOOD, "").unwrap();
         assert_eq!(again.longest_ms, 0.0);
-        let round = outcome(Round::default(), &GOOD.replace("\"error\":0", "\"error\":5"), "").unwrap();
+        let round = outcome(&Round::default(), &GOOD.replace("\"error\":0", "\"error\":5"), "").unwrap();
         assert_eq!((round.lost, round.corrupt, round.io_errors), (0, 0, 1));
     }
 
@@ -298,7 +298,7 @@ mod tests {
         for (from, to) in
             [("\"error\":0", "\"error\":84"), ("\"io_bytes\":300", "\"io_bytes\":199"), ("{\"jobs\"", "x")]
         {
-            assert!(outcome(Round::default(), &GOOD.replace(from, to), "").is_err(), "{to}");
+            assert!(outcome(&Round::default(), &GOOD.replace(from, to), "").is_err(), "{to}");
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
             accelerator: String::new(),
             device: String::new(),
         };
-        let round = outcome(Round::default(), GOOD, "").unwrap();
+        let round = outcome(&Round::default(), GOOD, "").unwrap();
         let mut data = CrashData {
             schema: CrashData::SCHEMA.to_owned(),
             host,
@@ -319,7 +319,7 @@ mod tests {
             generated: String::new(),
             seed: 1,
             kills: Vec::new(),
-            rounds: vec![round.clone(), round],
+            rounds: vec![round, round],
             kernel_errors: 0,
         };
         assert!(!claims(&data)[0].met, "no kills show nothing");

@@ -115,8 +115,10 @@ fn urgent_requests_may_go_in_larger_pieces() {
         priority: PriorityRule { read: true, ..PriorityRule::default() },
         ..VmConfig::default()
     };
-    // 62 us and 250 us for 256 KiB: enough for one piece of it, or just not.
-    for (burst, lens) in [(312_000, vec![256 << 10, 64 << 10]), (311_999, vec![64 << 10; 5])] {
+    // 62 us and 250 us for 256 KiB: enough for one piece of it, or just not; then 192 KiB are the first rest that the reservation covers.
+    for (burst, lens) in
+        [(312_000, vec![256 << 10, 64 << 10]), (311_999, vec![64 << 10, 64 << 10, 192 << 10])]
+    {
         let vms = vec![urgent(burst), VmConfig::default()];
         let config = Config {
             cost: COST,
