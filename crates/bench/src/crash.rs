@@ -73,7 +73,7 @@ pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
 }
 
 /// What one run of fio in the guest showed.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Where.
     pub region: u64,
@@ -192,7 +192,7 @@ pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, Str
         lost,
         corrupt,
         longest_ms: longest / 1e6,
-        ..round.clone()
+        ..*round
     })
 }
 
@@ -319,7 +319,7 @@ mod tests {
             generated: String::new(),
             seed: 1,
             kills: Vec::new(),
-            rounds: vec![round.clone(), round],
+            rounds: vec![round, round],
             kernel_errors: 0,
         };
         assert!(!claims(&data)[0].met, "no kills show nothing");

@@ -107,7 +107,7 @@ fn measure(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result
     drop(bar);
     // What was acknowledged long ago, and survived every kill since, is read once more.
     ui.step("reading back what the last rounds wrote");
-    let last: Vec<Round> = rounds.iter().rev().take(REGIONS as usize).rev().cloned().collect();
+    let last: Vec<Round> = rounds.iter().rev().take(REGIONS as usize).rev().copied().collect();
     for r in last {
         let again = Round { region: r.region, seed: r.seed, again: true, ..Round::default() };
         rounds.push(play(&mut vm, &again, &mut None, ui)?);
@@ -151,7 +151,7 @@ fn play(
         None => Ok(()),
     })?;
     let (json, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let round = outcome(round, &json, &said).map_err(anyhow::Error::msg)?;
+    let round = outcome(&round, &json, &said).map_err(anyhow::Error::msg)?;
     if round.lost + round.corrupt + round.io_errors > 0 {
         ui.warn(&format!("fio in the guest: {said:.2000}"));
     }
