@@ -2,11 +2,14 @@
 
 mod cpu;
 mod io;
+mod realtime;
 mod tools;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{HostError, Root};
+
+pub use realtime::{fair_server, locked, qcow2};
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -73,6 +76,7 @@ pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     let mut found = Vec::new();
     io::check(root, &mut found);
     cpu::check(root, &mut found);
+    realtime::check(root, &mut found);
     tools::check(root, &mut found);
     found.extend(extra);
     found

@@ -72,6 +72,12 @@ pub enum HostError {
         /// What was found instead, and the remedy.
         why: String,
     },
+    /// No hierarchy holds the CPU controller.
+    #[error("no cgroup hierarchy has the CPU controller: {why}")]
+    NoCpuController {
+        /// What was found instead, and the remedy.
+        why: String,
+    },
     /// A path that may not be used as a cgroup.
     #[error("`{path}` is not a cgroup path: {why}")]
     BadCgroup {
