@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{HostError, Root};
 
-pub use realtime::{fair_server, locked, qcow2};
+pub use realtime::{fair_server, vms};
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

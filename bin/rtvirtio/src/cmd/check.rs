@@ -17,7 +17,8 @@ const KVM_WHY: &str =
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let extra = vec![kvm(args, global, ui)];
+    let mut extra = rtvirtio_host::check::vms(&Root::default());
+    extra.push(kvm(args, global, ui));
     let findings = check(&Root::default(), extra);
     show(ui, &findings, || text(&findings))?;
     let failed = findings.iter().any(|f| f.level == Level::Fail);

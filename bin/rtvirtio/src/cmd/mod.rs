@@ -8,6 +8,7 @@ pub mod iod;
 pub mod lab;
 pub mod plan;
 pub mod profile;
+pub mod threads;
 pub mod tune;
 pub mod verify;
 

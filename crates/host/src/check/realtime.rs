@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::Finding;
-use crate::Root;
 use crate::mounts::mounts;
+use crate::{Root, task};
 
 /// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root only.
 const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
@@ -127,25 +127,37 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-/// What can be said of one VM's process: is its memory locked?
+/// What can be said of the VMs that run: is their memory locked, and is a QCOW2 image among their disks?
 ///
-/// `None` for a process that has ended.
+/// Processes that have ended meanwhile, and those that may not be looked at, are left out.
 #[must_use]
-pub fn locked(root: &Root, vm: &str, pid: u32) -> Option<Finding> {
+pub fn vms(root: &Root) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for pid in task::pids(root).unwrap_or_default() {
+        let name = task::full_name(root, pid).unwrap_or_default();
+        if name.starts_with("qemu-system-") || name == "qemu-kvm" {
+            found.extend(locked(root, pid));
+            found.extend(qcow2(root, pid));
+        }
+    }
+    found
+}
+
+fn locked(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str =
         "a page that is not in RAM is fetched while a vCPU waits; memory that is locked is always there";
-    let (locked, resident) = crate::task::locked_memory(root, pid).ok()?;
-    let id = format!("vm.memlock.{vm}");
+    let (locked, resident) = task::locked_memory(root, pid).ok()?;
+    let id = format!("vm.memlock.{pid}");
     let mib = |bytes: u64| bytes >> 20;
     Some(if locked >= resident / 2 {
-        Finding::ok(&id, format!("{} MiB of {vm} are locked", mib(locked)), WHY)
+        Finding::ok(&id, format!("{} MiB of VM {pid} are locked", mib(locked)), WHY)
     } else {
         let limit = root.read(format!("/proc/{pid}/limits")).ok();
         let limit = limit.as_deref().and_then(memlock_limit).unwrap_or("not known");
         Finding::warn(
             &id,
             format!(
-                "{} MiB of {} MiB of {vm} are locked (RLIMIT_MEMLOCK {limit})",
+                "{} MiB of {} MiB of VM {pid} are locked (RLIMIT_MEMLOCK {limit})",
                 mib(locked),
                 mib(resident)
             ),
@@ -160,10 +172,8 @@ fn memlock_limit(text: &str) -> Option<&str> {
     text.lines().find_map(|l| l.strip_prefix("Max locked memory"))?.split_whitespace().next()
 }
 
-/// Whether a process has a QCOW2 image open: the RT hypervisor paper (section 6) measured high latencies with it whatever the
-/// priorities. `None` when none is found, or the process may not be looked at.
-#[must_use]
-pub fn qcow2(root: &Root, vm: &str, pid: u32) -> Option<Finding> {
+/// Whether a process has a QCOW2 image open.
+fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str = "a write to a new cluster of a QCOW2 image waits for its tables; the RT hypervisor paper (section 6) met high \
                        latencies with it whatever the priorities";
     /// `QFI\xfb` (QEMU's docs/interop/qcow2.rst).
@@ -187,10 +197,13 @@ pub fn qcow2(root: &Root, vm: &str, pid: u32) -> Option<Finding> {
     images.dedup();
     (!images.is_empty()).then(|| {
         Finding::warn(
-            &format!("vm.qcow2.{vm}"),
-            format!("{vm} has a QCOW2 image open: {}", images.join(", ")),
+            &format!("vm.qcow2.{pid}"),
+            format!("VM {pid} has a QCOW2 image open: {}", images.join(", ")),
             WHY,
             "convert it: qemu-img convert -O raw IMAGE IMAGE.raw, or preallocate: -o preallocation=full",
         )
     })
 }
+
+#[cfg(test)]
+mod tests;
