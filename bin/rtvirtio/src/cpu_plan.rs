@@ -23,6 +23,9 @@ pub struct VmCpu {
     pub settings: Settings,
 }
 
+/// A mechanism with the contracts that it is to hold.
+type Asked<'p> = (&'p Found, Vec<(String, Contract)>);
+
 /// The writes for all VMs that have a contract, and what they are worth. Empty where none has one.
 pub fn writes(spec: &Spec, global: &Global, ui: &Ui) -> anyhow::Result<(Vec<Write>, Vec<VmCpu>)> {
     if spec.vms.iter().all(|vm| vm.cpu.need.is_none()) {
@@ -31,7 +34,7 @@ pub fn writes(spec: &Spec, global: &Global, ui: &Ui) -> anyhow::Result<(Vec<Writ
     let root = Root::default();
     let probe = probe(&root)?;
     let named = vm_threads::of_spec(spec, global, ui)?;
-    let mut asks: BTreeMap<Backend, (&Found, Vec<(String, Contract)>)> = BTreeMap::new();
+    let mut asks: BTreeMap<Backend, Asked<'_>> = BTreeMap::new();
     let mut chosen = Vec::new();
     for (vm, named) in spec.vms.iter().zip(&named) {
         let Some((contract, order)) = asked(vm)? else { continue };

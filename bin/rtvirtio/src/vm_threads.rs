@@ -1,6 +1,6 @@
 //! From a spec, a process or the lab to the VMs' processes and what their monitors say.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -89,7 +89,7 @@ fn existing(vm: &Vm, ui: &Ui) -> anyhow::Result<VmHandle> {
     }
 }
 
-fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &PathBuf) -> anyhow::Result<VmHandle> {
+fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> anyhow::Result<VmHandle> {
     let pids =
         cgroups.pids(root, path).with_context(|| format!("cgroup {}: is the VM running?", path.display()))?;
     Ok(VmHandle { pids: pids.into_iter().collect(), named: Named::default() })

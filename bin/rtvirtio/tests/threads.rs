@@ -129,7 +129,7 @@ fn a_watch_ends_with_ctrl_c() {
 fn a_contract_is_applied_shown_and_put_back() {
     let test = "a_contract_is_applied_shown_and_put_back";
     let site = Site::new();
-    let Some(machine) = Machine::start(test, &site) else { return };
+    let Some(_machine) = Machine::start(test, &site) else { return };
     if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
         return skip(test, "no real-time groups of cgroup v1");
     }

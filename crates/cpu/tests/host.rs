@@ -57,7 +57,7 @@ impl Host {
             let priority = if policy == 0 { 0 } else { 50 };
             self.put(
                 &format!("{dir}/stat"),
-                &format!("{tid} ({name}) S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 {tid} 0 {tail} {priority} {policy} 0\n"),
+                &format!("{tid} ({name}) S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 {tid} {tail} {priority} {policy} 0\n"),
             );
             self.put(&format!("{dir}/status"), &format!("Cpus_allowed_list:\t{cpus}\n"));
             self.put(&format!("{dir}/cgroup"), &format!("1:cpu:{cgroup}\n0::{cgroup}\n"));

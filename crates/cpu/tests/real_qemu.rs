@@ -206,6 +206,19 @@ fn deadline_reservations_are_set_and_hold() {
     if task::affinity(&root, spinner.child.id(), spinner.child.id()).unwrap() != online.trim() {
         return skip(test, "this process may not run on all CPUs");
     }
+    // Until it has spun for longer than QEMU took to start.
+    let spun = || {
+        spinner
+            .threads()
+            .iter()
+            .find(|t| t.role == Role::Vcpu(vec![0]))
+            .map_or(Duration::ZERO, |t| t.cpu_time)
+    };
+    let start = Instant::now();
+    while spun() * 4 < spinner.used() * 3 {
+        assert!(start.elapsed() < LIMIT, "the guest does not spin");
+        thread::sleep(Duration::from_millis(50));
+    }
     let writes = spinner.writes(&probe, Backend::Deadline, Order::Contract, 4);
     round(&spinner, &writes, || {
         let threads = spinner.threads();
