@@ -1,6 +1,7 @@
 //! The command line: what can be asked, with examples. No logic.
 
 mod bench;
+mod threads;
 
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtvirtio_units::{Bytes, Nanos};
 
 pub use bench::*;
+pub use threads::*;
 
 /// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
 #[derive(Parser, Debug)]
@@ -130,7 +132,8 @@ EXAMPLES
   sudo rtvirtio apply plant.plan --dry-run   every write as `path: old -> new`, nothing changed
   sudo rtvirtio apply plant.plan
   sudo rtvirtio apply plant.toml             plan first, then apply when all targets are predicted to be met
-  sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`")]
+  sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`
+  sudo rtvirtio apply plant.toml --cpu-only  only the CPU contracts and priorities of its VMs")]
     Apply(ApplyArgs),
     /// What is applied, and whether it is still in force
     #[command(after_help = "EXAMPLES\n  rtvirtio status\n  rtvirtio status --json")]
@@ -164,6 +167,16 @@ EXAMPLES
 The settings stay in force when the last run missed no target; `rtvirtio revert` puts them back.
 Exit codes are those of verify.")]
     Tune(TuneArgs),
+    /// Every thread that works for a VM: role, policy, CPUs, cgroup, CPU time, and what holds it to a budget
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio threads                       the VMs of the lab that is up
+  rtvirtio threads plant.toml plc        one VM of a spec
+  sudo rtvirtio threads 4711 --watch     a VMM by its process id; threads as they come and go
+  rtvirtio threads plant.toml --json | jq '.[].threads[] | select(.control.by == null)'
+
+Threads that nothing holds to a budget are shown as `not under control`.")]
+    Threads(ThreadsArgs),
     /// An emulated device with VMs on it, to try things out
     #[command(subcommand)]
     Lab(LabCommand),
@@ -321,6 +334,9 @@ pub struct ApplyArgs {
     /// Print every write as `path: old -> new` and change nothing
     #[arg(long)]
     pub dry_run: bool,
+    /// Only the CPU contracts and priorities of a spec; needs no profile of the device
+    #[arg(long, conflicts_with_all = ["spec", "compromise", "profile"])]
+    pub cpu_only: bool,
     /// Apply a compromise although some target is predicted to be missed
     #[arg(long)]
     pub compromise: bool,

@@ -2,12 +2,14 @@
 
 mod args;
 mod cmd;
+mod cpu_plan;
 mod elevator;
 mod guest_point;
 mod guests;
 mod model_choice;
 mod site;
 mod ui;
+mod vm_threads;
 
 use std::process::ExitCode;
 
@@ -45,6 +47,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Revert(args) => cmd::apply::revert(args, global, ui),
         Command::Tune(args) => cmd::tune::run(args, global, ui),
         Command::Verify(args) => cmd::verify::run(args, global, ui),
+        Command::Threads(args) => cmd::threads::run(args, global, ui),
         Command::Lab(command) => cmd::lab::run(command, global, ui),
         Command::Demo(args) => cmd::demo::run(args, global, ui),
         Command::Bench(command) => cmd::bench::run(command, global, ui),

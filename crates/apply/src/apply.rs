@@ -118,6 +118,9 @@ fn write_all(
 /// Returns whether anything had to be written.
 fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
     let Some(new) = &entry.new else { return Ok(false) };
+    if has_ended(entry, machine) {
+        return Ok(false);
+    }
     let found = read_value(entry, machine)?;
     if let Some(was) = &entry.old {
         if found != *was && !entry.passing.contains(&found) {
@@ -133,22 +136,33 @@ fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
         return Ok(false);
     }
     let text = entry.target.form.text(new);
-    machine.write(&entry.target, &text).map_err(|fault| ApplyError::Refused {
-        label: entry.target.to_string(),
-        value: text,
-        source: fault.into_io(),
-    })?;
+    match machine.write(&entry.target, &text) {
+        Ok(()) => {}
+        Err(Fault::Gone(_)) if entry.target.is_thread() => return Ok(false),
+        Err(fault) => {
+            let label = entry.target.to_string();
+            return Err(ApplyError::Refused { label, value: text, source: fault.into_io() });
+        }
+    }
     compare(entry, machine)?;
     Ok(true)
 }
 
 fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
     let Some(new) = &entry.new else { return Ok(()) };
+    if has_ended(entry, machine) {
+        return Ok(());
+    }
     let found = read_value(entry, machine)?;
     if entry.target.form.is(&found, new) {
         return Ok(());
     }
     Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
+}
+
+/// Whether the entry is of a thread that has ended: nothing is left to be set, and that is no fault.
+fn has_ended(entry: &Entry, machine: &Machine<'_>) -> bool {
+    entry.target.is_thread() && matches!(machine.read(&entry.target), Err(Fault::Gone(_)))
 }
 
 fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<String, ApplyError> {

@@ -1,6 +1,7 @@
 //! Old values: read before anything is written.
 
 use std::fmt;
+use std::io;
 
 use serde::Serialize;
 
@@ -49,8 +50,10 @@ pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, App
     Ok(planned.collect())
 }
 
-/// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side effects follow.
-pub(crate) fn capture(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>, ApplyError> {
+/// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side effects follow. Threads that have ended are
+/// left out: they come and go by themselves.
+pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>, ApplyError> {
+    let writes = &still_there(all, machine);
     let mut entries = Vec::with_capacity(writes.len());
     for (id, write) in writes.iter().enumerate() {
         let old = match machine.read(&write.target) {
@@ -67,7 +70,7 @@ pub(crate) fn capture(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Ent
             passing: write.passing.clone(),
             created_by: write.created_by,
             changed_by: None,
-            identity: identity(&write.target, machine)?,
+            identity: identity(&write.target, write.created_by.is_some(), machine)?,
         });
     }
     // A knob that already has its value is not written, so nothing changes along.
@@ -106,7 +109,7 @@ pub(crate) fn capture(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Ent
                 passing: Vec::new(),
                 created_by: None,
                 changed_by: Some(cause),
-                identity: identity(target, machine)?,
+                identity: identity(target, false, machine)?,
             });
         }
     }
@@ -121,11 +124,25 @@ pub(crate) fn value_of(target: &Target, text: &str) -> Result<String, ApplyError
         .ok_or_else(|| ApplyError::Form { label: target.to_string(), text: text.trim().to_owned() })
 }
 
-fn identity(target: &Target, machine: &Machine<'_>) -> Result<Option<u64>, ApplyError> {
+/// The writes but those to threads that have ended; no other write depends on one of these.
+fn still_there(all: &[Write], machine: &Machine<'_>) -> Vec<Write> {
+    let gone: Vec<bool> = all
+        .iter()
+        .map(|w| w.target.is_thread() && matches!(machine.read(&w.target), Err(Fault::Gone(_))))
+        .collect();
+    let left = |index: usize| index - gone[..index].iter().filter(|g| **g).count();
+    let kept = all.iter().zip(&gone).filter(|(_, gone)| !**gone);
+    kept.map(|(w, _)| Write { created_by: w.created_by.map(left), ..w.clone() }).collect()
+}
+
+/// Tells a cgroup from a later one of the same name; `None` for one that an earlier write makes.
+fn identity(target: &Target, made: bool, machine: &Machine<'_>) -> Result<Option<u64>, ApplyError> {
     match (target.in_cgroup(), target.path.parent()) {
-        (true, Some(dir)) => {
-            machine.host().identity(dir).map(Some).map_err(|e| unreadable(target, Fault::Gone(e)))
-        }
+        (true, Some(dir)) => match machine.host().identity(dir) {
+            Ok(id) => Ok(Some(id)),
+            Err(e) if made && e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(unreadable(target, Fault::Gone(e))),
+        },
         _ => Ok(None),
     }
 }

@@ -22,7 +22,7 @@ pub use error::ApplyError;
 pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA};
 pub use lock::LOCK_FILE;
 pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};
-pub use resolve::{Binding, VmBinding, Write, elevator_writes, resolve};
+pub use resolve::{Binding, VmBinding, Write, append, elevator_writes, resolve};
 pub use revert::{Fate, OnConflict, Outcome, Reverted};
 pub use session::{Observer, Session, Silent, Step};
 pub use status::{KnobState, KnobStatus, Status, status};

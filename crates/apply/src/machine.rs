@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_host::Root;
+use rtvirtio_host::sched::{self, Attr};
+use rtvirtio_host::{Root, task};
 use rustix::io::Errno;
 
-use crate::target::{Place, Target};
+use crate::target::{Form, Place, Target};
 
 /// Kernel files of the host. [`Root`] is the real one.
 pub trait HostFiles {
@@ -32,6 +33,31 @@ pub trait HostFiles {
     /// # Errors
     /// As the system call says.
     fn identity(&self, path: &Path) -> io::Result<u64>;
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+    /// Removes a directory.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// When a thread started, in 1/100 s since boot.
+    ///
+    /// # Errors
+    /// As the system call says; `NotFound` when it is gone.
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64>;
+    /// Policy and parameters of a thread.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr>;
+    /// Sets policy and parameters of a thread.
+    ///
+    /// # Errors
+    /// As the system call says, with the reason where it is known.
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()>;
 }
 
 impl HostFiles for Root {
@@ -49,6 +75,32 @@ impl HostFiles for Root {
 
     fn identity(&self, path: &Path) -> io::Result<u64> {
         self.inode(path).map_err(rtvirtio_host::HostError::into_io)
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        std::fs::create_dir(self.at(path))
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_dir(self.at(path))
+    }
+
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        task::stat(self, pid, tid).map(|s| s.start).map_err(rtvirtio_host::HostError::into_io)
+    }
+
+    fn scheduling(&self, _: u32, tid: u32) -> io::Result<Attr> {
+        sched::get(tid)
+    }
+
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        sched::set(tid, attr).map_err(|e| {
+            if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) {
+                return e;
+            }
+            let kind = e.kind();
+            io::Error::new(kind, sched::explain(self, pid, tid, attr, e))
+        })
     }
 }
 
@@ -86,6 +138,12 @@ impl Guests for NoGuests {
     }
 }
 
+/// Values of [`Form::Group`].
+pub(crate) const PRESENT: &str = "present";
+pub(crate) const ABSENT: &str = "absent";
+/// The file of a v1 cgroup that lists its threads, and takes one.
+pub(crate) const TASKS: &str = "tasks";
+
 /// Host and guests together. Connections to guests are made on first use and kept.
 pub struct Machine<'a> {
     root: &'a Root,
@@ -110,9 +168,9 @@ impl Fault {
         }
     }
 
-    fn of(error: io::Error) -> Self {
+    pub(crate) fn of(error: io::Error) -> Self {
         let errno = error.raw_os_error();
-        let gone = [Errno::NODEV, Errno::NXIO].iter().any(|e| errno == Some(e.raw_os_error()));
+        let gone = [Errno::NODEV, Errno::NXIO, Errno::SRCH].iter().any(|e| errno == Some(e.raw_os_error()));
         // The connection kinds come from a guest's agent: the guest has ended.
         let ended = [
             io::ErrorKind::NotFound,
@@ -147,13 +205,36 @@ impl<'a> Machine<'a> {
 
     /// The text of a knob's file.
     pub(crate) fn read(&self, target: &Target) -> Result<String, Fault> {
-        self.read_at(&target.place, &target.path)
+        match (&target.place, &target.form) {
+            (Place::Thread { pid, tid, start }, form) => {
+                self.same_thread(*pid, *tid, *start)?;
+                if *form == Form::Scheduling {
+                    return self.host.scheduling(*pid, *tid).map(|a| a.to_string()).map_err(Fault::of);
+                }
+                self.read_at(&Place::Host, &target.path)
+            }
+            (_, Form::Group { .. }) => match self.host.identity(&target.path) {
+                Ok(_) => Ok(PRESENT.to_owned()),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(ABSENT.to_owned()),
+                Err(e) => Err(Fault::of(e)),
+            },
+            (place, _) => self.read_at(place, &target.path),
+        }
+    }
+
+    /// A number may have been given to another thread since. Between this and the call that follows lies a moment in which that can happen,
+    /// because `sched_setattr` takes no file descriptor; the kernel gives numbers out in turn, so it would have to go round in it.
+    fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
+        match self.host.thread_start(pid, tid).map_err(Fault::of)? {
+            now if now == start => Ok(()),
+            _ => Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")))),
+        }
     }
 
     /// The text of a file at a place.
     pub(crate) fn read_at(&self, place: &Place, path: &Path) -> Result<String, Fault> {
         match place {
-            Place::Host => self.host.read(path).map_err(Fault::of),
+            Place::Host | Place::Thread { .. } => self.host.read(path).map_err(Fault::of),
             Place::Guest { agent, .. } => {
                 let bytes = self.in_guest(agent, |g| g.read(&path.to_string_lossy()))?;
                 String::from_utf8(bytes)
@@ -165,10 +246,38 @@ impl<'a> Machine<'a> {
     /// Writes to a knob's file.
     pub(crate) fn write(&self, target: &Target, text: &str) -> Result<(), Fault> {
         match &target.place {
+            Place::Thread { pid, tid, start } => {
+                self.same_thread(*pid, *tid, *start)?;
+                self.write_thread(*pid, *tid, &target.form, text)
+            }
+            Place::Host if matches!(target.form, Form::Group { .. }) => match text {
+                PRESENT => self.host.make_dir(&target.path).map_err(Fault::of),
+                _ => self.host.remove_dir(&target.path).map_err(Fault::of),
+            },
             Place::Host => self.host.write(&target.path, text).map_err(Fault::of),
             Place::Guest { agent, .. } => {
                 self.in_guest(agent, |g| g.write(&target.path.to_string_lossy(), text.as_bytes()))
             }
+        }
+    }
+
+    fn write_thread(&self, pid: u32, tid: u32, form: &Form, text: &str) -> Result<(), Fault> {
+        let invalid = |e: String| Fault::Io(io::Error::new(io::ErrorKind::InvalidInput, e));
+        match form {
+            Form::Scheduling => {
+                let attr = text.parse::<Attr>().map_err(|e| invalid(e.to_string()))?;
+                self.host.set_scheduling(pid, tid, &attr).map_err(Fault::of)
+            }
+            Form::ThreadCgroup { mount, .. } => {
+                let below = text.strip_prefix('/').unwrap_or(text);
+                let file = mount.join(below).join(TASKS);
+                // A missing group is not a missing thread: that one was just there.
+                self.host.write(&file, &tid.to_string()).map_err(|e| match Fault::of(e) {
+                    Fault::Gone(e) if e.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => Fault::Io(e),
+                    other => other,
+                })
+            }
+            _ => Err(invalid("not a thread's setting".to_owned())),
         }
     }
 

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use rtvirtio_host::block::RESET_BY_ELEVATOR;
 use rtvirtio_host::{BlockDevice, Cgroups, text};
 use rtvirtio_planner::{BfqTunable, Knob, Plan};
+use serde::{Deserialize, Serialize};
 
 use crate::error::ApplyError;
 use crate::machine::Machine;
@@ -40,7 +41,7 @@ pub struct VmBinding {
 }
 
 /// One write to one file.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Write {
     /// The setting as users know it, such as `slice_idle of loop3` or `weight of vm0`.
     pub knob: String,
@@ -69,6 +70,12 @@ impl Write {
             side_effects: Vec::new(),
         }
     }
+}
+
+/// Appends writes that were made on their own to others.
+pub fn append(writes: &mut Vec<Write>, more: Vec<Write>) {
+    let offset = writes.len();
+    writes.extend(more.into_iter().map(|w| Write { created_by: w.created_by.map(|i| i + offset), ..w }));
 }
 
 /// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup controllers, weights and

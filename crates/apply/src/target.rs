@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use rtvirtio_host::sched::Attr;
 use rtvirtio_host::text;
 use serde::{Deserialize, Serialize};
 
@@ -18,6 +19,15 @@ pub enum Place {
         vm: String,
         /// Socket of its agent on the host.
         agent: PathBuf,
+    },
+    /// A thread of the host.
+    Thread {
+        /// Process.
+        pid: u32,
+        /// Thread.
+        tid: u32,
+        /// When it started, in 1/100 s since boot: numbers are used again.
+        start: u64,
     },
 }
 
@@ -53,6 +63,23 @@ pub enum Form {
     },
     /// Whether `io` stands in a v2 `cgroup.subtree_control`: the value is `+io` or `-io`.
     IoEnabled,
+    /// Policy and parameters of a thread: the value is the text of [`Attr`].
+    Scheduling,
+    /// The cgroup of a thread in one v1 hierarchy: the value is the path below its root.
+    ThreadCgroup {
+        /// The hierarchy's controller.
+        controller: String,
+        /// Where its root is mounted.
+        mount: PathBuf,
+    },
+    /// Whether a v1 cgroup is there: the value is `present` or `absent`. Threads that were started in it meanwhile and so are in nobody's
+    /// journal go to `home` before it is removed.
+    Group {
+        /// Directory of another cgroup.
+        home: PathBuf,
+        /// Scheduling that they get: the text of [`Attr`].
+        scheduling: String,
+    },
 }
 
 /// One knob's file.
@@ -81,6 +108,14 @@ impl Form {
             Self::Throttle { dev } => or(text::throttle_limit(file, dev)),
             Self::IoMax { dev, key } => or(text::io_max_limit(file, dev, key)),
             Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
+            Self::Scheduling => file.trim().parse::<Attr>().ok()?.to_string(),
+            Self::ThreadCgroup { controller, .. } => {
+                let fits = |line: &&str| {
+                    line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == controller))
+                };
+                file.lines().find(fits)?.splitn(3, ':').nth(2)?.to_owned()
+            }
+            Self::Group { .. } => file.trim().to_owned(),
         })
     }
 
@@ -88,7 +123,13 @@ impl Form {
     #[must_use]
     pub fn text(&self, value: &str) -> String {
         match self {
-            Self::Plain | Self::Elevator | Self::Jiffies | Self::IoEnabled => value.to_owned(),
+            Self::Plain
+            | Self::Elevator
+            | Self::Jiffies
+            | Self::IoEnabled
+            | Self::Scheduling
+            | Self::ThreadCgroup { .. }
+            | Self::Group { .. } => value.to_owned(),
             Self::DeviceWeight { dev } => format!("{dev} {value}"),
             // v1 takes 0 for "no limit" and knows no `max`.
             Self::Throttle { dev } => format!("{dev} {}", if value == "max" { "0" } else { value }),
@@ -102,7 +143,7 @@ impl Form {
         match self {
             Self::DeviceWeight { .. } => Some("default"),
             Self::Throttle { .. } | Self::IoMax { .. } => Some("max"),
-            Self::Plain | Self::Elevator | Self::Jiffies | Self::IoEnabled => None,
+            _ => None,
         }
     }
 
@@ -120,6 +161,10 @@ impl Form {
     pub fn is(&self, found: &str, written: &str) -> bool {
         if found == written {
             return true;
+        }
+        if *self == Self::Scheduling {
+            let parsed = found.parse::<Attr>().ok().zip(written.parse::<Attr>().ok());
+            return parsed.is_some_and(|(found, written)| found.is(&written));
         }
         match (self, found.parse::<u64>(), written.parse::<u64>()) {
             (Self::Jiffies, Ok(found), Ok(written)) => text::jiffies_readbacks(written).contains(&found),
@@ -143,17 +188,38 @@ impl Target {
         Self { place: self.place.clone(), path: self.path.with_file_name(name), form: Form::Plain }
     }
 
+    /// Policy and parameters of a thread that started at `start`.
+    #[must_use]
+    pub fn scheduling(pid: u32, tid: u32, start: u64) -> Self {
+        let path = format!("/proc/{pid}/task/{tid}/sched");
+        Self { place: Place::Thread { pid, tid, start }, path: path.into(), form: Form::Scheduling }
+    }
+
+    /// The cgroup of a thread in the v1 hierarchy of `controller` at `mount`.
+    #[must_use]
+    pub fn thread_cgroup(pid: u32, tid: u32, start: u64, controller: &str, mount: &Path) -> Self {
+        let path = format!("/proc/{pid}/task/{tid}/cgroup");
+        let form = Form::ThreadCgroup { controller: controller.to_owned(), mount: mount.to_owned() };
+        Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
+    }
+
+    /// Whether a thread, rather than a file, is meant.
+    pub(crate) fn is_thread(&self) -> bool {
+        matches!(self.place, Place::Thread { .. })
+    }
+
     /// Whether the file belongs to a cgroup of the host.
     pub(crate) fn in_cgroup(&self) -> bool {
         let in_sys = |dir| self.path.starts_with(Path::new(dir));
-        self.place == Place::Host && !in_sys("/sys/block") && !in_sys("/sys/devices")
+        let dir = matches!(self.form, Form::Group { .. });
+        self.place == Place::Host && !dir && !in_sys("/sys/block") && !in_sys("/sys/devices")
     }
 
     /// The device whose line in the file is meant, if it is one line of many.
     pub(crate) fn dev(&self) -> Option<&str> {
         match &self.form {
             Form::DeviceWeight { dev } | Form::Throttle { dev } | Form::IoMax { dev, .. } => Some(dev),
-            Form::Plain | Form::Elevator | Form::Jiffies | Form::IoEnabled => None,
+            _ => None,
         }
     }
 }

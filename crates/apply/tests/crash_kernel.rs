@@ -87,6 +87,8 @@ impl Real {
             vms: 3,
             guests: None,
             plan: full_plan(false),
+            cpu: Vec::new(),
+            threads_of: None,
         }
     }
 

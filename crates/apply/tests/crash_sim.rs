@@ -51,6 +51,8 @@ fn lab(v2: bool, elevator: &str, plan: Plan) -> Lab {
         vms: 3,
         guests: Some(guests.clone()),
         plan,
+        cpu: Vec::new(),
+        threads_of: None,
     };
     Lab { _dir: dir, kernel, case, dirs: vec![root, guests] }
 }

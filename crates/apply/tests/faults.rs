@@ -13,6 +13,7 @@ use rtvirtio_apply::{
     OnConflict, Session, Silent, Step, dry_run, resolve, status,
 };
 use rtvirtio_host::Root;
+use rtvirtio_host::sched::Attr;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind};
 use rtvirtio_testkit::skip;
 use support::sim::{SimGuests, SimKernel};
@@ -53,6 +54,8 @@ impl Lab {
             parent: "/lab".into(),
             vms: 3,
             guests: guests.exists().then_some(guests),
+            cpu: Vec::new(),
+            threads_of: None,
             plan: plan(settings),
         }
     }
@@ -369,6 +372,21 @@ impl HostFiles for Lying<'_> {
     }
     fn identity(&self, path: &Path) -> io::Result<u64> {
         self.kernel.identity(path)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.kernel.make_dir(path)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.kernel.remove_dir(path)
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.kernel.thread_start(pid, tid)
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.kernel.scheduling(pid, tid)
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.kernel.set_scheduling(pid, tid, attr)
     }
 }
 

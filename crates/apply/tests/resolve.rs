@@ -37,6 +37,8 @@ fn lab(v2: bool, elevator: &str) -> Lab {
         parent: "/lab".into(),
         vms: 3,
         guests: Some(dir.path().join("guests")),
+        cpu: Vec::new(),
+        threads_of: None,
         plan: plan(&[]),
     };
     Lab { binding: case.binding(), root: Root::new(path), kernel, _dir: dir }

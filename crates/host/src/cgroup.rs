@@ -1,4 +1,4 @@
-//! Control groups of the block I/O controller: v1 `blkio` and v2 `io` (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
+//! Control groups of the block I/O controller, v1 `blkio` and v2 `io`, and of the CPU controller, `cpu` on both (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
 //! `Documentation/admin-guide/cgroup-v2.rst`, `Documentation/block/bfq-iosched.rst`).
 //!
 //! Only files of BFQ and of the throttling policy are named here. `io.weight` and `io.cost.*` belong to io.cost and are never
@@ -13,22 +13,23 @@ use std::thread;
 use std::time::Duration;
 
 use crate::mounts::{Mount, mounts};
+use crate::task::Membership;
 use crate::{HostError, Root, text};
 
 /// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
 const REMOVE_TRIES: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Which version of the interface holds the block I/O controller.
+/// Which version of the interface holds the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hierarchy {
-    /// cgroup v1, controller `blkio`.
+    /// cgroup v1, where each controller has a hierarchy.
     V1,
-    /// cgroup v2, controller `io`.
+    /// cgroup v2, one hierarchy for all.
     V2,
 }
 
-/// The hierarchy that holds the block I/O controller.
+/// The hierarchy that holds the block I/O controller, or the CPU controller.
 ///
 /// A cgroup is named by its path below the hierarchy's root, such as `/machine.slice/vm0.scope`, as `/proc/PID/cgroup` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub struct Cgroups {
     pub mount: PathBuf,
     /// Which cgroup is mounted there: `/` except inside some containers.
     mount_root: PathBuf,
+    /// The controller's name on v1.
+    controller: &'static str,
 }
 
 /// Where the BFQ weight of a cgroup is set.
@@ -110,7 +113,8 @@ impl Cgroups {
         let pick = |f: &dyn Fn(&&Mount) -> bool| {
             mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
         };
-        let make = |hierarchy, m: Mount| Self { hierarchy, mount: m.point, mount_root: m.root };
+        let make =
+            |hierarchy, m: Mount| Self { hierarchy, mount: m.point, mount_root: m.root, controller: "blkio" };
         if let Some(m) = pick(&v1) {
             return Ok(make(Hierarchy::V1, m));
         }
@@ -131,6 +135,61 @@ impl Cgroups {
                 controllers.trim()
             ),
         })
+    }
+
+    /// Finds the hierarchy of the CPU controller: v1 `cpu` when it is mounted, else v2 with `cpu`.
+    ///
+    /// # Errors
+    /// [`HostError::NoCpuController`] when neither is there, with the remedy.
+    pub fn detect_cpu(root: &Root) -> Result<Self, HostError> {
+        let mounts = mounts(root)?;
+        let outermost = |f: &dyn Fn(&&Mount) -> bool| {
+            mounts.iter().filter(|m| f(m)).min_by_key(|m| m.root.components().count()).cloned()
+        };
+        let make =
+            |hierarchy, m: Mount| Self { hierarchy, mount: m.point, mount_root: m.root, controller: "cpu" };
+        if let Some(m) = outermost(&|m| m.fs == "cgroup" && m.options.iter().any(|o| o == "cpu")) {
+            return Ok(make(Hierarchy::V1, m));
+        }
+        let none = |why: String| HostError::NoCpuController { why };
+        let Some(m) = outermost(&|m| m.fs == "cgroup2") else {
+            return Err(none(
+                "neither v1 `cpu` nor v2 is mounted; mount it with `mount -t cgroup2 none /sys/fs/cgroup`"
+                    .into(),
+            ));
+        };
+        let controllers = root.read(m.point.join("cgroup.controllers"))?;
+        if text::has_word(&controllers, "cpu") {
+            return Ok(make(Hierarchy::V2, m));
+        }
+        Err(none(format!(
+            "the v2 hierarchy at {} offers only `{}`; boot without `cgroup_disable=cpu`. With RT_GROUP_SCHED the kernel also \
+             withholds it while a real-time thread is outside of the root cgroup",
+            m.point.display(),
+            controllers.trim()
+        )))
+    }
+
+    /// The cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is not among them.
+    #[must_use]
+    pub fn of_thread<'a>(&self, memberships: &'a [Membership]) -> Option<&'a Path> {
+        let ours = |m: &&Membership| match self.hierarchy {
+            Hierarchy::V1 => m.has(self.controller),
+            Hierarchy::V2 => m.controllers.is_empty(),
+        };
+        memberships.iter().find(ours).map(|m| m.path.as_path())
+    }
+
+    /// The file that takes a thread's number to move it, alone, into a cgroup: `tasks` on v1; on v2 `cgroup.threads`, which only a
+    /// threaded group takes.
+    ///
+    /// # Errors
+    /// When the path is not a cgroup's.
+    pub fn threads_file(&self, cgroup: &Path) -> Result<PathBuf, HostError> {
+        Ok(self.dir(cgroup)?.join(match self.hierarchy {
+            Hierarchy::V1 => "tasks",
+            Hierarchy::V2 => "cgroup.threads",
+        }))
     }
 
     /// Whether a cgroup is the root, which has no weight.
@@ -221,12 +280,12 @@ impl Cgroups {
             let mut parts = line.splitn(3, ':');
             let (id, controllers, cgroup) = (parts.next()?, parts.next()?, parts.next()?);
             let ours = match self.hierarchy {
-                Hierarchy::V1 => controllers.split(',').any(|c| c == "blkio"),
+                Hierarchy::V1 => controllers.split(',').any(|c| c == self.controller),
                 Hierarchy::V2 => id == "0" && controllers.is_empty(),
             };
             ours.then(|| PathBuf::from(cgroup))
         });
-        cgroup.ok_or(HostError::Form { path, text: all, expected: "a list with the block I/O hierarchy" })
+        cgroup.ok_or(HostError::Form { path, text: all, expected: "a list with the controller's hierarchy" })
     }
 
     /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd scope or service in the path

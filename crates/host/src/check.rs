@@ -3,6 +3,7 @@
 mod cpu;
 mod guest;
 mod io;
+mod realtime;
 mod tools;
 
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{HostError, Root};
 
 pub use guest::guest_priority;
+pub use realtime::{fair_server, vms};
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -76,6 +78,7 @@ pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     let mut found = Vec::new();
     io::check(root, &mut found);
     cpu::check(root, &mut found);
+    realtime::check(root, &mut found);
     tools::check(root, &mut found);
     found.extend(extra);
     found

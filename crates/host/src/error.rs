@@ -72,6 +72,12 @@ pub enum HostError {
         /// What was found instead, and the remedy.
         why: String,
     },
+    /// No hierarchy holds the CPU controller.
+    #[error("no cgroup hierarchy has the CPU controller: {why}")]
+    NoCpuController {
+        /// What was found instead, and the remedy.
+        why: String,
+    },
     /// A path that may not be used as a cgroup.
     #[error("`{path}` is not a cgroup path: {why}")]
     BadCgroup {
@@ -110,11 +116,14 @@ impl HostError {
     }
 }
 
-/// Whether an I/O error says that the thing itself is gone: `ENOENT`, or `ENODEV`/`ENXIO` from an open kernel file.
+/// Whether an I/O error says that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or `ENODEV`/`ENXIO` from an open kernel
+/// file.
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
-        || [Errno::NODEV, Errno::NXIO].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()))
+        || [Errno::NODEV, Errno::NXIO, Errno::SRCH]
+            .iter()
+            .any(|e| error.raw_os_error() == Some(e.raw_os_error()))
 }
 
 /// The remedy that an error number suggests, ready to be appended.

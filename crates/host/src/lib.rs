@@ -9,6 +9,8 @@ pub mod check;
 mod error;
 pub mod mounts;
 mod root;
+pub mod sched;
+pub mod task;
 pub mod text;
 
 pub use block::{BlockDevice, DeviceUse};

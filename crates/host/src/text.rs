@@ -3,7 +3,7 @@
 //! Sources: `block/elevator.c` (scheduler), `block/bfq-iosched.c` (tunables), `block/bfq-cgroup.c` (weights),
 //! `block/blk-throttle.c` (limits), `kernel/cgroup/cgroup.c` (subtree_control).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What `queue/scheduler` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,24 @@ pub fn elevators(text: &str) -> Option<Elevators> {
         (None, [only]) => Some(Elevators { current: only.clone(), available }),
         _ => None,
     }
+}
+
+/// Largest CPU number that a list may name: `CONFIG_NR_CPUS` is at most 8192.
+const MAX_CPU: u32 = 8191;
+
+/// Parses a list of CPUs: `0-3,6`. `None` when it is not one.
+#[must_use]
+pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
+    let mut cpus = BTreeSet::new();
+    for part in text.trim().split(',').filter(|p| !p.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
+        if first > last || last > MAX_CPU {
+            return None;
+        }
+        cpus.extend(first..=last);
+    }
+    Some(cpus)
 }
 
 /// What a knob in milliseconds that the kernel holds in jiffies may print after `ms` was written to it.

@@ -186,7 +186,9 @@ fn urgent_requests_may_go_in_larger_pieces() {
         ..VmConfig::default()
     };
     // 62 us and 250 us for 256 KiB: enough for one piece of it; or just not, but for the last 192 KiB.
-    for (burst, lens) in [(312_000, vec![256 << 10, 64 << 10]), (311_999, vec![64 << 10, 64 << 10, 192 << 10])] {
+    for (burst, lens) in
+        [(312_000, vec![256 << 10, 64 << 10]), (311_999, vec![64 << 10, 64 << 10, 192 << 10])]
+    {
         let vms = vec![urgent(burst), VmConfig::default()];
         let config = Config {
             cost: COST,

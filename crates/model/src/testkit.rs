@@ -1,6 +1,6 @@
 //! Profiles and specs for the tests: the twin and the disk whose measurements the tests compare with.
 
-use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm};
+use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
 
 use crate::types::{Bfq, Config, DepthPoint, Elevator, GuestPoint, PROFILE_SCHEMA, Profile, VmConfig};
@@ -72,7 +72,12 @@ pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
         vms: vms
             .iter()
             .enumerate()
-            .map(|(i, tasks)| Vm { name: format!("vm{i}"), reach: Reach::Lab(kind), tasks: tasks.clone() })
+            .map(|(i, tasks)| Vm {
+                name: format!("vm{i}"),
+                reach: Reach::Lab(kind),
+                cpu: VmCpu::default(),
+                tasks: tasks.clone(),
+            })
             .collect(),
     }
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use rtvirtio_model::{
     Bfq, Config, DepthPoint, Elevator, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, VmConfig,
 };
-use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm};
+use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
 use super::*;
@@ -62,7 +62,13 @@ fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
         vms: vms
             .iter()
             .enumerate()
-            .map(|(i, tasks)| Vm { name: format!("vm{i}"), reach: Reach::Lab(kind), tasks: tasks.clone() })
+            .map(|(i, tasks)| Vm {
+                name: format!("vm{i}"),
+                reach: Reach::Lab(kind),
+                cpu: VmCpu::default(),
+                cpu: VmCpu::default(),
+                tasks: tasks.clone(),
+            })
             .collect(),
     }
 }

@@ -6,6 +6,7 @@
 //! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are bounded, and nothing
 //! in it makes the parser panic.
 
+mod cpu;
 mod device;
 mod error;
 mod field;

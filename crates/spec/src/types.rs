@@ -51,8 +51,47 @@ pub struct Vm {
     pub name: String,
     /// How rtvirtio reaches it.
     pub reach: Reach,
+    /// The CPU time that its threads get.
+    pub cpu: VmCpu,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
+}
+
+/// The CPU side of a VM: one contract for all its threads, and their real-time order. Nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct VmCpu {
+    /// What all its threads get together; `None` leaves them as they are.
+    pub need: Option<CpuNeed>,
+    /// Order of its threads; only together with `need`.
+    pub priorities: Option<Priorities>,
+}
+
+/// CPU time that a VM needs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CpuNeed {
+    /// `budget` on each CPU in every `period`: (Q, P) of the reservations paper, section 3.
+    Contract {
+        /// Q, at least 1 ms and at most the period.
+        budget: Nanos,
+        /// P, 1 ms to 1 s.
+        period: Nanos,
+    },
+    /// So many requests a second, each answered within the deadline; the budget is found from what was measured.
+    Demand {
+        /// Requests that the VM answers.
+        requests: Iops,
+        /// Time that each may take.
+        deadline: Nanos,
+    },
+}
+
+/// Real-time priorities of a VM's threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Priorities {
+    /// The RT hypervisor paper's section 3.3: I/O threads at FIFO 98, vCPUs at 97, AIO workers ordinary; memory is to be locked.
+    Rt,
 }
 
 /// How a VM is reached. Exactly one of `lab`, `cgroup`, `pid`, `qmp` stands in the file.

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use crate::error::Report;
 use crate::field::{Field, Section, quoted};
 use crate::types::{Device, HostHandle, LabKind, Reach, Vm};
-use crate::{MAX_VMS, Span, task};
+use crate::{MAX_VMS, Span, cpu, task};
 
-const KEYS: &[&str] = &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "task"];
+const KEYS: &[&str] = &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "cpu", "priorities", "task"];
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("tasks", "[[vm.task]]"),
+    ("budget", "cpu = { budget, period }"),
+    ("priority", "priorities"),
     ("target", "target below a [[vm.task]]"),
     ("kind", "lab"),
     ("qga", "agent"),
@@ -87,8 +89,9 @@ fn read<'t>(
         }
     }
     let reach = reach(report, section, device, taken);
+    let cpu = cpu::read(report, section);
     let tasks = task::read_all(report, section);
-    let vm = Vm { name: name.into_value()?.to_owned(), reach: reach?, tasks: tasks? };
+    let vm = Vm { name: name.into_value()?.to_owned(), reach: reach?, cpu: cpu?, tasks: tasks? };
     unique.then_some(vm)
 }
 

@@ -1,5 +1,6 @@
 //! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest ([`agent`]), starting QEMU
-//! so that it cannot outlive its owner ([`spawn`]), and finding out whether KVM really works here ([`probe`]).
+//! so that it cannot outlive its owner ([`spawn`]), finding out whether KVM really works here ([`probe`]), and finding every thread
+//! that works for it on the host ([`threads`]).
 //!
 //! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a deadline, and every
 //! reply has a size limit that is checked before the bytes are kept.
@@ -9,9 +10,11 @@ mod error;
 pub mod probe;
 pub mod qmp;
 pub mod spawn;
+pub mod threads;
 mod wire;
 
 pub use agent::GuestAgent;
 pub use error::VmmError;
 pub use probe::{KvmProbe, probe_kvm};
 pub use qmp::Qmp;
+pub use threads::{Role, Thread, VmHandle, Watcher};

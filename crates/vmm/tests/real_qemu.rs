@@ -6,9 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rtvirtio_host::Root;
+use rtvirtio_host::sched::Policy;
 use rtvirtio_vmm::probe::QEMU;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
-use rtvirtio_vmm::{GuestAgent, Qmp, VmmError};
+use rtvirtio_vmm::threads::{Named, discover, process_of};
+use rtvirtio_vmm::{GuestAgent, Qmp, Role, VmHandle, VmmError, Watcher};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -118,4 +121,42 @@ fn guest_without_an_agent_times_out() {
         GuestAgent::connect(Path::new(&machine.dir.path().join("qga")), Duration::from_secs(1)).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("1000 ms"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(3));
+}
+
+/// Every thread of a real machine with its role, from the monitor and from names alone; a worker that comes and goes is taken in.
+#[test]
+fn threads_of_a_machine_with_their_roles() {
+    let Some(machine) = machine("threads_of_a_machine_with_their_roles") else { return };
+    let root = Root::default();
+    let pid = machine.child.id();
+    let mut qmp = Qmp::connect(&machine.dir.path().join("qmp"), LIMIT).unwrap();
+    let named = Named::ask(&mut qmp).unwrap();
+    assert_eq!(process_of(&root, named.any_thread().unwrap()).unwrap(), pid);
+    let known = VmHandle { named, ..VmHandle::of_pid(pid) };
+    for vm in [known.clone(), VmHandle::of_pid(pid)] {
+        let found = discover(&root, &vm).unwrap();
+        let count = |role: &Role| found.iter().filter(|t| t.role == *role).count();
+        for role in [
+            Role::Emulator,
+            Role::Vcpu(vec![0]),
+            Role::Vcpu(vec![1]),
+            Role::IoThread("io0".into()),
+            Role::Rcu,
+        ] {
+            assert_eq!(count(&role), 1, "{role}: {found:#?}");
+        }
+        assert_eq!(found.len(), fs::read_dir(format!("/proc/{pid}/task")).unwrap().count());
+        assert!(found.iter().all(|t| t.policy == Some(Policy::Other) && t.reset_on_fork == Some(false)));
+    }
+    let mut watcher = Watcher::new(known);
+    watcher.poll(&root, Instant::now()).unwrap();
+    // A new I/O thread is one of the threads that appear in a running machine.
+    let object = serde_json::json!({ "qom-type": "iothread", "id": "late" });
+    qmp.execute("object-add", Some(object)).unwrap();
+    let changes = watcher.poll(&root, Instant::now()).unwrap();
+    let new: Vec<_> = changes.appeared.iter().map(|a| a.thread.role.clone()).collect();
+    assert_eq!(new, [Role::IoThread("late".into())]);
+    qmp.execute("object-del", Some(serde_json::json!({ "id": "late" }))).unwrap();
+    let changes = watcher.poll(&root, Instant::now()).unwrap();
+    assert!(changes.gone.iter().any(|t| t.role == Role::IoThread("late".into())), "{changes:?}");
 }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use rtvirtio_apply::{
     ApplyError, Fate, JOURNAL_FILE, KnobState, Machine, Observer, OnConflict, Reverted, Session, Silent,
-    Status, Step, dry_run, resolve,
+    Status, Step, Write, append, dry_run, resolve,
 };
 use rtvirtio_host::Root;
 use rtvirtio_model::ModelKind;
@@ -17,6 +17,7 @@ use rtvirtio_report::{terminal, text};
 use super::plan::{INFEASIBLE, load, load_profile, old_values};
 use super::{need_root, show, style, write_file};
 use crate::args::{ApplyArgs, Global, RevertArgs};
+use crate::cpu_plan;
 use crate::guests::GuestAgents;
 use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
@@ -34,6 +35,9 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
     if super::domain::is_config(&args.source) {
         return super::domain::apply(&args.source, args.dry_run, global, ui);
+    }
+    if args.cpu_only {
+        return cpu_only(args, global, ui);
     }
     let is_spec = args.source.extension().is_some_and(|e| e == "toml");
     let saved = if is_spec { None } else { Some(load(&args.source)?) };
@@ -63,7 +67,8 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.dry_run {
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
-        let writes = resolve(&plan, &site.binding()?, &machine)?;
+        let mut writes = resolve(&plan, &site.binding()?, &machine)?;
+        append(&mut writes, cpu_plan::writes(&site.spec, global, ui)?.0);
         let lines = dry_run(&writes, &machine)?;
         show(ui, &lines, || match lines.as_slice() {
             [] => "nothing to change: the settings in force are the plan's\n".to_owned(),
@@ -76,7 +81,9 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
-    let count = apply_plan(&plan, &site, global, ui)?;
+    let (cpu, held) = cpu_plan::writes(&site.spec, global, ui)?;
+    let count = apply_with(&plan, cpu, &site, global, ui)?;
+    cpu_plan::explain(&held, ui);
     ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
     if ui.json {
         return status(global, ui);
@@ -98,15 +105,54 @@ fn plan_now(args: &ApplyArgs, site: &Site, global: &Global, ui: &Ui) -> anyhow::
 
 /// Applies a plan and returns how many settings it has.
 pub fn apply_plan(plan: &Plan, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<usize> {
+    apply_with(plan, Vec::new(), site, global, ui)
+}
+
+/// The same with further writes, in one journal.
+fn apply_with(plan: &Plan, more: Vec<Write>, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<usize> {
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
     let session = Session::open(&global.state_dir)?;
-    let writes = resolve(plan, &site.binding()?, &machine)?;
+    let mut writes = resolve(plan, &site.binding()?, &machine)?;
+    append(&mut writes, more);
     // Before the journal: a plan file without a journal means nothing, see `plan_in_force`.
     if !session.in_force()? {
         write_file(&global.state_dir.join(PLAN_FILE), &serde_json::to_vec_pretty(plan)?)?;
     }
-    match session.apply(&writes, &machine, &mut Watch(ui)) {
+    carry_out(&session, &writes, &machine, ui)
+}
+
+/// `apply --cpu-only`: the contracts alone; no plan is involved, so none is saved.
+fn cpu_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let root = Root::default();
+    let machine = Machine::new(&root, &GuestAgents);
+    let spec = site::load_spec(&args.source)?;
+    let (writes, held) = cpu_plan::writes(&spec, global, ui)?;
+    if writes.is_empty() {
+        bail!("no VM of {} has `cpu`: there is nothing to apply", args.source.display());
+    }
+    if args.dry_run {
+        cpu_plan::explain(&held, ui);
+        let lines = dry_run(&writes, &machine)?;
+        show(ui, &lines, || lines.iter().map(|line| format!("{line}\n")).collect())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let session = Session::open(&global.state_dir)?;
+    if !session.in_force()? {
+        forget_plan(&global.state_dir)?;
+    }
+    let count = carry_out(&session, &writes, &machine, ui)?;
+    cpu_plan::explain(&held, ui);
+    ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
+    if ui.json {
+        show(ui, &held, String::new)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Applies writes and returns how many there are.
+fn carry_out(session: &Session, writes: &[Write], machine: &Machine<'_>, ui: &Ui) -> anyhow::Result<usize> {
+    match session.apply(writes, machine, &mut Watch(ui)) {
         Ok(applied) => Ok(applied.knobs.len()),
         Err(ApplyError::RolledBack { cause, rollback })
             if matches!(*cause, ApplyError::Interrupted) && rollback.done =>

@@ -22,7 +22,8 @@ const KVM_WHY: &str =
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let mut extra = vec![kvm(args, global, ui)];
+    let mut extra = rtvirtio_host::check::vms(&Root::default());
+    extra.push(kvm(args, global, ui));
     extra.extend(args.guests.iter().map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
     show(ui, &findings, || text(&findings))?;

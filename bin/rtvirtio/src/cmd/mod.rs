@@ -10,6 +10,7 @@ pub mod lab;
 pub mod plan;
 pub mod profile;
 pub mod simulate;
+pub mod threads;
 pub mod tune;
 pub mod verify;
 

@@ -1,11 +1,13 @@
 //! Writing one old value so that the file reads exactly as before.
 
+mod group;
+
 use std::path::Path;
 
 use rtvirtio_host::text;
 
 use super::Fate;
-use crate::machine::Machine;
+use crate::machine::{ABSENT, Machine};
 use crate::target::{Form, Target};
 
 /// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far above one that was not.
@@ -16,6 +18,10 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
     match (&target.form, old) {
         (Form::DeviceWeight { dev }, "default") => default_weight(target, dev, machine)?,
         (Form::IoEnabled, "-io") => disable_io(target, machine)?,
+        (Form::Group { home, scheduling }, ABSENT) => {
+            group::empty(&target.path, home, scheduling, machine)?;
+            group::remove(target, machine)?;
+        }
         _ => write(target, &target.form.text(old), machine)?,
     }
     let found = read(target, machine)?;
@@ -91,6 +97,6 @@ fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {
         .ok_or_else(|| failed(format!("it holds `{}`, which is not understood", file.trim())))
 }
 
-fn failed(error: String) -> Fate {
+pub(super) fn failed(error: String) -> Fate {
     Fate::Failed { error }
 }

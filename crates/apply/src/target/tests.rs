@@ -39,3 +39,26 @@ fn comparison_is_by_meaning_and_tight() {
     assert!(!Form::Plain.is("128", "125"));
     assert!(!Form::Elevator.is("none", "bfq"));
 }
+
+#[test]
+fn settings_of_threads_are_read_and_compared_by_meaning() {
+    let policy = Form::Scheduling;
+    assert_eq!(policy.value("fifo  97\n").as_deref(), Some("fifo 97"));
+    assert_eq!(policy.value("fifo 100"), None);
+    // The kernel shows the time slice of an ordinary thread that was given none.
+    assert!(policy.is("other nice 0 slice 2800000", "other nice 0"));
+    assert!(!policy.is("other nice 1 slice 2800000", "other nice 0"));
+    assert!(!policy.is("fifo 97", "fifo 97 reset-on-fork"));
+
+    let group = Form::ThreadCgroup { controller: "cpu".into(), mount: "/sys/fs/cgroup/cpu".into() };
+    let file = "9:name=systemd:/\n3:cpuset:/\n2:cpu,cpuacct:/vm:a/b\n0::/init\n";
+    assert_eq!(group.value(file).as_deref(), Some("/vm:a/b"));
+    assert_eq!(group.value("3:cpuset:/\n0::/\n"), None);
+
+    let thread = Target::scheduling(7, 8, 99);
+    assert!(thread.is_thread() && !thread.in_cgroup());
+    assert_eq!(thread.to_string(), "/proc/7/task/8/sched");
+    // A group's own directory is not a file in a cgroup: its parent's identity says nothing about it.
+    let form = Form::Group { home: "/sys/fs/cgroup/cpu".into(), scheduling: "other nice 0".into() };
+    assert!(!Target::host("/sys/fs/cgroup/cpu/rtvirtio-vm", form).in_cgroup());
+}

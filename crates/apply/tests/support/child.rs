@@ -14,9 +14,10 @@ use std::rc::Rc;
 
 use rtvirtio_apply::{
     ApplyError, GuestFiles, Guests, HostFiles, Machine, NoGuests, Observer, OnConflict, Session, Step,
-    resolve,
+    append, resolve,
 };
 use rtvirtio_host::Root;
+use rtvirtio_host::sched::Attr;
 
 use super::Case;
 use super::sim::{SimGuests, SimKernel};
@@ -51,16 +52,37 @@ impl HostFiles for CountedHost<'_> {
         self.0.read(path)
     }
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        self.1.pass();
-        let result = self.0.write(path, value);
-        self.1.pass();
-        result
+        self.between(|| self.0.write(path, value))
     }
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
         self.0.list(dir)
     }
     fn identity(&self, path: &Path) -> io::Result<u64> {
         self.0.identity(path)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.between(|| self.0.make_dir(path))
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.between(|| self.0.remove_dir(path))
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.0.thread_start(pid, tid)
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.0.scheduling(pid, tid)
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.between(|| self.0.set_scheduling(pid, tid, attr))
+    }
+}
+
+impl CountedHost<'_> {
+    fn between<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.1.pass();
+        let result = change();
+        self.1.pass();
+        result
     }
 }
 
@@ -106,7 +128,12 @@ pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError>
     let mut observer = CountedSteps(points.clone());
     let session = Session::open(&case.state)?;
     if action == "apply" {
-        let writes = resolve(&case.plan, &case.binding(), &machine)?;
+        let mut writes = if case.plan.settings.is_empty() {
+            Vec::new()
+        } else {
+            resolve(&case.plan, &case.binding(), &machine)?
+        };
+        append(&mut writes, case.cpu.clone());
         session.apply(&writes, &machine, &mut observer)?;
     } else {
         let reverted = session.revert(OnConflict::Report, &machine, &mut observer)?;
@@ -168,31 +195,28 @@ pub fn killed(case: &Case, action: &str, at: u64) -> bool {
 
 /// Kills `apply` at every point, and each time reverts and compares; then kills `revert` at every point. Returns both counts.
 pub fn sweep(case: &Case, dirs: &[std::path::PathBuf]) -> (u64, u64) {
-    let before = super::snapshot(dirs);
+    let snapshot = || case.snapshot(dirs);
+    let before = snapshot();
     let none = || Points::new(0, || {});
     let mut at = 1;
     while killed(case, "apply", at) {
         act(case, "revert", &none()).unwrap();
-        super::assert_same(&before, &super::snapshot(dirs), &format!("apply killed at point {at}, reverted"));
+        super::assert_same(&before, &snapshot(), &format!("apply killed at point {at}, reverted"));
         assert!(!case.state.join(rtvirtio_apply::JOURNAL_FILE).exists(), "journal left at point {at}");
         at += 1;
     }
-    let applied = super::snapshot(dirs);
+    let applied = snapshot();
     assert!(applied != before, "the plan changed nothing");
     act(case, "revert", &none()).unwrap();
-    super::assert_same(&before, &super::snapshot(dirs), "applied, reverted");
+    super::assert_same(&before, &snapshot(), "applied, reverted");
     let applies = at - 1;
     at = 1;
     loop {
         act(case, "apply", &none()).unwrap();
-        super::assert_same(&applied, &super::snapshot(dirs), &format!("applied again before {at}"));
+        super::assert_same(&applied, &snapshot(), &format!("applied again before {at}"));
         let was_killed = killed(case, "revert", at);
         act(case, "revert", &none()).unwrap();
-        super::assert_same(
-            &before,
-            &super::snapshot(dirs),
-            &format!("revert killed at point {at}, reverted again"),
-        );
+        super::assert_same(&before, &snapshot(), &format!("revert killed at point {at}, reverted again"));
         if !was_killed {
             return (applies, at - 1);
         }

@@ -3,14 +3,15 @@
 
 pub mod child;
 pub mod sim;
+pub mod tasks;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_apply::{Binding, VmBinding};
-use rtvirtio_host::{BlockDevice, Cgroups, Root};
+use rtvirtio_apply::{Binding, VmBinding, Write};
+use rtvirtio_host::{BlockDevice, Cgroups, Root, sched, task};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
 use serde::{Deserialize, Serialize};
@@ -28,9 +29,26 @@ pub struct Case {
     /// VM `vmN` has a simulated guest in this directory below `guests/vmN`, and an agent socket beside it.
     pub guests: Option<PathBuf>,
     pub plan: Plan,
+    /// Writes beside the plan's.
+    pub cpu: Vec<Write>,
+    /// A process of the real kernel whose threads are part of the snapshot.
+    pub threads_of: Option<u32>,
 }
 
 impl Case {
+    /// The files of some directories, and policy and cgroups of the threads of a process.
+    pub fn snapshot(&self, dirs: &[PathBuf]) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut files = snapshot(dirs);
+        let Some(pid) = self.threads_of else { return files };
+        let root = self.root();
+        for tid in task::tids(&root, pid).unwrap() {
+            let dir = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
+            files.insert(dir.join("sched"), sched::get(tid).unwrap().to_string().into_bytes());
+            files.insert(dir.join("cgroup"), fs::read(dir.join("cgroup")).unwrap());
+        }
+        files
+    }
+
     pub fn root(&self) -> Root {
         Root::new(&self.root)
     }

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{GuestFiles, Guests, HostFiles};
+use rtvirtio_host::sched::Attr;
 use rtvirtio_host::text;
 
 const HZ: u64 = 250;
@@ -276,10 +277,16 @@ fn show(weights: &text::Weights) -> String {
 
 impl HostFiles for SimKernel {
     fn read(&self, path: &Path) -> io::Result<String> {
+        if path.ends_with("tasks") {
+            return self.tasks(path.parent().unwrap());
+        }
         fs::read_to_string(self.at(path))
     }
 
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        if path.ends_with("tasks") {
+            return self.attach(path.parent().unwrap(), value);
+        }
         // Opening fails first, as in the kernel.
         fs::OpenOptions::new().write(true).open(self.at(path))?;
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -287,6 +294,7 @@ impl HostFiles for SimKernel {
             "scheduler" => self.scheduler(path, value),
             "blkio.bfq.weight_device" | "io.bfq.weight" => self.weight(path, value),
             "io.max" => self.io_max(path, value),
+            _ if name.starts_with("cpu.") => self.cpu_file(path, value),
             "cgroup.subtree_control" => self.subtree(path, value),
             _ if name.starts_with("blkio.throttle.") => self.throttle(path, value),
             _ if path.parent().unwrap().ends_with("iosched") => self.tunable(path, value),
@@ -309,6 +317,26 @@ impl HostFiles for SimKernel {
 
     fn identity(&self, path: &Path) -> io::Result<u64> {
         fs::metadata(self.at(path)).map(|m| m.ino())
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.make_group(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.remove_group(path)
+    }
+
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.start_of(pid, tid)
+    }
+
+    fn scheduling(&self, _: u32, tid: u32) -> io::Result<Attr> {
+        self.policy(tid)
+    }
+
+    fn set_scheduling(&self, _: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.set_policy(tid, attr)
     }
 }
 

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Reach, Target, Vm};
+use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Reach, Target, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Ratio};
 
 use super::*;
@@ -114,7 +114,12 @@ fn measured(
         burst: None,
         target,
     };
-    let vm = Vm { name: "vm0".to_owned(), reach: Reach::Lab(LabKind::Process), tasks: vec![task] };
+    let vm = Vm {
+        name: "vm0".to_owned(),
+        reach: Reach::Lab(LabKind::Process),
+        cpu: VmCpu::default(),
+        tasks: vec![task],
+    };
     let options = JobOptions {
         target: PathBuf::from("/dev/null"),
         region: None,

@@ -1,0 +1,20 @@
+//! The command line of `threads`.
+
+use clap::Args;
+use rtvirtio_units::Nanos;
+
+/// `threads`.
+#[derive(Args, Debug)]
+pub struct ThreadsArgs {
+    /// A spec, or the process id of a VMM; the lab that is up by default
+    #[arg(value_name = "SPEC|PID")]
+    pub target: Option<String>,
+    /// Only this VM of the spec
+    pub vm: Option<String>,
+    /// Go on, and tell which threads come and go, until Ctrl-C
+    #[arg(long)]
+    pub watch: bool,
+    /// How often to look with --watch: a new thread is told at most so late
+    #[arg(long, value_name = "TIME", default_value = "200ms")]
+    pub every: Nanos,
+}

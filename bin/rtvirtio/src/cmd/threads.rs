@@ -1,0 +1,201 @@
+//! `rtvirtio threads`: every thread of a VM, and what holds it.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rtvirtio_cpu::{Control, control};
+use rtvirtio_host::{Cgroups, Root};
+use rtvirtio_planner::Strength;
+use rtvirtio_report::text::{Cell, Column, Paint, Table};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Thread, Watcher};
+use serde::Serialize;
+
+use super::{show, style};
+use crate::args::{Global, ThreadsArgs};
+use crate::ui::Ui;
+use crate::vm_threads::{self, NamedVm};
+
+/// Between two looks at the flag of Ctrl-C.
+const NAP: Duration = Duration::from_millis(50);
+/// Looking more often would itself be a load.
+const LEAST: Duration = Duration::from_millis(10);
+
+/// One thread with what holds it.
+#[derive(Serialize)]
+struct Line {
+    #[serde(flatten)]
+    thread: Thread,
+    control: Control,
+}
+
+/// One VM.
+#[derive(Serialize)]
+struct VmThreads {
+    vm: String,
+    threads: Vec<Line>,
+}
+
+/// `rtvirtio threads`.
+pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let root = Root::default();
+    let vms = vm_threads::find(args.target.as_deref(), args.vm.as_deref(), global, ui)?;
+    let cpu = Cgroups::detect_cpu(&root);
+    if let Err(e) = &cpu {
+        ui.warn(&e.to_string());
+    }
+    let cpu = cpu.ok();
+    if args.watch {
+        watch(args, &root, cpu.as_ref(), vms, ui)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut all = Vec::new();
+    for vm in vms {
+        let threads = discover(&root, &vm.handle).with_context(|| format!("{}: is it running?", vm.name))?;
+        if threads.is_empty() {
+            bail!("{}: none of its processes is there: is it running?", vm.name);
+        }
+        let lines = threads.into_iter().map(|t| line(&root, cpu.as_ref(), t));
+        all.push(VmThreads { vm: vm.name, threads: lines.collect::<anyhow::Result<_>>()? });
+    }
+    show(ui, &all, || all.iter().map(|vm| table(vm, cpu.as_ref())).collect::<Vec<_>>().join("\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn line(root: &Root, cpu: Option<&Cgroups>, thread: Thread) -> anyhow::Result<Line> {
+    Ok(Line { control: control(root, cpu, &thread)?, thread })
+}
+
+fn held(control: &Control) -> (&'static str, Paint) {
+    match control.strength {
+        Some(Strength::Guarantee) => ("guarantee", Paint::Good),
+        Some(Strength::Cap) => ("cap", Paint::Open),
+        Some(Strength::Hint) => ("hint", Paint::Open),
+        None => ("not under control", Paint::Bad),
+    }
+}
+
+fn table(vm: &VmThreads, cpu: Option<&Cgroups>) -> String {
+    let mut table = Table::new(vec![
+        Column::number("tid"),
+        Column::word("role"),
+        Column::name("name"),
+        Column::word("policy"),
+        Column::word("CPUs"),
+        Column::name("cgroup"),
+        Column::number("CPU time"),
+        Column::word("held"),
+        Column::name("by"),
+    ]);
+    for Line { thread: t, control } in &vm.threads {
+        let (word, paint) = held(control);
+        let by = control.by.map_or_else(|| control.what.clone(), |b| format!("{b} {}", control.what));
+        let cgroup =
+            cpu.and_then(|c| c.of_thread(&t.cgroups)).map_or_else(String::new, |p| p.display().to_string());
+        table.row(vec![
+            t.tid.to_string().into(),
+            t.role.to_string().into(),
+            t.name.clone().into(),
+            t.scheduling().into(),
+            t.affinity.clone().into(),
+            cgroup.into(),
+            nanos(t.cpu_time).to_string().into(),
+            Cell::painted(word, Some(paint)),
+            by.into(),
+        ]);
+    }
+    let free = vm.threads.iter().filter(|l| l.control.by.is_none()).count();
+    let sum: Duration = vm.threads.iter().map(|l| l.thread.cpu_time).sum();
+    format!(
+        "{}: {} threads, {free} not under control, {} of CPU time\n{}",
+        vm.vm,
+        vm.threads.len(),
+        nanos(sum),
+        table.draw(&style())
+    )
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// One line for each thread that comes or goes; with JSON one object a line.
+#[derive(Serialize)]
+struct Event<'a> {
+    event: &'static str,
+    vm: &'a str,
+    /// It has been there for at most so long.
+    late_ns: u64,
+    thread: &'a Thread,
+    control: Control,
+}
+
+fn watch(
+    args: &ThreadsArgs,
+    root: &Root,
+    cpu: Option<&Cgroups>,
+    vms: Vec<NamedVm>,
+    ui: &Ui,
+) -> anyhow::Result<()> {
+    let every = Duration::from_nanos(args.every.0).max(LEAST);
+    let mut watchers: Vec<(String, Watcher)> =
+        vms.into_iter().map(|vm| (vm.name, Watcher::new(vm.handle))).collect();
+    let mut next = Instant::now();
+    while !ui.is_cancelled() {
+        for (vm, watcher) in &mut watchers {
+            let changes = watcher.poll(root, Instant::now())?;
+            for new in &changes.appeared {
+                let late_ns = nanos(new.late).0;
+                event(
+                    &Event {
+                        event: "appeared",
+                        vm,
+                        late_ns,
+                        thread: &new.thread,
+                        control: control(root, cpu, &new.thread)?,
+                    },
+                    ui,
+                )?;
+            }
+            for old in &changes.gone {
+                // What held it is past, as its cgroup may be.
+                let control = Control { by: None, strength: None, what: "ended".to_owned() };
+                event(&Event { event: "ended", vm, late_ns: 0, thread: old, control }, ui)?;
+            }
+        }
+        if watchers.iter().all(|(_, w)| w.threads().next().is_none()) {
+            ui.step("no thread is left: the VMs have ended");
+            return Ok(());
+        }
+        next += every;
+        while !ui.is_cancelled() && Instant::now() < next {
+            std::thread::sleep(NAP.min(next.saturating_duration_since(Instant::now())));
+        }
+    }
+    Ok(())
+}
+
+fn event(event: &Event<'_>, ui: &Ui) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (t, c) = (event.thread, &event.control);
+    let result = if ui.json {
+        writeln!(out, "{}", serde_json::to_string(event)?)
+    } else {
+        let name = rtvirtio_report::terminal(&t.name, false);
+        let late =
+            if event.late_ns > 0 { format!(", at most {} ago", Nanos(event.late_ns)) } else { String::new() };
+        let what = if event.event == "ended" {
+            format!("after {} of CPU time", nanos(t.cpu_time))
+        } else {
+            format!("{}; {}: {}{late}", t.scheduling(), held(c).0, c.what)
+        };
+        writeln!(out, "{} {} {} {} ({name}): {what}", event.event, event.vm, t.tid, t.role)
+    };
+    match result.and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}

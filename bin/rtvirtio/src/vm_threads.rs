@@ -1,0 +1,115 @@
+//! From a spec, a process or the lab to the VMs' processes and what their monitors say.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rtvirtio_host::{Cgroups, Root};
+use rtvirtio_lab::Lab;
+use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
+use rtvirtio_vmm::threads::{Named, process_of};
+use rtvirtio_vmm::{Qmp, VmHandle};
+
+use crate::args::Global;
+use crate::site;
+use crate::ui::Ui;
+
+/// How long a monitor may take to answer; it serves one client, and who holds it may not let go.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A VM with what leads to its threads.
+pub struct NamedVm {
+    /// Its name in the spec, or `pid N`.
+    pub name: String,
+    /// Its processes, and the monitor's word.
+    pub handle: VmHandle,
+}
+
+/// What `target` names: a spec, a process, or the lab that is up.
+pub fn find(
+    target: Option<&str>,
+    only: Option<&str>,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<Vec<NamedVm>> {
+    let vms = match target {
+        Some(text) if text.parse::<u32>().is_ok() => {
+            let pid: u32 = text.parse()?;
+            vec![NamedVm { name: format!("pid {pid}"), handle: VmHandle::of_pid(pid) }]
+        }
+        Some(path) => of_spec(&site::load_spec(Path::new(path))?, global, ui)?,
+        None => of_lab(global, ui)?,
+    };
+    let Some(only) = only else { return Ok(vms) };
+    let names: Vec<String> = vms.iter().map(|v| v.name.clone()).collect();
+    let chosen: Vec<NamedVm> = vms.into_iter().filter(|v| v.name == only).collect();
+    if chosen.is_empty() {
+        bail!("no VM `{only}`: there is {}", names.join(", "));
+    }
+    Ok(chosen)
+}
+
+/// The VMs of a spec, in its order.
+pub fn of_spec(spec: &Spec, global: &Global, ui: &Ui) -> anyhow::Result<Vec<NamedVm>> {
+    if spec.lab_kind().is_some() {
+        let lab = of_lab(global, ui)?;
+        if !lab.iter().map(|v| &v.name).eq(spec.vms.iter().map(|v| &v.name)) {
+            bail!("the lab that is up has other VMs than this spec: `rtvirtio lab up` with it");
+        }
+        return Ok(lab);
+    }
+    let find = |vm: &Vm| {
+        let handle = existing(vm, ui).with_context(|| format!("vm {}", vm.name))?;
+        Ok(NamedVm { name: vm.name.clone(), handle })
+    };
+    spec.vms.iter().map(find).collect()
+}
+
+fn of_lab(global: &Global, ui: &Ui) -> anyhow::Result<Vec<NamedVm>> {
+    let lab = Lab::open(&global.run_dir).context("name a spec or a process, or start a lab")?;
+    let root = Root::default();
+    let cgroups = Cgroups::detect(&root)?;
+    let find = |vm: &rtvirtio_lab::state::LabVm| {
+        let handle = match &vm.qemu {
+            Some(qemu) => of_monitor(&vm.name, &qemu.qmp_socket(), Some(qemu.process.pid), ui)?,
+            None => of_cgroup(&root, &cgroups, &vm.cgroup)?,
+        };
+        Ok(NamedVm { name: vm.name.clone(), handle })
+    };
+    lab.state().vms.iter().map(find).collect()
+}
+
+fn existing(vm: &Vm, ui: &Ui) -> anyhow::Result<VmHandle> {
+    let root = Root::default();
+    let Reach::Existing { host, .. } = &vm.reach else { bail!("it is a lab's VM") };
+    match host {
+        HostHandle::Pid(pid) => Ok(VmHandle::of_pid(*pid)),
+        HostHandle::Cgroup(path) => of_cgroup(&root, &Cgroups::detect(&root)?, path),
+        HostHandle::Qmp(socket) => of_monitor(&vm.name, socket, None, ui),
+    }
+}
+
+fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> anyhow::Result<VmHandle> {
+    let pids =
+        cgroups.pids(root, path).with_context(|| format!("cgroup {}: is the VM running?", path.display()))?;
+    Ok(VmHandle { pids: pids.into_iter().collect(), named: Named::default() })
+}
+
+/// Asks the monitor; where the process is known anyway, a monitor that does not answer only costs the certainty of the roles.
+fn of_monitor(vm: &str, socket: &Path, pid: Option<u32>, ui: &Ui) -> anyhow::Result<VmHandle> {
+    let named = Qmp::connect(socket, PATIENCE).and_then(|mut qmp| Named::ask(&mut qmp));
+    match (named, pid) {
+        (Ok(named), Some(pid)) => Ok(VmHandle { named, ..VmHandle::of_pid(pid) }),
+        (Ok(named), None) => {
+            let thread = named.any_thread().context("QEMU names no vCPU")?;
+            let pid = process_of(&Root::default(), thread)
+                .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
+            Ok(VmHandle { named, ..VmHandle::of_pid(pid) })
+        }
+        (Err(e), Some(pid)) => {
+            ui.warn(&format!("{vm}: roles are told from thread names only: {e}"));
+            Ok(VmHandle::of_pid(pid))
+        }
+        (Err(e), None) => Err(e).context("name the VM by `pid` or `cgroup` where its monitor is taken"),
+    }
+}

@@ -1,0 +1,174 @@
+//! `threads` and `apply --cpu-only` on a real QEMU.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{Site, signal, text, wait_for};
+use rtvirtio_testkit::skip;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// A machine that stays in its firmware.
+struct Machine(Child);
+
+impl Machine {
+    fn start(test: &str, site: &Site) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skip(test, "needs root");
+            return None;
+        }
+        let qmp = site.dir.path().join("qmp");
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
+            .args([
+                "-m",
+                "64",
+                "-smp",
+                "2",
+                "-object",
+                "iothread,id=disk",
+                "-name",
+                "plc,debug-threads=on",
+                "-qmp",
+            ])
+            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+            .stdin(Stdio::null())
+            .spawn();
+        let Ok(child) = child else {
+            skip(test, "no qemu-system-x86_64");
+            return None;
+        };
+        let machine = Self(child);
+        wait_for("the monitor", Duration::from_secs(20), || qmp.exists());
+        Some(machine)
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spec(site: &Site, cpu: &str) -> String {
+    let path = site.dir.path().join("plant.toml");
+    let qmp = site.dir.path().join("qmp");
+    let spec = format!(
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc-{}\"\nqmp = \"{}\"\n{cpu}\n\
+         [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+        std::process::id(),
+        qmp.display()
+    );
+    fs::write(&path, spec).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn roles(threads: &Value) -> Vec<String> {
+    let list = threads.as_array().unwrap().iter();
+    list.map(|t| format!("{}{}", t["role"]["kind"].as_str().unwrap(), t["role"]["which"])).collect()
+}
+
+#[test]
+fn threads_of_a_machine_are_shown_and_watched() {
+    let site = Site::new();
+    let Some(mut machine) = Machine::start("threads_of_a_machine_are_shown_and_watched", &site) else {
+        return;
+    };
+    let spec = spec(&site, "");
+    for target in [spec.as_str(), &machine.pid()] {
+        let (code, json) = site.json(&["threads", target]);
+        let threads = &json[0]["threads"];
+        let roles = roles(threads);
+        assert_eq!(code, 0);
+        for role in ["vcpu[0]", "vcpu[1]", "io_thread\"disk\"", "emulatornull", "rcunull"] {
+            assert_eq!(roles.iter().filter(|r| *r == role).count(), 1, "{role} {roles:?}");
+        }
+        assert!(threads.as_array().unwrap().iter().all(|t| t["control"]["by"].is_null()));
+    }
+    let shown = site.ok(&["threads", &machine.pid()]);
+    assert!(shown.contains("not under control") && shown.contains("iothread disk"), "{shown}");
+    let wrong = site.output(&["threads", &spec, "nobody"]);
+    assert!(text(&wrong.stderr).contains("no VM `nobody`: there is plc-"), "{}", text(&wrong.stderr));
+
+    let mut watch = site.spawn(&["threads", &machine.pid(), "--watch", "--every", "50ms"]);
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    assert!(first.starts_with(&format!("appeared pid {}", machine.pid())), "{first}");
+    machine.0.kill().unwrap();
+    machine.0.wait().unwrap();
+    // It ends by itself when the machine has ended, and says of each thread that it did.
+    let rest: Vec<String> = lines.map(Result::unwrap).collect();
+    assert!(rest.iter().filter(|l| l.starts_with("ended")).count() >= 5, "{rest:#?}");
+    assert!(watch.wait().unwrap().success());
+    let gone = site.output(&["threads", &machine.pid()]);
+    assert!(!gone.status.success() && text(&gone.stderr).contains(&format!("/proc/{}", machine.pid())));
+}
+
+#[test]
+fn a_watch_ends_with_ctrl_c() {
+    let site = Site::new();
+    let Some(machine) = Machine::start("a_watch_ends_with_ctrl_c", &site) else { return };
+    let mut watch = site.spawn(&["threads", &machine.pid(), "--watch"]);
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    signal(&watch, Signal::INT);
+    assert!(watch.wait().unwrap().success());
+}
+
+#[test]
+fn a_contract_is_applied_shown_and_put_back() {
+    let test = "a_contract_is_applied_shown_and_put_back";
+    let site = Site::new();
+    let Some(_machine) = Machine::start(test, &site) else { return };
+    if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
+        return skip(test, "no real-time groups of cgroup v1");
+    }
+    let spec = spec(&site, "cpu = { budget = \"4ms\", period = \"20ms\" }\npriorities = \"rt\"");
+    let before = site.json(&["threads", &spec]).1;
+    let dry = site.ok(&["apply", &spec, "--cpu-only", "--dry-run"]);
+    assert!(dry.contains(" -> fifo 98 reset-on-fork"), "{dry}");
+    let (code, held) = site.json(&["apply", &spec, "--cpu-only"]);
+    assert_eq!((code, held[0]["strength"].as_str()), (0, Some("guarantee")), "{held}");
+    let during = site.json(&["threads", &spec]).1;
+    for t in during[0]["threads"].as_array().unwrap() {
+        let expected = match t["role"]["kind"].as_str().unwrap() {
+            "vcpu" => Some(97),
+            "emulator" | "io_thread" => Some(98),
+            _ => None,
+        };
+        assert_eq!(t["priority"].as_u64(), Some(expected.unwrap_or(0)), "{t}");
+        let by = t["control"]["by"].as_str();
+        assert_eq!(by, expected.map(|_| "rt_group"), "{t}");
+    }
+    assert!(site.ok(&["status"]).contains("policy of vcpu 0"));
+    site.ok(&["revert"]);
+    let after = site.json(&["threads", &spec]).1;
+    let still = |all: &Value| -> Vec<Value> {
+        let keep = ["tid", "policy", "priority", "nice", "cgroups", "control", "reset_on_fork"];
+        let pick = |t: &Value| keep.iter().map(|k| t[*k].clone()).collect::<Value>();
+        all[0]["threads"].as_array().unwrap().iter().map(pick).collect()
+    };
+    assert_eq!(still(&before), still(&after));
+    let group = format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id());
+    assert!(!Path::new(&group).exists());
+    // More than there is.
+    let spec = self::spec(&site, "cpu = { budget = \"199ms\", period = \"200ms\" }");
+    let error = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
+    assert!(
+        error.contains("4.5 % of each CPU too much") && error.contains("kernel grants 95.0 %"),
+        "{error}"
+    );
+    let spec = self::spec(&site, "cpu = { requests = \"50/s\", deadline = \"20ms\" }");
+    let error = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
+    assert!(error.contains("measured curve"), "{error}");
+}

@@ -1,0 +1,58 @@
+//! Removing a cgroup of ours: threads that were started in it while it stood are in no journal, and must leave it first.
+
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rtvirtio_host::sched::Attr;
+
+use super::{Fate, failed};
+use crate::machine::{Fault, Machine, TASKS};
+use crate::target::Target;
+
+/// A thread that is moved may start another meanwhile, which then is still there: so often we look again.
+const ROUNDS: u32 = 20;
+/// A group stays busy for a moment after its last thread has ended.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Gives every thread that is left the scheduling of the VM's other threads, and moves it to `home`.
+pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    let attr = scheduling.parse::<Attr>().map_err(|e| failed(e.to_string()))?;
+    let host = machine.host();
+    for _ in 0..ROUNDS {
+        let tasks = match host.read(&dir.join(TASKS)) {
+            Ok(tasks) => tasks,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(failed(format!("reading its threads: {e}"))),
+        };
+        let left: Vec<u32> = tasks.split_whitespace().filter_map(|t| t.parse().ok()).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        for tid in left {
+            // A real-time thread is let into no group without a budget, so its policy goes first.
+            let moved = host
+                .set_scheduling(tid, tid, &attr)
+                .and_then(|()| host.write(&home.join(TASKS), &tid.to_string()));
+            match moved.map_err(Fault::of) {
+                // One that has ended has left by itself.
+                Ok(()) | Err(Fault::Gone(_)) => {}
+                Err(Fault::Io(e)) => return Err(failed(format!("moving thread {tid} out of it: {e}"))),
+            }
+        }
+    }
+    Err(failed("threads keep starting in it; stop the VM, or try again".to_owned()))
+}
+
+/// Removes the empty group.
+pub(super) fn remove(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
+    for _ in 0..ROUNDS {
+        match machine.host().remove_dir(&target.path) {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy => thread::sleep(PAUSE),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => return other.map_err(|e| failed(format!("removing it: {e}"))),
+        }
+    }
+    Err(failed("it is still in use".to_owned()))
+}

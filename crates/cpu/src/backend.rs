@@ -1,0 +1,242 @@
+//! Which mechanisms this kernel has, what each of them grants, and which one is taken.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_host::sched::{self, Policy};
+use rtvirtio_host::{Cgroups, Hierarchy, HostError, Root, task, text};
+use rtvirtio_planner::Strength;
+use rtvirtio_units::Ratio;
+use serde::{Deserialize, Serialize};
+
+use crate::{Grant, Load};
+
+/// A way to hold a VM's threads to a contract.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// `cpu.rt.max` of cgroup v2: real-time threads of a group behind one constant-bandwidth server for each CPU. Patches of 2026, not
+    /// merged when this was written.
+    Hcbs,
+    /// `cpu.rt_runtime_us` of cgroup v1 (`CONFIG_RT_GROUP_SCHED`; `Documentation/scheduler/sched-rt-group.rst`).
+    RtGroup,
+    /// `SCHED_DEADLINE` for each thread, the budget split over them (`Documentation/scheduler/sched-deadline.rst`).
+    Deadline,
+    /// `cpu.max`, on v1 `cpu.cfs_quota_us`: an upper limit for ordinary threads (`Documentation/scheduler/sched-bwc.rst`).
+    CpuMax,
+    /// Real-time priorities with no budget for each VM, only the kernel's share for ordinary threads: RT throttling, or since Linux 6.12 the
+    /// fair server.
+    Throttle,
+}
+
+impl Backend {
+    /// How firmly it holds.
+    #[must_use]
+    pub fn strength(self) -> Strength {
+        match self {
+            Self::Hcbs | Self::RtGroup | Self::Deadline => Strength::Guarantee,
+            Self::CpuMax => Strength::Cap,
+            Self::Throttle => Strength::Hint,
+        }
+    }
+
+    /// The kernel's own name for it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hcbs => "cpu.rt.max",
+            Self::RtGroup => "cpu.rt_runtime_us",
+            Self::Deadline => "SCHED_DEADLINE",
+            Self::CpuMax => "cpu.max",
+            Self::Throttle => "priorities",
+        }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A mechanism that this kernel has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Found {
+    /// Which.
+    pub backend: Backend,
+    /// What it grants.
+    pub grant: Grant,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Probe {
+    /// Mechanisms that can be used, the firmest first.
+    pub found: Vec<Found>,
+    /// The others, with the reason and the remedy.
+    pub missing: Vec<(Backend, String)>,
+    /// CPUs that are online.
+    pub cpus: u32,
+    /// The hierarchy of the CPU controller.
+    #[serde(skip)]
+    pub cgroups: Option<Cgroups>,
+}
+
+/// Looks for the mechanisms. Nothing is written.
+///
+/// # Errors
+/// When `/proc` or the cgroup files cannot be read.
+pub fn probe(root: &Root) -> Result<Probe, HostError> {
+    let online = root.read("/sys/devices/system/cpu/online")?;
+    let cpus = text::cpu_list(&online).map_or(1, |c| u32::try_from(c.len().max(1)).unwrap_or(1));
+    let cgroups = Cgroups::detect_cpu(root);
+    let mut probe = Probe { found: Vec::new(), missing: Vec::new(), cpus, cgroups: None };
+    let global = limits(root)?;
+    let no_cgroups = cgroups.as_ref().err().map(ToString::to_string);
+    for backend in [Backend::Hcbs, Backend::RtGroup, Backend::Deadline, Backend::CpuMax, Backend::Throttle] {
+        let result = match (backend, &cgroups) {
+            (Backend::Deadline, _) => deadline(root, cpus, &global)?,
+            (Backend::Throttle, _) => throttle(root, &global),
+            (Backend::Hcbs, Ok(c)) => hcbs(root, c)?,
+            (Backend::RtGroup, Ok(c)) => rt_group(root, c, &global)?,
+            (Backend::CpuMax, Ok(c)) => cpu_max(root, c),
+            (_, Err(_)) => Err(no_cgroups.clone().unwrap_or_default()),
+        };
+        match result {
+            Ok(grant) => probe.found.push(Found { backend, grant }),
+            Err(why) => probe.missing.push((backend, why)),
+        }
+    }
+    probe.cgroups = cgroups.ok();
+    Ok(probe)
+}
+
+/// The mechanism for a contract: the one asked for, else the firmest. Real-time priorities need one that holds FIFO threads.
+#[must_use]
+pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&Found> {
+    let fits = |f: &&Found| match wanted {
+        Some(wanted) => f.backend == wanted,
+        None if real_time => matches!(f.backend, Backend::Hcbs | Backend::RtGroup | Backend::Throttle),
+        None => f.backend != Backend::Throttle,
+    };
+    probe.found.iter().find(fits)
+}
+
+/// `sched_rt_runtime_us / sched_rt_period_us`; `None` without a limit (-1).
+fn limits(root: &Root) -> Result<Option<f64>, HostError> {
+    let read = |name: &str| -> Result<Option<i64>, HostError> {
+        Ok(root.read_optional(Path::new("/proc/sys/kernel").join(name))?.and_then(|t| t.parse().ok()))
+    };
+    let (runtime, period) = (read("sched_rt_runtime_us")?, read("sched_rt_period_us")?);
+    Ok(match (runtime, period) {
+        (Some(runtime), Some(period)) if runtime >= 0 && period > 0 => Some(runtime as f64 / period as f64),
+        _ => None,
+    })
+}
+
+/// Groups directly below the root with a share each; deeper ones live from theirs.
+fn taken(
+    root: &Root,
+    cgroups: &Cgroups,
+    share: impl Fn(&Path) -> Option<f64>,
+) -> Result<Vec<Load>, HostError> {
+    let children = cgroups.all_dirs(root)?.into_iter().filter(|d| d.parent() == Some(&cgroups.mount));
+    let load = |dir: PathBuf| {
+        let share = share(&dir).filter(|s| *s > 0.0)?;
+        let name = dir.file_name().map(|n| format!("cgroup {}", n.to_string_lossy()))?;
+        Some(Load { name, share: Ratio(share) })
+    };
+    Ok(children.filter_map(load).collect())
+}
+
+type Looked = Result<Result<Grant, String>, HostError>;
+
+fn hcbs(root: &Root, cgroups: &Cgroups) -> Looked {
+    let file = cgroups.mount.join("cpu.rt.max");
+    let ratio = |text: &str| {
+        let mut words = text.split_whitespace().map(str::parse::<f64>);
+        match (words.next(), words.next()) {
+            (Some(Ok(q)), Some(Ok(p))) if p > 0.0 => Some(q / p),
+            _ => None,
+        }
+    };
+    let Some(text) = root.read_optional(&file)? else {
+        return Ok(Err("this kernel has no cpu.rt.max (hierarchical CBS is not merged yet)".to_owned()));
+    };
+    let Some(limit) = ratio(&text).filter(|l| *l > 0.0) else {
+        let why = format!("{} is `{text}`: the server is off; write `950000 1000000` to it", file.display());
+        return Ok(Err(why));
+    };
+    let share = |dir: &Path| ratio(&root.read_optional(dir.join("cpu.rt.max")).ok()??);
+    Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
+}
+
+fn rt_group(root: &Root, cgroups: &Cgroups, global: &Option<f64>) -> Looked {
+    let share = |dir: &Path| {
+        let read = |name: &str| root.read_optional(dir.join(name)).ok()??.parse::<i64>().ok();
+        let (runtime, period) = (read("cpu.rt_runtime_us")?, read("cpu.rt_period_us")?);
+        match runtime {
+            -1 => Some(1.0),
+            _ => (period > 0).then(|| runtime as f64 / period as f64),
+        }
+    };
+    if cgroups.hierarchy == Hierarchy::V2 {
+        return Ok(Err(
+            "the cpu controller is on cgroup v2, where groups have no real-time budget".to_owned()
+        ));
+    }
+    let Some(limit) = share(&cgroups.mount) else {
+        return Ok(Err("this kernel has no CONFIG_RT_GROUP_SCHED, as most distributions'".to_owned()));
+    };
+    let limit = Ratio(limit.min(global.unwrap_or(1.0)));
+    if limit.0 <= 0.0 {
+        return Ok(Err(
+            "the root group has a real-time budget of 0; write 950000 to its cpu.rt_runtime_us".to_owned()
+        ));
+    }
+    Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
+}
+
+fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
+    if global.is_some_and(|g| g <= 0.0) {
+        return Ok(Err("sched_rt_runtime_us is 0; sysctl kernel.sched_rt_runtime_us=950000".to_owned()));
+    }
+    // Without a limit the kernel admits everything, and late deadlines are nobody's fault; we still stay below one CPU each.
+    let limit = Ratio(global.unwrap_or(1.0));
+    let fair_server = Ratio(rtvirtio_host::check::fair_server(root).unwrap_or(0.0));
+    let mut taken = 0.0;
+    for pid in task::pids(root)? {
+        for tid in task::tids(root, pid).unwrap_or_default() {
+            let policy = task::stat(root, pid, tid).ok().and_then(|s| s.policy);
+            if policy == Some(Policy::Deadline) && root.is_real() {
+                let reservation = sched::get(tid).ok().and_then(|a| a.reservation);
+                taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
+            }
+        }
+    }
+    let share = Ratio(taken / f64::from(cpus));
+    let all = Load { name: "deadline threads that run already".to_owned(), share };
+    Ok(Ok(Grant { limit, fair_server, taken: if taken > 0.0 { vec![all] } else { Vec::new() } }))
+}
+
+fn cpu_max(root: &Root, cgroups: &Cgroups) -> Result<Grant, String> {
+    // The root group has no limit of its own; on v2 its children show the file once the controller is enabled for them.
+    let there = cgroups.hierarchy == Hierarchy::V2 || root.exists(cgroups.mount.join("cpu.cfs_quota_us"));
+    if !there {
+        return Err("this kernel has no CONFIG_CFS_BANDWIDTH".to_owned());
+    }
+    Ok(Grant { limit: Ratio(1.0), fair_server: Ratio(0.0), taken: Vec::new() })
+}
+
+fn throttle(root: &Root, global: &Option<f64>) -> Result<Grant, String> {
+    let server = rtvirtio_host::check::fair_server(root).unwrap_or(0.0);
+    let limit = if server > 0.0 { Some(1.0 - server) } else { *global };
+    match limit {
+        Some(limit) if limit > 0.0 && limit < 1.0 => {
+            Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: Vec::new() })
+        }
+        _ => Err("nothing keeps a share for ordinary threads: neither the fair server nor sched_rt_runtime_us; a spinning real-time \
+                  thread would stop the host"
+            .to_owned()),
+    }
+}

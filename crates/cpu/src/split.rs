@@ -1,0 +1,58 @@
+//! Dividing one budget over several threads, for SCHED_DEADLINE, which knows only single threads.
+
+use std::time::Duration;
+
+/// Share of a VM's budget for one thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Share {
+    /// The thread.
+    pub tid: u32,
+    /// Budget in nanoseconds of each period.
+    pub runtime: u64,
+}
+
+/// Least runtime that a thread gets, in nanoseconds: an idle I/O thread must be able to answer. The kernel's own least is 1024 ns
+/// (`DL_SCALE`).
+const LEAST: u64 = 50_000;
+/// How far a new split moves from the old one towards what was measured. A VM's load shifts between threads within seconds; moving all the way
+/// at each look would starve the thread that just woke up.
+const GAIN: f64 = 0.25;
+
+/// Splits `budget` (nanoseconds of each period on each of `cpus` CPUs) over threads by the CPU time that each used in the last interval.
+///
+/// A thread runs on one CPU at a time, so none gets more than `most` (the period). With `before`, the split moves a quarter of the way from
+/// there, so that it follows the load slowly. Every thread gets at least 50 us, and the sum never passes the budget.
+///
+/// Returns `None` when the budget does not give every thread its least.
+#[must_use]
+pub fn split(
+    budget: u64,
+    cpus: u32,
+    most: u64,
+    used: &[(u32, Duration)],
+    before: Option<&[Share]>,
+) -> Option<Vec<Share>> {
+    let total = budget.checked_mul(u64::from(cpus))?;
+    let threads = u64::try_from(used.len()).ok()?;
+    let spare = total.checked_sub(LEAST.checked_mul(threads)?)?;
+    let sum: f64 = used.iter().map(|u| u.1.as_secs_f64()).sum();
+    let even = 1.0 / used.len().max(1) as f64;
+    // The part of the spare budget that each thread is due.
+    let due: Vec<f64> = used.iter().map(|u| if sum > 0.0 { u.1.as_secs_f64() / sum } else { even }).collect();
+    let old = |tid: u32| {
+        let share = before?.iter().find(|s| s.tid == tid)?;
+        Some(share.runtime.saturating_sub(LEAST) as f64 / spare.max(1) as f64)
+    };
+    let mut parts: Vec<f64> = due
+        .iter()
+        .zip(used)
+        .map(|(due, (tid, _))| old(*tid).map_or(*due, |old| old + GAIN * (due - old)))
+        .collect();
+    let sum: f64 = parts.iter().sum();
+    // Threads that came or went leave the sum off by their part.
+    if sum > 1.0 {
+        parts.iter_mut().for_each(|p| *p /= sum);
+    }
+    let runtime = |part: f64| (LEAST + (part * spare as f64) as u64).min(most.max(LEAST));
+    Some(used.iter().zip(parts).map(|((tid, _), part)| Share { tid: *tid, runtime: runtime(part) }).collect())
+}

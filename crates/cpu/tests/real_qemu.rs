@@ -1,0 +1,238 @@
+//! Contracts on the threads of a real QEMU whose guest spins for ever: set, read back, seen to hold, put back.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, Write};
+use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, control, probe, settings};
+use rtvirtio_host::sched::{self, Policy};
+use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
+use rtvirtio_testkit::skip;
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::threads::{Named, discover};
+use rtvirtio_vmm::{Qmp, Role, Thread, VmHandle};
+
+const QEMU: &str = "qemu-system-x86_64";
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A guest that spins from its first instruction on.
+struct Spinner {
+    child: Child,
+    dir: tempfile::TempDir,
+    vm: String,
+}
+
+impl Spinner {
+    fn start(test: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            skip(test, "needs root");
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir().unwrap();
+        // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
+        let mut firmware = vec![0x90; 64 << 10];
+        firmware[0xfff0..0xfff2].copy_from_slice(&[0xeb, 0xfe]);
+        fs::write(dir.path().join("spin.bin"), firmware).unwrap();
+        let child = Command::new(QEMU)
+            .args([
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-machine",
+                "pc",
+                "-accel",
+                "tcg",
+                "-m",
+                "64",
+            ])
+            .args(["-object", "iothread,id=io0", "-name", "spinner,debug-threads=on", "-bios"])
+            .arg(dir.path().join("spin.bin"))
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", dir.path().join("qmp").display()))
+            .stdin(Stdio::null())
+            .spawn();
+        let Ok(child) = child else {
+            skip(test, "no qemu-system-x86_64");
+            return None;
+        };
+        let spinner = Self { child, dir, vm: format!("{}-{test}", std::process::id()) };
+        let start = Instant::now();
+        while spinner.threads().iter().all(|t| t.role != Role::Vcpu(vec![0])) {
+            assert!(start.elapsed() < LIMIT, "QEMU did not start its vCPU");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(spinner)
+    }
+
+    fn threads(&self) -> Vec<Thread> {
+        discover(&Root::default(), &VmHandle::of_pid(self.child.id())).unwrap_or_default()
+    }
+
+    fn monitor(&self) -> Qmp {
+        Qmp::connect(&self.dir.path().join("qmp"), LIMIT).unwrap()
+    }
+
+    /// CPU time of all threads.
+    fn used(&self) -> Duration {
+        self.threads().iter().map(|t| t.cpu_time).sum()
+    }
+
+    /// What must come back: policy and cgroups of every thread.
+    fn snapshot(&self) -> BTreeMap<u32, String> {
+        let look = |t: &Thread| (t.tid, format!("{} {:?}", sched::get(t.tid).unwrap(), t.cgroups));
+        self.threads().iter().map(look).collect()
+    }
+
+    fn writes(&self, probe: &Probe, backend: Backend, order: Order, budget_ms: u64) -> Vec<Write> {
+        let contract = Contract::new(Nanos::from_millis(budget_ms), Nanos::from_millis(20)).unwrap();
+        let found = choose(probe, Some(backend), false).unwrap();
+        admit(&found.grant, &[(self.vm.clone(), contract)]).unwrap();
+        let threads = self.threads();
+        let ask = Ask { vm: &self.vm, threads: &threads, contract, order, used: &[] };
+        settings(&Root::default(), probe, backend, &ask).unwrap().writes
+    }
+
+    fn session(&self) -> Session {
+        Session::open(self.dir.path().join("state")).unwrap()
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Ok(cpu) = Cgroups::detect_cpu(&Root::default()) {
+            let group = format!("/rtvirtio-{}", self.vm);
+            let _ = cpu.remove(&Root::default(), Path::new(&group));
+        }
+    }
+}
+
+/// The mechanism on this machine, or a skip.
+fn with(test: &str, backend: Backend) -> Option<(Spinner, Probe)> {
+    let probe = probe(&Root::default()).unwrap();
+    let v2 = probe.cgroups.as_ref().is_some_and(|c| c.hierarchy == Hierarchy::V2);
+    if let Some((_, why)) = probe.missing.iter().find(|m| m.0 == backend) {
+        skip(test, why);
+        return None;
+    }
+    if v2 && backend == Backend::CpuMax {
+        skip(test, "on cgroup v2 it takes a unit of systemd");
+        return None;
+    }
+    Some((Spinner::start(test)?, probe))
+}
+
+/// Applies, checks, and puts back; nothing of it must be left.
+fn round(spinner: &Spinner, writes: &[Write], check: impl FnOnce()) {
+    let root = Root::default();
+    let machine = Machine::new(&root, &NoGuests);
+    let before = spinner.snapshot();
+    let session = spinner.session();
+    session.apply(writes, &machine, &mut Silent).unwrap();
+    check();
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done, "{}", reverted.summary());
+    let mut after = spinner.snapshot();
+    after.retain(|tid, _| before.contains_key(tid));
+    assert_eq!(before, after);
+}
+
+/// Share of one CPU that the VM used in `length`.
+fn load(spinner: &Spinner, length: Duration) -> f64 {
+    let (start, used) = (Instant::now(), spinner.used());
+    thread::sleep(length);
+    (spinner.used() - used).as_secs_f64() / start.elapsed().as_secs_f64()
+}
+
+/// The whole point: a guest that spins at real-time priority gets its budget and no more, and its own services stand above it.
+#[test]
+fn a_spinning_guest_stays_inside_its_real_time_budget() {
+    let test = "a_spinning_guest_stays_inside_its_real_time_budget";
+    let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
+    for order in [Order::Rt, Order::Contract] {
+        let writes = spinner.writes(&probe, Backend::RtGroup, order, 4);
+        round(&spinner, &writes, || {
+            let threads = spinner.threads();
+            let of = |role: &Role| threads.iter().find(|t| t.role == *role).unwrap();
+            let (vcpu, main) = (of(&Role::Vcpu(vec![0])), of(&Role::Emulator));
+            assert_eq!((vcpu.policy, main.policy), (Some(Policy::Fifo), Some(Policy::Fifo)));
+            assert_eq!(main.priority, vcpu.priority + 1);
+            let held = control(&Root::default(), probe.cgroups.as_ref(), vcpu).unwrap();
+            assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
+            // At most 4 ms of 20 ms on each CPU, whatever else runs; two periods for where the measurement cuts.
+            let most = 0.2 * f64::from(probe.cpus) + 0.04;
+            let load = load(&spinner, Duration::from_secs(2));
+            assert!(load <= most, "{load} of a CPU, at most {most}");
+            // Its monitor answers although the guest spins.
+            let mut qmp = spinner.monitor();
+            assert!(qmp.query_status().unwrap().running);
+            // Threads that appear now are in the group from the start.
+            let object = |name: &str| serde_json::json!({ "qom-type": "iothread", "id": name });
+            qmp.execute("object-add", Some(object("late"))).unwrap();
+            let named = Named::ask(&mut qmp).unwrap();
+            let (tid, _) = named.iothreads.iter().find(|t| t.1 == "late").unwrap();
+            let late = spinner.threads().into_iter().find(|t| t.tid == *tid).unwrap();
+            assert!(late.cgroup("cpu").unwrap().to_string_lossy().contains(&spinner.vm));
+            let inherits = order == Order::Contract;
+            assert_eq!(late.policy == Some(Policy::Fifo), inherits, "{late:?}");
+            qmp.execute("object-del", Some(serde_json::json!({ "id": "late" }))).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_cap_holds_a_spinning_guest_down() {
+    let Some((spinner, probe)) = with("a_cap_holds_a_spinning_guest_down", Backend::CpuMax) else { return };
+    let writes = spinner.writes(&probe, Backend::CpuMax, Order::Contract, 3);
+    round(&spinner, &writes, || {
+        let most = 0.15 * f64::from(probe.cpus) + 0.04;
+        let load = load(&spinner, Duration::from_secs(2));
+        assert!(load <= most, "{load} of a CPU, at most {most}");
+    });
+}
+
+#[test]
+fn deadline_reservations_are_set_and_hold() {
+    let test = "deadline_reservations_are_set_and_hold";
+    let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
+    let root = Root::default();
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if task::affinity(&root, spinner.child.id(), spinner.child.id()).unwrap() != online.trim() {
+        return skip(test, "this process may not run on all CPUs");
+    }
+    // Until it has spun for longer than QEMU took to start.
+    let spun = || {
+        spinner
+            .threads()
+            .iter()
+            .find(|t| t.role == Role::Vcpu(vec![0]))
+            .map_or(Duration::ZERO, |t| t.cpu_time)
+    };
+    let start = Instant::now();
+    while spun() * 4 < spinner.used() * 3 {
+        assert!(start.elapsed() < LIMIT, "the guest does not spin");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let writes = spinner.writes(&probe, Backend::Deadline, Order::Contract, 4);
+    round(&spinner, &writes, || {
+        let threads = spinner.threads();
+        let reserved: Vec<_> =
+            threads.iter().filter_map(|t| Some((t.role.clone(), t.reservation?))).collect();
+        assert_eq!(reserved.len(), writes.len());
+        let sum: u64 = reserved.iter().map(|r| r.1.runtime).sum();
+        assert!(sum <= 4_000_000 * u64::from(probe.cpus), "{sum}");
+        // It has spun, so nearly all is its.
+        let vcpu = reserved.iter().find(|r| r.0 == Role::Vcpu(vec![0])).unwrap().1;
+        assert!(vcpu.runtime * 2 > sum, "{reserved:?}");
+        let load = load(&spinner, Duration::from_secs(2));
+        let most = sum as f64 / 20e6 + 0.04;
+        assert!(load <= most, "{load} of a CPU, at most {most}");
+        assert!(spinner.monitor().query_status().unwrap().running);
+    });
+}

@@ -1,0 +1,209 @@
+//! What spends or withholds a real-time budget: the fair server, polling before a halt, a group budget that is used up.
+
+use std::path::{Path, PathBuf};
+
+use super::Finding;
+use crate::mounts::mounts;
+use crate::{Root, task};
+
+/// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root only.
+const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
+/// The kernel's default, 50 ms in 1 s (`fair_server_init()`).
+const DEFAULT_SHARE: f64 = 0.05;
+/// The first version that has it.
+const SINCE: (u32, u32) = (6, 12);
+/// Longest polling, in nanoseconds, that a budget of a few milliseconds does not notice.
+const SHORT_POLL: u64 = 50_000;
+
+pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
+    server(root, found);
+    halt_poll(root, found);
+    hcbs(root, found);
+}
+
+/// Share of each CPU that the fair server takes from the deadline class for ordinary threads: the largest of all CPUs, or the default
+/// where debugfs cannot be read. `None` on a kernel without one.
+#[must_use]
+pub fn fair_server(root: &Root) -> Option<f64> {
+    let shares = shares(root);
+    if !shares.is_empty() {
+        return shares.into_iter().map(|s| s.1).reduce(f64::max);
+    }
+    (version(root)? >= SINCE).then_some(DEFAULT_SHARE)
+}
+
+fn version(root: &Root) -> Option<(u32, u32)> {
+    let release = root.read("/proc/sys/kernel/osrelease").ok()?;
+    let mut parts = release.trim().split(['.', '-']);
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// Name and share of each CPU's server.
+fn shares(root: &Root) -> Vec<(String, f64)> {
+    let dir = Path::new(SERVERS);
+    let number = |cpu: &str, file: &str| -> Option<f64> {
+        root.read(dir.join(cpu).join(file)).ok()?.trim().parse().ok()
+    };
+    let share = |cpu: String| {
+        let share = number(&cpu, "runtime")? / number(&cpu, "period")?;
+        share.is_finite().then_some((cpu, share))
+    };
+    root.list(dir).unwrap_or_default().into_iter().filter_map(share).collect()
+}
+
+fn server(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "rt.fair_server";
+    const WHY: &str = "the fair server keeps a share of each CPU for ordinary threads: it is what lets a shell survive a spinning \
+                       real-time guest, and deadline reservations get that much less";
+    let all = shares(root);
+    let off: Vec<_> = all.iter().filter(|s| s.1 <= 0.0).map(|s| s.0.as_str()).collect();
+    let throttled = root.read("/proc/sys/kernel/sched_rt_runtime_us").is_ok_and(|t| t.trim() != "-1");
+    found.push(match (version(root), all.is_empty()) {
+        _ if !off.is_empty() => Finding::warn(
+            ID,
+            format!("switched off on {}", off.join(", ")),
+            WHY,
+            format!("echo 50000000 >{SERVERS}/CPU/runtime, unless the CPU is set apart for one VM"),
+        ),
+        (_, false) => {
+            let most = all.iter().map(|s| s.1).fold(0.0, f64::max);
+            Finding::ok(ID, format!("{:.1} % of each CPU", most * 100.0), WHY)
+        }
+        (Some(v), true) if v >= SINCE => Finding::ok(
+            ID,
+            format!(
+                "this kernel has one, by default {:.0} % of each CPU; mount debugfs to see it",
+                DEFAULT_SHARE * 100.0
+            ),
+            WHY,
+        ),
+        (Some(_), true) if throttled => {
+            Finding::ok(ID, "none before Linux 6.12; RT throttling does its work", WHY)
+        }
+        (Some(_), true) => Finding::warn(
+            ID,
+            "none before Linux 6.12, and RT throttling is off",
+            WHY,
+            "sysctl kernel.sched_rt_runtime_us=950000",
+        ),
+        (None, true) => Finding::warn(ID, "not known: no kernel version", WHY, "mount /proc"),
+    });
+}
+
+fn halt_poll(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "kvm.halt_poll";
+    const WHY: &str =
+        "a vCPU that halts polls for so long before it sleeps, and that time is taken from its budget";
+    let text = root.read_optional("/sys/module/kvm/parameters/halt_poll_ns").ok().flatten();
+    let nanos = text.and_then(|t| t.parse::<u64>().ok());
+    found.push(match nanos {
+        None => Finding::ok(ID, "KVM is not loaded", WHY),
+        Some(ns) if ns <= SHORT_POLL => Finding::ok(ID, format!("{ns} ns"), WHY),
+        Some(ns) => Finding::warn(
+            ID,
+            format!("up to {} us", ns / 1000),
+            WHY,
+            "for VMs with a CPU contract: echo 0 >/sys/module/kvm/parameters/halt_poll_ns",
+        ),
+    });
+}
+
+/// The budget of the v2 root for hierarchical CBS, where the kernel has it.
+fn hcbs(root: &Root, found: &mut Vec<Finding>) {
+    const ID: &str = "rt.hcbs";
+    const WHY: &str = "with cpu.rt.max a VM's real-time threads share one budget on cgroup v2";
+    let mount = mounts(root).unwrap_or_default().into_iter().find(|m| m.fs == "cgroup2");
+    let file: Option<PathBuf> = mount.map(|m| m.point.join("cpu.rt.max"));
+    let text = file.as_ref().and_then(|f| root.read_optional(f).ok().flatten());
+    found.push(match (file, text) {
+        (Some(file), Some(text)) if text.starts_with("max") || text.starts_with("0 ") => Finding::warn(
+            ID,
+            format!("{} is `{text}`: no group gets a budget", file.display()),
+            WHY,
+            format!("echo '950000 1000000' >{}", file.display()),
+        ),
+        (_, Some(text)) => Finding::ok(ID, format!("cpu.rt.max is `{text}`"), WHY),
+        _ => Finding::ok(ID, "this kernel has no cpu.rt.max; other mechanisms are used", WHY),
+    });
+}
+
+/// What can be said of the VMs that run: is their memory locked, and is a QCOW2 image among their disks?
+///
+/// Processes that have ended meanwhile, and those that may not be looked at, are left out.
+#[must_use]
+pub fn vms(root: &Root) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for pid in task::pids(root).unwrap_or_default() {
+        let name = task::full_name(root, pid).unwrap_or_default();
+        if name.starts_with("qemu-system-") || name == "qemu-kvm" {
+            found.extend(locked(root, pid));
+            found.extend(qcow2(root, pid));
+        }
+    }
+    found
+}
+
+fn locked(root: &Root, pid: u32) -> Option<Finding> {
+    const WHY: &str =
+        "a page that is not in RAM is fetched while a vCPU waits; memory that is locked is always there";
+    let (locked, resident) = task::locked_memory(root, pid).ok()?;
+    let id = format!("vm.memlock.{pid}");
+    let mib = |bytes: u64| bytes >> 20;
+    Some(if locked >= resident / 2 {
+        Finding::ok(&id, format!("{} MiB of VM {pid} are locked", mib(locked)), WHY)
+    } else {
+        let limit = root.read(format!("/proc/{pid}/limits")).ok();
+        let limit = limit.as_deref().and_then(memlock_limit).unwrap_or("not known");
+        Finding::warn(
+            &id,
+            format!(
+                "{} MiB of {} MiB of VM {pid} are locked (RLIMIT_MEMLOCK {limit})",
+                mib(locked),
+                mib(resident)
+            ),
+            WHY,
+            "start QEMU with `-overcommit mem-lock=on` and LimitMEMLOCK=infinity (libvirt: <memoryBacking><locked/>)",
+        )
+    })
+}
+
+/// The soft limit of locked memory in the text of `/proc/PID/limits`.
+fn memlock_limit(text: &str) -> Option<&str> {
+    text.lines().find_map(|l| l.strip_prefix("Max locked memory"))?.split_whitespace().next()
+}
+
+/// Whether a process has a QCOW2 image open.
+fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
+    const WHY: &str = "a write to a new cluster of a QCOW2 image waits for its tables; the RT hypervisor paper (section 6) met high \
+                       latencies with it whatever the priorities";
+    /// `QFI\xfb` (QEMU's docs/interop/qcow2.rst).
+    const MAGIC: [u8; 4] = *b"QFI\xfb";
+    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
+    let mut images = Vec::new();
+    for fd in root.list(&dir).ok()? {
+        let path = root.at(dir.join(&fd));
+        // Through the link, so that a file in another mount namespace is found too; only what is a file is opened.
+        if !std::fs::metadata(&path).is_ok_and(|m| m.is_file()) {
+            continue;
+        }
+        let mut head = [0; 4];
+        let read = std::fs::File::open(&path).and_then(|mut f| std::io::Read::read_exact(&mut f, &mut head));
+        if read.is_ok() && head == MAGIC {
+            let name = std::fs::read_link(&path).unwrap_or(path);
+            images.push(root.host_path(&name).display().to_string());
+        }
+    }
+    images.sort();
+    images.dedup();
+    (!images.is_empty()).then(|| {
+        Finding::warn(
+            &format!("vm.qcow2.{pid}"),
+            format!("VM {pid} has a QCOW2 image open: {}", images.join(", ")),
+            WHY,
+            "convert it: qemu-img convert -O raw IMAGE IMAGE.raw, or preallocate: -o preallocation=full",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;

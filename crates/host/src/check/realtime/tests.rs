@@ -1,0 +1,119 @@
+use std::fs;
+
+use super::*;
+use crate::Level;
+
+fn host() -> (tempfile::TempDir, Root) {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    put(&root, "/proc/sys/kernel/osrelease", "6.12.9-amd64\n");
+    put(&root, "/proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    (dir, root)
+}
+
+fn put(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+fn finding(root: &Root, id: &str) -> Finding {
+    let mut found = Vec::new();
+    check(root, &mut found);
+    found.into_iter().find(|f| f.id == id).unwrap()
+}
+
+#[test]
+fn the_fair_servers_share_is_read_or_known_by_version() {
+    let (_d, root) = host();
+    assert_eq!(fair_server(&root), Some(DEFAULT_SHARE));
+    assert!(finding(&root, "rt.fair_server").what.contains("by default 5 %"));
+    for (cpu, runtime) in [("cpu0", "50000000"), ("cpu1", "100000000")] {
+        put(&root, &format!("{SERVERS}/{cpu}/runtime"), runtime);
+        put(&root, &format!("{SERVERS}/{cpu}/period"), "1000000000\n");
+    }
+    assert_eq!(fair_server(&root), Some(0.1));
+    assert_eq!(finding(&root, "rt.fair_server").level, Level::Ok);
+    put(&root, &format!("{SERVERS}/cpu1/runtime"), "0\n");
+    let off = finding(&root, "rt.fair_server");
+    assert!(off.level == Level::Warn && off.what.contains("off on cpu1") && off.remedy.contains("50000000"));
+}
+
+#[test]
+fn without_fair_server_and_throttling_nothing_saves_the_shell() {
+    let (_d, root) = host();
+    put(&root, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+    assert_eq!(fair_server(&root), None);
+    assert_eq!(finding(&root, "rt.fair_server").level, Level::Ok);
+    put(&root, "/proc/sys/kernel/sched_rt_runtime_us", "-1\n");
+    let none = finding(&root, "rt.fair_server");
+    assert!(none.level == Level::Warn && none.remedy.contains("sched_rt_runtime_us=950000"), "{none:?}");
+}
+
+#[test]
+fn polling_before_a_halt_is_told_when_it_is_long() {
+    let (_d, root) = host();
+    let file = "/sys/module/kvm/parameters/halt_poll_ns";
+    assert!(finding(&root, "kvm.halt_poll").what.contains("not loaded"));
+    put(&root, file, "10000\n");
+    assert_eq!(finding(&root, "kvm.halt_poll").level, Level::Ok);
+    put(&root, file, "200000\n");
+    let long = finding(&root, "kvm.halt_poll");
+    assert!(long.level == Level::Warn && long.what.contains("200 us") && long.remedy.contains("echo 0 >"));
+}
+
+#[test]
+fn a_server_that_is_off_gives_no_group_a_budget() {
+    let (_d, root) = host();
+    assert_eq!(finding(&root, "rt.hcbs").level, Level::Ok);
+    put(&root, "/sys/fs/cgroup/cpu.rt.max", "max 100000\n");
+    let off = finding(&root, "rt.hcbs");
+    assert!(off.level == Level::Warn && off.remedy.contains("950000 1000000"), "{off:?}");
+    put(&root, "/sys/fs/cgroup/cpu.rt.max", "95000 100000\n");
+    assert_eq!(finding(&root, "rt.hcbs").level, Level::Ok);
+}
+
+fn vm(root: &Root, locked_kb: u32) {
+    put(root, "/proc/42/comm", "qemu-system-x86\n");
+    put(root, "/proc/42/status", &format!("VmLck:\t{locked_kb} kB\nVmRSS:\t102400 kB\n"));
+    put(
+        root,
+        "/proc/42/limits",
+        "Max locked memory         8388608              8388608              bytes\n",
+    );
+    put(root, "/proc/43/comm", "bash\n");
+    put(root, "/proc/43/status", "VmLck:\t0 kB\nVmRSS:\t102400 kB\n");
+}
+
+#[test]
+fn memory_that_is_not_locked_is_told_of_each_vm() {
+    let (_d, root) = host();
+    vm(&root, 0);
+    let found = vms(&root);
+    assert_eq!(found.len(), 1, "bash is no VM: {found:?}");
+    let told = &found[0];
+    assert_eq!((told.id.as_str(), told.level), ("vm.memlock.42", Level::Warn));
+    assert!(told.what.contains("0 MiB of 100 MiB") && told.what.contains("8388608"), "{told:?}");
+    assert!(told.remedy.contains("mem-lock=on"));
+    vm(&root, 102_400);
+    assert_eq!(vms(&root)[0].level, Level::Ok);
+    fs::remove_file(root.at("/proc/42/status")).unwrap();
+    assert!(vms(&root).is_empty(), "it has ended");
+}
+
+#[test]
+fn an_open_qcow2_image_is_told_and_a_raw_one_is_not() {
+    let (dir, root) = host();
+    vm(&root, 102_400);
+    let image = dir.path().join("disk.img");
+    fs::write(&image, b"raw bytes").unwrap();
+    fs::create_dir_all(root.at("/proc/42/fd")).unwrap();
+    std::os::unix::fs::symlink(&image, root.at("/proc/42/fd/7")).unwrap();
+    std::os::unix::fs::symlink("/nowhere", root.at("/proc/42/fd/8")).unwrap();
+    assert_eq!(vms(&root).len(), 1);
+    fs::write(&image, b"QFI\xfb\0\0\0\x03").unwrap();
+    let found = vms(&root);
+    assert_eq!((found.len(), found[1].id.as_str(), found[1].level), (2, "vm.qcow2.42", Level::Warn));
+    assert!(found[1].what.contains("disk.img") && found[1].remedy.contains("qemu-img convert"));
+}

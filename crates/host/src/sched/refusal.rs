@@ -1,0 +1,109 @@
+//! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons (`kernel/sched/syscalls.c`).
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::{Attr, Policy};
+use crate::{Root, mounts, task};
+
+/// Number of the capability (capabilities(7)).
+pub const CAP_SYS_NICE: u32 = 23;
+
+/// A policy that was refused, with the reason and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("thread {tid} ({name}) cannot get `{wanted}`: {why}; {remedy}")]
+pub struct Refusal {
+    /// The thread.
+    pub tid: u32,
+    /// Its name.
+    pub name: String,
+    /// What was asked for.
+    pub wanted: String,
+    /// Why not.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+    /// What the kernel said.
+    pub source: io::Error,
+}
+
+/// Finds out why `wanted` was refused for a thread of a process.
+#[must_use]
+pub fn explain(root: &Root, pid: u32, tid: u32, wanted: &Attr, source: io::Error) -> Refusal {
+    let name = task::stat(root, pid, tid).map_or_else(|_| "gone".to_owned(), |s| s.comm);
+    let errno = source.raw_os_error().map(Errno::from_raw_os_error);
+    let (why, remedy) = match errno {
+        Some(Errno::SRCH) => ("it has ended".to_owned(), "look at the threads again".to_owned()),
+        Some(Errno::BUSY) => (
+            "the kernel has no deadline bandwidth left (sched_rt_runtime_us less all reservations and the fair server)".to_owned(),
+            "make the budget smaller or the period longer, or take another reservation away".to_owned(),
+        ),
+        Some(Errno::INVAL) => (
+            "its parameters are outside of what the kernel takes".to_owned(),
+            "a period of 100 us to 4 s and a budget from 1 us to the period; see /proc/sys/kernel/sched_deadline_period_{min,max}_us".to_owned(),
+        ),
+        Some(Errno::PERM) => permission(root, pid, tid, wanted),
+        _ => (source.to_string(), "see sched_setattr(2)".to_owned()),
+    };
+    Refusal { tid, name, wanted: wanted.to_string(), why, remedy, source }
+}
+
+fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String) {
+    if matches!(wanted.policy, Policy::Fifo | Policy::Rr) {
+        if let Some((cgroup, file)) = group_without_budget(root, pid, tid) {
+            return (
+                format!("its cgroup {} has a real-time budget of 0 (RT_GROUP_SCHED)", cgroup.display()),
+                format!("give it one, its parents first: echo 400000 >{}", file.display()),
+            );
+        }
+    }
+    if !can_nice(root) {
+        return (
+            "this process lacks CAP_SYS_NICE".to_owned(),
+            "run as root, or with AmbientCapabilities=CAP_SYS_NICE".to_owned(),
+        );
+    }
+    if wanted.policy == Policy::Deadline {
+        if let Some(mask) = narrow_mask(root, pid, tid) {
+            return (
+                format!("its affinity {mask} is narrower than the CPUs of its root domain, and a deadline thread may run on all of them"),
+                "widen the affinity, or make the CPUs an exclusive cpuset (v2: echo root >cpuset.cpus.partition)"
+                    .to_owned(),
+            );
+        }
+    }
+    (
+        "the kernel does not allow it".to_owned(),
+        "is it a kernel thread bound to one CPU, or in another user namespace?".to_owned(),
+    )
+}
+
+/// The `cpu` cgroup (v1) of a thread and its budget file, when the budget is 0.
+fn group_without_budget(root: &Root, pid: u32, tid: u32) -> Option<(PathBuf, PathBuf)> {
+    let all = task::cgroups(root, pid, tid).ok()?;
+    let cgroup = all.into_iter().find(|m| m.has("cpu"))?.path;
+    let mount = mounts::mounts(root)
+        .ok()?
+        .into_iter()
+        .find(|m| m.fs == "cgroup" && m.options.iter().any(|o| o == "cpu"))?;
+    let below = Path::new("/").join(&cgroup);
+    let file = mount.point.join(below.strip_prefix("/").ok()?).join("cpu.rt_runtime_us");
+    (root.read(&file).ok()?.trim() == "0").then_some((cgroup, file))
+}
+
+/// Whether this process has `CAP_SYS_NICE`; true when `/proc` does not say.
+fn can_nice(root: &Root) -> bool {
+    let Ok(status) = root.read("/proc/self/status") else { return true };
+    let caps = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    caps.and_then(|c| u64::from_str_radix(c.trim(), 16).ok()).is_none_or(|c| c >> CAP_SYS_NICE & 1 == 1)
+}
+
+/// The affinity of a thread, when it lacks CPUs that are online.
+fn narrow_mask(root: &Root, pid: u32, tid: u32) -> Option<String> {
+    let mask = task::affinity(root, pid, tid).ok()?;
+    let online = crate::text::cpu_list(&root.read("/sys/devices/system/cpu/online").ok()?)?;
+    let have = crate::text::cpu_list(&mask)?;
+    (!online.is_subset(&have)).then_some(mask)
+}

@@ -1,0 +1,126 @@
+use std::fs;
+
+use super::*;
+use crate::Root;
+
+#[test]
+fn every_attribute_survives_its_text() {
+    let reservation = Some(Reservation { runtime: 1_500_000, deadline: 9_000_000, period: 10_000_000 });
+    let all = [
+        Attr::other(-5),
+        Attr { slice: 3_000_000, ..Attr::other(19) },
+        Attr::fifo(98),
+        Attr { nice: -3, reset_on_fork: false, ..Attr::fifo(1) },
+        Attr { policy: Policy::Rr, priority: 99, ..Attr::other(0) },
+        Attr { policy: Policy::Batch, ..Attr::other(3) },
+        Attr { policy: Policy::Idle, reset_on_fork: true, ..Attr::other(0) },
+        Attr::deadline(4_000_000, 20_000_000),
+        Attr { reservation, flags: 6, ..Attr::deadline(1, 1) },
+    ];
+    for attr in all {
+        assert_eq!(attr.to_string().parse::<Attr>().unwrap(), attr, "{attr}");
+    }
+    assert_eq!(Attr::fifo(97).to_string(), "fifo 97 reset-on-fork");
+    assert_eq!(Attr::other(0).to_string(), "other nice 0");
+    let deadline = "deadline 4000000/20000000/20000000 reset-on-fork";
+    assert_eq!(Attr::deadline(4_000_000, 20_000_000).to_string(), deadline);
+}
+
+#[test]
+fn what_is_no_attribute_is_refused() {
+    for text in [
+        "",
+        "fifo",
+        "fifo 0",
+        "fifo 100",
+        "fifo 97 98",
+        "real 1",
+        "other nice 20",
+        "other nice",
+        "deadline 1/2",
+        "deadline 1/2/3/4",
+        "other slice x",
+        "other flags 1",
+    ] {
+        assert!(text.parse::<Attr>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn a_slice_counts_only_when_asked_for() {
+    let found = Attr { slice: 2_800_000, ..Attr::other(0) };
+    assert!(found.is(&Attr::other(0)));
+    assert!(!found.is(&Attr { slice: 1_000_000, ..Attr::other(0) }));
+    assert!(!found.is(&Attr::other(1)) && !Attr::fifo(97).is(&Attr::fifo(98)));
+}
+
+/// Without privileges a thread may still make itself nicer, and never get less nice again unless root.
+#[test]
+fn this_thread_is_set_and_read_back() {
+    let spawned = std::thread::spawn(|| {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        let before = get(tid).unwrap();
+        let wanted = Attr { reset_on_fork: true, ..Attr::other(before.nice.max(0) + 1) };
+        set(tid, &wanted).unwrap();
+        assert!(get(tid).unwrap().is(&wanted), "{}", get(tid).unwrap());
+        if rustix::process::geteuid().is_root() {
+            set(tid, &before).unwrap();
+            assert_eq!(get(tid).unwrap(), before);
+            let policy = Attr { policy: Policy::Batch, ..before };
+            set(tid, &policy).unwrap();
+            assert_eq!(get(tid).unwrap().policy, Policy::Batch);
+        }
+    });
+    spawned.join().unwrap();
+}
+
+#[test]
+fn a_thread_that_is_gone_is_told_as_such() {
+    // Beyond the kernel's PID_MAX_LIMIT.
+    assert_eq!(get(1 << 23).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    let error = set(1 << 23, &Attr::other(0)).unwrap_err();
+    let refusal = explain(&Root::default(), 1 << 23, 1 << 23, &Attr::other(0), error);
+    assert!(refusal.to_string().contains("it has ended"), "{refusal}");
+}
+
+fn perm() -> io::Error {
+    io::Error::from_raw_os_error(libc::EPERM)
+}
+
+fn put(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn each_reason_of_eperm_is_told_from_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    let all = "CapEff:\t000001ffffffffff\n";
+    put(&root, "/proc/self/status", all);
+    put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+    put(&root, "/proc/7/task/7/cgroup", "1:cpu:/vms/a\n0::/\n");
+    put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0\n");
+    put(&root, "/sys/devices/system/cpu/online", "0-1\n");
+    put(&root, "/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "0\n");
+    let told = |attr: &Attr| explain(&root, 7, 7, attr, perm()).to_string();
+
+    let budget = told(&Attr::fifo(97));
+    assert!(budget.contains("/vms/a has a real-time budget of 0"), "{budget}");
+    assert!(budget.contains("echo 400000 >/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us"), "{budget}");
+    let mask = told(&Attr::deadline(1_000_000, 2_000_000));
+    assert!(mask.contains("affinity 0 is narrower") && mask.contains("cpuset"), "{mask}");
+
+    put(&root, "/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "400000\n");
+    put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0-1\n");
+    let other = told(&Attr::fifo(97));
+    assert!(other.contains("the kernel does not allow it"), "{other}");
+    put(&root, "/proc/self/status", "CapEff:\t0000000000000000\n");
+    for attr in [Attr::fifo(97), Attr::deadline(1_000_000, 2_000_000), Attr::other(-5)] {
+        let text = told(&attr);
+        assert!(text.contains("CAP_SYS_NICE") && text.contains("run as root"), "{text}");
+    }
+    let busy = explain(&root, 7, 7, &Attr::deadline(1, 2), io::Error::from_raw_os_error(libc::EBUSY));
+    assert!(busy.to_string().contains("no deadline bandwidth left"), "{busy}");
+}

@@ -1,0 +1,192 @@
+//! `/proc/PID/task/TID`: what the kernel says about one thread (proc_pid_stat(5), cgroups(7)).
+//!
+//! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and callers go on.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::sched::Policy;
+use crate::{HostError, Root};
+
+/// `PF_KTHREAD` (`include/linux/sched.h`): a thread of the kernel.
+const PF_KTHREAD: u64 = 0x0020_0000;
+/// `/proc/PID/stat` counts in 1/100 s whatever the kernel's tick is (`USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
+/// The part of `/proc/PID/task/TID/stat` that scheduling needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TaskStat {
+    /// Name, at most 15 bytes of it for a user thread.
+    pub comm: String,
+    /// State letter: `R` running, `S` sleeping, `Z` ended but not reaped, ...
+    pub state: char,
+    /// Process that started it.
+    pub parent: u32,
+    /// Whether it is a thread of the kernel, not of a process.
+    pub kernel: bool,
+    /// Nice value.
+    pub nice: i32,
+    /// When it started, in 1/100 s since boot: with the number it names one thread for good.
+    pub start: u64,
+    /// Real-time priority 1 to 99; 0 under other policies.
+    pub priority: u32,
+    /// Policy; `None` for a number that is not known.
+    pub policy: Option<Policy>,
+    /// CPU time used, in steps of 10 ms.
+    pub cpu_time: Duration,
+}
+
+/// One line of `/proc/PID/cgroup`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Membership {
+    /// Controllers of a v1 hierarchy (`cpu,cpuacct`, `name=systemd`); empty for v2.
+    pub controllers: String,
+    /// The cgroup below the hierarchy's root.
+    pub path: PathBuf,
+}
+
+impl Membership {
+    /// Whether this is the v1 hierarchy of a controller.
+    #[must_use]
+    pub fn has(&self, controller: &str) -> bool {
+        self.controllers.split(',').any(|c| c == controller)
+    }
+}
+
+fn dir(pid: u32, tid: u32) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/task/{tid}"))
+}
+
+fn form(path: PathBuf, text: &str, expected: &'static str) -> HostError {
+    HostError::Form { path, text: text.trim().chars().take(200).collect(), expected }
+}
+
+/// All processes, ascending; kernel threads are processes too.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
+    numbers(root, PathBuf::from("/proc"))
+}
+
+/// The threads of a process, ascending.
+///
+/// # Errors
+/// When the process is gone.
+pub fn tids(root: &Root, pid: u32) -> Result<Vec<u32>, HostError> {
+    numbers(root, PathBuf::from(format!("/proc/{pid}/task")))
+}
+
+fn numbers(root: &Root, dir: PathBuf) -> Result<Vec<u32>, HostError> {
+    let mut found: Vec<u32> = root.list(dir)?.iter().filter_map(|name| name.parse().ok()).collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Reads a thread's `stat`.
+///
+/// # Errors
+/// When the thread is gone, or the line has another form.
+pub fn stat(root: &Root, pid: u32, tid: u32) -> Result<TaskStat, HostError> {
+    let path = dir(pid, tid).join("stat");
+    // A name may hold any byte; only the rest of the line must be text.
+    let bytes =
+        std::fs::read(root.at(&path)).map_err(|source| HostError::Read { path: path.clone(), source })?;
+    let text = String::from_utf8_lossy(&bytes);
+    parse_stat(&text).ok_or_else(|| form(path, &text, "a task's stat line"))
+}
+
+/// The name stands in parentheses and may hold some itself, so the last one ends it.
+fn parse_stat(text: &str) -> Option<TaskStat> {
+    let (open, close) = (text.find('(')?, text.rfind(')')?);
+    let comm = text.get(open + 1..close)?.to_owned();
+    let fields: Vec<&str> = text.get(close + 1..)?.split_whitespace().collect();
+    // Fields are counted from 1 in the manual page; the state is number 3.
+    let field = |n: usize| fields.get(n - 3).copied();
+    let number = |n: usize| field(n)?.parse::<u64>().ok();
+    let ticks = number(14)?.checked_add(number(15)?)?;
+    Some(TaskStat {
+        comm,
+        state: field(3)?.chars().next()?,
+        parent: field(4)?.parse().ok()?,
+        kernel: number(9)? & PF_KTHREAD != 0,
+        nice: field(19)?.parse().ok()?,
+        start: number(22)?,
+        priority: field(40)?.parse().ok()?,
+        policy: Policy::of_number(field(41)?.parse().ok()?),
+        cpu_time: TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
+    })
+}
+
+/// Full name of a process: unlike `stat` it is not cut off for kernel threads since Linux 5.17.
+///
+/// # Errors
+/// When the process is gone.
+pub fn full_name(root: &Root, pid: u32) -> Result<String, HostError> {
+    let path = PathBuf::from(format!("/proc/{pid}/comm"));
+    let bytes = std::fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
+    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// CPU time that a thread has used, to the nanosecond where the kernel says it (`schedstat`), else in steps of 10 ms.
+///
+/// # Errors
+/// When the thread is gone.
+pub fn cpu_time(root: &Root, pid: u32, tid: u32) -> Result<Duration, HostError> {
+    let path = dir(pid, tid).join("schedstat");
+    if let Some(text) = root.read_optional(&path)? {
+        // CONFIG_SCHED_INFO off makes it `0 0 0`.
+        let nanos = text.split_whitespace().next().and_then(|n| n.parse().ok());
+        if let Some(nanos) = nanos.filter(|n| *n > 0) {
+            return Ok(Duration::from_nanos(nanos));
+        }
+    }
+    Ok(stat(root, pid, tid)?.cpu_time)
+}
+
+/// The CPUs that a thread may run on, as the kernel lists them: `0-3,6`.
+///
+/// # Errors
+/// When the thread is gone.
+pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
+    let path = dir(pid, tid).join("status");
+    let text = root.read(&path)?;
+    let list = text.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    list.map(|l| l.trim().to_owned()).ok_or_else(|| form(path, "no Cpus_allowed_list", "a task's status"))
+}
+
+/// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`, `VmRSS`).
+///
+/// # Errors
+/// When the process is gone, or is a kernel thread, which has no memory.
+pub fn locked_memory(root: &Root, pid: u32) -> Result<(u64, u64), HostError> {
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let text = root.read(&path)?;
+    let bytes = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
+    };
+    bytes("VmLck:")
+        .zip(bytes("VmRSS:"))
+        .ok_or_else(|| form(path, "no VmLck", "the status of a process with memory"))
+}
+
+/// The cgroups of a thread, one for each hierarchy.
+///
+/// # Errors
+/// When the thread is gone.
+pub fn cgroups(root: &Root, pid: u32, tid: u32) -> Result<Vec<Membership>, HostError> {
+    let path = dir(pid, tid).join("cgroup");
+    let text = root.read(&path)?;
+    let line = |line: &str| {
+        let mut parts = line.splitn(3, ':');
+        let (_, controllers, cgroup) = (parts.next()?, parts.next()?, parts.next()?);
+        Some(Membership { controllers: controllers.to_owned(), path: PathBuf::from(cgroup) })
+    };
+    text.lines().map(|l| line(l).ok_or_else(|| form(path.clone(), l, "a list of cgroups"))).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! What a thread does for its VM, told from the monitor's word and from its name.
+//!
+//! Names: QEMU `system/cpus.c`, `accel/*/`, `iothread.c`, `util/thread-pool.c` (`worker`), `util/rcu.c` (`call_rcu`); Linux
+//! `drivers/vhost/vhost.c` and `kernel/vhost_task.c` (`vhost-PID`), `arch/x86/kvm/i8254.c` (`kvm-pit/PID`),
+//! `arch/x86/kvm/mmu/mmu.c` (`kvm-nx-lpage-recovery-PID`), `io_uring/io-wq.c` (`iou-wrk-PID`).
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Named, Thread};
+
+/// What a thread does.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind", content = "which")]
+pub enum Role {
+    /// Runs these vCPUs: one under KVM and multi-threaded TCG, several under single-threaded TCG.
+    Vcpu(Vec<u32>),
+    /// An I/O thread (`-object iothread`) by its name; `mon_iothread` is the monitor's own.
+    IoThread(String),
+    /// QEMU's main loop: devices without an I/O thread, timers, the monitor.
+    Emulator,
+    /// A worker of QEMU's thread pool (`aio=threads`, file operations). They come and go.
+    AioWorker,
+    /// A worker of io_uring in the kernel, inside the process.
+    IoUringWorker,
+    /// Moves packets of vhost-net and vhost-scsi: a thread of QEMU since Linux 6.4, a kernel thread before.
+    Vhost,
+    /// Injects ticks of the emulated PIT (KVM on x86); a kernel thread.
+    KvmPit,
+    /// Splits huge pages back (KVM on x86); a thread of QEMU on new kernels.
+    KvmHugePages,
+    /// Frees memory of QEMU's RCU.
+    Rcu,
+    /// Copies memory during a migration.
+    Migration,
+    /// Serves a screen or a character device to a client.
+    Display,
+    /// A thread of a helper process in the VM's cgroup, or one whose name says nothing.
+    Other,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vcpu(numbers) => {
+                let numbers: Vec<_> = numbers.iter().map(u32::to_string).collect();
+                write!(f, "vcpu {}", numbers.join(","))
+            }
+            Self::IoThread(name) => write!(f, "iothread {name}"),
+            Self::Emulator => write!(f, "emulator"),
+            Self::AioWorker => write!(f, "aio worker"),
+            Self::IoUringWorker => write!(f, "io_uring worker"),
+            Self::Vhost => write!(f, "vhost"),
+            Self::KvmPit => write!(f, "kvm-pit"),
+            Self::KvmHugePages => write!(f, "kvm huge pages"),
+            Self::Rcu => write!(f, "rcu"),
+            Self::Migration => write!(f, "migration"),
+            Self::Display => write!(f, "display"),
+            Self::Other => write!(f, "other"),
+        }
+    }
+}
+
+/// The role of a thread in one of the VM's processes. The monitor's word goes before the name, because a name can be anything.
+#[must_use]
+pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
+    if let Some(cpus) = named.vcpus.get(&tid) {
+        return Role::Vcpu(cpus.clone());
+    }
+    if let Some(io) = named.iothreads.get(&tid) {
+        return Role::IoThread(io.clone());
+    }
+    if let Some(cpus) = vcpus(name) {
+        return Role::Vcpu(cpus);
+    }
+    if let Some(io) = name.strip_prefix("IO ") {
+        return Role::IoThread(io.to_owned());
+    }
+    match name {
+        "worker" => Role::AioWorker,
+        "call_rcu" | "rcu" => Role::Rcu,
+        _ if name.starts_with("vhost-") => Role::Vhost,
+        _ if name.starts_with("iou-wrk-") || name.starts_with("iou-sqp-") => Role::IoUringWorker,
+        _ if name.starts_with("kvm-nx-lpage-re") => Role::KvmHugePages,
+        _ if name.starts_with("mig/") || name.starts_with("multifd") || name == "live_migration" => {
+            Role::Migration
+        }
+        "vnc_worker" | "SPICE Worker" | "gmain" | "gdbus" => Role::Display,
+        // Without thread names every thread has the process's own; then only the first is known.
+        _ if tid == pid && is_qemu(name) => Role::Emulator,
+        _ => Role::Other,
+    }
+}
+
+/// Finds QEMU's RCU thread among a process's threads where its name does not tell: it is started before QEMU has read whether threads
+/// are to be named (`rcu_init()`, a constructor), and so is the first after the main thread and has its name.
+pub(super) fn name_rcu(threads: &mut [Thread]) {
+    let Some(main) = threads.iter().find(|t| t.role == Role::Emulator).map(|t| (t.tid, t.name.clone()))
+    else {
+        return;
+    };
+    let others = threads.iter_mut().filter(|t| t.tid != main.0);
+    if let Some(first) = others.min_by_key(|t| (t.start, t.tid)) {
+        if first.role == Role::Other && first.name == main.1 {
+            first.role = Role::Rcu;
+        }
+    }
+}
+
+/// The kernel cuts names at 15 bytes: `qemu-system-x86`.
+fn is_qemu(name: &str) -> bool {
+    name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" || name == "qemu"
+}
+
+/// `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for all, whose numbers only the monitor knows.
+fn vcpus(name: &str) -> Option<Vec<u32>> {
+    if name.starts_with("ALL CPUs/") {
+        return Some(Vec::new());
+    }
+    let (number, _) = name.strip_prefix("CPU ")?.split_once('/')?;
+    Some(vec![number.parse().ok()?])
+}
+
+/// The role of a kernel thread that was started for a VM; `None` for any other. Its name ends in the number of the process, or for
+/// vhost of the thread, that started it.
+#[must_use]
+pub fn kernel_role(name: &str, pids: &BTreeSet<u32>, tids: &BTreeSet<u32>) -> Option<Role> {
+    let of = |prefix: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();
+    if of("vhost-").is_some_and(|owner| tids.contains(&owner)) {
+        return Some(Role::Vhost);
+    }
+    if of("kvm-pit/").is_some_and(|owner| pids.contains(&owner)) {
+        return Some(Role::KvmPit);
+    }
+    of("kvm-nx-lpage-recovery-").is_some_and(|owner| pids.contains(&owner)).then_some(Role::KvmHugePages)
+}
