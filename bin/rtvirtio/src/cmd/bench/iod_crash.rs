@@ -151,7 +151,7 @@ fn play(
         None => Ok(()),
     })?;
     let (json, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let round = outcome(&round, &json, &said).map_err(anyhow::Error::msg)?;
+    let round = outcome(round, &json, &said).map_err(anyhow::Error::msg)?;
     if round.lost + round.corrupt + round.io_errors > 0 {
         ui.warn(&format!("fio in the guest: {said:.2000}"));
     }
