@@ -19,7 +19,12 @@ fn spec() -> Spec {
         burst: None,
         target: None,
     };
-    let vm = |name: &str, reach, op| Vm { name: name.to_owned(), reach, tasks: vec![task(op)] };
+    let vm = |name: &str, reach, op| Vm {
+        name: name.to_owned(),
+        reach,
+        cpu: rtvirtio_spec::VmCpu::default(),
+        tasks: vec![task(op)],
+    };
     let pid = Reach::Existing { host: HostHandle::Pid(1), agent: None, disk: None };
     Spec {
         device: Device::Path(PathBuf::from("/dev/sdz")),
