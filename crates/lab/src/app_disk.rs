@@ -102,7 +102,7 @@ mod tests {
         fs::create_dir(&more).unwrap();
         fs::write(more.join("data"), "here").unwrap();
         std::os::unix::fs::symlink("data", more.join("link")).unwrap();
-        let app = AppDisk::make(dir.path(), "sh", &[more.clone()]).unwrap();
+        let app = AppDisk::make(dir.path(), "sh", std::slice::from_ref(&more)).unwrap();
         assert_eq!(fs::metadata(&app.file).unwrap().len(), app.size.0);
         assert!(!dir.path().join("app").exists(), "the copy of the files is removed");
         let ask = |what: &str| {
