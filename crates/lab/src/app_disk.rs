@@ -39,7 +39,10 @@ impl AppDisk {
         let source = found.ok_or_else(missing)?;
         let source = fs::canonicalize(&source).map_err(io_at("find", &source))?;
         let mut tree = Tree::default();
-        tree.dir("tmp");
+        // For the guest's own.
+        for dir in ["dev", "proc", "tmp"] {
+            tree.dir(dir);
+        }
         libs::add_program(&mut tree, &below_root(&source), &source, None)?;
         for dir in dirs {
             add_dir(&mut tree, dir)?;

@@ -128,6 +128,9 @@ fn measure(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     domain.run(&SCHEMES[0])?;
     let (mut vm, facts) = guest::boot(&socket(dir, 0), 1, &dir.join("run"), global, ui)?;
     guest::say(&mut vm, &["mount", "-t", "ext4", "-o", "ro,noatime", "/dev/vda", MOUNT])?;
+    for dir in ["/dev", "/proc"] {
+        guest::say(&mut vm, &["mount", "-o", "bind", dir, &format!("{MOUNT}{dir}")])?;
+    }
     let mut argv = vec![app.program.display().to_string()];
     argv.extend(rest.iter().cloned());
     let mut starts = Vec::new();
