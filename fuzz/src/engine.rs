@@ -138,6 +138,8 @@ pub fn play(data: &[u8]) {
     let status = handle.ask(|reply| Command::Status { reply }).expect("the engine lives");
     assert_eq!((status.vms[0].outstanding, status.vms[0].queues), (0, 0), "something of the queue is left");
     neighbour.reads(u64::from(size));
+    // Where its disk begins, which is where the attacker's ends.
+    neighbour.reads(0);
     assert_eq!((status.vms[1].malformed, status.vms[1].errors, status.vms[1].broken), (0, 0, 0));
 }
 

@@ -56,6 +56,8 @@ const FRONTEND: &[c_long] = &[
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_shutdown,
+    // `vhost` asks what kind of socket it was given, also for messages that we refuse.
+    libc::SYS_getsockopt,
     libc::SYS_fstat,
     libc::SYS_statx,
     libc::SYS_newfstatat,
