@@ -66,7 +66,6 @@ fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 name: format!("vm{i}"),
                 reach: Reach::Lab(kind),
                 cpu: VmCpu::default(),
-                cpu: VmCpu::default(),
                 tasks: tasks.clone(),
             })
             .collect(),
