@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
-    Write,
+    ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, Observer, OnConflict, Place, Session, Silent,
+    Step, Target, Write,
 };
 use rtvirtio_host::sched::{self, Attr, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
@@ -136,6 +136,31 @@ fn threads_that_end_are_no_error() {
     assert_eq!(sim.kernel.policy(8).unwrap(), Attr::other(3));
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::other(-2));
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
+}
+
+/// Ends a thread right after the old values were captured.
+struct EndsOne<'a>(&'a SimKernel);
+
+impl Observer for EndsOne<'_> {
+    fn step(&mut self, step: Step) {
+        if step == Step::Journaled {
+            self.0.end(7, 8);
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_ends_between_capture_and_write_is_left_out() {
+    let sim = sim(false);
+    let root = sim.case.root();
+    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
+    let session = Session::open(&sim.case.state).unwrap();
+    session.apply(&sim.case.cpu, &machine, &mut EndsOne(&sim.kernel)).unwrap();
+    assert_eq!(sim.kernel.policy(9).unwrap(), Attr::fifo(97));
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    let gone = reverted.outcomes.iter().filter(|o| matches!(o.fate, Fate::Gone { .. })).count();
+    assert!(reverted.done && gone == 2, "{reverted:#?}");
+    assert_eq!(sim.kernel.policy(9).unwrap(), Attr::other(0));
 }
 
 #[test]

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use proptest::prelude::*;
 use rtvirtio_model::VmConfig;
-use rtvirtio_spec::{Arrival, Device, HostHandle, LabKind, Op, Pattern, Task};
+use rtvirtio_spec::{Arrival, Device, HostHandle, LabKind, Op, Pattern, Task, VmCpu};
 use rtvirtio_units::Ratio;
 
 use super::*;
@@ -22,7 +22,7 @@ fn spec() -> Spec {
     let vm = |name: &str, reach, op| Vm {
         name: name.to_owned(),
         reach,
-        cpu: rtvirtio_spec::VmCpu::default(),
+        cpu: VmCpu::default(),
         tasks: vec![task(op)],
     };
     let pid = Reach::Existing { host: HostHandle::Pid(1), agent: None, disk: None };
