@@ -13,6 +13,7 @@ use rtvirtio_iodomain::confine::{Confine, Role};
 use rtvirtio_iodomain::engine::{Command, EngineHandle, Event, Trace};
 use rtvirtio_iosched::{Class, Op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
 use serde_json::json;
 
 /// Events between two looks: 10 ms at 800 000 requests per second, about 0.7 MB.
@@ -76,7 +77,8 @@ impl Source {
         let n = trace.take(|event| {
             if done.is_ok() {
                 let vm = vms.get(event.vm).map_or("", String::as_str);
-                done = writeln!(out, "{}", line(device, vm, &event));
+                let line = serde_json::to_writer(&mut *out, &Line::new(device, vm, &event));
+                done = line.map_err(Into::into).and_then(|()| out.write_all(b"\n"));
             }
         });
         done.map(|()| n)
@@ -125,30 +127,46 @@ fn serve(
     Ok(())
 }
 
-fn line(device: &str, vm: &str, e: &Event) -> serde_json::Value {
-    json!({
-        "device": device,
-        "vm": vm,
-        "queue": e.queue,
-        "op": match e.op {
-            Op::Read => "read",
-            Op::Write => "write",
-            Op::Flush => "flush",
-            Op::Discard => "discard",
-            Op::WriteZeroes => "write-zeroes",
-        },
-        "len": e.len,
-        "class": match e.priority.class {
-            Class::RealTime => "real-time",
-            Class::BestEffort => "best-effort",
-            Class::Idle => "idle",
-        },
-        "level": e.priority.level,
-        "reserved": e.reserved,
-        "status": e.status,
-        "at_ns": e.arrival.0,
-        "wait_ns": e.wait.0,
-        "device_ns": e.device.0,
-        "total_ns": e.wait.0 + e.device.0,
-    })
+/// One request, as it is told.
+#[derive(Serialize)]
+struct Line<'a> {
+    device: &'a str,
+    vm: &'a str,
+    queue: u16,
+    op: &'static str,
+    len: u64,
+    class: Class,
+    level: u8,
+    reserved: bool,
+    status: u8,
+    at_ns: u64,
+    wait_ns: u64,
+    device_ns: u64,
+    total_ns: u64,
+}
+
+impl<'a> Line<'a> {
+    fn new(device: &'a str, vm: &'a str, e: &Event) -> Self {
+        Self {
+            device,
+            vm,
+            queue: e.queue,
+            op: match e.op {
+                Op::Read => "read",
+                Op::Write => "write",
+                Op::Flush => "flush",
+                Op::Discard => "discard",
+                Op::WriteZeroes => "write-zeroes",
+            },
+            len: e.len,
+            class: e.priority.class,
+            level: e.priority.level,
+            reserved: e.reserved,
+            status: e.status,
+            at_ns: e.arrival.0,
+            wait_ns: e.wait.0,
+            device_ns: e.device.0,
+            total_ns: e.wait.0 + e.device.0,
+        }
+    }
 }

@@ -122,8 +122,9 @@ fn every_request_is_told_as_it_was() {
 #[test]
 fn waiting_is_told_from_the_device() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "")
-        .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"200/s\" }\n");
+    let config = two(dir.path(), 8, "quantum = \"16KiB\"")
+        .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"200/s\" }\n")
+        .replace("name = \"b\"\n", "name = \"b\"\nread_cap = { bytes = \"1MB/s\" }\n");
     let _iod = Iod::start(dir.path(), &config);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let listener = Listener::start(dir.path());
@@ -144,11 +145,23 @@ fn waiting_is_told_from_the_device() {
     let (events, end) = listener.rest();
     assert_eq!((events.len(), &end["dropped"]), (41, &0.into()));
     for events in [&events[..20], &events[20..40]] {
-        let waits: Vec<u64> = events.iter().map(|e| e["wait_ns"].as_u64().unwrap()).collect();
-        // 20 at 200/s: the last one waits 95 ms at least, less what may go at once. A slow machine makes it more, never less.
-        assert!(waits[19] > 80_000_000, "{waits:?}");
+        // When each one went to the device.
+        let went = |e: &Value| e["at_ns"].as_u64().unwrap() + e["wait_ns"].as_u64().unwrap();
+        for (i, event) in events.iter().enumerate() {
+            // What the cap allows at most, however slow the machine is: one at once, then one each 5 ms.
+            assert!(went(event) - went(&events[0]) >= i as u64 * 4_990_000, "{i}: {event}");
+        }
     }
     assert_eq!(events[40]["status"], 1);
+
+    // Its first piece goes at once, the other seven are held by the cap: that is after the waiting.
+    let mut b =
+        Client::connect(&dir.path().join("b"), Options { buffer: 131_072, ..Options::default() }).unwrap();
+    let listener = Listener::start(dir.path());
+    file.set_len(8 << 20).unwrap();
+    assert_eq!(ask(&mut b, &read(0, 131_072), None).0, 0);
+    let (events, _) = listener.rest();
+    assert!(events[0]["device_ns"].as_u64().unwrap() > 100_000_000, "{}", events[0]);
 }
 
 /// A listener who does not read loses events, and only that: each is told or counted.

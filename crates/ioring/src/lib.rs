@@ -21,15 +21,15 @@
 //! `rtrb`, where it needs one (`rtvirtio_iodomain::engine::Trace`), and none between guest and scheduler: see `docs/iod.md`, *Why one thread for a device*. The example `rings` measures both in turn;
 //! on two CPUs of an EPYC (Zen 5) under KVM, 256 slots, medians of 11 rounds:
 //!
-//! | ioring / rtrb | 8 bytes | 64 bytes | 128 bytes |
-//! |---|---|---|---|
-//! | one core, singly, M/s | 547 / 530 | 272 / 331 | 180 / 103 |
-//! | one core, by 32, M/s | 555 / 1377 | 268 / 448 | 179 / 242 |
-//! | two cores, singly, M/s | 131 / 120 | 56 / 72 | 43 / 62 |
-//! | two cores, by 32, M/s | 153 / 427 | 47 / 329 | 55 / 182 |
-//! | one way, median, ns | 60 / 65 | 80 / 50 | 85 / 50 |
-//! | one way, p99, ns | 95 / 95 | 125 / 95 | 130 / 100 |
-//! | one way, p99.99, ns | 2709 / 2809 | 3685 / 2158 | 2784 / 1637 |
+//! | ioring / rtrb | 8 bytes | 56 bytes | 64 bytes | 128 bytes |
+//! |---|---|---|---|---|
+//! | one core, singly, M/s | 545 / 545 | 288 / 317 | 266 / 160 | 175 / 101 |
+//! | one core, by 32, M/s | 542 / 1321 | 314 / 590 | 274 / 433 | 175 / 238 |
+//! | two cores, singly, M/s | 99 / 76 | 52 / 50 | 52 / 54 | 37 / 36 |
+//! | two cores, by 32, M/s | 132 / 448 | 36 / 238 | 71 / 288 | 48 / 156 |
+//! | one way, median, ns | 60 / 65 | 90 / 65 | 85 / 70 | 100 / 80 |
+//! | one way, p99, ns | 100 / 95 | 135 / 100 | 130 / 105 | 125 / 110 |
+//! | one way, p99.99, ns | 3280 / 3540 | 4647 / 3089 | 5618 / 3310 | 8152 / 5899 |
 //!
 //! With caches that keep themselves coherent the flag has a price that the paper's uncached memory does not show: to give a slot back, the consumer has to write to each line that it read, where two
 //! indices are written once for a batch, and each side looks at the other's only when it has used up what it last saw. Tried to no avail: slots that fill whole cache lines, and looking at the batch's last

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rtvirtio_units::{Bytes, Nanos};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::args::IodTraceArgs;
@@ -26,41 +27,61 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
         None => json!({ "command": "trace" }),
     };
     writeln!(&stream, "{asked}")?;
-    let mut lines = Lines { from: BufReader::new(&stream), stream: &stream, line: Vec::new(), left: false };
+    let mut lines = Lines {
+        from: BufReader::new(&stream),
+        stream: &stream,
+        line: Vec::new(),
+        left: false,
+        unread: false,
+    };
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let mut first = None;
-    while let Some(event) = lines.next(ui, &mut out)? {
-        if let Some(error) = event["error"].as_str() {
-            anyhow::bail!("{}: {error}", control.display());
-        }
-        let total = event["total_ns"].as_u64();
-        let text = if let Some(end) = event.get("end") {
-            out.flush()?;
-            ui.step(&format!("{} requests, {} more were not caught up with", end["events"], end["dropped"]));
-            if ui.json { event.to_string() } else { return Ok(ExitCode::SUCCESS) }
-        } else if let Some(total) = total {
-            if args.slower_than.is_some_and(|least| total <= least.0) {
-                continue;
+    while let Some(text) = lines.next(ui, &mut out)? {
+        let line: Line =
+            serde_json::from_slice(text).with_context(|| format!("{}: not an answer", control.display()))?;
+        let shown = match (&line.error, line.total_ns) {
+            (Some(error), _) => anyhow::bail!("{}: {error}", control.display()),
+            (None, Some(total)) if args.slower_than.is_some_and(|least| total <= least.0) => Ok(()),
+            // As it came: this program must be fast enough for a busy domain.
+            _ if ui.json => out.write_all(text),
+            (None, Some(_)) => {
+                let event: Value = serde_json::from_slice(text)?;
+                let at = line.at_ns.unwrap_or(0);
+                writeln!(out, "{}", row(&event, at.saturating_sub(*first.get_or_insert(at))))
             }
-            let at = event["at_ns"].as_u64().unwrap_or(0);
-            let begin = *first.get_or_insert(at);
-            if ui.json { event.to_string() } else { row(&event, at.saturating_sub(begin)) }
-        } else if ui.json {
-            event.to_string()
-        } else {
-            HEADER.to_owned()
+            (None, None) if line.end.is_none() => writeln!(out, "{HEADER}"),
+            (None, None) => Ok(()),
         };
-        match writeln!(out, "{text}") {
+        let shown = if line.end.is_some() { shown.and_then(|()| out.flush()) } else { shown };
+        match shown {
             // `rtvirtio iod trace | head` is not an error.
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(ExitCode::SUCCESS),
             other => other?,
         }
-        if event.get("end").is_some() {
-            out.flush()?;
+        if let Some(end) = line.end {
+            ui.step(&format!("{} requests, {} more were not caught up with", end.events, end.dropped));
             return Ok(ExitCode::SUCCESS);
         }
     }
+    if lines.unread {
+        return Ok(ExitCode::SUCCESS);
+    }
     anyhow::bail!("{}: the I/O domain ended, or was not read for too long", control.display())
+}
+
+/// What has to be known of every line.
+#[derive(Deserialize)]
+struct Line {
+    error: Option<String>,
+    end: Option<End>,
+    at_ns: Option<u64>,
+    total_ns: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct End {
+    events: u64,
+    dropped: u64,
 }
 
 /// The answer, line by line.
@@ -70,11 +91,14 @@ struct Lines<'a> {
     line: Vec<u8>,
     /// We have said that we want no more.
     left: bool,
+    /// Nobody reads what we print.
+    unread: bool,
 }
 
 impl Lines<'_> {
-    /// The next one; what was printed is shown while nothing comes.
-    fn next(&mut self, ui: &Ui, out: &mut impl Write) -> anyhow::Result<Option<Value>> {
+    /// The next one; what was printed is shown while nothing comes. `None` when the domain has gone.
+    fn next(&mut self, ui: &Ui, out: &mut impl Write) -> anyhow::Result<Option<&[u8]>> {
+        self.line.clear();
         loop {
             if ui.is_cancelled() && !self.left {
                 // The domain then says the end, with its counts.
@@ -83,15 +107,14 @@ impl Lines<'_> {
             }
             // What came before a time-out stays in `line`.
             match self.from.read_until(b'\n', &mut self.line) {
-                Ok(0) => return Ok(None),
-                Ok(_) => {
-                    let value = serde_json::from_slice(&self.line).context("not an answer of an I/O domain");
-                    self.line.clear();
-                    return value.map(Some);
-                }
+                Ok(_) => return Ok(self.line.ends_with(b"\n").then_some(&self.line)),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     match out.flush() {
-                        Err(e) if e.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+                        // Nobody looks any more; the domain notices that we are gone.
+                        Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+                            self.unread = true;
+                            return Ok(None);
+                        }
                         other => other?,
                     }
                 }
