@@ -224,3 +224,41 @@ fn the_examples_are_right() {
     let (_, body) = text.split_once('\n').unwrap();
     assert!(shown.contains(body), "docs/iod.md shows the example as it is");
 }
+
+/// A flush holds no place in the window, but one in the engine: with a window of one nothing may get lost beside it.
+#[test]
+fn flushes_of_both_vms_beside_a_window_of_one() {
+    let dir = disk(16);
+    let config = two(dir.path(), 16, "").replace("window = 4", "window = 1");
+    let _iod = Iod::start(dir.path(), &config);
+    let flush = Ask { kind: 4, priority: 0, sector: 0, len: 0 };
+    let vms: Vec<_> = ["a", "b"]
+        .into_iter()
+        .map(|name| {
+            let mut client = Client::connect(&dir.path().join(name), Options::default()).unwrap();
+            std::thread::spawn(move || {
+                // All of it, for with the connection the disk goes.
+                let client = &mut client;
+                let queue = &mut client.queues[0];
+                for round in 0..200_u64 {
+                    // Written first, so that a flush has something to do; the second flush waits for the first.
+                    for ask in [write(round % 8 * 8, 4_096), flush, flush, read(round % 8 * 8, 4_096)] {
+                        queue.push(&ask).unwrap();
+                    }
+                    queue.notify().unwrap();
+                    for _ in 0..4 {
+                        assert_eq!(
+                            answer(queue)
+                                .unwrap_or_else(|| panic!("{name}: no answer in round {round}"))
+                                .status,
+                            0
+                        );
+                    }
+                }
+            })
+        })
+        .collect();
+    for vm in vms {
+        vm.join().unwrap();
+    }
+}

@@ -124,7 +124,7 @@ EXAMPLES
   rtvirtio simulate examples/flood.toml --policy edf --policy fifo   beside a backend that does not schedule
   rtvirtio simulate examples/flood.toml --worst                      how near it comes to the bound
 
-The device is what the spec's twin declares, or the measured profile of a real one. Exit code 2 when a target is missed as planned.")]
+The device is what the spec's twin declares, or the measured profile of a real one. Exit code 2 when a target cannot be promised, or is missed as planned.")]
     Simulate(SimulateArgs),
     /// Write a plan's settings: captured, journaled, read back, rolled back on any failure
     #[command(after_help = "\

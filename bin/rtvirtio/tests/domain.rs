@@ -121,12 +121,20 @@ fn a_domain_is_planned_applied_and_stopped() {
     assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
     assert!(text(&out.stdout).contains("guaranteed"), "{}", text(&out.stdout));
 
+    let elsewhere = site.dir.path().join("relative.toml");
+    let text_of_file = std::fs::read_to_string(file).unwrap();
+    let relative = text_of_file.replace(&image.display().to_string(), "b.img");
+    std::fs::write(&elsewhere, relative).unwrap();
+    let out = site.output(&["apply", elsewhere.to_str().unwrap(), "--dry-run"]);
+    assert!(text(&out.stderr).contains("must be an absolute path"), "{}", text(&out.stderr));
     let dry = site.ok(&["apply", file, "--dry-run"]);
     assert!(dry.contains("vhost-user-blk-pci") && dry.contains("<disk type='vhostuser'"), "{dry}");
     assert!(!site.state_dir().join("iod.toml").exists(), "a dry run changes nothing");
     let (code, status) = site.json(&["apply", file]);
     assert_eq!((code, status["vms"].as_array().unwrap().len()), (0, 2), "{status:#}");
     assert!(site.ok(&["status"]).contains("I/O domain: process"));
+    let (_, in_force) = site.json(&["status"]);
+    assert_eq!(in_force["domain"]["pids"].as_array().unwrap().len(), 1, "{in_force:#}");
     let twice = site.output(&["apply", file]);
     assert!(text(&twice.stderr).contains("applied already"), "{}", text(&twice.stderr));
 
@@ -148,6 +156,13 @@ fn a_domain_is_planned_applied_and_stopped() {
         "{}",
         text(&out.stderr)
     );
+    // Also not when the file does not say any more whom it serves.
+    let applied = site.state_dir().join("iod.toml");
+    let right = std::fs::read_to_string(&applied).unwrap();
+    std::fs::write(&applied, "[[device]]\nnam = 1\n").unwrap();
+    let out = site.output(&["revert"]);
+    assert!(!out.status.success() && text(&out.stderr).contains("mend the file"), "{}", text(&out.stderr));
+    std::fs::write(&applied, right).unwrap();
     drop(client);
     site.ok(&["revert", "--force"]);
     assert!(site.ok(&["status"]).contains("no plan is in force"));

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rtvirtio_iodconfig::File;
 use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, Simulation, Traffic, plan};
-use rtvirtio_iosched::{Cap, Config, Next, Piece, Scheduler, Tspec, VmConfig, WindowConfig};
+use rtvirtio_iosched::{Cap, Config, Piece, Tspec, VmConfig, WindowConfig};
 use rtvirtio_iosim::{Arrival, Load, Observer, Sim};
 use rtvirtio_spec::Spec;
 use rtvirtio_twin::TwinProfile;
@@ -82,6 +82,9 @@ pub fn measure() -> Result<Simulated, SimulatedError> {
     let twin = TwinProfile::load("qlc-nvme").map_err(|e| SimulatedError(e.to_string()))?;
     let spec = spec()?;
     let plan = plan(&spec, &DeviceModel::declared("qlc-nvme", &twin, Bytes(1 << 30)), &Options::default());
+    if !plan.feasible {
+        return Err(SimulatedError("the plan does not hold".to_owned()));
+    }
     let config = config(&plan)?;
     let run = |traffic| {
         let mut simulation = Simulation::new(&spec, &plan, &config, traffic, true, 1)?;
@@ -92,6 +95,9 @@ pub fn measure() -> Result<Simulated, SimulatedError> {
     let (requests, seconds, _) = run(Traffic::Declared).map_err(err)?;
     let (_, _, worst) = run(Traffic::Worst).map_err(err)?;
     let ratios: Vec<f64> = worst.iter().filter_map(|t| t.bound_over_longest).collect();
+    if ratios.len() != RATES.len() * PROTECTED {
+        return Err(SimulatedError(format!("bounds of {} tasks", ratios.len())));
+    }
     let (regulator_ns, held) = regulator(&twin).map_err(err)?;
     Ok(Simulated {
         requests_per_second: requests as f64 / seconds.max(1e-9),
@@ -104,24 +110,23 @@ pub fn measure() -> Result<Simulated, SimulatedError> {
     })
 }
 
-/// Sees when pieces go that the scheduler held.
+/// Sees when pieces go that the scheduler held: of a flood with a burst of one, the i-th may go i periods after the first.
 #[derive(Default)]
 struct Regulator {
-    waits_for: Option<Nanos>,
+    first: Option<Nanos>,
     worst: u64,
     held: u64,
 }
 
 impl Observer for Regulator {
     fn given(&mut self, now: Nanos, _: &Piece) {
-        if let Some(at) = self.waits_for.take() {
-            self.worst = self.worst.max(now.0.abs_diff(at.0));
-            self.held += 1;
-        }
-    }
-
-    fn rests(&mut self, _: Nanos, next: &Next, _: &Scheduler) {
-        self.waits_for = if let Next::Wait(at) = next { Some(*at) } else { None };
+        let Some(first) = self.first else {
+            self.first = Some(now);
+            return;
+        };
+        self.held += 1;
+        let due = first.0 + self.held * 1_000_000_000 / CAP;
+        self.worst = self.worst.max(now.0.abs_diff(due));
     }
 }
 

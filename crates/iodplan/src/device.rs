@@ -2,11 +2,13 @@
 
 use rtvirtio_iosched::bound::Device;
 use rtvirtio_iosched::{Cost, Line, Op};
-use rtvirtio_model::{ModelError, Profile, ServiceLine, service};
+use rtvirtio_model::{ModelError, Profile, Service, ServiceLine, service};
 use rtvirtio_twin::{Timing, TwinProfile};
 use rtvirtio_units::{Bytes, Nanos};
 
 const MIB: f64 = (1u64 << 20) as f64;
+/// Bytes of the largest piece that a plan chooses.
+const LARGEST_PIECE: u64 = 64 << 10;
 
 /// What requests cost, how many the device must hold, and how long it may do nothing.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +27,26 @@ pub struct DeviceModel {
     pub latency: Nanos,
     /// The same for a simulation, which knows no stalls of the host.
     pub twin: TwinProfile,
+    /// What it reaches with few in flight, where that was measured.
+    reach: Option<Service>,
+}
+
+/// Why nothing can be promised on a device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The profile.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Any VM may write, and nobody knows what that costs.
+    #[error(
+        "the profile of {device} has no writes, and without them no bound holds beside a neighbour that writes: measure them on a device of the same kind without data \
+         (`rtvirtio profile DEVICE --destroy-data -o FILE`) and plan with --profile FILE"
+    )]
+    NoWrites {
+        /// The device.
+        device: String,
+    },
 }
 
 impl DeviceModel {
@@ -64,30 +86,40 @@ impl DeviceModel {
             window: twin.channels.max(1),
             latency: pause,
             twin: twin.clone(),
+            reach: None,
         }
     }
 
     /// From what was measured.
     ///
     /// # Errors
-    /// A profile without reads.
-    pub fn measured(profile: &Profile) -> Result<Self, ModelError> {
+    /// [`DeviceError`].
+    pub fn measured(profile: &Profile) -> Result<Self, DeviceError> {
         let s = service(profile)?;
-        let line = |l: &ServiceLine| {
-            let base = (l.occupancy - l.per_byte * s.block.0 as f64).max(0.0);
-            Line { base_ns: (base * 1e9).ceil() as u64, per_mib_ns: (l.per_byte * 1e9 * MIB).ceil() as u64 }
+        let Some(write) = s.write else {
+            return Err(DeviceError::NoWrites { device: profile.device.clone() });
+        };
+        let base = |l: &ServiceLine| (l.occupancy - l.per_byte * s.block.0 as f64).max(0.0);
+        let line = |l: &ServiceLine| Line {
+            base_ns: (base(l) * 1e9).ceil() as u64,
+            per_mib_ns: (l.per_byte * 1e9 * MIB).ceil() as u64,
         };
         let cost = Cost {
             read: line(&s.read),
-            write: line(&s.write),
-            flush_ns: line(&s.write).of(s.block.0),
-            discard_ns: line(&s.write).of(s.block.0),
+            write: line(&write),
+            flush_ns: line(&write).of(s.block.0),
+            discard_ns: line(&write).of(s.block.0),
         };
-        // Seen from outside, k servers are one that is k times as fast and answers later (see [`rtvirtio_model::Service`]).
-        let later = (s.read.alone - s.read.occupancy).max(s.write.alone - s.write.occupancy).max(0.0);
+        // Seen from outside, k servers are one that is k times as fast and answers later (see [`rtvirtio_model::Service`]): later by what the largest piece needs.
+        let largest = (LARGEST_PIECE as f64 - s.block.0 as f64).max(0.0);
+        let later = |l: &ServiceLine| {
+            let more = (l.alone_per_byte - l.per_byte).max(0.0) * largest;
+            (l.alone - l.occupancy).max(0.0) + more
+        };
+        let later = later(&s.read).max(later(&write));
         let channels = (s.read.alone / s.read.occupancy).round().clamp(1.0, 64.0);
         let timing = |l: &ServiceLine| Timing {
-            base: Nanos::from_secs_f64(((l.occupancy - l.per_byte * s.block.0 as f64) * channels).max(0.0)),
+            base: Nanos::from_secs_f64(base(l) * channels),
             per_byte_ns: l.per_byte * 1e9 * channels,
         };
         Ok(Self {
@@ -101,13 +133,33 @@ impl DeviceModel {
                 description: format!("{} as measured", profile.device),
                 channels: channels as u32,
                 read: timing(&s.read),
-                write: timing(&s.write),
+                write: timing(&write),
                 jitter: rtvirtio_units::Ratio(0.0),
                 write_cache: None,
                 garbage_collection: None,
                 arm: None,
             },
+            reach: Some(s),
         })
+    }
+
+    /// With no more than so many pieces at the device: a measured device that is not kept busy gives less, so that each of them costs more of it.
+    #[must_use]
+    pub fn at(&self, window: u32) -> Self {
+        let Some(share) = self.reach.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
+        else {
+            return self.clone();
+        };
+        let dearer = |ns: u64| (ns as f64 / share).ceil() as u64;
+        let line = |l: Line| Line { base_ns: dearer(l.base_ns), per_mib_ns: dearer(l.per_mib_ns) };
+        let c = self.cost;
+        let cost = Cost {
+            read: line(c.read),
+            write: line(c.write),
+            flush_ns: dearer(c.flush_ns),
+            discard_ns: dearer(c.discard_ns),
+        };
+        Self { cost, ..self.clone() }
     }
 
     /// For bounds, with so many pieces at the device.

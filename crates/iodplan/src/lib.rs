@@ -8,7 +8,7 @@ mod plan;
 mod simulate;
 mod text;
 
-pub use device::DeviceModel;
+pub use device::{DeviceError, DeviceModel};
 pub use plan::{DomainPlan, Options, TaskPromise, VmPlan, plan};
 pub use simulate::{Simulation, TaskOutcome, Traffic};
 pub use text::DiskPlace;

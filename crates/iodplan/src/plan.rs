@@ -57,6 +57,8 @@ pub struct VmPlan {
     pub urgent_only: bool,
     /// Why it has no reservation although it has targets.
     pub refused: Option<String>,
+    /// Requests that its tasks may have outstanding together.
+    pub depth: u32,
 }
 
 /// What a task is promised.
@@ -141,6 +143,7 @@ pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan 
 }
 
 fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Try {
+    let device = &device.at(shape.window);
     let known = device.with_window(shape.window);
     let free = |vm: usize| Flow {
         vm,
@@ -156,7 +159,11 @@ fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -
     let mut vms: Vec<VmPlan> = spec
         .vms
         .iter()
-        .map(|vm| VmPlan { vm: vm.name.clone(), reserve: None, urgent_only: false, refused: None })
+        .map(|vm| {
+            let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
+            let depth = depth.clamp(1, 65_536);
+            VmPlan { vm: vm.name.clone(), reserve: None, urgent_only: false, refused: None, depth }
+        })
         .collect();
     let mut urgent: Vec<(usize, Nanos)> =
         spec.vms.iter().enumerate().filter_map(|(i, vm)| Some((i, vm.tightest_target()?))).collect();
@@ -172,7 +179,7 @@ fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -
         let flow = Flow {
             rate: reserve.share.0,
             burst: reserve.burst.0 as f64,
-            deadline: Some(deadline),
+            deadline: Some(reserve.deadline),
             ..free(i)
         };
         flows.push(flow);
@@ -183,50 +190,52 @@ fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -
             }
             Err(refusal) => {
                 flows.pop();
-                vms[i].refused = Some(reason(spec, i, deadline, &refusal));
+                vms[i].refused = Some(reason(spec, i, reserve.deadline, &refusal));
             }
         }
     }
     Try { shape, vms, flows }
 }
 
-/// What the VM's tasks with a target ask.
-fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, deadline: Nanos) -> Reserve {
+/// What the VM's tasks with a target ask, all at the dearer of their operations: a run of chance of dear ones is not beyond it.
+///
+/// Tasks without a rate keep the reservation used up, so a request of any task of their VM first waits until what is asked at once has come back to it: half of the target is for that,
+/// and half for the deadline.
+fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
     let (mut share, mut burst) = (0.0, 0.0);
     for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
-        let (mean, most) = cost(task, device, shape.quantum);
+        let most = dearest(task, device, shape.quantum);
         match task.rate {
             Some(rate) => {
-                share += rate.0 * mean * options.headroom / 1e9;
+                share += rate.0 * most * options.headroom / 1e9;
                 burst += (1.0 + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
             }
-            None => {
-                // So many outstanding always, each answered within the target: it waits until its reservation allows it, then for its deadline, half of the target each.
-                let all = f64::from(task.depth) * most;
-                share += 2.0 * all / deadline.0.max(1) as f64;
-                burst += all;
-            }
+            None => burst += f64::from(task.depth) * most,
         }
     }
-    let deadline = if vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none()) {
-        Nanos(deadline.0 / 2)
+    let deadline = if waits(vm) {
+        share = f64::max(share, 2.0 * burst / target.0.max(1) as f64);
+        Nanos(target.0 / 2)
     } else {
-        deadline
+        target
     };
     Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
 }
 
-/// Device time of a task's requests, ns: on average, and the dearest.
-fn cost(task: &Task, device: &DeviceModel, quantum: Bytes) -> (f64, f64) {
+/// Whether a task of the VM with a target asks without end.
+fn waits(vm: &Vm) -> bool {
+    vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none())
+}
+
+/// Device time of a task's dearest request, ns.
+fn dearest(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
     let read = device.request(Op::Read, task.block, quantum);
     let write = device.request(Op::Write, task.block, quantum);
-    let w = task.op.write_share();
-    let most = match w {
+    match task.op.write_share() {
         w if w <= 0.0 => read,
         w if w >= 1.0 => write,
         _ => read.max(write),
-    };
-    ((1.0 - w) * read + w * write, most)
+    }
 }
 
 fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> String {
@@ -244,17 +253,21 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
 }
 
 fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Try) -> DomainPlan {
+    let device = &device.at(best.shape.window);
     let known = device.with_window(best.shape.window);
     let of_flows = bounds(Policy::Edf, &known, &best.flows);
     let bound_of = |vm: usize| {
         let flow = best.flows.iter().position(|f| f.vm == vm && f.deadline.is_some())?;
-        of_flows[flow].map(|b| Nanos(b.0.saturating_add(options.guest.0)))
+        let wait = match best.vms[vm].reserve {
+            Some(r) if waits(&spec.vms[vm]) => (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64,
+            _ => 0,
+        };
+        of_flows[flow].map(|b| Nanos(b.0.saturating_add(wait).saturating_add(options.guest.0)))
     };
     let tasks = spec.vms.iter().enumerate().flat_map(|(i, vm)| {
         let bound = bound_of(i);
         vm.tasks.iter().map(move |task| {
-            let waits = |b: Nanos| if task.rate.is_none() { Nanos(b.0.saturating_mul(2)) } else { b };
-            let bound = task.target.and(bound).map(waits);
+            let bound = task.target.and(bound);
             let met = task.target.map(|t| bound.is_some_and(|b| b <= t.latency));
             TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target: task.target, bound, met }
         })
@@ -311,10 +324,8 @@ mod tests {
         let a = plan.vms[0].reserve.unwrap();
         // 1000 reads of 63 us + 4.3 us, and a tenth more.
         assert!((a.share.0 - 1.1 * 0.0673).abs() < 0.001, "{a:?}");
-        assert_eq!(
-            plan.vms[2],
-            VmPlan { vm: "c".to_owned(), reserve: None, urgent_only: false, refused: None }
-        );
+        let c = &plan.vms[2];
+        assert_eq!((c.reserve, c.urgent_only, &c.refused, c.depth), (None, false, &None, 32));
         assert_eq!(plan.tasks[2].met, None);
         assert!(plan.tasks[0].bound.unwrap() <= Nanos::from_millis(20));
         // The stall of garbage collection is in it.
@@ -349,6 +360,34 @@ mod tests {
         assert!(
             plan(&spec(&[("a", &with(100, "50us"))]), &device, &Options::default()).vms[0].refused.is_some()
         );
+    }
+
+    #[test]
+    fn a_task_without_a_rate_makes_its_vm_wait_for_the_reservation() {
+        let mut device = device();
+        device.latency = Nanos(0);
+        let closed = task("c", "depth = 4\ntarget = { percentile = \"p99.99\", latency = \"20ms\" }");
+        let plan = plan(&spec(&[("a", &(with(100, "20ms") + &closed))]), &device, &Options::default());
+        assert!(plan.feasible, "{plan:?}");
+        let r = plan.vms[0].reserve.unwrap();
+        assert_eq!(r.deadline, Nanos::from_millis(10));
+        // What is asked at once is back within half of the target, and no sooner than the share allows; both tasks wait for it.
+        let wait = r.burst.0 as f64 / r.share.0;
+        assert!(wait <= 10.1e6, "{wait}");
+        assert!(plan.tasks.iter().all(|t| t.bound.unwrap().0 as f64 > wait), "{plan:?}");
+    }
+
+    #[test]
+    fn fewer_pieces_at_a_measured_device_give_less_of_it() {
+        let text = include_str!("../../bench/data/qlc-nvme.profile.json");
+        let profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
+        let device = DeviceModel::measured(&profile).unwrap();
+        let one = device.at(1);
+        assert!(one.cost.read.base_ns > device.cost.read.base_ns * 11 / 10, "{one:?} {device:?}");
+        assert_eq!(device.at(device.window * 2).cost.read, device.at(64).cost.read);
+        let unknown = rtvirtio_model::Profile { write: Vec::new(), ..profile };
+        let e = DeviceModel::measured(&unknown).unwrap_err().to_string();
+        assert!(e.contains("has no writes") && e.contains("--destroy-data"), "{e}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A spec's tasks on the domain's own scheduler, under virtual time.
 
-use rtvirtio_iosched::{Config, Priority};
+use rtvirtio_iosched::{Config, Op as IoOp, Priority};
 use rtvirtio_iosim::{Arrival, Load, Sim, SimError, SimResult};
 use rtvirtio_spec::{Op, Pattern, Spec, Task};
 use rtvirtio_stats::Random;
@@ -171,12 +171,17 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
 
 /// The same task at its worst.
 fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
-    let Some(rate) = task.rate.filter(|_| task.target.is_some()) else {
+    if task.target.is_none() {
         return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
-    };
+    }
+    // The dearer of what it does.
+    let cost = |op| plan.device.request(op, task.block, plan.quantum);
+    let dearer = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
+    let writes = if load.writes > 0.0 && load.writes < 1.0 { dearer } else { load.writes };
+    let Some(rate) = task.rate else { return Load { writes, ..load } };
     let count = 1 + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
     let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
-    Load { arrival: Arrival::Bursts { count, period }, ..load }
+    Load { arrival: Arrival::Bursts { count, period }, writes, ..load }
 }
 
 #[cfg(test)]

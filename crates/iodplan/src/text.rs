@@ -7,6 +7,9 @@ use rtvirtio_units::{Bytes, Nanos};
 
 use crate::plan::{DomainPlan, VmPlan};
 
+/// What a disk has without being told.
+const DEFAULT_DEPTH: u32 = 256;
+
 /// Where a VM's disk is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskPlace {
@@ -88,6 +91,13 @@ impl DomainPlan {
         );
         if let Some((offset, size)) = place.part {
             let _ = writeln!(s, "offset = \"{offset}\"\nsize = \"{size}\"");
+        }
+        if vm.depth > DEFAULT_DEPTH {
+            let _ = writeln!(
+                s,
+                "# So many may be outstanding; QEMU's device needs queue-size= as large.\ndepth = {}",
+                vm.depth
+            );
         }
         let Some(r) = vm.reserve else { return };
         let reserve = format!(

@@ -212,10 +212,15 @@ impl Config {
         }
         for (what, reservation) in [("urgent", vm.urgent), ("normal", vm.normal)] {
             let Some(r) = reservation else { continue };
+            let urgent = what == "urgent";
             let what = format!("VM {i}: {what} reservation");
             range(format!("{what}'s rate"), r.rate, 1, 65_536_000_000_000)?;
             // A reservation may be for small requests only; but one that covers nothing is a mistake.
-            let least = self.cost.read.of(0).min(self.cost.write.of(0));
+            let least = match (urgent, vm.urgent_quantum) {
+                // Pieces that are larger than what is ever reserved would never go by the reservation, and hold up those that would.
+                (true, Some(quantum)) => self.cost.read.of(quantum).max(self.cost.write.of(quantum)),
+                _ => self.cost.read.of(0).min(self.cost.write.of(0)),
+            };
             if r.burst < least {
                 return Err(ConfigError::Burst { what, burst: r.burst, piece: least });
             }

@@ -5,14 +5,24 @@ use rtvirtio_units::Nanos;
 use crate::priority::{Class, LEVELS, Priority};
 use crate::request::{Direction, Op, Request};
 
-/// Lists of a VM: the most important class and level first, reads and writes in turn.
-pub const LISTS: usize = 3 * LEVELS as usize * 2;
+/// Lists of transfers: the most important class and level first, reads and writes in turn.
+const TRANSFER_LISTS: usize = 3 * LEVELS as usize * 2;
+/// The list of flushes: whatever their priority, and at an odd place, for they count as writes.
+const FLUSH_LIST: usize = TRANSFER_LISTS + 1;
+/// Lists of a VM.
+pub const LISTS: usize = FLUSH_LIST + 1;
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
 /// A set of lists, a bit each.
 pub type Mask = u64;
+
+/// All lists but that of flushes.
+pub const TRANSFERS: Mask = (1 << TRANSFER_LISTS) - 1;
+
+/// The list of flushes.
+pub const FLUSHES: Mask = 1 << FLUSH_LIST;
 
 /// All lists of a direction.
 pub const fn of_direction(direction: Direction) -> Mask {
@@ -227,6 +237,9 @@ impl Queue {
 }
 
 fn list_of(request: &Request) -> usize {
+    if request.op == Op::Flush {
+        return FLUSH_LIST;
+    }
     let p = request.priority;
     (p.class as usize * LEVELS as usize + usize::from(p.level.min(LEVELS - 1))) * 2
         + request.op.direction().index()

@@ -8,7 +8,7 @@ use crate::cost::Cost;
 use crate::fair::Turns;
 use crate::meter::{Contract, Meter};
 use crate::priority::{Class, PriorityRule};
-use crate::queue::{Head, Mask, Queue, of_class, of_direction};
+use crate::queue::{FLUSHES, Head, Mask, Queue, TRANSFERS, of_class, of_direction};
 use crate::request::{Direction, Op, Piece, Request};
 use crate::window::Window;
 
@@ -67,11 +67,14 @@ pub struct VmCounters {
 struct Flow {
     bucket: Bucket,
     deadline: Nanos,
+    /// Until then something of its own kept the requests behind from going: a cap, or a request beyond the reservation. They do not go as if they had come before that, or all that
+    /// collected would go at once, before everybody's.
+    not_before: Nanos,
 }
 
 impl Flow {
     fn new(r: &Reservation) -> Self {
-        Self { bucket: Bucket::new(r.rate, r.burst), deadline: r.deadline }
+        Self { bucket: Bucket::new(r.rate, r.burst), deadline: r.deadline, not_before: Nanos(0) }
     }
 }
 
@@ -152,6 +155,8 @@ pub struct Scheduler {
     vms: Vec<Vm>,
     /// Requests of which something is still to give.
     waiting: usize,
+    /// Flushes of these.
+    flushes: usize,
     in_flight: u32,
     shared_in_flight: u32,
 }
@@ -176,6 +181,7 @@ impl Scheduler {
             turns,
             vms,
             waiting: 0,
+            flushes: 0,
             in_flight: 0,
             shared_in_flight: 0,
         })
@@ -236,6 +242,7 @@ impl Scheduler {
         v.outstanding[direction] += 1;
         v.meters[direction].begin(request.arrival);
         self.waiting += 1;
+        self.flushes += usize::from(request.op == Op::Flush);
         Ok(())
     }
 
@@ -244,10 +251,18 @@ impl Scheduler {
         if self.waiting == 0 {
             return Next::Idle;
         }
+        let mut wake = Nanos(u64::MAX);
+        if let Some((vm, candidate)) = self.flush(now, &mut wake) {
+            return Next::Piece(self.give(vm, &candidate, now, false));
+        }
+        if self.waiting == self.flushes {
+            return rest_until(wake);
+        }
         if self.in_flight >= self.window.limit() {
             return Next::Full;
         }
-        let mut wake = Nanos(u64::MAX);
+        // A flush that a cap holds is asked for again at that moment, also where nothing else waits for one.
+        let held = wake;
         if self.policy == Policy::Edf {
             if let Some((vm, candidate)) = self.earliest(now, &mut wake) {
                 return Next::Piece(self.give(vm, &candidate, now, true));
@@ -256,7 +271,7 @@ impl Scheduler {
                 return rest_until(wake);
             }
             // Who has to wait for a reservation may share what is left; only caps hold it then.
-            wake = Nanos(u64::MAX);
+            wake = held;
         }
         let chosen = if self.policy == Policy::Fifo {
             self.oldest(now, &mut wake)
@@ -267,6 +282,19 @@ impl Scheduler {
             Some((vm, candidate)) => Next::Piece(self.give(vm, &candidate, now, false)),
             None => rest_until(wake),
         }
+    }
+
+    /// A flush of a VM that has none at the device. Nobody's turn and nobody's deadline: it moves no data, and holds no place.
+    fn flush(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
+        if self.flushes == 0 {
+            return None;
+        }
+        let Self { vms, cutter, .. } = self;
+        let waits = |vm: &Vm| !vm.flushing && vm.queue.filled() & FLUSHES != 0;
+        vms.iter_mut().enumerate().filter(|(_, vm)| waits(vm)).find_map(|(i, vm)| {
+            let how = (Order::Age, cutter.quantum);
+            vm.pick(FLUSHES, how, now, cutter, wake).map(|c| (i, c))
+        })
     }
 
     /// The earliest deadline among requests that keep to their reservation.
@@ -281,7 +309,7 @@ impl Scheduler {
                 let how = (Order::Priority, vm.quanta[f]);
                 let Some(c) = vm.pick(mask, how, now, &self.cutter, wake) else { continue };
                 let Some(flow) = &vm.flows[f] else { continue };
-                let from = flow.bucket.ready_at(c.head.arrival, c.charge.time);
+                let from = flow.bucket.ready_at(c.head.arrival.max(flow.not_before), c.charge.time);
                 if from > now {
                     *wake = (*wake).min(from);
                     continue;
@@ -304,7 +332,7 @@ impl Scheduler {
         let mut best: Option<(usize, Candidate)> = None;
         for (i, vm) in self.vms.iter_mut().enumerate() {
             let how = (Order::Age, self.cutter.quantum);
-            let Some(c) = vm.pick(Mask::MAX, how, now, &self.cutter, wake) else { continue };
+            let Some(c) = vm.pick(TRANSFERS, how, now, &self.cutter, wake) else { continue };
             if best.as_ref().is_none_or(|(_, b)| c.head.arrival < b.head.arrival) {
                 best = Some((i, c));
             }
@@ -319,7 +347,7 @@ impl Scheduler {
         let vm = turns.next(|i| {
             let vm = &mut vms[i];
             let order = if vm.has_aged(now, *aging) { Order::Age } else { Order::Priority };
-            found = vm.pick(Mask::MAX, (order, cutter.quantum), now, cutter, wake);
+            found = vm.pick(TRANSFERS, (order, cutter.quantum), now, cutter, wake);
             found.map(|c| c.charge.time)
         })?;
         found.map(|c| (vm, c))
@@ -331,16 +359,21 @@ impl Scheduler {
         v.queue.give(&c.head, c.len);
         self.waiting -= before - v.queue.waiting();
         v.caps[c.head.op.direction().index()].take(now, &c.charge);
-        v.flushing |= c.head.op == Op::Flush;
-        if reserved {
-            v.counters.reserved += 1;
-        } else {
-            v.counters.shared += 1;
-        }
         // A flush may take as long as the device's whole cache: it holds no place in the window, so that nobody waits for it, and a VM has one at a time.
-        if c.head.op != Op::Flush {
+        if c.head.op == Op::Flush {
+            v.flushing = true;
+            self.flushes -= 1;
+        } else {
             self.in_flight += 1;
             self.shared_in_flight += u32::from(!reserved);
+            if reserved {
+                v.counters.reserved += 1;
+            } else {
+                v.counters.shared += 1;
+                if let Some(flow) = flow_of(&mut v.flows, c.head.priority.class) {
+                    flow.not_before = now;
+                }
+            }
         }
         Piece {
             vm,
@@ -385,8 +418,9 @@ impl Scheduler {
     pub fn drop_waiting(&mut self, now: Nanos, vm: usize, mut gone: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         self.waiting -= v.queue.waiting();
-        let (outstanding, meters) = (&mut v.outstanding, &mut v.meters);
+        let (outstanding, meters, flushes) = (&mut v.outstanding, &mut v.meters, &mut self.flushes);
         v.queue.drop_waiting(|request| {
+            *flushes -= usize::from(request.op == Op::Flush);
             let direction = request.op.direction().index();
             outstanding[direction] -= 1;
             if outstanding[direction] == 0 {
@@ -436,6 +470,15 @@ impl Scheduler {
     }
 }
 
+/// The reservation that requests of a class go by.
+fn flow_of(flows: &mut [Option<Flow>; 2], class: Class) -> Option<&mut Flow> {
+    match class {
+        Class::RealTime => flows[0].as_mut(),
+        Class::BestEffort => flows[1].as_mut(),
+        Class::Idle => None,
+    }
+}
+
 /// Nothing may go before `wake`; where no time helps, a piece must come back first.
 fn rest_until(wake: Nanos) -> Next {
     if wake == Nanos(u64::MAX) { Next::Full } else { Next::Wait(wake) }
@@ -476,15 +519,15 @@ impl Vm {
                 Order::Age => self.queue.oldest(mask),
             };
             let Some(head) = head else { continue };
-            if head.op == Op::Flush && self.flushing {
-                continue;
-            }
             let candidate = cutter.cut(head, quantum);
             let cap = &mut self.caps[direction.index()];
             let ready = cap.ready_at(now, &candidate.charge);
             if ready > now {
                 cap.hold();
                 *wake = (*wake).min(ready);
+                if let Some(flow) = flow_of(&mut self.flows, head.priority.class) {
+                    flow.not_before = flow.not_before.max(now);
+                }
                 continue;
             }
             let key = |h: &Head| match order {
@@ -500,7 +543,7 @@ impl Vm {
 
     /// Whether something less important has waited for too long.
     fn has_aged(&self, now: Nanos, aging: Nanos) -> bool {
-        self.queue.filled().count_ones() > 1
-            && self.queue.oldest(Mask::MAX).is_some_and(|h| now.0.saturating_sub(h.arrival.0) > aging.0)
+        (self.queue.filled() & TRANSFERS).count_ones() > 1
+            && self.queue.oldest(TRANSFERS).is_some_and(|h| now.0.saturating_sub(h.arrival.0) > aging.0)
     }
 }

@@ -325,8 +325,14 @@ impl Lab {
         let dir = self.run_dir.join(iod::DIR);
         std::fs::create_dir_all(&dir).map_err(|source| LabError::State { path: dir.clone(), source })?;
         let command = command(device, &self.state.vms, &dir)?;
-        // It orders requests itself; an elevator below it would do so again.
-        BlockDevice::find(root, device)?.set_elevator(root, "none")?;
+        // It orders requests itself; an elevator below it would do so again. That of a device which is not the lab's is the user's.
+        if self.state.twin.is_some() || self.state.file.is_some() {
+            BlockDevice::find(root, device)?.set_elevator(root, "none")?;
+        } else {
+            (options.progress)(
+                "the device's elevator is left as it is; under the I/O domain `none` is right",
+            );
+        }
         // In the lab's own cgroup from the start: a crash before it is saved leaves it there, where `down` finds it.
         let procs = match self.state.cgroups.first() {
             Some(own) => Some(cgroups.dir(own)?.join("cgroup.procs")),

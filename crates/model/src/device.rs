@@ -38,30 +38,51 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
 /// What requests of one direction take of a device that serves them in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServiceLine {
-    /// Device time of a request of the profile's block size at the best depth, s: 1 / capacity.
+    /// Device time of a request of the profile's block size, s: 1 / capacity. Of writes the capacity that lasts, with most in flight: few fit a drive's cache.
     pub occupancy: f64,
     /// Device time of each byte beyond that size, s.
     pub per_byte: f64,
     /// Time of a request that finds the device idle, s; at least `occupancy`.
     pub alone: f64,
+    /// The same for each byte beyond that size, s.
+    pub alone_per_byte: f64,
 }
 
 /// What the profile shows of the device without an elevator: the numbers that a scheduler above it needs.
 ///
 /// Seen from outside, k servers that take s for a request are one server that takes s / k and answers s (1 - 1/k) later. So `occupancy` is what a request costs, and what
 /// `alone` has beyond it is latency.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// Reads.
     pub read: ServiceLine,
-    /// Writes; as reads when they were not measured.
-    pub write: ServiceLine,
+    /// Writes; `None` when they were not measured, which says nothing about what they cost.
+    pub write: Option<ServiceLine>,
     /// Size that the lines begin at.
     pub block: Bytes,
-    /// Fewest measured requests in flight that reach 95 % of the capacity for reads.
+    /// Fewest measured requests in flight that reach 95 % of the capacity, for reads and writes.
     pub depth: u32,
-    /// Longest time that a request took beyond `alone` with the fewest in flight: stalls of the device and of the host together.
+    /// Longest time that a request took beyond what those in flight with it explain, at any depth: stalls of the device and of the host together.
     pub stall: Nanos,
+    /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller one.
+    reach: Vec<(u32, f64)>,
+}
+
+impl Service {
+    /// Share of the capacity that so many requests in flight reach, 0 to 1.
+    #[must_use]
+    pub fn share_at(&self, depth: u32) -> f64 {
+        let at = f64::from(depth);
+        let mut last = (0.0, 0.0);
+        for &(d, share) in &self.reach {
+            let d = f64::from(d);
+            if at <= d {
+                return last.1 + (share - last.1) * (at - last.0) / (d - last.0).max(1e-9);
+            }
+            last = (d, share);
+        }
+        last.1
+    }
 }
 
 /// The device of a profile as one server.
@@ -71,23 +92,49 @@ pub struct Service {
 pub fn service(profile: &Profile) -> Result<Service, ModelError> {
     const NEARLY_ALL: f64 = 0.95;
     let device = Device::new(profile, false)?;
-    let line = |c: &Curve| {
-        let occupancy = 1.0 / c.capacity;
+    let line = |c: &Curve, capacity: f64| {
+        let occupancy = 1.0 / capacity;
         let all = occupancy / profile.block.0 as f64;
-        ServiceLine { occupancy, per_byte: c.byte.map_or(all, |b| b.occupancy), alone: c.base.max(occupancy) }
+        let alone = c.base.max(occupancy);
+        ServiceLine {
+            occupancy,
+            per_byte: c.byte.map_or(all, |b| b.occupancy),
+            alone,
+            alone_per_byte: c.byte.map_or(alone / profile.block.0 as f64, |b| b.service.max(b.occupancy)),
+        }
     };
-    let enough = |p: &&DepthPoint| p.iops.0 >= NEARLY_ALL * device.read.capacity;
-    let depth = profile.read.iter().filter(enough).map(|p| p.depth).min().unwrap_or(1);
-    let longest =
-        |points: &[DepthPoint]| points.iter().min_by_key(|p| p.depth).map_or(0.0, |p| p.max.as_secs_f64());
-    let stall =
-        (longest(&profile.read) - device.read.base).max(longest(&profile.write) - device.write.base).max(0.0);
+    let deepest = profile.write.iter().filter(|p| p.iops.0 > 0.0).max_by_key(|p| p.depth);
+    let read = line(&device.read, device.read.capacity);
+    let write = deepest.map(|p| line(&device.write, p.iops.0.min(device.write.capacity)));
+    // A closed loop of so many explains that many service times, and the latency that the servers' number adds.
+    let beyond = |points: &[DepthPoint], l: &ServiceLine| {
+        let explained = |p: &DepthPoint| f64::from(p.depth) * l.occupancy + (l.alone - l.occupancy);
+        points.iter().map(|p| p.max.as_secs_f64() - explained(p)).fold(0.0, f64::max)
+    };
+    let stall = beyond(&profile.read, &read).max(write.as_ref().map_or(0.0, |w| beyond(&profile.write, w)));
+    let share = |points: &[DepthPoint], capacity: f64, depth: u32| {
+        let reached = points.iter().filter(|p| p.depth <= depth).map(|p| p.iops.0 / capacity);
+        reached.fold(0.0, f64::max).min(1.0)
+    };
+    let mut depths: Vec<u32> = profile.read.iter().map(|p| p.depth).collect();
+    depths.sort_unstable();
+    depths.dedup();
+    let reach: Vec<(u32, f64)> = depths
+        .into_iter()
+        .map(|d| {
+            let reads = share(&profile.read, device.read.capacity, d);
+            let writes = write.as_ref().map_or(1.0, |w| share(&profile.write, 1.0 / w.occupancy, d));
+            (d, reads.min(writes))
+        })
+        .collect();
+    let depth = reach.iter().find(|(_, s)| *s >= NEARLY_ALL).or(reach.last()).map_or(1, |(d, _)| *d);
     Ok(Service {
-        read: line(&device.read),
-        write: line(&device.write),
+        read,
+        write,
         block: profile.block,
         depth: depth.max(1),
         stall: Nanos::from_secs_f64(stall),
+        reach,
     })
 }
 
@@ -294,7 +341,13 @@ mod tests {
         let s = service(&profile).unwrap();
         assert!((s.read.occupancy * best - 1.0).abs() < 1e-9);
         assert!(s.read.alone > s.read.occupancy);
-        assert!(s.depth > 1, "{s:?}");
+        // 9 300 of 15 500 at depth 1, all at 16; in between on a line.
+        assert_eq!(s.depth, 16);
+        assert!((s.share_at(1) - 0.6).abs() < 1e-9 && (s.share_at(16) - 1.0).abs() < 1e-9);
+        assert!((s.share_at(8) - (0.6 + 0.4 * 7.0 / 15.0)).abs() < 1e-9, "{}", s.share_at(8));
+        assert!((s.share_at(99) - 1.0).abs() < 1e-9);
+        // The longest at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5 - 0.1 and 8 - 1.07 ms.
+        assert!(s.stall > Nanos::from_micros(6_900) && s.stall < Nanos::from_micros(7_000), "{}", s.stall);
         // Twice as many at once at the same time for each: half the device time, and as long alone.
         for p in &mut profile.read {
             p.iops.0 *= 2.0;
@@ -302,6 +355,13 @@ mod tests {
         let two = service(&profile).unwrap();
         assert!((two.read.occupancy * 2.0 / s.read.occupancy - 1.0).abs() < 1e-9);
         assert!((two.read.alone - s.read.alone).abs() < 1e-12);
+        // Writes that fit a cache when few, and then no longer: what lasts counts. Without a measurement nothing is known of them.
+        profile.write[0].iops.0 = 60_000.0;
+        profile.write[1].iops.0 = 4_000.0;
+        let cache = service(&profile).unwrap();
+        assert!((cache.write.unwrap().occupancy - 1.0 / 4_000.0).abs() < 1e-9);
+        profile.write.clear();
+        assert_eq!(service(&profile).unwrap().write, None);
     }
 
     #[test]

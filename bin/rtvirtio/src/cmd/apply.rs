@@ -195,7 +195,14 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
     let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
     let domain = super::domain::status(global);
-    show(ui, &status, || {
+    let mut value = serde_json::to_value(&status)?;
+    if let Some(pids) = super::domain::pids(global) {
+        if value.is_null() {
+            value = serde_json::json!({});
+        }
+        value["domain"] = serde_json::json!({ "pids": pids });
+    }
+    show(ui, &value, || {
         let plan = match &status {
             None if domain.is_some() => String::new(),
             None => "no plan is in force\n".to_owned(),

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rtvirtio_apply::Session;
 use rtvirtio_host::{BlockDevice, Root};
 use rtvirtio_iodconfig::File;
 use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
@@ -36,6 +37,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let spec = site::load_spec(&args.model.spec)?;
     let profile = load_profile(&spec, args.model.profile.as_deref(), global)?;
     let plan = of_profile(&spec, &profile)?;
+    doubts(&profile, ui);
     if let Some(out) = &args.out {
         let places = places(&spec, &args.disks, global)?;
         let text = plan.text(&args.model.spec.display().to_string(), &control(global), &places);
@@ -59,14 +61,34 @@ pub fn would_do(spec: &Spec, profile: &Profile) -> bool {
 
 fn of_profile(spec: &Spec, profile: &Profile) -> anyhow::Result<DomainPlan> {
     let device = DeviceModel::measured(profile)?;
-    // What a guest adds to the device's tail when it is alone.
-    let alone = profile.read.iter().min_by_key(|p| p.depth).map_or(0, |p| p.p9999.0);
-    let guest = profile.guest.as_ref().map_or(0, |g| g.point.p9999.0.saturating_sub(alone));
+    // The longest that a request took in a guest that was alone: all of it that the device does not explain is the guest's.
+    let alone = profile.read.iter().min_by_key(|p| p.depth).map_or(0, |p| p.p50.0);
+    let guest = profile.guest.as_ref().map_or(0, |g| g.point.max.0.saturating_sub(alone));
     Ok(plan(spec, &device, &Options { guest: Nanos(guest), ..Options::default() }))
 }
 
+/// What one must know of the profile to believe the plan.
+fn doubts(profile: &Profile, ui: &Ui) {
+    for doubt in &profile.doubts {
+        ui.warn(&format!("the profile is in doubt: {}", terminal(doubt, false)));
+    }
+    if profile.guest.is_none() {
+        ui.warn("the guest's own part of a request's time was not measured: bounds are from the guest's queue to its answer");
+    }
+}
+
 fn control(global: &Global) -> PathBuf {
-    global.run_dir.join("iod.sock")
+    absolute(&global.run_dir).join("iod.sock")
+}
+
+/// Independent of where this program was started.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// The configuration in force.
+fn ours(global: &Global) -> PathBuf {
+    absolute(&global.state_dir).join(FILE)
 }
 
 /// Where every VM's disk is, as the user says.
@@ -92,7 +114,7 @@ fn places(spec: &Spec, disks: &[String], global: &Global) -> anyhow::Result<Vec<
             bail!("where is the disk of VM \"{name}\" on this host? Say --disk {name}=PATH");
         };
         Ok(DiskPlace {
-            socket: global.run_dir.join("disks").join(format!("{name}.sock")),
+            socket: absolute(&global.run_dir).join("disks").join(format!("{name}.sock")),
             path: std::path::absolute(path).with_context(|| (*path).to_owned())?,
             part: None,
         })
@@ -111,9 +133,13 @@ pub fn for_lab(
     if spec.lab_kind() != Some(rtvirtio_spec::LabKind::Qemu) {
         bail!("--domain needs QEMU guests (lab = \"qemu\"): a process has no vhost-user disk");
     }
-    let plan = of_profile(spec, &load_profile(spec, profile, global)?)?;
+    let profile = load_profile(spec, profile, global)?;
+    let plan = of_profile(spec, &profile)?;
+    doubts(&profile, ui);
     if !ui.json {
         print!("{}", table(&plan));
+    } else if !plan.feasible {
+        ui.warn("not every target can be promised: `rtvirtio plan --domain` says which, and why");
     }
     let name = name.to_owned();
     Ok(move |device: &Path, vms: &[LabVm], dir: &Path| {
@@ -145,13 +171,25 @@ pub fn is_config(path: &Path) -> bool {
 pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let file = File::parse(path, &text)?;
-    let ours = global.state_dir.join(FILE);
+    let ours = ours(global);
+    let paths = file.devices.iter().flat_map(|d| &d.disks).flat_map(|d| [&d.socket, &d.path]);
+    if let Some(relative) = paths.chain([&file.control]).find(|p| p.is_relative()) {
+        bail!(
+            "{}: {} must be an absolute path: the domain does not run where you are",
+            path.display(),
+            relative.display()
+        );
+    }
     if dry_run {
-        println!("{}: -> {}", ours.display(), path.display());
-        println!("start {} --config {}", program().display(), ours.display());
-        print!("{}", how_to_connect(&file));
+        let lines = [
+            format!("{}: -> {}", ours.display(), path.display()),
+            format!("start {} --config {}", program().display(), ours.display()),
+        ];
+        show(ui, &lines, || lines.join("\n") + "\n" + &how_to_connect(&file))?;
         return Ok(ExitCode::SUCCESS);
     }
+    // Nobody else applies or reverts meanwhile.
+    let _session = Session::open(&global.state_dir)?;
     if !running(global).is_empty() || ours.exists() {
         bail!(
             "an I/O domain is applied already: `rtvirtio revert` stops it; to change limits of a running one, edit its file and reload it"
@@ -222,7 +260,7 @@ fn how_to_connect(file: &File) -> String {
 
 /// Processes that serve this state directory's configuration.
 fn running(global: &Global) -> Vec<ProcessId> {
-    let ours = global.state_dir.join(FILE);
+    let ours = ours(global);
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let serves = |pid: u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -235,9 +273,14 @@ fn running(global: &Global) -> Vec<ProcessId> {
     processes.flatten().filter_map(|e| serves(e.file_name().to_str()?.parse().ok()?)).collect()
 }
 
+/// Process ids of an applied domain, for programs; `None` where none was applied.
+pub fn pids(global: &Global) -> Option<Vec<u32>> {
+    ours(global).exists().then(|| running(global).iter().map(|p| p.pid).collect())
+}
+
 /// One line for `rtvirtio status`, when a domain was applied.
 pub fn status(global: &Global) -> Option<String> {
-    global.state_dir.join(FILE).exists().then(|| match running(global).as_slice() {
+    ours(global).exists().then(|| match running(global).as_slice() {
         [] => "I/O domain: applied, but NOT RUNNING; its last words are in iod.log in the state directory\n"
             .to_owned(),
         all => {
@@ -252,12 +295,15 @@ pub fn status(global: &Global) -> Option<String> {
 
 /// Stops an applied domain. False when there was none.
 pub fn stop(global: &Global, force: bool) -> anyhow::Result<bool> {
-    let ours = global.state_dir.join(FILE);
-    let running = running(global);
-    if !ours.exists() && running.is_empty() {
+    let ours = ours(global);
+    if !ours.exists() && running(global).is_empty() {
         return Ok(false);
     }
-    if let (Ok(file), false, false) = (File::load(&ours), force, running.is_empty()) {
+    let _session = Session::open(&global.state_dir)?;
+    let running = running(global);
+    if !force && !running.is_empty() {
+        let file = File::load(&ours)
+            .context("which guests the I/O domain serves is not known, and they would stand still: mend the file, or say --force")?;
         let status = super::iod::ask(&file.control)?;
         let vms = status["vms"].as_array().cloned().unwrap_or_default();
         let attached: Vec<&str> =

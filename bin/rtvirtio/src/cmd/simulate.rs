@@ -91,7 +91,7 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let missed = missed.filter(|t| t.met == Some(false)).count();
     let output = Output { simulated: true, traffic, plan, runs };
     show(ui, &output, || output.runs.iter().map(table).collect())?;
-    Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+    Ok(if missed == 0 && output.plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
 fn table(run: &Run) -> String {

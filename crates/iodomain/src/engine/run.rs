@@ -77,7 +77,8 @@ impl Loop {
     ) -> Result<Self, EngineError> {
         let io = |what| move |source| EngineError::Io { what, source };
         prepare_thread(&config).map_err(io("cannot set the engine's CPUs and priority"))?;
-        let most = sched.window.most.max(sched.window.start);
+        // A place for every piece that the window allows, and for a flush of each VM.
+        let most = sched.window.most.max(sched.window.start) + disks.len() as u32;
         let ring = Uring::new(most + 2 * disks.len() as u32 * 8).map_err(io("io_uring"))?;
         let mut running = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.largest(vm)).max().unwrap_or(sched.quantum);
@@ -306,8 +307,10 @@ impl Loop {
     }
 
     fn give(&mut self, time: Nanos, piece: Piece) -> io::Result<()> {
-        // The table has a place for every piece that the window allows.
-        let Some(place) = self.free.pop() else { return Ok(()) };
+        // The table has a place for every piece that the scheduler gives. A piece without one would never come back, and all would wait for it.
+        let Some(place) = self.free.pop() else {
+            return Err(io::Error::other("the scheduler gave more than the device may hold: a defect"));
+        };
         let vm = &mut self.vms[piece.vm];
         let running = &mut self.running[place as usize];
         running.piece = Some(piece);

@@ -99,11 +99,9 @@ impl Loop {
     fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Nanos) -> Result<(), String> {
         // The table of pieces was made for so many.
         let most = config.window.most.max(config.window.start);
-        if most as usize > self.running.len() {
-            return Err(format!(
-                "a window of {most} needs a restart: there is room for {}",
-                self.running.len()
-            ));
+        let room = self.running.len() - self.vms.len();
+        if most as usize > room {
+            return Err(format!("a window of {most} needs a restart: there is room for {room}"));
         }
         self.scheduler.reconfigure(config, vms).map_err(|e| e.to_string())?;
         (self.config.poll, self.held_until) = (poll, None);
