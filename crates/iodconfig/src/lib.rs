@@ -598,7 +598,7 @@ write_cap = { bytes = "20MB/s", requests = "500/s", peak = 4 }
         let urgent = |quantum: &str| {
             let more = format!(
                 "guest_priority = {{ ceiling = \"real-time\" }}\nurgent_quantum = \"{quantum}\"\n\
-                 urgent = {{ share = \"1%\", burst = \"2ms\", deadline = \"90ms\" }}"
+                 urgent = {{ share = \"1%\", burst = \"4ms\", deadline = \"90ms\" }}"
             );
             TEXT.replace("guest_priority = { ceiling = \"real-time\" }", &more)
         };
