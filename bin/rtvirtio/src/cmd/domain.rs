@@ -330,6 +330,15 @@ pub fn stop(global: &Global, force: bool) -> anyhow::Result<bool> {
     Ok(true)
 }
 
+/// Who is promised nothing, and why.
+pub fn refusals(plan: &DomainPlan) -> String {
+    let ascii = style().ascii;
+    let refused = plan.vms.iter().filter_map(|vm| Some((vm, vm.refused.as_ref()?)));
+    refused
+        .map(|(vm, why)| format!("{}: no promise: {}\n", terminal(&vm.vm, ascii), terminal(why, ascii)))
+        .collect()
+}
+
 /// The plan for people.
 fn table(plan: &DomainPlan) -> String {
     let style = style();
@@ -368,10 +377,8 @@ fn table(plan: &DomainPlan) -> String {
         ]);
     }
     out.push_str(&t.draw(&style));
+    out.push_str(&refusals(plan));
     for vm in &plan.vms {
-        if let Some(why) = &vm.refused {
-            let _ = writeln!(out, "{}: {}", terminal(&vm.vm, style.ascii), terminal(why, style.ascii));
-        }
         if vm.urgent_only && vm.reserve.is_some() {
             let _ = writeln!(
                 out,

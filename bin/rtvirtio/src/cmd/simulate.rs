@@ -90,7 +90,9 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let missed = runs.iter().filter(|r| r.policy == Policy::Edf.name()).flat_map(|r| &r.tasks);
     let missed = missed.filter(|t| t.met == Some(false)).count();
     let output = Output { simulated: true, traffic, plan, runs };
-    show(ui, &output, || output.runs.iter().map(table).collect())?;
+    show(ui, &output, || {
+        output.runs.iter().map(table).collect::<String>() + &domain::refusals(&output.plan)
+    })?;
     Ok(if missed == 0 && output.plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }
 
