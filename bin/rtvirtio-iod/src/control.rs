@@ -3,7 +3,6 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -45,21 +44,16 @@ impl Control {
     }
 
     /// Answers by a thread of its own, which is confined when this returns.
-    pub fn serve(&mut self, subject: Subject, confine: Confine) -> anyhow::Result<()> {
+    pub fn serve(&mut self, subject: Subject, confine: &Confine) -> anyhow::Result<()> {
         let Some(listener) = self.listener.take() else { return Ok(()) };
-        let desk = Desk::start(subject.engines.clone(), confine.clone())?;
-        let (ready, is_ready) = sync_channel(1);
-        std::thread::Builder::new().name("iod-control".into()).spawn(move || {
-            let confined = confine.apply(Role::Control);
-            let fine = confined.is_ok();
-            let _ = ready.send(confined);
-            if fine {
-                for stream in listener.incoming().flatten() {
-                    let _ = answer(stream, &subject, &desk);
-                }
+        let desk = Desk::start(subject.engines.clone(), confine)?;
+        let serve = move || {
+            for stream in listener.incoming().flatten() {
+                let _ = answer(stream, &subject, &desk);
             }
-        })?;
-        is_ready.recv()?.context("cannot confine the control thread")
+        };
+        confine.spawn("iod-control", Role::Control, serve).context("cannot confine the control thread")?;
+        Ok(())
     }
 }
 

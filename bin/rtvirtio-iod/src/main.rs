@@ -73,7 +73,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let reloader = domain.reloader();
     let subject =
         Subject { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
-    control.serve(subject, confine.clone())?;
+    control.serve(subject, &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));

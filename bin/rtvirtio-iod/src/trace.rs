@@ -30,25 +30,20 @@ pub struct Desk {
 
 impl Desk {
     /// Starts the thread that serves them; it is there from the beginning, so that the process needs no new one later.
-    pub fn start(engines: Vec<(String, EngineHandle)>, confine: Confine) -> anyhow::Result<Self> {
+    pub fn start(engines: Vec<(String, EngineHandle)>, confine: &Confine) -> anyhow::Result<Self> {
         // Nobody queues: who is not taken at once is told so.
         let (listeners, next) = sync_channel::<(UnixStream, Option<Duration>)>(0);
-        let (ready, is_ready) = sync_channel(1);
-        std::thread::Builder::new().name("iod-trace".into()).spawn(move || {
-            let confined = confine.apply(Role::Control);
-            let fine = confined.is_ok();
-            let _ = ready.send(confined);
-            if !fine {
-                return;
-            }
+        let serve_all = move || {
             for (stream, length) in next {
                 if let Err(e) = serve(&stream, length, &engines) {
                     // He may be gone, which is how most traces end.
                     let _ = writeln!(&stream, "{}", json!({ "error": format!("{e:#}") }));
                 }
             }
-        })?;
-        is_ready.recv()?.context("cannot confine the thread of traces")?;
+        };
+        confine
+            .spawn("iod-trace", Role::Control, serve_all)
+            .context("cannot confine the thread of traces")?;
         Ok(Self { listeners })
     }
 

@@ -18,17 +18,7 @@ fn capped(dir: &Path, cap: u32) -> String {
 
 /// A flood of reads for so long.
 fn flood(client: &mut [Client; 1], millis: u64) -> Got {
-    let stream = Stream {
-        name: "flood".into(),
-        client: 0,
-        queue: 0,
-        rate: None,
-        depth: 32,
-        block: 4_096,
-        writes: 0.0,
-        priority: 0,
-        span: 4 << 20,
-    };
+    let stream = Stream::reads("flood", 32, 4 << 20);
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_millis(millis), seed: 1, spin: false };
     run(client, &[stream], &plan).unwrap().remove(0)
 }

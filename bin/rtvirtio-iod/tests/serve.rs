@@ -117,17 +117,7 @@ fn a_cap_is_kept_and_used() {
         .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"400/s\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
-    let flood = Stream {
-        name: "flood".into(),
-        client: 0,
-        queue: 0,
-        rate: None,
-        depth: 32,
-        block: 4_096,
-        writes: 0.0,
-        priority: 0,
-        span: 4 << 20,
-    };
+    let flood = Stream::reads("flood", 32, 4 << 20);
     let plan =
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let got = run(&mut clients, &[flood], &plan).unwrap().remove(0);

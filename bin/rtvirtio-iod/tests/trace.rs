@@ -170,17 +170,7 @@ fn a_listener_who_sleeps_stops_nobody() {
     let dir = disk(8);
     let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
-    let flood = Stream {
-        name: "flood".into(),
-        client: 0,
-        queue: 0,
-        rate: None,
-        depth: 64,
-        block: 512,
-        writes: 0.0,
-        priority: 0,
-        span: 2 << 20,
-    };
+    let flood = Stream { block: 512, ..Stream::reads("flood", 64, 2 << 20) };
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_secs(1), seed: 1, spin: false };
     // Once nothing is under way.
     let answered = || loop {

@@ -17,6 +17,7 @@ use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
 use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
+use rtvirtio_vmm::threads::process_of;
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
@@ -351,10 +352,8 @@ fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Foun
 fn qemu_pid(socket: &Path) -> anyhow::Result<u32> {
     let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
     let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status"))
-        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
-    let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")).context("/proc names no Tgid")?;
-    Ok(tgid.trim().parse()?)
+    process_of(&Root::default(), thread.try_into()?)
+        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))
 }
 
 fn elevator(name: &str) -> Elevator {

@@ -31,16 +31,8 @@ fn iod_is_built(test: &str) -> bool {
 #[test]
 fn a_simulation_shows_worst_case_and_bound() {
     let site = Site::new();
-    let (code, out) = site.json(&[
-        "simulate",
-        "examples/flood.toml",
-        "--for",
-        "20s",
-        "--policy",
-        "edf",
-        "--policy",
-        "fifo",
-    ]);
+    let both = ["simulate", "examples/flood.toml", "--for", "20s", "--policy", "edf", "--policy", "fifo"];
+    let (code, out) = site.json(&both);
     assert_eq!(code, 0, "{out:#}");
     assert_eq!(out["simulated"], true);
     let tasks = |i: usize| out["runs"][i]["tasks"].as_array().unwrap().clone();
@@ -50,16 +42,7 @@ fn a_simulation_shows_worst_case_and_bound() {
         assert!(fifo["bound"].is_null(), "the bound is the plan's: {fifo:#}");
     }
     // The same seed gives the same run.
-    let (_, again) = site.json(&[
-        "simulate",
-        "examples/flood.toml",
-        "--for",
-        "20s",
-        "--policy",
-        "edf",
-        "--policy",
-        "fifo",
-    ]);
+    let (_, again) = site.json(&both);
     assert_eq!(again["runs"][0]["tasks"], out["runs"][0]["tasks"]);
     let (_, worst) = site.json(&["simulate", "examples/flood.toml", "--for", "20s", "--worst"]);
     let longest = |out: &serde_json::Value| out["runs"][0]["tasks"][0]["longest"].as_u64().unwrap();

@@ -97,24 +97,18 @@ pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos,
 /// The load of a run.
 #[must_use]
 pub fn flood_streams(flood: bool, span: u64) -> Vec<Stream> {
-    let stream = |client: usize, name: String, rate: Option<f64>, depth: usize| Stream {
-        name,
+    let stream = |client: usize, name: &str, rate: Option<f64>, depth: usize| Stream {
         client,
-        queue: 0,
         rate,
-        depth,
-        block: 4_096,
-        writes: 0.0,
-        priority: 0,
-        span,
+        ..Stream::reads(name, depth, span)
     };
     let mut streams: Vec<Stream> = (0..PROTECTED)
         .flat_map(|vm| RATES.iter().enumerate().map(move |(t, rate)| (vm, t, *rate)))
         // A declared rate is made at its times, whatever was answered: as many outstanding as that takes.
-        .map(|(vm, t, rate)| stream(vm, format!("vm{vm}/{}", ["L", "M", "H"][t]), Some(rate), 150))
+        .map(|(vm, t, rate)| stream(vm, &format!("vm{vm}/{}", ["L", "M", "H"][t]), Some(rate), 150))
         .collect();
     if flood {
-        streams.push(stream(PROTECTED, "flood".to_owned(), None, FLOOD_DEPTH));
+        streams.push(stream(PROTECTED, "flood", None, FLOOD_DEPTH));
     }
     streams
 }

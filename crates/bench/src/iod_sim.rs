@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use rtvirtio_iodconfig::File;
-use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, Simulation, Traffic, plan};
+use rtvirtio_iodplan::{DeviceModel, Options, Simulation, Traffic, plan};
 use rtvirtio_iosched::{Cap, Config, Piece, Tspec, VmConfig, WindowConfig};
 use rtvirtio_iosim::{Arrival, Load, Observer, Sim};
 use rtvirtio_spec::Spec;
@@ -62,17 +61,6 @@ fn spec() -> Result<Spec, SimulatedError> {
     rtvirtio_spec::parse("flood", &text).map_err(|e| SimulatedError(e.to_string()))
 }
 
-fn config(plan: &DomainPlan) -> Result<Config, SimulatedError> {
-    let place = |i: usize| DiskPlace { socket: format!("/{i}").into(), path: "/device".into(), part: None };
-    let places: Vec<DiskPlace> = (0..plan.vms.len()).map(place).collect();
-    let text = plan.text("flood", "/control".as_ref(), &places);
-    let file = File::parse("flood".as_ref(), &text).map_err(|e| SimulatedError(e.to_string()))?;
-    file.devices
-        .first()
-        .map(rtvirtio_iodconfig::Device::sched)
-        .ok_or_else(|| SimulatedError("no device".to_owned()))
-}
-
 /// Runs everything; some seconds.
 ///
 /// # Errors
@@ -85,7 +73,7 @@ pub fn measure() -> Result<Simulated, SimulatedError> {
     if !plan.feasible {
         return Err(SimulatedError("the plan does not hold".to_owned()));
     }
-    let config = config(&plan)?;
+    let config = plan.sched().map_err(|e| SimulatedError(e.to_string()))?;
     let run = |traffic| {
         let mut simulation = Simulation::new(&spec, &plan, &config, traffic, true, 1)?;
         let begin = Instant::now();
@@ -200,6 +188,6 @@ mod tests {
         let device = DeviceModel::declared("q", &twin, Bytes(1 << 30));
         let plan = plan(&spec().unwrap(), &device, &Options::default());
         assert!(plan.feasible, "{plan:?}");
-        assert_eq!(config(&plan).unwrap().vms.len(), PROTECTED + 1);
+        assert_eq!(plan.sched().unwrap().vms.len(), PROTECTED + 1);
     }
 }

@@ -150,17 +150,7 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
 /// The load of the other VM.
 #[must_use]
 pub fn flood() -> Stream {
-    Stream {
-        name: "flood".to_owned(),
-        client: 0,
-        queue: 0,
-        rate: None,
-        depth: FLOOD_DEPTH,
-        block: FLOOD_BLOCK,
-        writes: 0.0,
-        priority: 0,
-        span: DISK,
-    }
+    Stream { block: FLOOD_BLOCK, ..Stream::reads("flood", FLOOD_DEPTH, DISK) }
 }
 
 /// The load in the guest: readers and a writer, each going over a part of the disk in order, past the guest's page cache.

@@ -35,6 +35,24 @@ pub struct Stream {
     pub span: u64,
 }
 
+impl Stream {
+    /// Reads of 4 KiB at random, `depth` outstanding always, to the first queue of the first client.
+    #[must_use]
+    pub fn reads(name: &str, depth: usize, span: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            client: 0,
+            queue: 0,
+            rate: None,
+            depth,
+            block: 4_096,
+            writes: 0.0,
+            priority: 0,
+            span,
+        }
+    }
+}
+
 /// What a stream got.
 #[derive(Clone, Debug)]
 pub struct Got {

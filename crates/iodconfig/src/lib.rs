@@ -1,10 +1,12 @@
 //! The domain's configuration file: TOML, with units in the text. Unknown keys are errors, with their line.
 
+mod admission;
+
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use rtvirtio_iosched::bound::{self, Flow, Refusal};
+use rtvirtio_iosched::bound::Refusal;
 use rtvirtio_iosched::{
     Cap, Class, Config, ConfigError, Cost, Line, Policy, Priority, PriorityRule, Reservation, Tspec,
     VmConfig, WindowConfig,
@@ -402,66 +404,6 @@ fn once(
 }
 
 impl Device {
-    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
-    fn flows(&self, sched: &Config) -> Vec<Flow> {
-        let piece = |quantum: u64| sched.cost.dearest(quantum) as f64;
-        let mut flows = Vec::new();
-        for (vm, config) in sched.vms.iter().enumerate() {
-            let free = Flow {
-                vm,
-                rate: 0.0,
-                burst: 0.0,
-                piece: piece(sched.quantum),
-                outstanding: None,
-                deadline: None,
-                weight: config.weight,
-            };
-            flows.push(free);
-            let promised = [(config.urgent, sched.largest(config)), (config.normal, sched.quantum)];
-            flows.extend(promised.into_iter().filter_map(|(r, quantum)| r.map(|r| (r, quantum))).map(
-                |(r, quantum)| Flow {
-                    rate: r.rate as f64 / 1e9,
-                    burst: r.burst as f64,
-                    deadline: Some(r.deadline),
-                    piece: piece(quantum),
-                    ..free
-                },
-            ));
-        }
-        flows
-    }
-
-    fn known(&self, sched: &Config, latency: Nanos) -> bound::Device {
-        let window = sched.window.most.max(sched.window.start);
-        bound::Device { parallel: self.parallel, window, latency, stretch: 1.0 }
-    }
-
-    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
-    fn admit(&self) -> Result<(), FileError> {
-        let sched = self.sched();
-        if sched.policy != Policy::Edf {
-            return Ok(());
-        }
-        bound::admit(&self.known(&sched, self.stall), &self.flows(&sched)).map_err(|source| {
-            let vm = match source {
-                Refusal::Deadline { vm, .. } => vm,
-                _ => 0,
-            };
-            let disk = self.disks.get(vm).map_or_else(String::new, |d| d.name.clone());
-            FileError::Refused { device: self.name.clone(), disk, source }
-        })
-    }
-
-    /// Longest time of a request of this disk that keeps to its reservation, on a device that does nothing for `latency` at most. `None` without a reservation, or when there
-    /// is no bound.
-    #[must_use]
-    pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
-        let sched = self.sched();
-        let flows = self.flows(&sched);
-        let flow = flows.iter().rposition(|f| f.vm == disk && f.deadline.is_some())?;
-        bound::bounds(sched.policy, &self.known(&sched, latency), &flows)[flow]
-    }
-
     /// As the scheduler wants it.
     #[must_use]
     pub fn sched(&self) -> Config {
@@ -542,74 +484,4 @@ impl CapText {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TEXT: &str = r#"
-[[device]]
-name = "nvme0"
-window = 2
-cost = { read = { base = "60us", per_mib = "1ms" }, write = { base = "25us", per_mib = "400us" } }
-
-[[device.disk]]
-name = "plc"
-socket = "/run/plc.sock"
-path = "/dev/loop0"
-size = "1GiB"
-reserve = { share = "15%", burst = "1ms", deadline = "2ms" }
-guest_priority = { ceiling = "real-time" }
-
-[[device.disk]]
-name = "logger"
-socket = "/run/logger.sock"
-path = "/dev/loop0"
-offset = "1GiB"
-write_cap = { bytes = "20MB/s", requests = "500/s", peak = 4 }
-"#;
-
-    #[test]
-    fn a_file_becomes_a_scheduler() {
-        let file = File::parse(Path::new("iod.toml"), TEXT).unwrap();
-        let sched = file.devices[0].sched();
-        assert_eq!(sched.cost.read, Line { base_ns: 60_000, per_mib_ns: 1_000_000 });
-        assert_eq!(
-            sched.vms[0].normal,
-            Some(Reservation { rate: 150_000_000, burst: 1_000_000, deadline: Nanos::from_millis(2) })
-        );
-        assert!(sched.vms[0].priority.read);
-        assert!(!sched.vms[1].priority.read);
-        let cap = sched.vms[1].caps[1];
-        assert_eq!(cap.bytes, Some(Tspec { rate: 20_000_000, burst: 65_536, peak: Some(80_000_000) }));
-        assert_eq!(cap.requests, Some(Tspec { rate: 500, burst: 1, peak: Some(2_000) }));
-    }
-
-    #[test]
-    fn mistakes_are_named_with_their_place() {
-        let of = |from: &str, to: &str| {
-            File::parse(Path::new("iod.toml"), &TEXT.replace(from, to)).unwrap_err().to_string()
-        };
-        assert!(of("window = 2", "windw = 2").contains("line 4"), "{}", of("window = 2", "windw = 2"));
-        assert!(of("\"15%\"", "\"15\"").contains("line 12"));
-        assert!(of("window = 2", "fifo = 10\npoll = \"50us\"").contains("50 ms in every second"));
-        let late = of("deadline = \"2ms\"", "deadline = \"300us\"");
-        assert!(late.contains("disk \"plc\"") && late.contains("cannot be promised 300us"), "{late}");
-        assert!(of("\"15%\"", "\"115%\"").contains("are reserved"));
-        // A larger piece of the urgent blocks others longer, and is not smaller than the device's.
-        let urgent = |quantum: &str| {
-            let more = format!(
-                "guest_priority = {{ ceiling = \"real-time\" }}\nurgent_quantum = \"{quantum}\"\n\
-                 urgent = {{ share = \"1%\", burst = \"4ms\", deadline = \"90ms\" }}"
-            );
-            TEXT.replace("guest_priority = { ceiling = \"real-time\" }", &more)
-        };
-        let parse = |text: &str| File::parse(Path::new("iod.toml"), text).map_err(|e| e.to_string());
-        let file = parse(&urgent("128KiB")).unwrap();
-        assert_eq!(file.devices[0].sched().vms[0].urgent_quantum, Some(128 << 10));
-        assert!(parse(&urgent("2MiB")).unwrap_err().contains("cannot be promised 2ms"));
-        assert!(parse(&urgent("32KiB")).unwrap_err().contains("urgent quantum"));
-        assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
-        assert!(of("logger.sock", "plc.sock").contains("twice"));
-        let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");
-        assert!(burst.contains("device \"nvme0\": VM 1: Write bytes: a burst of 4096"), "{burst}");
-    }
-}
+mod tests;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
 
 /// What a thread does, and so what it still needs of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +44,30 @@ impl Confine {
     /// What the kernel refused; the thread must then serve nobody.
     pub fn apply(&self, role: Role) -> io::Result<()> {
         self.0.as_ref().map_or(Ok(()), |step| step(role))
+    }
+
+    /// Starts a thread that is confined before it does anything else; it is when this returns.
+    ///
+    /// # Errors
+    /// When the thread cannot be made, or what the kernel refused; `body` is not run then.
+    pub fn spawn(
+        &self,
+        name: &str,
+        role: Role,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
+        let (ready, is_ready) = sync_channel(1);
+        let confine = self.clone();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            let confined = confine.apply(role);
+            let fine = confined.is_ok();
+            let _ = ready.send(confined);
+            if fine {
+                body();
+            }
+        })?;
+        is_ready.recv().map_err(io::Error::other)??;
+        Ok(thread)
     }
 }
 

@@ -463,13 +463,8 @@ impl Frontend {
         let connection = Arc::new(Mutex::new(None));
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
         let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
-        let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
-        let confine = confine.clone();
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let confined = confine.apply(Role::Frontend);
-            let fine = confined.is_ok();
-            let _ = ready.send(confined);
-            while fine && !stopped.load(Ordering::Acquire) {
+        let thread = confine.spawn(&name, Role::Frontend, move || {
+            while !stopped.load(Ordering::Acquire) {
                 let Ok((stream, _)) = listener.accept() else {
                     // Out of descriptors, say: that passes, and QEMU tries again.
                     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -490,7 +485,6 @@ impl Frontend {
                 }
             }
         })?;
-        is_ready.recv().map_err(io::Error::other)??;
         Ok(Self { stop, connection, socket, thread: Some(thread) })
     }
 }

@@ -19,8 +19,6 @@ pub struct Options {
     pub quanta: Vec<Bytes>,
     /// Latency of a guest's own part, which no domain can shorten.
     pub guest: Nanos,
-    /// Fewest pieces at the device that keep it busy; what the device says when `None`.
-    pub window: Option<u32>,
 }
 
 impl Default for Options {
@@ -30,7 +28,6 @@ impl Default for Options {
             catch_up: [5, 1, 0].map(Nanos::from_millis).to_vec(),
             quanta: [64, 16, 4].map(Bytes::from_kib).to_vec(),
             guest: Nanos(0),
-            window: None,
         }
     }
 }
@@ -120,7 +117,7 @@ struct Try {
 /// taken: with the largest window (a smaller one costs everybody throughput), then with the longest stand-still that guests may catch up from, then with the largest pieces.
 #[must_use]
 pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
-    let full = options.window.unwrap_or(device.window).max(1);
+    let full = device.window.max(1);
     let mut best: Option<Try> = None;
     for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
         for catch_up in &options.catch_up {

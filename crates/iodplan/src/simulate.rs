@@ -186,13 +186,12 @@ fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_iodconfig::File;
     use rtvirtio_iosched::Policy;
     use rtvirtio_twin::TwinProfile;
     use rtvirtio_units::Bytes;
 
     use super::*;
-    use crate::{DeviceModel, DiskPlace, Options, plan};
+    use crate::{DeviceModel, Options, plan};
 
     /// Two VMs with targets beside one that floods, on each policy.
     fn simulate(policy: Policy, traffic: Traffic) -> Vec<TaskOutcome> {
@@ -230,12 +229,7 @@ depth = 128
         let device = DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
         let plan = plan(&spec, &device, &Options::default());
         assert!(plan.feasible, "{plan:?}");
-        let places: Vec<DiskPlace> = (0..3)
-            .map(|i| DiskPlace { socket: format!("/{i}").into(), path: "/d".into(), part: None })
-            .collect();
-        let text = plan.text("test", std::path::Path::new("/c"), &places);
-        let file = File::parse(std::path::Path::new("t"), &text).unwrap();
-        let mut config = file.devices[0].sched();
+        let mut config = plan.sched().unwrap();
         config.policy = policy;
         let mut s = Simulation::new(&spec, &plan, &config, traffic, policy == Policy::Edf, 7).unwrap();
         s.run(Nanos(60_000_000_000)).unwrap();

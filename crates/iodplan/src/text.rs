@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_iodconfig::{File, FileError};
+use rtvirtio_iosched::Config;
+use rtvirtio_units::Bytes;
 
 use crate::plan::{DomainPlan, VmPlan};
 
@@ -22,6 +24,19 @@ pub struct DiskPlace {
 }
 
 impl DomainPlan {
+    /// The scheduler as a domain would read it from the file, wherever the disks are.
+    ///
+    /// # Errors
+    /// What the domain would refuse.
+    pub fn sched(&self) -> Result<Config, FileError> {
+        let place =
+            |i: usize| DiskPlace { socket: format!("/{i}").into(), path: "/device".into(), part: None };
+        let places: Vec<DiskPlace> = (0..self.vms.len()).map(place).collect();
+        let file = File::parse(Path::new("the plan"), &self.text("plan", Path::new("/control"), &places))?;
+        // The text has one device.
+        Ok(file.devices[0].sched())
+    }
+
     /// The configuration file, with the reasons as comments. `places` are in the order of the spec's VMs.
     #[must_use]
     pub fn text(&self, spec_name: &str, control: &Path, places: &[DiskPlace]) -> String {
@@ -126,7 +141,7 @@ fn exact(ns: u64) -> String {
             return format!("{}{name}", ns / unit);
         }
     }
-    format!("{}ns", Nanos(ns).0)
+    format!("{ns}ns")
 }
 
 /// A TOML string.
@@ -153,7 +168,6 @@ fn one_line(s: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_iodconfig::File;
     use rtvirtio_twin::TwinProfile;
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use rtvirtio_vmm::spawn::{self, Lifetime};
 
@@ -34,6 +34,16 @@ pub fn socket(run_dir: &Path, vm: &str) -> PathBuf {
     run_dir.join(DIR).join(format!("{vm}.sock"))
 }
 
+/// Waits until a domain whose standard output is piped says that guests may connect; false when it ended instead.
+pub fn is_ready(domain: &mut Child) -> bool {
+    let mut line = String::new();
+    if let Some(out) = domain.stdout.take() {
+        // It ends, or it says that it is ready: either ends the line.
+        let _ = BufReader::new(out).read_line(&mut line);
+    }
+    line.trim_end() == READY
+}
+
 /// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and waits until guests may connect.
 ///
 /// # Errors
@@ -51,14 +61,9 @@ pub fn start(mut command: Command, cgroup_procs: Option<&Path>, log: &Path) -> R
         None => Vec::new(),
     };
     let mut child = spawn::spawn(command, cgroups, Lifetime::Detached).map_err(|e| failed(&program, &e))?;
-    let mut line = String::new();
-    if let Some(out) = child.stdout.take() {
-        // It ends, or it says that it is ready: either ends the line.
-        let _ = BufReader::new(out).read_line(&mut line);
-    }
-    let id = ProcessId::of(child.id());
-    match id {
-        Some(id) if line.trim_end() == READY => Ok(id),
+    let ready = is_ready(&mut child);
+    match ProcessId::of(child.id()) {
+        Some(id) if ready => Ok(id),
         _ => {
             let _ = child.kill();
             let _ = child.wait();

@@ -89,7 +89,7 @@ pub enum LabError {
     Iod(#[from] IodError),
 }
 
-/// Given the shared device, the VMs with their parts of it, and the directory of its sockets (see [`iod::socket`]): the I/O domain's command.
+/// Given the shared device, the VMs with their parts of it, and the run directory (see [`iod::socket`] and [`iod::DIR`]): the I/O domain's command.
 pub type IodCommand<'a> = dyn Fn(&Path, &[LabVm], &Path) -> Result<Command, IodError> + 'a;
 
 /// What `up` needs to know beside the spec.
@@ -324,7 +324,7 @@ impl Lab {
         (options.progress)("starting the I/O domain");
         let dir = self.run_dir.join(iod::DIR);
         std::fs::create_dir_all(&dir).map_err(|source| LabError::State { path: dir.clone(), source })?;
-        let command = command(device, &self.state.vms, &dir)?;
+        let command = command(device, &self.state.vms, &self.run_dir)?;
         // It orders requests itself; an elevator below it would do so again. That of a device which is not the lab's is the user's.
         if self.state.twin.is_some() || self.state.file.is_some() {
             BlockDevice::find(root, device)?.set_elevator(root, "none")?;

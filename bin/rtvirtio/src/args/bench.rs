@@ -82,6 +82,20 @@ Measures nothing. Exit code 2 when a claim is not met.")]
     Report(BenchReportArgs),
 }
 
+/// Where an experiment's result goes.
+#[derive(Args, Debug)]
+pub struct BenchResult {
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
 /// `bench iod`.
 #[derive(Args, Debug)]
 pub struct BenchIodArgs {
@@ -97,15 +111,9 @@ pub struct BenchIodArgs {
     /// Leave out the comparison with qemu-storage-daemon, and the regulator
     #[arg(long)]
     pub no_peer: bool,
-    /// Directory of the result
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub out: PathBuf,
-    /// Measure nothing: show what is in the directory
-    #[arg(long)]
-    pub report_only: bool,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }
 
 /// `bench iod-crash`.
@@ -120,15 +128,9 @@ pub struct BenchIodCrashArgs {
     /// Decides the moments
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Directory of the result
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub out: PathBuf,
-    /// Measure nothing: show what is in the directory
-    #[arg(long)]
-    pub report_only: bool,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }
 
 /// `bench iod-startup`.
@@ -161,15 +163,9 @@ pub struct BenchIodStartupArgs {
     /// Pieces at the device under the domain's reservations
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub window: u32,
-    /// Directory of the result
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub out: PathBuf,
-    /// Measure nothing: show what is in the directory
-    #[arg(long)]
-    pub report_only: bool,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }
 
 /// `bench report`.

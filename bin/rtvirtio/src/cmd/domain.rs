@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::Session;
-use rtvirtio_host::{BlockDevice, Root};
+use rtvirtio_host::{BlockDevice, Root, task};
 use rtvirtio_iodconfig::File;
 use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
 use rtvirtio_lab::iod::IodError;
@@ -142,8 +142,7 @@ pub fn for_lab(
         ui.warn("not every target can be promised: `rtvirtio plan --domain` says which, and why");
     }
     let name = name.to_owned();
-    Ok(move |device: &Path, vms: &[LabVm], dir: &Path| {
-        let run_dir = dir.parent().unwrap_or(dir);
+    Ok(move |device: &Path, vms: &[LabVm], run_dir: &Path| {
         let places: Vec<DiskPlace> = vms
             .iter()
             .map(|vm| DiskPlace {
@@ -152,7 +151,7 @@ pub fn for_lab(
                 part: Some((Bytes(vm.offset), Bytes(vm.size))),
             })
             .collect();
-        let file = dir.join(FILE);
+        let file = run_dir.join(rtvirtio_lab::iod::DIR).join(FILE);
         let text = plan.text(&name, &run_dir.join("iod.sock"), &places);
         std::fs::write(&file, text).map_err(|e| IodError::new(format!("{}: {e}", file.display())))?;
         let mut command = Command::new(program());
@@ -261,7 +260,6 @@ fn how_to_connect(file: &File) -> String {
 /// Processes that serve this state directory's configuration.
 fn running(global: &Global) -> Vec<ProcessId> {
     let ours = ours(global);
-    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let serves = |pid: u32| {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
         let mut args = line.split(|b| *b == 0);
@@ -270,7 +268,7 @@ fn running(global: &Global) -> Vec<ProcessId> {
         let named = program.file_name().is_some_and(|n| n == "rtvirtio-iod");
         (named && args.any(|a| a == ours)).then(|| ProcessId::of(pid)).flatten()
     };
-    processes.flatten().filter_map(|e| serves(e.file_name().to_str()?.parse().ok()?)).collect()
+    task::pids(&Root::default()).unwrap_or_default().into_iter().filter_map(serves).collect()
 }
 
 /// Process ids of an applied domain, for programs; `None` where none was applied.

@@ -3,8 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rtvirtio_iodconfig::File;
-use rtvirtio_iodplan::{DiskPlace, DomainPlan, Simulation, TaskOutcome, Traffic};
+use rtvirtio_iodplan::{DomainPlan, Simulation, TaskOutcome, Traffic};
 use rtvirtio_iosched::Policy;
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Table};
@@ -45,13 +44,7 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let spec = site::load_spec(&args.spec)?;
     let plan = domain::for_simulation(&spec, args.profile.as_deref(), global)?;
     // Through the file, so that what is simulated is what a domain would read.
-    let places: Vec<DiskPlace> = spec
-        .vms
-        .iter()
-        .map(|vm| DiskPlace { socket: format!("/{}", vm.name).into(), path: "/device".into(), part: None })
-        .collect();
-    let text = plan.text(&args.spec.display().to_string(), "/control".as_ref(), &places);
-    let file = File::parse("simulated".as_ref(), &text)?;
+    let planned = plan.sched()?;
     let traffic = if args.worst { Traffic::Worst } else { Traffic::Declared };
     let mut runs = Vec::new();
     for policy in &args.policies {
@@ -61,7 +54,7 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
             PolicyName::Drr => Policy::Drr,
             PolicyName::Edf => Policy::Edf,
         };
-        let mut config = file.devices[0].sched();
+        let mut config = planned.clone();
         config.policy = policy;
         let mut simulation =
             Simulation::new(&spec, &plan, &config, traffic, policy == Policy::Edf, args.seed)?;

@@ -1,12 +1,12 @@
 //! Backends as processes of an experiment: the I/O domain, and its peer.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_bench::iod::socket;
+use rtvirtio_lab::iod::is_ready;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 
 use crate::cmd::iod;
@@ -32,11 +32,7 @@ impl Backend {
         let child = spawn(command, Vec::new(), Lifetime::WithParent)
             .with_context(|| format!("cannot start {}", program.display()))?;
         let mut backend = Self { child };
-        let mut line = String::new();
-        if let Some(out) = backend.child.stdout.take() {
-            BufReader::new(out).read_line(&mut line)?;
-        }
-        if line.trim() != "ready" {
+        if !is_ready(&mut backend.child) {
             bail!("{} did not start: its reason is above", program.display());
         }
         Ok(backend)

@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use rtvirtio_bench::claims::{BenchFile, Claim};
 use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_report::{BenchPage, BenchSection, bench_html};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::page;
 use crate::cmd::verify::generated;
@@ -30,6 +33,19 @@ pub struct Found {
     pub sections: Vec<BenchSection>,
     /// How it was measured, for a page.
     pub lead: Vec<String>,
+}
+
+/// Reads what an experiment saved.
+pub fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| path.display().to_string())
+}
+
+/// Saves what an experiment measured.
+pub fn save<T: Serialize>(path: &Path, data: &T, ui: &Ui) -> anyhow::Result<()> {
+    write_file(path, serde_json::to_string(data)?.as_bytes())?;
+    ui.step(&format!("wrote {}", path.display()));
+    Ok(())
 }
 
 impl Found {

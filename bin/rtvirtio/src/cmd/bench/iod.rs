@@ -22,11 +22,11 @@ use rtvirtio_units::Bytes;
 
 use super::backend::{Backend, PEER};
 use super::bed::Bed;
-use super::found::Found;
+use super::found::{Found, read, save};
 use super::{iod_crash, iod_startup, page};
 use crate::args::{BenchIodArgs, Global};
 use crate::cmd::verify::generated;
-use crate::cmd::{iod, need_root, write_file};
+use crate::cmd::{iod, need_root};
 use crate::ui::Ui;
 
 /// Where the result lies in a directory of results.
@@ -38,16 +38,14 @@ const WARM_UP: Duration = Duration::from_secs(1);
 
 /// `rtvirtio bench iod`.
 pub fn run(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.out.join(FILE);
-    if !args.report_only {
+    let path = args.result.out.join(FILE);
+    if !args.result.report_only {
         need_root("bench iod")?;
-        let data = measure(args, global, ui)?;
-        std::fs::create_dir_all(&args.out)?;
-        write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
-        ui.step(&format!("wrote {}", path.display()));
+        save(&path, &measure(args, global, ui)?, ui)?;
     }
-    let all = in_dir(&args.out)?.with_context(|| format!("{} holds no result", args.out.display()))?;
-    all.tell("rtvirtio: the I/O domain", args.html.as_deref(), ui)
+    let all = in_dir(&args.result.out)?
+        .with_context(|| format!("{} holds no result", args.result.out.display()))?;
+    all.tell("rtvirtio: the I/O domain", args.result.html.as_deref(), ui)
 }
 
 /// What the results of the I/O domain in a directory show, those with real guests too; `None` when there are none.
@@ -62,8 +60,7 @@ pub fn in_dir(dir: &Path) -> anyhow::Result<Option<Found>> {
 
 /// What a result shows.
 fn found(path: &Path) -> anyhow::Result<Found> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let data: IodData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let data: IodData = read(path)?;
     let claims = claims(&data);
     let lead = vec![format!(
         "{}: {} rounds; {}. Measured by a vhost-user-blk frontend without a VM, from the intended start of each request.",
@@ -159,17 +156,7 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
 fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> anyhow::Result<(u64, u64)> {
     let domain = Backend::ours(dir, config)?;
     let mut clients = [Client::connect(&socket(dir, 0), Options::default())?];
-    let stream = Stream {
-        name: "alone".to_owned(),
-        client: 0,
-        queue: 0,
-        rate: None,
-        depth: 1,
-        block: 4_096,
-        writes: 0.0,
-        priority: 0,
-        span: part_of(size),
-    };
+    let stream = Stream::reads("alone", 1, part_of(size));
     let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
     drop(domain);
     Ok(got.first().map_or((0, 0), |g| (g.at(50.0).0, g.max().0)))
@@ -258,17 +245,7 @@ fn plain_config(device: &Path, dir: &Path, more: &str) -> String {
 
 fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> anyhow::Result<Cost> {
     let mut clients = [Client::connect(socket, Options::default())?];
-    let stream = Stream {
-        name: "all".to_owned(),
-        client: 0,
-        queue: 0,
-        rate: None,
-        depth,
-        block: 4_096,
-        writes: 0.0,
-        priority: 0,
-        span: RAM.0,
-    };
+    let stream = Stream::reads("all", depth, RAM.0);
     let before = backend.cpu()?;
     let begin = Instant::now();
     let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;

@@ -16,11 +16,11 @@ use rtvirtio_stats::Random;
 
 use super::backend::Backend;
 use super::bed::Bed;
-use super::found::Found;
+use super::found::{Found, read, save};
 use super::{guest, page};
 use crate::args::{BenchIodCrashArgs, Global};
+use crate::cmd::need_root;
 use crate::cmd::verify::generated;
-use crate::cmd::{need_root, write_file};
 use crate::ui::{Bar, Ui};
 
 /// Where the result lies in a directory of results.
@@ -32,20 +32,17 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// `rtvirtio bench iod-crash`.
 pub fn run(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.out.join(FILE);
-    if !args.report_only {
+    let path = args.result.out.join(FILE);
+    if !args.result.report_only {
         need_root("bench iod-crash")?;
-        let data = measure(args, global, ui)?;
-        write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
-        ui.step(&format!("wrote {}", path.display()));
+        save(&path, &measure(args, global, ui)?, ui)?;
     }
-    found(&path)?.tell("rtvirtio: the I/O domain, killed", args.html.as_deref(), ui)
+    found(&path)?.tell("rtvirtio: the I/O domain, killed", args.result.html.as_deref(), ui)
 }
 
 /// What a result shows.
 pub fn found(path: &Path) -> anyhow::Result<Found> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let data: CrashData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let data: CrashData = read(path)?;
     let claims = claims(&data);
     let lead = vec![format!(
         "{}: {} kills in {} rounds under a guest ({} under {}); {}.",

@@ -27,11 +27,11 @@ use rtvirtio_vmm::agent::Process;
 
 use super::backend::Backend;
 use super::bed::Bed;
-use super::found::Found;
+use super::found::{Found, read, save};
 use super::{guest, page};
 use crate::args::{BenchIodStartupArgs, Global};
+use crate::cmd::need_root;
 use crate::cmd::verify::generated;
-use crate::cmd::{need_root, write_file};
 use crate::ui::Ui;
 
 /// Where the result lies in a directory of results.
@@ -47,20 +47,17 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3_600);
 
 /// `rtvirtio bench iod-startup`.
 pub fn run(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.out.join(FILE);
-    if !args.report_only {
+    let path = args.result.out.join(FILE);
+    if !args.result.report_only {
         need_root("bench iod-startup")?;
-        let data = measure(args, global, ui)?;
-        write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
-        ui.step(&format!("wrote {}", path.display()));
+        save(&path, &measure(args, global, ui)?, ui)?;
     }
-    found(&path)?.tell("rtvirtio: start-up of an application", args.html.as_deref(), ui)
+    found(&path)?.tell("rtvirtio: start-up of an application", args.result.html.as_deref(), ui)
 }
 
 /// What a result shows.
 pub fn found(path: &Path) -> anyhow::Result<Found> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let data: StartupData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let data: StartupData = read(path)?;
     let claims = claims(&data);
     let lead = vec![format!(
         "{}: start-ups of `{}` in a guest ({} under {}); {}.",
