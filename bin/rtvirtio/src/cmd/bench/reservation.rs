@@ -256,9 +256,10 @@ impl<'c> Pair<'c> {
             web::serve(vm)?;
             bind(vm.handle().process.pid, &[core])?;
         }
-        bind(std::process::id(), &others)?;
+        // Asked before this process is bound: it counts the CPUs that it may use.
         let device = format!("two guests on CPU {core}");
         let facts = guest::facts(&mut vms[0], accel, device)?;
+        bind(std::process::id(), &others)?;
         let pair = Self { contracts, names, vms, groups, ports, facts };
         pair.group(false)?;
         Ok(pair)
