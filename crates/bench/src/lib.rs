@@ -21,6 +21,7 @@ pub mod networks;
 pub mod passes;
 pub mod planning;
 pub mod repeat;
+pub mod reservation;
 pub mod run;
 pub mod schemes;
 pub mod servers;

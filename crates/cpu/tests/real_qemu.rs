@@ -186,6 +186,18 @@ fn a_spinning_guest_stays_inside_its_real_time_budget() {
     }
 }
 
+/// The kernel counts a removed group's budget for some milliseconds more, unless it was given back before.
+#[test]
+fn a_budget_that_was_put_back_can_be_given_again_at_once() {
+    let test = "a_budget_that_was_put_back_can_be_given_again_at_once";
+    let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
+    for _ in 0..10 {
+        // Twice that is more than a CPU; beside the other tests it is not.
+        let writes = spinner.writes(&probe, Backend::RtGroup, Order::Contract, 12);
+        round(&spinner, &writes, || ());
+    }
+}
+
 #[test]
 fn a_cap_holds_a_spinning_guest_down() {
     let Some((spinner, probe)) = with("a_cap_holds_a_spinning_guest_down", Backend::CpuMax) else { return };

@@ -1,7 +1,7 @@
 //! The guest's kernel and initramfs, made from Debian's own packages on the user's machine.
 //!
 //! Nothing of it is shipped with rtvirtio: the packages are found with apt, unpacked beside the system (never installed),
-//! and the parts that a guest needs go into one initramfs: busybox, fio, the QEMU guest agent, their libraries, and the
+//! and the parts that a guest needs go into one initramfs: busybox, fio, cyclictest, the QEMU guest agent, their libraries, and the
 //! kernel modules for virtio and the I/O schedulers. A guest therefore needs no disk of its own: its only disk is the one
 //! under test.
 //!
@@ -39,6 +39,7 @@ const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
     "virtio_console",
+    "virtio_net",
     "bfq",
     "mq_deadline",
     "kyber_iosched",
@@ -48,7 +49,7 @@ const MODULES: &[&str] = &[
 /// Room for the unpacked packages and the image, in bytes: 450 MB were seen.
 const ROOM: u64 = 700 << 20;
 /// Changes when this module builds something else from the same packages.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 /// Environment variable that names the directory of an image to use as it is.
 const PREBUILT: &str = "RTVIRTIO_GUEST_IMAGE";
 /// An image of other packages is removed when it is this old and a new one has been built.
@@ -208,7 +209,7 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, Image
     }
     let host_fio = find_program("fio");
     let kernel = apt::resolve(KERNEL_PACKAGE)?;
-    let mut wanted = vec![kernel.as_str(), "busybox-static", "qemu-guest-agent"];
+    let mut wanted = vec![kernel.as_str(), "busybox-static", "qemu-guest-agent", "rt-tests"];
     if host_fio.is_none() {
         wanted.push("fio");
     }
@@ -244,6 +245,8 @@ fn guest_tree(
         None => packages.find("usr/bin/fio")?,
     };
     libs::add_program(&mut tree, "usr/bin/fio", &fio, Some(packages))?;
+    let cyclictest = packages.find_any(&["usr/bin/cyclictest", "usr/sbin/cyclictest"])?;
+    libs::add_program(&mut tree, "usr/bin/cyclictest", &cyclictest, Some(packages))?;
     libs::add_program(&mut tree, "usr/bin/qemu-ga", &packages.find("usr/sbin/qemu-ga")?, Some(packages))?;
     Ok(tree)
 }

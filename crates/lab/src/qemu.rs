@@ -29,6 +29,8 @@ use files::Files;
 pub const GUEST_DISK: &str = "/dev/vda";
 /// The same in `/sys/block`.
 pub const GUEST_DISK_NAME: &str = "vda";
+/// Where a guest's service listens that is reached through [`QemuConfig::port`].
+pub const GUEST_PORT: u16 = 80;
 /// Three guests that boot at once under TCG on two busy cores took 12 s.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 /// One exchange with the monitor. QEMU's main thread may wait for its turn on a host that is overloaded.
@@ -73,6 +75,8 @@ pub struct DiskRegion {
 /// What a guest's disk is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuestDisk {
+    /// It has none: the initramfs holds all that it needs.
+    None,
     /// QEMU's own backend on a slice of a device or file. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
     Region(DiskRegion),
     /// A vhost-user-blk backend, such as the I/O domain.
@@ -103,6 +107,11 @@ pub struct QemuConfig {
     pub memory: Bytes,
     /// Its disk.
     pub disk: GuestDisk,
+    /// Its vCPUs.
+    pub vcpus: u16,
+    /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose network is QEMU's own: without rights, and with
+    /// no way out. All of it is work of QEMU's threads.
+    pub port: Option<u16>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep the path short: a
     /// socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
@@ -124,6 +133,8 @@ impl QemuConfig {
             image,
             accel: Accel::Tcg,
             disk: disk.into(),
+            vcpus: 1,
+            port: None,
             run_dir: run_dir.to_path_buf(),
             cgroup_procs: Vec::new(),
             lifetime: Lifetime::WithParent,

@@ -72,6 +72,16 @@ EXAMPLES
 Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
 reservation for the requests that the guest's kernel calls real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
     IodStartup(BenchIodStartupArgs),
+    /// CPU contracts: throughput over budget, isolation and web requests of two guests on one core
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench reservation --repeat 3
+  sudo rtvirtio bench reservation --for 4s --requests 200 --html reservation.html
+  rtvirtio bench reservation --report-only --json | jq .claims
+
+The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network. Where guests are emulated, period and deadline of the
+web requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
+    Reservation(BenchReservationArgs),
     /// All claims and figures of the datasets in a directory, on one page
     #[command(after_help = "\
 EXAMPLES
@@ -166,6 +176,35 @@ pub struct BenchIodStartupArgs {
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
+}
+
+/// `bench reservation`.
+#[derive(Args, Debug)]
+pub struct BenchReservationArgs {
+    /// Length of each measurement of throughput
+    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
+    pub length: Nanos,
+    /// Measurements of throughput at each budget
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repeat: usize,
+    /// Web requests under each condition
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    pub requests: usize,
+    /// Budgets of one VM alone, in percent of a core, such as 20,50,80 [default: 10 to 90 in tens]
+    #[arg(long, value_delimiter = ',', value_name = "PERCENT")]
+    pub budgets: Vec<u64>,
+    /// vCPUs of the loaded neighbour of the web requests, each of which computes
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub neighbour_vcpus: u16,
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show what is in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
 }
 
 /// `bench report`.

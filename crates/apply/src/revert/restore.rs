@@ -20,6 +20,7 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
         (Form::IoEnabled, "-io") => disable_io(target, machine)?,
         (Form::Group { home, scheduling }, ABSENT) => {
             group::empty(&target.path, home, scheduling, machine)?;
+            group::give_back(&target.path, machine);
             group::remove(target, machine)?;
         }
         _ => write(target, &target.form.text(old), machine)?,

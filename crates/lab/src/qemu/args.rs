@@ -11,7 +11,7 @@ use rtvirtio_vmm::probe::QEMU;
 use serde_json::json;
 
 use super::files::Files;
-use super::{Accel, DiskRegion, GuestDisk, QemuConfig, QemuError};
+use super::{Accel, DiskRegion, GUEST_PORT, GuestDisk, QemuConfig, QemuError};
 use crate::image::find_program;
 
 /// `O_DIRECT` on a device with 4 KiB blocks takes no finer slices.
@@ -70,7 +70,7 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     let stderr = File::create(&files.stderr).map_err(at("create", &files.stderr))?;
     // Another process serves the disk out of the guest's memory, which therefore is shared with it.
     let machine = match config.disk {
-        GuestDisk::Region(_) => "q35",
+        GuestDisk::None | GuestDisk::Region(_) => "q35",
         GuestDisk::VhostUser { .. } => "q35,memory-backend=mem",
     };
     let mut command = Command::new(program);
@@ -78,7 +78,8 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-name", &format!("{},debug-threads=on", config.name)])
         // q35 boots half a second later than microvm, but is what people run, and is the same under KVM and TCG.
-        .args(["-machine", machine, "-accel", config.accel.as_str(), "-cpu", "max", "-smp", "1"])
+        .args(["-machine", machine, "-accel", config.accel.as_str(), "-cpu", "max"])
+        .args(["-smp", &config.vcpus.to_string()])
         .args(["-m", &format!("{}M", config.memory.0 >> 20)])
         // A panic reboots (`panic=-1`), and with this ends QEMU: a dead guest is seen at once.
         .arg("-no-reboot")
@@ -100,7 +101,15 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(stderr);
+    if let Some(port) = config.port {
+        command
+            .arg("-netdev")
+            .arg(format!("user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:{GUEST_PORT}"))
+            // Nobody boots from it.
+            .args(["-device", "virtio-net-pci,netdev=net0,romfile="]);
+    }
     match &config.disk {
+        GuestDisk::None => {}
         GuestDisk::Region(disk) => {
             let kind = disk.path.metadata().map_err(at("look at", &disk.path))?.file_type();
             command

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_lab::image;
-use rtvirtio_lab::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_lab::qemu::{Accel, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_vmm::agent::{ExecOutput, Process};
 use serde_json::Value;
@@ -40,15 +40,20 @@ pub fn boot(
     ui.step("booting a guest on the I/O domain");
     let disk = GuestDisk::VhostUser { socket: socket.to_owned(), queues };
     let mut guest = QemuGuest::start(&QemuConfig { accel, ..QemuConfig::new("vm", image, disk, run_dir) })?;
+    let facts = facts(&mut guest, accel, String::new())?;
+    Ok((guest, facts))
+}
+
+/// What a result needs to know of the host that runs a guest.
+pub fn facts(guest: &mut QemuGuest, accel: Accel, device: String) -> anyhow::Result<HostFacts> {
     let version = guest.qmp()?.version().qemu;
-    let facts = HostFacts {
+    Ok(HostFacts {
         kernel: kernel_release(),
         cpus: cpus(),
         vmm: format!("QEMU {}.{}.{}", version.major, version.minor, version.micro),
         accelerator: accel.as_str().to_owned(),
-        device: String::new(),
-    };
-    Ok((guest, facts))
+        device,
+    })
 }
 
 /// Waits for the end of a program in the guest, and calls `meanwhile` often. Ctrl-C ends the wait.

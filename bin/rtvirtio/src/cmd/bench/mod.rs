@@ -5,6 +5,7 @@ mod backend;
 pub mod bed;
 mod cases;
 mod contention;
+mod contracts;
 mod found;
 mod guest;
 mod iod;
@@ -13,8 +14,10 @@ mod iod_startup;
 mod page;
 mod plan;
 mod report;
+mod reservation;
 mod runs;
 pub mod sweep;
+mod web;
 
 use std::process::ExitCode;
 
@@ -35,6 +38,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Iod(args) => iod::run(args, global, ui),
         BenchCommand::IodCrash(args) => iod_crash::run(args, global, ui),
         BenchCommand::IodStartup(args) => iod_startup::run(args, global, ui),
+        BenchCommand::Reservation(args) => reservation::run(args, global, ui),
         BenchCommand::Report(args) => report::run(args, ui),
     }
 }

@@ -3,6 +3,7 @@
 mod accuracy;
 mod cases;
 mod contention;
+mod reservation;
 
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_report::{BenchSection, BenchTable};
@@ -10,6 +11,7 @@ use rtvirtio_report::{BenchSection, BenchTable};
 pub use accuracy::accuracy;
 pub use cases::{cases, pass_rates};
 pub use contention::contention;
+pub use reservation::reservation;
 
 /// Claims as a table.
 pub fn claims(claims: &[Claim]) -> BenchSection {

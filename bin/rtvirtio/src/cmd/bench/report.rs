@@ -10,7 +10,7 @@ use rtvirtio_bench::dataset::Dataset;
 
 use super::found::Found;
 use super::sweep::IN_GUESTS;
-use super::{accuracy, cases, contention, iod};
+use super::{accuracy, cases, contention, iod, reservation};
 use crate::args::BenchReportArgs;
 use crate::cmd::write_file;
 use crate::model_choice;
@@ -27,7 +27,9 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
         found.inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod::in_dir(&args.data)?;
-    let all = datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).reduce(Found::with);
+    let cpu = Some(args.data.join(reservation::FILE)).filter(|p| p.exists());
+    let cpu = cpu.map(|p| reservation::found(&p)).transpose()?;
+    let all = datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).chain(cpu).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
     if let Some(out) = &args.markdown {
         write_file(out, all.markdown().as_bytes())?;

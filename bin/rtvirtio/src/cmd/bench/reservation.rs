@@ -1,0 +1,320 @@
+//! `rtvirtio bench reservation`: two guests on one core, each with a CPU contract.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rtvirtio_bench::reservation::{
+    Alone, BUDGETS, Beside, CONNECTIONS, DEADLINE_OVER_RESPONSE, LOAD_CONNECTIONS, NEIGHBOUR, OWN, PERIOD_US,
+    ReservationData, WEB_SHARE, Web, claims,
+};
+use rtvirtio_bench::train::median;
+use rtvirtio_cpu::{Contract, Order};
+use rtvirtio_host::Root;
+use rtvirtio_lab::image;
+use rtvirtio_lab::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_measure::HostFacts;
+use rtvirtio_stats::Random;
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::VmHandle;
+use rtvirtio_vmm::threads::{Named, discover};
+
+use super::contracts::{Contracts, FairGroup, Wanted, bind, core_and_others, pause};
+use super::found::Found;
+use super::{guest, page, web};
+use crate::args::{AccelName, BenchReservationArgs, Global};
+use crate::cmd::verify::generated;
+use crate::cmd::{lab, need_root, write_file};
+use crate::ui::Ui;
+
+/// Where the result lies in a directory of results.
+pub const FILE: &str = "cpu-reservation.json";
+/// Before a load is counted: some periods, and what the guest's caches and QEMU's translator need.
+const WARM_UP: Duration = Duration::from_millis(1000);
+/// Requests from which the unloaded response is known.
+const CALIBRATION: usize = 30;
+
+/// `rtvirtio bench reservation`.
+pub fn run(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.out.join(FILE);
+    if !args.report_only {
+        need_root("bench reservation")?;
+        let data = measure(args, global, ui)?;
+        write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
+        ui.step(&format!("wrote {}", path.display()));
+    }
+    found(&path)?.tell("rtvirtio: CPU contracts", args.html.as_deref(), ui)
+}
+
+/// What a result shows.
+pub fn found(path: &Path) -> anyhow::Result<Found> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let data: ReservationData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let claims = claims(&data);
+    let lead = vec![format!(
+        "{} ({} under {}), their contracts held by {}; {}.",
+        data.host.device, data.host.vmm, data.host.accelerator, data.backend, data.command
+    )];
+    Ok(Found {
+        text: page::table(&claims),
+        sections: page::reservation(&data),
+        runs: Vec::new(),
+        host: data.host,
+        claims,
+        lead,
+    })
+}
+
+fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ReservationData> {
+    let budgets = if args.budgets.is_empty() { BUDGETS.to_vec() } else { args.budgets.clone() };
+    if let Some(wrong) = budgets.iter().find(|b| !(1..=95).contains(*b)) {
+        bail!("a budget of {wrong} %: it is 1 to 95 % of a core; the kernel keeps 5 % for others");
+    }
+    let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir()?;
+    let contracts = Contracts::open(global)?;
+    // Throughput first, between two guests of one vCPU each: the paper's.
+    let mut pair = Pair::boot(&contracts, 1, dir.path(), global, ui)?;
+    ui.step("warming up");
+    pair.throughput(&[true, true], Duration::from_secs(2), ui)?;
+    let (alone, beside) = throughputs(&mut pair, &budgets, args, ui)?;
+    let facts = pair.facts.clone();
+    pair.stop()?;
+    let mut pair = Pair::boot(&contracts, args.neighbour_vcpus, dir.path(), global, ui)?;
+    pair.throughput(&[true, false], Duration::from_secs(2), ui)?;
+    let (responses, _) = web::periodic(pair.ports[0], CALIBRATION, Duration::from_millis(100), ui)?;
+    if responses.is_empty() {
+        bail!("the guest answers no request");
+    }
+    let response_ms = median(responses);
+    // Whole milliseconds read better.
+    let deadline_ms = (response_ms * DEADLINE_OVER_RESPONSE).ceil();
+    let web = requests(&mut pair, deadline_ms, args, ui)?;
+    pair.stop()?;
+    Ok(ReservationData {
+        schema: ReservationData::SCHEMA.to_owned(),
+        host: facts,
+        command: format!(
+            "rtvirtio bench reservation --for {} --repeat {} --requests {} --neighbour-vcpus {}",
+            args.length, args.repeat, args.requests, args.neighbour_vcpus
+        ),
+        generated: generated(),
+        backend: contracts.backend().to_string(),
+        neighbour_vcpus: args.neighbour_vcpus,
+        length: args.length.as_secs_f64(),
+        alone,
+        beside,
+        response_ms,
+        deadline_ms,
+        web,
+    })
+}
+
+/// Throughput over budget: of one guest alone, and beside the other.
+fn throughputs(
+    pair: &mut Pair<'_>,
+    budgets: &[u64],
+    args: &BenchReservationArgs,
+    ui: &Ui,
+) -> anyhow::Result<(Vec<Alone>, Vec<Beside>)> {
+    let length = Duration::from_nanos(args.length.0);
+    let mut steps = Vec::new();
+    for round in 0..args.repeat {
+        // In an order of chance, so that a host that becomes slower hits all alike.
+        let mut random = Random::new(round as u64 + 1);
+        let mut those: Vec<Step> = budgets.iter().map(|b| Step::Alone(*b)).collect();
+        random.shuffle(&mut those);
+        steps.extend(those.into_iter().map(|s| (round, s)));
+        // What is compared is measured one after the other.
+        for all_threads in [true, false] {
+            let mut those = NEIGHBOUR.map(|n| Step::Beside(n, all_threads)).to_vec();
+            if !all_threads {
+                those = vec![those[0], those[NEIGHBOUR.len() - 1]];
+            }
+            random.shuffle(&mut those);
+            steps.extend(those.into_iter().map(|s| (round, s)));
+        }
+    }
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let mut bar = ui.bar("throughput over budget", steps.len() as u64);
+    for (i, (round, step)) in steps.into_iter().enumerate() {
+        bar.set(i as u64);
+        match step {
+            Step::Alone(budget) => {
+                pair.hold(&[(0, percent(budget)?)], true)?;
+                let ([mb_per_s, _], used) = pair.throughput(&[true, false], length, ui)?;
+                alone.push(Alone { budget, mb_per_s, used });
+            }
+            Step::Beside(neighbour, all_threads) => {
+                pair.hold(&[(0, percent(OWN)?), (1, percent(neighbour)?)], all_threads)?;
+                let ([mb_per_s, neighbour_mb_per_s], used) = pair.throughput(&[true, true], length, ui)?;
+                beside.push(Beside { round, neighbour, all_threads, mb_per_s, neighbour_mb_per_s, used });
+            }
+        }
+    }
+    pair.contracts.release()?;
+    Ok((alone, beside))
+}
+
+/// Web requests beside an idle and a loaded neighbour, without and with a contract.
+fn requests(
+    pair: &mut Pair<'_>,
+    deadline_ms: f64,
+    args: &BenchReservationArgs,
+    ui: &Ui,
+) -> anyhow::Result<Vec<Web>> {
+    let period = Duration::from_secs_f64(deadline_ms / 1e3);
+    let budget = period.mul_f64(WEB_SHARE);
+    let nanos = |d: Duration| Nanos(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX));
+    let reserved = Contract::new(nanos(budget), nanos(period)).context("the deadline leaves no budget")?;
+    let mut all = Vec::new();
+    // Contract, load, and whether each guest has a group of its own.
+    let conditions = [
+        (false, false, false),
+        (true, false, false),
+        (false, true, false),
+        (false, true, true),
+        (true, true, false),
+    ];
+    let mut bar = ui.bar("web requests", conditions.len() as u64);
+    for (i, (contract, loaded, apart)) in conditions.into_iter().enumerate() {
+        bar.set(i as u64);
+        pair.contracts.release()?;
+        pair.group(apart)?;
+        if contract {
+            pair.hold(&[(0, reserved)], true)?;
+        }
+        let load = loaded.then(|| web::Load::start(pair.ports[1], LOAD_CONNECTIONS));
+        if loaded {
+            web::spin(&mut pair.vms[1], args.neighbour_vcpus)?;
+        }
+        pause(WARM_UP, ui)?;
+        let (ms, failed) = web::periodic(pair.ports[0], args.requests, period, ui)?;
+        if loaded {
+            web::stop_spinning(&mut pair.vms[1])?;
+        }
+        load.map_or(Ok(()), web::Load::finish)?;
+        all.push(Web { loaded, contract, apart, ms, failed });
+    }
+    pair.contracts.release()?;
+    Ok(all)
+}
+
+/// One measurement.
+#[derive(Clone, Copy)]
+enum Step {
+    Alone(u64),
+    Beside(u64, bool),
+}
+
+/// A contract for this part of a core.
+fn percent(budget: u64) -> anyhow::Result<Contract> {
+    let period = Nanos(PERIOD_US * 1000);
+    Contract::new(Nanos(period.0 * budget / 100), period).context("a budget above its period")
+}
+
+/// Two guests with a web server each, bound to one core; this process is bound to the others.
+struct Pair<'c> {
+    contracts: &'c Contracts,
+    names: [String; 2],
+    vms: [QemuGuest; 2],
+    /// One for both, and one for each. Gone after the guests.
+    groups: [FairGroup; 3],
+    ports: [u16; 2],
+    facts: HostFacts,
+}
+
+impl<'c> Pair<'c> {
+    fn boot(
+        contracts: &'c Contracts,
+        neighbour_vcpus: u16,
+        dir: &Path,
+        global: &Global,
+        ui: &Ui,
+    ) -> anyhow::Result<Self> {
+        let (core, others) = core_and_others()?;
+        // Guests inherit where this process runs, and boot faster on all CPUs.
+        bind(std::process::id(), &[&others[..], &[core]].concat())?;
+        let group =
+            |name: &str| FairGroup::make(&format!("rtvirtio-bench-{}-fair-{name}", std::process::id()));
+        let groups = [group("both")?, group("vm")?, group("neighbour")?];
+        let image = image::ensure(&global.cache_dir, &|line| ui.step(line));
+        ui.check_cancelled()?;
+        let image = image?;
+        let accel = lab::choose_accel(AccelName::Auto, &image, ui)?;
+        ui.step("booting two guests");
+        let names = ["vm", "neighbour"].map(|n| format!("bench-{}-{n}", std::process::id()));
+        let ports = [web::free_port()?, web::free_port()?];
+        let config = |i: usize| QemuConfig {
+            accel,
+            vcpus: if i == 0 { 1 } else { neighbour_vcpus },
+            port: Some(ports[i]),
+            ..QemuConfig::new(&names[i], image.clone(), GuestDisk::None, dir)
+        };
+        let mut vms = [QemuGuest::start(&config(0))?, QemuGuest::start(&config(1))?];
+        for vm in &mut vms {
+            web::serve(vm)?;
+            bind(vm.handle().process.pid, &[core])?;
+        }
+        // Asked before this process is bound: it counts the CPUs that it may use.
+        let device = format!("two guests on CPU {core}");
+        let facts = guest::facts(&mut vms[0], accel, device)?;
+        bind(std::process::id(), &others)?;
+        let pair = Self { contracts, names, vms, groups, ports, facts };
+        pair.group(false)?;
+        Ok(pair)
+    }
+
+    /// Lets all threads of both guests compete with each other, as in the paper, or guest with guest. (The kernel's autogroups, or libvirt, do
+    /// the latter.)
+    fn group(&self, apart: bool) -> anyhow::Result<()> {
+        for (i, vm) in self.vms.iter().enumerate() {
+            let group = if apart { &self.groups[1 + i] } else { &self.groups[0] };
+            group.take(vm.handle().process.pid)?;
+        }
+        Ok(())
+    }
+
+    /// Contracts for these guests, and none for the other.
+    fn hold(&mut self, all: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
+        let mut wanted = Vec::new();
+        for &(i, contract) in all {
+            let pid = self.vms[i].handle().process.pid;
+            let named = Named::ask(&mut self.vms[i].qmp()?)?;
+            let threads = discover(&Root::default(), &VmHandle { named, ..VmHandle::of_pid(pid) })?;
+            let one = Wanted { vm: &self.names[i], threads, contract, order: Order::Contract };
+            wanted.push(if all_threads { one } else { one.vcpus_only() });
+        }
+        self.contracts.hold(&wanted)
+    }
+
+    /// CPU time of all threads of a guest.
+    fn used(&self, i: usize) -> anyhow::Result<Duration> {
+        let threads = discover(&Root::default(), &VmHandle::of_pid(self.vms[i].handle().process.pid))?;
+        Ok(threads.iter().map(|t| t.cpu_time).sum())
+    }
+
+    /// What clients of the guests received, in MB/s, where there are some, and the CPU time of the first guest, in percent of a core.
+    fn throughput(&self, loaded: &[bool; 2], length: Duration, ui: &Ui) -> anyhow::Result<([f64; 2], f64)> {
+        let start = |i: usize| loaded[i].then(|| web::Load::start(self.ports[i], CONNECTIONS));
+        let loads = [start(0), start(1)];
+        pause(WARM_UP, ui)?;
+        let bytes = || [0, 1].map(|i: usize| loads[i].as_ref().map_or(0, web::Load::bytes));
+        let (begin, before, used) = (Instant::now(), bytes(), self.used(0)?);
+        pause(length, ui)?;
+        let (after, used) = (bytes(), self.used(0)? - used);
+        let seconds = begin.elapsed().as_secs_f64();
+        for load in loads.into_iter().flatten() {
+            load.finish()?;
+        }
+        let mb_per_s = [0, 1].map(|i: usize| (after[i] - before[i]) as f64 / 1e6 / seconds);
+        Ok((mb_per_s, 100.0 * used.as_secs_f64() / seconds))
+    }
+
+    fn stop(self) -> anyhow::Result<()> {
+        for vm in self.vms {
+            vm.stop()?;
+        }
+        Ok(())
+    }
+}

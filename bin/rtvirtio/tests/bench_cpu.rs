@@ -1,0 +1,67 @@
+//! The CPU plane's experiments with real guests, in small.
+
+mod common;
+
+use common::{Site, skip, text};
+use serde_json::Value;
+
+fn site(test: &str) -> Option<Site> {
+    let missing = if !rustix::process::geteuid().is_root() {
+        "needs root"
+    } else if !std::path::Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
+        "no cgroup v1 with CONFIG_RT_GROUP_SCHED"
+    } else if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
+        "qemu-system-x86_64 is not installed"
+    } else if std::thread::available_parallelism().is_ok_and(|n| n.get() < 2) {
+        "needs two CPUs"
+    } else {
+        return Some(Site::new());
+    };
+    skip(test, missing);
+    None
+}
+
+fn groups() -> Vec<String> {
+    let entries = std::fs::read_dir("/sys/fs/cgroup/cpu").unwrap().flatten();
+    let names = entries.map(|e| e.file_name().into_string().unwrap());
+    names.filter(|n| n.starts_with("rtvirtio-bench-")).collect()
+}
+
+#[test]
+fn contracts_hold_two_guests_on_one_core() {
+    let test = "contracts_hold_two_guests_on_one_core";
+    let Some(site) = site(test) else { return };
+    let out = site.dir.path().join("out");
+    let out = out.to_str().unwrap();
+    let short = ["--for", "1s", "--repeat", "1", "--requests", "5", "--budgets", "10,50"];
+    let args = [&["bench", "reservation", "--neighbour-vcpus", "2", "--out", out][..], &short].concat();
+    let (_, result) = site.json(&args);
+    let file = std::fs::read_to_string(format!("{out}/cpu-reservation.json")).unwrap();
+    let data: Value = serde_json::from_str(&file).unwrap();
+    let alone = data["alone"].as_array().unwrap();
+    assert_eq!(alone.len(), 2);
+    for a in alone {
+        // A busy machine gives less, never more: the budget of ten periods, and of one for each end.
+        let (budget, used) = (a["budget"].as_f64().unwrap(), a["used"].as_f64().unwrap());
+        assert!(used > 0.0 && used <= 1.2 * budget + 1.0, "{a}");
+    }
+    assert!(alone.iter().any(|a| a["mb_per_s"].as_f64().unwrap() > 0.0), "{alone:?}");
+    for b in data["beside"].as_array().unwrap().iter().filter(|b| b["all_threads"] == true) {
+        assert!(b["used"].as_f64().unwrap() <= 1.2 * 40.0 + 1.0, "{b}");
+    }
+    let answered = |w: &Value| w["ms"].as_array().unwrap().len() + w["failed"].as_u64().unwrap() as usize;
+    let web: Vec<usize> = data["web"].as_array().unwrap().iter().map(answered).collect();
+    assert_eq!(web, [5; 5]);
+    let claims = result["claims"].as_array().unwrap();
+    let claim = claims.iter().find(|c| c["id"] == "cpu.web.misses_with").unwrap();
+    assert_eq!(claim["n"], 5);
+    for command in
+        [&["bench", "reservation", "--report-only", "--out", out][..], &["bench", "report", "--data", out]]
+    {
+        assert_eq!(site.json(command).1["claims"], result["claims"], "{command:?}");
+    }
+    assert_eq!(groups(), Vec::<String>::new());
+    site.assert_clean();
+    let refused = site.output(&["bench", "reservation", "--budgets", "96"]);
+    assert!(text(&refused.stderr).contains("keeps 5 % for others"), "{refused:?}");
+}
