@@ -5,7 +5,7 @@ use std::process::Command;
 
 use rtvirtio_apply::{Machine, NoGuests, Observer, OnConflict, Session, Step};
 use rtvirtio_cpu::{Ask, Backend, Contract, Order, choose, probe, settings};
-use rtvirtio_host::Root;
+use rtvirtio_host::{Root, sched};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::discover;
@@ -14,7 +14,7 @@ use crate::plc::{Plc, program, state_dir};
 
 const JOB: &str = "RTVIRTIO_TEST_CRASH";
 /// Every so many steps of `apply` and of `revert` there is a kill: all of them would take minutes in the box, and are swept elsewhere.
-const STRIDE: usize = 3;
+const STRIDE: usize = 2;
 
 /// Ends this process after the step of this number.
 struct KillAt(usize);
@@ -42,6 +42,7 @@ fn crash_child() {
     }
     let (backend, order) = match backend {
         "deadline" => (Backend::Deadline, Order::Contract),
+        "cap" => (Backend::CpuMax, Order::Contract),
         _ => (Backend::Throttle, Order::Rt),
     };
     let probe = probe(&root).unwrap();
@@ -55,7 +56,11 @@ fn crash_child() {
 
 /// True when the child killed itself, false when it was done before.
 fn killed(plc: &Plc, action: &str, at: usize, backend: Backend) -> bool {
-    let backend = if backend == Backend::Deadline { "deadline" } else { "rt" };
+    let backend = match backend {
+        Backend::Deadline => "deadline",
+        Backend::CpuMax => "cap",
+        _ => "rt",
+    };
     let out = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "crash::crash_child", "--ignored", "--nocapture", "--test-threads=1"])
         .env(JOB, format!("{action} {at} {} {backend}", plc.pid()))
@@ -69,7 +74,7 @@ fn killed(plc: &Plc, action: &str, at: usize, backend: Backend) -> bool {
     false
 }
 
-/// Kills `apply`, then `revert`, at every third step, and puts back with the program each time. Returns how many kills there were of each.
+/// Kills `apply`, then `revert`, at every second step, and puts back with the program each time. Returns how many kills there were of each.
 pub fn sweep(plc: &Plc, before: &str, backend: Backend) -> (usize, usize) {
     let mut counts = [0, 0];
     let check = |what: String| {
@@ -99,6 +104,14 @@ pub fn sweep(plc: &Plc, before: &str, backend: Backend) -> (usize, usize) {
         check(format!("{backend}: revert killed after step {at}"));
         counts[1] += 1;
         assert!(!killed(plc, "apply", usize::MAX, backend));
+    }
+    if backend == Backend::Deadline {
+        assert!(!killed(plc, "apply", usize::MAX, backend));
+        // Killed after a reservation was given back and before the policy was: no step of ours lies there.
+        let held = plc.threads().into_iter().find(|t| t["policy"] == "deadline").unwrap();
+        let tid = u32::try_from(held["tid"].as_u64().unwrap()).unwrap();
+        sched::set(tid, &sched::get(tid).unwrap().released().unwrap()).unwrap();
+        check("given back and killed".to_owned());
     }
     assert!(counts.iter().all(|c| *c >= 2), "{counts:?}");
     (counts[0], counts[1])

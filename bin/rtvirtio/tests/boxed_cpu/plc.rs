@@ -238,11 +238,7 @@ impl Plc {
         }
         self.exec(&["dd", "if=/dev/vda", "of=/dev/null", "bs=4k", "count=20", "iflag=direct"]);
         self.exec(&["sh", "-c", "ip addr replace 10.0.9.2/24 dev eth0 && ip link set eth0 up"]);
-        let moved = || {
-            let vhost = self.discovered().into_iter().find(|t| t.role == Role::Vhost).unwrap();
-            vhost.cpu_time
-        };
-        let before = moved();
+        let before = self.cpu_time(&Role::Vhost);
         let start = Instant::now();
         // One that is lost while the guest brings its interface up tells nothing.
         let answered = || {
@@ -251,16 +247,27 @@ impl Plc {
         while !answered() {
             assert!(start.elapsed() < ANSWER, "{when}: the guest's network does not answer");
         }
+        let out = Command::new("ping").args(["-c", "10", "-i", "0.1", "10.0.9.2"]).output().unwrap();
+        println!("{}", String::from_utf8_lossy(&out.stdout).lines().last().unwrap());
         println!("{when}: ping after {:.1} s", start.elapsed().as_secs_f64());
-        assert!(moved() > before, "{when}: vhost moved the packets");
+        assert!(self.cpu_time(&Role::Vhost) > before, "{when}: vhost moved the packets");
     }
 
     /// A guest that spins at its real-time priority does not keep its own monitor from answering.
     pub fn spins(&mut self) {
+        let vcpu = Role::Vcpu(vec![0]);
+        let before = self.cpu_time(&vcpu);
         let agent = self.agent.as_mut().unwrap();
         agent.spawn(&["timeout", "3", "sh", "-c", "while :; do :; done"]).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
         let qmp = Qmp::connect(Path::new(QMP), ANSWER).and_then(|mut qmp| qmp.query_status());
         assert!(qmp.unwrap().running);
+        let spun = self.cpu_time(&vcpu) - before;
+        assert!(spun > Duration::from_millis(300), "the guest did not spin: {spun:?}");
+    }
+
+    fn cpu_time(&self, role: &Role) -> Duration {
+        self.discovered().into_iter().find(|t| t.role == *role).unwrap().cpu_time
     }
 
     /// Kills it, and returns what its cgroups are like without it.
