@@ -16,6 +16,7 @@ pub mod dataset;
 pub mod design;
 pub mod iod;
 pub mod iod_sim;
+pub mod iod_window;
 pub mod load;
 pub mod networks;
 pub mod passes;
