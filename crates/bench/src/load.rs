@@ -1,7 +1,7 @@
 //! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a configuration.
 
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -106,6 +106,7 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
         name: vm_name(i),
         reach: Reach::Lab(kind),
         cpu: VmCpu::default(),
+        kernel: Kernel::Standard,
         tasks: streams.iter().enumerate().map(|(k, s)| s.task(k)).collect(),
     };
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }

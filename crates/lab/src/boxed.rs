@@ -19,7 +19,8 @@ use rtvirtio_vmm::spawn::{Lifetime, spawn};
 
 use crate::image::cpio::Tree;
 use crate::image::{
-    self, GuestImage, ImageError, apt, base_tree, build_once, find_program, finish, io_at, libs, stamp,
+    self, GuestImage, ImageError, Kernel, apt, base_tree, build_once, find_program, finish, io_at,
+    kernel_package, kind_name, libs, stamp,
 };
 
 /// What the box's first process runs.
@@ -155,18 +156,27 @@ pub enum BoxError {
     },
 }
 
-/// Makes the box's image below `cache`, or finds the one made before from the same parts.
+/// [`ensure_kernel`] with the standard kernel.
 ///
 /// # Errors
-/// As [`image::ensure`]; and QEMU and fio must be installed.
+/// As there.
 pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxError> {
+    ensure_kernel(cache, Kernel::Standard, progress)
+}
+
+/// Makes the box's image with this host kernel below `cache`, or finds the one made before from the same parts. The guests in it have the
+/// standard one.
+///
+/// # Errors
+/// As [`image::ensure_kernel`]; and QEMU and fio must be installed.
+pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxError> {
     let guest = image::ensure(cache, progress)?;
     let qemu = find_program(QEMU).ok_or(BoxError::NoQemu)?;
     let fio = find_program("fio").ok_or_else(|| {
         let source = std::io::ErrorKind::NotFound.into();
         ImageError::NoTool { tool: "fio".into(), remedy: "install the package fio", source }
     })?;
-    let versions = apt::candidates(&[&apt::resolve(image::KERNEL_PACKAGE)?, "busybox-static"])?;
+    let versions = apt::candidates(&[&apt::resolve(kernel_package(kernel))?, "busybox-static"])?;
     let mut key = image::Key::new(FORMAT);
     key.add(INIT);
     for (module, arguments) in MODULES {
@@ -178,7 +188,7 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxErro
     for path in [&qemu, &fio, &guest.initrd] {
         key.add(&stamp(path)?);
     }
-    let host = build_once(cache, "box", &key, progress, &mut |work| {
+    let host = build_once(cache, &kind_name("box", kernel), &key, progress, &mut |work| {
         let packages = apt::Packages::new(work, progress);
         for (package, version) in &versions {
             packages.unpack(package, version)?;

@@ -30,8 +30,25 @@ mod tests;
 use apt::Packages;
 use cpio::Tree;
 
-/// Debian's meta package of the kernel for virtual machines: small, and made for virtio.
-pub(crate) const KERNEL_PACKAGE: &str = "linux-image-cloud-amd64";
+pub use rtvirtio_spec::Kernel;
+
+/// Debian's meta package of a kernel. The standard one is that for virtual machines: small, and made for virtio. PREEMPT_RT there is
+/// only in the full one, of the same release and version.
+pub(crate) fn kernel_package(kernel: Kernel) -> &'static str {
+    match kernel {
+        Kernel::Standard => "linux-image-cloud-amd64",
+        Kernel::Rt => "linux-image-rt-amd64",
+    }
+}
+
+/// Start of the names of directories that hold images of this kind and kernel. None is the start of another.
+pub(crate) fn kind_name(kind: &str, kernel: Kernel) -> String {
+    match kernel {
+        Kernel::Standard => kind.to_owned(),
+        Kernel::Rt => format!("rt-{kind}"),
+    }
+}
+
 /// What the guest's first process runs.
 const INIT: &str = include_str!("image/guest-init.sh");
 /// Modules of a guest. Those that the kernel has built in are left out. ext4 asks for its checksum by name, not by dependency.
@@ -46,12 +63,13 @@ const MODULES: &[&str] = &[
     "crc32c_generic",
     "ext4",
 ];
-/// Room for the unpacked packages and the image, in bytes: 450 MB were seen.
+/// Room for the unpacked packages and the image, in bytes: 450 MB were seen, with the PREEMPT_RT kernel 500.
 const ROOM: u64 = 700 << 20;
 /// Changes when this module builds something else from the same packages.
 const FORMAT: u32 = 3;
-/// Environment variable that names the directory of an image to use as it is.
+/// Environment variable that names the directory of an image to use as it is; one with PREEMPT_RT is in its subdirectory [`PREBUILT_RT`].
 const PREBUILT: &str = "RTVIRTIO_GUEST_IMAGE";
+const PREBUILT_RT: &str = "rt";
 /// An image of other packages is removed when it is this old and a new one has been built.
 const OLD_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// The last file of an image to be written; it makes an image complete.
@@ -188,28 +206,44 @@ pub fn default_cache() -> PathBuf {
     }
 }
 
-/// Makes the guest image below `cache`, or finds the one made before from the same packages.
+/// [`ensure_kernel`] with the standard kernel.
+///
+/// # Errors
+/// See [`ImageError`]; each says what to do.
+pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, ImageError> {
+    ensure_kernel(cache, Kernel::Standard, progress)
+}
+
+/// Makes the guest image with this kernel below `cache`, or finds the one made before from the same packages. Each kernel is downloaded
+/// only when it is asked for.
 ///
 /// If `$RTVIRTIO_GUEST_IMAGE` names a directory of an image made before (`vmlinuz`, `initrd.cpio`, `image.json`), that
-/// one is taken as it is: for a host without a package archive.
+/// one is taken as it is: for a host without a package archive. One with PREEMPT_RT is expected in `rt` below it.
 ///
 /// `progress` gets one short line before each step that takes time. Two processes at once are fine: the second waits.
 /// An image appears complete or not at all.
 ///
 /// # Errors
 /// See [`ImageError`]; each says what to do.
-pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, ImageError> {
+pub fn ensure_kernel(
+    cache: &Path,
+    kernel: Kernel,
+    progress: &dyn Fn(&str),
+) -> Result<GuestImage, ImageError> {
     if std::env::consts::ARCH != "x86_64" {
         return Err(ImageError::Architecture(std::env::consts::ARCH));
     }
     if let Some(dir) = std::env::var_os(PREBUILT) {
-        let dir = PathBuf::from(dir);
+        let dir = match kernel {
+            Kernel::Standard => PathBuf::from(dir),
+            Kernel::Rt => PathBuf::from(dir).join(PREBUILT_RT),
+        };
         return load(&dir)
             .ok_or_else(|| io_at("use the guest image in", &dir)(io::ErrorKind::NotFound.into()));
     }
     let host_fio = find_program("fio");
-    let kernel = apt::resolve(KERNEL_PACKAGE)?;
-    let mut wanted = vec![kernel.as_str(), "busybox-static", "qemu-guest-agent", "rt-tests"];
+    let package = apt::resolve(kernel_package(kernel))?;
+    let mut wanted = vec![package.as_str(), "busybox-static", "qemu-guest-agent", "rt-tests"];
     if host_fio.is_none() {
         wanted.push("fio");
     }
@@ -222,7 +256,7 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, Image
     if let Some(fio) = &host_fio {
         key.add(&stamp(fio)?);
     }
-    build_once(cache, "guest", &key, progress, &mut |work| {
+    build_once(cache, &kind_name("guest", kernel), &key, progress, &mut |work| {
         let packages = Packages::new(work, progress);
         for (package, version) in &versions {
             packages.unpack(package, version)?;

@@ -1,5 +1,6 @@
 //! A lab's life: up, run, down. Everything it makes is in its state file before it is made.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rtvirtio_host::{BlockDevice, Cgroups, HostError, Root};
-use rtvirtio_spec::{Device, LabKind, Reach, Spec};
+use rtvirtio_spec::{Device, Kernel, LabKind, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
 
@@ -92,14 +93,23 @@ pub enum LabError {
 /// Given the shared device, the VMs with their parts of it, and the run directory (see [`iod::socket`] and [`iod::DIR`]): the I/O domain's command.
 pub type IodCommand<'a> = dyn Fn(&Path, &[LabVm], &Path) -> Result<Command, IodError> + 'a;
 
+/// A guest image for each kernel.
+pub type GuestImages = BTreeMap<Kernel, GuestImage>;
+
+/// The kernels that the guests of a spec boot.
+#[must_use]
+pub fn guest_kernels(spec: &Spec) -> BTreeSet<Kernel> {
+    spec.vms.iter().filter(|vm| vm.reach == Reach::Lab(LabKind::Qemu)).map(|vm| vm.kernel).collect()
+}
+
 /// What `up` needs to know beside the spec.
 pub struct UpOptions<'a> {
     /// State file, sockets, logs.
     pub run_dir: &'a Path,
     /// The command that serves a twin: given profile, size and mount directory.
     pub twin_server: &'a dyn Fn(&str, Bytes, &Path) -> Command,
-    /// Kernel and initramfs of the guests, and how they run; not needed for process VMs.
-    pub guest: Option<(&'a GuestImage, Accel)>,
+    /// An image for each kernel that the guests have ([`guest_kernels`]), and how they run; not needed for process VMs.
+    pub guests: Option<(&'a GuestImages, Accel)>,
     /// The command that serves the guests' disks through the I/O domain; QEMU's own backend on the device does without.
     pub iod: Option<&'a IodCommand<'a>>,
     /// Set by anyone to stop.
@@ -234,7 +244,7 @@ impl Lab {
             stop_when_cancelled(options)?;
         }
         if spec.vms.iter().any(|vm| vm.reach == Reach::Lab(LabKind::Qemu)) {
-            self.start_guests(&cgroups, &device, options)?;
+            self.start_guests(&cgroups, &device, spec, options)?;
         }
         self.state.complete = true;
         self.save()
@@ -346,15 +356,18 @@ impl Lab {
         &mut self,
         cgroups: &Cgroups,
         device: &Path,
+        spec: &Spec,
         options: &UpOptions<'_>,
     ) -> Result<(), LabError> {
-        let Some((image, accel)) = options.guest else {
-            return Err(LabError::NotALab("QEMU guests need a guest image".to_owned()));
+        let no_image = || LabError::NotALab("QEMU guests need a guest image".to_owned());
+        let Some((images, accel)) = options.guests else {
+            return Err(no_image());
         };
         self.state.accelerator = accel.as_str().to_owned();
         (options.progress)(&format!("starting {} guests ({})", self.state.vms.len(), accel.as_str()));
         let mut configs = Vec::new();
-        for vm in &self.state.vms {
+        for (vm, wanted) in self.state.vms.iter().zip(&spec.vms) {
+            let image = images.get(&wanted.kernel).ok_or_else(no_image)?;
             let disk = if self.state.iod.is_some() {
                 GuestDisk::VhostUser { socket: iod::socket(&self.run_dir, &vm.name), queues: 1 }
             } else {

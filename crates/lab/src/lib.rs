@@ -16,5 +16,5 @@ pub mod workload;
 
 pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;
-pub use lab::{IodCommand, Lab, LabError, UpOptions};
+pub use lab::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
 pub use ram_disk::RamDisk;

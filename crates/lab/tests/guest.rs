@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_lab::image::{self, GuestImage};
+use rtvirtio_lab::image::{self, GuestImage, Kernel};
 use rtvirtio_lab::proc::ProcessId;
 use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
 use rtvirtio_units::Bytes;
@@ -22,6 +22,10 @@ struct Fixture {
 }
 
 fn fixture(test: &str) -> Option<Fixture> {
+    fixture_of(test, Kernel::Standard)
+}
+
+fn fixture_of(test: &str, kernel: Kernel) -> Option<Fixture> {
     let skip = |reason: String| {
         rtvirtio_testkit::skip(test, &reason);
         None
@@ -30,7 +34,7 @@ fn fixture(test: &str) -> Option<Fixture> {
     if let Err(e) = found {
         return skip(format!("qemu-system-x86_64: {e}"));
     }
-    let image = match image::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
+    let image = match image::ensure_kernel(&image::default_cache(), kernel, &|line| eprintln!("{line}")) {
         Ok(image) => image,
         Err(e) => return skip(e.to_string()),
     };
@@ -50,6 +54,28 @@ impl Fixture {
     fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }
+}
+
+/// The kernel says what it is, and the guest's disk, elevators and cyclictest are there as with the standard one.
+#[test]
+fn a_guest_boots_the_preempt_rt_kernel() {
+    let Some(fixture) = fixture_of("a_guest_boots_the_preempt_rt_kernel", Kernel::Rt) else { return };
+    assert!(fixture.image.release.ends_with("-rt-amd64"), "{}", fixture.image.release);
+    let mut guest = QemuGuest::start(&fixture.config("rt")).unwrap();
+    eprintln!("one PREEMPT_RT guest booted in {:.1} s under TCG", guest.boot_time().as_secs_f64());
+    let said = |guest: &mut QemuGuest, argv: &[&str]| {
+        let out = guest.exec(argv, Duration::from_secs(60)).unwrap();
+        assert!(out.success(), "{argv:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let version = said(&mut guest, &["uname", "-v"]);
+    assert!(version.contains(" PREEMPT_RT "), "{version}");
+    assert_eq!(said(&mut guest, &["uname", "-r"]).trim(), fixture.image.release);
+    assert_eq!(said(&mut guest, &["cat", "/sys/kernel/realtime"]).trim(), "1");
+    guest.write_file("/sys/block/vda/queue/scheduler", b"bfq").unwrap();
+    let ticks = said(&mut guest, &["cyclictest", "-q", "-m", "-p", "90", "-i", "1000", "-l", "200"]);
+    assert!(ticks.contains("C:    200"), "{ticks}");
+    guest.stop().unwrap();
 }
 
 #[test]

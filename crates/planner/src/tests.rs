@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use rtvirtio_model::{
     Bfq, Config, DepthPoint, Elevator, GuestPoint, ModelKind, PROFILE_SCHEMA, Profile, VmConfig,
 };
-use rtvirtio_spec::{Arrival, Device, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
 use super::*;
@@ -66,6 +66,7 @@ fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
                 name: format!("vm{i}"),
                 reach: Reach::Lab(kind),
                 cpu: VmCpu::default(),
+                kernel: Kernel::Standard,
                 tasks: tasks.clone(),
             })
             .collect(),

@@ -53,6 +53,8 @@ pub struct Vm {
     pub reach: Reach,
     /// The CPU time that its threads get.
     pub cpu: VmCpu,
+    /// The kernel that the lab boots for it; standard unless the spec says otherwise, and only with `lab = "qemu"`.
+    pub kernel: Kernel,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
 }
@@ -119,6 +121,17 @@ pub enum LabKind {
     Qemu,
     /// fio in a cgroup of its own: the fast stand-in for sweeps.
     Process,
+}
+
+/// A kernel of Debian's that the lab can boot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kernel {
+    /// The one for virtual machines (`linux-image-cloud-amd64`).
+    #[default]
+    Standard,
+    /// The one with PREEMPT_RT (`linux-image-rt-amd64`).
+    Rt,
 }
 
 /// What leads to the processes of a running VM.

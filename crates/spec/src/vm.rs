@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Report;
 use crate::field::{Field, Section, quoted};
-use crate::types::{Device, HostHandle, LabKind, Reach, Vm};
+use crate::types::{Device, HostHandle, Kernel, LabKind, Reach, Vm};
 use crate::{MAX_VMS, Span, cpu, task};
 
-const KEYS: &[&str] = &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "cpu", "priorities", "task"];
+const KEYS: &[&str] =
+    &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "cpu", "priorities", "kernel", "task"];
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("tasks", "[[vm.task]]"),
     ("budget", "cpu = { budget, period }"),
@@ -27,6 +28,15 @@ const LAB_ALIASES: &[(&str, &str)] = &[
     ("vm", "lab = \"qemu\""),
     ("fio", "lab = \"process\""),
     ("container", "lab = \"process\""),
+];
+const KERNELS: &[(&str, Kernel)] = &[("standard", Kernel::Standard), ("rt", Kernel::Rt)];
+const KERNEL_ALIASES: &[(&str, &str)] = &[
+    ("preempt_rt", "kernel = \"rt\""),
+    ("preempt-rt", "kernel = \"rt\""),
+    ("realtime", "kernel = \"rt\""),
+    ("real-time", "kernel = \"rt\""),
+    ("cloud", "kernel = \"standard\""),
+    ("default", "kernel = \"standard\""),
 ];
 /// The kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 const MAX_PID: u32 = 1 << 22;
@@ -90,8 +100,10 @@ fn read<'t>(
     }
     let reach = reach(report, section, device, taken);
     let cpu = cpu::read(report, section);
+    let kernel = kernel(report, section);
     let tasks = task::read_all(report, section);
-    let vm = Vm { name: name.into_value()?.to_owned(), reach: reach?, cpu: cpu?, tasks: tasks? };
+    let vm =
+        Vm { name: name.into_value()?.to_owned(), reach: reach?, cpu: cpu?, kernel: kernel?, tasks: tasks? };
     unique.then_some(vm)
 }
 
@@ -148,6 +160,22 @@ fn reach(
     let reach =
         Reach::Existing { host: host.into_value()?, agent: agent.optional()?, disk: disk.optional()? };
     fits.then_some(reach)
+}
+
+/// The kernel of a guest that the lab starts; `None` when something was reported.
+fn kernel(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Kernel> {
+    let Some(place) = section.place("kernel") else { return Some(Kernel::default()) };
+    // Where it cannot be told what the VM is, that is the error to report.
+    let is_other = match section.get("lab") {
+        Some((_, value)) => value.as_str() == Some("process"),
+        None => WAYS.iter().any(|way| section.place(way).is_some()),
+    };
+    if is_other {
+        let message = "`kernel` is for a guest that the lab boots, and this VM is none";
+        report.add(place.key, message, "remove this line, or write lab = \"qemu\"");
+        return None;
+    }
+    section.word(report, "kernel", KERNELS, KERNEL_ALIASES).into_value()
 }
 
 /// Reports keys that a lab VM cannot have.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::Context;
 use rtvirtio_lab::image::GuestImage;
 use rtvirtio_lab::qemu::Accel;
-use rtvirtio_lab::{IodCommand, Lab, LabError, UpOptions};
+use rtvirtio_lab::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_report::text;
-use rtvirtio_spec::{LabKind, Spec};
+use rtvirtio_spec::Spec;
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
@@ -122,19 +122,19 @@ pub fn up(
     ui: &Ui,
 ) -> anyhow::Result<Lab> {
     let progress = |text: &str| ui.step(text);
-    let mut guest: Option<(GuestImage, Accel)> = None;
-    if spec.lab_kind() == Some(LabKind::Qemu) {
-        let image = rtvirtio_lab::image::ensure(&global.cache_dir, &progress);
+    let mut images = GuestImages::new();
+    for kernel in guest_kernels(spec) {
+        let image = rtvirtio_lab::image::ensure_kernel(&global.cache_dir, kernel, &progress);
         // Ctrl-C reaches apt too, whose failure is then not the news.
         ui.check_cancelled()?;
-        let image = image?;
-        let accel = choose_accel(accel, &image, ui)?;
-        guest = Some((image, accel));
+        images.insert(kernel, image?);
     }
+    // One of them answers for all whether KVM works.
+    let accel = images.values().next().map(|image| choose_accel(accel, image, ui)).transpose()?;
     let options = UpOptions {
         run_dir: &global.run_dir,
         twin_server: &twin_server,
-        guest: guest.as_ref().map(|(image, accel)| (image, *accel)),
+        guests: accel.map(|accel| (&images, accel)),
         iod,
         cancel: ui.cancel_flag(),
         progress: &progress,

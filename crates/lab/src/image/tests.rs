@@ -63,7 +63,9 @@ fn failed_build_leaves_nothing_and_the_next_one_works() {
 fn old_images_of_the_same_kind_go() {
     let cache = tempfile::tempdir().unwrap();
     let old = std::time::SystemTime::now() - OLD_AGE - Duration::from_secs(60);
-    for (name, aged) in [("guest-old", true), ("guest-young", false), ("box-old", true)] {
+    for (name, aged) in
+        [("guest-old", true), ("guest-young", false), ("box-old", true), ("rt-guest-old", true)]
+    {
         let dir = cache.path().join(name);
         fs::create_dir(&dir).unwrap();
         let manifest = fs::File::create(dir.join(MANIFEST)).unwrap();
@@ -73,7 +75,10 @@ fn old_images_of_the_same_kind_go() {
     }
     build_once(cache.path(), "guest", &Key::new(7), &quiet, &mut small_build).unwrap();
     assert!(!cache.path().join("guest-old").exists());
-    assert!(cache.path().join("guest-young").exists() && cache.path().join("box-old").exists());
+    for other in ["guest-young", "box-old", "rt-guest-old"] {
+        assert!(cache.path().join(other).exists(), "{other}");
+    }
+    assert_eq!(kind_name("guest", Kernel::Rt), "rt-guest");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use rtvirtio_spec::{Arrival, LabKind, Op, Pattern, Reach, Target, Vm, VmCpu};
+use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, Target, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Ratio};
 
 use super::*;
@@ -118,6 +118,7 @@ fn measured(
         name: "vm0".to_owned(),
         reach: Reach::Lab(LabKind::Process),
         cpu: VmCpu::default(),
+        kernel: Kernel::Standard,
         tasks: vec![task],
     };
     let options = JobOptions {
