@@ -21,9 +21,8 @@ pub const RATES: [f64; 3] = [100.0, 500.0, 1_500.0];
 pub const PROTECTED: usize = 3;
 /// Requests that the flooding VM keeps outstanding.
 pub const FLOOD_DEPTH: usize = 32;
-/// The target of every task, and the deadline that the domain is given for it.
+/// The target of every task, and the deadline that the domain is given for it when schemes are compared.
 pub const TARGET: Nanos = Nanos(5_000_000);
-const DEADLINE: Nanos = TARGET;
 
 /// Real-time priority of the domain's engine.
 pub const FIFO: i32 = 30;
@@ -36,16 +35,18 @@ pub struct FloodScheme {
     pub(crate) policy: &'static str,
     /// As in the domain's file.
     pub(crate) window: &'static str,
+    /// Of the reservations.
+    pub(crate) deadline: Nanos,
     /// Whether the fourth VM floods.
     pub flood: bool,
 }
 
 /// What is compared: ours alone and with the flood, the I/O-domain paper's round robin, and first come first served with all that is asked handed on, as backends do that do not schedule.
 pub const FLOOD_SCHEMES: [FloodScheme; 4] = [
-    FloodScheme { name: "edf, no flood", policy: "edf", window: "8", flood: false },
-    FloodScheme { name: "edf", policy: "edf", window: "8", flood: true },
-    FloodScheme { name: "round-robin", policy: "round-robin", window: "8", flood: true },
-    FloodScheme { name: "fifo", policy: "fifo", window: "64", flood: true },
+    FloodScheme { name: "edf, no flood", policy: "edf", window: "8", deadline: TARGET, flood: false },
+    FloodScheme { name: "edf", policy: "edf", window: "8", deadline: TARGET, flood: true },
+    FloodScheme { name: "round-robin", policy: "round-robin", window: "8", deadline: TARGET, flood: true },
+    FloodScheme { name: "fifo", policy: "fifo", window: "64", deadline: TARGET, flood: true },
 ];
 
 /// The socket of a VM.
@@ -89,7 +90,7 @@ pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos,
             let _ = writeln!(
                 s,
                 "reserve = {{ share = \"{share:.2}%\", burst = \"{}ns\", deadline = \"{}ns\" }}",
-                burst.0, DEADLINE.0
+                burst.0, scheme.deadline.0
             );
         }
     }

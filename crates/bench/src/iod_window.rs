@@ -1,14 +1,18 @@
 //! What a window that finds its own size gives, beside fixed ones: throughput of everybody, and latency of those with a reservation.
 
 use rtvirtio_measure::Run;
+use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::iod::{FloodScheme, kept, measured_ms, middle_ms, total};
 use crate::train::median;
 
+/// With a window of 64 pieces the domain promises nothing shorter.
+const DEADLINE: Nanos = Nanos(15_000_000);
+
 const fn edf(name: &'static str, window: &'static str) -> FloodScheme {
-    FloodScheme { name, policy: "edf", window, flood: true }
+    FloodScheme { name, policy: "edf", window, deadline: DEADLINE, flood: true }
 }
 
 /// Fixed windows, the last of them as wide as the flood is deep and more; and two that look for their size.
@@ -91,7 +95,18 @@ pub fn claims(rounds: &[Vec<WindowRun>]) -> Vec<Claim> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::iod::flood_config;
+
+    #[test]
+    fn every_window_is_admitted() {
+        for scheme in &WINDOW_SCHEMES {
+            let text = flood_config(scheme, Path::new("/dev/x"), 1 << 30, Nanos(67_400), Path::new("/run/x"));
+            rtvirtio_iodconfig::File::parse(Path::new("x"), &text).unwrap();
+        }
+    }
 
     #[test]
     fn adaptive_windows_are_held_against_the_best_fixed_one() {

@@ -12,6 +12,7 @@ pub mod chooser;
 pub mod claims;
 pub mod contention;
 pub mod crash;
+pub mod cyclictest;
 pub mod dataset;
 pub mod design;
 pub mod iod;
