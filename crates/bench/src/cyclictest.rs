@@ -3,6 +3,9 @@
 //! cyclictest (Debian's rt-tests) wakes each [`INTERVAL_US`] at priority 99 and counts how late. All runs share one core of the host with a thread that
 //! walks through memory, as the paper's calibrator did.
 
+use std::fmt;
+use std::str::FromStr;
+
 use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +50,28 @@ impl Setup {
             Self::AioLowered => "AIO workers lowered (Fig. 4)",
             Self::LoadMoved => "I/O load on the host (Fig. 5)",
         }
+    }
+}
+
+impl fmt::Display for Setup {
+    /// As in results and options.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::Guest => "guest",
+            Self::Prioritised => "prioritised",
+            Self::AioLowered => "aio-lowered",
+            Self::LoadMoved => "load-moved",
+        })
+    }
+}
+
+impl FromStr for Setup {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|s| s.to_string() == text);
+        found.ok_or_else(|| "one of host, guest, prioritised, aio-lowered, load-moved".to_owned())
     }
 }
 
@@ -281,6 +306,16 @@ mod tests {
         same.add(250_000);
         (0..9).for_each(|_| same.add(50));
         assert_eq!(same, l);
+    }
+
+    #[test]
+    fn a_setup_is_named_as_in_results() {
+        for setup in Setup::ALL {
+            let name = serde_json::to_value(setup).unwrap();
+            assert_eq!(name, setup.to_string());
+            assert_eq!(setup.to_string().parse(), Ok(setup));
+        }
+        assert!("idle".parse::<Setup>().is_err());
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rtvirtio_bench::accuracy::HELD_OUT;
+use rtvirtio_bench::cyclictest::Setup;
 use rtvirtio_units::{Bytes, Nanos};
 
 /// `bench`.
@@ -226,6 +227,9 @@ pub struct BenchCyclictestArgs {
     /// Runs of each set-up, in turn
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pub repeat: u16,
+    /// Set-ups to measure, such as guest,aio-lowered [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub setups: Vec<Setup>,
     /// Also with Debian's PREEMPT_RT kernel in the guest
     #[arg(long)]
     pub preempt_rt: bool,

@@ -90,12 +90,15 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     let kernels: &[Kernel] =
         if args.preempt_rt { &[Kernel::Standard, Kernel::Rt] } else { &[Kernel::Standard] };
     let (mut series, mut facts) = (Vec::new(), None);
-    let runs = kernels.len() * Setup::ALL.len() * usize::from(args.repeat);
+    let asked = |s: &Setup| args.setups.is_empty() || args.setups.contains(s);
+    let all: Vec<Setup> = Setup::ALL.into_iter().filter(asked).collect();
+    let once = all.iter().filter(|s| **s == Setup::Host).count();
+    let runs = (kernels.len() * (all.len() - once) + once) * usize::from(args.repeat);
     let mut bar = ui.bar("cyclictest", runs as u64);
     for kernel in kernels {
         let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
         // The host's own floor does not depend on the guest: it is measured once, beside the first one.
-        let setups = || Setup::ALL.into_iter().filter(|s| *s != Setup::Host || facts.is_none());
+        let setups = || all.iter().copied().filter(|s| *s != Setup::Host || facts.is_none());
         let mut of: Vec<Series> = setups()
             .map(|setup| {
                 let kernel = if setup == Setup::Host { kernel_release() } else { bed.release.clone() };
@@ -122,12 +125,13 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         schema: CyclictestData::SCHEMA.to_owned(),
         host: facts.context("no kernel")?,
         command: format!(
-            "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}",
+            "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}",
             args.length,
             args.repeat,
             args.budget,
             args.period,
-            if args.preempt_rt { " --preempt-rt" } else { "" }
+            if args.preempt_rt { " --preempt-rt" } else { "" },
+            setups(&args.setups)
         ),
         generated: generated(),
         backend: contracts.backend().to_string(),
@@ -135,6 +139,12 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         length: length.as_secs_f64(),
         series,
     })
+}
+
+/// The option, as it is written.
+fn setups(named: &[Setup]) -> String {
+    let names: Vec<String> = named.iter().map(Setup::to_string).collect();
+    if names.is_empty() { String::new() } else { format!(" --setups {}", names.join(",")) }
 }
 
 /// A guest on a core of its own, but for the load of the host.
