@@ -1,17 +1,24 @@
 //! The spec's CPU contracts as writes on this host.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::bail;
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{Ask, Backend, Contract, Found, Order, Settings, admit, choose, probe, settings};
 use rtvirtio_host::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
+use rtvirtio_vmm::Thread;
 use rtvirtio_vmm::threads::discover;
 
 use crate::args::Global;
 use crate::ui::Ui;
 use crate::vm_threads;
+
+/// How long threads are looked at before a budget is split over them: load moves between a VM's threads within seconds.
+const LOOK: Duration = Duration::from_secs(1);
+/// A VM that uses less than this part of one CPU, all threads together, is idle.
+const IDLE: u32 = 10;
 
 /// What is set for one VM.
 #[derive(serde::Serialize)]
@@ -48,15 +55,36 @@ pub fn writes(spec: &Spec, global: &Global, ui: &Ui) -> anyhow::Result<(Vec<Writ
     for (found, contracts) in asks.values() {
         admit(&found.grant, contracts)?;
     }
+    let split = asks.contains_key(&Backend::Deadline);
+    let mut before = Vec::new();
+    for (_, named, backend, _, _) in &chosen {
+        before.push(if *backend == Backend::Deadline { discover(&root, &named.handle)? } else { Vec::new() });
+    }
+    if split {
+        ui.step("looking which threads use the CPU, to split the budget over them");
+        std::thread::sleep(LOOK);
+    }
     let (mut all, mut out) = (Vec::new(), Vec::new());
-    for (vm, named, backend, contract, order) in chosen {
+    for ((vm, named, backend, contract, order), before) in chosen.into_iter().zip(before) {
         let threads = discover(&root, &named.handle)?;
-        let ask = Ask { vm: &vm.name, threads: &threads, contract, order, used: &[] };
+        let used = lately(&before, &threads);
+        let ask = Ask { vm: &vm.name, threads: &threads, contract, order, used: &used };
         let settings = settings(&root, &probe, backend, &ask)?;
         append(&mut all, settings.writes.clone());
         out.push(VmCpu { vm: vm.name.clone(), settings });
     }
     Ok((all, out))
+}
+
+/// CPU time that each thread used since `before`; nothing for a VM that was idle, whose threads' whole life then says more. That of one which
+/// boots is all QEMU's start: a vCPU that got its part by that would not come up.
+fn lately(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
+    let since = |t: &Thread| {
+        let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start))?;
+        Some((t.tid, t.cpu_time.saturating_sub(old.cpu_time)))
+    };
+    let used: Vec<_> = now.iter().filter_map(since).collect();
+    if used.iter().map(|u| u.1).sum::<Duration>() < LOOK / IDLE { Vec::new() } else { used }
 }
 
 /// The contract and order of a VM; `None` when it asks for nothing.

@@ -23,6 +23,7 @@ target = { percentile = "p99", latency = "2s" }
 [[vm]]
 name = "b"
 lab = "qemu"
+kernel = "rt"
 [[vm.task]]
 name = "writer"
 op = "write"
@@ -42,6 +43,9 @@ fn guests_run_their_tasks_and_a_dead_one_is_told() {
     std::fs::write(&spec, SPEC).unwrap();
     // TCG: whether KVM works here is another test's question.
     site.ok(&["lab", "up", spec.to_str().unwrap(), "--accel", "tcg"]);
+    let (_, state) = site.json(&["lab", "status"]);
+    let kernels: Vec<&str> = [0, 1].map(|i| state["vms"][i]["kernel"].as_str().unwrap()).to_vec();
+    assert!(kernels[0].ends_with("-cloud-amd64") && kernels[1].ends_with("-rt-amd64"), "{kernels:?}");
     let (_, result) = site.json(&["lab", "run", "--for", "4s"]);
     assert_eq!(result["host"]["accelerator"], "tcg");
     assert!(result["host"]["vmm"].as_str().unwrap().starts_with("QEMU "), "{result:#}");

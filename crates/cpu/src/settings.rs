@@ -125,7 +125,8 @@ fn main_thread<'t>(ask: &Ask<'t>) -> &'t Thread {
 fn heirs(thread: &Thread) -> Attr {
     match thread.policy {
         Some(policy) if thread.reservation.is_none() => {
-            Attr { policy, priority: thread.priority, ..Attr::other(thread.nice) }
+            let nice = if policy.is_real_time() { 0 } else { thread.nice };
+            Attr { policy, priority: thread.priority, ..Attr::other(nice) }
         }
         _ => Attr::other(0),
     }
@@ -231,10 +232,13 @@ fn priorities(ask: &Ask<'_>, out: &mut Settings) {
 }
 
 fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
-    // The nice value is for the day when the thread is ordinary again.
-    let attr = Attr { nice: t.nice, ..attr };
+    // That of a real-time thread the kernel neither sets nor tells; it has it again when it is ordinary again.
+    let nice = if attr.policy.is_real_time() { 0 } else { t.nice };
+    let attr = Attr { nice, ..attr };
     let knob = format!("policy of {} ({})", t.role, ask.vm);
-    Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string())
+    let write = Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string());
+    // Cut off while a reservation is put back.
+    Write { passing: attr.released().iter().map(Attr::to_string).collect(), ..write }
 }
 
 fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Result<(), CpuError> {

@@ -62,15 +62,17 @@ fn a_budget_follows_use_slowly() {
     let near = |shares: &[Share], expected: [u64; 2]| {
         shares.iter().zip(expected).all(|(s, e)| (e - 1..=e).contains(&s.runtime))
     };
-    assert!(near(&first, [2_975_000, 1_025_000]), "{first:?}");
+    assert!(near(&first, [2_875_000, 1_125_000]), "{first:?}");
     // All load goes to the other thread: a quarter of the way at each look.
     let next = split(4_000_000, 1, 20_000_000, &used(0, 400), Some(&first)).unwrap();
-    assert!(near(&next, [2_243_750, 1_756_250]), "{next:?}");
+    assert!(near(&next, [2_218_750, 1_781_250]), "{next:?}");
     let mut shares = next;
     for _ in 0..40 {
         shares = split(4_000_000, 1, 20_000_000, &used(0, 400), Some(&shares)).unwrap();
     }
-    assert!(shares[0].runtime < 51_000 && shares[1].runtime > 3_949_000, "{shares:?}");
+    // An eighth is divided evenly: who has done nothing yet can answer all the same.
+    assert!(shares[0].runtime < 251_000 && shares[1].runtime > 3_749_000, "{shares:?}");
+    assert!(shares[0].runtime >= 250_000, "{shares:?}");
     assert_eq!(split(90_000, 1, 20_000_000, &used(1, 1), None), None, "less than 50 us for each");
     let even = split(4_000_000, 1, 20_000_000, &used(0, 0), None).unwrap();
     assert_eq!(even[0].runtime, even[1].runtime);

@@ -103,6 +103,9 @@ const RESET_ON_FORK: u64 = 1;
 /// RECLAIM and DL_OVERRUN; the kernel reports these two back (`SCHED_DL_FLAGS`).
 const DEADLINE_FLAGS: u64 = 0x02 | 0x04;
 
+/// The least runtime that the kernel takes (`DL_SCALE`) in a period so long that its share rounds to 0 of 2^20 (`to_ratio()`).
+const RELEASED: Reservation = Reservation { runtime: 1024, deadline: 2_000_000_000, period: 2_000_000_000 };
+
 impl Attr {
     /// `SCHED_OTHER` with this nice value.
     #[must_use]
@@ -131,11 +134,21 @@ impl Attr {
         Self { policy: Policy::Deadline, reservation, reset_on_fork: true, ..Self::other(0) }
     }
 
-    /// Whether this, read from a thread, is what setting `wanted` gives: the time slice counts only when one was asked for.
+    /// The same with a reservation that takes no bandwidth; `None` for other policies. [`set`] goes through it when a thread leaves
+    /// DEADLINE.
+    #[must_use]
+    pub fn released(&self) -> Option<Self> {
+        let reservation = self.reservation.map(|_| RELEASED)?;
+        Some(Self { reservation: Some(reservation), ..*self })
+    }
+
+    /// Whether this, read from a thread, is what setting `wanted` gives: the time slice counts only when one was asked for, and the nice value
+    /// only of a fair thread. The kernel leaves that of others alone, and tells it as 0 (`get_params()` in `kernel/sched/syscalls.c`).
     #[must_use]
     pub fn is(&self, wanted: &Self) -> bool {
         let slice = if wanted.slice == 0 { 0 } else { self.slice };
-        Self { slice, ..*self } == *wanted
+        let nice = if wanted.policy.is_real_time() { wanted.nice } else { self.nice };
+        Self { slice, nice, ..*self } == *wanted
     }
 
     fn to_raw(self) -> libc::sched_attr {
@@ -270,13 +283,30 @@ pub fn get(tid: u32) -> io::Result<Attr> {
 /// Sets the attributes of a thread of this machine. A fair thread gets back the time slice of `attr` where the kernel shows
 /// another after its policy was set.
 ///
+/// A thread that leaves DEADLINE gives its bandwidth back first. The kernel would do so when the thread next blocks, and so never for one that
+/// is asleep already: seen on Linux 6.1 and 6.18, `switched_from_dl()` in `kernel/sched/deadline.c`. What is lost so stays lost when the
+/// thread ends, until the CPU sets change, and the next reservation is refused. Killed between the two calls, the thread has
+/// [`Attr::released`].
+///
 /// # Errors
 /// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when it is gone; [`explain`] says more.
 pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
     let mut first = *attr;
     // Asking for a slice makes it the thread's own for good; most threads have the default, which needs no asking.
     first.slice = 0;
-    set_raw(tid, &first)?;
+    let before = if attr.policy == Policy::Deadline { None } else { Some(get(tid)?) };
+    let released = before.and_then(|b| b.released());
+    if let Some(released) = released {
+        // Refused where `sched_deadline_period_max_us` is lower than usual: then the bandwidth is lost, and the policy is still right.
+        let _ = set_raw(tid, &released);
+    }
+    if let Err(e) = set_raw(tid, &first) {
+        if let (Some(_), Some(before)) = (released, before) {
+            // It held this a moment ago, so there is room for it; and the first error is the one to tell.
+            let _ = set_raw(tid, &before);
+        }
+        return Err(e);
+    }
     if attr.slice != 0 && !attr.policy.is_real_time() && get(tid)?.slice != attr.slice {
         set_raw(tid, attr)?;
     }

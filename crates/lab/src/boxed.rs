@@ -68,6 +68,7 @@ pub struct BoxImage {
     /// Kernel, initramfs, kernel release.
     pub host: GuestImage,
     guest: GuestImage,
+    kernel: Kernel,
 }
 
 impl BoxImage {
@@ -214,7 +215,7 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
         }
         finish(work, &packages, &tree, progress)
     })?;
-    Ok(BoxImage { host, guest })
+    Ok(BoxImage { host, guest, kernel })
 }
 
 /// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2 and 10.0) a nested guest can take
@@ -228,13 +229,13 @@ pub fn run_with_guests(
     run: &BoxRun,
     on_line: &dyn Fn(&str),
 ) -> Result<BoxOutcome, BoxError> {
-    match self::run(image, run, on_line) {
-        Ok(first) if first.exit_code.is_none() => {}
+    let console = match self::run(image, run, on_line) {
+        Ok(first) if first.exit_code.is_none() => tail(&first.console),
         // The end of a stack that the kernel showed.
-        Err(BoxError::Timeout { console, .. }) if console.contains("</TASK>") => {}
+        Err(BoxError::Timeout { console, .. }) if console.contains("</TASK>") => console,
         other => return other,
-    }
-    on_line("the box died: once more");
+    };
+    on_line(&format!("the box died: once more. Its console ended with:\n{console}"));
     self::run(image, run, on_line)
 }
 
@@ -360,7 +361,7 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
     let mut command = Command::new(find_program(QEMU).ok_or(BoxError::NoQemu)?);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-name", "rtvirtio-box", "-no-reboot"])
-        .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2"])
+        .args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", processor(image.kernel), "-smp", "2"])
         .args(["-m", &format!("{}M", run.memory.0 >> 20)])
         .arg("-kernel")
         .arg(&image.host.kernel)
@@ -378,6 +379,14 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
     }
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
     Ok(command)
+}
+
+/// The box's processor. KVM of a PREEMPT_RT kernel asks for a TSC of constant rate (`kvm_arch_init()`): the emulated one has it, but may not say so.
+fn processor(kernel: Kernel) -> &'static str {
+    match kernel {
+        Kernel::Standard => "max",
+        Kernel::Rt => "max,invtsc=on,x-force-features=on",
+    }
 }
 
 /// Tells the complete lines of a growing file once each.

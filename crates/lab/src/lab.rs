@@ -236,6 +236,7 @@ impl Lab {
                 cgroup: self.state.cgroups.get(i + 1).cloned().unwrap_or_default(),
                 offset: i as u64 * part,
                 size: part,
+                kernel: String::new(),
                 qemu: None,
             });
         }
@@ -366,8 +367,9 @@ impl Lab {
         self.state.accelerator = accel.as_str().to_owned();
         (options.progress)(&format!("starting {} guests ({})", self.state.vms.len(), accel.as_str()));
         let mut configs = Vec::new();
-        for (vm, wanted) in self.state.vms.iter().zip(&spec.vms) {
+        for (vm, wanted) in self.state.vms.iter_mut().zip(&spec.vms) {
             let image = images.get(&wanted.kernel).ok_or_else(no_image)?;
+            vm.kernel.clone_from(&image.release);
             let disk = if self.state.iod.is_some() {
                 GuestDisk::VhostUser { socket: iod::socket(&self.run_dir, &vm.name), queues: 1 }
             } else {

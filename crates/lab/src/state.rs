@@ -62,6 +62,9 @@ pub struct LabVm {
     pub offset: u64,
     /// Length of its part.
     pub size: u64,
+    /// Release of the guest's kernel; empty for a process VM.
+    #[serde(default)]
+    pub kernel: String,
     /// The QEMU guest; `None` for a process VM.
     pub qemu: Option<QemuHandle>,
 }
@@ -149,7 +152,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(LabState::load(dir.path()).unwrap(), None);
         let mut state = LabState::new("a.toml", "text");
-        state.vms.push(LabVm { name: "vm0".into(), cgroup: "/x".into(), offset: 0, size: 4096, qemu: None });
+        state.vms.push(LabVm {
+            name: "vm0".into(),
+            cgroup: "/x".into(),
+            offset: 0,
+            size: 4096,
+            kernel: String::new(),
+            qemu: None,
+        });
         state.save(dir.path()).unwrap();
         assert_eq!(LabState::load(dir.path()).unwrap(), Some(state));
         LabState::forget(dir.path()).unwrap();

@@ -59,7 +59,9 @@ pub fn run(command: &LabCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
                 }
                 for vm in &state.vms {
                     let what = match &vm.qemu {
-                        Some(q) if q.is_alive() => format!("QEMU process {}", q.process.pid),
+                        Some(q) if q.is_alive() => {
+                            format!("QEMU process {}, Linux {}", q.process.pid, vm.kernel)
+                        }
                         Some(q) => format!("QEMU process {} is DEAD", q.process.pid),
                         None => "process VM".to_owned(),
                     };

@@ -52,6 +52,8 @@ fn a_slice_counts_only_when_asked_for() {
     assert!(found.is(&Attr::other(0)));
     assert!(!found.is(&Attr { slice: 1_000_000, ..Attr::other(0) }));
     assert!(!found.is(&Attr::other(1)) && !Attr::fifo(97).is(&Attr::fifo(98)));
+    // The kernel does not tell a real-time thread's nice value.
+    assert!(Attr::fifo(97).is(&Attr { nice: -5, ..Attr::fifo(97) }));
 }
 
 /// Without privileges a thread may still make itself nicer, and never get less nice again unless root.
@@ -123,4 +125,52 @@ fn each_reason_of_eperm_is_told_from_the_others() {
     }
     let busy = explain(&root, 7, 7, &Attr::deadline(1, 2), io::Error::from_raw_os_error(libc::EBUSY));
     assert!(busy.to_string().contains("no deadline bandwidth left"), "{busy}");
+}
+
+/// A child that sleeps, and ends with the test.
+struct Sleeper(std::process::Child);
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three times 40 % would be refused.
+#[test]
+fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
+    let test = "a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back";
+    let sleeper = Sleeper(std::process::Command::new("sleep").arg("60").spawn().unwrap());
+    let tid = sleeper.0.id();
+    let asleep = || crate::task::stat(&Root::default(), tid, tid).unwrap().state == 'S';
+    let cpus = std::thread::available_parallelism().unwrap().get() as u64;
+    for round in 0..2 * cpus + 1 {
+        if let Err(e) = set(tid, &Attr::deadline(8_000_000, 20_000_000)) {
+            assert_eq!(round, 0, "{}", explain(&Root::default(), tid, tid, &Attr::deadline(1, 2), e));
+            return rtvirtio_testkit::skip(test, &format!("no SCHED_DEADLINE: {e}"));
+        }
+        // Past its deadline, when nothing is left that would give it back later.
+        std::thread::sleep(std::time::Duration::from_millis(60));
+        assert!(asleep());
+        let attr = Attr { nice: 3, ..Attr::other(0) };
+        set(tid, &attr).unwrap();
+        assert!(get(tid).unwrap().is(&attr));
+    }
+}
+
+/// Where the new policy is refused the reservation stays as it was.
+#[test]
+fn a_refused_policy_leaves_the_reservation() {
+    let sleeper = Sleeper(std::process::Command::new("sleep").arg("60").spawn().unwrap());
+    let (tid, held) = (sleeper.0.id(), Attr::deadline(1_000_000, 20_000_000));
+    if let Err(e) = set(tid, &held) {
+        return rtvirtio_testkit::skip("a_refused_policy_leaves_the_reservation", &e.to_string());
+    }
+    let impossible = Attr { priority: 100, ..Attr::fifo(1) };
+    assert_eq!(set(tid, &impossible).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    assert_eq!(get(tid).unwrap(), held);
+    assert_eq!(held.released().unwrap().to_string(), "deadline 1024/2000000000/2000000000 reset-on-fork");
+    assert_eq!(Attr::fifo(7).released(), None);
+    set(tid, &Attr::other(0)).unwrap();
 }

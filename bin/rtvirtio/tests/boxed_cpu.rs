@@ -1,0 +1,184 @@
+//! CPU contracts and priorities under KVM, on a host with cgroup v2 only: once with Debian's kernel as that host, once with its
+//! PREEMPT_RT kernel. In the box, because the machine that runs the tests may have none of it.
+
+mod common;
+// Not beside this file, where cargo would take it for a test of its own.
+#[path = "boxed_cpu/crash.rs"]
+mod crash;
+#[path = "boxed_cpu/plc.rs"]
+mod plc;
+
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use plc::{Plc, program, read};
+use rtvirtio_cpu::Backend;
+use rtvirtio_host::sched;
+use rtvirtio_lab::boxed::{self, BoxError, BoxRun};
+use rtvirtio_lab::image::{self, Kernel};
+use rtvirtio_units::Bytes;
+use serde_json::Value;
+
+/// A run takes about a minute on two free cores.
+const LIMIT: Duration = Duration::from_secs(180);
+/// One box after the other: two would share two cores.
+static TURN: Mutex<()> = Mutex::new(());
+/// What the box's script passes on: the release that `/sys/kernel/realtime` must confirm.
+const KERNEL: &str = "RTVIRTIO_TEST_KERNEL";
+
+#[test]
+fn contracts_under_kvm_on_cgroup_v2() {
+    in_the_box("contracts_under_kvm_on_cgroup_v2", Kernel::Standard);
+}
+
+#[test]
+fn contracts_under_kvm_on_a_preempt_rt_host() {
+    in_the_box("contracts_under_kvm_on_a_preempt_rt_host", Kernel::Rt);
+}
+
+fn in_the_box(test: &str, kernel: Kernel) {
+    let image = match boxed::ensure_kernel(&image::default_cache(), kernel, &|line| eprintln!("{line}")) {
+        Ok(image) => image,
+        Err(e) => return common::skip(test, &e.to_string()),
+    };
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // This very program goes into the box and runs the test below there, with the program under test.
+    let me = std::env::current_exe().unwrap();
+    let name = me.file_name().unwrap().to_str().unwrap();
+    let script = format!("{KERNEL}={kernel:?} {name} --ignored --exact inside_the_box --nocapture\n");
+    let mut run = BoxRun::new(&script, LIMIT);
+    let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    run.programs = &programs;
+    run.memory = Bytes(run.memory.0 + image.guest_memory().0);
+    let start = || boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"));
+    let mut outcome = start();
+    // The box's virtualisation is emulated, and can stop a nested guest or the whole box. What stops by our fault stops again.
+    let again = match &outcome {
+        Err(BoxError::Timeout { .. }) => true,
+        Ok(out) => out.exit_code != Some(0) && out.output.contains(plc::LOST),
+        Err(_) => false,
+    };
+    if again {
+        eprintln!("the box stood still, or lost its guest; another one is started");
+        outcome = start();
+    }
+    let out = outcome.unwrap();
+    assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
+    assert!(out.output.contains("1 passed"), "{}", out.output);
+    eprintln!("the box ran {:.1} s", out.took.as_secs_f64());
+}
+
+/// What a thread of each role has under a mechanism: policy of sched(7), and priority.
+fn expected(backend: Backend, role: &str) -> (u64, u64) {
+    let ours = ["vcpu", "io_thread", "emulator", "vhost", "kvm_pit"].contains(&role);
+    match backend {
+        Backend::Deadline if ours => (6, 0),
+        Backend::Throttle if role == "vcpu" => (1, 97),
+        Backend::Throttle if ours => (1, 98),
+        _ => (0, 0),
+    }
+}
+
+/// Applies the contract of `spec` with the program itself, and compares what the kernel's own files say then.
+fn apply(plc: &Plc, spec: &str, backend: Backend) {
+    let held: Value = serde_json::from_str(&program(&["apply", spec, "--cpu-only", "--json"])).unwrap();
+    assert_eq!(held[0]["backend"], serde_json::to_value(backend).unwrap(), "{held}");
+    assert_eq!(held[0]["strength"], serde_json::to_value(backend.strength()).unwrap(), "{held}");
+    let threads = plc.threads();
+    let mut runtimes = 0;
+    for t in &threads {
+        let role = t["role"]["kind"].as_str().unwrap();
+        let (pid, tid) = (t["pid"].as_u64().unwrap(), t["tid"].as_u64().unwrap());
+        let sched = read(&format!("/proc/{pid}/task/{tid}/sched"));
+        let field = |name: &str| {
+            let line = sched.lines().find_map(|l| l.strip_prefix(name))?;
+            line.trim_start().strip_prefix(':')?.trim().parse::<u64>().ok()
+        };
+        let (policy, priority) = expected(backend, role);
+        // The kernel's prio of a real-time thread is 99 less its priority.
+        assert_eq!(field("policy"), Some(policy), "{t}\n{sched}");
+        if policy == 1 {
+            assert_eq!(field("prio"), Some(99 - priority), "{t}\n{sched}");
+        }
+        // There these are what is left of the running period; the reservation itself only the system call tells.
+        if policy == 6 {
+            let attr = sched::get(u32::try_from(tid).unwrap()).unwrap();
+            let r = attr.reservation.unwrap();
+            assert_eq!((r.deadline, r.period, attr.reset_on_fork), (20_000_000, 20_000_000, true), "{attr}");
+            runtimes += r.runtime;
+        }
+        let by = &t["control"]["by"];
+        let in_unit = read(&format!("/proc/{pid}/task/{tid}/cgroup")).trim() == format!("0::{}", plc::GROUP);
+        match backend {
+            Backend::Deadline => assert_eq!(by == "deadline", policy == 6, "{t}"),
+            Backend::CpuMax => assert_eq!(by == "cpu_max", in_unit, "{t}"),
+            _ => assert!(by.is_null(), "{t}"),
+        }
+    }
+    // 15 ms on each of two CPUs; what would be more than a CPU for one thread is not given.
+    if backend == Backend::Deadline {
+        assert!((20_000_000..=30_000_000).contains(&runtimes), "{runtimes}");
+    }
+    let cap = if backend == Backend::CpuMax { "30000 20000" } else { "max 100000" };
+    assert_eq!(read(&format!("{}/cpu.max", plc::group_dir())).trim(), cap);
+}
+
+/// Puts back with the program itself; nothing may differ from before.
+fn revert(plc: &Plc, before: &str, what: &str) {
+    program(&["revert"]);
+    let after = plc.snapshot();
+    assert!(before == after, "{what}: before\n{before}\nafter\n{after}");
+}
+
+#[test]
+#[ignore = "runs inside the box; the tests above start it there"]
+fn inside_the_box() {
+    assert_eq!(std::env::var("RTVIRTIO_GUEST_IMAGE").as_deref(), Ok("/guest"), "this is not the box");
+    let real_time = std::env::var(KERNEL).unwrap() == "Rt";
+    assert_eq!(Path::new("/sys/kernel/realtime").exists(), real_time);
+    let start = Instant::now();
+    let say = |what: &str| println!("{:.1} {what}", start.elapsed().as_secs_f64());
+    plc::prepare_host();
+    let contract = plc::write_spec("contract", "");
+    let priorities = plc::write_spec("priorities", "priorities = \"rt\"");
+
+    // While the guest boots: it must come up under the contract.
+    let (mut plc, before) = Plc::boot(|plc| {
+        let before = plc.snapshot();
+        apply(plc, &contract, Backend::Deadline);
+        before
+    });
+    say("the guest came up with its threads under SCHED_DEADLINE");
+    plc.works("under SCHED_DEADLINE");
+    revert(&plc, &before, "SCHED_DEADLINE");
+
+    apply(&plc, &priorities, Backend::Throttle);
+    plc.works("at real-time priorities");
+    plc.spins();
+    revert(&plc, &before, "priorities");
+    say("priorities");
+
+    // The first mechanism is not to be had where the kernel grants real-time work nothing.
+    let limit = "/proc/sys/kernel/sched_rt_runtime_us";
+    std::fs::write(limit, "0").unwrap();
+    apply(&plc, &contract, Backend::CpuMax);
+    plc.works("under cpu.max");
+    revert(&plc, &before, "cpu.max");
+    std::fs::write(limit, "950000").unwrap();
+    say("cpu.max");
+
+    for backend in [Backend::Throttle, Backend::CpuMax, Backend::Deadline] {
+        let (applied, reverted) = crash::sweep(&plc, &before, backend);
+        say(&format!("{backend}: killed at {applied} points of apply, {reverted} of revert; 0 differences"));
+    }
+    plc.works("after all kills");
+
+    // A machine that ends takes its settings with it, and leaves nothing to complain of.
+    apply(&plc, &priorities, Backend::Throttle);
+    let empty = plc.end();
+    let said = program(&["revert"]);
+    assert!(said.contains("gone: "), "{said}");
+    assert_eq!(plc::cgroup_files(), empty);
+    say("a machine that ended");
+}
