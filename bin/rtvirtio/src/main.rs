@@ -2,6 +2,7 @@
 
 mod args;
 mod cmd;
+mod contracts;
 mod cpu_plan;
 mod elevator;
 mod guest_point;

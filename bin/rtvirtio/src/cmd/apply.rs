@@ -68,7 +68,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
         let mut writes = resolve(&plan, &site.binding()?, &machine)?;
-        append(&mut writes, cpu_plan::writes(&site.spec, global, ui)?.0);
+        append(&mut writes, cpu_plan::writes(&site.spec, &args.cpu_profiles, global, ui)?.0);
         let lines = dry_run(&writes, &machine)?;
         show(ui, &lines, || match lines.as_slice() {
             [] => "nothing to change: the settings in force are the plan's\n".to_owned(),
@@ -81,7 +81,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
-    let (cpu, held) = cpu_plan::writes(&site.spec, global, ui)?;
+    let (cpu, held) = cpu_plan::writes(&site.spec, &args.cpu_profiles, global, ui)?;
     let count = apply_with(&plan, cpu, &site, global, ui)?;
     cpu_plan::explain(&held, ui);
     ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
@@ -127,7 +127,7 @@ fn cpu_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
     let spec = site::load_spec(&args.source)?;
-    let (writes, held) = cpu_plan::writes(&spec, global, ui)?;
+    let (writes, held) = cpu_plan::writes(&spec, &args.cpu_profiles, global, ui)?;
     if writes.is_empty() {
         bail!("no VM of {} has `cpu`: there is nothing to apply", args.source.display());
     }

@@ -9,6 +9,7 @@ pub mod iod;
 pub mod lab;
 pub mod plan;
 pub mod profile;
+pub mod profile_cpu;
 pub mod simulate;
 pub mod threads;
 pub mod tune;
