@@ -1,6 +1,7 @@
 //! The command line: what can be asked, with examples. No logic.
 
 mod bench;
+mod keep;
 mod profile;
 mod threads;
 
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtvirtio_units::{Bytes, Nanos};
 
 pub use bench::*;
+pub use keep::*;
 pub use profile::*;
 pub use threads::*;
 
@@ -138,6 +140,15 @@ EXAMPLES
   sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`
   sudo rtvirtio apply plant.toml --cpu-only  only the CPU contracts and priorities of its VMs")]
     Apply(ApplyArgs),
+    /// Keep CPU contracts that are in force true: take new threads in as they appear, split budgets by use. Until Ctrl-C
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio apply plant.toml --cpu-only && sudo rtvirtio keep plant.toml
+  sudo rtvirtio keep plant.toml --json | jq -r 'select(.event == \"failed\")'
+
+Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
+at any time, and ends by itself after a revert, or with the VMs.")]
+    Keep(KeepArgs),
     /// What is applied, and whether it is still in force
     #[command(after_help = "EXAMPLES\n  rtvirtio status\n  rtvirtio status --json")]
     Status,

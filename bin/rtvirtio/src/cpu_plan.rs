@@ -1,7 +1,7 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Write, append};
@@ -13,9 +13,10 @@ use rtvirtio_host::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::Global;
+use crate::cmd::write_file;
 use crate::site;
 use crate::ui::Ui;
 use crate::vm_threads;
@@ -25,12 +26,54 @@ use crate::vm_threads;
 pub struct VmCpu {
     /// Its name.
     pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
     /// How its contract is held.
     #[serde(flatten)]
     pub settings: Settings,
     /// How it was found, where a demand was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<Chosen>,
+}
+
+/// A contract that is in force, as it is saved beside the journal.
+#[derive(Serialize, Deserialize)]
+pub struct InForce {
+    /// The VM.
+    pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
+    /// What holds it.
+    pub backend: Backend,
+}
+
+/// Name of that file. Without a journal it means nothing.
+pub const IN_FORCE_FILE: &str = "cpu.json";
+
+/// Saves the contracts that are about to be journaled, for `keep`.
+pub fn save(all: &[VmCpu], state_dir: &Path) -> anyhow::Result<()> {
+    let one = |v: &VmCpu| InForce {
+        vm: v.vm.clone(),
+        contract: v.contract,
+        order: v.order,
+        backend: v.settings.backend,
+    };
+    let all: Vec<InForce> = all.iter().map(one).collect();
+    write_file(&state_dir.join(IN_FORCE_FILE), &serde_json::to_vec_pretty(&all)?)
+}
+
+/// The contracts in force.
+pub fn in_force(state_dir: &Path) -> anyhow::Result<Vec<InForce>> {
+    let path = state_dir.join(IN_FORCE_FILE);
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("no CPU contract is in force ({}): `rtvirtio apply` first", path.display())
+    })?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("{} is damaged: revert, and apply again", path.display()))
 }
 
 /// A VM's contract.
@@ -236,7 +279,7 @@ pub fn writes(
         let ask = Ask { vm: &one.vm, threads: &threads, contract: one.contract, order: one.order, used: &[] };
         let settings = settings(&root, &probe, one.backend, &ask)?;
         append(&mut all, settings.writes.clone());
-        out.push(VmCpu { vm: one.vm, settings, found: one.found });
+        out.push(VmCpu { vm: one.vm, contract: one.contract, order: one.order, settings, found: one.found });
     }
     Ok((all, out))
 }
@@ -249,7 +292,7 @@ pub fn words(vm: &str, found: &Chosen) -> Vec<String> {
 
 /// Tells on standard error how each contract is held, and what is outside of it.
 pub fn explain(all: &[VmCpu], ui: &Ui) {
-    for VmCpu { vm, settings: s, found } in all {
+    for VmCpu { vm, settings: s, found, .. } in all {
         for line in found.iter().flat_map(|f| words(vm, f)) {
             ui.step(&line);
         }

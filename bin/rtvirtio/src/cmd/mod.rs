@@ -6,6 +6,7 @@ pub mod check;
 pub mod demo;
 pub mod domain;
 pub mod iod;
+pub mod keep;
 pub mod lab;
 pub mod plan;
 pub mod profile;
