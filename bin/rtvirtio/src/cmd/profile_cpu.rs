@@ -13,7 +13,7 @@ use rtvirtio_cpu::{
     Backend, CPU_PROFILE_SCHEMA, Contract, CpuProfile, Neighbour, Order, Point, Probe, Run, Setup,
     Surroundings, choose, probe, tick,
 };
-use rtvirtio_host::Root;
+use rtvirtio_host::{Root, task};
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_spec::{CpuNeed, Priorities, Spec};
 use rtvirtio_units::{Iops, Nanos};
@@ -52,6 +52,15 @@ impl Vm {
     fn threads(&self) -> anyhow::Result<Vec<Thread>> {
         let threads = discover(&Root::default(), &self.handle);
         threads.with_context(|| format!("{}: is it still running?", self.name))
+    }
+
+    /// CPU time used so far: that of its processes, in which threads that have ended are counted too, and of the kernel's threads that work for it.
+    fn cpu_time(&self) -> anyhow::Result<Duration> {
+        let mut sum = self.threads()?.iter().filter(|t| t.kernel).map(|t| t.cpu_time).sum();
+        for pid in &self.handle.pids {
+            sum += task::process_cpu_time(&Root::default(), *pid)?;
+        }
+        Ok(sum)
     }
 }
 
@@ -317,12 +326,12 @@ impl Bench {
         self.contracts.hold(&wanted)?;
         let beside = beside.map(|n| n.load.background(self.length)).transpose()?;
         let vm = &self.vm;
-        let mut last: Option<Vec<Thread>> = None;
+        let mut last = None;
         let mut cpu = || {
-            let now = vm.threads()?;
-            let sum = last.as_ref().map_or(Duration::ZERO, |l| used(l, &now).iter().map(|u| u.1).sum());
+            let now = vm.cpu_time()?;
+            let since = now.saturating_sub(last.unwrap_or(now));
             last = Some(now);
-            Ok(sum)
+            Ok(since)
         };
         let begin = Instant::now();
         let got = vm.load.measure(self.length, ui, &mut cpu)?;
