@@ -117,10 +117,16 @@ pub(crate) fn amend(
     Ok(out)
 }
 
-/// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the policy that we
-/// gave to QEMU's main thread.
+/// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the real-time policy
+/// that we gave to QEMU's main thread.
 fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Option<String> {
     let Place::Thread { pid, tid, start } = target.place else { return None };
+    let inherited = Target::scheduling(pid, tid, start);
+    let inherited = machine.read(&inherited).ok()?.trim().parse::<Attr>().ok()?;
+    let is_policy = target.form == Form::Scheduling;
+    if is_policy && !inherited.policy.is_real_time() {
+        return None;
+    }
     for entry in journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)) {
         let (Form::Group { home, scheduling }, Some(mount)) =
             (&entry.target.form, entry.target.path.parent())
@@ -132,16 +138,15 @@ fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Optio
         if mount.join(now.trim_start_matches('/')) != entry.target.path {
             continue;
         }
-        return match &target.form {
-            Form::Scheduling => Some(scheduling.clone()),
-            _ => Some(format!("/{}", home.strip_prefix(mount).ok()?.display())),
+        return if is_policy {
+            Some(scheduling.clone())
+        } else {
+            Some(format!("/{}", home.strip_prefix(mount).ok()?.display()))
         };
     }
-    let main = journal.entries.iter().find(|e| is_main(e, pid));
-    let inherited = machine.read(target).ok()?.trim().parse::<Attr>().ok()?;
-    let old = main?.old.as_ref()?.parse::<Attr>().ok()?;
-    let handed_down = target.form == Form::Scheduling && inherited.policy.is_real_time();
-    handed_down.then(|| if old.reservation.is_none() { old } else { Attr::other(0) }.to_string())
+    let main = journal.entries.iter().find(|e| is_main(e, pid)).filter(|_| is_policy)?;
+    let old = main.old.as_ref()?.parse::<Attr>().ok()?;
+    Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string())
 }
 
 /// Whether this is the policy of a process's first thread.

@@ -10,7 +10,7 @@ use rtvirtio_vmm::Thread;
 use crate::settings::{GROUP, held, moved, priorities, scheduling};
 use crate::{Ask, Backend, Probe, Settings, Share, split};
 
-/// A thread's part that changes by less than this is left: each change is journaled and counted anew by the kernel.
+/// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
 const LEAST_CHANGE: f64 = 0.05;
 
 impl Settings {
@@ -64,9 +64,12 @@ pub fn resplit(probe: &Probe, ask: &Ask<'_>) -> Settings {
     let grows = |s: &Share| old(s.tid).is_none_or(|old| s.runtime > old);
     let moves =
         |s: &Share| old(s.tid).is_none_or(|old| s.runtime.abs_diff(old) as f64 > LEAST_CHANGE * old as f64);
-    // A new thread must have its part even if each of the others gives only a little.
-    let new = before.len() < held.len();
-    let mut wanted: Vec<_> = held.iter().zip(&shares).filter(|(_, s)| new || moves(s)).collect();
+    // All or none: what one gets, others must give, be it little from each.
+    if !shares.iter().any(moves) {
+        return out;
+    }
+    let mut wanted: Vec<_> =
+        held.iter().zip(&shares).filter(|(_, s)| old(s.tid) != Some(s.runtime)).collect();
     wanted.sort_by_key(|(_, s)| grows(s));
     let write = |(t, s): (&&Thread, &Share)| scheduling(ask, t, Attr::deadline(s.runtime, period));
     out.writes = wanted.into_iter().map(write).collect();
