@@ -42,7 +42,9 @@ pub(crate) fn amend(
         return Err(cannot(&wrong.knob, "only settings of threads can be added to what is in force", remedy));
     }
     let gone = |t: &Target| t.is_thread() && matches!(machine.read(t), Err(Fault::Gone(_)));
+    let had = journal.entries.len();
     journal.entries.retain(|e| !gone(&e.target));
+    let forgotten = journal.entries.len() < had;
     let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
     // What a value on the way was before, by entry.
     let mut passing = Vec::new();
@@ -86,6 +88,9 @@ pub(crate) fn amend(
         }
         touched.push(entry.id);
         journal.entries.push(entry);
+    }
+    if touched.is_empty() && !forgotten {
+        return Ok(out);
     }
     journal::store(dir, &journal)?;
     observer.step(Step::Journaled);
