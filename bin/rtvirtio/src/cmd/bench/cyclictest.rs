@@ -24,12 +24,13 @@ use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
-use super::contracts::{Contracts, FairGroup, Wanted, bind, core_and_others, pause};
+use super::cores::{FairGroup, bind, core_and_others, on_one_core};
 use super::found::{Found, read, save};
 use super::{guest, page};
 use crate::args::{AccelName, BenchCyclictestArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{lab, need_root};
+use crate::contracts::{Contracts, Wanted};
 use crate::site::kernel_release;
 use crate::ui::Ui;
 
@@ -81,7 +82,7 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
             args.budget, args.period
         )
     })?;
-    let contracts = Contracts::open(global)?;
+    let contracts = on_one_core(global)?;
     // On a disk, not in memory: direct I/O.
     let dir = tempfile::Builder::new().prefix("rtvirtio-cyclictest-").tempdir_in(&args.disk_dir);
     let dir = dir.with_context(|| format!("--disk-dir {}", args.disk_dir.display()))?;
@@ -220,24 +221,30 @@ impl<'a> Bed<'a> {
         if let Some(order) = order {
             let named = Named::ask(&mut self.vm.qmp()?)?;
             let threads = discover(&Root::default(), &VmHandle { named, ..VmHandle::of_pid(pid) })?;
-            self.contracts.hold(&[Wanted { vm: &self.name, threads, contract: self.contract, order }])?;
+            self.contracts.hold(&[Wanted {
+                vm: &self.name,
+                threads,
+                contract: self.contract,
+                order,
+                used: Vec::new(),
+            }])?;
         }
         let _walk = Walk::start(self.core);
         match setup {
             Setup::Host => {
                 let _fio = HostFio::start(self.disk, self.core)?;
-                pause(WARM_UP, ui)?;
+                ui.pause(WARM_UP)?;
                 on_host(self.core, length, ui)
             }
             Setup::LoadMoved => {
                 let _fio = HostFio::start(self.disk, self.core)?;
-                pause(WARM_UP, ui)?;
+                ui.pause(WARM_UP)?;
                 in_guest(&mut self.vm, length, ui)
             }
             _ => {
                 let argv = fio(GUEST_DISK);
                 let load = self.vm.spawn(&argv.iter().map(String::as_str).collect::<Vec<_>>())?;
-                pause(WARM_UP, ui)?;
+                ui.pause(WARM_UP)?;
                 let seen = in_guest(&mut self.vm, length, ui)?;
                 if self.vm.poll(load)?.is_some() {
                     bail!("the I/O load in the guest ended by itself");
@@ -317,7 +324,7 @@ fn on_host(core: u32, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
     let thread = std::thread::spawn(measure);
     while !thread.is_finished() {
         // It ends by itself, so that Ctrl-C need not reach it.
-        pause(Duration::from_millis(50), ui)?;
+        ui.pause(Duration::from_millis(50))?;
     }
     thread.join().unwrap_or_else(|_| bail!("the thread that measures panicked"))
 }

@@ -5,7 +5,7 @@ mod backend;
 pub mod bed;
 mod cases;
 mod contention;
-mod contracts;
+mod cores;
 mod cyclictest;
 mod found;
 mod guest;
