@@ -1,6 +1,8 @@
 //! The command line: what can be asked, with examples. No logic.
 
 mod bench;
+mod keep;
+mod profile;
 mod threads;
 
 use std::path::PathBuf;
@@ -9,6 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtvirtio_units::{Bytes, Nanos};
 
 pub use bench::*;
+pub use keep::*;
+pub use profile::*;
 pub use threads::*;
 
 /// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
@@ -87,7 +91,7 @@ EXAMPLES
   rtvirtio check --guest /run/vm0.qga   also whether this guest tells the I/O domain what is urgent
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
-    /// Measure a device and save its profile, which `predict` and `plan` read
+    /// Measure a device, or with `cpu` a VM, and save its profile, which `predict`, `plan` and `apply` read
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio profile /dev/nvme0n1            reads only: safe on a disk with data
@@ -95,6 +99,7 @@ EXAMPLES
   sudo rtvirtio profile twin:qlc-nvme           makes the emulated device, measures it, removes it
   sudo rtvirtio profile examples/fig7.toml      the device of a running lab, and I/O as its first VM sees it
   sudo rtvirtio profile twin:qlc-nvme --sweep 30min   also learn how tails depend on load and settings
+  sudo rtvirtio profile cpu web --url http://10.0.0.7/   a VM's throughput over its CPU budget
 
 The elevator is changed during the measurement and put back. Other I/O on the device spoils the numbers: stop it first.")]
     Profile(ProfileArgs),
@@ -135,6 +140,15 @@ EXAMPLES
   sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`
   sudo rtvirtio apply plant.toml --cpu-only  only the CPU contracts and priorities of its VMs")]
     Apply(ApplyArgs),
+    /// Keep CPU contracts that are in force true: take new threads in as they appear, split budgets by use. Until Ctrl-C
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio apply plant.toml --cpu-only && sudo rtvirtio keep plant.toml
+  sudo rtvirtio keep plant.toml --json | jq -r 'select(.event == \"failed\")'
+
+Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
+at any time, and ends by itself after a revert, or with the VMs.")]
+    Keep(KeepArgs),
     /// What is applied, and whether it is still in force
     #[command(after_help = "EXAMPLES\n  rtvirtio status\n  rtvirtio status --json")]
     Status,
@@ -210,27 +224,6 @@ pub struct CheckArgs {
     pub guests: Vec<PathBuf>,
 }
 
-/// `profile`.
-#[derive(Args, Debug)]
-pub struct ProfileArgs {
-    /// A block device, `twin:NAME`, or the spec of a running lab
-    #[arg(value_name = "DEVICE|twin:NAME|SPEC")]
-    pub target: String,
-    /// Measure writes too: EVERYTHING ON THE DEVICE IS LOST
-    #[arg(long)]
-    pub destroy_data: bool,
-    /// Where to save it instead of the state directory
-    #[arg(long, short, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a sweep that was stopped goes on
-    /// with the same command. About 120 runs of 10 s are the least
-    #[arg(long, value_name = "TIME")]
-    pub sweep: Option<Nanos>,
-    /// Time for the whole measurement of the device
-    #[arg(long = "for", value_name = "TIME", default_value = "36s")]
-    pub length: Nanos,
-}
-
 /// What `predict` and `plan` have in common.
 #[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
@@ -285,6 +278,9 @@ pub struct PlanArgs {
     /// A VM's disk image or device on the host, for --domain; once for each VM
     #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
     pub disks: Vec<String>,
+    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
+    #[arg(long = "cpu-profile", value_name = "VM=FILE")]
+    pub cpu_profiles: Vec<String>,
 }
 
 /// `simulate`.
@@ -337,6 +333,9 @@ pub struct ApplyArgs {
     /// Only the CPU contracts and priorities of a spec; needs no profile of the device
     #[arg(long, conflicts_with_all = ["spec", "compromise", "profile"])]
     pub cpu_only: bool,
+    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
+    #[arg(long = "cpu-profile", value_name = "VM=FILE")]
+    pub cpu_profiles: Vec<String>,
     /// Apply a compromise although some target is predicted to be missed
     #[arg(long)]
     pub compromise: bool,

@@ -1,17 +1,25 @@
-//! The spec's CPU contracts as writes on this host.
+//! The spec's CPU contracts and demands as writes on this host.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use rtvirtio_apply::{Write, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Found, Order, Settings, admit, choose, probe, settings};
+use rtvirtio_cpu::{
+    Ask, Asked, Backend, Choice, Contract, CpuError, CpuProfile, Demand, DemandError, Order, Probe, Settings,
+    admit, choose, find_all, interference_us, probe, settings, tick,
+};
 use rtvirtio_host::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
+use rtvirtio_units::Nanos;
 use rtvirtio_vmm::Thread;
 use rtvirtio_vmm::threads::discover;
+use serde::{Deserialize, Serialize};
 
 use crate::args::Global;
+use crate::cmd::write_file;
+use crate::site;
 use crate::ui::Ui;
 use crate::vm_threads;
 
@@ -21,57 +29,278 @@ const LOOK: Duration = Duration::from_secs(1);
 const IDLE: u32 = 10;
 
 /// What is set for one VM.
-#[derive(serde::Serialize)]
+#[derive(Serialize)]
 pub struct VmCpu {
     /// Its name.
     pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
     /// How its contract is held.
     #[serde(flatten)]
     pub settings: Settings,
+    /// How it was found, where a demand was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<Chosen>,
 }
 
-/// A mechanism with the contracts that it is to hold.
-type Asked<'p> = (&'p Found, Vec<(String, Contract)>);
+/// A contract that is in force, as it is saved beside the journal.
+#[derive(Serialize, Deserialize)]
+pub struct InForce {
+    /// The VM.
+    pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
+    /// What holds it.
+    pub backend: Backend,
+}
+
+/// Name of that file. Without a journal it means nothing.
+pub const IN_FORCE_FILE: &str = "cpu.json";
+
+/// Saves the contracts that are about to be journaled, for `keep`.
+pub fn save(all: &[VmCpu], state_dir: &Path) -> anyhow::Result<()> {
+    let one = |v: &VmCpu| InForce {
+        vm: v.vm.clone(),
+        contract: v.contract,
+        order: v.order,
+        backend: v.settings.backend,
+    };
+    let all: Vec<InForce> = all.iter().map(one).collect();
+    write_file(&state_dir.join(IN_FORCE_FILE), &serde_json::to_vec_pretty(&all)?)
+}
+
+/// The contracts in force.
+pub fn in_force(state_dir: &Path) -> anyhow::Result<Vec<InForce>> {
+    let path = state_dir.join(IN_FORCE_FILE);
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("no CPU contract is in force ({}): `rtvirtio apply` first", path.display())
+    })?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("{} is damaged: revert, and apply again", path.display()))
+}
+
+/// A VM's contract.
+#[derive(Serialize)]
+pub struct Contracted {
+    /// The VM.
+    pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
+    /// What is to hold it.
+    pub backend: Backend,
+    /// How it was found, where a demand was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<Chosen>,
+}
+
+/// A contract that was found for a demand.
+#[derive(Clone, Serialize)]
+pub struct Chosen {
+    /// The demand.
+    pub demand: Demand,
+    /// The contract, and the point of the curve that decided.
+    #[serde(flatten)]
+    pub choice: Choice,
+    /// What the user should know.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// Where the CPU profile of a VM is saved.
+pub fn profile_path(global: &Global, vm: &str) -> PathBuf {
+    global.state_dir.join("cpu-profiles").join(format!("{vm}.json"))
+}
+
+/// The CPU profile of a VM; `files` says `VM=FILE` for those that are elsewhere.
+fn profile_of(vm: &Vm, files: &[String], global: &Global, ui: &Ui) -> anyhow::Result<CpuProfile> {
+    let named = files.iter().filter_map(|f| f.split_once('=')).find(|(name, _)| *name == vm.name);
+    let path = named.map_or_else(|| profile_path(global, &vm.name), |(_, file)| PathBuf::from(file));
+    if !path.exists() {
+        bail!(
+            "vm {}: its demand needs its throughput over budget, which has not been measured ({} does not exist): run `rtvirtio profile cpu {} --spec SPEC --url \
+             http://...`, or write cpu = {{ budget = ..., period = ... }}",
+            vm.name,
+            path.display(),
+            vm.name
+        );
+    }
+    let profile = CpuProfile::load(&path)?;
+    let (setup, kernel) = (&profile.setup, site::kernel_release());
+    if setup.vm != vm.name && named.is_none() {
+        bail!("{} is the profile of another VM, {}", path.display(), setup.vm);
+    }
+    let order = order(vm);
+    if setup.order != order {
+        bail!(
+            "vm {}: its CPU profile was measured with other priorities: measure again with `rtvirtio profile cpu`",
+            vm.name
+        );
+    }
+    if setup.kernel != kernel {
+        ui.warn(&format!(
+            "vm {}: its CPU profile is of kernel {}, this is {kernel}: measure again",
+            vm.name, setup.kernel
+        ));
+    }
+    Ok(profile)
+}
+
+fn order(vm: &Vm) -> Order {
+    match vm.cpu.priorities {
+        Some(Priorities::Rt) => Order::Rt,
+        None => Order::Contract,
+    }
+}
+
+/// The contracts of all VMs: those that the spec gives, and those found for demands. All together are admitted.
+///
+/// # Errors
+/// [`DemandError`] or [`CpuError`] in the chain where the VMs ask for more than there is; others where something is missing.
+pub fn contracts(
+    spec: &Spec,
+    files: &[String],
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<(Probe, Vec<Contracted>)> {
+    if let Some(wrong) =
+        files.iter().find(|f| !spec.vms.iter().any(|v| f.split_once('=').is_some_and(|(n, _)| n == v.name)))
+    {
+        bail!("--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
+    }
+    let probe = probe(&Root::default())?;
+    let mut profiles = BTreeMap::new();
+    for vm in spec.vms.iter().filter(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+        profiles.insert(vm.name.as_str(), profile_of(vm, files, global, ui)?);
+    }
+    let (mut asked, mut backends) = (Vec::new(), Vec::new());
+    for vm in &spec.vms {
+        let found = choose(&probe, None, order(vm) == Order::Rt);
+        let backend = match (vm.cpu.need, found) {
+            (None, _) => None,
+            (Some(_), Some(found)) => Some(found.backend),
+            (Some(_), None) => {
+                let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
+                bail!(
+                    "vm {}: no mechanism of this kernel can hold its contract: {}",
+                    vm.name,
+                    why.join("; ")
+                );
+            }
+        };
+        backends.push(backend);
+        asked.push(match (vm.cpu.need, profiles.get(vm.name.as_str()), backend) {
+            (Some(CpuNeed::Contract { budget, period }), ..) => match Contract::new(budget, period) {
+                Some(contract) => Asked::Given(contract),
+                None => bail!("vm {}: a budget of {budget} in {period} is impossible", vm.name),
+            },
+            (Some(CpuNeed::Demand { requests, deadline }), Some(profile), Some(backend)) => {
+                Asked::Found { profile, demand: Demand { requests, deadline }, backend }
+            }
+            _ => Asked::Nothing,
+        });
+    }
+    // What others hold in the mechanism that any of our demands uses is beside all of them.
+    let taken = backends.iter().flatten().filter_map(|b| choose(&probe, Some(*b), false));
+    let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
+    let choices = find_all(&asked, taken, tick())?;
+    let mut out: Vec<Contracted> = Vec::new();
+    for (((vm, asked), backend), choice) in spec.vms.iter().zip(&asked).zip(backends).zip(choices) {
+        let (contract, found) = match (asked, choice) {
+            (Asked::Given(contract), _) => (*contract, None),
+            (Asked::Found { demand, .. }, Some(choice)) => {
+                let contract = choice.contract;
+                (contract, Some(Chosen { demand: *demand, choice, notes: Vec::new() }))
+            }
+            _ => continue,
+        };
+        let Some(backend) = backend else { continue };
+        out.push(Contracted { vm: vm.name.clone(), contract, order: order(vm), backend, found });
+    }
+    for backend in out.iter().map(|c| c.backend).collect::<std::collections::BTreeSet<_>>() {
+        let found = choose(&probe, Some(backend), false).context("the mechanism is gone")?;
+        let ours = out.iter().filter(|c| c.backend == backend);
+        admit(&found.grant, &ours.map(|c| (c.vm.clone(), c.contract)).collect::<Vec<_>>())?;
+    }
+    notes(&mut out);
+    Ok((probe, out))
+}
+
+/// What a found contract does not promise.
+fn notes(all: &mut [Contracted]) {
+    let given: Vec<(Backend, Contract)> = all.iter().map(|c| (c.backend, c.contract)).collect();
+    for (i, one) in all.iter_mut().enumerate() {
+        let Some(found) = &mut one.found else { continue };
+        let others: Vec<Contract> = given
+            .iter()
+            .enumerate()
+            .filter(|(j, g)| *j != i && g.0 == Backend::RtGroup)
+            .map(|(_, g)| g.1)
+            .collect();
+        let takes = interference_us(one.contract, &others);
+        if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
+            found.notes.push(format!(
+                "{} has no order by deadline: in a bad moment the other contracts may take {} of a period of {}, and its budget comes later than said; \
+                 give them shorter periods",
+                one.backend,
+                Nanos(takes * 1000),
+                Nanos(one.contract.period_us() * 1000)
+            ));
+        }
+        if one.backend == Backend::Deadline {
+            found.notes.push(
+                "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
+            );
+        }
+    }
+}
+
+/// Whether an error of [`contracts`] says that the VMs ask for more than there is.
+pub fn is_infeasible(error: &anyhow::Error) -> bool {
+    let demand = error.downcast_ref::<DemandError>().is_some_and(DemandError::is_infeasible);
+    demand || matches!(error.downcast_ref::<CpuError>(), Some(CpuError::TooMuch { .. }))
+}
 
 /// The writes for all VMs that have a contract, and what they are worth. Empty where none has one.
-pub fn writes(spec: &Spec, global: &Global, ui: &Ui) -> anyhow::Result<(Vec<Write>, Vec<VmCpu>)> {
+pub fn writes(
+    spec: &Spec,
+    files: &[String],
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<(Vec<Write>, Vec<VmCpu>)> {
     if spec.vms.iter().all(|vm| vm.cpu.need.is_none()) {
         return Ok((Vec::new(), Vec::new()));
     }
     let root = Root::default();
-    let probe = probe(&root)?;
+    let (probe, contracted) = contracts(spec, files, global, ui)?;
     let named = vm_threads::of_spec(spec, global, ui)?;
-    let mut asks: BTreeMap<Backend, Asked<'_>> = BTreeMap::new();
-    let mut chosen = Vec::new();
-    for (vm, named) in spec.vms.iter().zip(&named) {
-        let Some((contract, order)) = asked(vm)? else { continue };
-        let Some(found) = choose(&probe, None, order == Order::Rt) else {
-            let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
-            bail!("vm {}: no mechanism of this kernel can hold its contract: {}", vm.name, why.join("; "));
-        };
-        asks.entry(found.backend).or_insert((found, Vec::new())).1.push((vm.name.clone(), contract));
-        chosen.push((vm, named, found.backend, contract, order));
-    }
-    for (found, contracts) in asks.values() {
-        admit(&found.grant, contracts)?;
-    }
-    let split = asks.contains_key(&Backend::Deadline);
-    let mut before = Vec::new();
-    for (_, named, backend, _, _) in &chosen {
-        before.push(if *backend == Backend::Deadline { discover(&root, &named.handle)? } else { Vec::new() });
-    }
-    if split {
+    let contracted: Vec<_> = contracted
+        .into_iter()
+        .map(|one| {
+            let named = named.iter().find(|n| n.name == one.vm).context("a VM without a name")?;
+            let before =
+                if one.backend == Backend::Deadline { discover(&root, &named.handle)? } else { Vec::new() };
+            Ok((one, named, before))
+        })
+        .collect::<anyhow::Result<_>>()?;
+    if contracted.iter().any(|(one, ..)| one.backend == Backend::Deadline) {
         ui.step("looking which threads use the CPU, to split the budget over them");
         std::thread::sleep(LOOK);
     }
     let (mut all, mut out) = (Vec::new(), Vec::new());
-    for ((vm, named, backend, contract, order), before) in chosen.into_iter().zip(before) {
+    for (one, named, before) in contracted {
         let threads = discover(&root, &named.handle)?;
         let used = lately(&before, &threads);
-        let ask = Ask { vm: &vm.name, threads: &threads, contract, order, used: &used };
-        let settings = settings(&root, &probe, backend, &ask)?;
+        let ask =
+            Ask { vm: &one.vm, threads: &threads, contract: one.contract, order: one.order, used: &used };
+        let settings = settings(&root, &probe, one.backend, &ask)?;
         append(&mut all, settings.writes.clone());
-        out.push(VmCpu { vm: vm.name.clone(), settings });
+        out.push(VmCpu { vm: one.vm, contract: one.contract, order: one.order, settings, found: one.found });
     }
     Ok((all, out))
 }
@@ -87,29 +316,18 @@ fn lately(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     if used.iter().map(|u| u.1).sum::<Duration>() < LOOK / IDLE { Vec::new() } else { used }
 }
 
-/// The contract and order of a VM; `None` when it asks for nothing.
-fn asked(vm: &Vm) -> anyhow::Result<Option<(Contract, Order)>> {
-    let order = match vm.cpu.priorities {
-        Some(Priorities::Rt) => Order::Rt,
-        None => Order::Contract,
-    };
-    match vm.cpu.need {
-        None => Ok(None),
-        Some(CpuNeed::Contract { budget, period }) => match Contract::new(budget, period) {
-            Some(contract) => Ok(Some((contract, order))),
-            None => bail!("vm {}: a budget of {budget} in {period} is impossible", vm.name),
-        },
-        Some(CpuNeed::Demand { requests, deadline }) => bail!(
-            "vm {}: a demand of {requests} within {deadline} needs the VM's measured curve of throughput over budget, which this version \
-             cannot make yet; write cpu = {{ budget = ..., period = ... }}",
-            vm.name
-        ),
-    }
+/// How a contract was found, a line each.
+pub fn words(vm: &str, found: &Chosen) -> Vec<String> {
+    let notes = found.notes.iter().map(|n| format!("{vm}: {n}"));
+    std::iter::once(format!("{vm}: {}", found.choice.words(&found.demand))).chain(notes).collect()
 }
 
 /// Tells on standard error how each contract is held, and what is outside of it.
 pub fn explain(all: &[VmCpu], ui: &Ui) {
-    for VmCpu { vm, settings: s } in all {
+    for VmCpu { vm, settings: s, found, .. } in all {
+        for line in found.iter().flat_map(|f| words(vm, f)) {
+            ui.step(&line);
+        }
         let strength = format!("{:?}", s.strength).to_lowercase();
         ui.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));
         for note in &s.notes {

@@ -2,6 +2,7 @@
 
 mod args;
 mod cmd;
+mod contracts;
 mod cpu_plan;
 mod elevator;
 mod guest_point;
@@ -43,6 +44,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
         Command::Plan(args) => cmd::plan::make(args, global, ui),
         Command::Simulate(args) => cmd::simulate::run(args, global, ui),
         Command::Apply(args) => cmd::apply::apply(args, global, ui),
+        Command::Keep(args) => cmd::keep::run(args, global, ui),
         Command::Status => cmd::apply::status(global, ui),
         Command::Revert(args) => cmd::apply::revert(args, global, ui),
         Command::Tune(args) => cmd::tune::run(args, global, ui),

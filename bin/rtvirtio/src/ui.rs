@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -58,6 +58,16 @@ impl Ui {
     /// An error when the user asked to stop.
     pub fn check_cancelled(&self) -> anyhow::Result<()> {
         if self.is_cancelled() { Err(Cancelled.into()) } else { Ok(()) }
+    }
+
+    /// Waits, unless the user asked to stop, which is an error.
+    pub fn pause(&self, length: Duration) -> anyhow::Result<()> {
+        let begin = Instant::now();
+        while let Some(left) = length.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
+            self.check_cancelled()?;
+            std::thread::sleep(left.min(Duration::from_millis(50)));
+        }
+        Ok(())
     }
 
     /// A bar from 0 to `total` seconds or points.

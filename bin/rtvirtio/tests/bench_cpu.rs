@@ -65,3 +65,46 @@ fn contracts_hold_two_guests_on_one_core() {
     let refused = site.output(&["bench", "reservation", "--budgets", "96"]);
     assert!(text(&refused.stderr).contains("keeps 5 % for others"), "{refused:?}");
 }
+
+#[test]
+fn latencies_are_measured_in_a_guest_and_on_its_host() {
+    let test = "latencies_are_measured_in_a_guest_and_on_its_host";
+    let Some(site) = site(test) else { return };
+    let out = site.dir.path().join("out");
+    let out = out.to_str().unwrap();
+    let (_, result) = site.json(&["bench", "cyclictest", "--for", "1s", "--repeat", "2", "--out", out]);
+    let file = std::fs::read_to_string(format!("{out}/cpu-cyclictest.json")).unwrap();
+    let data: Value = serde_json::from_str(&file).unwrap();
+    let series = data["series"].as_array().unwrap();
+    let setups: Vec<&str> = series.iter().map(|s| s["setup"].as_str().unwrap()).collect();
+    assert_eq!(setups, ["host", "guest", "prioritised", "aio-lowered", "load-moved"]);
+    for s in series {
+        let rounds = s["rounds"].as_array().unwrap();
+        assert_eq!(rounds.len(), 2);
+        for round in rounds {
+            let counts = round["counts"].as_array().unwrap();
+            let n: u64 = counts.iter().map(|c| c[1].as_u64().unwrap()).sum();
+            // A wake-up each millisecond at most; a busy machine misses some, and nobody can be early.
+            assert!((1..=1_100).contains(&n), "{n} in {s}");
+        }
+        let guest = s["setup"] != "host";
+        assert_eq!(s["kernel"].as_str().unwrap().ends_with("-cloud-amd64"), guest, "{s}");
+    }
+    let claim = &result["claims"][0];
+    assert_eq!(claim["id"], "cpu.cyclictest.p999_ratio");
+    assert!(claim["value"].as_f64().unwrap() > 0.0 && claim["n"].as_u64().unwrap() > 0, "{claim}");
+    let page = site.dir.path().join("page.html");
+    let shown = ["bench", "report", "--data", out, "--html", page.to_str().unwrap()];
+    assert_eq!(site.json(&shown).1["claims"], result["claims"]);
+    assert!(std::fs::read_to_string(page).unwrap().contains("AIO workers lowered (Fig. 4)"));
+    assert_eq!(groups(), Vec::<String>::new());
+    site.assert_clean();
+    for (wrong, why) in [
+        (["--for", "500ms"], "whole seconds"),
+        (["--budget", "3ms"], "no more than the period"),
+        (["--disk-dir", "/nowhere"], "--disk-dir /nowhere"),
+    ] {
+        let refused = site.output(&[&["bench", "cyclictest", "--out", out][..], &wrong].concat());
+        assert!(text(&refused.stderr).contains(why), "{refused:?}");
+    }
+}

@@ -116,7 +116,7 @@ fn write_all(
 }
 
 /// Returns whether anything had to be written.
-fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
+pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
     let Some(new) = &entry.new else { return Ok(false) };
     if has_ended(entry, machine) {
         return Ok(false);

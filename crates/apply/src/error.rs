@@ -102,6 +102,15 @@ pub enum ApplyError {
         /// The journal.
         path: PathBuf,
     },
+    /// There is nothing that could be added to.
+    #[error("nothing is in force: `rtvirtio apply` first")]
+    NothingInForce,
+    /// What is in force was cut off, is being put back, or the host was restarted since.
+    #[error("what is in force is not whole (journal {path}): run `rtvirtio revert`, then apply again")]
+    NotWhole {
+        /// The journal.
+        path: PathBuf,
+    },
     /// Another rtvirtio is at work.
     #[error("another rtvirtio{} holds {path}: wait for it, or stop it", holder(*.pid))]
     Locked {

@@ -1,9 +1,10 @@
 //! Applies a plan so that it can always be put back: capture, journal (fsync), write, read back, compare, roll back.
 //!
 //! [`resolve()`] turns a plan into [`Write`]s, [`dry_run`] shows them, [`Session::apply`] carries them out and
-//! [`Session::revert`] puts everything back, also after the process was killed between any two writes. `docs/apply.md` says
+//! [`Session::revert`] puts everything back, also after the process was killed between any two writes. [`Session::amend`] adds threads that appear later. `docs/apply.md` says
 //! what is guaranteed and what is not.
 
+mod amend;
 mod apply;
 mod capture;
 mod error;
@@ -16,6 +17,7 @@ mod session;
 mod status;
 mod target;
 
+pub use amend::Amended;
 pub use apply::Applied;
 pub use capture::{Line, dry_run};
 pub use error::ApplyError;

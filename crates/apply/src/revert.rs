@@ -163,7 +163,7 @@ pub(crate) fn look(entry: &Entry, complete: bool, machine: &Machine<'_>) -> Stat
         return State::Unreadable(format!("it holds `{}`, which is not understood", text.trim()));
     };
     // A cgroup's file that did not exist is as before when it sets nothing.
-    if Some(found.as_str()) == entry.old.as_deref().or(form.unset()) {
+    if entry.old.as_deref().or(form.unset()).is_some_and(|old| entry.target.is_old(&found, old)) {
         return State::Old;
     }
     let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::amend::{Amended, amend};
 use crate::apply::{Applied, apply};
 use crate::error::ApplyError;
 use crate::journal;
@@ -97,6 +98,29 @@ impl Session {
         observer: &mut dyn Observer,
     ) -> Result<Applied, ApplyError> {
         apply(&self.dir, writes, machine, observer)
+    }
+
+    /// Process that applied what is in force; `None` when nothing is. Whoever adds to it sees from that whether it is still the same.
+    ///
+    /// # Errors
+    /// When the journal cannot be read as one.
+    pub fn applied_by(&self) -> Result<Option<u32>, ApplyError> {
+        Ok(journal::load(&self.dir)?.map(|j| j.pid))
+    }
+
+    /// Adds writes to threads to what is in force, or gives those that are in it another value: journaled first, so that [`Session::revert`] puts
+    /// them back too. A write that the kernel refuses undoes nothing; it is told in [`Amended`].
+    ///
+    /// # Errors
+    /// [`ApplyError::NothingInForce`] or [`ApplyError::NotWhole`] when nothing can be added; [`ApplyError::CannotAct`] for a write to anything but
+    /// a thread; or when the journal cannot be written. No thread was touched then.
+    pub fn amend(
+        &self,
+        writes: &[Write],
+        machine: &Machine<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Amended, ApplyError> {
+        amend(&self.dir, writes, machine, observer)
     }
 
     /// Puts everything back that the journal names; `None` when there is no journal.

@@ -203,6 +203,11 @@ impl Target {
         Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
     }
 
+    /// Whether a value that was read is the old one, to the byte; but a policy that was to come with the kernel's own time slice may show which that is.
+    pub(crate) fn is_old(&self, found: &str, old: &str) -> bool {
+        found == old || (self.form == Form::Scheduling && self.form.is(found, old))
+    }
+
     /// Whether a thread, rather than a file, is meant.
     pub(crate) fn is_thread(&self) -> bool {
         matches!(self.place, Place::Thread { .. })

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::iod_sim::{self, Simulated};
+use crate::iod_window::{self, WindowRun};
 use crate::train::median;
 
 /// Rates of the paper's tasks L, M and H, of each protected VM.
@@ -20,9 +21,8 @@ pub const RATES: [f64; 3] = [100.0, 500.0, 1_500.0];
 pub const PROTECTED: usize = 3;
 /// Requests that the flooding VM keeps outstanding.
 pub const FLOOD_DEPTH: usize = 32;
-/// The target of every task, and the deadline that the domain is given for it.
+/// The target of every task, and the deadline that the domain is given for it when schemes are compared.
 pub const TARGET: Nanos = Nanos(5_000_000);
-const DEADLINE: Nanos = TARGET;
 
 /// Real-time priority of the domain's engine.
 pub const FIFO: i32 = 30;
@@ -32,18 +32,21 @@ pub const FIFO: i32 = 30;
 pub struct FloodScheme {
     /// For the result.
     pub name: &'static str,
-    policy: &'static str,
-    window: u32,
+    pub(crate) policy: &'static str,
+    /// As in the domain's file.
+    pub(crate) window: &'static str,
+    /// Of the reservations.
+    pub(crate) deadline: Nanos,
     /// Whether the fourth VM floods.
     pub flood: bool,
 }
 
 /// What is compared: ours alone and with the flood, the I/O-domain paper's round robin, and first come first served with all that is asked handed on, as backends do that do not schedule.
 pub const FLOOD_SCHEMES: [FloodScheme; 4] = [
-    FloodScheme { name: "edf, no flood", policy: "edf", window: 8, flood: false },
-    FloodScheme { name: "edf", policy: "edf", window: 8, flood: true },
-    FloodScheme { name: "round-robin", policy: "round-robin", window: 8, flood: true },
-    FloodScheme { name: "fifo", policy: "fifo", window: 64, flood: true },
+    FloodScheme { name: "edf, no flood", policy: "edf", window: "8", deadline: TARGET, flood: false },
+    FloodScheme { name: "edf", policy: "edf", window: "8", deadline: TARGET, flood: true },
+    FloodScheme { name: "round-robin", policy: "round-robin", window: "8", deadline: TARGET, flood: true },
+    FloodScheme { name: "fifo", policy: "fifo", window: "64", deadline: TARGET, flood: true },
 ];
 
 /// The socket of a VM.
@@ -87,7 +90,7 @@ pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos,
             let _ = writeln!(
                 s,
                 "reserve = {{ share = \"{share:.2}%\", burst = \"{}ns\", deadline = \"{}ns\" }}",
-                burst.0, DEADLINE.0
+                burst.0, scheme.deadline.0
             );
         }
     }
@@ -169,12 +172,12 @@ fn worst_ms(run: &Run) -> f64 {
 }
 
 /// Slowest median of the protected tasks of a run, in ms.
-fn middle_ms(run: &Run) -> f64 {
+pub(crate) fn middle_ms(run: &Run) -> f64 {
     protected(run).map(|t| t.p50_ns.as_millis_f64()).fold(0.0, f64::max)
 }
 
 /// Worst tail as measured, in ms.
-fn measured_ms(run: &Run) -> f64 {
+pub(crate) fn measured_ms(run: &Run) -> f64 {
     protected(run).map(|t| t.p9999_ns.as_millis_f64()).fold(0.0, f64::max)
 }
 
@@ -183,12 +186,12 @@ fn protected(run: &Run) -> impl Iterator<Item = &TaskResult> {
 }
 
 /// Smallest share of a declared rate that was reached.
-fn kept(run: &Run) -> f64 {
+pub(crate) fn kept(run: &Run) -> f64 {
     let share = |t: &TaskResult| t.declared_rate.map_or(1.0, |r| t.achieved_rate.0 / r.0);
     protected(run).map(share).fold(1.0, f64::min)
 }
 
-fn total(run: &Run) -> f64 {
+pub(crate) fn total(run: &Run) -> f64 {
     run.tasks.iter().map(|t| t.achieved_rate.0).sum()
 }
 
@@ -353,6 +356,9 @@ pub struct IodData {
     /// One request at a time from guest to device and back, nothing else running: median and longest of each round, ns.
     #[serde(default)]
     pub path: Vec<(u64, u64)>,
+    /// Runs of the flood, each round in the order of [`iod_window::WINDOW_SCHEMES`].
+    #[serde(default)]
+    pub windows: Vec<Vec<WindowRun>>,
 }
 
 impl IodData {
@@ -411,6 +417,7 @@ pub fn claims(data: &IodData) -> Vec<Claim> {
     }
     claims.extend(data.simulated.iter().flat_map(iod_sim::claims));
     claims.extend(bound_claims(data));
+    claims.extend(iod_window::claims(&data.windows));
     claims
 }
 

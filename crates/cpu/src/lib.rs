@@ -4,21 +4,33 @@
 //! Stock kernels have no such thing for a set of threads of any policy, so [`probe`] finds which of four mechanisms this one has, [`admit`]
 //! refuses what would not fit, and [`settings`] turns contract, priorities and threads into writes that `rtvirtio-apply` journals and puts back.
 //! [`control`] says of any thread what holds it now, and how firmly.
+//!
+//! A demand, so many requests a second within a deadline, becomes a contract by [`find_all`], from a VM's measured throughput over budget ([`CpuProfile`]).
 
 mod admission;
 mod backend;
 mod contract;
 mod control;
+mod curve;
+mod demand;
 mod error;
+mod keep;
 mod order;
+mod profile;
 mod settings;
 mod split;
+mod supply;
 
 pub use admission::{Grant, Load, admit};
 pub use backend::{Backend, Found, Probe, choose, probe};
 pub use contract::Contract;
 pub use control::{Control, control};
+pub use curve::{Point, Run, points};
+pub use demand::{Asked, Beside, Choice, Demand, DemandError, Look, MARGIN, find, find_all};
 pub use error::CpuError;
+pub use keep::{resplit, take_in};
 pub use order::{Order, attr};
+pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{Ask, Settings, settings};
 pub use split::{Share, split};
+pub use supply::{Surroundings, interference_us, tick};

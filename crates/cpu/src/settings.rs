@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{Backend, Contract, CpuError, Order, Probe, attr, split};
 
 /// Prefix of the cgroups that are made for VMs.
-const GROUP: &str = "rtvirtio-";
+pub(crate) const GROUP: &str = "rtvirtio-";
 
 /// What is asked for one VM.
 #[derive(Clone, Debug)]
@@ -158,12 +158,14 @@ fn own_group(
         let passing = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
         out.writes.push(Write { created_by: Some(0), passing, ..write });
     }
-    for t in ask.threads {
-        let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
-        let knob = format!("cgroup of {} ({})", t.role, ask.vm);
-        out.writes.push(Write::new(knob, target, group.to_string_lossy()));
-    }
+    out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
     Ok(())
+}
+
+/// A thread into our group.
+pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {
+    let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
+    Write::new(format!("cgroup of {} ({})", t.role, ask.vm), target, group.to_string_lossy())
 }
 
 /// On v2 a process may not be taken out of its unit, so the unit's own cgroup gets the limit.
@@ -207,7 +209,7 @@ fn units_file(
 }
 
 /// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves it.
-fn priorities(ask: &Ask<'_>, out: &mut Settings) {
+pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
     for t in ask.threads {
         match attr(&t.role, ask.order) {
@@ -231,7 +233,7 @@ fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));
 }
 
-fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
+pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
     // That of a real-time thread the kernel neither sets nor tells; it has it again when it is ordinary again.
     let nice = if attr.policy.is_real_time() { 0 } else { t.nice };
     let attr = Attr { nice, ..attr };
@@ -248,19 +250,7 @@ fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Re
         why,
         remedy: remedy.to_owned(),
     };
-    let mut held: Vec<&Thread> = Vec::new();
-    for t in ask.threads {
-        match &t.role {
-            // A worker lives for seconds, and a reservation cannot be handed down to the next.
-            Role::AioWorker | Role::IoUringWorker => {
-                out.outside.push((t.tid, "workers come and go".to_owned()))
-            }
-            role if attr(role, ask.order).is_none() || *role == Role::Rcu => {
-                out.outside.push((t.tid, format!("a thread of role `{role}` is left ordinary")));
-            }
-            _ => held.push(t),
-        }
-    }
+    let held = held(ask, out);
     let online = root.read("/sys/devices/system/cpu/online")?;
     let online = text::cpu_list(&online).unwrap_or_default();
     let narrow =
@@ -290,6 +280,24 @@ fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Re
         "the budget is split over the threads by what each has used: a thread whose load changes waits for the next split".to_owned(),
     );
     Ok(())
+}
+
+/// The threads that get a part of the budget.
+pub(crate) fn held<'t>(ask: &Ask<'t>, out: &mut Settings) -> Vec<&'t Thread> {
+    let mut held: Vec<&Thread> = Vec::new();
+    for t in ask.threads {
+        match &t.role {
+            // A worker lives for seconds, and a reservation cannot be handed down to the next.
+            Role::AioWorker | Role::IoUringWorker => {
+                out.outside.push((t.tid, "workers come and go".to_owned()))
+            }
+            role if attr(role, ask.order).is_none() || *role == Role::Rcu => {
+                out.outside.push((t.tid, format!("a thread of role `{role}` is left ordinary")));
+            }
+            _ => held.push(t),
+        }
+    }
+    held
 }
 
 /// The paper's `mlockall`: without it a page fault joins every latency.

@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, Write};
-use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, control, probe, settings};
+use rtvirtio_cpu::{
+    Ask, Backend, Contract, Order, Probe, admit, choose, control, probe, resplit, settings, take_in,
+};
 use rtvirtio_host::sched::{self, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
 use rtvirtio_testkit::skip;
@@ -50,7 +52,15 @@ impl Spinner {
                 "-m",
                 "64",
             ])
-            .args(["-object", "iothread,id=io0", "-name", "spinner,debug-threads=on", "-bios"])
+            .args([
+                "-smp",
+                "1,maxcpus=2",
+                "-object",
+                "iothread,id=io0",
+                "-name",
+                "spinner,debug-threads=on",
+                "-bios",
+            ])
             .arg(dir.path().join("spin.bin"))
             .arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", dir.path().join("qmp").display()))
@@ -95,6 +105,30 @@ impl Spinner {
         let threads = self.threads();
         let ask = Ask { vm: &self.vm, threads: &threads, contract, order, used: &[] };
         settings(&Root::default(), probe, backend, &ask).unwrap().writes
+    }
+
+    /// Plugs a second vCPU in. Its thread, once the monitor tells it.
+    fn plug(&self) -> u32 {
+        let mut qmp = self.monitor();
+        let free = qmp.execute("query-hotpluggable-cpus", None).unwrap();
+        let free = free.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap().clone();
+        let mut arguments = free["props"].clone();
+        arguments["driver"] = free["type"].clone();
+        arguments["id"] = "late".into();
+        qmp.execute("device_add", Some(arguments)).unwrap();
+        let start = Instant::now();
+        loop {
+            let named = Named::ask(&mut qmp).unwrap();
+            if let Some((tid, _)) = named.vcpus.iter().find(|v| v.1.contains(&1)) {
+                return *tid;
+            }
+            assert!(start.elapsed() < LIMIT, "the vCPU was not plugged in");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn thread(&self, tid: u32) -> Thread {
+        self.threads().into_iter().find(|t| t.tid == tid).unwrap()
     }
 
     fn session(&self) -> Session {
@@ -247,4 +281,90 @@ fn deadline_reservations_are_set_and_hold() {
         assert!(load <= most, "{load} of a CPU, at most {most}");
         assert!(spinner.monitor().query_status().unwrap().running);
     });
+}
+
+/// A vCPU that is plugged in while the contract is in force gets its role's policy, inside the budget, and goes home with the others.
+#[test]
+fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
+    let test = "a_vcpu_that_is_plugged_in_is_taken_in_and_put_back";
+    let root = Root::default();
+    for (order, priority, born) in [(Order::Rt, 97, Policy::Other), (Order::Contract, 1, Policy::Fifo)] {
+        let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
+        let before = spinner.snapshot();
+        let writes = spinner.writes(&probe, Backend::RtGroup, order, 4);
+        let machine = Machine::new(&root, &NoGuests);
+        spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
+        let tid = spinner.plug();
+        let late = spinner.thread(tid);
+        assert_eq!(late.role, Role::Vcpu(vec![1]), "by its name");
+        assert_eq!(late.policy, Some(born));
+        let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+        let ask = Ask { vm: &spinner.vm, threads: &[late], contract, order, used: &[] };
+        let taken = take_in(&probe, Backend::RtGroup, &ask);
+        let amended = spinner.session().amend(&taken.writes, &machine, &mut Silent).unwrap();
+        assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
+        let late = spinner.thread(tid);
+        assert_eq!((late.policy, late.priority), (Some(Policy::Fifo), priority));
+        let held = control(&root, probe.cgroups.as_ref(), &late).unwrap();
+        assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
+        let reverted = spinner.session().revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+        assert!(reverted.done, "{}", reverted.summary());
+        let after = spinner.snapshot();
+        for (tid, state) in &before {
+            assert_eq!(Some(state), after.get(tid));
+        }
+        // As the first vCPU, whose sibling it is.
+        let vcpu = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
+        assert_eq!(after[&tid], after[&vcpu.tid]);
+    }
+}
+
+/// A new thread has no part of the budget until it is split again; then the parts follow the use, and the kernel admits each step.
+#[test]
+fn a_budget_of_single_threads_is_split_again_by_use() {
+    let test = "a_budget_of_single_threads_is_split_again_by_use";
+    let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
+    let root = Root::default();
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    if task::affinity(&root, spinner.child.id(), spinner.child.id()).unwrap() != online.trim() {
+        return skip(test, "this process may not run on all CPUs");
+    }
+    let before = spinner.snapshot();
+    let machine = Machine::new(&root, &NoGuests);
+    let writes = spinner.writes(&probe, Backend::Deadline, Order::Contract, 4);
+    spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
+    let tid = spinner.plug();
+    assert_eq!(spinner.thread(tid).reservation, None, "a deadline thread's children start ordinary");
+    let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+    let total = 4_000_000 * u64::from(probe.cpus);
+    let split = |busy: u32| {
+        let threads = spinner.threads();
+        let used: Vec<(u32, Duration)> = threads
+            .iter()
+            .map(|t| (t.tid, Duration::from_millis(if t.tid == busy { 500 } else { 0 })))
+            .collect();
+        let ask = Ask { vm: &spinner.vm, threads: &threads, contract, order: Order::Contract, used: &used };
+        let amended = spinner.session().amend(&resplit(&probe, &ask).writes, &machine, &mut Silent).unwrap();
+        assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
+        let sum: u64 = spinner.threads().iter().filter_map(|t| t.reservation).map(|r| r.runtime).sum();
+        assert!(sum <= total, "{sum}");
+        spinner.thread(busy).reservation.map_or(0, |r| r.runtime)
+    };
+    let first = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap().tid;
+    let (new, mut last) = (split(tid), 0);
+    assert!(new * 3 > total, "a new thread that works gets its part at once: {new}");
+    // The work goes to the other vCPU: its part grows at each split, to nearly all.
+    for _ in 0..20 {
+        let now = split(first);
+        assert!(now >= last, "{now} {last}");
+        last = now;
+    }
+    assert!(last * 2 > total, "{last} of {total}");
+    let reverted = spinner.session().revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done, "{}", reverted.summary());
+    let after = spinner.snapshot();
+    for (tid, state) in &before {
+        assert_eq!(Some(state), after.get(tid));
+    }
+    assert_eq!(spinner.thread(tid).reservation, None);
 }

@@ -90,7 +90,18 @@ fn numbers(root: &Root, dir: PathBuf) -> Result<Vec<u32>, HostError> {
 /// # Errors
 /// When the thread is gone, or the line has another form.
 pub fn stat(root: &Root, pid: u32, tid: u32) -> Result<TaskStat, HostError> {
-    let path = dir(pid, tid).join("stat");
+    stat_at(root, dir(pid, tid).join("stat"))
+}
+
+/// CPU time that all threads of a process have used, those that have ended included, in steps of 10 ms.
+///
+/// # Errors
+/// As [`stat`].
+pub fn process_cpu_time(root: &Root, pid: u32) -> Result<Duration, HostError> {
+    Ok(stat_at(root, PathBuf::from(format!("/proc/{pid}/stat")))?.cpu_time)
+}
+
+fn stat_at(root: &Root, path: PathBuf) -> Result<TaskStat, HostError> {
     // A name may hold any byte; only the rest of the line must be text.
     let bytes =
         std::fs::read(root.at(&path)).map_err(|source| HostError::Read { path: path.clone(), source })?;

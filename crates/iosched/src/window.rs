@@ -53,6 +53,8 @@ pub struct Window {
     /// What is kept between tries.
     base: u32,
     phase: Phase,
+    /// It has grown at every try so far: the next one comes at once, because a window that is too small costs throughput.
+    growing: bool,
     /// Work (ns of device time) per ns in the window as it is, one more, one less.
     rates: [f64; 3],
     best: f64,
@@ -69,7 +71,8 @@ impl Window {
         Self {
             config,
             base,
-            phase: Phase::Steady(STEADY),
+            phase: Phase::Steady(1),
+            growing: true,
             rates: [0.0; 3],
             best: 0.0,
             epoch: None,
@@ -137,8 +140,8 @@ impl Window {
             }
             Phase::Less => {
                 self.rates[2] = rate;
-                self.phase = Phase::Steady(STEADY);
                 self.decide();
+                self.phase = Phase::Steady(if self.growing { 1 } else { STEADY });
             }
         }
     }
@@ -146,8 +149,10 @@ impl Window {
     fn decide(&mut self) {
         let enough = self.best * ENOUGH;
         let [now, more, less] = self.rates;
-        if now < enough && more > now {
-            self.base = (self.base + 1).min(self.config.most);
+        let grow = now < enough && more > now && self.base < self.config.most;
+        self.growing &= grow;
+        if grow {
+            self.base += 1;
         } else if less >= enough {
             self.base = self.base.saturating_sub(1).max(self.config.least.max(1));
         }
@@ -175,6 +180,14 @@ mod tests {
             play(&mut w, 6, 400_000);
             assert_eq!(w.base, 6, "from {start}");
         }
+    }
+
+    #[test]
+    fn it_grows_from_a_small_start_without_waiting() {
+        let mut w = Window::new(WindowConfig { start: 1, least: 1, most: 32, shared: None });
+        // Five steps of three epochs, and the epoch that the first piece begins.
+        play(&mut w, 6, 5 * 3 * EPOCH + 1);
+        assert_eq!(w.base, 6);
     }
 
     #[test]

@@ -107,6 +107,8 @@ pub struct QemuConfig {
     pub memory: Bytes,
     /// Its disk.
     pub disk: GuestDisk,
+    /// Whether QEMU's AIO workers do the requests of a [`GuestDisk::Region`], as where nobody asked for Linux AIO.
+    pub workers: bool,
     /// Its vCPUs.
     pub vcpus: u16,
     /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose network is QEMU's own: without rights, and with
@@ -133,6 +135,7 @@ impl QemuConfig {
             image,
             accel: Accel::Tcg,
             disk: disk.into(),
+            workers: false,
             vcpus: 1,
             port: None,
             run_dir: run_dir.to_path_buf(),

@@ -9,6 +9,7 @@
 //! - [`noise`]: whether and when the host itself stood still meanwhile.
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
+//! - [`http`]: requests to a web server, as load.
 //!
 //! How latency is counted, and the experiment that shows why, stand in `docs/measure.md`.
 
@@ -16,6 +17,7 @@ pub mod awake;
 mod error;
 pub mod fio;
 pub mod hist;
+pub mod http;
 pub mod intended;
 pub mod local;
 pub mod noise;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use rtvirtio_bench::accuracy::HELD_OUT;
+use rtvirtio_bench::cyclictest::Setup;
 use rtvirtio_units::{Bytes, Nanos};
 
 /// `bench`.
@@ -82,6 +83,16 @@ EXAMPLES
 The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network. Where guests are emulated, period and deadline of the
 web requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
     Reservation(BenchReservationArgs),
+    /// How late a timed thread in a guest wakes beside I/O and cache load: cyclictest, with and without real-time priorities
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench cyclictest
+  sudo rtvirtio bench cyclictest --for 5min --repeat 3 --preempt-rt --html cyclictest.html
+  rtvirtio bench cyclictest --report-only --json | jq .claims
+
+The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest as it is; with its threads real-time; with AIO workers lowered; with the I/O load moved to
+the host. One core for all of it. Exit code 2 when a claim is not met.")]
+    Cyclictest(BenchCyclictestArgs),
     /// All claims and figures of the datasets in a directory, on one page
     #[command(after_help = "\
 EXAMPLES
@@ -205,6 +216,35 @@ pub struct BenchReservationArgs {
     /// Write an HTML report here
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
+}
+
+/// `bench cyclictest`.
+#[derive(Args, Debug)]
+pub struct BenchCyclictestArgs {
+    /// Length of each run, in whole seconds
+    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+    pub length: Nanos,
+    /// Runs of each set-up, in turn
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    pub repeat: u16,
+    /// Set-ups to measure, such as guest,aio-lowered [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub setups: Vec<Setup>,
+    /// Also with Debian's PREEMPT_RT kernel in the guest
+    #[arg(long)]
+    pub preempt_rt: bool,
+    /// Budget of the VM in each period, for the set-ups with priorities
+    #[arg(long, value_name = "TIME", default_value = "1800us")]
+    pub budget: Nanos,
+    /// The period
+    #[arg(long, value_name = "TIME", default_value = "2ms")]
+    pub period: Nanos,
+    /// Where the guest's disk is made, a file of 256 MiB: a file system on a disk, not in memory
+    #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
+    pub disk_dir: PathBuf,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }
 
 /// `bench report`.

@@ -17,7 +17,7 @@ use rtvirtio_report::{terminal, text};
 use super::plan::{INFEASIBLE, load, load_profile, old_values};
 use super::{need_root, show, style, write_file};
 use crate::args::{ApplyArgs, Global, RevertArgs};
-use crate::cpu_plan;
+use crate::cpu_plan::{self, IN_FORCE_FILE, VmCpu};
 use crate::guests::GuestAgents;
 use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
@@ -68,7 +68,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         let root = Root::default();
         let machine = Machine::new(&root, &GuestAgents);
         let mut writes = resolve(&plan, &site.binding()?, &machine)?;
-        append(&mut writes, cpu_plan::writes(&site.spec, global, ui)?.0);
+        append(&mut writes, cpu_plan::writes(&site.spec, &args.cpu_profiles, global, ui)?.0);
         let lines = dry_run(&writes, &machine)?;
         show(ui, &lines, || match lines.as_slice() {
             [] => "nothing to change: the settings in force are the plan's\n".to_owned(),
@@ -81,8 +81,8 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
-    let (cpu, held) = cpu_plan::writes(&site.spec, global, ui)?;
-    let count = apply_with(&plan, cpu, &site, global, ui)?;
+    let (cpu, held) = cpu_plan::writes(&site.spec, &args.cpu_profiles, global, ui)?;
+    let count = apply_with(&plan, (cpu, &held), &site, global, ui)?;
     cpu_plan::explain(&held, ui);
     ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
     if ui.json {
@@ -105,11 +105,17 @@ fn plan_now(args: &ApplyArgs, site: &Site, global: &Global, ui: &Ui) -> anyhow::
 
 /// Applies a plan and returns how many settings it has.
 pub fn apply_plan(plan: &Plan, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<usize> {
-    apply_with(plan, Vec::new(), site, global, ui)
+    apply_with(plan, (Vec::new(), &[]), site, global, ui)
 }
 
 /// The same with further writes, in one journal.
-fn apply_with(plan: &Plan, more: Vec<Write>, site: &Site, global: &Global, ui: &Ui) -> anyhow::Result<usize> {
+fn apply_with(
+    plan: &Plan,
+    (more, held): (Vec<Write>, &[VmCpu]),
+    site: &Site,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<usize> {
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
     let session = Session::open(&global.state_dir)?;
@@ -118,6 +124,7 @@ fn apply_with(plan: &Plan, more: Vec<Write>, site: &Site, global: &Global, ui: &
     // Before the journal: a plan file without a journal means nothing, see `plan_in_force`.
     if !session.in_force()? {
         write_file(&global.state_dir.join(PLAN_FILE), &serde_json::to_vec_pretty(plan)?)?;
+        cpu_plan::save(held, &global.state_dir)?;
     }
     carry_out(&session, &writes, &machine, ui)
 }
@@ -127,7 +134,7 @@ fn cpu_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
     let spec = site::load_spec(&args.source)?;
-    let (writes, held) = cpu_plan::writes(&spec, global, ui)?;
+    let (writes, held) = cpu_plan::writes(&spec, &args.cpu_profiles, global, ui)?;
     if writes.is_empty() {
         bail!("no VM of {} has `cpu`: there is nothing to apply", args.source.display());
     }
@@ -140,6 +147,7 @@ fn cpu_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let session = Session::open(&global.state_dir)?;
     if !session.in_force()? {
         forget_plan(&global.state_dir)?;
+        cpu_plan::save(&held, &global.state_dir)?;
     }
     let count = carry_out(&session, &writes, &machine, ui)?;
     cpu_plan::explain(&held, ui);
@@ -168,15 +176,18 @@ pub fn plan_in_force(state_dir: &Path) -> Option<Plan> {
     state_dir.join(JOURNAL_FILE).exists().then(|| load(&state_dir.join(PLAN_FILE)).ok()).flatten()
 }
 
-/// Forgets the plan of a journal that is gone: the next journal is not of that plan.
+/// Forgets the plan and the contracts of a journal that is gone: the next journal is not of these.
 pub fn forget_plan(state_dir: &Path) -> anyhow::Result<()> {
-    let path = state_dir.join(PLAN_FILE);
-    match std::fs::remove_file(&path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+    for file in [PLAN_FILE, IN_FORCE_FILE] {
+        let path = state_dir.join(file);
+        match std::fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(e).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }
 
 /// Ctrl-C between two writes puts everything back.
@@ -292,9 +303,8 @@ fn revert_with(global: &Global, on_conflict: OnConflict) -> anyhow::Result<Optio
     let session = Session::open(&global.state_dir)?;
     let reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
     if reverted.as_ref().is_some_and(|r| r.done) {
-        let plan: PathBuf = global.state_dir.join(PLAN_FILE);
-        // Without a journal it means nothing.
-        let _ = std::fs::remove_file(plan);
+        // Without a journal they mean nothing.
+        let _ = forget_plan(&global.state_dir);
     }
     Ok(reverted)
 }

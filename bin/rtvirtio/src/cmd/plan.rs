@@ -8,10 +8,11 @@ use anyhow::Context;
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;
-use rtvirtio_spec::{Device, Spec};
+use rtvirtio_spec::{CpuNeed, Device, Spec};
 
 use super::{show, style, write_file};
 use crate::args::{Global, ModelArgs, PlanArgs, PredictArgs};
+use crate::cpu_plan::{self, Contracted};
 use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::Ui;
@@ -111,11 +112,45 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
         write_file(out, &(serde_json::to_vec_pretty(&plan)?))?;
         ui.step(&format!("saved {}; apply it with `rtvirtio apply {}`", out.display(), out.display()));
     }
-    show(ui, &plan, || text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style()))?;
+    let cpu = cpu(&basis.spec, args, global, ui)?;
+    let mut shown = serde_json::to_value(&plan)?;
+    if let Some(Ok(contracts)) = &cpu {
+        shown["cpu"] = serde_json::to_value(contracts)?;
+    }
+    show(ui, &shown, || {
+        let mut out = text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style());
+        for one in cpu.iter().flatten().flatten() {
+            for line in one.found.iter().flat_map(|f| cpu_plan::words(&one.vm, f)) {
+                out += &style().wrap(&line, 0);
+            }
+        }
+        out
+    })?;
     if !plan.feasible && super::domain::would_do(&basis.spec, &basis.profile) {
         ui.step("the kernel's settings do not reach, but the I/O domain can promise every target: `rtvirtio plan --domain`");
     }
-    Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+    if let Some(Err(why)) = &cpu {
+        ui.warn(why);
+    }
+    let feasible = plan.feasible && !matches!(cpu, Some(Err(_)));
+    Ok(if feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
+/// Contracts of a spec with demands, or why these cannot be carried. Contracts that are given need no plan.
+fn cpu(
+    spec: &Spec,
+    args: &PlanArgs,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<Option<Result<Vec<Contracted>, String>>> {
+    if !spec.vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+        return Ok(None);
+    }
+    match cpu_plan::contracts(spec, &args.cpu_profiles, global, ui) {
+        Ok((_, contracts)) => Ok(Some(Ok(contracts))),
+        Err(e) if cpu_plan::is_infeasible(&e) => Ok(Some(Err(format!("{e:#}")))),
+        Err(e) => Err(e),
+    }
 }
 
 /// The value that each of the plan's knobs has now, for the table.

@@ -20,7 +20,7 @@ use rtvirtio_units::Bytes;
 use super::bench::bed::Bed;
 use super::bench::sweep::learn;
 use super::{lab, need_root, show, style, write_file};
-use crate::args::{AccelName, Global, ProfileArgs};
+use crate::args::{AccelName, Global, ProfileArgs, ProfileCommand};
 use crate::elevator::MeasuredElevator;
 use crate::model_choice;
 use crate::site::{self, Site};
@@ -32,21 +32,26 @@ const TWIN_SIZE: Bytes = Bytes(1 << 30);
 /// `rtvirtio profile`.
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     need_root("profile")?;
+    let target = match (&args.what, &args.target) {
+        (Some(ProfileCommand::Cpu(args)), _) => return super::profile_cpu::run(args, global, ui),
+        (None, Some(target)) => target,
+        (None, None) => bail!("name a block device, twin:NAME or a spec"),
+    };
     let length = Duration::from_nanos(args.length.0);
-    if args.sweep.is_some() && !args.target.starts_with("twin:") && Path::new(&args.target).is_file() {
+    if args.sweep.is_some() && !target.starts_with("twin:") && Path::new(target).is_file() {
         bail!("a sweep needs the device for itself: name the device or twin:NAME instead of a spec");
     }
     let _lock = site::lock(global)?;
-    let (key, profile) = if let Some(name) = args.target.strip_prefix("twin:") {
+    let (key, profile) = if let Some(name) = target.strip_prefix("twin:") {
         let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };
         (site::profile_key(&device)?, of_twin(name, length, global, ui)?)
-    } else if Path::new(&args.target).is_file() {
-        let spec = site::load_spec(Path::new(&args.target))?;
+    } else if Path::new(target).is_file() {
+        let spec = site::load_spec(Path::new(target))?;
         let key = site::profile_key(&spec.device)?;
         let site = Site::find(spec, global)?;
         (key, of_site(&site, length, global, ui)?)
     } else {
-        let device = BlockDevice::find(&Root::default(), &args.target)?;
+        let device = BlockDevice::find(&Root::default(), target)?;
         let profile = of_device(&device, length, (args.destroy_data, false), global, ui)?;
         (device.name, profile)
     };
@@ -59,7 +64,7 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     save(&profile, &path)?;
     ui.step(&format!("saved {}", path.display()));
     if let Some(time) = args.sweep {
-        sweep(&args.target, &key, &profile, Duration::from_nanos(time.0), global, ui)?;
+        sweep(target, &key, &profile, Duration::from_nanos(time.0), global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -42,6 +42,9 @@ fn the_other_files_are_read() {
     put(&root, "/proc/5/task/6/schedstat", "1234567 10 3\n");
     assert_eq!(cpu_time(&root, 5, 6).unwrap(), Duration::from_nanos(1_234_567));
     assert_eq!((pids(&root).unwrap(), tids(&root, 5).unwrap()), (vec![5], vec![6]));
+    assert!(process_cpu_time(&root, 5).unwrap_err().is_gone());
+    put(&root, "/proc/5/stat", STAT);
+    assert_eq!(process_cpu_time(&root, 5).unwrap(), Duration::from_secs(2));
 }
 
 #[test]

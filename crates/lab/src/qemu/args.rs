@@ -114,7 +114,7 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
             let kind = disk.path.metadata().map_err(at("look at", &disk.path))?.file_type();
             command
                 .args(["-object", "iothread,id=io0"])
-                .args(["-blockdev", &blockdev(disk, kind.is_block_device())])
+                .args(["-blockdev", &blockdev(disk, kind.is_block_device(), config.workers)])
                 .args(["-device", "virtio-blk-pci,drive=disk0,iothread=io0"]);
         }
         GuestDisk::VhostUser { socket, queues } => {
@@ -141,7 +141,7 @@ fn kernel_arguments(accel: Accel) -> &'static str {
     }
 }
 
-fn blockdev(disk: &DiskRegion, block_device: bool) -> String {
+fn blockdev(disk: &DiskRegion, block_device: bool, workers: bool) -> String {
     json!({
         "driver": "raw",
         "node-name": "disk0",
@@ -151,7 +151,7 @@ fn blockdev(disk: &DiskRegion, block_device: bool) -> String {
         "file": {
             "driver": if block_device { "host_device" } else { "file" },
             "filename": disk.path,
-            "aio": "native",
+            "aio": if workers { "threads" } else { "native" },
             "locking": "off",
             "cache": { "direct": true },
         },

@@ -91,7 +91,7 @@ impl Style {
     }
 
     /// Words of `text` on as many lines as needed, each with `indent` spaces before it and a newline after it.
-    pub(crate) fn wrap(&self, text: &str, indent: usize) -> String {
+    pub fn wrap(&self, text: &str, indent: usize) -> String {
         let room = self.width.saturating_sub(indent).max(20);
         let (mut out, mut line) = (String::new(), String::new());
         for word in self.clean(text).split_whitespace() {

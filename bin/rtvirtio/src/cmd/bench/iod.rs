@@ -9,6 +9,7 @@ use rtvirtio_bench::iod::{
     Cost, DEPTHS, FIFO, FLOOD_SCHEMES, FloodScheme, IodData, PROTECTED, as_run, claims, flood_config,
     flood_streams, part_of, socket,
 };
+use rtvirtio_bench::iod_window::{WINDOW_SCHEMES, WindowRun};
 use rtvirtio_ioclient::load::{Plan, Stream, run as run_load};
 use rtvirtio_ioclient::{Client, Options};
 use rtvirtio_lab::RamDisk;
@@ -27,12 +28,14 @@ use super::{iod_crash, iod_startup, page};
 use crate::args::{BenchIodArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{iod, need_root};
-use crate::ui::Ui;
+use crate::ui::{Bar, Ui};
 
 /// Where the result lies in a directory of results.
 const FILE: &str = "iod.json";
 /// Size of the device in memory.
 const RAM: Bytes = Bytes(512 << 20);
+/// Longest run of one window.
+const WINDOW_RUN: Duration = Duration::from_secs(5);
 /// Before a load is counted.
 const WARM_UP: Duration = Duration::from_secs(1);
 
@@ -70,12 +73,47 @@ fn found(path: &Path) -> anyhow::Result<Found> {
     )];
     Ok(Found {
         text: page::table(&claims),
-        sections: vec![section(&data.rounds)],
+        sections: sections(&data),
         runs: data.rounds.into_iter().flatten().collect(),
         host: data.host,
         claims,
         lead,
     })
+}
+
+fn sections(data: &IodData) -> Vec<BenchSection> {
+    let windows = (!data.windows.is_empty()).then(|| windows(&data.windows));
+    std::iter::once(section(&data.rounds)).chain(windows).collect()
+}
+
+fn windows(rounds: &[Vec<WindowRun>]) -> BenchSection {
+    let head = ["round", "window", "requests/s", "rates kept", "p50 ms", "p99.99 ms", "at the end"];
+    let rows = rounds.iter().enumerate().flat_map(|(round, runs)| {
+        runs.iter().zip(&WINDOW_SCHEMES).map(move |(w, scheme)| {
+            vec![
+                (round + 1).to_string(),
+                scheme.name.to_owned(),
+                format!("{:.0}", w.iops),
+                format!("{:.3}", w.kept),
+                format!("{:.2}", w.p50_ms),
+                format!("{:.1}", w.p9999_ms),
+                w.window.to_string(),
+            ]
+        })
+    });
+    BenchSection {
+        title: "Windows beside the flood".to_owned(),
+        text: vec![
+            "Requests per second of all VMs; p50 and p99.99 of the slowest task with a reservation."
+                .to_owned(),
+        ],
+        tables: vec![BenchTable {
+            label: "windows".to_owned(),
+            head: head.map(str::to_owned).to_vec(),
+            rows: rows.collect(),
+        }],
+        ..BenchSection::default()
+    }
 }
 
 fn section(rounds: &[Vec<Run>]) -> BenchSection {
@@ -115,23 +153,26 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
     let bed = Bed::made(&args.device, 1, LabKind::Process, global, ui)?;
     let facts = bed.facts();
     let (device, size) = bed.plain()?;
-    let total = (args.repeat * FLOOD_SCHEMES.len()) as u64;
-    let mut bar = ui.bar("a flood beside declared rates", total);
+    let one = |scheme: &FloodScheme, length: Duration, round: usize| {
+        let config = flood_config(scheme, &device, size, read, dir.path());
+        flood(scheme, &config, dir.path(), size, length, round as u64)
+    };
+    let mut bar = ui.bar("a flood beside declared rates", (args.repeat * FLOOD_SCHEMES.len()) as u64);
     for round in 0..args.repeat {
-        // In an order of chance, so that a host that becomes slower hits all alike.
-        let mut order: Vec<usize> = (0..FLOOD_SCHEMES.len()).collect();
-        Random::new(round as u64 + 1).shuffle(&mut order);
-        let mut runs: Vec<Option<Run>> = vec![None; FLOOD_SCHEMES.len()];
-        for (done, i) in order.into_iter().enumerate() {
-            bar.set((round * FLOOD_SCHEMES.len() + done) as u64);
-            ui.check_cancelled()?;
-            let scheme = &FLOOD_SCHEMES[i];
-            let config = flood_config(scheme, &device, size, read, dir.path());
-            runs[i] = Some(flood(scheme, &config, dir.path(), size, length, round as u64)?);
-        }
-        rounds.push(runs.into_iter().flatten().collect());
+        let run = |scheme: &FloodScheme| Ok(one(scheme, length, round)?.0);
+        rounds.push(in_turn(&FLOOD_SCHEMES, round, &mut bar, ui, run)?);
         let config = flood_config(&FLOOD_SCHEMES[0], &device, size, read, dir.path());
         path.push(alone(&config, dir.path(), size, length, round as u64)?);
+    }
+    drop(bar);
+    let mut bar = ui.bar("a flood beside windows of all sizes", (args.repeat * WINDOW_SCHEMES.len()) as u64);
+    let mut windows = Vec::new();
+    for round in 0..args.repeat {
+        let run = |scheme: &FloodScheme| {
+            let (run, window) = one(scheme, length.min(WINDOW_RUN), round)?;
+            Ok(WindowRun::of(&run, window))
+        };
+        windows.push(in_turn(&WINDOW_SCHEMES, round, &mut bar, ui, run)?);
     }
     drop(bar);
     bed.remove()?;
@@ -149,6 +190,7 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
         read,
         simulated,
         path,
+        windows,
     })
 }
 
@@ -162,6 +204,26 @@ fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> an
     Ok(got.first().map_or((0, 0), |g| (g.at(50.0).0, g.max().0)))
 }
 
+/// Runs all schemes in an order of chance, so that a host that becomes slower hits all alike. Outcomes are in the schemes' order.
+fn in_turn<T>(
+    schemes: &[FloodScheme],
+    round: usize,
+    bar: &mut Bar,
+    ui: &Ui,
+    mut run: impl FnMut(&FloodScheme) -> anyhow::Result<T>,
+) -> anyhow::Result<Vec<T>> {
+    let mut order: Vec<usize> = (0..schemes.len()).collect();
+    Random::new(round as u64 + 1).shuffle(&mut order);
+    let mut got: Vec<Option<T>> = schemes.iter().map(|_| None).collect();
+    for (done, i) in order.into_iter().enumerate() {
+        bar.set((round * schemes.len() + done) as u64);
+        ui.check_cancelled()?;
+        got[i] = Some(run(&schemes[i])?);
+    }
+    Ok(got.into_iter().flatten().collect())
+}
+
+/// One run, and the device's window at its end.
 fn flood(
     scheme: &FloodScheme,
     config: &str,
@@ -169,7 +231,7 @@ fn flood(
     size: u64,
     length: Duration,
     seed: u64,
-) -> anyhow::Result<Run> {
+) -> anyhow::Result<(Run, u64)> {
     let domain = Backend::ours(dir, config)?;
     let mut clients = Vec::new();
     for vm in 0..=PROTECTED {
@@ -181,13 +243,14 @@ fn flood(
     let probe = NoiseProbe::start_above(FIFO);
     let got = run_load(&mut clients, &streams, &plan);
     let seen = probe.finish();
+    let window = iod::ask(&dir.join("control"))?["devices"][0]["window"].as_u64().unwrap_or(0);
     drop(clients);
     drop(domain);
     let got = got?;
     if let Some(bad) = got.iter().find(|g| g.errors > 0) {
         bail!("{} of {}'s requests were refused; a run with errors says nothing", bad.errors, bad.name);
     }
-    Ok(as_run(scheme.name, length.as_secs_f64(), &streams, &got, seen))
+    Ok((as_run(scheme.name, length.as_secs_f64(), &streams, &got, seen), window))
 }
 
 /// Pairs of ours and the peer, and how late a regulator was and how often.

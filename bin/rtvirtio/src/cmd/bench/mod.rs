@@ -5,7 +5,8 @@ mod backend;
 pub mod bed;
 mod cases;
 mod contention;
-mod contracts;
+mod cores;
+mod cyclictest;
 mod found;
 mod guest;
 mod iod;
@@ -38,6 +39,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Iod(args) => iod::run(args, global, ui),
         BenchCommand::IodCrash(args) => iod_crash::run(args, global, ui),
         BenchCommand::IodStartup(args) => iod_startup::run(args, global, ui),
+        BenchCommand::Cyclictest(args) => cyclictest::run(args, global, ui),
         BenchCommand::Reservation(args) => reservation::run(args, global, ui),
         BenchCommand::Report(args) => report::run(args, ui),
     }

@@ -3,7 +3,9 @@
 mod accuracy;
 mod cases;
 mod contention;
+mod cyclictest;
 mod reservation;
+mod xy;
 
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_report::{BenchSection, BenchTable};
@@ -11,6 +13,7 @@ use rtvirtio_report::{BenchSection, BenchTable};
 pub use accuracy::accuracy;
 pub use cases::{cases, pass_rates};
 pub use contention::contention;
+pub use cyclictest::cyclictest;
 pub use reservation::reservation;
 
 /// Claims as a table.

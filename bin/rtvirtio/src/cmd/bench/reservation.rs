@@ -15,23 +15,27 @@ use rtvirtio_host::Root;
 use rtvirtio_lab::image;
 use rtvirtio_lab::qemu::{GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_measure::HostFacts;
+use rtvirtio_measure::http::Load;
 use rtvirtio_stats::Random;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};
 
-use super::contracts::{Contracts, FairGroup, Wanted, bind, core_and_others, pause};
+use super::cores::{FairGroup, bind, core_and_others, on_one_core};
 use super::found::Found;
 use super::{guest, page, web};
 use crate::args::{AccelName, BenchReservationArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{lab, need_root, write_file};
+use crate::contracts::{Contracts, Wanted};
 use crate::ui::Ui;
 
 /// Where the result lies in a directory of results.
 pub const FILE: &str = "cpu-reservation.json";
 /// Before a load is counted: some periods, and what the guest's caches and QEMU's translator need.
 const WARM_UP: Duration = Duration::from_millis(1000);
+/// Whose answer an error is of.
+const SERVER: &str = "a client of the guest's web server";
 /// Requests from which the unloaded response is known.
 const CALIBRATION: usize = 30;
 
@@ -72,7 +76,7 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
         bail!("a budget of {wrong} %: it is 1 to 95 % of a core; the kernel keeps 5 % for others");
     }
     let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir()?;
-    let contracts = Contracts::open(global)?;
+    let contracts = on_one_core(global)?;
     // Throughput first, between two guests of one vCPU each: the paper's.
     let mut pair = Pair::boot(&contracts, 1, dir.path(), global, ui)?;
     ui.step("warming up");
@@ -184,16 +188,16 @@ fn requests(
         if contract {
             pair.hold(&[(0, reserved)], true)?;
         }
-        let load = loaded.then(|| web::Load::start(pair.ports[1], LOAD_CONNECTIONS));
+        let load = loaded.then(|| Load::start(&web::request(pair.ports[1]), LOAD_CONNECTIONS));
         if loaded {
             web::spin(&mut pair.vms[1], args.neighbour_vcpus)?;
         }
-        pause(WARM_UP, ui)?;
+        ui.pause(WARM_UP)?;
         let (ms, failed) = web::periodic(pair.ports[0], args.requests, period, ui)?;
         if loaded {
             web::stop_spinning(&mut pair.vms[1])?;
         }
-        load.map_or(Ok(()), web::Load::finish)?;
+        load.map(Load::finish).transpose().context(SERVER)?;
         all.push(Web { loaded, contract, apart, ms, failed });
     }
     pair.contracts.release()?;
@@ -282,7 +286,8 @@ impl<'c> Pair<'c> {
             let pid = self.vms[i].handle().process.pid;
             let named = Named::ask(&mut self.vms[i].qmp()?)?;
             let threads = discover(&Root::default(), &VmHandle { named, ..VmHandle::of_pid(pid) })?;
-            let one = Wanted { vm: &self.names[i], threads, contract, order: Order::Contract };
+            let one =
+                Wanted { vm: &self.names[i], threads, contract, order: Order::Contract, used: Vec::new() };
             wanted.push(if all_threads { one } else { one.vcpus_only() });
         }
         self.contracts.hold(&wanted)
@@ -296,16 +301,16 @@ impl<'c> Pair<'c> {
 
     /// What clients of the guests received, in MB/s, where there are some, and the CPU time of the first guest, in percent of a core.
     fn throughput(&self, loaded: &[bool; 2], length: Duration, ui: &Ui) -> anyhow::Result<([f64; 2], f64)> {
-        let start = |i: usize| loaded[i].then(|| web::Load::start(self.ports[i], CONNECTIONS));
+        let start = |i: usize| loaded[i].then(|| Load::start(&web::request(self.ports[i]), CONNECTIONS));
         let loads = [start(0), start(1)];
-        pause(WARM_UP, ui)?;
-        let bytes = || [0, 1].map(|i: usize| loads[i].as_ref().map_or(0, web::Load::bytes));
+        ui.pause(WARM_UP)?;
+        let bytes = || [0, 1].map(|i: usize| loads[i].as_ref().map_or(0, Load::bytes));
         let (begin, before, used) = (Instant::now(), bytes(), self.used(0)?);
-        pause(length, ui)?;
+        ui.pause(length)?;
         let (after, used) = (bytes(), self.used(0)? - used);
         let seconds = begin.elapsed().as_secs_f64();
         for load in loads.into_iter().flatten() {
-            load.finish()?;
+            load.finish().context(SERVER)?;
         }
         let mb_per_s = [0, 1].map(|i: usize| (after[i] - before[i]) as f64 / 1e6 / seconds);
         Ok((mb_per_s, 100.0 * used.as_secs_f64() / seconds))

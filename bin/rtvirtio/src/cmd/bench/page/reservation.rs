@@ -2,29 +2,14 @@
 
 use rtvirtio_bench::reservation::{NEIGHBOUR, OWN, ReservationData, WEB_SHARE};
 use rtvirtio_bench::train::median;
-use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
-use rtvirtio_report::{BenchSection, BenchTable, Plot};
+use rtvirtio_report::BenchSection;
+use rtvirtio_report::svg::Spread;
+
+use super::xy::{axis, plot, series, table};
 
 /// All figures.
 pub fn reservation(data: &ReservationData) -> Vec<BenchSection> {
     vec![alone(data), beside(data), web(data)]
-}
-
-fn axis(label: &str, spread: Spread) -> Axis {
-    Axis { label: label.to_owned(), spread, ends: None, marks: None, format: |v| format!("{v}") }
-}
-
-fn plot(title: &str, x: Axis, y: Axis, series: Vec<Series>, limit: Option<(f64, String)>) -> Plot {
-    let (title, heading) = (title.to_owned(), String::new());
-    Plot::Xy(Box::new(XyPlot { title, heading, x, y, series, limit, legend: true, height: 280.0 }))
-}
-
-fn series(index: usize, name: &str, points: Vec<(f64, f64, String)>) -> Series {
-    Series { name: name.to_owned(), index, dashed: index > 0, points }
-}
-
-fn table(label: &str, head: &[&str], rows: Vec<Vec<String>>) -> BenchTable {
-    BenchTable { label: label.to_owned(), head: head.iter().map(|h| (*h).to_owned()).collect(), rows }
 }
 
 fn alone(data: &ReservationData) -> BenchSection {

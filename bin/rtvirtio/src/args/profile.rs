@@ -1,0 +1,107 @@
+//! The command line of `profile`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use rtvirtio_units::Nanos;
+
+/// `profile`.
+#[derive(Args, Debug)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    subcommand_value_name = "cpu"
+)]
+pub struct ProfileArgs {
+    /// Something else than a device.
+    #[command(subcommand)]
+    pub what: Option<ProfileCommand>,
+    /// A block device, `twin:NAME`, or the spec of a running lab
+    #[arg(value_name = "DEVICE|twin:NAME|SPEC", required = true)]
+    pub target: Option<String>,
+    /// Measure writes too: EVERYTHING ON THE DEVICE IS LOST
+    #[arg(long)]
+    pub destroy_data: bool,
+    /// Where to save it instead of the state directory
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a sweep that was stopped goes on
+    /// with the same command. About 120 runs of 10 s are the least
+    #[arg(long, value_name = "TIME")]
+    pub sweep: Option<Nanos>,
+    /// Time for the whole measurement of the device
+    #[arg(long = "for", value_name = "TIME", default_value = "36s")]
+    pub length: Nanos,
+}
+
+/// What else than a device can be measured.
+#[derive(Subcommand, Debug)]
+pub enum ProfileCommand {
+    /// A VM's throughput over its CPU budget, from which `plan` and `apply` find the budget of a demand
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio profile cpu web --spec plant.toml --url http://10.0.0.7/page
+                                          throughput at 10, 20 ... 90 % of its period, three times, about 3 min
+  sudo rtvirtio profile cpu web --spec plant.toml --url http://10.0.0.7/page --neighbour batch --neighbour-url http://10.0.0.8/
+                                          also beside a neighbour that has 10, 20, 30, 40 %: what its traffic takes
+  sudo rtvirtio profile cpu db --load 'pgbench -h 10.0.0.9 -T {seconds} | sed -n \"s/^tps = \\([0-9.]*\\).*/\\1/p\"'
+                                          a VM of the lab that is up, and a client of its own
+  sudo rtvirtio profile cpu 4711 --period 5ms --url http://10.0.0.7/ -o web.json
+                                          a VMM by its process id
+
+A contract of each budget is applied and put back, journaled: `rtvirtio revert` does it after a crash. Meanwhile the VM gets less CPU time than it
+is used to. Make the load from another machine, or it competes with the VM for the CPUs. The same command goes on where it was stopped.")]
+    Cpu(ProfileCpuArgs),
+}
+
+/// `profile cpu`.
+#[derive(Args, Debug)]
+pub struct ProfileCpuArgs {
+    /// The VM: its name in the spec or in the lab that is up, or the process id of its VMM
+    pub vm: String,
+    /// The spec that says how the VMs are reached; the lab that is up by default
+    #[arg(long, value_name = "SPEC")]
+    pub spec: Option<PathBuf>,
+    /// Load: requests to this web server of the VM, which follow each other at once
+    #[arg(long, value_name = "http://...", required_unless_present = "load", conflicts_with = "load")]
+    pub url: Option<String>,
+    /// Load: a command of the shell that loads the VM for about {seconds} and prints how many requests a second were answered, as its last word
+    #[arg(long, value_name = "CMD")]
+    pub load: Option<String>,
+    /// Connections at a time to a web server
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub connections: usize,
+    /// Also measure beside this VM under load
+    #[arg(long, value_name = "VM")]
+    pub neighbour: Option<String>,
+    /// The neighbour's load, as --url
+    #[arg(long, value_name = "http://...", requires = "neighbour", conflicts_with = "neighbour_load")]
+    pub neighbour_url: Option<String>,
+    /// The neighbour's load, as --load; it is started again whenever it ends
+    #[arg(long, value_name = "CMD", requires = "neighbour")]
+    pub neighbour_load: Option<String>,
+    /// The neighbour's budgets, in percent of the period
+    #[arg(
+        long,
+        value_name = "PERCENT,...",
+        value_delimiter = ',',
+        default_values_t = [10, 20, 30, 40],
+        requires = "neighbour"
+    )]
+    pub neighbour_budgets: Vec<u64>,
+    /// The VM's budgets, in percent of the period
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [10, 20, 30, 40, 50, 60, 70, 80, 90])]
+    pub budgets: Vec<u64>,
+    /// Period of the contracts [default: what the deadline of the spec's demand allows, else 100ms]
+    #[arg(long, value_name = "TIME")]
+    pub period: Option<Nanos>,
+    /// Length of each measurement
+    #[arg(long = "for", value_name = "TIME", default_value = "5s")]
+    pub length: Nanos,
+    /// How often each budget is measured; a demand needs at least two for a confidence
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repeat: usize,
+    /// Where to save it instead of the state directory
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}

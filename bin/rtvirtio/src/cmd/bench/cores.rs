@@ -1,0 +1,92 @@
+//! One core for an experiment's guests, and the others for everything else.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use rtvirtio_apply::Session;
+use rtvirtio_cpu::{Backend, choose, probe};
+use rtvirtio_host::{Cgroups, Root};
+
+use super::BENCH_DIR;
+use crate::args::Global;
+use crate::contracts::Contracts;
+
+/// Directory of the contracts' journal, below that of the experiments.
+const STATE: &str = "cpu";
+
+/// A group of the CPU controller without limits, removed when this is dropped.
+pub struct FairGroup {
+    cgroups: Cgroups,
+    path: PathBuf,
+}
+
+impl FairGroup {
+    /// Makes it.
+    pub fn make(name: &str) -> anyhow::Result<Self> {
+        let cgroups = Cgroups::detect_cpu(&Root::default())?;
+        let path = Path::new("/").join(name);
+        cgroups.create(&Root::default(), &path)?;
+        Ok(Self { cgroups, path })
+    }
+
+    /// Moves a process with all its threads.
+    pub fn take(&self, pid: u32) -> anyhow::Result<()> {
+        Ok(self.cgroups.attach(&Root::default(), &self.path, pid)?)
+    }
+}
+
+impl Drop for FairGroup {
+    fn drop(&mut self) {
+        if let Err(e) = self.cgroups.remove(&Root::default(), &self.path) {
+            eprintln!("rtvirtio: {e}");
+        }
+    }
+}
+
+/// Binds all threads of a process to these CPUs; those that it starts later inherit.
+pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    for cpu in cpus {
+        set.set(*cpu as usize);
+    }
+    // A thread that appears between two looks was started by one that may not be bound yet.
+    loop {
+        let tids = rtvirtio_host::task::tids(&Root::default(), pid)?;
+        for tid in &tids {
+            let thread = i32::try_from(*tid).ok().and_then(rustix::process::Pid::from_raw);
+            match rustix::thread::sched_setaffinity(thread, &set) {
+                Ok(()) | Err(rustix::io::Errno::SRCH) => {}
+                Err(e) => return Err(e).with_context(|| format!("thread {tid} cannot be bound to {cpus:?}")),
+            }
+        }
+        if rtvirtio_host::task::tids(&Root::default(), pid)? == tids {
+            return Ok(());
+        }
+    }
+}
+
+/// The last CPU that is online, for the guests, and the others, for everything else.
+pub fn core_and_others() -> anyhow::Result<(u32, Vec<u32>)> {
+    let online = Root::default().read(Path::new("/sys/devices/system/cpu/online"))?;
+    let mut cpus: Vec<u32> = rtvirtio_host::text::cpu_list(&online).unwrap_or_default().into_iter().collect();
+    match (cpus.pop(), cpus.is_empty()) {
+        (Some(core), false) => Ok((core, cpus)),
+        _ => bail!("two CPUs are needed: one for the guests, another one for their clients"),
+    }
+}
+
+/// Contracts of a mechanism that gives a group of threads a budget on one CPU. What an earlier run that was killed has left is put back.
+pub fn on_one_core(global: &Global) -> anyhow::Result<Contracts> {
+    let probe = probe(&Root::default())?;
+    // A deadline thread may not be bound to one CPU, and a cap on ordinary threads counts all CPUs together.
+    let fits = [Backend::Hcbs, Backend::RtGroup];
+    let Some(backend) = fits.into_iter().find(|b| choose(&probe, Some(*b), false).is_some()) else {
+        let missing = probe.missing.iter().filter(|(b, _)| fits.contains(b));
+        let why: Vec<String> = missing.map(|(b, why)| format!("{b}: {why}")).collect();
+        bail!("this kernel cannot give the threads of a VM a budget on one CPU: {}", why.join("; "));
+    };
+    let contracts =
+        Contracts::new(Session::open(global.run_dir.join(BENCH_DIR).join(STATE))?, probe, backend);
+    contracts.release()?;
+    Ok(contracts)
+}

@@ -1,0 +1,410 @@
+//! `rtvirtio bench cyclictest`: how late a timed real-time thread in a guest wakes, beside I/O and cache load on the same core.
+
+use std::hint::black_box;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rtvirtio_bench::cyclictest::{
+    CyclictestData, INTERVAL_US, LARGEST_US, Latencies, Series, Setup, WALK, claims, parse,
+};
+use rtvirtio_cpu::{Contract, Order};
+use rtvirtio_host::Root;
+use rtvirtio_host::sched::{self, Attr};
+use rtvirtio_lab::image::{self, Kernel};
+use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
+use rtvirtio_measure::HostFacts;
+use rtvirtio_stats::Random;
+use rtvirtio_units::Bytes;
+use rtvirtio_vmm::VmHandle;
+use rtvirtio_vmm::threads::{Named, discover};
+use rustix::thread::{ClockId, clock_nanosleep_absolute};
+
+use super::cores::{FairGroup, bind, core_and_others, on_one_core};
+use super::found::{Found, read, save};
+use super::{guest, page};
+use crate::args::{AccelName, BenchCyclictestArgs, Global};
+use crate::cmd::verify::generated;
+use crate::cmd::{lab, need_root};
+use crate::contracts::{Contracts, Wanted};
+use crate::site::kernel_release;
+use crate::ui::Ui;
+
+/// Where the result lies in a directory of results.
+pub const FILE: &str = "cpu-cyclictest.json";
+/// The guest's disk.
+const DISK: Bytes = Bytes(256 << 20);
+/// Load before the first wake-up that counts.
+const WARM_UP: Duration = Duration::from_secs(1);
+/// A guest under load may be as much slower than its own clock says.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `rtvirtio bench cyclictest`.
+pub fn run(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(FILE);
+    if !args.result.report_only {
+        need_root("bench cyclictest")?;
+        save(&path, &measure(args, global, ui)?, ui)?;
+    }
+    found(&path)?.tell("rtvirtio: latency in a guest", args.result.html.as_deref(), ui)
+}
+
+/// What a result shows.
+pub fn found(path: &Path) -> anyhow::Result<Found> {
+    let data: CyclictestData = read(path)?;
+    let claims = claims(&data);
+    let lead = vec![format!(
+        "{} ({} under {}), {} held by {}; {}.",
+        data.host.device, data.host.vmm, data.host.accelerator, data.contract, data.backend, data.command
+    )];
+    Ok(Found {
+        text: page::table(&claims),
+        sections: page::cyclictest(&data),
+        runs: Vec::new(),
+        host: data.host,
+        claims,
+        lead,
+    })
+}
+
+fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<CyclictestData> {
+    let length = Duration::from_nanos(args.length.0);
+    if length < Duration::from_secs(1) {
+        bail!("--for {}: cyclictest counts whole seconds, at least one", args.length);
+    }
+    let contract = Contract::new(args.budget, args.period).with_context(|| {
+        format!(
+            "--budget {} --period {}: at least 1us, and no more than the period",
+            args.budget, args.period
+        )
+    })?;
+    let contracts = on_one_core(global)?;
+    // On a disk, not in memory: direct I/O.
+    let dir = tempfile::Builder::new().prefix("rtvirtio-cyclictest-").tempdir_in(&args.disk_dir);
+    let dir = dir.with_context(|| format!("--disk-dir {}", args.disk_dir.display()))?;
+    let disk = dir.path().join("disk");
+    write_disk(&disk).with_context(|| format!("cannot write {}", disk.display()))?;
+    let kernels: &[Kernel] =
+        if args.preempt_rt { &[Kernel::Standard, Kernel::Rt] } else { &[Kernel::Standard] };
+    let (mut series, mut facts) = (Vec::new(), None);
+    let asked = |s: &Setup| args.setups.is_empty() || args.setups.contains(s);
+    let all: Vec<Setup> = Setup::ALL.into_iter().filter(asked).collect();
+    let once = all.iter().filter(|s| **s == Setup::Host).count();
+    let runs = (kernels.len() * (all.len() - once) + once) * usize::from(args.repeat);
+    let mut bar = ui.bar("cyclictest", runs as u64);
+    for kernel in kernels {
+        let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
+        // The host's own floor does not depend on the guest: it is measured once, beside the first one.
+        let setups = || all.iter().copied().filter(|s| *s != Setup::Host || facts.is_none());
+        let mut of: Vec<Series> = setups()
+            .map(|setup| {
+                let kernel = if setup == Setup::Host { kernel_release() } else { bed.release.clone() };
+                Series { setup, kernel, rounds: Vec::new() }
+            })
+            .collect();
+        for round in 0..args.repeat {
+            // In an order of chance, so that a host that becomes slower hits all alike.
+            let mut order: Vec<usize> = (0..of.len()).collect();
+            Random::new(u64::from(round) + 1).shuffle(&mut order);
+            for i in order {
+                ui.check_cancelled()?;
+                let seen = bed.measure(of[i].setup, length, ui)?;
+                of[i].rounds.push(seen);
+                let done: usize = series.iter().chain(&of).map(|s: &Series| s.rounds.len()).sum();
+                bar.set(done as u64);
+            }
+        }
+        series.extend(of);
+        facts.get_or_insert(bed.stop()?);
+    }
+    drop(bar);
+    Ok(CyclictestData {
+        schema: CyclictestData::SCHEMA.to_owned(),
+        host: facts.context("no kernel")?,
+        command: format!(
+            "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}",
+            args.length,
+            args.repeat,
+            args.budget,
+            args.period,
+            if args.preempt_rt { " --preempt-rt" } else { "" },
+            setups(&args.setups)
+        ),
+        generated: generated(),
+        backend: contracts.backend().to_string(),
+        contract: contract.to_string(),
+        length: length.as_secs_f64(),
+        series,
+    })
+}
+
+/// The option, as it is written.
+fn setups(named: &[Setup]) -> String {
+    let names: Vec<String> = named.iter().map(Setup::to_string).collect();
+    if names.is_empty() { String::new() } else { format!(" --setups {}", names.join(",")) }
+}
+
+/// A guest on a core of its own, but for the load of the host.
+struct Bed<'a> {
+    contracts: &'a Contracts,
+    contract: Contract,
+    disk: &'a Path,
+    name: String,
+    release: String,
+    core: u32,
+    others: Vec<u32>,
+    facts: HostFacts,
+    vm: QemuGuest,
+    /// Gone after the guest.
+    group: FairGroup,
+    _run_dir: tempfile::TempDir,
+}
+
+impl<'a> Bed<'a> {
+    fn boot(
+        kernel: Kernel,
+        contracts: &'a Contracts,
+        contract: Contract,
+        disk: &'a Path,
+        global: &Global,
+        ui: &Ui,
+    ) -> anyhow::Result<Self> {
+        let (core, others) = core_and_others()?;
+        // Guests inherit where this process runs, and boot faster on all CPUs.
+        bind(std::process::id(), &[&others[..], &[core]].concat())?;
+        let image = image::ensure_kernel(&global.cache_dir, kernel, &|line| ui.step(line));
+        ui.check_cancelled()?;
+        let image = image?;
+        let accel = lab::choose_accel(AccelName::Auto, &image, ui)?;
+        let release = image.release.clone();
+        ui.step(&format!("booting a guest with {release}"));
+        let run_dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
+        let name = format!("bench-{}", std::process::id());
+        let group = FairGroup::make(&format!("rtvirtio-{name}-fair"))?;
+        let region = DiskRegion { path: disk.to_owned(), offset: Bytes(0), size: DISK };
+        let config =
+            QemuConfig { accel, workers: true, ..QemuConfig::new(&name, image, region, run_dir.path()) };
+        let mut vm = QemuGuest::start(&config)?;
+        // A session of its own would be a fair group too, on kernels with autogroups; this one is there on all.
+        group.take(vm.handle().process.pid)?;
+        let facts = guest::facts(&mut vm, accel, format!("a guest of 1 vCPU on CPU {core}"))?;
+        bind(std::process::id(), &others)?;
+        Ok(Self {
+            contracts,
+            contract,
+            disk,
+            name,
+            release,
+            core,
+            others,
+            facts,
+            vm,
+            group,
+            _run_dir: run_dir,
+        })
+    }
+
+    fn measure(&mut self, setup: Setup, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
+        self.contracts.release()?;
+        let pid = self.vm.handle().process.pid;
+        // The host's floor is without a guest beside it.
+        bind(pid, if setup == Setup::Host { &self.others } else { std::slice::from_ref(&self.core) })?;
+        let order = match setup {
+            Setup::Host | Setup::Guest => None,
+            Setup::Prioritised => Some(Order::Contract),
+            Setup::AioLowered | Setup::LoadMoved => Some(Order::Rt),
+        };
+        if let Some(order) = order {
+            let named = Named::ask(&mut self.vm.qmp()?)?;
+            let threads = discover(&Root::default(), &VmHandle { named, ..VmHandle::of_pid(pid) })?;
+            self.contracts.hold(&[Wanted {
+                vm: &self.name,
+                threads,
+                contract: self.contract,
+                order,
+                used: Vec::new(),
+            }])?;
+        }
+        let _walk = Walk::start(self.core);
+        match setup {
+            Setup::Host => {
+                let _fio = HostFio::start(self.disk, self.core)?;
+                ui.pause(WARM_UP)?;
+                on_host(self.core, length, ui)
+            }
+            Setup::LoadMoved => {
+                let _fio = HostFio::start(self.disk, self.core)?;
+                ui.pause(WARM_UP)?;
+                in_guest(&mut self.vm, length, ui)
+            }
+            _ => {
+                let argv = fio(GUEST_DISK);
+                let load = self.vm.spawn(&argv.iter().map(String::as_str).collect::<Vec<_>>())?;
+                ui.pause(WARM_UP)?;
+                let seen = in_guest(&mut self.vm, length, ui)?;
+                if self.vm.poll(load)?.is_some() {
+                    bail!("the I/O load in the guest ended by itself");
+                }
+                guest::say(&mut self.vm, &["killall", "fio"])?;
+                guest::finish(&mut self.vm, load, PATIENCE, ui, &mut || Ok(()))?;
+                Ok(seen)
+            }
+        }
+    }
+
+    fn stop(self) -> anyhow::Result<HostFacts> {
+        self.contracts.release()?;
+        self.vm.stop()?;
+        drop(self.group);
+        Ok(self.facts)
+    }
+}
+
+/// The I/O load: what bonnie was in the paper, for ever.
+fn fio(file: &str) -> Vec<String> {
+    let fixed =
+        ["fio", "--name=load", "--rw=randrw", "--bs=16k", "--ioengine=libaio", "--iodepth=8", "--direct=1"];
+    let mut args: Vec<String> = fixed.iter().map(|a| (*a).to_owned()).collect();
+    args.extend(["--time_based".to_owned(), "--runtime=1d".to_owned(), format!("--filename={file}")]);
+    args.push(format!("--size={}", DISK.0));
+    args
+}
+
+/// cyclictest in a guest, with the paper's options.
+fn in_guest(vm: &mut QemuGuest, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
+    let argv = [
+        "cyclictest".to_owned(),
+        "-m".to_owned(),
+        "-q".to_owned(),
+        "-p99".to_owned(),
+        format!("-i{INTERVAL_US}"),
+        format!("-h{LARGEST_US}"),
+        format!("-D{}", length.as_secs()),
+    ];
+    let process = vm.spawn(&argv.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let output = guest::finish(vm, process, length * 2 + PATIENCE, ui, &mut || Ok(()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !output.success() {
+        bail!("cyclictest in the guest: {said:.500}");
+    }
+    parse(&String::from_utf8_lossy(&output.stdout)).map_err(|e| anyhow::anyhow!("{e}; {said:.200}"))
+}
+
+/// What cyclictest does, on this host's core: the floor of everything that a guest on it can reach.
+fn on_host(core: u32, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
+    let measure = move || -> anyhow::Result<Latencies> {
+        bind_this(core)?;
+        sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
+        let now = || {
+            let t = rustix::time::clock_gettime(ClockId::Monotonic);
+            t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+        };
+        let mut all = Latencies::default();
+        let end = now() + u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2);
+        let mut due = now() + INTERVAL_US * 1000;
+        while due < end {
+            let at = rustix::thread::Timespec {
+                tv_sec: (due / 1_000_000_000) as i64,
+                tv_nsec: (due % 1_000_000_000) as i64,
+            };
+            let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
+            let woke = now();
+            all.add(woke.saturating_sub(due) / 1000);
+            // As cyclictest does: what was slept through is not counted again.
+            while due <= woke {
+                due += INTERVAL_US * 1000;
+            }
+        }
+        Ok(all)
+    };
+    let thread = std::thread::spawn(measure);
+    while !thread.is_finished() {
+        // It ends by itself, so that Ctrl-C need not reach it.
+        ui.pause(Duration::from_millis(50))?;
+    }
+    thread.join().unwrap_or_else(|_| bail!("the thread that measures panicked"))
+}
+
+fn this_thread() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
+}
+
+/// Binds the calling thread.
+fn bind_this(core: u32) -> anyhow::Result<()> {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(core as usize);
+    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("CPU {core}"))
+}
+
+/// A thread of the host that walks through memory, until it is dropped.
+struct Walk {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Walk {
+    fn start(core: u32) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        let walk = move || {
+            // On another core it would disturb less, which is no fault of the guest's.
+            let _ = bind_this(core);
+            let mut memory = vec![0u8; WALK];
+            while !told.load(Ordering::Relaxed) {
+                // One byte of each cache line.
+                memory.iter_mut().step_by(64).for_each(|b| *b = b.wrapping_add(1));
+                black_box(&mut memory);
+            }
+        };
+        Self { stop, thread: Some(std::thread::spawn(walk)) }
+    }
+}
+
+impl Drop for Walk {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It only walks; there is nothing to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The I/O load on the host, until it is dropped.
+struct HostFio(Child);
+
+impl HostFio {
+    fn start(disk: &Path, core: u32) -> anyhow::Result<Self> {
+        let args = fio(&disk.display().to_string());
+        let mut command = Command::new(&args[0]);
+        command.args(&args[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = Self(command.spawn().context("cannot run fio on the host: install it")?);
+        bind(child.0.id(), &[core])?;
+        Ok(child)
+    }
+}
+
+impl Drop for HostFio {
+    fn drop(&mut self) {
+        // fio's job is a process of its own, and ends with a terminated parent, not with a killed one.
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+/// Writes the disk once, so that reads read.
+fn write_disk(path: &Path) -> std::io::Result<()> {
+    use std::io::Write;
+    let mut file = std::fs::File::create(path)?;
+    let block = vec![0x5a; 1 << 20];
+    for _ in 0..DISK.0 >> 20 {
+        file.write_all(&block)?;
+    }
+    file.sync_all()
+}

@@ -1,0 +1,90 @@
+//! Contracts for the length of a measurement: applied, journaled and put back as those of `apply`.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, append};
+use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, settings};
+use rtvirtio_host::Root;
+use rtvirtio_vmm::{Role, Thread};
+
+/// What one VM is to have.
+pub struct Wanted<'a> {
+    /// Its name.
+    pub vm: &'a str,
+    /// Its threads.
+    pub threads: Vec<Thread>,
+    /// What they get together.
+    pub contract: Contract,
+    /// Their order.
+    pub order: Order,
+    /// CPU time that they used lately, for a split by use.
+    pub used: Vec<(u32, Duration)>,
+}
+
+impl Wanted<'_> {
+    /// Leaves all threads out that are no vCPUs.
+    pub fn vcpus_only(mut self) -> Self {
+        self.threads.retain(|t| matches!(t.role, Role::Vcpu(_)));
+        self
+    }
+}
+
+/// What holds contracts, and what was set last. Dropping it puts everything back.
+pub struct Contracts {
+    session: Session,
+    probe: Probe,
+    backend: Backend,
+}
+
+impl Contracts {
+    /// For this mechanism. The session must not be that of settings that are to stay: [`Contracts::release`] puts back whatever is in its journal.
+    pub fn new(session: Session, probe: Probe, backend: Backend) -> Self {
+        Self { session, probe, backend }
+    }
+
+    /// The mechanism.
+    pub fn backend(&self) -> Backend {
+        self.backend
+    }
+
+    /// What this kernel has, as it was when the contracts were opened.
+    pub fn probe(&self) -> &Probe {
+        &self.probe
+    }
+
+    /// Sets these in place of what was set before.
+    pub fn hold(&self, all: &[Wanted<'_>]) -> anyhow::Result<()> {
+        self.release()?;
+        let found = choose(&self.probe, Some(self.backend), false).context("the mechanism is gone")?;
+        admit(&found.grant, &all.iter().map(|w| (w.vm.to_owned(), w.contract)).collect::<Vec<_>>())?;
+        let root = Root::default();
+        let mut writes = Vec::new();
+        for w in all {
+            let ask =
+                Ask { vm: w.vm, threads: &w.threads, contract: w.contract, order: w.order, used: &w.used };
+            append(&mut writes, settings(&root, &self.probe, self.backend, &ask)?.writes);
+        }
+        self.session.apply(&writes, &Machine::new(&root, &NoGuests), &mut Silent)?;
+        Ok(())
+    }
+
+    /// Puts everything back.
+    pub fn release(&self) -> anyhow::Result<()> {
+        let root = Root::default();
+        let reverted =
+            self.session.revert(OnConflict::Report, &Machine::new(&root, &NoGuests), &mut Silent)?;
+        match reverted {
+            Some(r) if !r.done => bail!("contracts were not put back: {}", r.summary()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Contracts {
+    fn drop(&mut self) {
+        if let Err(e) = self.release() {
+            eprintln!("rtvirtio: {e:#}");
+        }
+    }
+}

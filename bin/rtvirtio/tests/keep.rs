@@ -1,0 +1,160 @@
+//! `keep` on a real QEMU: a vCPU that is plugged in, `kill -9`, revert.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use common::{Site, signal, text, wait_for};
+use rtvirtio_testkit::skip;
+use rtvirtio_vmm::Qmp;
+use rustix::process::Signal;
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A machine that stays in its firmware, with room for one more vCPU.
+struct Machine {
+    child: Child,
+    qmp: PathBuf,
+}
+
+impl Machine {
+    fn start(test: &str, site: &Site) -> Option<Self> {
+        let missing = if !rustix::process::geteuid().is_root() {
+            "needs root"
+        } else if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
+            "no real-time groups of cgroup v1"
+        } else {
+            ""
+        };
+        if !missing.is_empty() {
+            skip(test, missing);
+            return None;
+        }
+        let qmp = site.dir.path().join("qmp");
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
+            .args(["-m", "64", "-smp", "1,maxcpus=2", "-name", "plc,debug-threads=on", "-qmp"])
+            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+            .stdin(Stdio::null())
+            .spawn();
+        let Ok(child) = child else {
+            skip(test, "no qemu-system-x86_64");
+            return None;
+        };
+        let machine = Self { child, qmp };
+        wait_for("the monitor", PATIENCE, || machine.qmp.exists());
+        Some(machine)
+    }
+
+    fn spec(&self, site: &Site) -> String {
+        let path = site.dir.path().join("plant.toml");
+        let spec = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc-{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
+             priorities = \"rt\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            std::process::id(),
+            self.qmp.display()
+        );
+        fs::write(&path, spec).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// Plugs the second vCPU in. The monitor serves one client at a time, and `keep` asks it too.
+    fn plug(&self) {
+        let mut qmp = Qmp::connect(&self.qmp, PATIENCE).unwrap();
+        let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
+        let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
+        let mut arguments = free["props"].clone();
+        arguments["driver"] = free["type"].clone();
+        qmp.execute("device_add", Some(arguments)).unwrap();
+    }
+
+    /// The vCPUs' policy, priority and CPU cgroup, by name.
+    fn vcpus(&self, site: &Site) -> Vec<(String, String, u64)> {
+        let all = site.json(&["threads", &self.child.id().to_string()]).1;
+        let threads = all[0]["threads"].as_array().unwrap().iter();
+        let vcpus = threads.filter(|t| t["role"]["kind"] == "vcpu");
+        let one = |t: &Value| {
+            let policy = t["policy"].as_str().unwrap().to_owned();
+            (t["name"].as_str().unwrap().to_owned(), policy, t["priority"].as_u64().unwrap())
+        };
+        vcpus.map(one).collect()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let group = format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id());
+        let _ = fs::write(format!("{group}/cpu.rt_runtime_us"), "0");
+        let _ = fs::remove_dir(group);
+    }
+}
+
+/// `keep` in the background, and the lines that it prints.
+fn keep(site: &Site, spec: &str) -> (Child, Receiver<Value>) {
+    let mut child = site.spawn(&["keep", spec, "--every", "50ms", "--json"]);
+    let (sender, lines) = channel();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    std::thread::spawn(move || {
+        for line in out.lines().map_while(Result::ok) {
+            let _ = sender.send(serde_json::from_str(&line).unwrap());
+        }
+    });
+    (child, lines)
+}
+
+fn fifo(name: &str) -> (String, String, u64) {
+    (name.to_owned(), "fifo".to_owned(), 97)
+}
+
+#[test]
+fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
+    let test = "a_plugged_vcpu_is_kept_and_put_back_after_kill_9";
+    let site = Site::new();
+    let Some(machine) = Machine::start(test, &site) else { return };
+    let spec = machine.spec(&site);
+    let refused = text(&site.output(&["keep", &spec]).stderr);
+    assert!(
+        refused.contains("no CPU contract is in force") && refused.contains("rtvirtio apply"),
+        "{refused}"
+    );
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG")]);
+
+    let (mut keeper, lines) = keep(&site, &spec);
+    machine.plug();
+    let set = lines.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(set["event"], "set", "{set}");
+    wait_for("the policy", PATIENCE, || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+
+    // It goes on where it was, finds nothing to do, and ends when the contracts are put back.
+    let (mut keeper, lines) = keep(&site, &spec);
+    assert!(lines.recv_timeout(Duration::from_millis(800)).is_err());
+    assert!(site.ok(&["status"]).contains("policy of vcpu 1"));
+    // The lock may be held for a moment while it looks.
+    wait_for("the revert", PATIENCE, || site.output(&["revert"]).status.success());
+    assert!(keeper.wait().unwrap().success());
+    let other = |name: &str| (name.to_owned(), "other".to_owned(), 0);
+    assert_eq!(machine.vcpus(&site), [other("CPU 0/TCG"), other("CPU 1/TCG")]);
+    assert!(!Path::new(&format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id())).exists());
+
+    // Ctrl-C leaves the contracts in force.
+    site.ok(&["apply", &spec, "--cpu-only"]);
+    let (mut keeper, lines) = keep(&site, &spec);
+    assert!(lines.recv_timeout(Duration::from_millis(500)).is_err(), "all is set already");
+    signal(&keeper, Signal::INT);
+    assert!(keeper.wait().unwrap().success());
+    assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    wait_for("the revert", PATIENCE, || site.output(&["revert"]).status.success());
+    drop(machine);
+    site.assert_clean();
+}

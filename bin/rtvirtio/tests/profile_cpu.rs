@@ -1,0 +1,247 @@
+//! `profile cpu` and a demand's budget, on a real QEMU whose guest computes without end. Its load counts each millisecond of CPU time as a request.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{Site, signal, text, wait_for};
+use rtvirtio_testkit::skip;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// A guest that spins from its first instruction on.
+struct Spinner {
+    child: Child,
+    vm: String,
+    spec: PathBuf,
+    qmp: PathBuf,
+}
+
+impl Spinner {
+    fn start(test: &str, site: &Site) -> Option<Self> {
+        let missing = if !rustix::process::geteuid().is_root() {
+            "needs root"
+        } else if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
+            "no real-time groups of cgroup v1"
+        } else {
+            ""
+        };
+        if !missing.is_empty() {
+            skip(test, missing);
+            return None;
+        }
+        let (qmp, bios) = (site.dir.path().join("qmp"), site.dir.path().join("spin.bin"));
+        // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
+        let mut firmware = vec![0x90; 64 << 10];
+        firmware[0xfff0..0xfff2].copy_from_slice(&[0xeb, 0xfe]);
+        fs::write(&bios, firmware).unwrap();
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-accel", "tcg"])
+            .args(["-m", "64", "-name", "web,debug-threads=on", "-bios"])
+            .arg(&bios)
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+            .stdin(Stdio::null())
+            .spawn();
+        let Ok(child) = child else {
+            skip(test, "no qemu-system-x86_64");
+            return None;
+        };
+        let vm = format!("web-{}", std::process::id());
+        let spinner = Self { child, vm, spec: site.dir.path().join("plant.toml"), qmp };
+        wait_for("the monitor", Duration::from_secs(20), || spinner.qmp.exists());
+        Some(spinner)
+    }
+
+    fn demand(&self, requests: f64, deadline_ms: u64) -> &str {
+        let spec = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ requests = \"{requests:.3}/s\", deadline = \
+             \"{deadline_ms}ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            self.vm,
+            self.qmp.display()
+        );
+        fs::write(&self.spec, spec).unwrap();
+        self.spec.to_str().unwrap()
+    }
+
+    /// Milliseconds of CPU time a second. A clock tick is 10 ms.
+    fn load(&self) -> String {
+        format!(
+            "t() {{ set -- $(cat /proc/{}/stat); echo $((${{14}} + ${{15}})); }}; a=$(t); sleep {{seconds}}; echo $((($(t) - a) * 10 / {{seconds}}))",
+            self.child.id()
+        )
+    }
+
+    fn group(&self) -> PathBuf {
+        PathBuf::from(format!("/sys/fs/cgroup/cpu/rtvirtio-{}", self.vm))
+    }
+
+    /// Policy and cgroup of every thread.
+    fn state(&self, site: &Site) -> Vec<Value> {
+        let all = site.json(&["threads", &self.child.id().to_string()]).1;
+        let keep = ["tid", "policy", "priority", "nice", "cgroups", "reset_on_fork"];
+        let pick = |t: &Value| keep.iter().map(|k| t[*k].clone()).collect::<Value>();
+        all[0]["threads"].as_array().unwrap().iter().map(pick).collect()
+    }
+
+    fn profile<'a>(&'a self, load: &'a str, spec: &'a str) -> Vec<&'a str> {
+        let fixed = ["--budgets", "10,20,40", "--repeat", "3", "--for", "1s"];
+        [&["profile", "cpu", self.vm.as_str(), "--spec", spec, "--load", load][..], &fixed].concat()
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // After a test that failed in between.
+        let _ = fs::write(self.group().join("cpu.rt_runtime_us"), "0");
+        let _ = fs::remove_dir(self.group());
+    }
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+#[test]
+fn a_demand_gets_the_smallest_measured_budget() {
+    let site = Site::new();
+    let Some(vm) = Spinner::start("a_demand_gets_the_smallest_measured_budget", &site) else { return };
+    let before = vm.state(&site);
+    let (spec, load) = (vm.demand(10.0, 400), vm.load());
+    let error = text(&site.output(&["apply", spec, "--cpu-only"]).stderr);
+    assert!(
+        error.contains("has not been measured") && error.contains("rtvirtio profile cpu web-"),
+        "{error}"
+    );
+
+    // Killed in the middle: `revert` puts the VM back, and what was measured is not measured again.
+    let args = vm.profile(&load, spec);
+    let saved = site.state_dir().join(format!("cpu-profiles/{}.json", vm.vm));
+    let mut killed = site.spawn(&args);
+    wait_for("two measurements", Duration::from_secs(30), || {
+        let text = fs::read_to_string(saved.with_extension("partial.json")).unwrap_or_default();
+        text.matches("budget_percent").count() >= 2
+    });
+    wait_for("a contract", Duration::from_secs(10), || vm.group().join("cpu.rt_runtime_us").exists());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    assert!(vm.group().exists() && !saved.exists());
+    // What is in force is not this command's to put back.
+    let refused = text(&site.output(&args).stderr);
+    assert!(refused.contains("a plan is in force") && refused.contains("rtvirtio revert"), "{refused}");
+    site.ok(&["revert"]);
+    assert!(!vm.group().exists());
+    assert_eq!(vm.state(&site), before);
+
+    let out = site.output(&[&args[..], &["--json"]].concat());
+    let (said, profile) = (text(&out.stderr), serde_json::from_slice::<Value>(&out.stdout).unwrap());
+    assert!(out.status.success() && said.contains("going on after"), "{said}");
+    assert!(said.contains("period 100ms, for the deadline of 400ms"), "{said}");
+    assert_eq!(vm.state(&site), before);
+    let file: Value = serde_json::from_str(&fs::read_to_string(&saved).unwrap()).unwrap();
+    assert_eq!(file, profile);
+    assert_eq!(
+        (profile["schema"].as_str(), profile["runs"].as_array().unwrap().len()),
+        (Some("rtvirtio.cpu-profile.v1"), 9)
+    );
+    let points = profile["points"].as_array().unwrap();
+    let cpus = number(&profile["setup"]["cpus"]);
+    for p in points {
+        assert_eq!(p["n"], 3);
+        // Two periods for where the measurement cuts, and a clock tick. A busy machine gives less, never more.
+        let (budget, mean) = (number(&p["budget_percent"]), number(&p["mean"]));
+        assert!(mean > 0.0 && mean <= (10.0 * budget * 1.2 + 10.0) * cpus, "{p}");
+    }
+
+    // Half of what may be relied on at the largest: the smallest budget that carries it must be taken.
+    let asked = number(&points[2]["lower"]) / 2.0;
+    assert!(asked > 0.1, "the measurements are too far from each other to rely on any: {points:?}");
+    let work = points.iter().map(|p| number(&p["cpu_per_request"])).fold(0.0, f64::max);
+    let ns = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse).tv_nsec;
+    let tick = ns as f64 / 1e9;
+    let carries = |p: &&Value| {
+        let share = number(&p["budget_percent"]) / 100.0;
+        number(&p["lower"]) >= asked + 0.001 && 2.0 * 0.1 * (1.0 - share) + (work + tick) / share <= 0.4
+    };
+    let smallest = number(&points.iter().find(carries).unwrap()["budget_percent"]) as u64;
+    let spec = vm.demand(asked, 400);
+    let dry = text(&site.output(&["apply", spec, "--cpu-only", "--dry-run"]).stderr);
+    assert!(
+        dry.contains(&format!("is {smallest} %, which answered")) && dry.contains("n = 3; measured alone"),
+        "{dry}"
+    );
+    let (code, applied) = site.json(&["apply", spec, "--cpu-only"]);
+    assert_eq!(
+        (code, applied[0]["found"]["point"]["budget_percent"].as_u64()),
+        (0, Some(smallest)),
+        "{applied}"
+    );
+    let group =
+        |file: &str| fs::read_to_string(vm.group().join(file)).unwrap().trim().parse::<u64>().unwrap();
+    assert_eq!((group("cpu.rt_runtime_us"), group("cpu.rt_period_us")), (smallest * 1000, 100_000));
+    site.ok(&["revert"]);
+    assert_eq!(vm.state(&site), before);
+
+    // More than any budget carries, sooner than any answers, and a file that is none.
+    for (requests, deadline, says) in [
+        (50_000.0, 400, "no measured budget carries 50000/s"),
+        (asked, 60, "no measured budget answers within 60ms"),
+    ] {
+        let spec = vm.demand(requests, deadline);
+        let refused = text(&site.output(&["apply", spec, "--cpu-only"]).stderr);
+        assert!(refused.contains(says), "{refused}");
+    }
+    let other = site.dir.path().join("other.json");
+    fs::write(&other, "{}").unwrap();
+    let named = format!("{}={}", vm.vm, other.display());
+    let refused = text(&site.output(&["apply", spec, "--cpu-only", "--cpu-profile", &named]).stderr);
+    assert!(refused.contains("is no CPU profile: it has no schema"), "{refused}");
+    let refused = text(&site.output(&["apply", spec, "--cpu-only", "--cpu-profile", "nobody=x"]).stderr);
+    assert!(refused.contains("write VM=FILE with a VM of the spec"), "{refused}");
+    assert_eq!(vm.state(&site), before);
+    drop(vm);
+    site.assert_clean();
+}
+
+#[test]
+fn a_measurement_that_is_stopped_or_has_no_load_leaves_nothing() {
+    let site = Site::new();
+    let test = "a_measurement_that_is_stopped_or_has_no_load_leaves_nothing";
+    let Some(vm) = Spinner::start(test, &site) else { return };
+    let before = vm.state(&site);
+    let pid = vm.child.id().to_string();
+    let run = |load: &str| {
+        let out = site.output(&["profile", "cpu", &pid, "--load", load, "--budgets", "20", "--for", "1s"]);
+        assert!(!out.status.success());
+        text(&out.stderr)
+    };
+    assert!(run("echo 0").contains("answers nothing, without any contract"), "nothing was answered");
+    assert!(run("echo many").contains("is `many`, and not how many"), "no number");
+    assert!(run("echo broken >&2; exit 3").contains("exit status: 3: broken"), "its own words");
+    let refused = |args: &[&str]| text(&site.output(&[&["profile", "cpu", &pid], args].concat()).stderr);
+    assert!(refused(&[]).contains("--url"), "a load is needed");
+    assert!(refused(&["--url", "https://127.0.0.1/"]).contains("TLS is not spoken"));
+    assert!(refused(&["--url", "http://127.0.0.1:1/", "--for", "1s"]).contains("answered no request"));
+    assert!(refused(&["--load", "echo 1", "--for", "500ms"]).contains("less than 10 periods"));
+    assert!(refused(&["--load", "echo 1", "--budgets", "97"]).contains("none of the budgets can be given"));
+    assert!(refused(&["--load", "echo 1", "--budgets", "0"]).contains("1 to 100 %"));
+    assert!(refused(&["--load", "echo 1", "--neighbour", &pid]).contains("how the neighbour is loaded"));
+    assert!(refused(&["--load", "echo 1", "--neighbour", &pid, "--neighbour-load", "x"]).contains("itself"));
+
+    // Ctrl-C while a contract is in force, with a load that ignores everything.
+    let load = "trap '' INT TERM; sleep {seconds}; echo 5";
+    let mut stopped = site.spawn(&["profile", "cpu", &pid, "--load", load, "--budgets", "20", "--for", "2s"]);
+    let group = PathBuf::from(format!("/sys/fs/cgroup/cpu/rtvirtio-pid-{pid}"));
+    wait_for("a contract", Duration::from_secs(30), || group.join("cpu.rt_runtime_us").exists());
+    signal(&stopped, Signal::INT);
+    assert_eq!(stopped.wait().unwrap().code(), Some(130));
+    assert!(!group.exists());
+    assert_eq!(vm.state(&site), before);
+    drop(vm);
+    site.assert_clean();
+}

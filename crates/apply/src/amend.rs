@@ -1,0 +1,162 @@
+//! Adding threads to what is in force.
+
+use std::path::Path;
+
+use rtvirtio_host::sched::Attr;
+use serde::Serialize;
+
+use crate::apply::{rebooted, write_one};
+use crate::capture::{Line, capture, value_of};
+use crate::error::ApplyError;
+use crate::journal::{self, Entry, Journal};
+use crate::machine::{Fault, Machine, PRESENT};
+use crate::resolve::{Write, cannot};
+use crate::session::{Observer, Step};
+use crate::target::{Form, Place, Target};
+
+/// What became of writes that were added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amended {
+    /// Settings that were changed, with their values before and after.
+    pub written: Vec<Line>,
+    /// Settings that somebody else has changed since, which are left to them: the setting, and what it is now.
+    pub left: Vec<(String, String)>,
+    /// Settings that could not be changed, and why. They are as they were.
+    pub failed: Vec<(String, String)>,
+}
+
+/// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
+/// forgotten. A cut anywhere leaves a journal from which everything can be put back.
+pub(crate) fn amend(
+    dir: &Path,
+    writes: &[Write],
+    machine: &Machine<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Amended, ApplyError> {
+    let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
+    if journal.reverting || !journal.complete || rebooted(&journal, machine) {
+        return Err(ApplyError::NotWhole { path: journal::path(dir) });
+    }
+    if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
+        let remedy = "revert, and apply all of it again";
+        return Err(cannot(&wrong.knob, "only settings of threads can be added to what is in force", remedy));
+    }
+    let gone = |t: &Target| t.is_thread() && matches!(machine.read(t), Err(Fault::Gone(_)));
+    let had = journal.entries.len();
+    journal.entries.retain(|e| !gone(&e.target));
+    let forgotten = journal.entries.len() < had;
+    let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
+    // What a value on the way was before, by entry.
+    let mut passing = Vec::new();
+    for write in writes {
+        let known = journal.entries.iter_mut().find(|e| e.target == write.target && e.new.is_some());
+        let Some(entry) = known else {
+            fresh.push(write.clone());
+            continue;
+        };
+        let found = match machine.read(&entry.target) {
+            Ok(text) => value_of(&entry.target, &text)?,
+            Err(Fault::Gone(_)) => continue,
+            Err(fault) => {
+                out.failed.push((write.knob.clone(), fault.into_io().to_string()));
+                continue;
+            }
+        };
+        let form = &entry.target.form;
+        let is_new = entry.new.as_ref().is_some_and(|new| form.is(&found, new));
+        if is_new && entry.new.as_deref() == Some(&write.value) {
+            continue;
+        }
+        if !is_new && !entry.passing.contains(&found) && entry.old.as_ref() != Some(&found) {
+            out.left.push((write.knob.clone(), found));
+            continue;
+        }
+        passing.push((entry.id, entry.passing.clone()));
+        if !entry.passing.contains(&found) {
+            entry.passing.push(found);
+        }
+        entry.new = Some(write.value.clone());
+        touched.push(entry.id);
+    }
+    let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
+    for mut entry in capture(&fresh, machine)? {
+        entry.id += next;
+        if let (Some(own), Some(found)) = (before_us(&journal, &entry.target, machine), entry.old.clone()) {
+            passing.push((entry.id, entry.passing.clone()));
+            entry.passing.push(found);
+            entry.old = Some(own);
+        }
+        touched.push(entry.id);
+        journal.entries.push(entry);
+    }
+    if touched.is_empty() && !forgotten {
+        return Ok(out);
+    }
+    journal::store(dir, &journal)?;
+    observer.step(Step::Journaled);
+    let of = touched.len();
+    for (index, entry) in touched.iter().filter_map(|id| journal.entry(*id)).enumerate() {
+        let old = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
+        match write_one(entry, machine) {
+            Ok(true) => out.written.push(Line {
+                knob: entry.knob.clone(),
+                path: entry.target.to_string(),
+                old,
+                new: entry.new.clone().unwrap_or_default(),
+            }),
+            Ok(false) => {}
+            Err(e) => out.failed.push((entry.knob.clone(), e.to_string())),
+        }
+        observer.step(Step::Wrote { index: index + 1, of });
+    }
+    // A value that could not be replaced stays ours.
+    for entry in &mut journal.entries {
+        let Some((_, before)) = passing.iter().find(|p| p.0 == entry.id) else { continue };
+        let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
+        let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
+        if arrived {
+            entry.passing.clone_from(before);
+        }
+    }
+    journal::store(dir, &journal)?;
+    Ok(out)
+}
+
+/// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the real-time policy
+/// that we gave to QEMU's main thread.
+fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Option<String> {
+    let Place::Thread { pid, tid, start } = target.place else { return None };
+    let inherited = Target::scheduling(pid, tid, start);
+    let inherited = machine.read(&inherited).ok()?.trim().parse::<Attr>().ok()?;
+    let is_policy = target.form == Form::Scheduling;
+    if is_policy && !inherited.policy.is_real_time() {
+        return None;
+    }
+    for entry in journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)) {
+        let (Form::Group { home, scheduling }, Some(mount)) =
+            (&entry.target.form, entry.target.path.parent())
+        else {
+            continue;
+        };
+        let cgroup = Target::thread_cgroup(pid, tid, start, "cpu", mount);
+        let now = machine.read(&cgroup).ok().and_then(|t| cgroup.form.value(&t))?;
+        if mount.join(now.trim_start_matches('/')) != entry.target.path {
+            continue;
+        }
+        return if is_policy {
+            Some(scheduling.clone())
+        } else {
+            Some(format!("/{}", home.strip_prefix(mount).ok()?.display()))
+        };
+    }
+    let main = journal.entries.iter().find(|e| is_main(e, pid)).filter(|_| is_policy)?;
+    let old = main.old.as_ref()?.parse::<Attr>().ok()?;
+    Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string())
+}
+
+/// Whether this is the policy of a process's first thread.
+fn is_main(entry: &Entry, process: u32) -> bool {
+    let first =
+        matches!(entry.target.place, Place::Thread { pid, tid, .. } if pid == process && tid == process);
+    first && entry.target.form == Form::Scheduling
+}

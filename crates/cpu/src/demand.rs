@@ -1,0 +1,383 @@
+//! From a demand to a budget: the paper's look-up (section 4), Fig. 1b for a VM alone and Fig. 2 beside neighbours.
+
+use rtvirtio_units::{Iops, Nanos};
+use serde::Serialize;
+
+use crate::curve::Point;
+use crate::profile::CpuProfile;
+use crate::supply::Surroundings;
+use crate::{Backend, Contract};
+
+/// Without a curve beside a neighbour, a VM must be able to carry so much more than is asked: the largest loss that the paper saw when its neighbour's share
+/// grew from 10 to 40 % (section 4: 20 to 30 %). A share of the neighbours above that counts in full, which is the same slope: one percent of throughput for
+/// each percent of theirs.
+pub const MARGIN: f64 = 0.30;
+/// Shortest budget that a contract may have, in microseconds: the spec's.
+const LEAST_BUDGET_US: u64 = 1000;
+
+/// So many requests a second, each answered within the deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Demand {
+    /// Requests a second.
+    pub requests: Iops,
+    /// Time for each.
+    pub deadline: Nanos,
+}
+
+/// What runs beside the VM.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Beside {
+    /// Sum of the others' shares of each CPU, 0 to 1.
+    pub share: f64,
+    /// Whether some have no contract, so that nobody knows how much they do.
+    pub unknown: bool,
+    /// How many have a contract.
+    pub count: u32,
+}
+
+/// Which curve was read, and how much was added to the demand.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Look {
+    /// Fig. 1b: nobody is beside it.
+    Alone,
+    /// Fig. 2: the curve beside a neighbour that has at least what the others have.
+    Beside {
+        /// The neighbour's budget, in percent.
+        neighbour_percent: u64,
+    },
+    /// Fig. 2, its last curve, and a margin for what the others have beyond.
+    Beyond {
+        /// The neighbour's budget, in percent.
+        neighbour_percent: u64,
+        /// Part of the throughput that is held back.
+        margin: f64,
+    },
+    /// Fig. 1b with a margin, because no curve beside a neighbour was measured.
+    Margin {
+        /// Part of the throughput that is held back.
+        margin: f64,
+    },
+}
+
+impl Look {
+    fn neighbour(self) -> Option<u64> {
+        match self {
+            Self::Alone | Self::Margin { .. } => None,
+            Self::Beside { neighbour_percent } | Self::Beyond { neighbour_percent, .. } => {
+                Some(neighbour_percent)
+            }
+        }
+    }
+
+    /// Part of the throughput that is held back.
+    #[must_use]
+    pub fn margin(self) -> f64 {
+        match self {
+            Self::Alone | Self::Beside { .. } => 0.0,
+            Self::Beyond { margin, .. } | Self::Margin { margin } => margin,
+        }
+    }
+
+    /// In words.
+    #[must_use]
+    pub fn words(self) -> String {
+        match self {
+            Self::Alone => "measured alone, as it is here".to_owned(),
+            Self::Beside { neighbour_percent } => {
+                format!("measured beside a neighbour of {neighbour_percent} %")
+            }
+            Self::Beyond { neighbour_percent, margin } => format!(
+                "measured beside a neighbour of {neighbour_percent} %, with {:.0} % held back for what its neighbours have beyond that",
+                margin * 100.0
+            ),
+            Self::Margin { margin } => format!(
+                "measured alone, with {:.0} % held back for its neighbours; `rtvirtio profile cpu --neighbour` measures what they take",
+                margin * 100.0
+            ),
+        }
+    }
+}
+
+/// A contract that was found, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Choice {
+    /// The smallest that carries the demand.
+    pub contract: Contract,
+    /// The point of the curve that decided.
+    pub point: Point,
+    /// Which curve, and the margin.
+    pub look: Look,
+    /// Requests a second that the point must carry: the demand and the margin.
+    pub needed: Iops,
+    /// CPU time of one request that was reckoned with.
+    #[serde(rename = "work_ns")]
+    pub work: Nanos,
+    /// The latest answer, counted from the request.
+    #[serde(rename = "latest_ns")]
+    pub latest: Nanos,
+    /// Whether one CPU's share does not suffice, so that the latest answer is that of a request whose vCPU has no other one to answer.
+    pub parallel: bool,
+}
+
+impl Choice {
+    /// One sentence: which point decided.
+    #[must_use]
+    pub fn words(&self, demand: &Demand) -> String {
+        let mut text = format!(
+            "{} for {} within {}: the smallest measured budget that carries {} is {} %, which answered {} ({} or more with 95 % confidence, n = {}; {}); \
+             a request of {} of CPU time is answered within {}",
+            self.contract,
+            demand.requests,
+            demand.deadline,
+            self.needed,
+            self.point.budget_percent,
+            Iops(self.point.mean),
+            Iops(self.point.lower.unwrap_or(0.0)),
+            self.point.n,
+            self.look.words(),
+            self.work,
+            self.latest,
+        );
+        if self.parallel {
+            text += " when its vCPU has no other one to answer: several CPUs must work at once for so many";
+        }
+        text
+    }
+}
+
+/// Why no budget is found.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DemandError {
+    /// No measured budget carries the requests.
+    #[error(
+        "{vm}: no measured budget carries {asked}: {needed} are needed ({look}), and {most} is the most that may be relied on, at {percent} % of each CPU; \
+         ask for at most {fits}, give the VM more vCPUs, or move its neighbours"
+    )]
+    TooMany {
+        /// Which VM.
+        vm: String,
+        /// Requests a second asked for.
+        asked: Iops,
+        /// With the margin.
+        needed: Iops,
+        /// Which curve.
+        look: String,
+        /// The most that any point carries.
+        most: Iops,
+        /// At which budget.
+        percent: u64,
+        /// What would fit.
+        fits: Iops,
+    },
+    /// Enough requests, but not within the deadline.
+    #[error(
+        "{vm}: no measured budget answers within {deadline}: at its profile's period of {period} the latest answer comes after {best}, with {percent} % of each CPU; {remedy}"
+    )]
+    TooLate {
+        /// Which VM.
+        vm: String,
+        /// The deadline.
+        deadline: Nanos,
+        /// Period of the profile.
+        period: Nanos,
+        /// The best latest answer.
+        best: Nanos,
+        /// At which budget.
+        percent: u64,
+        /// What to do.
+        remedy: String,
+    },
+    /// The profile is not good enough to rely on.
+    #[error(
+        "{vm}: its CPU profile cannot be used: {why}; measure again with `rtvirtio profile cpu {vm}{options}`"
+    )]
+    Profile {
+        /// Which VM.
+        vm: String,
+        /// Why not.
+        why: String,
+        /// Options that would help.
+        options: String,
+    },
+}
+
+impl DemandError {
+    /// Whether the demand is the reason, rather than the profile.
+    #[must_use]
+    pub fn is_infeasible(&self) -> bool {
+        !matches!(self, Self::Profile { .. })
+    }
+}
+
+/// Which curve is to be read beside the others.
+fn look(points: &[Point], beside: &Beside) -> Look {
+    if beside.share <= 0.0 && !beside.unknown {
+        return Look::Alone;
+    }
+    let mut measured: Vec<u64> = points.iter().filter_map(|p| p.neighbour_percent).collect();
+    measured.sort_unstable();
+    // Rounding of shares must not push a neighbour of exactly 40 % to the next curve.
+    let percent = beside.share * 100.0 - 1e-6;
+    let fits = measured.iter().find(|n| **n as f64 >= percent && !beside.unknown);
+    match (fits, measured.last()) {
+        (Some(n), _) => Look::Beside { neighbour_percent: *n },
+        (None, Some(last)) if percent <= *last as f64 => Look::Beside { neighbour_percent: *last },
+        (None, Some(last)) => Look::Beyond {
+            neighbour_percent: *last,
+            margin: (beside.share - *last as f64 / 100.0).clamp(0.0, 0.99),
+        },
+        (None, None) => Look::Margin { margin: beside.share.clamp(MARGIN, 0.99) },
+    }
+}
+
+/// Finds the smallest measured budget that carries the demand: enough throughput with 95 % confidence, and the deadline met in the worst case
+/// ([`Surroundings::latest`]). Admission is the caller's.
+///
+/// # Errors
+/// [`DemandError`], with the numbers.
+pub fn find(
+    profile: &CpuProfile,
+    demand: &Demand,
+    beside: &Beside,
+    surroundings: Surroundings,
+) -> Result<Choice, DemandError> {
+    let (vm, points) = (&profile.setup.vm, profile.points());
+    let unusable = |why: String, options: String| DemandError::Profile { vm: vm.clone(), why, options };
+    if profile.setup.backend != surroundings.backend {
+        let why = format!(
+            "it was measured under {}, and the contract would be held by {}",
+            profile.setup.backend, surroundings.backend
+        );
+        return Err(unusable(why, String::new()));
+    }
+    if matches!(surroundings.backend, Backend::CpuMax | Backend::Throttle) {
+        let why = format!("{} gives nobody a budget, so no demand can be promised", surroundings.backend);
+        return Err(unusable(why, String::new()));
+    }
+    let look = look(&points, beside);
+    let curve: Vec<&Point> = points.iter().filter(|p| p.neighbour_percent == look.neighbour()).collect();
+    if curve.is_empty() {
+        return Err(unusable("it has no measurement of this VM alone".to_owned(), String::new()));
+    }
+    if let Some(few) = curve.iter().find(|p| p.lower.is_none()) {
+        let why = format!("{} % was measured once only, which gives no confidence", few.budget_percent);
+        return Err(unusable(why, " --repeat 3".to_owned()));
+    }
+    let needed = demand.requests.0 / (1.0 - look.margin());
+    let lower = |p: &Point| p.lower.unwrap_or(0.0);
+    let most = curve.iter().map(|p| lower(p)).fold(0.0, f64::max);
+    if most < needed {
+        // Of the best, the smallest budget: the curve is flat from there.
+        let percent = curve.iter().find(|p| lower(p) >= most).map_or(0, |p| p.budget_percent);
+        let fits = Iops(most * (1.0 - look.margin()));
+        let (vm, asked, look) = (vm.clone(), demand.requests, look.words());
+        return Err(DemandError::TooMany {
+            vm,
+            asked,
+            needed: Iops(needed),
+            look,
+            most: Iops(most),
+            percent,
+            fits,
+        });
+    }
+    // The dearest request of the curve: a small budget finds the caches cold more often.
+    let work = Nanos::from_secs_f64(curve.iter().filter_map(|p| p.cpu_per_request).fold(0.0, f64::max));
+    let mut best: Option<(Nanos, u64)> = None;
+    for point in curve.iter().copied().filter(|p| lower(p) >= needed) {
+        let budget = Nanos(profile.period().0 * point.budget_percent / 100);
+        let Some(contract) = Contract::new(budget, profile.period()) else { continue };
+        if contract.budget_us() < LEAST_BUDGET_US {
+            continue;
+        }
+        let latest = surroundings.latest(contract, work);
+        if latest <= demand.deadline {
+            return Ok(Choice {
+                contract,
+                point: point.clone(),
+                look,
+                needed: Iops(needed),
+                work,
+                latest,
+                parallel: demand.requests.0 * work.as_secs_f64() > contract.share().0,
+            });
+        }
+        if best.is_none_or(|b| latest < b.0) {
+            best = Some((latest, point.budget_percent));
+        }
+    }
+    let (best, percent) = best.unwrap_or((Nanos(u64::MAX), 0));
+    let period = surroundings.period_for(demand.deadline);
+    let remedy = if period < profile.period() {
+        format!("measure at a shorter one: `rtvirtio profile cpu {vm} --period {period}`")
+    } else {
+        "the deadline is too short for this host: allow more time".to_owned()
+    };
+    let (vm, deadline) = (vm.clone(), demand.deadline);
+    Err(DemandError::TooLate { vm, deadline, period: profile.period(), best, percent, remedy })
+}
+
+/// One VM of a spec.
+#[derive(Clone, Debug)]
+pub enum Asked<'a> {
+    /// Nothing: it runs beside the others as it likes.
+    Nothing,
+    /// Its contract is given.
+    Given(Contract),
+    /// Its contract is to be found.
+    Found {
+        /// Its curves.
+        profile: &'a CpuProfile,
+        /// What it is to carry.
+        demand: Demand,
+        /// What holds it.
+        backend: Backend,
+    },
+}
+
+/// Finds the contracts of all VMs that have a demand. Each VM's share is a neighbour's to the others, so the search goes on until no budget grows any more;
+/// it ends, because budgets only grow and the points are few.
+///
+/// `taken` is the share of each CPU that somebody else holds already. The result has an entry for each VM, `None` for one without a demand.
+///
+/// # Errors
+/// [`DemandError`] of the first VM whose demand cannot be carried.
+pub fn find_all(asked: &[Asked<'_>], taken: f64, tick: Nanos) -> Result<Vec<Option<Choice>>, DemandError> {
+    let share = |c: Option<Contract>| c.map_or(0.0, |c| c.share().0);
+    let mut now: Vec<Option<Contract>> = asked
+        .iter()
+        .map(|a| match a {
+            Asked::Given(contract) => Some(*contract),
+            _ => None,
+        })
+        .collect();
+    loop {
+        let mut choices = Vec::with_capacity(asked.len());
+        let mut next = now.clone();
+        for (i, one) in asked.iter().enumerate() {
+            let Asked::Found { profile, demand, backend } = one else {
+                choices.push(None);
+                continue;
+            };
+            let others = || asked.iter().zip(&now).enumerate().filter(|(j, _)| *j != i);
+            let count = others().filter(|(_, (a, _))| !matches!(a, Asked::Nothing)).count();
+            let beside = Beside {
+                share: taken + others().map(|(_, (_, c))| share(*c)).sum::<f64>(),
+                unknown: others().any(|(_, (a, _))| matches!(a, Asked::Nothing)),
+                count: u32::try_from(count).unwrap_or(u32::MAX),
+            };
+            let surroundings = Surroundings { backend: *backend, tick, others: beside.count };
+            let choice = find(profile, demand, &beside, surroundings)?;
+            // Never back: a smaller share of one VM must not let another one's shrink and grow for ever.
+            if share(Some(choice.contract)) >= share(now[i]) {
+                next[i] = Some(choice.contract);
+            }
+            choices.push(Some(choice));
+        }
+        if next == now {
+            return Ok(choices);
+        }
+        now = next;
+    }
+}

@@ -1,0 +1,252 @@
+//! A small HTTP client for load: requests that follow each other at once, and requests at a fixed period.
+//!
+//! Each request has a connection of its own (HTTP/1.0), as with the reservations paper's `ab`, so that an answer costs the server the whole of it.
+
+mod url;
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use url::{Url, UrlError};
+
+/// A server that sends nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often a client looks whether it shall stop.
+const LOOK: Duration = Duration::from_millis(500);
+/// Before a client whose request failed asks again.
+const RETRY: Duration = Duration::from_millis(100);
+/// Longest head of an answer: what a common server sends at most, and no more memory than that for a hostile one.
+const LONGEST_HEAD: usize = 64 << 10;
+
+/// What is asked for, and what must come.
+#[derive(Clone, Debug)]
+pub struct Request {
+    url: Url,
+    text: Arc<[u8]>,
+    body: Option<usize>,
+}
+
+impl Request {
+    /// A GET of this address.
+    #[must_use]
+    pub fn new(url: Url) -> Self {
+        let text =
+            format!("GET {} HTTP/1.0\r\nHost: {}\r\nConnection: close\r\n\r\n", url.path(), url.authority());
+        Self { url, text: text.into_bytes().into(), body: None }
+    }
+
+    /// Counts an answer with another length of its body as wrong.
+    #[must_use]
+    pub fn expecting(self, bytes: usize) -> Self {
+        Self { body: Some(bytes), ..self }
+    }
+
+    /// One request from connecting to the last byte, whose bytes are counted as they come. The length of the whole answer, or `None` when told to stop.
+    fn get(&self, bytes: &AtomicU64, stop: &AtomicBool) -> io::Result<Option<u64>> {
+        let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+        let mut stream = TcpStream::connect_timeout(&self.url.address(), PATIENCE)?;
+        stream.set_read_timeout(Some(LOOK))?;
+        stream.write_all(&self.text)?;
+        let (mut head, mut body, mut whole) = (Vec::new(), None::<usize>, 0);
+        let mut buffer = vec![0; 64 << 10];
+        let mut last = Instant::now();
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
+            }
+            let n = match stream.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    if last.elapsed() > PATIENCE {
+                        return Err(e);
+                    }
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            last = Instant::now();
+            bytes.fetch_add(n as u64, Ordering::Relaxed);
+            whole += n as u64;
+            match &mut body {
+                Some(have) => *have += n,
+                None => {
+                    head.extend_from_slice(&buffer[..n]);
+                    let end = head.windows(4).position(|w| w == b"\r\n\r\n");
+                    body = end.map(|end| head.len() - end - 4);
+                    if body.is_none() && head.len() > LONGEST_HEAD {
+                        return Err(bad(format!("{} answers with a head that does not end", self.url)));
+                    }
+                }
+            }
+        }
+        let status = head.split(|b| *b == b'\r').next().unwrap_or_default();
+        let good = status.split(|b| *b == b' ').nth(1) == Some(b"200");
+        match (body, self.body.or_else(|| content_length(&head))) {
+            (Some(have), Some(expected)) if good && have != expected => {
+                // Broken off on the way: a server under load may do that.
+                let text = format!("{} sent {have} bytes of {expected}", self.url);
+                Err(if self.body.is_some() {
+                    bad(text)
+                } else {
+                    io::Error::new(io::ErrorKind::UnexpectedEof, text)
+                })
+            }
+            (Some(_), _) if good => Ok(Some(whole)),
+            (None, _) if head.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Err(bad(format!("{} answers `{}`", self.url, String::from_utf8_lossy(status)))),
+        }
+    }
+}
+
+/// The header of that name.
+fn content_length(head: &[u8]) -> Option<usize> {
+    let text = String::from_utf8_lossy(head);
+    let line = text.lines().find(|l| l.to_ascii_lowercase().starts_with("content-length:"))?;
+    line.split_once(':')?.1.trim().parse().ok()
+}
+
+/// What clients counted.
+#[derive(Clone, Debug, Default)]
+pub struct Counted {
+    /// Whole answers.
+    pub answers: u64,
+    /// Bytes of these, heads included.
+    pub bytes: u64,
+    /// Requests that were refused, broken off or not answered.
+    pub failed: u64,
+    /// Why the last of these failed.
+    pub why: Option<String>,
+}
+
+/// Clients that ask again at once, until they are dropped.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    bytes: Arc<AtomicU64>,
+    counted: Arc<Mutex<Counted>>,
+    clients: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl Load {
+    /// Starts them.
+    #[must_use]
+    pub fn start(request: &Request, connections: usize) -> Self {
+        let (stop, bytes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::new(Mutex::new(Counted::default()));
+        let client = |_| {
+            let (stop, bytes, counted) = (stop.clone(), bytes.clone(), counted.clone());
+            let request = request.clone();
+            std::thread::spawn(move || {
+                loop {
+                    let answer = request.get(&bytes, &stop);
+                    let mut counted = counted.lock().unwrap_or_else(PoisonError::into_inner);
+                    match answer {
+                        Ok(Some(whole)) => {
+                            counted.answers += 1;
+                            counted.bytes += whole;
+                        }
+                        Ok(None) => return Ok(()),
+                        // A wrong answer is a fault of the set-up. A server that is too busy to answer is what load makes: ask again.
+                        Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(e),
+                        Err(e) => {
+                            counted.failed += 1;
+                            counted.why = Some(e.to_string());
+                            drop(counted);
+                            if stop.load(Ordering::Relaxed) {
+                                return Ok(());
+                            }
+                            std::thread::sleep(RETRY);
+                        }
+                    }
+                }
+            })
+        };
+        let clients = (0..connections).map(client).collect();
+        Self { stop, bytes, counted, clients }
+    }
+
+    /// Bytes that all received so far, those of answers that are not whole yet included.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// What was counted so far.
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a client has given up: the server gives a wrong answer, which [`Load::finish`] tells.
+    #[must_use]
+    pub fn has_given_up(&self) -> bool {
+        self.clients.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Ends them.
+    ///
+    /// # Errors
+    /// A wrong answer that any of them had.
+    pub fn finish(mut self) -> io::Result<Counted> {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients.drain(..) {
+            client.join().map_err(|_| io::Error::other("an HTTP client panicked"))??;
+        }
+        Ok(self.counted())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends `n` requests, one each `period`, also when earlier ones are not answered yet. Each response in ms, from the moment at which its request was due,
+/// and how many requests were refused, broken off, or not answered for 30 s. `None` when `cancelled` says so before the last was sent.
+///
+/// # Errors
+/// When a client panicked.
+pub fn periodic(
+    request: &Request,
+    n: usize,
+    period: Duration,
+    cancelled: &AtomicBool,
+) -> io::Result<Option<(Vec<f64>, usize)>> {
+    let begin = Instant::now() + period;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let mut sent = Vec::with_capacity(n);
+        for i in 0..n {
+            let due = begin + period.mul_f64(i as f64);
+            // Whoever comes late is answered late: nothing is skipped.
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            if cancelled.load(Ordering::Relaxed) {
+                stop.store(true, Ordering::Relaxed);
+                return Ok(None);
+            }
+            let stop = &stop;
+            sent.push(scope.spawn(move || {
+                request.get(&AtomicU64::new(0), stop)?;
+                Ok::<_, io::Error>((Instant::now() - due).as_secs_f64() * 1e3)
+            }));
+        }
+        let (mut ms, mut failed) = (Vec::with_capacity(n), 0);
+        for one in sent {
+            match one.join() {
+                // Microseconds are more than a clock of another thread is worth.
+                Ok(Ok(answer)) => ms.push((answer * 1e3).round() / 1e3),
+                Ok(Err(_)) => failed += 1,
+                Err(_) => return Err(io::Error::other("an HTTP client panicked")),
+            }
+        }
+        Ok(Some((ms, failed)))
+    })
+}
+
+#[cfg(test)]
+mod tests;
