@@ -170,5 +170,5 @@ fn a_contract_is_applied_shown_and_put_back() {
     );
     let spec = self::spec(&site, "cpu = { requests = \"50/s\", deadline = \"20ms\" }");
     let error = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
-    assert!(error.contains("measured curve"), "{error}");
+    assert!(error.contains("has not been measured"), "{error}");
 }

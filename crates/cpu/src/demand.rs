@@ -300,7 +300,7 @@ pub fn find(
                 needed: Iops(needed),
                 work,
                 latest,
-                parallel: demand.requests.0 * work.as_secs_f64() > contract.share().0,
+                parallel: demand.requests.0 * point.cpu_per_request.unwrap_or(0.0) > contract.share().0,
             });
         }
         if best.is_none_or(|b| latest < b.0) {

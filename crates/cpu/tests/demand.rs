@@ -140,6 +140,18 @@ fn the_smallest_budget_that_carries_the_requests_is_taken() {
     }
 }
 
+/// A budget on each of two CPUs carries more than one CPU's share; then the latest answer is not everybody's.
+#[test]
+fn requests_that_take_several_cpus_at_once_are_told() {
+    let mut p = profile(10);
+    let at = |p: &CpuProfile| find(p, &demand(70.0, 200), &Beside::default(), here(0)).unwrap();
+    // 70 a second of 2.1 ms are 14.7 % of a CPU, in a budget of 20 %.
+    assert!(!at(&p).parallel);
+    p.runs.iter_mut().for_each(|r| r.cpu *= 1.5);
+    assert!(at(&p).parallel);
+    assert!(at(&p).words(&demand(70.0, 200)).contains("several CPUs"));
+}
+
 #[test]
 fn neighbours_are_looked_up_in_the_curve_beside_them() {
     let p = profile(10);
