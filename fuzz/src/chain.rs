@@ -1,4 +1,4 @@
-//! Descriptor chains: bytes become a descriptor table, heads and memory; every chain is read by the real parser, on guest memory, behind the mock driver of `virtio-queue`.
+//! Descriptor chains: bytes become a descriptor table, heads and memory; every chain is read by the real parser, on guest memory, behind rings that the input fills.
 //!
 //! Layout of the input: flags, number of descriptors, number of heads; descriptors of 11 bytes (address, length, flags, next); heads; the rest is memory from [`DATA`] on.
 
@@ -6,15 +6,15 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rtvirtio_iodomain::blk::{Limits, Parsed, SECTOR, SEGMENTS, chain_at, parse};
 use rtvirtio_iosched::Op;
-use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
-use virtio_queue::mock::MockSplitQueue;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+use super::rings::Rings;
 
 /// Bytes of guest memory.
 const MEMORY: usize = 0x4_0000;
-/// Where the input's rest lies; the mock's rings end before.
+/// Where the input's rest lies; the rings end before.
 const DATA: u64 = 0x1_0000;
 /// Descriptors of the queue: enough for chains longer than offered.
 const QUEUE: u16 = 256;
@@ -44,7 +44,7 @@ pub fn play(data: &[u8]) {
     let [flags, descriptors, heads, rest @ ..] = data else { return };
     let mem = &*memory();
     let limits = Limits { read_only: flags & 1 != 0, discard: flags & 2 != 0, ..LIMITS };
-    let mock = MockSplitQueue::new(mem, QUEUE);
+    let rings = Rings::new(mem, QUEUE);
     let (table, rest) = rest.split_at((usize::from(*descriptors) * 11).min(rest.len()));
     for (i, d) in table.chunks_exact(11).enumerate() {
         // Small addresses are places in memory; the last byte takes them to the ends of the address space.
@@ -55,23 +55,15 @@ pub fn play(data: &[u8]) {
             _ => low & 0x7_ffff,
         };
         let len = u32::from_le_bytes([d[4], d[5], d[6], d[7]]);
-        let raw = RawDescriptor::from(Descriptor::new(
-            addr,
-            len,
-            u16::from(d[8]),
-            u16::from_le_bytes([d[9], d[10]]),
-        ));
-        mock.desc_table().store(i as u16, raw).expect("within the table");
+        let next = u16::from_le_bytes([d[9], d[10]]);
+        rings.describe(i as u16, Descriptor::new(addr, len, u16::from(d[8]), next));
     }
     let (heads, rest) = rest.split_at(usize::from(*heads).min(rest.len()));
     let rest = &rest[..rest.len().min(MEMORY - DATA as usize)];
     mem.write_slice(rest, GuestAddress(DATA)).expect("within memory");
-    let heads = &heads[..heads.len().min(usize::from(QUEUE))];
-    for (i, head) in heads.iter().enumerate() {
-        mock.avail().ring().ref_at(i).expect("within the ring").store(u16::from(*head));
-    }
-    mock.avail().idx().store(heads.len() as u16);
-    let mut queue: Queue = mock.create_queue().expect("a queue");
+    let heads: Vec<u16> = heads.iter().take(usize::from(QUEUE)).map(|h| u16::from(*h)).collect();
+    rings.offer(&heads);
+    let mut queue = rings.queue();
     assert!(queue.is_valid(mem));
     let mut segments = Vec::with_capacity(SEGMENTS);
     let mut again = Vec::with_capacity(SEGMENTS);

@@ -5,3 +5,4 @@ pub mod config;
 pub mod engine;
 pub mod messages;
 pub mod qemu;
+pub mod rings;

@@ -1,10 +1,12 @@
 use proptest::prelude::*;
-use virtio_queue::desc::RawDescriptor;
-use virtio_queue::mock::MockSplitQueue;
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestMemoryMmap;
 
 use super::*;
+
+// The fuzzers' too.
+#[path = "../../../fuzz/src/rings.rs"]
+mod rings;
 
 const LIMITS: Limits = Limits { size: 1 << 20, read_only: false, discard: true };
 const NEXT: u16 = 1;
@@ -26,18 +28,14 @@ fn read(
     parts: &[(u64, u32, bool)],
     limits: &Limits,
 ) -> (Result<Parsed, Malformed>, Vec<Segment>) {
-    let mock = MockSplitQueue::new(mem, 64);
+    let rings = rings::Rings::new(mem, 64);
     let last = parts.len() - 1;
-    let descriptors: Vec<RawDescriptor> = parts
-        .iter()
-        .enumerate()
-        .map(|(i, (addr, len, writable))| {
-            let flags = if *writable { WRITE } else { 0 } | if i < last { NEXT } else { 0 };
-            RawDescriptor::from(Descriptor::new(*addr, *len, flags, i as u16 + 1))
-        })
-        .collect();
-    mock.build_desc_chain(&descriptors).unwrap();
-    let mut queue: Queue = mock.create_queue().unwrap();
+    for (i, (addr, len, writable)) in parts.iter().enumerate() {
+        let flags = if *writable { WRITE } else { 0 } | if i < last { NEXT } else { 0 };
+        rings.describe(i as u16, Descriptor::new(*addr, *len, flags, i as u16 + 1));
+    }
+    rings.offer(&[0]);
+    let mut queue = rings.queue();
     assert!(queue.is_valid(mem));
     let chain = queue.iter(mem).unwrap().next().unwrap();
     let head = chain.head_index();
