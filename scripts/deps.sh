@@ -22,6 +22,7 @@ need fio fio
 need qemu-system-x86_64 qemu-system-x86
 need losetup util-linux
 need depmod kmod
+need mkfs.ext4 e2fsprogs
 need dpkg-deb dpkg
 need apt-get apt
 [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"

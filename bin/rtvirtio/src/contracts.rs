@@ -71,13 +71,16 @@ impl Contracts {
 
     /// Puts everything back.
     pub fn release(&self) -> anyhow::Result<()> {
-        let root = Root::default();
-        let reverted =
-            self.session.revert(OnConflict::Report, &Machine::new(&root, &NoGuests), &mut Silent)?;
-        match reverted {
-            Some(r) if !r.done => bail!("contracts were not put back: {}", r.summary()),
-            _ => Ok(()),
-        }
+        release(&self.session)
+    }
+}
+
+/// Puts back what a session has set, also that of an earlier process.
+pub fn release(session: &Session) -> anyhow::Result<()> {
+    let root = Root::default();
+    match session.revert(OnConflict::Report, &Machine::new(&root, &NoGuests), &mut Silent)? {
+        Some(r) if !r.done => bail!("contracts were not put back: {}", r.summary()),
+        _ => Ok(()),
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) fn amend(
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
     let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || !journal.complete || rebooted(&journal, machine) {
+    if journal.reverting || journal.rest || !journal.complete || rebooted(&journal, machine) {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
     if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {

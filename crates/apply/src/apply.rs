@@ -39,6 +39,7 @@ pub(crate) fn apply(
         pid: std::process::id(),
         complete: false,
         reverting: false,
+        rest: false,
         kept: Vec::new(),
         entries,
     };

@@ -105,7 +105,7 @@ pub enum ApplyError {
     /// There is nothing that could be added to.
     #[error("nothing is in force: `rtvirtio apply` first")]
     NothingInForce,
-    /// What is in force was cut off, is being put back, or the host was restarted since.
+    /// What is in force was cut off, is being or has been put back but for conflicts, or the host was restarted since.
     #[error("what is in force is not whole (journal {path}): run `rtvirtio revert`, then apply again")]
     NotWhole {
         /// The journal.

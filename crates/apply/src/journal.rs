@@ -64,6 +64,9 @@ pub(crate) struct Journal {
     pub complete: bool,
     /// Whether putting back has begun. From then on a file that changes along may show the kernel's default.
     pub reverting: bool,
+    /// Whether this is what putting back has left, because somebody else had changed it: nothing is in force any more.
+    #[serde(default)]
+    pub rest: bool,
     /// Weights of other devices to be written again should putting back be cut off.
     pub kept: Vec<Kept>,
     /// The knobs: writes in order, then files that change along.

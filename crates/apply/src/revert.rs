@@ -446,5 +446,6 @@ fn keep_open(journal: &mut Journal, fates: &BTreeMap<usize, Fate>, machine: &Mac
         }
     }
     journal.reverting = false;
+    journal.rest = true;
     journal.kept.clear();
 }

@@ -194,6 +194,18 @@ fn a_value_that_changes_again_is_ours_before_and_after() {
     assert_eq!(sim.kernel.policy(8).unwrap(), Attr::fifo(5));
 }
 
+/// What somebody else had changed stays in the journal, and is no contract in force.
+#[test]
+fn nothing_is_added_to_what_putting_back_has_left() {
+    let sim = in_force();
+    sim.kernel.set_policy(8, &Attr::fifo(9)).unwrap();
+    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    assert!(!reverted.done);
+    let error = sim.session().amend(&new_threads(), &sim.machine(), &mut Silent).unwrap_err();
+    assert!(matches!(error, ApplyError::NotWhole { .. }), "{error}");
+    assert_eq!(sim.of(40, 40), ("other nice 3".to_owned(), "/".to_owned()));
+}
+
 #[test]
 fn a_thread_that_ends_or_is_refused_is_told_and_stops_nobody() {
     let sim = in_force();

@@ -146,6 +146,9 @@ impl ReservationData {
     }
 }
 
+/// What a request without an answer counts as, in ms: how long the client waits.
+const UNANSWERED_MS: f64 = 30_000.0;
+
 /// What they show.
 #[must_use]
 pub fn claims(data: &ReservationData) -> Vec<Claim> {
@@ -158,7 +161,10 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
         let (late, n) = data.late(true, contract, apart);
         (late as f64 / n.max(1) as f64, n)
     };
-    let worst = data.responses(true, true, false).into_iter().fold(0.0, f64::max) / data.deadline_ms;
+    let held = data.web.iter().filter(|w| w.loaded && w.contract && !w.apart);
+    // One that is not answered is later than any other.
+    let unanswered = if held.map(|w| w.failed).sum::<usize>() > 0 { UNANSWERED_MS } else { 0.0 };
+    let worst = data.responses(true, true, false).into_iter().fold(unanswered, f64::max) / data.deadline_ms;
     let (without, n_without) = missed(false, false);
     let (apart, n_apart) = missed(false, true);
     let (with, n_with) = missed(true, false);

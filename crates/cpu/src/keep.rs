@@ -7,8 +7,8 @@ use rtvirtio_host::Hierarchy;
 use rtvirtio_host::sched::Attr;
 use rtvirtio_vmm::Thread;
 
-use crate::settings::{GROUP, held, moved, priorities, scheduling};
-use crate::{Ask, Backend, Probe, Settings, Share, split};
+use crate::settings::{GROUP, held, most_of_one, moved, priorities, scheduling};
+use crate::{Ask, Backend, Probe, Settings, Share, attr, split};
 
 /// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
 const LEAST_CHANGE: f64 = 0.05;
@@ -34,7 +34,11 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
     let own = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
     if let (Backend::RtGroup | Backend::CpuMax, Some(cgroups)) = (backend, own) {
         // Also for those that are in it already, by birth: where they go afterwards must be in the journal.
-        out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
+        // Those that no role gives a policy keep what they inherited, and are left to the group's end, which gives back both.
+        let left = |t: &&Thread| {
+            attr(&t.role, ask.order).is_none() && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
+        };
+        out.writes.extend(ask.threads.iter().filter(|t| !left(t)).map(|t| moved(cgroups, ask, t, &group)));
     }
     if matches!(backend, Backend::RtGroup | Backend::Hcbs | Backend::Throttle) {
         priorities(ask, &mut out);
@@ -56,7 +60,7 @@ pub fn resplit(probe: &Probe, ask: &Ask<'_>) -> Settings {
         .collect();
     let before: Vec<Share> =
         held.iter().filter_map(|t| Some(Share { tid: t.tid, runtime: t.reservation?.runtime })).collect();
-    let Some(shares) = split(budget, probe.cpus, period, &used, Some(&before)) else {
+    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, period), &used, Some(&before)) else {
         out.notes.push(format!("a budget of {} is too little for {} threads", ask.contract, held.len()));
         return out;
     };

@@ -10,7 +10,7 @@ use rtvirtio_planner::Strength;
 use rtvirtio_vmm::{Role, Thread};
 use serde::Serialize;
 
-use crate::{Backend, Contract, CpuError, Order, Probe, attr, split};
+use crate::{Backend, Contract, CpuError, Order, Probe, attr, choose, split};
 
 /// Prefix of the cgroups that are made for VMs.
 pub(crate) const GROUP: &str = "rtvirtio-";
@@ -269,7 +269,7 @@ fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Re
         .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(t.cpu_time, |u| u.1)))
         .collect();
     let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
-    let Some(shares) = split(budget, probe.cpus, period, &used, None) else {
+    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, period), &used, None) else {
         let why = format!("a budget of {} is too little for {} threads", ask.contract, held.len());
         return Err(cannot(why, "give at least 50 us for each thread"));
     };
@@ -280,6 +280,17 @@ fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Re
         "the budget is split over the threads by what each has used: a thread whose load changes waits for the next split".to_owned(),
     );
     Ok(())
+}
+
+/// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others: its own default (`sched_rt_runtime_us`).
+const KEEP: f64 = 0.95;
+
+/// Most runtime of one thread in each period. The kernel admits the sum over all CPUs, so one thread might have a whole one, which nothing would ever take
+/// from it: RT throttling does not know deadline threads. What is kept for others on each CPU is kept here too.
+pub(crate) fn most_of_one(probe: &Probe, period: u64) -> u64 {
+    let found = choose(probe, Some(Backend::Deadline), false);
+    let grant = found.map_or(KEEP, |f| (f.grant.limit.0 - f.grant.fair_server.0).clamp(0.0, KEEP));
+    (period as f64 * grant) as u64
 }
 
 /// The threads that get a part of the budget.

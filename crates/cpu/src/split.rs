@@ -24,7 +24,7 @@ const GAIN: f64 = 0.25;
 
 /// Splits `budget` (nanoseconds of each period on each of `cpus` CPUs) over threads by the CPU time that each used in the last interval.
 ///
-/// A thread runs on one CPU at a time, so none gets more than `most` (the period). With `before`, the split moves a quarter of the way from
+/// None gets more than `most`: a thread runs on one CPU at a time, and should leave some of it to others. With `before`, the split moves a quarter of the way from
 /// there, so that it follows the load slowly. Every thread gets the same part of an eighth of the budget whatever it used, and at least 50 us;
 /// the sum never passes the budget.
 ///

@@ -224,6 +224,15 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 2666666/20000000/20000000 reset-on-fork"; 3]);
     assert_eq!(made.outside.iter().map(|o| o.0).collect::<Vec<_>>(), [101, 104]);
+    // All of a large budget is used by one thread: it gets no CPU for itself alone, which nothing would ever take from it.
+    let contract = Contract::new(Nanos::from_millis(18), Nanos::from_millis(20)).unwrap();
+    let used = [(threads[0].tid, std::time::Duration::from_secs(1))];
+    let large = Ask { contract, used: &used, ..ask(&threads, Order::Contract) };
+    let made = settings(&host.root, &host.probe(), Backend::Deadline, &large).unwrap();
+    assert_eq!(
+        made.writes[0].value, "deadline 18000000/20000000/20000000 reset-on-fork",
+        "95 %, less the fair server's 5 %"
+    );
 }
 
 #[test]

@@ -90,7 +90,8 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
             ui.step("no thread is left: the VMs have ended");
             return Ok(ExitCode::SUCCESS);
         }
-        next += every;
+        // A look that took longer is not made up for.
+        next = (next + every).max(Instant::now());
         // Ctrl-C ends it, and is no error: what is in force stays.
         let _ = ui.pause(next.saturating_duration_since(Instant::now()));
     }

@@ -195,10 +195,12 @@ impl Plc {
         threads
     }
 
-    /// What must come back: policy and cgroup of every thread but workers, which come and go, and the cgroups' files.
+    /// What must come back: policy and cgroup of every thread but workers, which come and go, and KVM's own thread, which may start after the vCPU;
+    /// and the cgroups' files.
     pub fn snapshot(&self) -> String {
         let mut out = String::new();
-        for t in self.discovered().into_iter().filter(|t| t.role != Role::AioWorker) {
+        let late = [Role::AioWorker, Role::KvmHugePages];
+        for t in self.discovered().into_iter().filter(|t| !late.contains(&t.role)) {
             let cgroups = task::cgroups(&Root::default(), t.pid, t.tid).unwrap();
             writeln!(out, "{} {} {} {:?} {}", t.tid, t.role, sched::get(t.tid).unwrap(), cgroups, t.affinity)
                 .unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 use rtvirtio_host::text;
 
 use super::Fate;
-use crate::machine::{ABSENT, Machine};
+use crate::machine::{ABSENT, Fault, Machine};
 use crate::target::{Form, Target};
 
 /// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far above one that was not.
@@ -87,15 +87,23 @@ fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
 }
 
 fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
-    machine.write(target, text).map_err(|f| failed(format!("writing `{text}`: {}", f.into_io())))
+    machine.write(target, text).map_err(|f| fault(target, f, &format!("writing `{text}`")))
 }
 
 fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {
-    let file = machine.read(target).map_err(|f| failed(format!("reading back: {}", f.into_io())))?;
+    let file = machine.read(target).map_err(|f| fault(target, f, "reading back"))?;
     target
         .form
         .value(&file)
         .ok_or_else(|| failed(format!("it holds `{}`, which is not understood", file.trim())))
+}
+
+/// A thread may end at any moment, and takes its settings with it.
+fn fault(target: &Target, fault: Fault, doing: &str) -> Fate {
+    match fault {
+        Fault::Gone(e) if target.is_thread() => Fate::Gone { why: e.to_string() },
+        other => failed(format!("{doing}: {}", other.into_io())),
+    }
 }
 
 pub(super) fn failed(error: String) -> Fate {

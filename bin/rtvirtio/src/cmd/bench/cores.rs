@@ -9,7 +9,7 @@ use rtvirtio_host::{Cgroups, Root};
 
 use super::BENCH_DIR;
 use crate::args::Global;
-use crate::contracts::Contracts;
+use crate::contracts::{Contracts, release};
 
 /// Directory of the contracts' journal, below that of the experiments.
 const STATE: &str = "cpu";
@@ -77,6 +77,9 @@ pub fn core_and_others() -> anyhow::Result<(u32, Vec<u32>)> {
 
 /// Contracts of a mechanism that gives a group of threads a budget on one CPU. What an earlier run that was killed has left is put back.
 pub fn on_one_core(global: &Global) -> anyhow::Result<Contracts> {
+    let session = Session::open(global.run_dir.join(BENCH_DIR).join(STATE))?;
+    // Before the look at what others have, which these must not be.
+    release(&session)?;
     let probe = probe(&Root::default())?;
     // A deadline thread may not be bound to one CPU, and a cap on ordinary threads counts all CPUs together.
     let fits = [Backend::Hcbs, Backend::RtGroup];
@@ -85,8 +88,5 @@ pub fn on_one_core(global: &Global) -> anyhow::Result<Contracts> {
         let why: Vec<String> = missing.map(|(b, why)| format!("{b}: {why}")).collect();
         bail!("this kernel cannot give the threads of a VM a budget on one CPU: {}", why.join("; "));
     };
-    let contracts =
-        Contracts::new(Session::open(global.run_dir.join(BENCH_DIR).join(STATE))?, probe, backend);
-    contracts.release()?;
-    Ok(contracts)
+    Ok(Contracts::new(session, probe, backend))
 }

@@ -21,6 +21,7 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::VmHandle;
+use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_vmm::threads::{Named, discover};
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
@@ -382,7 +383,10 @@ impl HostFio {
         let args = fio(&disk.display().to_string());
         let mut command = Command::new(&args[0]);
         command.args(&args[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = Self(command.spawn().context("cannot run fio on the host: install it")?);
+        // Its job as a thread, so that both end with this process, however that ends.
+        command.arg("--thread");
+        let child = spawn(command, Vec::new(), Lifetime::WithParent);
+        let child = Self(child.context("cannot run fio on the host: install it")?);
         bind(child.0.id(), &[core])?;
         Ok(child)
     }
@@ -390,7 +394,6 @@ impl HostFio {
 
 impl Drop for HostFio {
     fn drop(&mut self) {
-        // fio's job is a process of its own, and ends with a terminated parent, not with a killed one.
         if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         }
