@@ -155,16 +155,18 @@ impl Filters {
     }
 }
 
+/// What a backtrace may try in vain, but for what a thread needs.
+fn refused_but(needs: &[&[c_long]]) -> Vec<c_long> {
+    let needs = needs.concat();
+    [REFUSED, old::REFUSED].concat().into_iter().filter(|c| !needs.contains(c)).collect()
+}
+
 fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
-        Role::Engine { .. } => (ENGINE, &[][..], [REFUSED, old::REFUSED].concat()),
-        Role::Frontend => {
-            let needs = [FRONTEND, old::FRONTEND].concat();
-            let refused = [REFUSED, old::REFUSED].concat();
-            (FRONTEND, old::FRONTEND, refused.into_iter().filter(|c| !needs.contains(c)).collect())
-        }
-        Role::Control => (CONTROL, old::CONTROL, vec![libc::SYS_getcwd]),
+        Role::Engine { .. } => (ENGINE, &[][..], refused_but(&[])),
+        Role::Frontend => (FRONTEND, old::FRONTEND, refused_but(&[FRONTEND, old::FRONTEND])),
+        Role::Control => (CONTROL, old::CONTROL, refused_but(&[CONTROL, old::CONTROL, &[libc::SYS_openat]])),
     };
     let mut rules = common()?;
     let any = |calls: &[c_long]| calls.iter().map(|c| (*c, Vec::new())).collect::<Rules>();
