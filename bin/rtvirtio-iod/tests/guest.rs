@@ -17,8 +17,8 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         Ok(image) => image,
         Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
     };
-    if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-        return rtvirtio_testkit::skip(test, "qemu-system-x86_64 is not installed");
+    if !rtvirtio_testkit::has(test, &[rtvirtio_testkit::Need::QEMU]) {
+        return;
     }
     let dir = disk(128);
     let config = two(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");

@@ -111,6 +111,11 @@ impl Bar {
         }
     }
 
+    /// One more is done.
+    pub fn step(&mut self) {
+        self.set(self.bar.position() + 1);
+    }
+
     /// What it does now.
     pub fn say(&mut self, text: &str) {
         self.bar.set_message(text.to_owned());

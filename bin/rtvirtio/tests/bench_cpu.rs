@@ -4,26 +4,15 @@ mod common;
 
 use std::sync::{Mutex, PoisonError};
 
-use common::{Site, skip, text};
+use common::{Site, text};
+use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
 /// Budgets of both tests together are more than a core has.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn site(test: &str) -> Option<Site> {
-    let missing = if !rustix::process::geteuid().is_root() {
-        "needs root"
-    } else if !std::path::Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
-        "no cgroup v1 with CONFIG_RT_GROUP_SCHED"
-    } else if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-        "qemu-system-x86_64 is not installed"
-    } else if std::thread::available_parallelism().is_ok_and(|n| n.get() < 2) {
-        "needs two CPUs"
-    } else {
-        return Some(Site::new());
-    };
-    skip(test, missing);
-    None
+    has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU, Need::Cpus(2)]).then(Site::new)
 }
 
 fn groups() -> Vec<String> {

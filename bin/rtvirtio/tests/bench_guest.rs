@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::time::Duration;
 
-use common::{Site, can_run, signal, skip, text, wait_for};
+use common::{Site, can_run, signal, text, wait_for};
+use rtvirtio_testkit::{Need, has, skip};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -20,8 +21,7 @@ fn site(test: &str) -> Option<Site> {
         skip(test, "rtvirtio-iod is not built: cargo build --workspace");
         return None;
     }
-    if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-        skip(test, "qemu-system-x86_64 is not installed");
+    if !has(test, &[Need::QEMU]) {
         return None;
     }
     let site = Site::new();

@@ -22,7 +22,7 @@ fn the_loop_on_cgroup_v2_under_kvm() {
     let image = match boxed::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
         Ok(image) => image,
         Err(e) => {
-            common::skip(test, &e.to_string());
+            rtvirtio_testkit::skip(test, &e.to_string());
             return;
         }
     };

@@ -8,10 +8,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use common::{Site, skip, text};
+use common::{Site, text};
 use rtvirtio_lab::image;
 use rtvirtio_lab::qemu::{GUEST_PORT, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_measure::http::{Load, Request, Url, periodic};
+use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
 const DEADLINE_MS: f64 = 400.0;
@@ -40,17 +41,8 @@ fn number(value: &Value) -> f64 {
 #[test]
 fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     let test = "a_demand_beside_a_neighbour_gets_what_was_measured_beside_it";
-    let missing = if !rustix::process::geteuid().is_root() {
-        "needs root"
-    } else if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
-        "no real-time groups of cgroup v1"
-    } else if std::process::Command::new("qemu-system-x86_64").arg("--version").output().is_err() {
-        "qemu-system-x86_64 is not installed"
-    } else {
-        ""
-    };
-    if !missing.is_empty() {
-        return skip(test, missing);
+    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU]) {
+        return;
     }
     let site = Site::new();
     let names = ["web", "other"].map(|n| format!("{n}-{}", std::process::id()));

@@ -4,52 +4,27 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use common::{Site, signal, text, wait_for};
-use rtvirtio_testkit::skip;
+use rtvirtio_testkit::{Machine, Need, has};
 use rtvirtio_vmm::Qmp;
 use rustix::process::Signal;
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A machine that stays in its firmware, with room for one more vCPU.
-struct Machine {
-    child: Child,
-    qmp: PathBuf,
-}
+/// A machine with room for one more vCPU.
+struct Plc(Machine);
 
-impl Machine {
+impl Plc {
     fn start(test: &str, site: &Site) -> Option<Self> {
-        let missing = if !rustix::process::geteuid().is_root() {
-            "needs root"
-        } else if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
-            "no real-time groups of cgroup v1"
-        } else {
-            ""
-        };
-        if !missing.is_empty() {
-            skip(test, missing);
-            return None;
-        }
-        let qmp = site.dir.path().join("qmp");
-        let child = Command::new("qemu-system-x86_64")
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
-            .args(["-m", "64", "-smp", "1,maxcpus=2", "-name", "plc,debug-threads=on", "-qmp"])
-            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
-            .stdin(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            skip(test, "no qemu-system-x86_64");
-            return None;
-        };
-        let machine = Self { child, qmp };
-        wait_for("the monitor", PATIENCE, || machine.qmp.exists());
-        Some(machine)
+        let options = ["-machine", "q35", "-smp", "1,maxcpus=2"];
+        has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU])
+            .then(|| Self(Machine::start(site.dir.path(), "plc", &options)))
     }
 
     fn spec(&self, site: &Site) -> String {
@@ -58,7 +33,7 @@ impl Machine {
             "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc-{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
              priorities = \"rt\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             std::process::id(),
-            self.qmp.display()
+            self.0.qmp().display()
         );
         fs::write(&path, spec).unwrap();
         path.to_str().unwrap().to_owned()
@@ -66,7 +41,7 @@ impl Machine {
 
     /// Plugs the second vCPU in. The monitor serves one client at a time, and `keep` asks it too.
     fn plug(&self) {
-        let mut qmp = Qmp::connect(&self.qmp, PATIENCE).unwrap();
+        let mut qmp = Qmp::connect(self.0.qmp(), PATIENCE).unwrap();
         let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
         let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
         let mut arguments = free["props"].clone();
@@ -76,7 +51,7 @@ impl Machine {
 
     /// The vCPUs' policy, priority and CPU cgroup, by name.
     fn vcpus(&self, site: &Site) -> Vec<(String, String, u64)> {
-        let all = site.json(&["threads", &self.child.id().to_string()]).1;
+        let all = site.json(&["threads", &self.0.pid().to_string()]).1;
         let threads = all[0]["threads"].as_array().unwrap().iter();
         let vcpus = threads.filter(|t| t["role"]["kind"] == "vcpu");
         let one = |t: &Value| {
@@ -87,10 +62,9 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for Plc {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.0.kill();
         let group = format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id());
         let _ = fs::write(format!("{group}/cpu.rt_runtime_us"), "0");
         let _ = fs::remove_dir(group);
@@ -118,7 +92,7 @@ fn fifo(name: &str) -> (String, String, u64) {
 fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
     let test = "a_plugged_vcpu_is_kept_and_put_back_after_kill_9";
     let site = Site::new();
-    let Some(machine) = Machine::start(test, &site) else { return };
+    let Some(machine) = Plc::start(test, &site) else { return };
     let spec = machine.spec(&site);
     let refused = text(&site.output(&["keep", &spec]).stderr);
     assert!(

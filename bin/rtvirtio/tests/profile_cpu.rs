@@ -3,57 +3,29 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use common::{Site, signal, text, wait_for};
-use rtvirtio_testkit::skip;
+use rtvirtio_testkit::{Machine, Need, has};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A guest that spins from its first instruction on.
+/// A guest that computes without end.
 struct Spinner {
-    child: Child,
+    machine: Machine,
     vm: String,
     spec: PathBuf,
-    qmp: PathBuf,
 }
 
 impl Spinner {
     fn start(test: &str, site: &Site) -> Option<Self> {
-        let missing = if !rustix::process::geteuid().is_root() {
-            "needs root"
-        } else if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
-            "no real-time groups of cgroup v1"
-        } else {
-            ""
-        };
-        if !missing.is_empty() {
-            skip(test, missing);
-            return None;
-        }
-        let (qmp, bios) = (site.dir.path().join("qmp"), site.dir.path().join("spin.bin"));
-        // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
-        let mut firmware = vec![0x90; 64 << 10];
-        firmware[0xfff0..0xfff2].copy_from_slice(&[0xeb, 0xfe]);
-        fs::write(&bios, firmware).unwrap();
-        let child = Command::new("qemu-system-x86_64")
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-accel", "tcg"])
-            .args(["-m", "64", "-name", "web,debug-threads=on", "-bios"])
-            .arg(&bios)
-            .arg("-qmp")
-            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
-            .stdin(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            skip(test, "no qemu-system-x86_64");
-            return None;
-        };
-        let vm = format!("web-{}", std::process::id());
-        let spinner = Self { child, vm, spec: site.dir.path().join("plant.toml"), qmp };
-        wait_for("the monitor", Duration::from_secs(20), || spinner.qmp.exists());
-        Some(spinner)
+        let dir = site.dir.path();
+        has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU]).then(|| Self {
+            machine: Machine::spinning(dir, "web", &[]),
+            vm: format!("web-{}", std::process::id()),
+            spec: dir.join("plant.toml"),
+        })
     }
 
     fn demand(&self, requests: f64, deadline_ms: u64) -> &str {
@@ -61,7 +33,7 @@ impl Spinner {
             "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ requests = \"{requests:.3}/s\", deadline = \
              \"{deadline_ms}ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
             self.vm,
-            self.qmp.display()
+            self.machine.qmp().display()
         );
         fs::write(&self.spec, spec).unwrap();
         self.spec.to_str().unwrap()
@@ -71,7 +43,7 @@ impl Spinner {
     fn load(&self) -> String {
         format!(
             "t() {{ set -- $(cat /proc/{}/stat); echo $((${{14}} + ${{15}})); }}; a=$(t); sleep {{seconds}}; echo $((($(t) - a) * 10 / {{seconds}}))",
-            self.child.id()
+            self.machine.pid()
         )
     }
 
@@ -81,7 +53,7 @@ impl Spinner {
 
     /// Policy and cgroup of every thread.
     fn state(&self, site: &Site) -> Vec<Value> {
-        let all = site.json(&["threads", &self.child.id().to_string()]).1;
+        let all = site.json(&["threads", &self.machine.pid().to_string()]).1;
         let keep = ["tid", "policy", "priority", "nice", "cgroups", "reset_on_fork"];
         let pick = |t: &Value| keep.iter().map(|k| t[*k].clone()).collect::<Value>();
         all[0]["threads"].as_array().unwrap().iter().map(pick).collect()
@@ -95,8 +67,7 @@ impl Spinner {
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.machine.kill();
         // After a test that failed in between.
         let _ = fs::write(self.group().join("cpu.rt_runtime_us"), "0");
         let _ = fs::remove_dir(self.group());
@@ -219,7 +190,7 @@ fn a_measurement_that_is_stopped_or_has_no_load_leaves_nothing() {
     let test = "a_measurement_that_is_stopped_or_has_no_load_leaves_nothing";
     let Some(vm) = Spinner::start(test, &site) else { return };
     let before = vm.state(&site);
-    let pid = vm.child.id().to_string();
+    let pid = vm.machine.pid().to_string();
     let run = |load: &str| {
         let out = site.output(&["profile", "cpu", &pid, "--load", load, "--budgets", "20", "--for", "1s"]);
         assert!(!out.status.success());

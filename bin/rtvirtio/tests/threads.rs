@@ -5,59 +5,15 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use common::{Site, signal, text, wait_for};
-use rtvirtio_testkit::skip;
+use common::{Site, signal, text};
+use rtvirtio_testkit::{Machine, Need, has};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A machine that stays in its firmware.
-struct Machine(Child);
-
-impl Machine {
-    fn start(test: &str, site: &Site) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            skip(test, "needs root");
-            return None;
-        }
-        let qmp = site.dir.path().join("qmp");
-        let child = Command::new("qemu-system-x86_64")
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
-            .args([
-                "-m",
-                "64",
-                "-smp",
-                "2",
-                "-object",
-                "iothread,id=disk",
-                "-name",
-                "plc,debug-threads=on",
-                "-qmp",
-            ])
-            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
-            .stdin(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            skip(test, "no qemu-system-x86_64");
-            return None;
-        };
-        let machine = Self(child);
-        wait_for("the monitor", Duration::from_secs(20), || qmp.exists());
-        Some(machine)
-    }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn machine(test: &str, site: &Site) -> Option<Machine> {
+    let options = ["-machine", "q35", "-smp", "2", "-object", "iothread,id=disk"];
+    has(test, &[Need::Root, Need::QEMU]).then(|| Machine::start(site.dir.path(), "plc", &options))
 }
 
 fn spec(site: &Site, cpu: &str) -> String {
@@ -81,11 +37,11 @@ fn roles(threads: &Value) -> Vec<String> {
 #[test]
 fn threads_of_a_machine_are_shown_and_watched() {
     let site = Site::new();
-    let Some(mut machine) = Machine::start("threads_of_a_machine_are_shown_and_watched", &site) else {
+    let Some(mut machine) = machine("threads_of_a_machine_are_shown_and_watched", &site) else {
         return;
     };
     let spec = spec(&site, "");
-    for target in [spec.as_str(), &machine.pid()] {
+    for target in [spec.as_str(), &machine.pid().to_string()] {
         let (code, json) = site.json(&["threads", target]);
         let threads = &json[0]["threads"];
         let roles = roles(threads);
@@ -95,30 +51,29 @@ fn threads_of_a_machine_are_shown_and_watched() {
         }
         assert!(threads.as_array().unwrap().iter().all(|t| t["control"]["by"].is_null()));
     }
-    let shown = site.ok(&["threads", &machine.pid()]);
+    let shown = site.ok(&["threads", &machine.pid().to_string()]);
     assert!(shown.contains("not under control") && shown.contains("iothread disk"), "{shown}");
     let wrong = site.output(&["threads", &spec, "nobody"]);
     assert!(text(&wrong.stderr).contains("no VM `nobody`: there is plc-"), "{}", text(&wrong.stderr));
 
-    let mut watch = site.spawn(&["threads", &machine.pid(), "--watch", "--every", "50ms"]);
+    let mut watch = site.spawn(&["threads", &machine.pid().to_string(), "--watch", "--every", "50ms"]);
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let first = lines.next().unwrap().unwrap();
     assert!(first.starts_with(&format!("appeared pid {}", machine.pid())), "{first}");
-    machine.0.kill().unwrap();
-    machine.0.wait().unwrap();
+    machine.kill();
     // It ends by itself when the machine has ended, and says of each thread that it did.
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert!(rest.iter().filter(|l| l.starts_with("ended")).count() >= 5, "{rest:#?}");
     assert!(watch.wait().unwrap().success());
-    let gone = site.output(&["threads", &machine.pid()]);
+    let gone = site.output(&["threads", &machine.pid().to_string()]);
     assert!(!gone.status.success() && text(&gone.stderr).contains(&format!("/proc/{}", machine.pid())));
 }
 
 #[test]
 fn a_watch_ends_with_ctrl_c() {
     let site = Site::new();
-    let Some(machine) = Machine::start("a_watch_ends_with_ctrl_c", &site) else { return };
-    let mut watch = site.spawn(&["threads", &machine.pid(), "--watch"]);
+    let Some(machine) = machine("a_watch_ends_with_ctrl_c", &site) else { return };
+    let mut watch = site.spawn(&["threads", &machine.pid().to_string(), "--watch"]);
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     lines.next().unwrap().unwrap();
     signal(&watch, Signal::INT);
@@ -129,9 +84,9 @@ fn a_watch_ends_with_ctrl_c() {
 fn a_contract_is_applied_shown_and_put_back() {
     let test = "a_contract_is_applied_shown_and_put_back";
     let site = Site::new();
-    let Some(_machine) = Machine::start(test, &site) else { return };
-    if !Path::new("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists() {
-        return skip(test, "no real-time groups of cgroup v1");
+    let Some(_machine) = machine(test, &site) else { return };
+    if !has(test, &[Need::RT_GROUPS]) {
+        return;
     }
     let spec = spec(&site, "cpu = { budget = \"4ms\", period = \"20ms\" }\npriorities = \"rt\"");
     let before = site.json(&["threads", &spec]).1;

@@ -5,7 +5,6 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use rtvirtio_apply::{
 use rtvirtio_host::sched::{self, Attr, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
 use rtvirtio_planner::Knob;
-use rtvirtio_testkit::skip;
+use rtvirtio_testkit::{Need, has, skip};
 use support::child::{Points, act, sweep};
 use support::sim::SimKernel;
 use support::tasks::CPU;
@@ -195,15 +194,15 @@ fn a_refused_policy_undoes_the_rest() {
 
 /// A QEMU in its firmware, with a vCPU and an I/O thread.
 struct Qemu {
-    child: Child,
+    machine: rtvirtio_testkit::Machine,
+    _dir: tempfile::TempDir,
     mount: PathBuf,
     group: String,
 }
 
 impl Qemu {
     fn start(test: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            skip(test, "needs root");
+        if !has(test, &[Need::Root, Need::QEMU]) {
             return None;
         }
         let cpu = match Cgroups::detect_cpu(&Root::default()) {
@@ -221,28 +220,11 @@ impl Qemu {
             skip(test, "no RT_GROUP_SCHED");
             return None;
         }
-        let child = Command::new("qemu-system-x86_64")
-            .args([
-                "-nodefaults",
-                "-no-user-config",
-                "-display",
-                "none",
-                "-machine",
-                "q35",
-                "-accel",
-                "tcg",
-                "-S",
-            ])
-            .args(["-object", "iothread,id=io0", "-name", "vm,debug-threads=on"])
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            skip(test, "no qemu-system-x86_64");
-            return None;
-        };
+        let dir = tempfile::tempdir().unwrap();
+        let machine =
+            rtvirtio_testkit::Machine::start(dir.path(), "vm", &["-S", "-object", "iothread,id=io0"]);
         let group = format!("rtvirtio-{}-{test}", std::process::id());
-        let qemu = Self { child, mount: cpu.mount, group };
+        let qemu = Self { machine, _dir: dir, mount: cpu.mount, group };
         let start = Instant::now();
         while qemu.threads().len() < 4 {
             assert!(start.elapsed() < Duration::from_secs(20), "QEMU did not start its threads");
@@ -252,7 +234,7 @@ impl Qemu {
     }
 
     fn threads(&self) -> Vec<(u32, u32, u64)> {
-        let (root, pid) = (Root::default(), self.child.id());
+        let (root, pid) = (Root::default(), self.machine.pid());
         let tids = task::tids(&root, pid).unwrap_or_default();
         tids.iter().filter_map(|t| Some((pid, *t, task::stat(&root, pid, *t).ok()?.start))).collect()
     }
@@ -260,8 +242,7 @@ impl Qemu {
 
 impl Drop for Qemu {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.machine.kill();
         let _ = fs::remove_dir(self.mount.join(&self.group));
     }
 }
@@ -281,7 +262,7 @@ fn the_threads_of_a_real_qemu_killed_at_every_point() {
         guests: None,
         plan: plan(&[]),
         cpu: writes(&qemu.mount, &qemu.group, &qemu.mount, false, &threads),
-        threads_of: Some(qemu.child.id()),
+        threads_of: Some(qemu.machine.pid()),
     };
     let group = qemu.mount.join(&qemu.group);
     all(&case, "apply").unwrap();

@@ -3,74 +3,38 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, Write};
+use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write};
 use rtvirtio_cpu::{
     Ask, Backend, Contract, Order, Probe, admit, choose, control, probe, resplit, settings, take_in,
 };
 use rtvirtio_host::sched::{self, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
-use rtvirtio_testkit::skip;
+use rtvirtio_testkit::{Machine, Need, has, skip};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_vmm::{Qmp, Role, Thread, VmHandle};
 
-const QEMU: &str = "qemu-system-x86_64";
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A guest that spins from its first instruction on.
+/// A guest that computes without end.
 struct Spinner {
-    child: Child,
+    machine: Machine,
     dir: tempfile::TempDir,
     vm: String,
 }
 
 impl Spinner {
     fn start(test: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            skip(test, "needs root");
+        if !has(test, &[Need::Root, Need::QEMU]) {
             return None;
         }
         let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir().unwrap();
-        // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
-        let mut firmware = vec![0x90; 64 << 10];
-        firmware[0xfff0..0xfff2].copy_from_slice(&[0xeb, 0xfe]);
-        fs::write(dir.path().join("spin.bin"), firmware).unwrap();
-        let child = Command::new(QEMU)
-            .args([
-                "-nodefaults",
-                "-no-user-config",
-                "-display",
-                "none",
-                "-machine",
-                "pc",
-                "-accel",
-                "tcg",
-                "-m",
-                "64",
-            ])
-            .args([
-                "-smp",
-                "1,maxcpus=2",
-                "-object",
-                "iothread,id=io0",
-                "-name",
-                "spinner,debug-threads=on",
-                "-bios",
-            ])
-            .arg(dir.path().join("spin.bin"))
-            .arg("-qmp")
-            .arg(format!("unix:{},server=on,wait=off", dir.path().join("qmp").display()))
-            .stdin(Stdio::null())
-            .spawn();
-        let Ok(child) = child else {
-            skip(test, "no qemu-system-x86_64");
-            return None;
-        };
-        let spinner = Self { child, dir, vm: format!("{}-{test}", std::process::id()) };
+        let options = ["-smp", "1,maxcpus=2", "-object", "iothread,id=io0"];
+        let machine = Machine::spinning(dir.path(), "spinner", &options);
+        let spinner = Self { machine, dir, vm: format!("{}-{test}", std::process::id()) };
         let start = Instant::now();
         while spinner.threads().iter().all(|t| t.role != Role::Vcpu(vec![0])) {
             assert!(start.elapsed() < LIMIT, "QEMU did not start its vCPU");
@@ -80,11 +44,11 @@ impl Spinner {
     }
 
     fn threads(&self) -> Vec<Thread> {
-        discover(&Root::default(), &VmHandle::of_pid(self.child.id())).unwrap_or_default()
+        discover(&Root::default(), &VmHandle::of_pid(self.machine.pid())).unwrap_or_default()
     }
 
     fn monitor(&self) -> Qmp {
-        Qmp::connect(&self.dir.path().join("qmp"), LIMIT).unwrap()
+        Qmp::connect(self.machine.qmp(), LIMIT).unwrap()
     }
 
     /// CPU time of all threads.
@@ -138,8 +102,7 @@ impl Spinner {
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.machine.kill();
         if let Ok(cpu) = Cgroups::detect_cpu(&Root::default()) {
             let group = format!("/rtvirtio-{}", self.vm);
             let _ = cpu.remove(&Root::default(), Path::new(&group));
@@ -159,13 +122,21 @@ fn with(test: &str, backend: Backend) -> Option<(Spinner, Probe)> {
         skip(test, "on cgroup v2 it takes a unit of systemd");
         return None;
     }
-    Some((Spinner::start(test)?, probe))
+    let spinner = Spinner::start(test)?;
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let affinity = task::affinity(&Root::default(), spinner.machine.pid(), spinner.machine.pid()).unwrap();
+    // The kernel refuses it to a thread with a smaller mask.
+    if backend == Backend::Deadline && affinity != online.trim() {
+        skip(test, "this process may not run on all CPUs");
+        return None;
+    }
+    Some((spinner, probe))
 }
 
 /// Applies, checks, and puts back; nothing of it must be left.
 fn round(spinner: &Spinner, writes: &[Write], check: impl FnOnce()) {
     let root = Root::default();
-    let machine = Machine::new(&root, &NoGuests);
+    let machine = Host::new(&root, &NoGuests);
     let before = spinner.snapshot();
     let session = spinner.session();
     session.apply(writes, &machine, &mut Silent).unwrap();
@@ -247,11 +218,6 @@ fn a_cap_holds_a_spinning_guest_down() {
 fn deadline_reservations_are_set_and_hold() {
     let test = "deadline_reservations_are_set_and_hold";
     let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
-    let root = Root::default();
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if task::affinity(&root, spinner.child.id(), spinner.child.id()).unwrap() != online.trim() {
-        return skip(test, "this process may not run on all CPUs");
-    }
     // Until it has spun for longer than QEMU took to start.
     let spun = || {
         spinner
@@ -292,7 +258,7 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
         let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
         let before = spinner.snapshot();
         let writes = spinner.writes(&probe, Backend::RtGroup, order, 4);
-        let machine = Machine::new(&root, &NoGuests);
+        let machine = Host::new(&root, &NoGuests);
         spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
         let tid = spinner.plug();
         let late = spinner.thread(tid);
@@ -325,12 +291,8 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
     let test = "a_budget_of_single_threads_is_split_again_by_use";
     let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
     let root = Root::default();
-    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
-    if task::affinity(&root, spinner.child.id(), spinner.child.id()).unwrap() != online.trim() {
-        return skip(test, "this process may not run on all CPUs");
-    }
     let before = spinner.snapshot();
-    let machine = Machine::new(&root, &NoGuests);
+    let machine = Host::new(&root, &NoGuests);
     let writes = spinner.writes(&probe, Backend::Deadline, Order::Contract, 4);
     spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
     let tid = spinner.plug();

@@ -2,28 +2,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rtvirtio_lab::boxed::{self, BoxImage, BoxRun};
 use rtvirtio_lab::image;
 use rtvirtio_lab::qemu::{Accel, DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
+use rtvirtio_testkit::{Need, has, skip};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::KvmProbe;
 
 fn the_box(test: &str) -> Option<BoxImage> {
-    let skip = |reason: String| {
-        rtvirtio_testkit::skip(test, &reason);
-        None
-    };
-    let found = Command::new("qemu-system-x86_64").arg("--version").output();
-    if let Err(e) = found {
-        return skip(format!("qemu-system-x86_64: {e}"));
+    if !has(test, &[Need::QEMU]) {
+        return None;
     }
     match boxed::ensure(&image::default_cache(), &|line| eprintln!("{line}")) {
         Ok(image) => Some(image),
-        Err(e) => skip(e.to_string()),
+        Err(e) => {
+            skip(test, &e.to_string());
+            None
+        }
     }
 }
 

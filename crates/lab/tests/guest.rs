@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rtvirtio_lab::image::{self, GuestImage, Kernel};
 use rtvirtio_lab::proc::ProcessId;
 use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
+use rtvirtio_testkit::{Need, has, skip};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::KvmProbe;
 use rtvirtio_vmm::spawn::Lifetime;
@@ -26,17 +26,15 @@ fn fixture(test: &str) -> Option<Fixture> {
 }
 
 fn fixture_of(test: &str, kernel: Kernel) -> Option<Fixture> {
-    let skip = |reason: String| {
-        rtvirtio_testkit::skip(test, &reason);
-        None
-    };
-    let found = Command::new("qemu-system-x86_64").arg("--version").output();
-    if let Err(e) = found {
-        return skip(format!("qemu-system-x86_64: {e}"));
+    if !has(test, &[Need::QEMU]) {
+        return None;
     }
     let image = match image::ensure_kernel(&image::default_cache(), kernel, &|line| eprintln!("{line}")) {
         Ok(image) => image,
-        Err(e) => return skip(e.to_string()),
+        Err(e) => {
+            skip(test, &e.to_string());
+            return None;
+        }
     };
     // Not on tmpfs: the disk is opened for direct I/O.
     let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir_in("/var/tmp").unwrap();

@@ -207,15 +207,9 @@ pub struct BenchReservationArgs {
     /// vCPUs of the loaded neighbour of the web requests, each of which computes
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub neighbour_vcpus: u16,
-    /// Directory of the result
-    #[arg(long, value_name = "DIR", default_value = "data")]
-    pub out: PathBuf,
-    /// Measure nothing: show what is in the directory
-    #[arg(long)]
-    pub report_only: bool,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }
 
 /// `bench cyclictest`.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
 /// The program under test, with state and run directories that vanish with it. Dropping it removes its lab.
@@ -121,22 +122,14 @@ pub fn text(bytes: &[u8]) -> String {
 
 /// False, with the test's name and the reason on standard error, when something that the test needs is not here.
 pub fn can_run(test: &str) -> bool {
-    let missing = if !rustix::process::geteuid().is_root() {
-        "needs root"
-    } else if !Path::new("/dev/fuse").exists() {
-        "no /dev/fuse"
-    } else if !Path::new("/dev/loop-control").exists() {
-        "no loop devices"
-    } else if Command::new("fio").arg("--version").output().is_err() {
-        "fio is not installed"
-    } else {
-        return true;
-    };
-    skip(test, missing);
-    false
+    let needs = [
+        Need::Root,
+        Need::Path("/dev/fuse", "no /dev/fuse"),
+        Need::Path("/dev/loop-control", "no loop devices"),
+        Need::Program("fio"),
+    ];
+    has(test, &needs)
 }
-
-pub use rtvirtio_testkit::skip;
 
 /// Waits for a condition.
 pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {

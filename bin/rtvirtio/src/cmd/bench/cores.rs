@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::Session;
 use rtvirtio_cpu::{Backend, choose, probe};
 use rtvirtio_host::{Cgroups, Root};
+use rustix::thread::CpuSet;
 
 use super::BENCH_DIR;
 use crate::args::Global;
@@ -45,10 +46,7 @@ impl Drop for FairGroup {
 
 /// Binds all threads of a process to these CPUs; those that it starts later inherit.
 pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    for cpu in cpus {
-        set.set(*cpu as usize);
-    }
+    let set = set_of(cpus);
     // A thread that appears between two looks was started by one that may not be bound yet.
     loop {
         let tids = rtvirtio_host::task::tids(&Root::default(), pid)?;
@@ -63,6 +61,17 @@ pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Binds the calling thread to one CPU.
+pub fn bind_this_thread(cpu: u32) -> anyhow::Result<()> {
+    rustix::thread::sched_setaffinity(None, &set_of(&[cpu])).with_context(|| format!("CPU {cpu}"))
+}
+
+fn set_of(cpus: &[u32]) -> CpuSet {
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu as usize));
+    set
 }
 
 /// The last CPU that is online, for the guests, and the others, for everything else.

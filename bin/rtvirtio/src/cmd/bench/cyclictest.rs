@@ -18,15 +18,16 @@ use rtvirtio_host::sched::{self, Attr};
 use rtvirtio_lab::image::{self, Kernel};
 use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
 use rtvirtio_measure::HostFacts;
-use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_vmm::threads::{Named, discover};
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
-use super::cores::{FairGroup, bind, core_and_others, on_one_core};
+use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, on_one_core};
 use super::found::{Found, read, save};
+use super::turns::in_turn;
 use super::{guest, page};
 use crate::args::{AccelName, BenchCyclictestArgs, Global};
 use crate::cmd::verify::generated;
@@ -100,24 +101,17 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     for kernel in kernels {
         let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
         // The host's own floor does not depend on the guest: it is measured once, beside the first one.
-        let setups = || all.iter().copied().filter(|s| *s != Setup::Host || facts.is_none());
-        let mut of: Vec<Series> = setups()
-            .map(|setup| {
+        let setups = all.iter().copied().filter(|s| *s != Setup::Host || facts.is_none()).collect::<Vec<_>>();
+        let mut of: Vec<Series> = setups
+            .iter()
+            .map(|&setup| {
                 let kernel = if setup == Setup::Host { kernel_release() } else { bed.release.clone() };
                 Series { setup, kernel, rounds: Vec::new() }
             })
             .collect();
         for round in 0..args.repeat {
-            // In an order of chance, so that a host that becomes slower hits all alike.
-            let mut order: Vec<usize> = (0..of.len()).collect();
-            Random::new(u64::from(round) + 1).shuffle(&mut order);
-            for i in order {
-                ui.check_cancelled()?;
-                let seen = bed.measure(of[i].setup, length, ui)?;
-                of[i].rounds.push(seen);
-                let done: usize = series.iter().chain(&of).map(|s: &Series| s.rounds.len()).sum();
-                bar.set(done as u64);
-            }
+            let seen = in_turn(&setups, round.into(), &mut bar, ui, |s| bed.measure(*s, length, ui))?;
+            of.iter_mut().zip(seen).for_each(|(series, seen)| series.rounds.push(seen));
         }
         series.extend(of);
         facts.get_or_insert(bed.stop()?);
@@ -133,7 +127,7 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
             args.budget,
             args.period,
             if args.preempt_rt { " --preempt-rt" } else { "" },
-            setups(&args.setups)
+            option(&args.setups)
         ),
         generated: generated(),
         backend: contracts.backend().to_string(),
@@ -143,8 +137,8 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     })
 }
 
-/// The option, as it is written.
-fn setups(named: &[Setup]) -> String {
+/// `--setups`, as it is written.
+fn option(named: &[Setup]) -> String {
     let names: Vec<String> = named.iter().map(Setup::to_string).collect();
     if names.is_empty() { String::new() } else { format!(" --setups {}", names.join(",")) }
 }
@@ -298,7 +292,7 @@ fn in_guest(vm: &mut QemuGuest, length: Duration, ui: &Ui) -> anyhow::Result<Lat
 /// What cyclictest does, on this host's core: the floor of everything that a guest on it can reach.
 fn on_host(core: u32, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
     let measure = move || -> anyhow::Result<Latencies> {
-        bind_this(core)?;
+        bind_this_thread(core)?;
         sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
         let now = || {
             let t = rustix::time::clock_gettime(ClockId::Monotonic);
@@ -334,13 +328,6 @@ fn this_thread() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Binds the calling thread.
-fn bind_this(core: u32) -> anyhow::Result<()> {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(core as usize);
-    rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("CPU {core}"))
-}
-
 /// A thread of the host that walks through memory, until it is dropped.
 struct Walk {
     stop: Arc<AtomicBool>,
@@ -353,7 +340,7 @@ impl Walk {
         let told = stop.clone();
         let walk = move || {
             // On another core it would disturb less, which is no fault of the guest's.
-            let _ = bind_this(core);
+            let _ = bind_this_thread(core);
             let mut memory = vec![0u8; WALK];
             while !told.load(Ordering::Relaxed) {
                 // One byte of each cache line.
@@ -394,9 +381,7 @@ impl HostFio {
 
 impl Drop for HostFio {
     fn drop(&mut self) {
-        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(rustix::process::Pid::from_raw) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         let _ = self.0.wait();
     }
 }

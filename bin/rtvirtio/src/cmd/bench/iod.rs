@@ -18,17 +18,17 @@ use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_report::{BenchSection, BenchTable};
 use rtvirtio_spec::LabKind;
-use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
 
 use super::backend::{Backend, PEER};
 use super::bed::Bed;
 use super::found::{Found, read, save};
+use super::turns::in_turn;
 use super::{iod_crash, iod_startup, page};
 use crate::args::{BenchIodArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{iod, need_root};
-use crate::ui::{Bar, Ui};
+use crate::ui::Ui;
 
 /// Where the result lies in a directory of results.
 const FILE: &str = "iod.json";
@@ -202,25 +202,6 @@ fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> an
     let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
     drop(domain);
     Ok(got.first().map_or((0, 0), |g| (g.at(50.0).0, g.max().0)))
-}
-
-/// Runs all schemes in an order of chance, so that a host that becomes slower hits all alike. Outcomes are in the schemes' order.
-fn in_turn<T>(
-    schemes: &[FloodScheme],
-    round: usize,
-    bar: &mut Bar,
-    ui: &Ui,
-    mut run: impl FnMut(&FloodScheme) -> anyhow::Result<T>,
-) -> anyhow::Result<Vec<T>> {
-    let mut order: Vec<usize> = (0..schemes.len()).collect();
-    Random::new(round as u64 + 1).shuffle(&mut order);
-    let mut got: Vec<Option<T>> = schemes.iter().map(|_| None).collect();
-    for (done, i) in order.into_iter().enumerate() {
-        bar.set((round * schemes.len() + done) as u64);
-        ui.check_cancelled()?;
-        got[i] = Some(run(&schemes[i])?);
-    }
-    Ok(got.into_iter().flatten().collect())
 }
 
 /// One run, and the device's window at its end.

@@ -21,13 +21,13 @@ use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_report::{BenchSection, BenchTable};
 use rtvirtio_spec::LabKind;
-use rtvirtio_stats::Random;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::agent::Process;
 
 use super::backend::Backend;
 use super::bed::Bed;
 use super::found::{Found, read, save};
+use super::turns::in_turn;
 use super::{guest, page};
 use crate::args::{BenchIodStartupArgs, Global};
 use crate::cmd::need_root;
@@ -133,17 +133,12 @@ fn measure(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     let mut starts = Vec::new();
     let mut bar = ui.bar(&format!("start-ups of {program}"), (args.repeat * schemes.len()) as u64);
     for round in 0..args.repeat {
-        // In an order of chance, so that a host that becomes slower hits all alike.
-        let mut order = schemes.clone();
-        Random::new(round as u64 + 1).shuffle(&mut order);
-        for scheme in order {
-            bar.set(starts.len() as u64);
-            ui.check_cancelled()?;
+        starts.extend(in_turn(&schemes, round, &mut bar, ui, |scheme| {
             domain.run(scheme)?;
             guest::attach(&domain.control(), ui)?;
             let start = one(&mut vm, scheme, &domain, &argv, args.limit, ui)?;
-            starts.push(Start { round, ..start });
-        }
+            Ok(Start { round, ..start })
+        })?);
     }
     drop(bar);
     vm.stop()?;

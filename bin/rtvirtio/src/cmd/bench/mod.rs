@@ -18,6 +18,7 @@ mod report;
 mod reservation;
 mod runs;
 pub mod sweep;
+mod turns;
 mod web;
 
 use std::process::ExitCode;

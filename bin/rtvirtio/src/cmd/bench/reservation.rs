@@ -22,11 +22,11 @@ use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};
 
 use super::cores::{FairGroup, bind, core_and_others, on_one_core};
-use super::found::Found;
+use super::found::{Found, read, save};
 use super::{guest, page, web};
 use crate::args::{AccelName, BenchReservationArgs, Global};
 use crate::cmd::verify::generated;
-use crate::cmd::{lab, need_root, write_file};
+use crate::cmd::{lab, need_root};
 use crate::contracts::{Contracts, Wanted};
 use crate::ui::Ui;
 
@@ -41,20 +41,17 @@ const CALIBRATION: usize = 30;
 
 /// `rtvirtio bench reservation`.
 pub fn run(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let path = args.out.join(FILE);
-    if !args.report_only {
+    let path = args.result.out.join(FILE);
+    if !args.result.report_only {
         need_root("bench reservation")?;
-        let data = measure(args, global, ui)?;
-        write_file(&path, serde_json::to_string(&data)?.as_bytes())?;
-        ui.step(&format!("wrote {}", path.display()));
+        save(&path, &measure(args, global, ui)?, ui)?;
     }
-    found(&path)?.tell("rtvirtio: CPU contracts", args.html.as_deref(), ui)
+    found(&path)?.tell("rtvirtio: CPU contracts", args.result.html.as_deref(), ui)
 }
 
 /// What a result shows.
 pub fn found(path: &Path) -> anyhow::Result<Found> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let data: ReservationData = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let data: ReservationData = read(path)?;
     let claims = claims(&data);
     let lead = vec![format!(
         "{} ({} under {}), their contracts held by {}; {}.",
@@ -312,7 +309,7 @@ impl<'c> Pair<'c> {
         for load in loads.into_iter().flatten() {
             load.finish().context(SERVER)?;
         }
-        let mb_per_s = [0, 1].map(|i: usize| (after[i] - before[i]) as f64 / 1e6 / seconds);
+        let mb_per_s = [0, 1].map(|i: usize| after[i].saturating_sub(before[i]) as f64 / 1e6 / seconds);
         Ok((mb_per_s, 100.0 * used.as_secs_f64() / seconds))
     }
 

@@ -1,0 +1,84 @@
+//! A QEMU whose guest has no system: enough for its threads and its monitor.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long QEMU may take to open its monitor.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Bytes of the firmware that spins.
+const FIRMWARE: usize = 64 << 10;
+
+/// An emulated machine in its firmware. Killed when this is dropped.
+#[derive(Debug)]
+pub struct Machine {
+    child: Child,
+    qmp: PathBuf,
+}
+
+impl Machine {
+    /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits for the monitor.
+    ///
+    /// # Panics
+    /// When QEMU does not start; ask [`crate::has`] for [`crate::Need::QEMU`] before.
+    #[must_use]
+    pub fn start(dir: &Path, name: &str, options: &[&str]) -> Self {
+        let qmp = dir.join("qmp");
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-accel", "tcg"])
+            .args(["-m", "64", "-name", &format!("{name},debug-threads=on")])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", qmp.display())])
+            .args(options)
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let machine = Self { child: child.expect("qemu-system-x86_64"), qmp };
+        let start = Instant::now();
+        while !machine.qmp.exists() {
+            assert!(start.elapsed() < PATIENCE, "QEMU did not open its monitor");
+            thread::sleep(Duration::from_millis(20));
+        }
+        machine
+    }
+
+    /// The same, with a guest that computes from its first instruction on and never ends.
+    ///
+    /// # Panics
+    /// As [`Machine::start`], and when `dir` cannot be written.
+    #[must_use]
+    pub fn spinning(dir: &Path, name: &str, options: &[&str]) -> Self {
+        // The reset vector lies 16 bytes below the end of the firmware: `jmp` to itself.
+        let mut firmware = vec![0x90; FIRMWARE];
+        firmware[FIRMWARE - 16..FIRMWARE - 14].copy_from_slice(&[0xeb, 0xfe]);
+        let path = dir.join("spin.bin");
+        fs::write(&path, firmware).expect("the firmware");
+        let path = path.display().to_string();
+        Self::start(dir, name, &[options, &["-bios", &path]].concat())
+    }
+
+    /// QEMU's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its monitor's socket.
+    #[must_use]
+    pub fn qmp(&self) -> &Path {
+        &self.qmp
+    }
+
+    /// Ends it, as `kill -9` does.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

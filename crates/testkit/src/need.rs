@@ -1,0 +1,63 @@
+//! What a test needs, and the skip where it is not there.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Something that not every machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// To be root.
+    Root,
+    /// A program of this name, which knows `--version`.
+    Program(&'static str),
+    /// A path that exists; what its lack means.
+    Path(&'static str, &'static str),
+    /// CPUs that this process may use.
+    Cpus(usize),
+}
+
+impl Need {
+    /// A QEMU for x86.
+    pub const QEMU: Self = Self::Program("qemu-system-x86_64");
+    /// Budgets of real-time groups, where cgroup v1 mounts them.
+    pub const RT_GROUPS: Self =
+        Self::Path("/sys/fs/cgroup/cpu/cpu.rt_runtime_us", "no real-time groups of cgroup v1");
+
+    /// Why it is not there.
+    fn missing(self) -> Option<String> {
+        match self {
+            Self::Root => (!rustix::process::geteuid().is_root()).then(|| "needs root".to_owned()),
+            Self::Program(name) => {
+                let version =
+                    Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+                version.is_err().then(|| format!("{name} is not installed"))
+            }
+            Self::Path(path, lack) => (!Path::new(path).exists()).then(|| lack.to_owned()),
+            Self::Cpus(least) => {
+                let few = std::thread::available_parallelism().is_ok_and(|n| n.get() < least);
+                few.then(|| format!("needs {least} CPUs"))
+            }
+        }
+    }
+}
+
+/// Whether all is there that the test needs; [`skip`]s it by name if not.
+#[must_use]
+pub fn has(test: &str, needs: &[Need]) -> bool {
+    let missing = needs.iter().find_map(|n| n.missing());
+    if let Some(why) = &missing {
+        skip(test, why);
+    }
+    missing.is_none()
+}
+
+/// Says by name that a test does not run here, and why, on a line that `make test` counts.
+///
+/// # Panics
+/// With `RTVIRTIO_NO_SKIP` set, as in CI, where nothing may skip.
+pub fn skip(test: &str, why: &str) {
+    assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {why}");
+    // Straight to standard error: the test runner hides what a passing test prints. A closed one hides the skip, nothing more.
+    let _ = writeln!(std::io::stderr(), "SKIP {test}: {why}");
+}
