@@ -138,7 +138,9 @@ EXAMPLES
   sudo rtvirtio apply plant.plan
   sudo rtvirtio apply plant.toml             plan first, then apply when all targets are predicted to be met
   sudo rtvirtio apply iod.toml               start the I/O domain on a file of `plan --domain`
-  sudo rtvirtio apply plant.toml --cpu-only  only the CPU contracts and priorities of its VMs")]
+  sudo rtvirtio apply plant.toml --cpu-only  only the CPU contracts and priorities of its VMs
+
+Exit code 2, and nothing changed, when some target cannot be met or the CPU contracts are more than the kernel grants.")]
     Apply(ApplyArgs),
     /// Keep CPU contracts that are in force true: take new threads in as they appear, split budgets by use. Until Ctrl-C
     #[command(after_help = "\

@@ -8,13 +8,13 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
     Ask, Asked, Backend, Choice, Contract, CpuError, CpuProfile, Demand, DemandError, Order, Probe, Settings,
-    admit, choose, find_all, interference_us, probe, settings, tick,
+    admit, attr, choose, find_all, interference_us, probe, settings, tick,
 };
 use rtvirtio_host::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
 use rtvirtio_units::Nanos;
-use rtvirtio_vmm::Thread;
 use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Role, Thread};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Global;
@@ -251,6 +251,14 @@ fn notes(all: &mut [Contracted]) {
                 Nanos(takes * 1000),
                 Nanos(one.contract.period_us() * 1000)
             ));
+        }
+        let workers = attr(&Role::AioWorker, one.order).filter(|_| one.backend != Backend::Deadline);
+        if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
+            found.notes.push(
+                "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
+                 io_uring)"
+                    .to_owned(),
+            );
         }
         if one.backend == Backend::Deadline {
             found.notes.push(

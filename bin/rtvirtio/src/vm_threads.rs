@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rtvirtio_host::{Cgroups, Root};
 use rtvirtio_lab::Lab;
+use rtvirtio_lab::state::LabVm;
 use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
 use rtvirtio_vmm::threads::{Named, process_of};
 use rtvirtio_vmm::{Qmp, VmHandle};
@@ -14,8 +15,8 @@ use crate::args::Global;
 use crate::site;
 use crate::ui::Ui;
 
-/// How long a monitor may take to answer; it serves one client, and who holds it may not let go.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a monitor may take to answer: it serves one client, and who holds it may not let go; and QEMU's main loop may have a small budget itself.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A VM with what leads to its threads.
 pub struct NamedVm {
@@ -58,25 +59,37 @@ pub fn of_spec(spec: &Spec, global: &Global, ui: &Ui) -> anyhow::Result<Vec<Name
         }
         return Ok(lab);
     }
-    let find = |vm: &Vm| {
-        let handle = existing(vm, ui).with_context(|| format!("vm {}", vm.name))?;
-        Ok(NamedVm { name: vm.name.clone(), handle })
-    };
-    spec.vms.iter().map(find).collect()
+    spec.vms.iter().map(|vm| named(vm, ui)).collect()
+}
+
+/// One VM of a spec. The others need not be there.
+pub fn one_of_spec(spec: &Spec, name: &str, global: &Global, ui: &Ui) -> anyhow::Result<NamedVm> {
+    if spec.lab_kind().is_some() {
+        let lab = Lab::open(&global.run_dir).context("the lab is gone")?;
+        let vm = lab.state().vms.iter().find(|vm| vm.name == name);
+        return of_lab_vm(vm.with_context(|| format!("the lab that is up has no VM `{name}`"))?, ui);
+    }
+    let vm = spec.vms.iter().find(|vm| vm.name == name);
+    named(vm.with_context(|| format!("the spec has no VM `{name}`"))?, ui)
+}
+
+fn named(vm: &Vm, ui: &Ui) -> anyhow::Result<NamedVm> {
+    let handle = existing(vm, ui).with_context(|| format!("vm {}", vm.name))?;
+    Ok(NamedVm { name: vm.name.clone(), handle })
 }
 
 fn of_lab(global: &Global, ui: &Ui) -> anyhow::Result<Vec<NamedVm>> {
     let lab = Lab::open(&global.run_dir).context("name a spec or a process, or start a lab")?;
+    lab.state().vms.iter().map(|vm| of_lab_vm(vm, ui)).collect()
+}
+
+fn of_lab_vm(vm: &LabVm, ui: &Ui) -> anyhow::Result<NamedVm> {
     let root = Root::default();
-    let cgroups = Cgroups::detect(&root)?;
-    let find = |vm: &rtvirtio_lab::state::LabVm| {
-        let handle = match &vm.qemu {
-            Some(qemu) => of_monitor(&vm.name, &qemu.qmp_socket(), Some(qemu.process.pid), ui)?,
-            None => of_cgroup(&root, &cgroups, &vm.cgroup)?,
-        };
-        Ok(NamedVm { name: vm.name.clone(), handle })
+    let handle = match &vm.qemu {
+        Some(qemu) => of_monitor(&vm.name, &qemu.qmp_socket(), Some(qemu.process.pid), ui)?,
+        None => of_cgroup(&root, &Cgroups::detect(&root)?, &vm.cgroup)?,
     };
-    lab.state().vms.iter().map(find).collect()
+    Ok(NamedVm { name: vm.name.clone(), handle })
 }
 
 fn existing(vm: &Vm, ui: &Ui) -> anyhow::Result<VmHandle> {

@@ -40,7 +40,7 @@ fn contracts_under_kvm_on_a_preempt_rt_host() {
 fn in_the_box(test: &str, kernel: Kernel) {
     let image = match boxed::ensure_kernel(&image::default_cache(), kernel, &|line| eprintln!("{line}")) {
         Ok(image) => image,
-        Err(e) => return common::skip(test, &e.to_string()),
+        Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
     };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // This very program goes into the box and runs the test below there, with the program under test.

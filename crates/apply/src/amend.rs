@@ -25,6 +25,16 @@ pub struct Amended {
     pub failed: Vec<(String, String)>,
 }
 
+impl Amended {
+    /// Whether anything was not done that was asked for.
+    fn has_gaps(&self) -> bool {
+        !(self.left.is_empty() && self.failed.is_empty())
+    }
+}
+
+/// Why a write that [takes](Write::takes) was left out.
+const NOT_GIVEN: &str = "left out: what it takes was not given by a setting before it";
+
 /// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
 /// forgotten. A cut anywhere leaves a journal from which everything can be put back.
 pub(crate) fn amend(
@@ -46,9 +56,11 @@ pub(crate) fn amend(
     journal.entries.retain(|e| !gone(&e.target));
     let forgotten = journal.entries.len() < had;
     let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
-    // What a value on the way was before, by entry.
-    let mut passing = Vec::new();
-    for write in writes {
+    for (place, write) in writes.iter().enumerate() {
+        if write.takes && out.has_gaps() {
+            out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
+            continue;
+        }
         let known = journal.entries.iter_mut().find(|e| e.target == write.target && e.new.is_some());
         let Some(entry) = known else {
             fresh.push(write.clone());
@@ -71,31 +83,37 @@ pub(crate) fn amend(
             out.left.push((write.knob.clone(), found));
             continue;
         }
-        passing.push((entry.id, entry.passing.clone()));
         if !entry.passing.contains(&found) {
             entry.passing.push(found);
         }
         entry.new = Some(write.value.clone());
-        touched.push(entry.id);
+        touched.push((entry.id, place));
     }
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
     for mut entry in capture(&fresh, machine)? {
         entry.id += next;
         if let (Some(own), Some(found)) = (before_us(&journal, &entry.target, machine), entry.old.clone()) {
-            passing.push((entry.id, entry.passing.clone()));
             entry.passing.push(found);
             entry.old = Some(own);
         }
-        touched.push(entry.id);
+        let place = writes.iter().position(|w| w.target == entry.target);
+        touched.extend(place.map(|place| (entry.id, place)));
         journal.entries.push(entry);
     }
+    // In the order asked for: those that give before those that take.
+    touched.sort_by_key(|(_, place)| *place);
     if touched.is_empty() && !forgotten {
         return Ok(out);
     }
     journal::store(dir, &journal)?;
     observer.step(Step::Journaled);
     let of = touched.len();
-    for (index, entry) in touched.iter().filter_map(|id| journal.entry(*id)).enumerate() {
+    for (index, (id, place)) in touched.iter().enumerate() {
+        let Some(entry) = journal.entry(*id) else { continue };
+        if writes[*place].takes && out.has_gaps() {
+            out.failed.push((entry.knob.clone(), NOT_GIVEN.to_owned()));
+            continue;
+        }
         let old = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         match write_one(entry, machine) {
             Ok(true) => out.written.push(Line {
@@ -109,13 +127,13 @@ pub(crate) fn amend(
         }
         observer.step(Step::Wrote { index: index + 1, of });
     }
-    // A value that could not be replaced stays ours.
+    // A value that could not be replaced stays ours until the next one has arrived.
     for entry in &mut journal.entries {
-        let Some((_, before)) = passing.iter().find(|p| p.0 == entry.id) else { continue };
+        let Some((_, place)) = touched.iter().find(|t| t.0 == entry.id) else { continue };
         let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
-            entry.passing.clone_from(before);
+            entry.passing.clone_from(&writes[*place].passing);
         }
     }
     journal::store(dir, &journal)?;

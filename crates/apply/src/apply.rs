@@ -119,10 +119,7 @@ fn write_all(
 /// Returns whether anything had to be written.
 pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, ApplyError> {
     let Some(new) = &entry.new else { return Ok(false) };
-    if has_ended(entry, machine) {
-        return Ok(false);
-    }
-    let found = read_value(entry, machine)?;
+    let Some(found) = read_value(entry, machine)? else { return Ok(false) };
     if let Some(was) = &entry.old {
         if found != *was && !entry.passing.contains(&found) {
             return Err(ApplyError::Raced {
@@ -151,26 +148,22 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, Ap
 
 fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
     let Some(new) = &entry.new else { return Ok(()) };
-    if has_ended(entry, machine) {
-        return Ok(());
-    }
-    let found = read_value(entry, machine)?;
+    let Some(found) = read_value(entry, machine)? else { return Ok(()) };
     if entry.target.form.is(&found, new) {
         return Ok(());
     }
     Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
 }
 
-/// Whether the entry is of a thread that has ended: nothing is left to be set, and that is no fault.
-fn has_ended(entry: &Entry, machine: &Machine<'_>) -> bool {
-    entry.target.is_thread() && matches!(machine.read(&entry.target), Err(Fault::Gone(_)))
-}
-
-fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<String, ApplyError> {
-    let text = machine.read(&entry.target).map_err(|fault: Fault| ApplyError::Capture {
-        label: entry.target.to_string(),
-        source: fault.into_io(),
-        hint: String::new(),
-    })?;
-    value_of(&entry.target, &text)
+/// The value now; `None` for a thread that has ended: nothing is left to be set, and that is no fault.
+fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<Option<String>, ApplyError> {
+    match machine.read(&entry.target) {
+        Ok(text) => value_of(&entry.target, &text).map(Some),
+        Err(Fault::Gone(_)) if entry.target.is_thread() => Ok(None),
+        Err(fault) => Err(ApplyError::Capture {
+            label: entry.target.to_string(),
+            source: fault.into_io(),
+            hint: String::new(),
+        }),
+    }
 }

@@ -53,14 +53,9 @@ pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, App
 /// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side effects follow. Threads that have ended are
 /// left out: they come and go by themselves.
 pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>, ApplyError> {
-    let writes = &still_there(all, machine);
+    let (writes, values): (Vec<Write>, Vec<Option<String>>) = found(all, machine)?.into_iter().unzip();
     let mut entries = Vec::with_capacity(writes.len());
-    for (id, write) in writes.iter().enumerate() {
-        let old = match machine.read(&write.target) {
-            Ok(text) => Some(value_of(&write.target, &text)?),
-            Err(Fault::Gone(_)) if write.created_by.is_some() => None,
-            Err(fault) => return Err(unreadable(&write.target, fault)),
-        };
+    for (id, (write, old)) in writes.iter().zip(values).enumerate() {
         entries.push(Entry {
             id,
             knob: write.knob.clone(),
@@ -124,15 +119,24 @@ pub(crate) fn value_of(target: &Target, text: &str) -> Result<String, ApplyError
         .ok_or_else(|| ApplyError::Form { label: target.to_string(), text: text.trim().to_owned() })
 }
 
-/// The writes but those to threads that have ended; no other write depends on one of these.
-fn still_there(all: &[Write], machine: &Machine<'_>) -> Vec<Write> {
-    let gone: Vec<bool> = all
-        .iter()
-        .map(|w| w.target.is_thread() && matches!(machine.read(&w.target), Err(Fault::Gone(_))))
-        .collect();
-    let left = |index: usize| index - gone[..index].iter().filter(|g| **g).count();
-    let kept = all.iter().zip(&gone).filter(|(_, gone)| !**gone);
-    kept.map(|(w, _)| Write { created_by: w.created_by.map(left), ..w.clone() }).collect()
+/// Each write with the value of its target; `None` for what an earlier write makes. Threads that have ended are left out: no other write depends on one
+/// of these. Each is read once, because it may end between two reads.
+fn found(all: &[Write], machine: &Machine<'_>) -> Result<Vec<(Write, Option<String>)>, ApplyError> {
+    let mut kept: Vec<(Write, Option<String>)> = Vec::with_capacity(all.len());
+    // Where each write went.
+    let mut places = Vec::with_capacity(all.len());
+    for write in all {
+        places.push(kept.len());
+        let value = match machine.read(&write.target) {
+            Ok(text) => Some(value_of(&write.target, &text)?),
+            Err(Fault::Gone(_)) if write.target.is_thread() => continue,
+            Err(Fault::Gone(_)) if write.created_by.is_some() => None,
+            Err(fault) => return Err(unreadable(&write.target, fault)),
+        };
+        let created_by = write.created_by.and_then(|by| places.get(by).copied());
+        kept.push((Write { created_by, ..write.clone() }, value));
+    }
+    Ok(kept)
 }
 
 /// Tells a cgroup from a later one of the same name; `None` for one that an earlier write makes.

@@ -55,6 +55,8 @@ pub struct Write {
     pub passing: Vec<String>,
     /// Files that the kernel changes along with this one; they are captured too and put back after it.
     pub side_effects: Vec<Target>,
+    /// Takes what earlier writes of the same call give: [`crate::Session::amend`] leaves it out when one of these was not done.
+    pub takes: bool,
 }
 
 impl Write {
@@ -68,6 +70,7 @@ impl Write {
             created_by: None,
             passing: Vec::new(),
             side_effects: Vec::new(),
+            takes: false,
         }
     }
 }

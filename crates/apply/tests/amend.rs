@@ -2,12 +2,14 @@
 
 mod support;
 
+use std::cell::Cell;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_apply::HostFiles as _;
 use rtvirtio_apply::{
-    Amended, ApplyError, Form, Machine, NoGuests, OnConflict, Place, Session, Silent, Target, Write,
+    Amended, ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
+    Write,
 };
 use rtvirtio_host::Root;
 use rtvirtio_host::sched::Attr;
@@ -29,9 +31,69 @@ fn policy(pid: u32, tid: u32, attr: &Attr) -> Write {
     Write::new("policy", Target::scheduling(pid, tid, 1000 + u64::from(tid)), attr.to_string())
 }
 
+/// A kernel in which a thread ends just before the call of a number.
+struct Ending<'a> {
+    kernel: &'a SimKernel,
+    thread: (u32, u32),
+    calls_left: Cell<u32>,
+}
+
+impl Ending<'_> {
+    fn then<T>(&self, call: impl FnOnce(&SimKernel) -> T) -> T {
+        match self.calls_left.get() {
+            0 => {}
+            left => {
+                if left == 1 {
+                    self.kernel.end(self.thread.0, self.thread.1);
+                }
+                self.calls_left.set(left - 1);
+            }
+        }
+        call(self.kernel)
+    }
+}
+
+impl HostFiles for Ending<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.then(|k| HostFiles::read(k, path))
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        self.then(|k| k.write(path, value))
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.then(|k| k.list(dir))
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.then(|k| k.identity(path))
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.then(|k| k.make_dir(path))
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.then(|k| k.remove_dir(path))
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.then(|k| k.thread_start(pid, tid))
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.then(|k| k.scheduling(pid, tid))
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.then(|k| k.set_scheduling(pid, tid, attr))
+    }
+}
+
 /// A main loop whose children inherit its policy, and a vCPU that was plugged in after the contract: it was born in the VM's group, at the main loop's
 /// priority. Thread 40 is the kernel's, elsewhere.
 fn in_force() -> Sim {
+    let (sim, writes, main) = before();
+    sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
+    sim.kernel.thread(7, 30, &main, "/rtvirtio-vm");
+    sim
+}
+
+/// The same before the contract, the contract's writes, and the main loop's policy under it.
+fn before() -> (Sim, Vec<Write>, Attr) {
     let dir = tempfile::tempdir().unwrap();
     let kernel = SimKernel::new(dir.path().join("root"));
     kernel.v1(&["/lab"]);
@@ -49,7 +111,7 @@ fn in_force() -> Sim {
         ..Write::new(name, Target::host(group.join(name), Form::Plain), value)
     };
     let main = Attr { reset_on_fork: false, ..Attr::fifo(2) };
-    let writes = [
+    let writes = vec![
         Write::new("cgroup", Target { place: Place::Host, path: group.clone(), form }, "present"),
         file("cpu.rt_period_us", "20000"),
         file("cpu.rt_runtime_us", "4000"),
@@ -59,10 +121,7 @@ fn in_force() -> Sim {
         policy(7, 8, &Attr::fifo(1)),
     ];
     let root = Root::new(dir.path().join("root"));
-    let sim = Sim { dir, kernel, root };
-    sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
-    sim.kernel.thread(7, 30, &main, "/rtvirtio-vm");
-    sim
+    (Sim { dir, kernel, root }, writes, main)
 }
 
 /// What `keep` writes for the two.
@@ -86,6 +145,15 @@ impl Sim {
 
     fn amend(&self, writes: &[Write]) -> Amended {
         self.session().amend(writes, &self.machine(), &mut Silent).unwrap()
+    }
+
+    /// Amends, and ends at the point of this number; whether it was done before that.
+    fn amend_cut(&self, wanted: &[Write], at: u64) -> bool {
+        let counted = Points::new(at, || panic!("cut"));
+        let host = CountedHost(&self.kernel, counted.clone());
+        let machine = Machine::with_host(&self.root, &host, &NoGuests);
+        let amend = || self.session().amend(wanted, &machine, &mut CountedSteps(counted)).map(drop).unwrap();
+        catch_unwind(AssertUnwindSafe(amend)).is_ok()
     }
 
     /// Policy and cgroup.
@@ -141,21 +209,14 @@ fn a_cut_at_any_point_loses_nothing() {
     let mut points = 0;
     for at in 1.. {
         let sim = in_force();
-        let counted = Points::new(at, || panic!("cut"));
-        let host = CountedHost(&sim.kernel, counted.clone());
-        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
-        let session = sim.session();
-        let cut = catch_unwind(AssertUnwindSafe(|| {
-            session.amend(&new_threads(), &machine, &mut CountedSteps(counted)).unwrap();
-        }));
-        drop(session);
+        let done = sim.amend_cut(&new_threads(), at);
         // Whoever goes on keeping can add again; whoever puts back finds all of it.
         if at % 2 == 0 {
             sim.amend(&new_threads());
             assert_eq!(sim.of(7, 30).0, "fifo 1 reset-on-fork", "cut at {at}");
         }
         assert_eq!(sim.differences(), Vec::<String>::new(), "cut at {at}");
-        if cut.is_ok() {
+        if done {
             points = at - 1;
             break;
         }
@@ -170,16 +231,9 @@ fn a_value_that_changes_again_is_ours_before_and_after() {
     let wanted = |priority| [policy(7, 8, &Attr::fifo(priority))];
     for at in 1.. {
         let sim = in_force();
-        let counted = Points::new(at, || panic!("cut"));
-        let host = CountedHost(&sim.kernel, counted.clone());
-        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
-        let session = sim.session();
-        let cut = catch_unwind(AssertUnwindSafe(|| {
-            session.amend(&wanted(5), &machine, &mut CountedSteps(counted)).unwrap();
-        }));
-        drop(session);
+        let done = sim.amend_cut(&wanted(5), at);
         assert_eq!(sim.differences(), Vec::<String>::new(), "cut at {at}");
-        if cut.is_ok() {
+        if done {
             assert!(at > 3);
             break;
         }
@@ -226,6 +280,55 @@ fn a_thread_that_ends_or_is_refused_is_told_and_stops_nobody() {
         reverted.done && reverted.outcomes.iter().all(|o| !o.path.contains("/proc/40/")),
         "{reverted:#?}"
     );
+}
+
+/// Threads end whenever they like: between any two looks at them too.
+#[test]
+fn a_thread_that_ends_at_any_moment_fails_nothing() {
+    let ended = |sim: &Sim, thread: (u32, u32), calls: u32, change: &dyn Fn(&Machine<'_>)| {
+        let host = Ending { kernel: &sim.kernel, thread, calls_left: Cell::new(calls) };
+        change(&Machine::with_host(&sim.root, &host, &NoGuests));
+        host.calls_left.get() == 0
+    };
+    let mut calls = 1..;
+    while calls.next().is_some_and(|calls| {
+        let (sim, writes, _) = before();
+        ended(&sim, (7, 8), calls, &|machine| {
+            sim.session().apply(&writes, machine, &mut Silent).unwrap();
+            assert_eq!(sim.of(7, 7), ("fifo 2".to_owned(), "/rtvirtio-vm".to_owned()), "after {calls} calls");
+        })
+    }) {}
+    assert!(calls.start > 20, "{calls:?}");
+    let mut calls = 1..;
+    while calls.next().is_some_and(|calls| {
+        let sim = in_force();
+        ended(&sim, (7, 30), calls, &|machine| {
+            let amended = sim.session().amend(&new_threads(), machine, &mut Silent).unwrap();
+            assert!(amended.failed.is_empty() && amended.left.is_empty(), "after {calls} calls: {amended:?}");
+            assert_eq!(sim.of(40, 40).0, "fifo 2 reset-on-fork", "after {calls} calls");
+        })
+    }) {}
+    assert!(calls.start > 20, "{calls:?}");
+}
+
+/// Under SCHED_DEADLINE what one thread gets another has to give.
+#[test]
+fn nothing_is_taken_that_was_not_given() {
+    let sim = in_force();
+    sim.amend(&new_threads());
+    sim.kernel.thread(50, 50, &Attr::other(1), "/vms");
+    let refused = policy(50, 50, &Attr::fifo(1));
+    let takes = Write { takes: true, ..policy(7, 8, &Attr::fifo(4)) };
+    let fresh = Write { takes: true, ..policy(7, 30, &Attr::fifo(4)) };
+    let amended = sim.amend(&[refused, takes.clone(), fresh.clone()]);
+    assert_eq!((amended.written.len(), amended.failed.len()), (0, 3), "{amended:?}");
+    assert_eq!(sim.of(7, 8).0, "fifo 1 reset-on-fork");
+    let amended = sim.amend(&[policy(7, 7, &Attr::fifo(3)), takes, fresh]);
+    assert_eq!((amended.written.len(), amended.failed.len()), (3, 0), "{amended:?}");
+    // Values on the way are nobody's of us when the next one has arrived.
+    sim.kernel.set_policy(8, &Attr::fifo(1)).unwrap();
+    let amended = sim.amend(&[policy(7, 8, &Attr::fifo(5))]);
+    assert_eq!(amended.left.len(), 1, "{amended:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use rtvirtio_apply::Write;
 use rtvirtio_host::Hierarchy;
 use rtvirtio_host::sched::Attr;
 use rtvirtio_vmm::Thread;
@@ -75,7 +76,10 @@ pub fn resplit(probe: &Probe, ask: &Ask<'_>) -> Settings {
     let mut wanted: Vec<_> =
         held.iter().zip(&shares).filter(|(_, s)| old(s.tid) != Some(s.runtime)).collect();
     wanted.sort_by_key(|(_, s)| grows(s));
-    let write = |(t, s): (&&Thread, &Share)| scheduling(ask, t, Attr::deadline(s.runtime, period));
+    let write = |(t, s): (&&Thread, &Share)| {
+        let write = scheduling(ask, t, Attr::deadline(s.runtime, period));
+        Write { takes: grows(s), ..write }
+    };
     out.writes = wanted.into_iter().map(write).collect();
     out
 }

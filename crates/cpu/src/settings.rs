@@ -293,6 +293,13 @@ pub(crate) fn most_of_one(probe: &Probe, period: u64) -> u64 {
     (period as f64 * grant) as u64
 }
 
+/// Whether SCHED_DEADLINE gives threads of this role a part of the budget: those that have a priority under the order, but for QEMU's RCU thread, and for
+/// workers, which come and go.
+#[must_use]
+pub fn has_part(role: &Role, order: Order) -> bool {
+    !matches!(role, Role::AioWorker | Role::IoUringWorker | Role::Rcu) && attr(role, order).is_some()
+}
+
 /// The threads that get a part of the budget.
 pub(crate) fn held<'t>(ask: &Ask<'t>, out: &mut Settings) -> Vec<&'t Thread> {
     let mut held: Vec<&Thread> = Vec::new();
@@ -302,7 +309,7 @@ pub(crate) fn held<'t>(ask: &Ask<'t>, out: &mut Settings) -> Vec<&'t Thread> {
             Role::AioWorker | Role::IoUringWorker => {
                 out.outside.push((t.tid, "workers come and go".to_owned()))
             }
-            role if attr(role, ask.order).is_none() || *role == Role::Rcu => {
+            role if !has_part(role, ask.order) => {
                 out.outside.push((t.tid, format!("a thread of role `{role}` is left ordinary")));
             }
             _ => held.push(t),

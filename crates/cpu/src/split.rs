@@ -17,7 +17,7 @@ const LEAST: u64 = 50_000;
 /// Part of the budget that is divided evenly: one part in so many. What serves a vCPU has used next to nothing when its guest has asked for
 /// nothing yet, and an I/O thread or vhost with 50 us in 20 ms then takes half a second for a few packets (seen under an emulated KVM: 470 ms
 /// round trip, 5 ms at real-time priorities).
-const EVEN: u64 = 8;
+pub(crate) const EVEN: u64 = 8;
 /// How far a new split moves from the old one towards what was measured. A VM's load shifts between threads within seconds; moving all the way
 /// at each look would starve the thread that just woke up.
 const GAIN: f64 = 0.25;

@@ -10,6 +10,7 @@
 
 use rtvirtio_units::Nanos;
 
+use crate::split::EVEN;
 use crate::{Backend, Contract};
 
 /// What a mechanism and its surroundings add to a contract's own worst case.
@@ -34,8 +35,8 @@ impl Surroundings {
     /// The latest that a request of so much CPU time is answered, counted from when it reaches the VM, while the VM answers no more requests than its budget
     /// carries. What the request waits for outside of the VM's CPU time (network, disk) is not in it.
     ///
-    /// Under SCHED_DEADLINE the split gives each thread the part of the budget that it has of the work, so that both the device's thread and the vCPU take
-    /// `C P/Q`; how much of 2P each of the three waits is not known and counts in full.
+    /// Under SCHED_DEADLINE the split gives each thread the part of seven eighths of the budget that it has of the work ([`crate::split`]), so that both the
+    /// device's thread and the vCPU take `8/7 C P/Q`; how much of 2P each of the three waits is not known and counts in full.
     #[must_use]
     pub fn latest(self, contract: Contract, work: Nanos) -> Nanos {
         let (budget, period) = (contract.budget_us() as f64 * 1e3, contract.period_us() as f64 * 1e3);
@@ -43,7 +44,8 @@ impl Surroundings {
         let stretched = |work: f64| work * period / budget;
         let latest = match self.backend {
             Backend::Deadline => {
-                f64::from(self.servers()) * 2.0 * period + stretched(2.0 * work.0 as f64 + debt)
+                let by_use = 1.0 - 1.0 / EVEN as f64;
+                f64::from(self.servers()) * 2.0 * period + stretched(2.0 * work.0 as f64 + debt) / by_use
             }
             _ => 2.0 * (period - budget) + stretched(work.0 as f64 + debt),
         };

@@ -103,9 +103,9 @@ fn the_latest_answer_is_the_supply_bound_functions() {
     assert_eq!(at(4000, 0, 1000, 5000, 0), 8000 + 20_000);
     assert_eq!(at(4000, 0, 2000, 5000, 0), 6000 + 10_000);
     assert_eq!(at(4000, 1, 2000, 5000, 0), 6000 + 20_000, "another VM's tick runs into its time");
-    // One server for each thread on the way: 3 x 2 P, and the work on two of them.
+    // One server for each thread on the way: 3 x 2 P, and the work on two of them, by seven eighths of the budget.
     let deadline = Surroundings { backend: Backend::Deadline, tick: Nanos(0), others: 0 };
-    assert_eq!(deadline.latest(contract(2000, 10_000), Nanos(1_000_000)).0, 60_000_000 + 10_000_000);
+    assert_eq!(deadline.latest(contract(2000, 10_000), Nanos(700_000)).0, 60_000_000 + 8_000_000);
     assert_eq!(deadline.period_for(Nanos::from_millis(120)), Nanos::from_millis(10));
     assert_eq!(here(0).period_for(Nanos::from_millis(20)), Nanos::from_millis(5));
     assert_eq!(here(0).period_for(Nanos::from_millis(60_000)), Nanos::from_millis(1000), "the longest");

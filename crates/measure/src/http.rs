@@ -17,6 +17,8 @@ pub use url::{Url, UrlError};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a client looks whether it shall stop.
 const LOOK: Duration = Duration::from_millis(500);
+/// How often is looked whether all answers have come.
+const AWAIT: Duration = Duration::from_millis(20);
 /// Before a client whose request failed asks again.
 const RETRY: Duration = Duration::from_millis(100);
 /// Longest head of an answer: what a common server sends at most, and no more memory than that for a hostile one.
@@ -45,18 +47,29 @@ impl Request {
         Self { body: Some(bytes), ..self }
     }
 
-    /// One request from connecting to the last byte, whose bytes are counted as they come. The length of the whole answer, or `None` when told to stop.
+    /// One request from connecting to the last byte, whose bytes are counted as they come; those of an answer that breaks off are taken back. The length of
+    /// the whole answer, or `None` when told to stop.
     fn get(&self, bytes: &AtomicU64, stop: &AtomicBool) -> io::Result<Option<u64>> {
+        let mut whole = 0;
+        let answer = self.receive(bytes, &mut whole, stop);
+        if answer.is_err() {
+            bytes.fetch_sub(whole, Ordering::Relaxed);
+        }
+        Ok(answer?.then_some(whole))
+    }
+
+    /// Whether the whole answer came; `whole` are its bytes.
+    fn receive(&self, bytes: &AtomicU64, whole: &mut u64, stop: &AtomicBool) -> io::Result<bool> {
         let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut stream = TcpStream::connect_timeout(&self.url.address(), PATIENCE)?;
         stream.set_read_timeout(Some(LOOK))?;
         stream.write_all(&self.text)?;
-        let (mut head, mut body, mut whole) = (Vec::new(), None::<usize>, 0);
+        let (mut head, mut body) = (Vec::new(), None::<usize>);
         let mut buffer = vec![0; 64 << 10];
         let mut last = Instant::now();
         loop {
             if stop.load(Ordering::Relaxed) {
-                return Ok(None);
+                return Ok(false);
             }
             let n = match stream.read(&mut buffer) {
                 Ok(0) => break,
@@ -71,7 +84,7 @@ impl Request {
             };
             last = Instant::now();
             bytes.fetch_add(n as u64, Ordering::Relaxed);
-            whole += n as u64;
+            *whole += n as u64;
             match &mut body {
                 Some(have) => *have += n,
                 None => {
@@ -96,7 +109,7 @@ impl Request {
                     io::Error::new(io::ErrorKind::UnexpectedEof, text)
                 })
             }
-            (Some(_), _) if good => Ok(Some(whole)),
+            (Some(_), _) if good => Ok(true),
             (None, _) if head.is_empty() => Err(io::ErrorKind::UnexpectedEof.into()),
             _ => Err(bad(format!("{} answers `{}`", self.url, String::from_utf8_lossy(status)))),
         }
@@ -169,7 +182,7 @@ impl Load {
         Self { stop, bytes, counted, clients }
     }
 
-    /// Bytes that all received so far, those of answers that are not whole yet included.
+    /// Bytes that all received so far, those of answers that are not whole yet included. Less than before where one of these breaks off.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -207,7 +220,7 @@ impl Drop for Load {
 }
 
 /// Sends `n` requests, one each `period`, also when earlier ones are not answered yet. Each response in ms, from the moment at which its request was due,
-/// and how many requests were refused, broken off, or not answered for 30 s. `None` when `cancelled` says so before the last was sent.
+/// and how many requests were refused, broken off, or not answered whole within 30 s of the last one's time. `None` when `cancelled` says so.
 ///
 /// # Errors
 /// When a client panicked.
@@ -231,9 +244,20 @@ pub fn periodic(
             }
             let stop = &stop;
             sent.push(scope.spawn(move || {
-                request.get(&AtomicU64::new(0), stop)?;
+                request.get(&AtomicU64::new(0), stop)?.ok_or(io::ErrorKind::TimedOut)?;
                 Ok::<_, io::Error>((Instant::now() - due).as_secs_f64() * 1e3)
             }));
+        }
+        let last = Instant::now();
+        while !sent.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            let given_up = cancelled.load(Ordering::Relaxed);
+            if given_up || last.elapsed() > PATIENCE {
+                stop.store(true, Ordering::Relaxed);
+            }
+            if given_up {
+                return Ok(None);
+            }
+            std::thread::sleep(AWAIT);
         }
         let (mut ms, mut failed) = (Vec::with_capacity(n), 0);
         for one in sent {

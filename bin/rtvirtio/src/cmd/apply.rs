@@ -28,8 +28,18 @@ const CONFLICT: u8 = 3;
 /// The plan in force, beside the journal.
 const PLAN_FILE: &str = "plan.json";
 
-/// `rtvirtio apply`.
+/// `rtvirtio apply`. What cannot be carried has the exit code of an infeasible plan, be it the disk's or the CPU's.
 pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    match apply_any(args, global, ui) {
+        Err(e) if cpu_plan::is_infeasible(&e) => {
+            ui.warn(&format!("not applied: {e:#}"));
+            Ok(ExitCode::from(INFEASIBLE))
+        }
+        done => done,
+    }
+}
+
+fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     if !args.dry_run {
         need_root("apply")?;
     }

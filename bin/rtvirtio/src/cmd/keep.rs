@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
-use rtvirtio_cpu::{Ask, Backend, Probe, probe, resplit, take_in};
+use rtvirtio_cpu::{Ask, Backend, Probe, has_part, probe, resplit, take_in};
 use rtvirtio_host::Root;
 use rtvirtio_spec::Spec;
 use rtvirtio_vmm::threads::discover;
@@ -26,6 +26,9 @@ const LEAST: Duration = Duration::from_millis(10);
 /// QEMU names a thread, and tells its monitor of a vCPU, some time after it was started: one whose role is not known is looked at so often again.
 const LOOKS: u32 = 10;
 
+/// How long use is seen before the budget is split by it.
+const SEEN: Duration = Duration::from_secs(1);
+
 /// A VM whose contract is kept.
 struct Kept {
     of: InForce,
@@ -33,8 +36,9 @@ struct Kept {
     watcher: Watcher,
     /// Threads that were not taken in yet, by number and start, and how often they were looked at.
     pending: BTreeMap<(u32, u64), u32>,
-    /// Threads with their CPU time at the last split.
+    /// Threads with their CPU time at the last split, or at the begin.
     split: Vec<Thread>,
+    split_at: Instant,
     next_split: Instant,
 }
 
@@ -61,21 +65,25 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         _ => bail!("no CPU contract is in force: `rtvirtio apply {}` first", args.spec.display()),
     };
     let probe = probe(&root)?;
+    let every = Duration::from_nanos(args.every.0).max(LEAST);
+    let split_every = Duration::from_nanos(args.split_every.0).max(every);
     let mut vms = Vec::new();
     for of in cpu_plan::in_force(&global.state_dir)? {
         if !spec.vms.iter().any(|vm| vm.name == of.vm) {
             bail!("the contracts in force are of another spec: it has a VM `{}`", of.vm);
         }
-        let handle = ask(&spec, &of.vm, global, ui)?;
-        let next_split = Instant::now();
-        let watcher = Watcher::new(handle.clone());
-        vms.push(Kept { of, handle, watcher, pending: BTreeMap::new(), split: Vec::new(), next_split });
+        // The others' contracts hold without it.
+        match vm_threads::one_of_spec(&spec, &of.vm, global, ui) {
+            Ok(vm) => vms.push(Kept::start(of, vm.handle, &root, split_every)),
+            Err(e) => ui.warn(&format!("{} is not kept: {e:#}", of.vm)),
+        }
     }
     if vms.is_empty() {
-        bail!("no CPU contract is in force: `rtvirtio apply {}` first", args.spec.display());
+        bail!(
+            "no VM with a CPU contract is there: start it, revert, and `rtvirtio apply {}`",
+            args.spec.display()
+        );
     }
-    let every = Duration::from_nanos(args.every.0).max(LEAST);
-    let split_every = Duration::from_nanos(args.split_every.0).max(every);
     let mut next = Instant::now();
     while !ui.is_cancelled() {
         if !global.state_dir.join(JOURNAL_FILE).exists() {
@@ -106,13 +114,32 @@ fn applied_by(global: &Global) -> anyhow::Result<Option<u32>> {
     Ok(Session::open(&global.state_dir)?.applied_by()?)
 }
 
-/// What the monitor says about a VM now.
-fn ask(spec: &Spec, vm: &str, global: &Global, ui: &Ui) -> anyhow::Result<VmHandle> {
-    let mut all = vm_threads::of_spec(spec, global, ui)?.into_iter();
-    Ok(all.find(|n| n.name == vm).context("the VM is gone")?.handle)
-}
-
 impl Kept {
+    /// Begins to watch. CPU time counts from here.
+    fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            of,
+            watcher: Watcher::new(handle.clone()),
+            pending: BTreeMap::new(),
+            split: discover(root, &handle).unwrap_or_default(),
+            split_at: now,
+            next_split: now + split_every,
+            handle,
+        }
+    }
+
+    /// Whether the budget is to be split now: at the set times, and for a thread that is to have a part of it and has none, as soon as it is seen what the
+    /// others use.
+    fn splits(&self, threads: &[Thread], now: Instant) -> bool {
+        let waits = |t: &Thread| self.pending.contains_key(&(t.tid, t.start)) && self.lacks_part(t);
+        now >= self.next_split || (now >= self.split_at + SEEN && threads.iter().any(waits))
+    }
+
+    fn lacks_part(&self, t: &Thread) -> bool {
+        self.of.backend == Backend::Deadline && t.reservation.is_none() && has_part(&t.role, self.of.order)
+    }
+
     /// Looks once, and does what is to be done.
     #[allow(clippy::too_many_arguments, reason = "one call, of what the loop holds")]
     fn look(
@@ -136,13 +163,20 @@ impl Kept {
         }
         if !self.pending.is_empty() {
             // A monitor that is taken, or a VM that is ending, only costs the certainty of the roles.
-            self.handle = ask(spec, &self.of.vm, global, ui).unwrap_or_else(|_| self.handle.clone());
+            if let Ok(vm) = vm_threads::one_of_spec(spec, &self.of.vm, global, ui) {
+                self.handle = vm.handle;
+            }
         }
         let threads = match discover(root, &self.handle) {
             Ok(threads) => threads,
             Err(e) if e.is_gone() => return Ok(()),
             Err(e) => return Err(e.into()),
         };
+        if is_split && !self.splits(&threads, now) {
+            let wait = |t: &Thread| self.lacks_part(t);
+            self.pending = still_pending(&self.pending, &threads, wait);
+            return Ok(());
+        }
         let new: Vec<Thread> =
             threads.iter().filter(|t| self.pending.contains_key(&(t.tid, t.start))).cloned().collect();
         let since = |t: &Thread| {
@@ -176,18 +210,30 @@ impl Kept {
         for note in &settings.notes {
             ui.step(&format!("{}: {note}", self.of.vm));
         }
-        let alive: BTreeMap<(u32, u64), bool> =
-            threads.iter().map(|t| ((t.tid, t.start), t.role == Role::Other)).collect();
-        self.pending.retain(|key, looks| {
-            *looks += 1;
-            alive.get(key).is_some_and(|unknown| *unknown) && *looks < LOOKS
-        });
+        self.pending = still_pending(&self.pending, &threads, |_| false);
         if is_split {
+            (self.split_at, self.next_split) = (now, now + split_every);
             self.split = threads;
-            self.next_split = now + split_every;
         }
         Ok(())
     }
+}
+
+/// New threads that are to be looked at again: those whose role is not known yet, some times, and those that `wait`.
+fn still_pending(
+    pending: &BTreeMap<(u32, u64), u32>,
+    threads: &[Thread],
+    wait: impl Fn(&Thread) -> bool,
+) -> BTreeMap<(u32, u64), u32> {
+    let mut again = BTreeMap::new();
+    for t in threads {
+        let key = (t.tid, t.start);
+        let Some(looks) = pending.get(&key).map(|looks| looks + 1) else { continue };
+        if (t.role == Role::Other && looks < LOOKS) || wait(t) {
+            again.insert(key, looks);
+        }
+    }
+    again
 }
 
 /// One line for each setting.

@@ -79,6 +79,31 @@ fn wrong_answers_are_no_answers() {
 }
 
 #[test]
+fn what_came_of_a_broken_answer_is_not_counted() {
+    let (port, _) = server(b"HTTP/1.0 200 OK\r\nContent-length: 50\r\n\r\nabcde");
+    let bytes = AtomicU64::new(7);
+    assert!(request(port).get(&bytes, &AtomicBool::new(false)).is_err());
+    assert_eq!(bytes.into_inner(), 7);
+}
+
+/// Nor does a server that never ends keep anybody.
+#[test]
+fn ctrl_c_ends_the_wait_for_the_last_answers() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let cancelled = AtomicBool::new(false);
+    let open = thread::scope(|scope| {
+        let asked =
+            scope.spawn(|| periodic(&request(port), 2, Duration::from_millis(1), &cancelled).unwrap());
+        let open: Vec<_> = listener.incoming().take(2).collect();
+        cancelled.store(true, Ordering::Relaxed);
+        assert!(asked.join().unwrap().is_none());
+        open
+    });
+    assert_eq!(open.len(), 2);
+}
+
+#[test]
 fn a_server_that_is_not_there_is_told() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let load = Load::start(&request(port), 1);

@@ -100,7 +100,8 @@ impl Load {
                 let (begin, before) = (Instant::now(), load.bytes());
                 cpu()?;
                 ui.pause(length)?;
-                let (cpu, bytes, seconds) = (cpu()?, load.bytes() - before, begin.elapsed().as_secs_f64());
+                let (cpu, bytes, seconds) =
+                    (cpu()?, load.bytes().saturating_sub(before), begin.elapsed().as_secs_f64());
                 let counted = load.finish()?;
                 if counted.answers > 0 {
                     answer.set(Some(counted.bytes as f64 / counted.answers as f64));
