@@ -208,6 +208,9 @@ pub struct CyclictestData {
     pub command: String,
     /// When.
     pub generated: String,
+    /// Whether the CPUs were kept from sleeping.
+    #[serde(default)]
+    pub awake: bool,
     /// The kernel's name of the mechanism that holds the contract.
     pub backend: String,
     /// The contract, as `2ms in 3ms`.
@@ -352,6 +355,7 @@ mod tests {
             },
             command: String::new(),
             generated: String::new(),
+            awake: true,
             backend: String::new(),
             contract: String::new(),
             length: 1.0,

@@ -83,6 +83,9 @@ pub struct ReservationData {
     pub command: String,
     /// When.
     pub generated: String,
+    /// Whether the CPUs were kept from sleeping.
+    #[serde(default)]
+    pub awake: bool,
     /// The kernel's name of the mechanism that holds the contracts.
     pub backend: String,
     /// vCPUs of the neighbour of the web requests; all other guests have one.
@@ -178,6 +181,20 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
         )
         .at_least(0.98),
         Claim::new(
+            "cpu.budget.r2_means",
+            "the same for the mean of each budget, which is what the paper draws",
+            r2(&means(&points)),
+            "",
+            points.len(),
+        ),
+        Claim::new(
+            "cpu.budget.used_error",
+            "CPU time that a VM alone used less its budget, the farthest off, in percent of a core",
+            data.alone.iter().map(|a| (a.used - a.budget as f64).abs()).fold(0.0, f64::max),
+            "%",
+            points.len(),
+        ),
+        Claim::new(
             "cpu.isolation.change",
             format!(
                 "change of a VM's throughput at a budget of {OWN} % when its neighbour's grows from 10 to 40 %, all threads inside"
@@ -234,6 +251,18 @@ fn r2(points: &[(f64, f64)]) -> f64 {
     if xx > 0.0 && yy > 0.0 { xy * xy / (xx * yy) } else { 0.0 }
 }
 
+/// The mean of all points of one x.
+fn means(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut sums: Vec<(f64, f64, f64)> = Vec::new();
+    for &(x, y) in points {
+        match sums.iter_mut().find(|s| s.0 == x) {
+            Some(sum) => (sum.1, sum.2) = (sum.1 + y, sum.2 + 1.0),
+            None => sums.push((x, y, 1.0)),
+        }
+    }
+    sums.into_iter().map(|(x, sum, n)| (x, sum / n)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,11 +289,16 @@ mod tests {
             },
             command: String::new(),
             generated: String::new(),
+            awake: true,
             backend: String::new(),
             neighbour_vcpus: 1,
             length: 1.0,
             alone: [10, 50, 90]
-                .map(|budget| Alone { budget, mb_per_s: 0.1 * budget as f64 - 0.5, used: 0.0 })
+                .map(|budget| Alone {
+                    budget,
+                    mb_per_s: 0.1 * budget as f64 - 0.5,
+                    used: budget as f64 - budget as f64 / 60.0,
+                })
                 .to_vec(),
             beside: vec![
                 beside(10, true, 2.0),
@@ -298,6 +332,8 @@ mod tests {
         let mut d = data();
         let close = |id: &str, v: f64| assert!((value(&data(), id).value - v).abs() < 1e-9, "{id}");
         close("cpu.budget.r2", 1.0);
+        close("cpu.budget.r2_means", 1.0);
+        close("cpu.budget.used_error", 1.5);
         close("cpu.isolation.change", 0.05);
         close("cpu.isolation.change_vcpus_only", 0.25);
         close("cpu.web.misses_without", 2.0 / 3.0);
@@ -321,6 +357,7 @@ mod tests {
         assert!(r2(&[(0.0, 0.0), (1.0, 1.0), (2.0, 0.0)]) < 1e-9);
         assert!((r2(&[(0.0, 0.0), (1.0, 1.0), (2.0, 4.0)]) - 12.0 / 13.0).abs() < 1e-9);
         assert_eq!(r2(&[]), 0.0);
+        assert_eq!(means(&[(1.0, 1.0), (2.0, 5.0), (1.0, 3.0)]), [(1.0, 2.0), (2.0, 5.0)]);
         assert_eq!(r2(&[(1.0, 1.0), (1.0, 2.0)]), 0.0);
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rtvirtio_host::{BlockDevice, Cgroups, HostError, Root};
-use rtvirtio_spec::{Device, Kernel, LabKind, Reach, Spec};
+use rtvirtio_spec::{Device, Kernel, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
 
@@ -381,6 +381,8 @@ impl Lab {
                 cgroup_procs: vec![cgroups.dir(&vm.cgroup)?.join("cgroup.procs")],
                 // From the start: a crash before it is saved leaves it in its cgroup, where `down` finds it.
                 lifetime: Lifetime::Detached,
+                // The paper's priorities are with locked memory; another process cannot lock it later.
+                lock_memory: wanted.cpu.priorities == Some(Priorities::Rt),
                 ..QemuConfig::new(&vm.name, image.clone(), disk, &self.run_dir.join(GUESTS))
             });
         }

@@ -109,6 +109,8 @@ pub struct QemuConfig {
     pub disk: GuestDisk,
     /// Whether QEMU's AIO workers do the requests of a [`GuestDisk::Region`], as where nobody asked for Linux AIO.
     pub workers: bool,
+    /// Whether all memory of QEMU, the guest's too, is locked into RAM: no page fault joins a latency.
+    pub lock_memory: bool,
     /// Its vCPUs.
     pub vcpus: u16,
     /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose network is QEMU's own: without rights, and with
@@ -136,6 +138,7 @@ impl QemuConfig {
             accel: Accel::Tcg,
             disk: disk.into(),
             workers: false,
+            lock_memory: false,
             vcpus: 1,
             port: None,
             run_dir: run_dir.to_path_buf(),

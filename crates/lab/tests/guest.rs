@@ -59,7 +59,11 @@ impl Fixture {
 fn a_guest_boots_the_preempt_rt_kernel() {
     let Some(fixture) = fixture_of("a_guest_boots_the_preempt_rt_kernel", Kernel::Rt) else { return };
     assert!(fixture.image.release.ends_with("-rt-amd64"), "{}", fixture.image.release);
-    let mut guest = QemuGuest::start(&fixture.config("rt")).unwrap();
+    let config = QemuConfig { lock_memory: true, ..fixture.config("rt") };
+    let mut guest = QemuGuest::start(&config).unwrap();
+    let status = fs::read_to_string(format!("/proc/{}/status", guest.handle().process.pid)).unwrap();
+    let locked = status.lines().find_map(|l| l.strip_prefix("VmLck:")?.trim().strip_suffix(" kB")).unwrap();
+    assert!(locked.parse::<u64>().unwrap() << 10 >= config.memory.0, "{locked} kB are locked");
     eprintln!("one PREEMPT_RT guest booted in {:.1} s under TCG", guest.boot_time().as_secs_f64());
     let said = |guest: &mut QemuGuest, argv: &[&str]| {
         let out = guest.exec(argv, Duration::from_secs(60)).unwrap();

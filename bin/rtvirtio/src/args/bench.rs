@@ -207,6 +207,9 @@ pub struct BenchReservationArgs {
     /// vCPUs of the loaded neighbour of the web requests, each of which computes
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub neighbour_vcpus: u16,
+    /// Keep idle CPUs from sleeping, as on a real-time host
+    #[arg(long)]
+    pub awake: bool,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
@@ -236,6 +239,9 @@ pub struct BenchCyclictestArgs {
     /// Where the guest's disk is made, a file of 256 MiB: a file system on a disk, not in memory
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub disk_dir: PathBuf,
+    /// Keep idle CPUs from sleeping, as on a real-time host
+    #[arg(long)]
+    pub awake: bool,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,

@@ -101,6 +101,9 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(stderr);
+    if config.lock_memory {
+        command.args(["-overcommit", "mem-lock=on"]);
+    }
     if let Some(port) = config.port {
         command
             .arg("-netdev")

@@ -15,7 +15,7 @@ use rtvirtio_model::{Config, DepthPoint, Elevator, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
 
-use super::BENCH_DIR;
+use super::{BENCH_DIR, cores};
 use crate::args::{AccelName, Global};
 use crate::cmd::lab::{self, DEMO_STATE};
 use crate::cmd::profile::of_site;
@@ -64,13 +64,7 @@ impl<'a> Bed<'a> {
             None => format!("twin = {:?}\nsize = \"{MADE_SIZE}\"", device_name(device)),
         };
         let mut bed = Self::make(device_name(device), &text, (vms, kind), global, ui)?;
-        bed.awake = match Awake::hold() {
-            Ok(awake) => Some(awake),
-            Err(e) => {
-                ui.warn(&format!("the CPUs may sleep between requests and wake late: {e}"));
-                None
-            }
-        };
+        bed.awake = cores::keep_awake(ui);
         Ok(bed)
     }
 

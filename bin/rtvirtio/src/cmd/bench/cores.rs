@@ -6,11 +6,13 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::Session;
 use rtvirtio_cpu::{Backend, choose, probe};
 use rtvirtio_host::{Cgroups, Root};
+use rtvirtio_measure::awake::Awake;
 use rustix::thread::CpuSet;
 
 use super::BENCH_DIR;
 use crate::args::Global;
 use crate::contracts::{Contracts, release};
+use crate::ui::Ui;
 
 /// Directory of the contracts' journal, below that of the experiments.
 const STATE: &str = "cpu";
@@ -82,6 +84,18 @@ pub fn core_and_others() -> anyhow::Result<(u32, Vec<u32>)> {
         (Some(core), false) => Ok((core, cpus)),
         _ => bail!("two CPUs are needed: one for the guests, another one for their clients"),
     }
+}
+
+/// Keeps the CPUs from sleeping, as real-time hosts are set up; says so where that cannot be.
+pub fn keep_awake(ui: &Ui) -> Option<Awake> {
+    Awake::hold()
+        .inspect_err(|e| ui.warn(&format!("the CPUs may sleep when they are idle, and wake late: {e}")))
+        .ok()
+}
+
+/// The same in words.
+pub fn idle(awake: bool) -> &'static str {
+    if awake { "CPUs kept awake" } else { "idle CPUs sleep" }
 }
 
 /// Contracts of a mechanism that gives a group of threads a budget on one CPU. What an earlier run that was killed has left is put back.

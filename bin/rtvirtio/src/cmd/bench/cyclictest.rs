@@ -22,13 +22,12 @@ use rtvirtio_units::Bytes;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_vmm::threads::{Named, discover};
-use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
-use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, on_one_core};
+use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, keep_awake, on_one_core};
 use super::found::{Found, read, save};
 use super::turns::in_turn;
-use super::{guest, page};
+use super::{cores, guest, page};
 use crate::args::{AccelName, BenchCyclictestArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{lab, need_root};
@@ -60,8 +59,14 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
     let data: CyclictestData = read(path)?;
     let claims = claims(&data);
     let lead = vec![format!(
-        "{} ({} under {}), {} held by {}; {}.",
-        data.host.device, data.host.vmm, data.host.accelerator, data.contract, data.backend, data.command
+        "{} ({} under {}), {} held by {}, {}; {}.",
+        data.host.device,
+        data.host.vmm,
+        data.host.accelerator,
+        data.contract,
+        data.backend,
+        cores::idle(data.awake),
+        data.command
     )];
     Ok(Found {
         text: page::table(&claims),
@@ -85,6 +90,7 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         )
     })?;
     let contracts = on_one_core(global)?;
+    let awake = if args.awake { keep_awake(ui) } else { None };
     // On a disk, not in memory: direct I/O.
     let dir = tempfile::Builder::new().prefix("rtvirtio-cyclictest-").tempdir_in(&args.disk_dir);
     let dir = dir.with_context(|| format!("--disk-dir {}", args.disk_dir.display()))?;
@@ -121,15 +127,17 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
         schema: CyclictestData::SCHEMA.to_owned(),
         host: facts.context("no kernel")?,
         command: format!(
-            "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}",
+            "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}{}",
             args.length,
             args.repeat,
             args.budget,
             args.period,
             if args.preempt_rt { " --preempt-rt" } else { "" },
+            if args.awake { " --awake" } else { "" },
             option(&args.setups)
         ),
         generated: generated(),
+        awake: awake.is_some(),
         backend: contracts.backend().to_string(),
         contract: contract.to_string(),
         length: length.as_secs_f64(),
@@ -181,8 +189,12 @@ impl<'a> Bed<'a> {
         let name = format!("bench-{}", std::process::id());
         let group = FairGroup::make(&format!("rtvirtio-{name}-fair"))?;
         let region = DiskRegion { path: disk.to_owned(), offset: Bytes(0), size: DISK };
-        let config =
-            QemuConfig { accel, workers: true, ..QemuConfig::new(&name, image, region, run_dir.path()) };
+        let config = QemuConfig {
+            accel,
+            workers: true,
+            lock_memory: true,
+            ..QemuConfig::new(&name, image, region, run_dir.path())
+        };
         let mut vm = QemuGuest::start(&config)?;
         // A session of its own would be a fair group too, on kernels with autogroups; this one is there on all.
         group.take(vm.handle().process.pid)?;
@@ -244,7 +256,8 @@ impl<'a> Bed<'a> {
                 if self.vm.poll(load)?.is_some() {
                     bail!("the I/O load in the guest ended by itself");
                 }
-                guest::say(&mut self.vm, &["killall", "fio"])?;
+                // Told to end, fio waits for requests that it takes to be under way; in five runs for seven of which the device had none.
+                guest::say(&mut self.vm, &["killall", "-9", "fio"])?;
                 guest::finish(&mut self.vm, load, PATIENCE, ui, &mut || Ok(()))?;
                 Ok(seen)
             }
@@ -381,7 +394,8 @@ impl HostFio {
 
 impl Drop for HostFio {
     fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        // Not SIGTERM, for the same reason as in the guest.
+        let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }

@@ -21,9 +21,9 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};
 
-use super::cores::{FairGroup, bind, core_and_others, on_one_core};
+use super::cores::{FairGroup, bind, core_and_others, keep_awake, on_one_core};
 use super::found::{Found, read, save};
-use super::{guest, page, web};
+use super::{cores, guest, page, web};
 use crate::args::{AccelName, BenchReservationArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{lab, need_root};
@@ -54,8 +54,13 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
     let data: ReservationData = read(path)?;
     let claims = claims(&data);
     let lead = vec![format!(
-        "{} ({} under {}), their contracts held by {}; {}.",
-        data.host.device, data.host.vmm, data.host.accelerator, data.backend, data.command
+        "{} ({} under {}), their contracts held by {}, {}; {}.",
+        data.host.device,
+        data.host.vmm,
+        data.host.accelerator,
+        data.backend,
+        cores::idle(data.awake),
+        data.command
     )];
     Ok(Found {
         text: page::table(&claims),
@@ -74,6 +79,7 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
     }
     let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir()?;
     let contracts = on_one_core(global)?;
+    let awake = if args.awake { keep_awake(ui) } else { None };
     // Throughput first, between two guests of one vCPU each: the paper's.
     let mut pair = Pair::boot(&contracts, 1, dir.path(), global, ui)?;
     ui.step("warming up");
@@ -96,10 +102,15 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
         schema: ReservationData::SCHEMA.to_owned(),
         host: facts,
         command: format!(
-            "rtvirtio bench reservation --for {} --repeat {} --requests {} --neighbour-vcpus {}",
-            args.length, args.repeat, args.requests, args.neighbour_vcpus
+            "rtvirtio bench reservation --for {} --repeat {} --requests {} --neighbour-vcpus {}{}",
+            args.length,
+            args.repeat,
+            args.requests,
+            args.neighbour_vcpus,
+            if args.awake { " --awake" } else { "" }
         ),
         generated: generated(),
+        awake: awake.is_some(),
         backend: contracts.backend().to_string(),
         neighbour_vcpus: args.neighbour_vcpus,
         length: args.length.as_secs_f64(),
