@@ -39,7 +39,7 @@ struct Kept {
     /// Threads with their CPU time at the last split, or at the begin.
     split: Vec<Thread>,
     split_at: Instant,
-    next_split: Instant,
+    split_every: Duration,
 }
 
 /// One line of output.
@@ -91,7 +91,7 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
             return Ok(ExitCode::SUCCESS);
         }
         for vm in &mut vms {
-            vm.look(&root, &probe, split_every, by, &spec, global, ui)?;
+            vm.look(&root, &probe, by, &spec, global, ui)?;
         }
         vms.retain(|vm| vm.watcher.threads().next().is_some());
         if vms.is_empty() {
@@ -117,14 +117,13 @@ fn applied_by(global: &Global) -> anyhow::Result<Option<u32>> {
 impl Kept {
     /// Begins to watch. CPU time counts from here.
     fn start(of: InForce, handle: VmHandle, root: &Root, split_every: Duration) -> Self {
-        let now = Instant::now();
         Self {
             of,
             watcher: Watcher::new(handle.clone()),
             pending: BTreeMap::new(),
             split: discover(root, &handle).unwrap_or_default(),
-            split_at: now,
-            next_split: now + split_every,
+            split_at: Instant::now(),
+            split_every,
             handle,
         }
     }
@@ -133,7 +132,11 @@ impl Kept {
     /// others use.
     fn splits(&self, threads: &[Thread], now: Instant) -> bool {
         let waits = |t: &Thread| self.pending.contains_key(&(t.tid, t.start)) && self.lacks_part(t);
-        now >= self.next_split || (now >= self.split_at + SEEN && threads.iter().any(waits))
+        self.is_due(now) || (now >= self.split_at + SEEN && threads.iter().any(waits))
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        now >= self.split_at + self.split_every
     }
 
     fn lacks_part(&self, t: &Thread) -> bool {
@@ -141,12 +144,10 @@ impl Kept {
     }
 
     /// Looks once, and does what is to be done.
-    #[allow(clippy::too_many_arguments, reason = "one call, of what the loop holds")]
     fn look(
         &mut self,
         root: &Root,
         probe: &Probe,
-        split_every: Duration,
         by: u32,
         spec: &Spec,
         global: &Global,
@@ -158,7 +159,7 @@ impl Kept {
             self.pending.insert((new.thread.tid, new.thread.start), 0);
         }
         let is_split = self.of.backend == Backend::Deadline;
-        if self.pending.is_empty() && !(is_split && now >= self.next_split) {
+        if self.pending.is_empty() && !(is_split && self.is_due(now)) {
             return Ok(());
         }
         if !self.pending.is_empty() {
@@ -212,7 +213,7 @@ impl Kept {
         }
         self.pending = still_pending(&self.pending, &threads, |_| false);
         if is_split {
-            (self.split_at, self.next_split) = (now, now + split_every);
+            self.split_at = now;
             self.split = threads;
         }
         Ok(())
