@@ -7,7 +7,16 @@ export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT INT TERM
 
-step() { printf '\n== %s\n' "$*"; }
+began=$(date +%s)
+# Minutes and seconds since the begin, so that a slow or stopped run shows where its time went.
+elapsed() { t=$(($(date +%s) - began)); printf '[%d:%02d]' $((t / 60)) $((t % 60)); }
+step() { printf '\n== %s %s\n' "$*" "$(elapsed)"; }
+stamped() {
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in *Running*/deps/* | *Doc-tests*) line="$line $(elapsed)" ;; esac
+        printf '%s\n' "$line"
+    done
+}
 
 # Lints and formatting differ between compiler versions: they bind only for the pinned one.
 pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
@@ -30,7 +39,7 @@ RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
 step "tests"
 # One test program at a time: they share the machine's loop devices, cgroups and two CPUs.
 status=0
-{ cargo test --locked --workspace --no-fail-fast -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | tee "$log"
+{ cargo test --locked --workspace --no-fail-fast -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$log"
 grep -q '^CARGO TEST FAILED$' "$log" && status=1
 
 sum() { awk -v f="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" f) n += $(i - 1) } END { print n + 0 }' "$log"; }

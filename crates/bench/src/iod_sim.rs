@@ -1,6 +1,6 @@
 //! What the domain's scheduler does without a machine: the worst case beside its bound, the exactness of a regulator, and how fast it is.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rtvirtio_iodplan::{DeviceModel, Options, Simulation, Traffic, plan};
 use rtvirtio_iosched::{Cap, Config, Piece, Tspec, VmConfig, WindowConfig};
@@ -15,8 +15,10 @@ use crate::iod::{FLOOD_DEPTH, PROTECTED, RATES};
 
 /// Target of the protected tasks: above the twin's longest stall.
 const TARGET: &str = "20ms";
-/// Virtual time of each run.
+/// Virtual time of each run, at most.
 const TIME: Nanos = Nanos(600_000_000_000);
+/// Virtual seconds for each second that a measured run takes: a short look is short everywhere.
+const PER_MEASURED: u64 = 60;
 /// Requests per second that the regulator lets go.
 const CAP: u64 = 2_000;
 
@@ -61,11 +63,13 @@ fn spec() -> Result<Spec, SimulatedError> {
     rtvirtio_spec::parse("flood", &text).map_err(|e| SimulatedError(e.to_string()))
 }
 
-/// Runs everything; some seconds.
+/// Runs everything; some seconds. `run` is how long the runs on the machine take.
 ///
 /// # Errors
 /// [`SimulatedError`].
-pub fn measure() -> Result<Simulated, SimulatedError> {
+pub fn measure(run: Duration) -> Result<Simulated, SimulatedError> {
+    let of_run = u64::try_from(run.as_nanos()).unwrap_or(u64::MAX).saturating_mul(PER_MEASURED);
+    let time = TIME.min(Nanos(of_run));
     let err = |e: rtvirtio_iosim::SimError| SimulatedError(e.to_string());
     let twin = TwinProfile::load("qlc-nvme").map_err(|e| SimulatedError(e.to_string()))?;
     let spec = spec()?;
@@ -77,7 +81,7 @@ pub fn measure() -> Result<Simulated, SimulatedError> {
     let run = |traffic| {
         let mut simulation = Simulation::new(&spec, &plan, &config, traffic, true, 1)?;
         let begin = Instant::now();
-        simulation.run(TIME)?;
+        simulation.run(time)?;
         Ok((simulation.result().requests, begin.elapsed().as_secs_f64(), simulation.outcomes()))
     };
     let (requests, seconds, _) = run(Traffic::Declared).map_err(err)?;
@@ -86,7 +90,7 @@ pub fn measure() -> Result<Simulated, SimulatedError> {
     if ratios.len() != RATES.len() * PROTECTED {
         return Err(SimulatedError(format!("bounds of {} tasks", ratios.len())));
     }
-    let (regulator_ns, held) = regulator(&twin).map_err(err)?;
+    let (regulator_ns, held) = regulator(&twin, time).map_err(err)?;
     Ok(Simulated {
         requests_per_second: requests as f64 / seconds.max(1e-9),
         requests,
@@ -118,14 +122,14 @@ impl Observer for Regulator {
     }
 }
 
-fn regulator(twin: &TwinProfile) -> Result<(u64, u64), rtvirtio_iosim::SimError> {
+fn regulator(twin: &TwinProfile, time: Nanos) -> Result<(u64, u64), rtvirtio_iosim::SimError> {
     let tspec = Tspec { rate: CAP, burst: 1, peak: None };
     let cap = Cap { requests: Some(tspec), ..Cap::default() };
     let vm = VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() };
     let config = Config { vms: vec![vm], window: WindowConfig::fixed(8), ..Config::default() };
     let loads = [Load::reads(0, Arrival::Closed { depth: 32 })];
     let mut sim = Sim::observed(&config, twin.clone(), 1 << 30, &loads, 1, Regulator::default())?;
-    sim.run(Nanos(60_000_000_000))?;
+    sim.run(Nanos(time.0 / 10))?;
     let seen = sim.into_observer();
     Ok((seen.worst, seen.held))
 }
@@ -177,7 +181,7 @@ mod tests {
     #[test]
     fn a_regulator_is_exact_and_holds() {
         let twin = TwinProfile::load("qlc-nvme").unwrap();
-        let (worst, held) = regulator(&twin).unwrap();
+        let (worst, held) = regulator(&twin, TIME).unwrap();
         assert_eq!(worst, 0);
         assert!(held > 100_000, "{held}");
     }

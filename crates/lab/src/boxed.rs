@@ -92,13 +92,15 @@ pub struct BoxRun<'a> {
     pub memory: Bytes,
     /// When to give up, from the start of the boot that reaches the script.
     pub timeout: Duration,
+    /// When to give up on a script that prints nothing: a box that hangs need not be waited for as long as one that works.
+    pub quiet: Duration,
 }
 
 impl<'a> BoxRun<'a> {
-    /// The script alone, with memory for one guest.
+    /// The script alone, with memory for one guest; it may be silent all the time.
     #[must_use]
     pub fn new(script: &'a str, timeout: Duration) -> BoxRun<'a> {
-        BoxRun { script, programs: &[], files: &[], memory: Bytes(2 << 30), timeout }
+        BoxRun { script, programs: &[], files: &[], memory: Bytes(2 << 30), timeout, quiet: timeout }
     }
 }
 
@@ -146,10 +148,13 @@ pub enum BoxError {
         console: String,
     },
     /// The script did not end in time.
-    #[error("the box did not finish within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}", waited.as_secs())]
+    #[error("the box {} within {} s; the script printed last:\n{output}\nthe console ends with:\n{console}",
+        if *quiet { "printed nothing" } else { "did not finish" }, waited.as_secs())]
     Timeout {
         /// The time it had.
         waited: Duration,
+        /// Whether that is [`BoxRun::quiet`].
+        quiet: bool,
         /// The end of the script's output.
         output: String,
         /// The end of the console.
@@ -219,8 +224,9 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
 }
 
 /// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2 and 10.0) a nested guest can take
-/// the box with it, by a kernel panic, a silent reset, or a CPU that never leaves KVM (each seen once in ten or more runs): a flaw of the emulation. A box that
-/// ended without the script's exit status, or whose kernel complained of a CPU that hangs when the time was over, is therefore started once more.
+/// the box with it, by a kernel panic, a silent reset, or a CPU that never leaves KVM (each seen once in ten or more runs): a flaw of the
+/// emulation. A box that ended without the script's exit status, that stood still, or of which `lost` says so, is started once more: what
+/// fails by our fault fails again.
 ///
 /// # Errors
 /// See [`BoxError`].
@@ -228,14 +234,15 @@ pub fn run_with_guests(
     image: &BoxImage,
     run: &BoxRun,
     on_line: &dyn Fn(&str),
+    lost: &dyn Fn(&BoxOutcome) -> bool,
 ) -> Result<BoxOutcome, BoxError> {
-    let console = match self::run(image, run, on_line) {
-        Ok(first) if first.exit_code.is_none() => tail(&first.console),
-        // The end of a stack that the kernel showed.
-        Err(BoxError::Timeout { console, .. }) if console.contains("</TASK>") => console,
+    match self::run(image, run, on_line) {
+        Ok(first) if first.exit_code.is_none() || lost(&first) => {
+            on_line(&format!("the box died: once more. Its console ended with:\n{}", tail(&first.console)));
+        }
+        Err(e @ BoxError::Timeout { .. }) => on_line(&format!("{e}\nonce more")),
         other => return other,
-    };
-    on_line(&format!("the box died: once more. Its console ended with:\n{console}"));
+    }
     self::run(image, run, on_line)
 }
 
@@ -283,10 +290,14 @@ fn boot(image: &BoxImage, run: &BoxRun, files: &RunFiles, on_line: &dyn Fn(&str)
         spawn(command(image, run, files)?, Vec::new(), Lifetime::WithParent).map_err(BoxError::Spawn)?;
     let mut child = Reaper(child);
     let mut lines = Lines { path: &files.output, offset: 0, partial: Vec::new() };
+    let (mut printed, mut last) = (0, start);
     loop {
         let ended = child.0.try_wait().map_err(BoxError::Spawn)?;
         lines.follow(on_line);
         let begun = files.status().is_some();
+        if !begun || lines.offset != printed {
+            (printed, last) = (lines.offset, Instant::now());
+        }
         match ended {
             Some(status) if !status.success() => {
                 return Err(BoxError::Qemu {
@@ -296,10 +307,8 @@ fn boot(image: &BoxImage, run: &BoxRun, files: &RunFiles, on_line: &dyn Fn(&str)
             }
             Some(_) => return Ok(if begun { Boot::Ran } else { Boot::Stuck }),
             None if !begun && start.elapsed() > BOOT => return Ok(Boot::Stuck),
-            None if begun && start.elapsed() > run.timeout => {
-                let (output, console) = (tail(&read(&files.output)), tail(&read(&files.console)));
-                return Err(BoxError::Timeout { waited: run.timeout, output, console });
-            }
+            None if begun && start.elapsed() > run.timeout => return Err(files.timeout(run.timeout, false)),
+            None if begun && last.elapsed() > run.quiet => return Err(files.timeout(run.quiet, true)),
             None => thread::sleep(Duration::from_millis(50)),
         }
     }
@@ -324,6 +333,11 @@ impl RunFiles {
             status: at("status"),
             stderr: at("stderr"),
         }
+    }
+
+    fn timeout(&self, waited: Duration, quiet: bool) -> BoxError {
+        let (output, console) = (tail(&read(&self.output)), tail(&read(&self.console)));
+        BoxError::Timeout { waited, quiet, output, console }
     }
 
     /// What the status port said after the script began: nothing yet, or its exit status. `None` before it began.

@@ -65,10 +65,15 @@ fn cgroup_v2_bfq_and_exit_status() {
 fn script_that_hangs_is_ended() {
     let Some(image) = the_box("script_that_hangs_is_ended") else { return };
     let start = Instant::now();
-    let run = BoxRun::new("echo waiting; sleep 1000", Duration::from_secs(15));
+    let run = BoxRun::new("echo waiting; sleep 1000", Duration::from_secs(12));
     let error = boxed::run(&image, &run, &|_| ()).unwrap_err().to_string();
-    assert!(error.contains("within 15 s") && error.contains("waiting"), "{error}");
+    assert!(error.contains("within 12 s") && error.contains("waiting"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(25));
+    // One that prints nothing is not waited for as long.
+    let mut run = BoxRun::new("echo waiting; sleep 1000", Duration::from_secs(600));
+    run.quiet = Duration::from_secs(3);
+    let error = boxed::run(&image, &run, &|_| ()).unwrap_err().to_string();
+    assert!(error.contains("printed nothing within 3 s") && error.contains("waiting"), "{error}");
 }
 
 #[test]
@@ -92,7 +97,8 @@ fn stock_guests_run_under_the_boxs_kvm() {
     let programs = [me.as_path()];
     run.programs = &programs;
     run.memory = Bytes(run.memory.0 + 2 * image.guest_memory().0);
-    let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}")).unwrap();
+    run.quiet = Duration::from_secs(90);
+    let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"), &|_| false).unwrap();
     assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
     assert!(out.output.contains("1 passed"), "{}", out.output);
     eprintln!("the box ran {:.1} s", out.took.as_secs_f64());

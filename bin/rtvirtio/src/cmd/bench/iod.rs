@@ -177,7 +177,7 @@ fn measure(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<IodD
     drop(bar);
     bed.remove()?;
     ui.step("the scheduler without a machine");
-    let simulated = Some(rtvirtio_bench::iod_sim::measure()?);
+    let simulated = Some(rtvirtio_bench::iod_sim::measure(length)?);
     let (pairs, late) = if args.no_peer { (Vec::new(), None) } else { costs(args, dir.path(), ui)? };
     Ok(IodData {
         schema: IodData::SCHEMA.to_owned(),
