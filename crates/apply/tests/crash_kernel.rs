@@ -12,7 +12,7 @@ use rtvirtio_host::{BlockDevice, Cgroups, Hierarchy, Root};
 use rtvirtio_lab::boxed::{self, BoxRun};
 use rtvirtio_lab::image;
 use rtvirtio_testkit::skip;
-use support::child::{Points, act, real_root, sweep};
+use support::child::{Points, STEP, act, real_root, sweep};
 use support::{Case, assert_same, full_plan, snapshot};
 
 #[test]
@@ -260,7 +260,7 @@ fn cgroups_that_are_gone_are_no_errors() {
 }
 
 /// Once more in the box: cgroup v2 with the I/O controller still to be enabled, and Debian's kernel with BFQ as a module. Two tests above need
-/// I/O files before the plan makes them; on v2 there are none then.
+/// I/O files before the plan makes them; on v2 there are none then. A box is slow: every second point.
 #[test]
 fn the_same_on_cgroup_v2_in_the_box() {
     let test = "the_same_on_cgroup_v2_in_the_box";
@@ -273,8 +273,9 @@ fn the_same_on_cgroup_v2_in_the_box() {
     let me = std::env::current_exe().unwrap();
     let name = me.file_name().unwrap().to_str().unwrap();
     // Prefixes of the names above; this test itself is not among them.
-    let script =
-        format!("set -eu\nRTVIRTIO_NO_SKIP=1 {name} killed_at a_change cgroups_that --test-threads=1\n");
+    let script = format!(
+        "set -eu\nexport {STEP}=2 RTVIRTIO_NO_SKIP=1\n{name} killed_at a_change cgroups_that --test-threads=1\n"
+    );
     let mut run = BoxRun::new(&script, Duration::from_secs(300));
     let programs = [me.as_path(), losetup];
     run.programs = &programs;

@@ -84,6 +84,8 @@ pub struct Latencies {
     pub above: u64,
     /// The longest, in us.
     pub max_us: u64,
+    /// How long was measured, in s.
+    pub seconds: f64,
 }
 
 /// Rounds up to three figures, but to single microseconds below 1 ms.
@@ -140,6 +142,7 @@ impl Latencies {
         other.counts.iter().for_each(|(us, n)| self.add_many(*us, *n));
         self.above += other.above;
         self.max_us = self.max_us.max(other.max_us);
+        self.seconds += other.seconds;
     }
 
     /// Mean in us; those above the histogram count as its end.
@@ -204,32 +207,52 @@ pub struct CyclictestData {
     pub schema: String,
     /// Where.
     pub host: HostFacts,
-    /// How.
-    pub command: String,
-    /// When.
+    /// How: the commands that measured the rounds, one after the other.
+    pub commands: Vec<String>,
+    /// When the last of them ended a round.
     pub generated: String,
     /// Whether the CPUs were kept from sleeping.
-    #[serde(default)]
     pub awake: bool,
     /// The kernel's name of the mechanism that holds the contract.
     pub backend: String,
     /// The contract, as `2ms in 3ms`.
     pub contract: String,
-    /// Length of each run, in s.
-    pub length: f64,
     /// The set-ups, each guest's kernel after the other.
     pub series: Vec<Series>,
 }
 
 impl CyclictestData {
     /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-cpu-cyclictest/1";
+    pub const SCHEMA: &str = "rtvirtio-cpu-cyclictest/2";
 
     /// Releases of the guests' kernels, in the order in which they ran.
     #[must_use]
     pub fn kernels(&self) -> Vec<&str> {
         let guests = self.series.iter().filter(|s| s.setup == Setup::Guest);
         guests.map(|s| s.kernel.as_str()).collect()
+    }
+
+    /// Puts one more round to its set-up's.
+    pub fn push(&mut self, setup: Setup, kernel: &str, round: Latencies) {
+        match self.series.iter_mut().find(|s| s.setup == setup && s.kernel == kernel) {
+            Some(series) => series.rounds.push(round),
+            None => self.series.push(Series { setup, kernel: kernel.to_owned(), rounds: vec![round] }),
+        }
+    }
+
+    /// What keeps rounds of `new` from standing beside these: they were measured in another way. `None` when nothing does.
+    #[must_use]
+    pub fn differs(&self, new: &Self) -> Option<String> {
+        let host = |h: &HostFacts| format!("{}, {} CPUs, {} ({})", h.kernel, h.cpus, h.vmm, h.accelerator);
+        let pairs = [
+            ("form", self.schema.clone(), new.schema.clone()),
+            ("host", host(&self.host), host(&new.host)),
+            ("contract", self.contract.clone(), new.contract.clone()),
+            ("mechanism", self.backend.clone(), new.backend.clone()),
+            ("--awake", self.awake.to_string(), new.awake.to_string()),
+        ];
+        let (what, old, new) = pairs.into_iter().find(|(_, old, new)| old != new)?;
+        Some(format!("{what}: {old} there, {new} here"))
     }
 
     /// The runs of a set-up of the guest with this kernel; the host's for [`Setup::Host`].
@@ -243,7 +266,7 @@ impl CyclictestData {
 #[must_use]
 pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     let mut claims = Vec::new();
-    let (mut worst, mut samples) = (None, 0);
+    let (mut worst, mut samples, mut least) = (None, 0, f64::INFINITY);
     for kernel in data.kernels() {
         let pair = data.of(kernel, Setup::AioLowered).zip(data.of(kernel, Setup::Guest));
         let Some((with, without)) = pair else { continue };
@@ -257,32 +280,25 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
             "p99.9 in a guest with {kernel} prioritised with AIO lowered, over no priorities; all rounds together"
         );
         claims.push(Claim::new(format!("cpu.cyclictest.p999_ratio.{id}"), what, ratio, "times", n));
-        let what = format!("the same for each round of {:.0} s, median", data.length);
         let rounds = ratios.len();
         claims.push(Claim::new(
             format!("cpu.cyclictest.p999_ratio.{id}.rounds"),
-            what,
+            "the same for each round, median",
             median(ratios),
             "times",
             rounds,
         ));
         worst = Some(worst.map_or(ratio, |w: f64| w.max(ratio)));
+        least = least.min(with.seconds.min(without.seconds));
         samples += n;
     }
+    let least = if least.is_finite() { least / 60.0 } else { 0.0 };
     let what = format!(
-        "p99.9 of cyclictest in a guest under I/O load: prioritised with AIO lowered, over no priorities; {} in all, worst kernel",
-        minutes(data)
+        "p99.9 of cyclictest in a guest under I/O load: prioritised with AIO lowered, over no priorities; {least:.1} min of each at least, worst kernel"
     );
     let worst = worst.unwrap_or(0.0);
     claims.insert(0, Claim::new("cpu.cyclictest.p999_ratio", what, worst, "times", samples).at_most(0.25));
     claims
-}
-
-/// How long each set-up ran in all.
-#[must_use]
-pub fn minutes(data: &CyclictestData) -> String {
-    let rounds = data.series.first().map_or(0, |s| s.rounds.len());
-    format!("{} runs of {:.0} s", rounds, data.length)
 }
 
 /// Whether a Debian kernel's release is that of one with `PREEMPT_RT`.
@@ -353,12 +369,11 @@ mod tests {
                 accelerator: String::new(),
                 device: String::new(),
             },
-            command: String::new(),
+            commands: Vec::new(),
             generated: String::new(),
             awake: true,
             backend: String::new(),
             contract: String::new(),
-            length: 1.0,
             series: vec![
                 series("6.1.0-1-cloud-amd64", Setup::Guest, [500, 900]),
                 series("6.1.0-1-cloud-amd64", Setup::AioLowered, [100, 180]),
@@ -371,6 +386,12 @@ mod tests {
         data.series.extend([series(rt, Setup::Guest, [900, 500]), series(rt, Setup::AioLowered, [270, 1])]);
         let all = claims(&data);
         assert!((all[0].value - 0.3).abs() < 1e-9 && !all[0].met && all[0].n == 4, "{all:?}");
+        data.push(Setup::Guest, rt, Latencies { seconds: 2.0, ..Latencies::default() });
+        assert_eq!(data.of(rt, Setup::Guest).unwrap().rounds.len(), 3);
+        assert!((data.of(rt, Setup::Guest).unwrap().all().seconds - 2.0).abs() < 1e-9);
+        assert_eq!(data.differs(&data), None);
+        let asleep = CyclictestData { awake: false, ..data.clone() };
+        assert_eq!(data.differs(&asleep).unwrap(), "--awake: true there, false here");
         data.series.clear();
         assert!(!claims(&data)[0].met, "nothing was measured");
     }

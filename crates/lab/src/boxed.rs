@@ -59,6 +59,8 @@ const GUEST_DIR: &str = "guest";
 const BEGINS: &str = "begins";
 /// The time a box has to get to its script: about 10 s on a free machine. One boot in some dozens hangs before its console says anything.
 const BOOT: Duration = Duration::from_secs(60);
+/// The time until its console says something: about 2 s.
+const FIRST_WORD: Duration = Duration::from_secs(20);
 /// Boots that are tried. Nothing of the run has happened before the script begins, so another boot changes no result.
 const BOOTS: u32 = 3;
 
@@ -247,7 +249,7 @@ pub fn run_with_guests(
 }
 
 /// Boots the box, runs the script in it and powers it off. Each line that the script prints also goes to `on_line` as it
-/// comes. Two virtual CPUs. A boot that does not reach the script within a minute is ended, and another tried.
+/// comes. Two virtual CPUs. A boot that does not reach the script within a minute is ended, and another tried; one whose console says nothing for 20 s too.
 ///
 /// # Errors
 /// See [`BoxError`]. A script that fails is an outcome, not an error.
@@ -307,6 +309,7 @@ fn boot(image: &BoxImage, run: &BoxRun, files: &RunFiles, on_line: &dyn Fn(&str)
             }
             Some(_) => return Ok(if begun { Boot::Ran } else { Boot::Stuck }),
             None if !begun && start.elapsed() > BOOT => return Ok(Boot::Stuck),
+            None if start.elapsed() > FIRST_WORD && files.console_is_empty() => return Ok(Boot::Stuck),
             None if begun && start.elapsed() > run.timeout => return Err(files.timeout(run.timeout, false)),
             None if begun && last.elapsed() > run.quiet => return Err(files.timeout(run.quiet, true)),
             None => thread::sleep(Duration::from_millis(50)),
@@ -333,6 +336,10 @@ impl RunFiles {
             status: at("status"),
             stderr: at("stderr"),
         }
+    }
+
+    fn console_is_empty(&self) -> bool {
+        fs::metadata(&self.console).is_ok_and(|m| m.len() == 0)
     }
 
     fn timeout(&self, waited: Duration, quiet: bool) -> BoxError {

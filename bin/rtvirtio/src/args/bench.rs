@@ -198,9 +198,15 @@ pub struct BenchReservationArgs {
     /// Measurements of throughput at each budget
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub repeat: usize,
-    /// Web requests under each condition
+    /// Web requests under each condition; 0 leaves them out
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub requests: usize,
+    /// Period of the contracts for throughput
+    #[arg(long, value_name = "TIME", default_value = "100ms")]
+    pub period: Nanos,
+    /// While its budget grows the neighbour only computes, in a loop without memory, and serves nobody
+    #[arg(long)]
+    pub neighbour_computes: bool,
     /// Budgets of one VM alone, in percent of a core, such as 20,50,80 [default: 10 to 90 in tens]
     #[arg(long, value_delimiter = ',', value_name = "PERCENT")]
     pub budgets: Vec<u64>,
@@ -224,6 +230,9 @@ pub struct BenchCyclictestArgs {
     /// Runs of each set-up, in turn
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pub repeat: u16,
+    /// Put the runs to those that are in the result already, which must be of the same host and contract
+    #[arg(long, conflicts_with = "report_only")]
+    pub add: bool,
     /// Set-ups to measure, such as guest,aio-lowered [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub setups: Vec<Setup>,

@@ -193,17 +193,21 @@ pub fn killed(case: &Case, action: &str, at: u64) -> bool {
     false
 }
 
-/// Kills `apply` at every point, and each time reverts and compares; then kills `revert` at every point. Returns both counts.
+/// Which points are tried: every one, or with 2 every second one.
+pub const STEP: &str = "RTVIRTIO_CRASH_STEP";
+
+/// Kills `apply` at every point ([`STEP`]), and each time reverts and compares; then kills `revert` at every point. Returns the last of both.
 pub fn sweep(case: &Case, dirs: &[std::path::PathBuf]) -> (u64, u64) {
     let snapshot = || case.snapshot(dirs);
     let before = snapshot();
     let none = || Points::new(0, || {});
+    let step: u64 = std::env::var(STEP).map_or(1, |s| s.parse().unwrap());
     let mut at = 1;
     while killed(case, "apply", at) {
         act(case, "revert", &none()).unwrap();
         super::assert_same(&before, &snapshot(), &format!("apply killed at point {at}, reverted"));
         assert!(!case.state.join(rtvirtio_apply::JOURNAL_FILE).exists(), "journal left at point {at}");
-        at += 1;
+        at += step;
     }
     let applied = snapshot();
     assert!(applied != before, "the plan changed nothing");
@@ -220,7 +224,7 @@ pub fn sweep(case: &Case, dirs: &[std::path::PathBuf]) -> (u64, u64) {
         if !was_killed {
             return (applies, at - 1);
         }
-        at += 1;
+        at += step;
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_bench::cyclictest::{
-    CyclictestData, INTERVAL_US, LARGEST_US, Latencies, Series, Setup, WALK, claims, parse,
+    CyclictestData, INTERVAL_US, LARGEST_US, Latencies, Setup, WALK, claims, parse,
 };
 use rtvirtio_cpu::{Contract, Order};
 use rtvirtio_host::Root;
@@ -25,12 +25,12 @@ use rtvirtio_vmm::threads::{Named, discover};
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
 use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, keep_awake, on_one_core};
-use super::found::{Found, read, save};
+use super::found::{Found, read};
 use super::turns::in_turn;
 use super::{cores, guest, page};
 use crate::args::{AccelName, BenchCyclictestArgs, Global};
 use crate::cmd::verify::generated;
-use crate::cmd::{lab, need_root};
+use crate::cmd::{lab, need_root, write_file};
 use crate::contracts::{Contracts, Wanted};
 use crate::site::kernel_release;
 use crate::ui::Ui;
@@ -49,7 +49,7 @@ pub fn run(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
         need_root("bench cyclictest")?;
-        save(&path, &measure(args, global, ui)?, ui)?;
+        measure(args, &path, global, ui)?;
     }
     found(&path)?.tell("rtvirtio: latency in a guest", args.result.html.as_deref(), ui)
 }
@@ -66,7 +66,7 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
         data.contract,
         data.backend,
         cores::idle(data.awake),
-        data.command
+        data.commands.join("; ")
     )];
     Ok(Found {
         text: page::table(&claims),
@@ -78,7 +78,8 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
     })
 }
 
-fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<CyclictestData> {
+/// Saves to `path` after each round, so that Ctrl-C loses no more than the one under way.
+fn measure(args: &BenchCyclictestArgs, path: &Path, global: &Global, ui: &Ui) -> anyhow::Result<()> {
     let length = Duration::from_nanos(args.length.0);
     if length < Duration::from_secs(1) {
         bail!("--for {}: cyclictest counts whole seconds, at least one", args.length);
@@ -89,6 +90,7 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
             args.budget, args.period
         )
     })?;
+    let before: Option<CyclictestData> = if args.add { Some(read(path)?) } else { None };
     let contracts = on_one_core(global)?;
     let awake = if args.awake { keep_awake(ui) } else { None };
     // On a disk, not in memory: direct I/O.
@@ -98,51 +100,67 @@ fn measure(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     write_disk(&disk).with_context(|| format!("cannot write {}", disk.display()))?;
     let kernels: &[Kernel] =
         if args.preempt_rt { &[Kernel::Standard, Kernel::Rt] } else { &[Kernel::Standard] };
-    let (mut series, mut facts) = (Vec::new(), None);
     let asked = |s: &Setup| args.setups.is_empty() || args.setups.contains(s);
     let all: Vec<Setup> = Setup::ALL.into_iter().filter(asked).collect();
     let once = all.iter().filter(|s| **s == Setup::Host).count();
     let runs = (kernels.len() * (all.len() - once) + once) * usize::from(args.repeat);
     let mut bar = ui.bar("cyclictest", runs as u64);
-    for kernel in kernels {
-        let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
-        // The host's own floor does not depend on the guest: it is measured once, beside the first one.
-        let setups = all.iter().copied().filter(|s| *s != Setup::Host || facts.is_none()).collect::<Vec<_>>();
-        let mut of: Vec<Series> = setups
-            .iter()
-            .map(|&setup| {
-                let kernel = if setup == Setup::Host { kernel_release() } else { bed.release.clone() };
-                Series { setup, kernel, rounds: Vec::new() }
-            })
-            .collect();
-        for round in 0..args.repeat {
-            let seen = in_turn(&setups, round.into(), &mut bar, ui, |s| bed.measure(*s, length, ui))?;
-            of.iter_mut().zip(seen).for_each(|(series, seen)| series.rounds.push(seen));
-        }
-        series.extend(of);
-        facts.get_or_insert(bed.stop()?);
-    }
-    drop(bar);
-    Ok(CyclictestData {
+    let begun = |facts: &HostFacts| CyclictestData {
         schema: CyclictestData::SCHEMA.to_owned(),
-        host: facts.context("no kernel")?,
-        command: format!(
-            "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}{}",
-            args.length,
-            args.repeat,
-            args.budget,
-            args.period,
-            if args.preempt_rt { " --preempt-rt" } else { "" },
-            if args.awake { " --awake" } else { "" },
-            option(&args.setups)
-        ),
-        generated: generated(),
+        host: facts.clone(),
+        commands: Vec::new(),
+        generated: String::new(),
         awake: awake.is_some(),
         backend: contracts.backend().to_string(),
         contract: contract.to_string(),
-        length: length.as_secs_f64(),
-        series,
-    })
+        series: Vec::new(),
+    };
+    let mut data = before;
+    for (index, kernel) in kernels.iter().enumerate() {
+        let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
+        let new = begun(&bed.facts);
+        if let Some(why) = data.as_ref().and_then(|old| old.differs(&new)) {
+            bail!(
+                "--add: {} holds runs that cannot stand beside these: {why}; give another --out",
+                path.display()
+            );
+        }
+        let data = data.get_or_insert(new);
+        if index == 0 {
+            data.commands.push(command(args));
+        }
+        // The host's own floor does not depend on the guest: it is measured once, beside the first one.
+        let setups = all.iter().copied().filter(|s| *s != Setup::Host || index == 0).collect::<Vec<_>>();
+        for round in 0..args.repeat {
+            let seen = in_turn(&setups, round.into(), &mut bar, ui, |s| bed.measure(*s, length, ui))?;
+            for (setup, mut seen) in setups.iter().zip(seen) {
+                seen.seconds = length.as_secs_f64();
+                let kernel = if *setup == Setup::Host { kernel_release() } else { bed.release.clone() };
+                data.push(*setup, &kernel, seen);
+            }
+            data.generated = generated();
+            write_file(path, serde_json::to_string(data)?.as_bytes())?;
+        }
+        bed.stop()?;
+    }
+    drop(bar);
+    ui.step(&format!("wrote {}", path.display()));
+    Ok(())
+}
+
+/// The command that these options are of.
+fn command(args: &BenchCyclictestArgs) -> String {
+    format!(
+        "rtvirtio bench cyclictest --for {} --repeat {} --budget {} --period {}{}{}{}{}",
+        args.length,
+        args.repeat,
+        args.budget,
+        args.period,
+        if args.preempt_rt { " --preempt-rt" } else { "" },
+        if args.awake { " --awake" } else { "" },
+        if args.add { " --add" } else { "" },
+        option(&args.setups)
+    )
 }
 
 /// `--setups`, as it is written.
@@ -264,11 +282,11 @@ impl<'a> Bed<'a> {
         }
     }
 
-    fn stop(self) -> anyhow::Result<HostFacts> {
+    fn stop(self) -> anyhow::Result<()> {
         self.contracts.release()?;
         self.vm.stop()?;
         drop(self.group);
-        Ok(self.facts)
+        Ok(())
     }
 }
 

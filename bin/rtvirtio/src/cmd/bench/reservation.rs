@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_bench::reservation::{
-    Alone, BUDGETS, Beside, CONNECTIONS, DEADLINE_OVER_RESPONSE, LOAD_CONNECTIONS, NEIGHBOUR, OWN, PERIOD_US,
+    Alone, BUDGETS, Beside, CONNECTIONS, DEADLINE_OVER_RESPONSE, LOAD_CONNECTIONS, NEIGHBOUR, OWN,
     ReservationData, WEB_SHARE, Web, claims,
 };
 use rtvirtio_bench::train::median;
@@ -77,6 +77,7 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
     if let Some(wrong) = budgets.iter().find(|b| !(1..=95).contains(*b)) {
         bail!("a budget of {wrong} %: it is 1 to 95 % of a core; the kernel keeps 5 % for others");
     }
+    percent(1, args.period).with_context(|| format!("--period {}", args.period))?;
     let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir()?;
     let contracts = on_one_core(global)?;
     let awake = if args.awake { keep_awake(ui) } else { None };
@@ -87,26 +88,31 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
     let (alone, beside) = throughputs(&mut pair, &budgets, args, ui)?;
     let facts = pair.facts.clone();
     pair.stop()?;
-    let mut pair = Pair::boot(&contracts, args.neighbour_vcpus, dir.path(), global, ui)?;
-    pair.throughput(&[true, false], Duration::from_secs(2), ui)?;
-    let (responses, _) = web::periodic(pair.ports[0], CALIBRATION, Duration::from_millis(100), ui)?;
-    if responses.is_empty() {
-        bail!("the guest answers no request");
+    let (mut response_ms, mut deadline_ms, mut web) = (0.0, 0.0, Vec::new());
+    if args.requests > 0 {
+        let mut pair = Pair::boot(&contracts, args.neighbour_vcpus, dir.path(), global, ui)?;
+        pair.throughput(&[true, false], Duration::from_secs(2), ui)?;
+        let (responses, _) = web::periodic(pair.ports[0], CALIBRATION, Duration::from_millis(100), ui)?;
+        if responses.is_empty() {
+            bail!("the guest answers no request");
+        }
+        response_ms = median(responses);
+        // Whole milliseconds read better.
+        deadline_ms = (response_ms * DEADLINE_OVER_RESPONSE).ceil();
+        web = requests(&mut pair, deadline_ms, args, ui)?;
+        pair.stop()?;
     }
-    let response_ms = median(responses);
-    // Whole milliseconds read better.
-    let deadline_ms = (response_ms * DEADLINE_OVER_RESPONSE).ceil();
-    let web = requests(&mut pair, deadline_ms, args, ui)?;
-    pair.stop()?;
     Ok(ReservationData {
         schema: ReservationData::SCHEMA.to_owned(),
         host: facts,
         command: format!(
-            "rtvirtio bench reservation --for {} --repeat {} --requests {} --neighbour-vcpus {}{}",
+            "rtvirtio bench reservation --for {} --repeat {} --requests {} --period {} --neighbour-vcpus {}{}{}",
             args.length,
             args.repeat,
             args.requests,
+            args.period,
             args.neighbour_vcpus,
+            if args.neighbour_computes { " --neighbour-computes" } else { "" },
             if args.awake { " --awake" } else { "" }
         ),
         generated: generated(),
@@ -114,6 +120,8 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
         backend: contracts.backend().to_string(),
         neighbour_vcpus: args.neighbour_vcpus,
         length: args.length.as_secs_f64(),
+        period_us: args.period.0 / 1000,
+        neighbour_computes: args.neighbour_computes,
         alone,
         beside,
         response_ms,
@@ -153,13 +161,22 @@ fn throughputs(
         bar.set(i as u64);
         match step {
             Step::Alone(budget) => {
-                pair.hold(&[(0, percent(budget)?)], true)?;
+                pair.hold(&[(0, percent(budget, args.period)?)], true)?;
                 let ([mb_per_s, _], used) = pair.throughput(&[true, false], length, ui)?;
                 alone.push(Alone { budget, mb_per_s, used });
             }
             Step::Beside(neighbour, all_threads) => {
-                pair.hold(&[(0, percent(OWN)?), (1, percent(neighbour)?)], all_threads)?;
-                let ([mb_per_s, neighbour_mb_per_s], used) = pair.throughput(&[true, true], length, ui)?;
+                if args.neighbour_computes {
+                    pair.contracts.release()?;
+                    web::spin(&mut pair.vms[1], 1)?;
+                }
+                let both = [(0, percent(OWN, args.period)?), (1, percent(neighbour, args.period)?)];
+                pair.hold(&both, all_threads)?;
+                let loaded = [true, !args.neighbour_computes];
+                let ([mb_per_s, neighbour_mb_per_s], used) = pair.throughput(&loaded, length, ui)?;
+                if args.neighbour_computes {
+                    web::stop_spinning(&mut pair.vms[1])?;
+                }
                 beside.push(Beside { round, neighbour, all_threads, mb_per_s, neighbour_mb_per_s, used });
             }
         }
@@ -220,8 +237,7 @@ enum Step {
 }
 
 /// A contract for this part of a core.
-fn percent(budget: u64) -> anyhow::Result<Contract> {
-    let period = Nanos(PERIOD_US * 1000);
+fn percent(budget: u64, period: Nanos) -> anyhow::Result<Contract> {
     Contract::new(Nanos(period.0 * budget / 100), period).context("a budget above its period")
 }
 

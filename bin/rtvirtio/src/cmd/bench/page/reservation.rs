@@ -9,7 +9,10 @@ use super::xy::{axis, plot, series, table};
 
 /// All figures.
 pub fn reservation(data: &ReservationData) -> Vec<BenchSection> {
-    vec![alone(data), beside(data), web(data)]
+    let mut all = vec![alone(data), beside(data)];
+    // With `--requests 0` there are none.
+    all.extend((!data.web.is_empty()).then(|| web(data)));
+    all
 }
 
 fn alone(data: &ReservationData) -> BenchSection {
@@ -36,8 +39,9 @@ fn alone(data: &ReservationData) -> BenchSection {
     BenchSection {
         title: "Throughput of a VM over its budget (the paper's Fig. 1b)".to_owned(),
         text: vec![format!(
-            "One VM alone, all of its threads in one contract with a period of 100 ms; {:.0} s each. The paper calls its own curve \
+            "One VM alone, all of its threads in one contract with a period of {:.0} ms; {:.0} s each. The paper calls its own curve \
              nearly linear, over a real network card and KVM.",
+            data.period_us as f64 / 1e3,
             data.length
         )],
         plots: vec![(
@@ -72,8 +76,9 @@ fn beside(data: &ReservationData) -> BenchSection {
     BenchSection {
         title: "Throughput of a VM beside a neighbour (the paper's Figs. 2 and 3)".to_owned(),
         text: vec![format!(
-            "The VM has {OWN} % of the core, the neighbour 10 to 40 %. From 10 to 40 % the VM's throughput changes by {:+.1} % with all threads \
+            "The VM has {OWN} % of the core, the neighbour{} 10 to 40 %. From 10 to 40 % the VM's throughput changes by {:+.1} % with all threads \
              inside the contracts, and by {:+.1} % with its vCPUs only; the paper reports -20 to -30 %.",
+            if data.neighbour_computes { ", which only computes," } else { "" },
             percent(true),
             percent(false)
         )],
