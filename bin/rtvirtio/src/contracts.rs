@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, append};
-use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, settings};
+use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, levels, settings};
 use rtvirtio_host::Root;
 use rtvirtio_vmm::{Role, Thread};
 
@@ -60,9 +60,10 @@ impl Contracts {
         admit(&found.grant, &all.iter().map(|w| (w.vm.to_owned(), w.contract)).collect::<Vec<_>>())?;
         let root = Root::default();
         let mut writes = Vec::new();
-        for w in all {
-            let ask =
-                Ask { vm: w.vm, threads: &w.threads, contract: w.contract, order: w.order, used: &w.used };
+        let levels = levels(&all.iter().map(|w| (self.backend, w.order, w.contract)).collect::<Vec<_>>());
+        for (w, level) in all.iter().zip(levels) {
+            let (vm, threads, used) = (w.vm, &w.threads, &w.used);
+            let ask = Ask { vm, threads, contract: w.contract, order: w.order, level, used };
             append(&mut writes, settings(&root, &self.probe, self.backend, &ask)?.writes);
         }
         self.session.apply(&writes, &Machine::new(&root, &NoGuests), &mut Silent)?;

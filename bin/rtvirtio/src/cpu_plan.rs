@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
-    Ask, Asked, Backend, Choice, Contract, CpuError, CpuProfile, Demand, DemandError, Order, Probe, Settings,
-    admit, attr, choose, find_all, interference_us, probe, settings, tick,
+    Ask, Asked, Backend, Choice, Contract, CpuError, CpuProfile, Demand, DemandError, Level, Order, Probe,
+    Settings, admit, attr, choose, find_all, interference_us, levels, probe, settings, tick,
 };
 use rtvirtio_host::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
@@ -37,6 +37,8 @@ pub struct VmCpu {
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
+    /// Where it stands among the VMs.
+    pub level: Level,
     /// How its contract is held.
     #[serde(flatten)]
     pub settings: Settings,
@@ -54,6 +56,9 @@ pub struct InForce {
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
+    /// Where it stands among the VMs.
+    #[serde(default)]
+    pub level: Level,
     /// What holds it.
     pub backend: Backend,
 }
@@ -67,6 +72,7 @@ pub fn save(all: &[VmCpu], state_dir: &Path) -> anyhow::Result<()> {
         vm: v.vm.clone(),
         contract: v.contract,
         order: v.order,
+        level: v.level,
         backend: v.settings.backend,
     };
     let all: Vec<InForce> = all.iter().map(one).collect();
@@ -92,6 +98,8 @@ pub struct Contracted {
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
+    /// Where it stands among the VMs.
+    pub level: Level,
     /// What is to hold it.
     pub backend: Backend,
     /// How it was found, where a demand was asked for.
@@ -220,8 +228,11 @@ pub fn contracts(
             _ => continue,
         };
         let Some(backend) = backend else { continue };
-        out.push(Contracted { vm: vm.name.clone(), contract, order: order(vm), backend, found });
+        let level = Level::ALONE;
+        out.push(Contracted { vm: vm.name.clone(), contract, order: order(vm), level, backend, found });
     }
+    let of_all: Vec<_> = out.iter().map(|c| (c.backend, c.order, c.contract)).collect();
+    out.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
     for backend in out.iter().map(|c| c.backend).collect::<std::collections::BTreeSet<_>>() {
         let found = choose(&probe, Some(backend), false).context("the mechanism is gone")?;
         let ours = out.iter().filter(|c| c.backend == backend);
@@ -233,26 +244,29 @@ pub fn contracts(
 
 /// What a found contract does not promise.
 fn notes(all: &mut [Contracted]) {
-    let given: Vec<(Backend, Contract)> = all.iter().map(|c| (c.backend, c.contract)).collect();
-    for (i, one) in all.iter_mut().enumerate() {
+    let given: Vec<(Backend, Order, Level, Contract)> =
+        all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
+    for one in &mut *all {
         let Some(found) = &mut one.found else { continue };
-        let others: Vec<Contract> = given
-            .iter()
-            .enumerate()
-            .filter(|(j, g)| *j != i && g.0 == Backend::RtGroup)
-            .map(|(_, g)| g.1)
-            .collect();
+        // A VM waits for those above it only; all that have the paper's priorities are above all others.
+        let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
+            (Order::Rt, Order::Contract) => true,
+            (Order::Contract, Order::Rt) => false,
+            _ => g.2.above < one.level.above,
+        };
+        let others: Vec<Contract> =
+            given.iter().filter(|g| g.0 == Backend::RtGroup).filter(above).map(|g| g.3).collect();
         let takes = interference_us(one.contract, &others);
         if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
             found.notes.push(format!(
-                "{} has no order by deadline: in a bad moment the other contracts may take {} of a period of {}, and its budget comes later than said; \
-                 give them shorter periods",
-                one.backend,
+                "in a bad moment the contracts that go before it (shorter periods first, then the order of the spec) may take {} of its period of {}, and its \
+                 budget comes later than said; give it a shorter period than theirs",
                 Nanos(takes * 1000),
                 Nanos(one.contract.period_us() * 1000)
             ));
         }
-        let workers = attr(&Role::AioWorker, one.order).filter(|_| one.backend != Backend::Deadline);
+        let workers =
+            attr(&Role::AioWorker, one.order, one.level).filter(|_| one.backend != Backend::Deadline);
         if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
             found.notes.push(
                 "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
@@ -304,11 +318,18 @@ pub fn writes(
     for (one, named, before) in contracted {
         let threads = discover(&root, &named.handle)?;
         let used = lately(&before, &threads);
-        let ask =
-            Ask { vm: &one.vm, threads: &threads, contract: one.contract, order: one.order, used: &used };
+        let ask = Ask {
+            vm: &one.vm,
+            threads: &threads,
+            contract: one.contract,
+            order: one.order,
+            level: one.level,
+            used: &used,
+        };
         let settings = settings(&root, &probe, one.backend, &ask)?;
         append(&mut all, settings.writes.clone());
-        out.push(VmCpu { vm: one.vm, contract: one.contract, order: one.order, settings, found: one.found });
+        let (contract, order, level) = (one.contract, one.order, one.level);
+        out.push(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found });
     }
     Ok((all, out))
 }

@@ -228,6 +228,7 @@ mod tests {
             p9999_placebo: None,
             hist: crate::dataset::pack(&latencies),
             upper: None,
+            promised: None,
         };
         Point {
             id: setup.id(repetition),

@@ -98,6 +98,9 @@ pub struct Outcome {
     /// Upper bound that a learned model gave for [`Outcome::tail`] before the run; absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Nanos>,
+    /// The same for [`Outcome::p9999`], with what the host's own stalls add.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promised: Option<Nanos>,
 }
 
 /// Why a dataset cannot be used.
@@ -139,6 +142,7 @@ impl Outcome {
             p9999_placebo: m.result.p9999_placebo_ns,
             hist: pack(&m.latencies),
             upper: None,
+            promised: None,
         }
     }
 

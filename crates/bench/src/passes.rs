@@ -284,6 +284,7 @@ mod tests {
                 p9999_placebo: None,
                 hist: vec![1, 1000],
                 upper: None,
+                promised: None,
             }],
         }
     }

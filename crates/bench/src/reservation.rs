@@ -92,6 +92,9 @@ pub struct ReservationData {
     pub neighbour_vcpus: u16,
     /// Length of each measurement of throughput, in s.
     pub length: f64,
+    /// Pieces of each, measured in one order of chance with those of all others.
+    #[serde(default = "one")]
+    pub slices: usize,
     /// Period of the contracts for throughput, in us.
     #[serde(default = "paper_period")]
     pub period_us: u64,
@@ -108,6 +111,10 @@ pub struct ReservationData {
     pub deadline_ms: f64,
     /// The web requests.
     pub web: Vec<Web>,
+}
+
+fn one() -> usize {
+    1
 }
 
 fn paper_period() -> u64 {
@@ -309,6 +316,7 @@ mod tests {
             backend: String::new(),
             neighbour_vcpus: 1,
             length: 1.0,
+            slices: 1,
             period_us: PERIOD_US,
             neighbour_computes: false,
             alone: [10, 50, 90]

@@ -37,7 +37,8 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
         // Also for those that are in it already, by birth: where they go afterwards must be in the journal.
         // Those that no role gives a policy keep what they inherited, and are left to the group's end, which gives back both.
         let left = |t: &&Thread| {
-            attr(&t.role, ask.order).is_none() && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
+            attr(&t.role, ask.order, ask.level).is_none()
+                && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
         };
         out.writes.extend(ask.threads.iter().filter(|t| !left(t)).map(|t| moved(cgroups, ask, t, &group)));
     }

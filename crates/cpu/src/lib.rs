@@ -29,7 +29,7 @@ pub use curve::{Point, Run, points};
 pub use demand::{Asked, Beside, Choice, Demand, DemandError, Look, MARGIN, find, find_all};
 pub use error::CpuError;
 pub use keep::{resplit, take_in};
-pub use order::{Order, attr};
+pub use order::{Level, Order, attr, levels};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
 pub use settings::{Ask, Settings, has_part, settings};
 pub use split::{Share, split};

@@ -7,24 +7,67 @@ use rtvirtio_host::sched::{Attr, Policy};
 use rtvirtio_vmm::Role;
 use serde::{Deserialize, Serialize};
 
+use crate::{Backend, Contract};
+
 /// An order of a VM's threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Just real-time: services at FIFO 2, vCPUs and workers at 1. New threads inherit, so the whole VM stays inside the budget.
+    /// Just real-time: services at FIFO 2, vCPUs and workers at 1, and above that by [`Level`]. New threads inherit, so the whole VM stays inside the budget.
     #[default]
     Contract,
-    /// The paper's: services at FIFO 98, vCPUs at 97, AIO workers ordinary, new threads too.
+    /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers ordinary, new threads too.
     Rt,
+}
+
+/// Where a VM stands among those of its [`Order`] whose budgets are enforced at fixed priorities: all its threads are above those of the VMs below it, its
+/// vCPUs too.
+///
+/// At equal priorities two VMs take turns with every packet, because the service threads of each are above the vCPUs of the other: two guests that served files
+/// got 40 % less done in the same CPU time (docs/cpu.md). And a VM of a short period would wait for the whole budget of one with a long period. So they are ranked
+/// by period, shortest first (rate-monotonic: Liu and Layland, JACM 20, 1973), and in the order of the spec where periods are equal. That is safe only where a
+/// budget ends what a spinning vCPU takes from the VMs below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Level {
+    /// VMs above it.
+    pub above: u32,
+    /// VMs below it.
+    pub below: u32,
+}
+
+impl Level {
+    /// The only VM of its order.
+    pub const ALONE: Self = Self { above: 0, below: 0 };
+    /// Levels that [`Order::Contract`] and [`Order::Rt`] have: the kernel's interrupt threads are between them, at 50. Further VMs share the last one.
+    const MOST: u32 = 23;
+}
+
+/// The level of each VM, where all are under contracts that are enforced in this way.
+#[must_use]
+pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
+    // What has no budget must not stand above others; what is ordered by deadline need not.
+    let ranked = |b: Backend| matches!(b, Backend::RtGroup | Backend::Hcbs);
+    let before = |i: usize, j: usize| (all[i].2.period_us(), i) < (all[j].2.period_us(), j);
+    let level = |(i, one): (usize, &(Backend, Order, Contract))| {
+        if !ranked(one.0) {
+            return Level::ALONE;
+        }
+        let peers = (0..all.len()).filter(|&j| j != i && ranked(all[j].0) && all[j].1 == one.1);
+        let (above, below): (Vec<usize>, Vec<usize>) = peers.partition(|&j| before(j, i));
+        let count = |v: Vec<usize>| u32::try_from(v.len()).unwrap_or(u32::MAX);
+        Level { above: count(above), below: count(below) }
+    };
+    all.iter().enumerate().map(level).collect()
 }
 
 /// Scheduling of a thread with this role. None is touched that only cleans up, or belongs to a helper.
 #[must_use]
-pub fn attr(role: &Role, order: Order) -> Option<Attr> {
-    let (service, vcpu) = match order {
-        Order::Contract => (2, 1),
-        Order::Rt => (98, 97),
+pub fn attr(role: &Role, order: Order, level: Level) -> Option<Attr> {
+    let service = match order {
+        Order::Contract => 2 + 2 * level.below.min(Level::MOST - 1),
+        Order::Rt => 98 - 2 * level.above.min(Level::MOST - 1),
     };
+    let vcpu = service - 1;
     // A main loop that is FIFO 98 starts workers; with the paper's setting they must not inherit that.
     let fifo = |priority| {
         Some(Attr { policy: Policy::Fifo, priority, reset_on_fork: order == Order::Rt, ..Attr::other(0) })

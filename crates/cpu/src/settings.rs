@@ -10,7 +10,7 @@ use rtvirtio_planner::Strength;
 use rtvirtio_vmm::{Role, Thread};
 use serde::Serialize;
 
-use crate::{Backend, Contract, CpuError, Order, Probe, attr, choose, split};
+use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, choose, split};
 
 /// Prefix of the cgroups that are made for VMs.
 pub(crate) const GROUP: &str = "rtvirtio-";
@@ -26,6 +26,8 @@ pub struct Ask<'a> {
     pub contract: Contract,
     /// Their order.
     pub order: Order,
+    /// Where the VM stands among others: [`crate::levels`].
+    pub level: Level,
     /// CPU time that each used lately, for a split by use; since its start where a thread is not named.
     pub used: &'a [(u32, Duration)],
 }
@@ -212,7 +214,7 @@ fn units_file(
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
     for t in ask.threads {
-        match attr(&t.role, ask.order) {
+        match attr(&t.role, ask.order, ask.level) {
             _ if t.reservation.is_some() => {
                 out.outside.push((t.tid, "it has a deadline reservation of its own".to_owned()));
             }
@@ -297,7 +299,8 @@ pub(crate) fn most_of_one(probe: &Probe, period: u64) -> u64 {
 /// workers, which come and go.
 #[must_use]
 pub fn has_part(role: &Role, order: Order) -> bool {
-    !matches!(role, Role::AioWorker | Role::IoUringWorker | Role::Rcu) && attr(role, order).is_some()
+    !matches!(role, Role::AioWorker | Role::IoUringWorker | Role::Rcu)
+        && attr(role, order, Level::ALONE).is_some()
 }
 
 /// The threads that get a part of the budget.

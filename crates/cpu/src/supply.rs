@@ -62,7 +62,7 @@ impl Surroundings {
     }
 }
 
-/// CPU time that groups of the same fixed priority may take in one period of `own`, in microseconds. Whoever has used up its budget at the end of its period
+/// CPU time that groups of higher fixed priority ([`crate::levels`]) may take in one period of `own`, in microseconds. Whoever has used up its budget at the end of its period
 /// may use the next one at once, so in a time t they take `ceil((t + P - Q) / P) Q` (J. K. Strosnider, J. P. Lehoczky and L. Sha, "The Deferrable Server
 /// Algorithm", IEEE Transactions on Computers 44 (1), 1995).
 #[must_use]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use rtvirtio_cpu::{Ask, Backend, Contract, CpuError, Order, Probe, choose, control, probe, settings};
+use rtvirtio_cpu::{Ask, Backend, Contract, CpuError, Level, Order, Probe, choose, control, probe, settings};
 use rtvirtio_host::{Cgroups, Root};
 use rtvirtio_planner::Strength;
 use rtvirtio_units::Nanos;
@@ -78,7 +78,7 @@ impl Host {
 
 fn ask(threads: &[Thread], order: Order) -> Ask<'_> {
     let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
-    Ask { vm: "plc", threads, contract, order, used: &[] }
+    Ask { vm: "plc", threads, contract, order, level: Level::ALONE, used: &[] }
 }
 
 fn why(probe: &Probe, backend: Backend) -> String {

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, resplit, take_in};
+use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, Probe, resplit, take_in};
 use rtvirtio_host::sched::{Policy, Reservation};
 use rtvirtio_host::{Cgroups, Hierarchy, Root};
 use rtvirtio_units::Nanos;
@@ -50,7 +50,7 @@ fn probe(hierarchy: Hierarchy) -> Probe {
 
 fn ask<'a>(threads: &'a [Thread], order: Order, used: &'a [(u32, Duration)]) -> Ask<'a> {
     let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
-    Ask { vm: "plc", threads, contract, order, used }
+    Ask { vm: "plc", threads, contract, order, level: Level::ALONE, used }
 }
 
 fn values(writes: &[rtvirtio_apply::Write]) -> Vec<(String, String)> {

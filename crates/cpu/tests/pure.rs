@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use rtvirtio_cpu::{Contract, Grant, Load, Order, Share, admit, attr, split};
+use rtvirtio_cpu::{Backend, Contract, Grant, Level, Load, Order, Share, admit, attr, levels, split};
 use rtvirtio_host::sched::Policy;
 use rtvirtio_units::{Nanos, Ratio};
 use rtvirtio_vmm::Role;
@@ -81,19 +81,22 @@ fn a_budget_follows_use_slowly() {
 /// The paper's words: the main loop and I/O threads at the highest priority, vCPUs one below, AIO workers out of the class.
 #[test]
 fn whatever_serves_a_vcpu_stands_above_it() {
-    let vcpu = |order| attr(&Role::Vcpu(vec![0]), order).unwrap();
+    let vcpu = |order| attr(&Role::Vcpu(vec![0]), order, Level::ALONE).unwrap();
     for order in [Order::Contract, Order::Rt] {
         for service in [Role::Emulator, Role::IoThread("a".into()), Role::Vhost, Role::KvmPit] {
-            assert!(attr(&service, order).unwrap().priority > vcpu(order).priority, "{service} {order:?}");
+            assert!(
+                attr(&service, order, Level::ALONE).unwrap().priority > vcpu(order).priority,
+                "{service} {order:?}"
+            );
         }
-        assert_eq!(attr(&Role::Other, order), None);
+        assert_eq!(attr(&Role::Other, order, Level::ALONE), None);
     }
-    assert_eq!(attr(&Role::Emulator, Order::Rt).unwrap().to_string(), "fifo 98 reset-on-fork");
+    assert_eq!(attr(&Role::Emulator, Order::Rt, Level::ALONE).unwrap().to_string(), "fifo 98 reset-on-fork");
     assert_eq!(vcpu(Order::Rt).to_string(), "fifo 97 reset-on-fork");
-    assert_eq!(attr(&Role::AioWorker, Order::Rt).unwrap().policy, Policy::Other);
+    assert_eq!(attr(&Role::AioWorker, Order::Rt, Level::ALONE).unwrap().policy, Policy::Other);
     // A worker that inherits stays in the budget.
-    assert!(!attr(&Role::Emulator, Order::Contract).unwrap().reset_on_fork);
-    assert_eq!(attr(&Role::AioWorker, Order::Contract).unwrap().policy, Policy::Fifo);
+    assert!(!attr(&Role::Emulator, Order::Contract, Level::ALONE).unwrap().reset_on_fork);
+    assert_eq!(attr(&Role::AioWorker, Order::Contract, Level::ALONE).unwrap().policy, Policy::Fifo);
 }
 
 proptest! {
@@ -138,4 +141,36 @@ proptest! {
             before = Some(shares);
         }
     }
+}
+
+#[test]
+fn shorter_periods_stand_above_and_services_above_all_vcpus_of_their_vm() {
+    let ms = |budget: u64, period: u64| {
+        Contract::new(Nanos(budget * 1_000_000), Nanos(period * 1_000_000)).unwrap()
+    };
+    let group = Backend::RtGroup;
+    let all = [
+        (group, Order::Contract, ms(10, 100)),
+        (group, Order::Contract, ms(2, 10)),
+        (group, Order::Rt, ms(1, 50)),
+        (group, Order::Contract, ms(20, 100)),
+        (Backend::Deadline, Order::Contract, ms(1, 5)),
+        (group, Order::Rt, ms(1, 20)),
+        (Backend::Throttle, Order::Rt, ms(1, 2)),
+    ];
+    let found = levels(&all);
+    let of = |above, below| Level { above, below };
+    assert_eq!(found, [of(1, 1), of(0, 2), of(1, 0), of(2, 0), of(0, 0), of(0, 1), of(0, 0)]);
+    let at = |i: usize, role: &Role| attr(role, all[i].1, found[i]).unwrap().priority;
+    let vcpu = Role::Vcpu(vec![0]);
+    // From the first to the last: each VM's vCPUs are above the services of the next.
+    for pair in [5, 2, 1, 0, 3].windows(2) {
+        assert!(at(pair[0], &vcpu) > at(pair[1], &Role::Emulator), "{pair:?}");
+    }
+    assert_eq!((at(5, &Role::Emulator), at(2, &vcpu), at(1, &Role::Emulator), at(3, &vcpu)), (98, 95, 6, 1));
+    // Interrupt threads of the host, at 50, stay between the two however many VMs there are.
+    let many = levels(&vec![(group, Order::Contract, ms(1, 10)); 60]);
+    let many_rt = levels(&vec![(group, Order::Rt, ms(1, 10)); 60]);
+    assert!(many.iter().all(|l| attr(&Role::Emulator, Order::Contract, *l).unwrap().priority < 50));
+    assert!(many_rt.iter().all(|l| attr(&vcpu, Order::Rt, *l).unwrap().priority > 50));
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write};
 use rtvirtio_cpu::{
-    Ask, Backend, Contract, Order, Probe, admit, choose, control, probe, resplit, settings, take_in,
+    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, probe, resplit, settings, take_in,
 };
 use rtvirtio_host::sched::{self, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
@@ -67,7 +67,7 @@ impl Spinner {
         let found = choose(probe, Some(backend), false).unwrap();
         admit(&found.grant, &[(self.vm.clone(), contract)]).unwrap();
         let threads = self.threads();
-        let ask = Ask { vm: &self.vm, threads: &threads, contract, order, used: &[] };
+        let ask = Ask { vm: &self.vm, threads: &threads, contract, order, level: Level::ALONE, used: &[] };
         settings(&Root::default(), probe, backend, &ask).unwrap().writes
     }
 
@@ -265,7 +265,7 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
         assert_eq!(late.role, Role::Vcpu(vec![1]), "by its name");
         assert_eq!(late.policy, Some(born));
         let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
-        let ask = Ask { vm: &spinner.vm, threads: &[late], contract, order, used: &[] };
+        let ask = Ask { vm: &spinner.vm, threads: &[late], contract, order, level: Level::ALONE, used: &[] };
         let taken = take_in(&probe, Backend::RtGroup, &ask);
         let amended = spinner.session().amend(&taken.writes, &machine, &mut Silent).unwrap();
         assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
@@ -305,7 +305,14 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
             .iter()
             .map(|t| (t.tid, Duration::from_millis(if t.tid == busy { 500 } else { 0 })))
             .collect();
-        let ask = Ask { vm: &spinner.vm, threads: &threads, contract, order: Order::Contract, used: &used };
+        let ask = Ask {
+            vm: &spinner.vm,
+            threads: &threads,
+            contract,
+            order: Order::Contract,
+            level: Level::ALONE,
+            used: &used,
+        };
         let amended = spinner.session().amend(&resplit(&probe, &ask).writes, &machine, &mut Silent).unwrap();
         assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
         let sum: u64 = spinner.threads().iter().filter_map(|t| t.reservation).map(|r| r.runtime).sum();

@@ -192,7 +192,7 @@ pub struct BenchIodStartupArgs {
 /// `bench reservation`.
 #[derive(Args, Debug)]
 pub struct BenchReservationArgs {
-    /// Length of each measurement of throughput
+    /// Length of each measurement of throughput, which is made in pieces of 2 s between those of all others
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     pub length: Nanos,
     /// Measurements of throughput at each budget

@@ -190,6 +190,7 @@ impl Kept {
             threads: if is_split { &threads } else { &new },
             contract: self.of.contract,
             order: self.of.order,
+            level: self.of.level,
             used: &used,
         };
         let settings = if is_split { resplit(probe, &ask) } else { take_in(probe, self.of.backend, &ask) };

@@ -312,13 +312,15 @@ impl Bench {
         }];
         let beside = match (step.neighbour, &self.neighbour) {
             (Some(percent), Some(neighbour)) => {
-                wanted.push(Wanted {
+                // First: of two equal periods it stands above, and the VM is measured where it has more to lose.
+                let first = Wanted {
                     vm: &neighbour.name,
                     threads: neighbour.threads()?,
                     contract: part(percent)?,
                     order: neighbour.order,
                     used: Vec::new(),
-                });
+                };
+                wanted.insert(0, first);
                 Some(neighbour)
             }
             _ => None,

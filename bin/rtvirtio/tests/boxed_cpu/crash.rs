@@ -4,7 +4,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
 use rtvirtio_apply::{Machine, NoGuests, Observer, OnConflict, Session, Step};
-use rtvirtio_cpu::{Ask, Backend, Contract, Order, choose, probe, settings};
+use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, choose, probe, settings};
 use rtvirtio_host::{Root, sched};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
@@ -49,7 +49,7 @@ fn crash_child() {
     assert!(choose(&probe, Some(backend), false).is_some());
     let threads = discover(&root, &VmHandle::of_pid(pid.parse().unwrap())).unwrap();
     let contract = Contract::new(Nanos::from_millis(15), Nanos::from_millis(20)).unwrap();
-    let ask = Ask { vm: "plc", threads: &threads, contract, order, used: &[] };
+    let ask = Ask { vm: "plc", threads: &threads, contract, order, level: Level::ALONE, used: &[] };
     let writes = settings(&root, &probe, backend, &ask).unwrap().writes;
     session.apply(&writes, &machine, &mut observer).unwrap();
 }

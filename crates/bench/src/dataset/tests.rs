@@ -32,6 +32,7 @@ fn point(id: &str) -> Point {
         p9999_placebo: None,
         hist: pack(&latencies),
         upper: None,
+        promised: None,
     };
     Point {
         id: id.to_owned(),

@@ -67,6 +67,7 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
                         p9999_placebo: None,
                         hist: vec![400, 1000],
                         upper: None,
+                        promised: None,
                     }
                 })
                 .collect();

@@ -105,7 +105,7 @@ fn measure(
                 treatment: Treatment::knobs(setup.knobs.config()),
                 vms: &setup.vms,
                 seed: repetition as u64 + 1,
-                uppers: Vec::new(),
+                forecasts: Vec::new(),
             })?;
         }
     }

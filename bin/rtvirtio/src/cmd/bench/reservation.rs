@@ -34,6 +34,8 @@ use crate::ui::Ui;
 pub const FILE: &str = "cpu-reservation.json";
 /// Before a load is counted: some periods, and what the guest's caches and QEMU's translator need.
 const WARM_UP: Duration = Duration::from_millis(1000);
+/// Length of the pieces of a measurement.
+const SLICE: Duration = Duration::from_secs(2);
 /// Whose answer an error is of.
 const SERVER: &str = "a client of the guest's web server";
 /// Requests from which the unloaded response is known.
@@ -120,6 +122,7 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
         backend: contracts.backend().to_string(),
         neighbour_vcpus: args.neighbour_vcpus,
         length: args.length.as_secs_f64(),
+        slices: slices(args.length).0,
         period_us: args.period.0 / 1000,
         neighbour_computes: args.neighbour_computes,
         alone,
@@ -131,58 +134,56 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
 }
 
 /// Throughput over budget: of one guest alone, and beside the other.
+///
+/// Each measurement is the mean of short ones, and those of all measurements and rounds are made in one order of chance: a host that becomes slower
+/// for a minute is in all of them then, and in none alone.
 fn throughputs(
     pair: &mut Pair<'_>,
     budgets: &[u64],
     args: &BenchReservationArgs,
     ui: &Ui,
 ) -> anyhow::Result<(Vec<Alone>, Vec<Beside>)> {
-    let length = Duration::from_nanos(args.length.0);
-    let mut steps = Vec::new();
-    for round in 0..args.repeat {
-        // In an order of chance, so that a host that becomes slower hits all alike.
-        let mut random = Random::new(round as u64 + 1);
-        let mut those: Vec<Step> = budgets.iter().map(|b| Step::Alone(*b)).collect();
-        random.shuffle(&mut those);
-        steps.extend(those.into_iter().map(|s| (round, s)));
-        // What is compared is measured one after the other.
-        for all_threads in [true, false] {
-            let mut those = NEIGHBOUR.map(|n| Step::Beside(n, all_threads)).to_vec();
-            if !all_threads {
-                those = vec![those[0], those[NEIGHBOUR.len() - 1]];
-            }
-            random.shuffle(&mut those);
-            steps.extend(those.into_iter().map(|s| (round, s)));
-        }
+    let steps = steps(budgets, args.repeat);
+    let (slices, slice) = slices(args.length);
+    let mut order: Vec<usize> = (0..slices).flat_map(|_| 0..steps.len()).collect();
+    Random::new(1).shuffle(&mut order);
+    let mut sums = vec![([0.0; 2], 0.0); steps.len()];
+    let mut bar = ui.bar("throughput over budget", order.len() as u64);
+    for (done, i) in order.into_iter().enumerate() {
+        bar.set(done as u64);
+        let (mb_per_s, used) = pair.step(steps[i].1, args, slice, ui)?;
+        let (sum, of_used) = &mut sums[i];
+        sum.iter_mut().zip(mb_per_s).for_each(|(sum, mb)| *sum += mb / slices as f64);
+        *of_used += used / slices as f64;
     }
+    pair.contracts.release()?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
-    let mut bar = ui.bar("throughput over budget", steps.len() as u64);
-    for (i, (round, step)) in steps.into_iter().enumerate() {
-        bar.set(i as u64);
+    for ((round, step), ([mb_per_s, neighbour_mb_per_s], used)) in steps.into_iter().zip(sums) {
         match step {
-            Step::Alone(budget) => {
-                pair.hold(&[(0, percent(budget, args.period)?)], true)?;
-                let ([mb_per_s, _], used) = pair.throughput(&[true, false], length, ui)?;
-                alone.push(Alone { budget, mb_per_s, used });
-            }
+            Step::Alone(budget) => alone.push(Alone { budget, mb_per_s, used }),
             Step::Beside(neighbour, all_threads) => {
-                if args.neighbour_computes {
-                    pair.contracts.release()?;
-                    web::spin(&mut pair.vms[1], 1)?;
-                }
-                let both = [(0, percent(OWN, args.period)?), (1, percent(neighbour, args.period)?)];
-                pair.hold(&both, all_threads)?;
-                let loaded = [true, !args.neighbour_computes];
-                let ([mb_per_s, neighbour_mb_per_s], used) = pair.throughput(&loaded, length, ui)?;
-                if args.neighbour_computes {
-                    web::stop_spinning(&mut pair.vms[1])?;
-                }
                 beside.push(Beside { round, neighbour, all_threads, mb_per_s, neighbour_mb_per_s, used });
             }
         }
     }
-    pair.contracts.release()?;
     Ok((alone, beside))
+}
+
+/// What is measured, with its round.
+fn steps(budgets: &[u64], rounds: usize) -> Vec<(usize, Step)> {
+    let ends = [NEIGHBOUR[0], NEIGHBOUR[NEIGHBOUR.len() - 1]];
+    let alone = budgets.iter().map(|b| Step::Alone(*b));
+    let all = NEIGHBOUR.iter().map(|n| Step::Beside(*n, true));
+    let vcpus_only = ends.iter().map(|n| Step::Beside(*n, false));
+    let of_round: Vec<Step> = alone.chain(all).chain(vcpus_only).collect();
+    (0..rounds).flat_map(|round| of_round.iter().map(move |s| (round, *s))).collect()
+}
+
+/// Into how many pieces a measurement of this length falls, and how long each is.
+fn slices(length: Nanos) -> (usize, Duration) {
+    let length = Duration::from_nanos(length.0);
+    let n = (length.as_secs_f64() / SLICE.as_secs_f64()).round().max(1.0);
+    (n as usize, length.div_f64(n))
 }
 
 /// Web requests beside an idle and a loaded neighbour, without and with a contract.
@@ -230,7 +231,7 @@ fn requests(
 }
 
 /// One measurement.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Alone(u64),
     Beside(u64, bool),
@@ -317,6 +318,35 @@ impl<'c> Pair<'c> {
         self.contracts.hold(&wanted)
     }
 
+    /// One piece of a measurement: what the clients of both guests received, in MB/s, and the CPU time of the first guest, in percent of a core.
+    fn step(
+        &mut self,
+        step: Step,
+        args: &BenchReservationArgs,
+        length: Duration,
+        ui: &Ui,
+    ) -> anyhow::Result<([f64; 2], f64)> {
+        let (neighbour, all_threads) = match step {
+            Step::Alone(budget) => {
+                self.hold(&[(0, percent(budget, args.period)?)], true)?;
+                return self.throughput(&[true, false], length, ui);
+            }
+            Step::Beside(neighbour, all_threads) => (neighbour, all_threads),
+        };
+        if args.neighbour_computes {
+            self.contracts.release()?;
+            web::spin(&mut self.vms[1], 1)?;
+        }
+        // The neighbour first: of equal periods it stands above, where the VM has more to lose.
+        let both = [(1, percent(neighbour, args.period)?), (0, percent(OWN, args.period)?)];
+        self.hold(&both, all_threads)?;
+        let seen = self.throughput(&[true, !args.neighbour_computes], length, ui)?;
+        if args.neighbour_computes {
+            web::stop_spinning(&mut self.vms[1])?;
+        }
+        Ok(seen)
+    }
+
     /// CPU time of all threads of a guest.
     fn used(&self, i: usize) -> anyhow::Result<Duration> {
         let threads = discover(&Root::default(), &VmHandle::of_pid(self.vms[i].handle().process.pid))?;
@@ -345,5 +375,28 @@ impl<'c> Pair<'c> {
             vm.stop()?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_round_measures_everything() {
+        let all = steps(&[10, 90], 2);
+        assert_eq!(all.len(), 2 * (2 + 4 + 2));
+        let of = |round| all.iter().filter(|s| s.0 == round).map(|s| s.1).collect::<Vec<_>>();
+        assert_eq!(of(0), of(1));
+        assert!(of(0).contains(&Step::Beside(40, false)) && !of(0).contains(&Step::Beside(20, false)));
+    }
+
+    #[test]
+    fn a_measurement_falls_into_equal_pieces() {
+        for (length, n) in [(1, 1), (2, 1), (5, 3), (12, 6)] {
+            let (slices, slice) = slices(Nanos(length * 1_000_000_000));
+            assert_eq!(slices, n);
+            assert!((slice.as_secs_f64() * n as f64 - length as f64).abs() < 1e-6);
+        }
     }
 }

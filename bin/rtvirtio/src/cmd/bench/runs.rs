@@ -7,7 +7,7 @@ use rtvirtio_bench::dataset::{Point, Recorder};
 use rtvirtio_bench::load::Stream;
 use rtvirtio_bench::run::{self, Job};
 use rtvirtio_bench::stage::{Stage, Treatment};
-use rtvirtio_model::{HostModel, Profile};
+use rtvirtio_model::{Forecast, HostModel, Profile};
 use rtvirtio_units::Nanos;
 
 use super::bed::Bed;
@@ -50,8 +50,8 @@ pub struct Wanted<'a> {
     pub vms: &'a [Vec<Stream>],
     /// Seed of the addresses.
     pub seed: u64,
-    /// Bounds given before the run, one per task; empty without a model.
-    pub uppers: Vec<Option<Nanos>>,
+    /// What a model said before the run, one for each task; empty without a model.
+    pub forecasts: Vec<Forecast>,
 }
 
 impl<'a> Runs<'a> {
@@ -92,8 +92,9 @@ impl<'a> Runs<'a> {
         };
         match run::measure(&job, &self.stage, self.ui.cancel_flag(), &mut |_| {}) {
             Ok(mut point) => {
-                for (outcome, upper) in point.results.iter_mut().zip(wanted.uppers) {
-                    outcome.upper = upper;
+                for (outcome, forecast) in point.results.iter_mut().zip(wanted.forecasts) {
+                    outcome.upper = Some(forecast.judged());
+                    outcome.promised = Some(forecast.promised());
                 }
                 self.recorder.add(&point)?;
                 self.points.push(point.clone());

@@ -159,7 +159,8 @@ impl<'a> Sweep<'a> {
 
     fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> anyhow::Result<()> {
         let treatment = Treatment::knobs(condition.knobs.config());
-        let wanted = Wanted { id, scheme: SWEEP, treatment, vms: &condition.vms, seed, uppers: Vec::new() };
+        let wanted =
+            Wanted { id, scheme: SWEEP, treatment, vms: &condition.vms, seed, forecasts: Vec::new() };
         self.runs.measure(wanted).map(drop)
     }
 

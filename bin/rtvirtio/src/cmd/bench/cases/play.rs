@@ -9,12 +9,11 @@ use rtvirtio_bench::load::{Knobs, Stream, spec};
 use rtvirtio_bench::passes::point_id;
 use rtvirtio_bench::schemes::{self, Basis, Planned, Scheme};
 use rtvirtio_bench::stage::Treatment;
-use rtvirtio_model::{Config, HostModel, Learned, TailModel};
+use rtvirtio_model::{Config, Forecast, HostModel, Learned, TailModel};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
 use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
-use rtvirtio_units::Nanos;
 
 use super::{TRIAL, TUNED, tiers};
 use crate::args::BenchCasesArgs;
@@ -154,24 +153,21 @@ impl<'a> Play<'a> {
         vms: &[Vec<Stream>],
         seed: u64,
     ) -> anyhow::Result<Point> {
-        let uppers = self.uppers(vms, &treatment);
-        self.runs.measure(Wanted { id, scheme, treatment, vms, seed, uppers })
+        let forecasts = self.forecasts(vms, &treatment);
+        self.runs.measure(Wanted { id, scheme, treatment, vms, seed, forecasts })
     }
 
     /// What the learned model promises before a run, so that promises about settings that a planner chose are judged too: of many candidates it
     /// takes the one with the smallest bound, which is more often too small than a bound of settings of chance.
-    fn uppers(&self, vms: &[Vec<Stream>], treatment: &Treatment) -> Vec<Option<Nanos>> {
-        let n = vms.iter().map(Vec::len).sum();
-        let Some(model) = self.learned.as_ref() else { return vec![None; n] };
+    fn forecasts(&self, vms: &[Vec<Stream>], treatment: &Treatment) -> Vec<Forecast> {
+        let Some(model) = self.learned.as_ref() else { return Vec::new() };
         // Classes and budget servers are not among the model's inputs.
         if treatment.classes.is_some() || treatment.servers.is_some() {
-            return vec![None; n];
+            return Vec::new();
         }
         let spec = spec(vms, self.bed.spec_device.clone(), LabKind::Process);
-        match Learned::bound(Arc::clone(model)).forecast(&self.runs.profile, &spec, &treatment.config) {
-            Ok(forecasts) => forecasts.iter().map(|f| Some(f.judged())).collect(),
-            Err(_) => vec![None; n],
-        }
+        let learned = Learned::bound(Arc::clone(model));
+        learned.forecast(&self.runs.profile, &spec, &treatment.config).unwrap_or_default()
     }
 
     /// The settings that tuning arrives at, once per case; its trials are in the dataset too.

@@ -39,10 +39,11 @@ fn alone(data: &ReservationData) -> BenchSection {
     BenchSection {
         title: "Throughput of a VM over its budget (the paper's Fig. 1b)".to_owned(),
         text: vec![format!(
-            "One VM alone, all of its threads in one contract with a period of {:.0} ms; {:.0} s each. The paper calls its own curve \
+            "One VM alone, all of its threads in one contract with a period of {:.0} ms; {:.0} s each, in {} pieces between those of all others. The paper calls its own curve \
              nearly linear, over a real network card and KVM.",
             data.period_us as f64 / 1e3,
-            data.length
+            data.length,
+            data.slices
         )],
         plots: vec![(
             "throughput over budget".to_owned(),
