@@ -45,8 +45,8 @@ impl Level {
 /// The level of each VM, where all are under contracts that are enforced in this way.
 #[must_use]
 pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
-    // What has no budget must not stand above others; what is ordered by deadline need not.
-    let ranked = |b: Backend| matches!(b, Backend::RtGroup | Backend::Hcbs);
+    // What has no budget must not stand above others; what is ordered by deadline (threads, or groups of `cpu.rt.max`) need not.
+    let ranked = |b: Backend| b == Backend::RtGroup;
     let before = |i: usize, j: usize| (all[i].2.period_us(), i) < (all[j].2.period_us(), j);
     let level = |(i, one): (usize, &(Backend, Order, Contract))| {
         if !ranked(one.0) {

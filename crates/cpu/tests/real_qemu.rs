@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write};
 use rtvirtio_cpu::{
-    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, probe, resplit, settings, take_in,
+    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, levels, probe, resplit, settings,
+    take_in,
 };
 use rtvirtio_host::sched::{self, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
@@ -153,6 +154,55 @@ fn load(spinner: &Spinner, length: Duration) -> f64 {
     let (start, used) = (Instant::now(), spinner.used());
     thread::sleep(length);
     (spinner.used() - used).as_secs_f64() / start.elapsed().as_secs_f64()
+}
+
+/// Binds all threads of a VM to CPU 0.
+fn bind(spinner: &Spinner) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(0);
+    for t in spinner.threads() {
+        let pid = rustix::thread::Pid::from_raw(t.tid.try_into().unwrap());
+        rustix::thread::sched_setaffinity(pid, &set).unwrap();
+    }
+}
+
+/// A VM that needs its budget often must not wait until one that has a long budget has used it up.
+#[test]
+fn a_short_period_is_served_beside_a_long_one() {
+    let test = "a_short_period_is_served_beside_a_long_one";
+    let Some((short, probe)) = with(test, Backend::RtGroup) else { return };
+    let long = Spinner::start(&format!("{test}-long")).unwrap();
+    let ms = |budget, period| Contract::new(Nanos::from_millis(budget), Nanos::from_millis(period)).unwrap();
+    let of =
+        [(Backend::RtGroup, Order::Contract, ms(50, 100)), (Backend::RtGroup, Order::Contract, ms(2, 10))];
+    let both = [&long, &short];
+    both.into_iter().for_each(bind);
+    let shares = |levels: &[Level]| {
+        let mut writes = Vec::new();
+        for ((spinner, (backend, order, contract)), level) in both.iter().zip(of).zip(levels) {
+            let threads = spinner.threads();
+            let ask = Ask { vm: &spinner.vm, threads: &threads, contract, order, level: *level, used: &[] };
+            rtvirtio_apply::append(
+                &mut writes,
+                settings(&Root::default(), &probe, backend, &ask).unwrap().writes,
+            );
+        }
+        let mut seen = [0.0; 2];
+        round(&short, &writes, || {
+            let before = both.map(Spinner::used);
+            let start = Instant::now();
+            thread::sleep(Duration::from_secs(2));
+            let length = start.elapsed().as_secs_f64();
+            seen = [0, 1].map(|i| (both[i].used() - before[i]).as_secs_f64() / length);
+        });
+        seen
+    };
+    let ranked = shares(&levels(&of));
+    let alike = shares(&[Level::ALONE; 2]);
+    println!("of a CPU: 50 ms in 100 ms, 2 ms in 10 ms; ranked {ranked:.3?}, at one priority {alike:.3?}");
+    // At one priority it loses five of ten periods.
+    assert!(ranked[1] > 0.17 && ranked[1] < 0.25, "{ranked:?}");
+    assert!(ranked[0] > 0.42 && ranked[0] < 0.56, "{ranked:?}");
 }
 
 /// The whole point: a guest that spins at real-time priority gets its budget and no more, and its own services stand above it.
