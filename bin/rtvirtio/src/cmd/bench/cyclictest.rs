@@ -115,16 +115,22 @@ fn measure(args: &BenchCyclictestArgs, path: &Path, global: &Global, ui: &Ui) ->
         contract: contract.to_string(),
         series: Vec::new(),
     };
-    let mut data = before;
-    for (index, kernel) in kernels.iter().enumerate() {
-        let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
-        let new = begun(&bed.facts);
-        if let Some(why) = data.as_ref().and_then(|old| old.differs(&new)) {
+    let fits = |new: &CyclictestData| match before.as_ref().and_then(|old| old.differs(new)) {
+        Some(why) => {
             bail!(
                 "--add: {} holds runs that cannot stand beside these: {why}; give another --out",
                 path.display()
-            );
+            )
         }
+        None => Ok(()),
+    };
+    // What need not be asked of a guest is asked before one boots.
+    before.as_ref().map_or(Ok(()), |old| fits(&begun(&old.host)))?;
+    let mut data = before.clone();
+    for (index, kernel) in kernels.iter().enumerate() {
+        let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
+        let new = begun(&bed.facts);
+        fits(&new)?;
         let data = data.get_or_insert(new);
         if index == 0 {
             data.commands.push(command(args));
