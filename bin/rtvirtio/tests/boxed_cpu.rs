@@ -22,8 +22,6 @@ use serde_json::Value;
 
 /// A run takes about a minute on two free cores.
 const LIMIT: Duration = Duration::from_secs(240);
-/// A guest that boots is the longest silence, some 25 s.
-const QUIET: Duration = Duration::from_secs(90);
 /// One box after the other: two would share two cores.
 static TURN: Mutex<()> = Mutex::new(());
 /// What the box's script passes on: the release that `/sys/kernel/realtime` must confirm.
@@ -53,7 +51,6 @@ fn in_the_box(test: &str, kernel: Kernel) {
     let programs = [me.as_path(), Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
     run.programs = &programs;
     run.memory = Bytes(run.memory.0 + image.guest_memory().0);
-    run.quiet = QUIET;
     let lost = |out: &BoxOutcome| out.exit_code != Some(0) && out.output.contains(plc::LOST);
     let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"), &lost).unwrap();
     assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);

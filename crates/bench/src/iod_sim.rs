@@ -63,12 +63,12 @@ fn spec() -> Result<Spec, SimulatedError> {
     rtvirtio_spec::parse("flood", &text).map_err(|e| SimulatedError(e.to_string()))
 }
 
-/// Runs everything; some seconds. `run` is how long the runs on the machine take.
+/// Runs everything; some seconds. `measured` is how long the runs on the machine take.
 ///
 /// # Errors
 /// [`SimulatedError`].
-pub fn measure(run: Duration) -> Result<Simulated, SimulatedError> {
-    let of_run = u64::try_from(run.as_nanos()).unwrap_or(u64::MAX).saturating_mul(PER_MEASURED);
+pub fn measure(measured: Duration) -> Result<Simulated, SimulatedError> {
+    let of_run = u64::try_from(measured.as_nanos()).unwrap_or(u64::MAX).saturating_mul(PER_MEASURED);
     let time = TIME.min(Nanos(of_run));
     let err = |e: rtvirtio_iosim::SimError| SimulatedError(e.to_string());
     let twin = TwinProfile::load("qlc-nvme").map_err(|e| SimulatedError(e.to_string()))?;

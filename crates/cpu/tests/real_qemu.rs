@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write};
+use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write, append};
 use rtvirtio_cpu::{
     Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, levels, probe, resplit, settings,
     take_in,
@@ -182,10 +182,7 @@ fn a_short_period_is_served_beside_a_long_one() {
         for ((spinner, (backend, order, contract)), level) in both.iter().zip(of).zip(levels) {
             let threads = spinner.threads();
             let ask = Ask { vm: &spinner.vm, threads: &threads, contract, order, level: *level, used: &[] };
-            rtvirtio_apply::append(
-                &mut writes,
-                settings(&Root::default(), &probe, backend, &ask).unwrap().writes,
-            );
+            append(&mut writes, settings(&Root::default(), &probe, backend, &ask).unwrap().writes);
         }
         let mut seen = [0.0; 2];
         round(&short, &writes, || {

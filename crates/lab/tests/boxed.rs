@@ -97,7 +97,6 @@ fn stock_guests_run_under_the_boxs_kvm() {
     let programs = [me.as_path()];
     run.programs = &programs;
     run.memory = Bytes(run.memory.0 + image.guest_memory().0);
-    run.quiet = Duration::from_secs(90);
     let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"), &|_| false).unwrap();
     assert_eq!(out.exit_code, Some(0), "{}\n{}", out.output, out.console);
     assert!(out.output.contains("1 passed"), "{}", out.output);

@@ -52,14 +52,18 @@ snapshot >after
 cmp before after
 say reverted, every byte as before
 
-# Killed in the middle, at moments that differ from run to run; then reverted.
-for pause in 0.0 0.1 0.2 0.3 0.5 0.8; do
+# Killed in the middle: the journal is written before the first setting, and the eight take some seconds here. Then reverted.
+for pause in 0.0 0.1 0.2 0.4 0.8 1.2; do
     rtvirtio apply p.plan --spec s.toml -q &
     pid=$!
+    while [ ! -e state/journal.json ] && kill -0 $pid; do sleep 0.01; done
     sleep $pause
     kill -9 $pid 2>/dev/null || true
     wait $pid || true
-    rtvirtio revert
+    test -e state/journal.json
+    snapshot >killed
+    cmp -s before killed || say "killed after $pause s, with settings changed"
+    rtvirtio revert -q
     snapshot >after
     cmp before after
 done

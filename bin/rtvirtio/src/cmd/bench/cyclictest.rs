@@ -25,12 +25,12 @@ use rtvirtio_vmm::threads::{Named, discover};
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
 use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, keep_awake, on_one_core};
-use super::found::{Found, read};
+use super::found::{Found, keep, read};
 use super::turns::in_turn;
 use super::{cores, guest, page};
 use crate::args::{AccelName, BenchCyclictestArgs, Global};
 use crate::cmd::verify::generated;
-use crate::cmd::{lab, need_root, write_file};
+use crate::cmd::{lab, need_root};
 use crate::contracts::{Contracts, Wanted};
 use crate::site::kernel_release;
 use crate::ui::Ui;
@@ -93,6 +93,29 @@ fn measure(args: &BenchCyclictestArgs, path: &Path, global: &Global, ui: &Ui) ->
     let before: Option<CyclictestData> = if args.add { Some(read(path)?) } else { None };
     let contracts = on_one_core(global)?;
     let awake = if args.awake { keep_awake(ui) } else { None };
+    let begun = |facts: &HostFacts| CyclictestData {
+        schema: CyclictestData::SCHEMA.to_owned(),
+        host: facts.clone(),
+        commands: Vec::new(),
+        generated: String::new(),
+        awake: awake.is_some(),
+        backend: contracts.backend().to_string(),
+        contract: contract.to_string(),
+        series: Vec::new(),
+    };
+    let fits = |new: &CyclictestData| {
+        if let Some(why) = before.as_ref().and_then(|old| old.differs(new)) {
+            bail!(
+                "--add: {} holds runs that cannot stand beside these: {why}; give another --out",
+                path.display()
+            );
+        }
+        Ok(())
+    };
+    // What need not be asked of a guest is asked before anything is made.
+    if let Some(old) = &before {
+        fits(&begun(&old.host))?;
+    }
     // On a disk, not in memory: direct I/O.
     let dir = tempfile::Builder::new().prefix("rtvirtio-cyclictest-").tempdir_in(&args.disk_dir);
     let dir = dir.with_context(|| format!("--disk-dir {}", args.disk_dir.display()))?;
@@ -105,27 +128,6 @@ fn measure(args: &BenchCyclictestArgs, path: &Path, global: &Global, ui: &Ui) ->
     let once = all.iter().filter(|s| **s == Setup::Host).count();
     let runs = (kernels.len() * (all.len() - once) + once) * usize::from(args.repeat);
     let mut bar = ui.bar("cyclictest", runs as u64);
-    let begun = |facts: &HostFacts| CyclictestData {
-        schema: CyclictestData::SCHEMA.to_owned(),
-        host: facts.clone(),
-        commands: Vec::new(),
-        generated: String::new(),
-        awake: awake.is_some(),
-        backend: contracts.backend().to_string(),
-        contract: contract.to_string(),
-        series: Vec::new(),
-    };
-    let fits = |new: &CyclictestData| match before.as_ref().and_then(|old| old.differs(new)) {
-        Some(why) => {
-            bail!(
-                "--add: {} holds runs that cannot stand beside these: {why}; give another --out",
-                path.display()
-            )
-        }
-        None => Ok(()),
-    };
-    // What need not be asked of a guest is asked before one boots.
-    before.as_ref().map_or(Ok(()), |old| fits(&begun(&old.host)))?;
     let mut data = before.clone();
     for (index, kernel) in kernels.iter().enumerate() {
         let mut bed = Bed::boot(*kernel, &contracts, contract, &disk, global, ui)?;
@@ -145,7 +147,7 @@ fn measure(args: &BenchCyclictestArgs, path: &Path, global: &Global, ui: &Ui) ->
                 data.push(*setup, &kernel, seen);
             }
             data.generated = generated();
-            write_file(path, serde_json::to_string(data)?.as_bytes())?;
+            keep(path, data)?;
         }
         bed.stop()?;
     }

@@ -41,9 +41,14 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     serde_json::from_str(&text).with_context(|| path.display().to_string())
 }
 
-/// Saves what an experiment measured.
+/// Saves what an experiment has measured so far.
+pub fn keep<T: Serialize>(path: &Path, data: &T) -> anyhow::Result<()> {
+    write_file(path, serde_json::to_string(data)?.as_bytes())
+}
+
+/// Saves what an experiment measured, and says so.
 pub fn save<T: Serialize>(path: &Path, data: &T, ui: &Ui) -> anyhow::Result<()> {
-    write_file(path, serde_json::to_string(data)?.as_bytes())?;
+    keep(path, data)?;
     ui.step(&format!("wrote {}", path.display()));
     Ok(())
 }

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Outcome, Point};
-use rtvirtio_bench::load::Stream;
 use rtvirtio_bench::passes::{PUBLISHED, Table, case_of, passed_awake};
 use rtvirtio_bench::train::median;
 use rtvirtio_planner::tune::TuneGoal;
@@ -74,35 +73,22 @@ fn trials(data: &Dataset, tables: &[Table]) -> Option<Claim> {
 /// How often the learned bound held for settings that were chosen by it: for tails less the host's own stalls, and as measured.
 fn chosen_coverage(data: &Dataset) -> Vec<Claim> {
     let by_bound = |p: &&Point| p.scheme.split(',').any(|s| s == "bound");
-    let chosen = || data.points.iter().filter(by_bound).flat_map(Point::tasks);
-    let share = |id: &str, of: &str, held: Vec<bool>| {
+    let tasks = data.points.iter().filter(by_bound).flat_map(Point::tasks);
+    let chosen: Vec<&Outcome> = tasks.filter(|(_, s, _)| s.target.is_some()).map(|(_, _, o)| o).collect();
+    let claim = |id: &str, of: &str, held: fn(&Outcome) -> Option<bool>| {
+        let held: Vec<bool> = chosen.iter().filter_map(|o| held(o)).collect();
         let share = held.iter().filter(|h| **h).count() as f64 / held.len().max(1) as f64;
         let what = format!("{of}, for settings that were chosen by the bound");
-        let claim = Claim::new(id, what, share, "share", held.len()).at_least(0.99);
-        (!held.is_empty()).then_some(claim)
+        (!held.is_empty()).then(|| Claim::new(id, what, share, "share", held.len()).at_least(0.99))
     };
-    let with_target = |(_, s, o): (usize, &Stream, &Outcome), of: fn(&Outcome) -> Option<bool>| {
-        s.target.and_then(|_| of(o))
-    };
-    let awake = |o: &Outcome| Some(o.tail() <= o.upper?);
-    let measured = |o: &Outcome| Some(o.p9999 <= o.promised?);
-    let awake = chosen().filter_map(|t| with_target(t, awake)).collect();
-    let measured = chosen().filter_map(|t| with_target(t, measured)).collect();
-    [
-        share(
-            "cases.bound.coverage",
-            "tails as measured below the bound given before the run, with what the host's own stalls add",
-            measured,
-        ),
-        share(
-            "cases.bound.coverage_awake",
-            "tails less the host's own stalls below the bound given before the run",
-            awake,
-        ),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    let measured =
+        "tails as measured below the bound given before the run, with what the host's own stalls add";
+    let awake = "tails less the host's own stalls below the bound given before the run";
+    let both = [
+        claim("cases.bound.coverage", measured, |o| Some(o.p9999 <= o.promised?)),
+        claim("cases.bound.coverage_awake", awake, |o| Some(o.tail() <= o.upper?)),
+    ];
+    both.into_iter().flatten().collect()
 }
 
 fn table_text(table: &Table) -> String {
