@@ -6,28 +6,23 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, append};
 use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, levels, settings};
 use rtvirtio_host::Root;
-use rtvirtio_vmm::{Role, Thread};
+use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Role, VmHandle};
 
 /// What one VM is to have.
 pub struct Wanted<'a> {
     /// Its name.
     pub vm: &'a str,
-    /// Its threads.
-    pub threads: Vec<Thread>,
+    /// What leads to its threads. They are looked for when no contract is in force: those found under the contract before would be put back there.
+    pub handle: VmHandle,
+    /// Whether only its vCPUs are to be held.
+    pub vcpus_only: bool,
     /// What they get together.
     pub contract: Contract,
     /// Their order.
     pub order: Order,
     /// CPU time that they used lately, for a split by use.
     pub used: Vec<(u32, Duration)>,
-}
-
-impl Wanted<'_> {
-    /// Leaves all threads out that are no vCPUs.
-    pub fn vcpus_only(mut self) -> Self {
-        self.threads.retain(|t| matches!(t.role, Role::Vcpu(_)));
-        self
-    }
 }
 
 /// What holds contracts, and what was set last. Dropping it puts everything back.
@@ -62,7 +57,10 @@ impl Contracts {
         let mut writes = Vec::new();
         let levels = levels(&all.iter().map(|w| (self.backend, w.order, w.contract)).collect::<Vec<_>>());
         for (w, level) in all.iter().zip(levels) {
-            let (vm, threads, used) = (w.vm, &w.threads, &w.used);
+            let mut found =
+                discover(&root, &w.handle).with_context(|| format!("{}: is it still running?", w.vm))?;
+            found.retain(|t| !w.vcpus_only || matches!(t.role, Role::Vcpu(_)));
+            let (vm, threads, used) = (w.vm, &found, &w.used);
             let ask = Ask { vm, threads, contract: w.contract, order: w.order, level, used };
             append(&mut writes, settings(&root, &self.probe, self.backend, &ask)?.writes);
         }

@@ -105,6 +105,9 @@ pub struct Contracted {
     /// How it was found, where a demand was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<Chosen>,
+    /// What it does not promise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// A contract that was found for a demand.
@@ -115,9 +118,6 @@ pub struct Chosen {
     /// The contract, and the point of the curve that decided.
     #[serde(flatten)]
     pub choice: Choice,
-    /// What the user should know.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
 }
 
 /// Where the CPU profile of a VM is saved.
@@ -181,7 +181,8 @@ pub fn contracts(
     {
         bail!("--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
     }
-    let probe = probe(&Root::default())?;
+    let mut probe = probe(&Root::default())?;
+    forget_own(&mut probe, spec);
     let mut profiles = BTreeMap::new();
     for vm in spec.vms.iter().filter(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         profiles.insert(vm.name.as_str(), profile_of(vm, files, global, ui)?);
@@ -223,13 +224,20 @@ pub fn contracts(
             (Asked::Given(contract), _) => (*contract, None),
             (Asked::Found { demand, .. }, Some(choice)) => {
                 let contract = choice.contract;
-                (contract, Some(Chosen { demand: *demand, choice, notes: Vec::new() }))
+                (contract, Some(Chosen { demand: *demand, choice }))
             }
             _ => continue,
         };
         let Some(backend) = backend else { continue };
-        let level = Level::ALONE;
-        out.push(Contracted { vm: vm.name.clone(), contract, order: order(vm), level, backend, found });
+        out.push(Contracted {
+            vm: vm.name.clone(),
+            contract,
+            order: order(vm),
+            level: Level::ALONE,
+            backend,
+            found,
+            notes: Vec::new(),
+        });
     }
     let of_all: Vec<_> = out.iter().map(|c| (c.backend, c.order, c.contract)).collect();
     out.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
@@ -242,12 +250,19 @@ pub fn contracts(
     Ok((probe, out))
 }
 
-/// What a found contract does not promise.
+/// What the VMs of this spec hold already, from an `apply` before, is not beside what they ask for.
+fn forget_own(probe: &mut Probe, spec: &Spec) {
+    let own: Vec<String> = spec.vms.iter().map(|vm| format!("cgroup rtvirtio-{}", vm.name)).collect();
+    for found in &mut probe.found {
+        found.grant.taken.retain(|load| !own.contains(&load.name));
+    }
+}
+
+/// What contracts do not promise.
 fn notes(all: &mut [Contracted]) {
     let given: Vec<(Backend, Order, Level, Contract)> =
         all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
     for one in &mut *all {
-        let Some(found) = &mut one.found else { continue };
         // A VM waits for those above it only; all that have the paper's priorities are above all others.
         let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
             (Order::Rt, Order::Contract) => true,
@@ -258,24 +273,28 @@ fn notes(all: &mut [Contracted]) {
             given.iter().filter(|g| g.0 == Backend::RtGroup).filter(above).map(|g| g.3).collect();
         let takes = interference_us(one.contract, &others);
         if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
-            found.notes.push(format!(
-                "in a bad moment the contracts that go before it (shorter periods first, then the order of the spec) may take {} of its period of {}, and its \
-                 budget comes later than said; give it a shorter period than theirs",
+            one.notes.push(format!(
+                "in a bad moment the contracts that go before it (`priorities = \"rt\"` first, then shorter periods, then the order of the spec) may take {} of its \
+                 period of {}, and a part of its budget comes in the next one; give it a shorter period than theirs",
                 Nanos(takes * 1000),
                 Nanos(one.contract.period_us() * 1000)
             ));
         }
-        let workers =
-            attr(&Role::AioWorker, one.order, one.level).filter(|_| one.backend != Backend::Deadline);
+        // A contract that was given promises a budget; one that was found, a latest answer.
+        if one.found.is_none() {
+            continue;
+        }
+        let workers = attr(&Role::AioWorker, one.order, one.level, one.backend)
+            .filter(|_| one.backend != Backend::Deadline);
         if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
-            found.notes.push(
+            one.notes.push(
                 "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
                  io_uring)"
                     .to_owned(),
             );
         }
         if one.backend == Backend::Deadline {
-            found.notes.push(
+            one.notes.push(
                 "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
             );
         }
@@ -326,7 +345,8 @@ pub fn writes(
             level: one.level,
             used: &used,
         };
-        let settings = settings(&root, &probe, one.backend, &ask)?;
+        let mut settings = settings(&root, &probe, one.backend, &ask)?;
+        settings.notes.extend(one.notes);
         append(&mut all, settings.writes.clone());
         let (contract, order, level) = (one.contract, one.order, one.level);
         out.push(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found });
@@ -345,17 +365,16 @@ fn lately(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     if used.iter().map(|u| u.1).sum::<Duration>() < LOOK / IDLE { Vec::new() } else { used }
 }
 
-/// How a contract was found, a line each.
-pub fn words(vm: &str, found: &Chosen) -> Vec<String> {
-    let notes = found.notes.iter().map(|n| format!("{vm}: {n}"));
-    std::iter::once(format!("{vm}: {}", found.choice.words(&found.demand))).chain(notes).collect()
+/// How a contract was found.
+pub fn words(vm: &str, found: &Chosen) -> String {
+    format!("{vm}: {}", found.choice.words(&found.demand))
 }
 
 /// Tells on standard error how each contract is held, and what is outside of it.
 pub fn explain(all: &[VmCpu], ui: &Ui) {
     for VmCpu { vm, settings: s, found, .. } in all {
-        for line in found.iter().flat_map(|f| words(vm, f)) {
-            ui.step(&line);
+        if let Some(found) = found {
+            ui.step(&words(vm, found));
         }
         let strength = format!("{:?}", s.strength).to_lowercase();
         ui.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));

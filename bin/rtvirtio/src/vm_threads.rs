@@ -4,11 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rtvirtio_host::task::full_name;
 use rtvirtio_host::{Cgroups, Root};
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::state::LabVm;
 use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
-use rtvirtio_vmm::threads::{Named, process_of};
+use rtvirtio_vmm::threads::{Named, process_of, serves};
 use rtvirtio_vmm::{Qmp, VmHandle};
 
 use crate::args::Global;
@@ -103,8 +104,14 @@ fn existing(vm: &Vm, ui: &Ui) -> anyhow::Result<VmHandle> {
 }
 
 fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> anyhow::Result<VmHandle> {
-    let pids =
-        cgroups.pids(root, path).with_context(|| format!("cgroup {}: is the VM running?", path.display()))?;
+    let pids = cgroups.pids(root, path).map_err(|e| {
+        let why = if e.is_unsupported() {
+            "it is threaded: name the one above it that holds the process, such as machine-qemu-....scope"
+        } else {
+            "is the VM running?"
+        };
+        anyhow::Error::from(e).context(format!("cgroup {}: {why}", path.display()))
+    })?;
     Ok(VmHandle { pids: pids.into_iter().collect(), named: Named::default() })
 }
 
@@ -115,8 +122,19 @@ fn of_monitor(vm: &str, socket: &Path, pid: Option<u32>, ui: &Ui) -> anyhow::Res
         (Ok(named), Some(pid)) => Ok(VmHandle { named, ..VmHandle::of_pid(pid) }),
         (Ok(named), None) => {
             let thread = named.any_thread().context("QEMU names no vCPU")?;
-            let pid = process_of(&Root::default(), thread)
-                .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
+            let root = Root::default();
+            const ELSEWHERE: &str =
+                "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";
+            let pid = process_of(&root, thread).with_context(|| {
+                format!("the monitor names thread {thread}, which is not here: {ELSEWHERE}")
+            })?;
+            if !serves(&root, pid, socket) {
+                let name = full_name(&root, pid).unwrap_or_default();
+                bail!(
+                    "the monitor {} names thread {thread}; here that belongs to process {pid} ({name}), which does not serve it: {ELSEWHERE}",
+                    socket.display()
+                );
+            }
             Ok(VmHandle { named, ..VmHandle::of_pid(pid) })
         }
         (Err(e), Some(pid)) => {

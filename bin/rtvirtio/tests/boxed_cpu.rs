@@ -63,8 +63,8 @@ fn expected(backend: Backend, role: &str) -> (u64, u64) {
     let ours = ["vcpu", "io_thread", "emulator", "vhost", "kvm_pit"].contains(&role);
     match backend {
         Backend::Deadline if ours => (6, 0),
-        Backend::Throttle if role == "vcpu" => (1, 97),
-        Backend::Throttle if ours => (1, 98),
+        Backend::Throttle if role == "vcpu" => (1, 48),
+        Backend::Throttle if ours => (1, 49),
         _ => (0, 0),
     }
 }
@@ -105,9 +105,9 @@ fn apply(plc: &Plc, spec: &str, backend: Backend) {
             _ => assert!(by.is_null(), "{t}"),
         }
     }
-    // 15 ms on each of two CPUs; what would be more than a CPU for one thread is not given.
+    // 15 ms on each of two CPUs, and so for one thread at most.
     if backend == Backend::Deadline {
-        assert!((20_000_000..=30_000_000).contains(&runtimes), "{runtimes}");
+        assert!((15_000_000..=30_000_000).contains(&runtimes), "{runtimes}");
     }
     let cap = if backend == Backend::CpuMax { "30000 20000" } else { "max 100000" };
     assert_eq!(read(&format!("{}/cpu.max", plc::group_dir())).trim(), cap);

@@ -3,7 +3,8 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
 use common::{Site, signal, text};
@@ -126,4 +127,41 @@ fn a_contract_is_applied_shown_and_put_back() {
     let spec = self::spec(&site, "cpu = { requests = \"50/s\", deadline = \"20ms\" }");
     let error = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
     assert!(error.contains("has not been measured"), "{error}");
+}
+
+/// Answers as QEMU's monitor does, naming `thread` as its vCPU.
+fn monitor(path: &Path, thread: u32) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let version = r#"{"qemu":{"micro":0,"minor":2,"major":7},"package":""}"#;
+            writeln!(stream, r#"{{"QMP":{{"version":{version},"capabilities":[]}}}}"#).unwrap();
+            for line in BufReader::new(stream.try_clone().unwrap()).lines() {
+                let Ok(Ok(asked)) = line.map(|l| serde_json::from_str::<Value>(&l)) else { break };
+                let answer = match asked["execute"].as_str() {
+                    Some("query-cpus-fast") => serde_json::json!([{
+                        "cpu-index": 0, "thread-id": thread, "qom-path": "/machine/cpu", "target": "x86_64", "props": {}
+                    }]),
+                    Some("query-iothreads") => serde_json::json!([]),
+                    _ => serde_json::json!({}),
+                };
+                writeln!(stream, "{}", serde_json::json!({ "return": answer, "id": asked["id"] })).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn numbers_of_another_pid_namespace_are_not_taken_for_threads_here() {
+    let site = Site::new();
+    // As in a container: the number that its monitor tells is another process's here.
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    monitor(&site.dir.path().join("qmp"), other.id());
+    let told = site.output(&["threads", &spec(&site, "")]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let told = text(&told.stderr);
+    assert!(told.contains(&format!("process {} (sleep)", other.id())), "{told}");
+    assert!(told.contains("another pid namespace") && told.contains("name the VM by `pid`"), "{told}");
 }

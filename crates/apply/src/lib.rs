@@ -11,6 +11,7 @@ mod error;
 mod journal;
 mod lock;
 mod machine;
+pub mod points;
 mod resolve;
 mod revert;
 mod session;

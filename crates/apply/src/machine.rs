@@ -86,7 +86,12 @@ impl HostFiles for Root {
     }
 
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        task::stat(self, pid, tid).map(|s| s.start).map_err(rtvirtio_host::HostError::into_io)
+        let stat = task::stat(self, pid, tid).map_err(rtvirtio_host::HostError::into_io)?;
+        // Its cgroup is the root's already, and would look like somebody's change.
+        if stat.ended {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")));
+        }
+        Ok(stat.start)
     }
 
     fn scheduling(&self, _: u32, tid: u32) -> io::Result<Attr> {

@@ -7,13 +7,13 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
 use rtvirtio_apply::{
     Amended, ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
     Write,
 };
 use rtvirtio_host::Root;
 use rtvirtio_host::sched::Attr;
-use support::child::{CountedHost, CountedSteps, Points};
 use support::sim::SimKernel;
 use support::tasks::CPU;
 

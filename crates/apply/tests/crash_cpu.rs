@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rtvirtio_apply::points::Points;
 use rtvirtio_apply::{
     ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, Observer, OnConflict, Place, Session, Silent,
     Step, Target, Write,
@@ -16,7 +17,7 @@ use rtvirtio_host::sched::{self, Attr, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
 use rtvirtio_planner::Knob;
 use rtvirtio_testkit::{Need, has, skip};
-use support::child::{Points, act, sweep};
+use support::child::{act, sweep};
 use support::sim::SimKernel;
 use support::tasks::CPU;
 use support::{Case, assert_same, plan};

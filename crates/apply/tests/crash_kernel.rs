@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use rtvirtio_apply::points::Points;
 use rtvirtio_apply::{ApplyError, Fate, Form, Machine, NoGuests, OnConflict, Session, Silent, Target, Write};
 use rtvirtio_host::{BlockDevice, Cgroups, Hierarchy, Root};
 use rtvirtio_lab::boxed::{self, BoxRun};
 use rtvirtio_lab::image;
 use rtvirtio_testkit::skip;
-use support::child::{Points, STEP, act, real_root, sweep};
+use support::child::{STEP, act, real_root, sweep};
 use support::{Case, assert_same, full_plan, snapshot};
 
 #[test]

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use rtvirtio_apply::HostFiles as _;
+use rtvirtio_apply::points::Points;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
-use support::child::{Points, act, sweep};
+use support::child::{act, sweep};
 use support::sim::SimKernel;
 use support::{Case, assert_same, full_plan, limit, plan, snapshot, weight};
 

@@ -86,6 +86,10 @@ pub struct Latencies {
     pub max_us: u64,
     /// How long was measured, in s.
     pub seconds: f64,
+    /// How long of that the hypervisor below the host gave the core to others, in s: no setting here changes what waits for that. Absent where it was
+    /// not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
 }
 
 /// Rounds up to three figures, but to single microseconds below 1 ms.
@@ -142,6 +146,9 @@ impl Latencies {
         other.counts.iter().for_each(|(us, n)| self.add_many(*us, *n));
         self.above += other.above;
         self.max_us = self.max_us.max(other.max_us);
+        // Nothing yet is no run in which it was not looked at.
+        self.stolen =
+            if self.seconds > 0.0 { self.stolen.zip(other.stolen).map(|(a, b)| a + b) } else { other.stolen };
         self.seconds += other.seconds;
     }
 

@@ -1,6 +1,6 @@
 //! The dataset: one measured run per line, with everything needed to use it and to measure it again.
 //!
-//! A file is JSON lines: first a [`Header`], then [`Point`]s. A run that is cut off leaves at most one incomplete last line, which is
+//! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host went on, a [`Moved`] before its first point. A run that is cut off leaves at most one incomplete last line, which is
 //! dropped when the file is read for going on.
 
 use std::collections::BTreeMap;
@@ -39,6 +39,23 @@ pub struct Header {
     pub generated: String,
     /// What `rtvirtio profile` measured of each device, by the device's name in the points.
     pub profiles: BTreeMap<String, Profile>,
+}
+
+/// From here on another host measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moved {
+    /// Where.
+    pub host: HostFacts,
+}
+
+/// Whether a host may go on with a file that another one began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherHost {
+    /// No: runs are compared or learned from as those of one host.
+    Refused,
+    /// With a note of it in the file, if it has as many CPUs.
+    Noted,
 }
 
 /// One run.
@@ -212,6 +229,8 @@ pub struct Dataset {
     pub header: Header,
     /// The runs in the order in which they were made.
     pub points: Vec<Point>,
+    /// Hosts that went on with it, each with the number of runs made before.
+    pub moves: Vec<(usize, HostFacts)>,
 }
 
 impl Dataset {
@@ -240,8 +259,12 @@ impl Dataset {
         let lines = file.lines().collect::<Result<Vec<String>, _>>().map_err(io)?;
         let bad = |line: usize, reason: String| DatasetError::Line { path: path.to_owned(), line, reason };
         let header = header_of(path, lines.first().map_or("", String::as_str))?;
-        let mut points = Vec::new();
+        let (mut points, mut moves) = (Vec::new(), Vec::new());
         for (i, line) in lines.iter().enumerate().skip(1) {
+            if let Ok(Moved { host }) = serde_json::from_str(line) {
+                moves.push((points.len(), host));
+                continue;
+            }
             let point = serde_json::from_str::<Point>(line).map_err(|e| e.to_string());
             match point.and_then(|p| p.check().map(|()| p)) {
                 Ok(point) => points.push(point),
@@ -249,7 +272,13 @@ impl Dataset {
                 Err(reason) => return Err(bad(i + 1, reason)),
             }
         }
-        Ok(Self { header, points })
+        Ok(Self { header, points, moves })
+    }
+
+    /// Who measured last.
+    #[must_use]
+    pub fn last_host(&self) -> &HostFacts {
+        self.moves.last().map_or(&self.header.host, |(_, host)| host)
     }
 }
 
@@ -318,19 +347,32 @@ impl Recorder {
     /// Begins a file, or goes on with one: then its points come back too, and an incomplete last line is cut off.
     ///
     /// # Errors
-    /// [`DatasetError`]; also when the file is of another host kernel or was begun by another command than `header` says.
-    pub fn open(path: &Path, header: &Header) -> Result<(Self, Vec<Point>), DatasetError> {
+    /// [`DatasetError`]; also when the file was begun by another command than `header` says, or on another host and `other` does not
+    /// allow for that.
+    pub fn open(path: &Path, header: &Header, other: OtherHost) -> Result<(Self, Vec<Point>), DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let begun = std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
         let mut points = Vec::new();
+        let mut moved = None;
         if begun {
             let old = Dataset::read(path, true)?;
-            if old.header.host != header.host {
-                let reason = format!(
-                    "it was measured on another host (kernel {}, {} CPUs): begin a new file",
-                    old.header.host.kernel, old.header.host.cpus
-                );
-                return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
+            let last = old.last_host();
+            if *last != header.host {
+                let alike = HostFacts { kernel: last.kernel.clone(), ..header.host.clone() } == *last;
+                let remedy = match other {
+                    OtherHost::Noted if alike => "",
+                    OtherHost::Refused if alike => {
+                        "begin a new file, or go on with --other-host where the command has it"
+                    }
+                    _ => "begin a new file",
+                };
+                if !remedy.is_empty() {
+                    let (kernel, cpus) = (&last.kernel, last.cpus);
+                    let reason =
+                        format!("it was measured on another host (kernel {kernel}, {cpus} CPUs): {remedy}");
+                    return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
+                }
+                moved = Some(Moved { host: header.host.clone() });
             }
             if old.header.command != header.command {
                 let reason = format!(
@@ -340,12 +382,15 @@ impl Recorder {
                 return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
             }
             points = old.points;
-            cut_last_line(path, points.len() + 1).map_err(io)?;
+            cut_last_line(path, points.len() + old.moves.len() + 1).map_err(io)?;
         }
         let file = OpenOptions::new().create(true).append(true).open(path).map_err(io)?;
         let mut recorder = Self { path: path.to_owned(), file };
         if !begun {
             recorder.line(header)?;
+        }
+        if let Some(moved) = moved {
+            recorder.line(&moved)?;
         }
         Ok((recorder, points))
     }

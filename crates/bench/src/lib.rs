@@ -19,6 +19,7 @@ pub mod iod;
 pub mod iod_sim;
 pub mod iod_window;
 pub mod load;
+pub mod misses;
 pub mod networks;
 pub mod passes;
 pub mod planning;

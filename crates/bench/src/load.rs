@@ -1,5 +1,7 @@
 //! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a configuration.
 
+use std::fmt;
+
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
@@ -116,6 +118,31 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
 #[must_use]
 pub fn vm_name(index: usize) -> String {
     format!("vm{index}")
+}
+
+/// What differs from the kernel's defaults, in words.
+impl fmt::Display for Knobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let default = Self::default_bfq(self.weights.len());
+        let mut words = vec![self.elevator.name().to_owned()];
+        if self.slice_idle != default.slice_idle {
+            words.push(format!("slice_idle {}", self.slice_idle));
+        }
+        if self.timeout_sync != default.timeout_sync {
+            words.push(format!("timeout_sync {}", self.timeout_sync));
+        }
+        if self.low_latency != default.low_latency {
+            words.push("low_latency 0".to_owned());
+        }
+        words.extend(self.max_budget.map(|b| format!("max_budget {b}")));
+        if self.weights != default.weights {
+            let weights: Vec<String> = self.weights.iter().map(u32::to_string).collect();
+            words.push(format!("weights {}", weights.join("/")));
+        }
+        let caps = self.caps.iter().enumerate().filter_map(|(vm, cap)| Some((vm, (*cap)?)));
+        words.extend(caps.map(|(vm, cap)| format!("{} at most {:.0}/s", vm_name(vm), cap.0)));
+        f.write_str(&words.join(", "))
+    }
 }
 
 /// Host settings of a run. Values of tunables that do not act under the elevator are the kernel's defaults.
@@ -245,6 +272,8 @@ mod tests {
         knobs.caps = vec![None, Some(Iops(700.0))];
         knobs.slice_idle = Nanos(0);
         assert_eq!(Knobs::of(&knobs.config()), knobs);
+        assert_eq!(knobs.to_string(), "bfq, slice_idle 0ns, vm1 at most 700/s");
+        assert_eq!(Knobs::default_bfq(2).to_string(), "bfq");
         // Tunables of an elevator that is not in force do not count.
         knobs.elevator = Elevator::None;
         assert_eq!(Knobs::of(&knobs.config()).slice_idle, Bfq::default().slice_idle);

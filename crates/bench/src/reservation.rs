@@ -72,6 +72,19 @@ pub struct Web {
     pub failed: usize,
 }
 
+/// `apply` and `revert` of a contract of a guest that runs, killed at every point: before and after each single change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kills {
+    /// When.
+    pub generated: String,
+    /// Kills of `apply`.
+    pub apply: usize,
+    /// Kills of `revert`.
+    pub revert: usize,
+    /// What was not as before after the next `revert`: scheduling, affinity or cgroups of a thread, a group or journal that is left.
+    pub differences: Vec<String>,
+}
+
 /// All that was measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReservationData {
@@ -111,6 +124,9 @@ pub struct ReservationData {
     pub deadline_ms: f64,
     /// The web requests.
     pub web: Vec<Web>,
+    /// `apply` and `revert`, killed.
+    #[serde(default)]
+    pub kills: Kills,
 }
 
 fn one() -> usize {
@@ -229,6 +245,23 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
             n_vcpus,
         ),
     ];
+    let kills = data.kills.apply + data.kills.revert;
+    if kills > 0 {
+        let what = format!(
+            "settings of a guest's threads that are not as before when `apply` ({}) or `revert` ({}) of its contract was killed at each of its changes, and reverted",
+            data.kills.apply, data.kills.revert
+        );
+        claims.push(
+            Claim::new(
+                "cpu.revert.differences",
+                what,
+                data.kills.differences.len() as f64,
+                "differences",
+                kills,
+            )
+            .at_most(0.0),
+        );
+    }
     if data.web.is_empty() {
         return claims;
     }
@@ -319,6 +352,7 @@ mod tests {
             slices: 1,
             period_us: PERIOD_US,
             neighbour_computes: false,
+            kills: Kills { apply: 3, revert: 2, ..Kills::default() },
             alone: [10, 50, 90]
                 .map(|budget| Alone {
                     budget,
@@ -389,7 +423,8 @@ mod tests {
 
     #[test]
     fn nothing_measured_meets_nothing() {
-        let none = ReservationData { alone: vec![], beside: vec![], web: vec![], ..data() };
+        let none =
+            ReservationData { alone: vec![], beside: vec![], web: vec![], kills: Kills::default(), ..data() };
         let limited = claims(&none).into_iter().filter(|c| c.at_least.is_some() || c.at_most.is_some());
         assert!(limited.map(|c| c.met).all(|met| !met));
     }

@@ -98,7 +98,7 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
             (Backend::Deadline, _) => deadline(root, cpus, &global)?,
             (Backend::Throttle, _) => throttle(root, &global),
             (Backend::Hcbs, Ok(c)) => hcbs(root, c)?,
-            (Backend::RtGroup, Ok(c)) => rt_group(root, c, &global)?,
+            (Backend::RtGroup, Ok(c)) => rt_group(root, c, cpus, &global)?,
             (Backend::CpuMax, Ok(c)) => cpu_max(root, c),
             (_, Err(_)) => Err(no_cgroups.clone().unwrap_or_default()),
         };
@@ -171,7 +171,7 @@ fn hcbs(root: &Root, cgroups: &Cgroups) -> Looked {
     Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
 }
 
-fn rt_group(root: &Root, cgroups: &Cgroups, global: &Option<f64>) -> Looked {
+fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> Looked {
     let share = |dir: &Path| {
         let read = |name: &str| root.read_optional(dir.join(name)).ok()??.parse::<i64>().ok();
         let (runtime, period) = (read("cpu.rt_runtime_us")?, read("cpu.rt_period_us")?);
@@ -188,13 +188,18 @@ fn rt_group(root: &Root, cgroups: &Cgroups, global: &Option<f64>) -> Looked {
     let Some(limit) = share(&cgroups.mount) else {
         return Ok(Err("this kernel has no CONFIG_RT_GROUP_SCHED, as most distributions'".to_owned()));
     };
-    let limit = Ratio(limit.min(global.unwrap_or(1.0)));
+    // Without RT throttling the fair server still takes its share, where there is one.
+    let server = rtvirtio_host::check::fair_server(root).unwrap_or(0.0);
+    let limit = Ratio(limit.min(global.unwrap_or(1.0 - server)));
     if limit.0 <= 0.0 {
         return Ok(Err(
             "the root group has a real-time budget of 0; write 950000 to its cpu.rt_runtime_us".to_owned()
         ));
     }
-    Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
+    let mut taken = taken(root, cgroups, share)?;
+    // They go before every FIFO thread, and the kernel counts the two apart.
+    taken.extend(deadline_threads(root, cpus)?);
+    Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken }))
 }
 
 fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
@@ -204,19 +209,28 @@ fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
     // Without a limit the kernel admits everything, and late deadlines are nobody's fault; we still stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
     let fair_server = Ratio(rtvirtio_host::check::fair_server(root).unwrap_or(0.0));
+    Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)?.into_iter().collect() }))
+}
+
+/// What deadline threads that run already take of each CPU; `None` without one.
+fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
+    // Only of the real machine can the reservations be asked.
+    if !root.is_real() {
+        return Ok(None);
+    }
     let mut taken = 0.0;
     for pid in task::pids(root)? {
         for tid in task::tids(root, pid).unwrap_or_default() {
-            let policy = task::stat(root, pid, tid).ok().and_then(|s| s.policy);
-            if policy == Some(Policy::Deadline) && root.is_real() {
+            let Ok(stat) = task::stat(root, pid, tid) else { continue };
+            // Those of schedutil only look like it: the kernel lets them in without counting them (SCHED_FLAG_SUGOV).
+            if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
                 let reservation = sched::get(tid).ok().and_then(|a| a.reservation);
                 taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
             }
         }
     }
     let share = Ratio(taken / f64::from(cpus));
-    let all = Load { name: "deadline threads that run already".to_owned(), share };
-    Ok(Ok(Grant { limit, fair_server, taken: if taken > 0.0 { vec![all] } else { Vec::new() } }))
+    Ok((taken > 0.0).then(|| Load { name: "deadline threads that run already".to_owned(), share }))
 }
 
 fn cpu_max(root: &Root, cgroups: &Cgroups) -> Result<Grant, String> {
@@ -229,7 +243,7 @@ fn cpu_max(root: &Root, cgroups: &Cgroups) -> Result<Grant, String> {
 }
 
 fn throttle(root: &Root, global: &Option<f64>) -> Result<Grant, String> {
-    let server = rtvirtio_host::check::fair_server(root).unwrap_or(0.0);
+    let server = rtvirtio_host::check::least_fair_server(root).unwrap_or(0.0);
     let limit = if server > 0.0 { Some(1.0 - server) } else { *global };
     match limit {
         Some(limit) if limit > 0.0 && limit < 1.0 => {

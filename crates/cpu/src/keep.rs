@@ -37,7 +37,7 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
         // Also for those that are in it already, by birth: where they go afterwards must be in the journal.
         // Those that no role gives a policy keep what they inherited, and are left to the group's end, which gives back both.
         let left = |t: &&Thread| {
-            attr(&t.role, ask.order, ask.level).is_none()
+            attr(&t.role, ask.order, ask.level, backend).is_none()
                 && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
         };
         out.writes.extend(ask.threads.iter().filter(|t| !left(t)).map(|t| moved(cgroups, ask, t, &group)));
@@ -62,7 +62,8 @@ pub fn resplit(probe: &Probe, ask: &Ask<'_>) -> Settings {
         .collect();
     let before: Vec<Share> =
         held.iter().filter_map(|t| Some(Share { tid: t.tid, runtime: t.reservation?.runtime })).collect();
-    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, period), &used, Some(&before)) else {
+    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, budget, period), &used, Some(&before))
+    else {
         out.notes.push(format!("a budget of {} is too little for {} threads", ask.contract, held.len()));
         return out;
     };

@@ -16,7 +16,9 @@ pub enum Order {
     /// Just real-time: services at FIFO 2, vCPUs and workers at 1, and above that by [`Level`]. New threads inherit, so the whole VM stays inside the budget.
     #[default]
     Contract,
-    /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers ordinary, new threads too.
+    /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers ordinary, new threads too. Without a budget of the VM's own
+    /// ([`Backend::Throttle`]) 49 and 48: a vCPU that spins must not keep the kernel's interrupt threads, at 50, from answering it, as it may on a kernel
+    /// that threads its interrupts (the paper's live-lock, section 3.3).
     Rt,
 }
 
@@ -38,8 +40,14 @@ pub struct Level {
 impl Level {
     /// The only VM of its order.
     pub const ALONE: Self = Self { above: 0, below: 0 };
-    /// Levels that [`Order::Contract`] and [`Order::Rt`] have: the kernel's interrupt threads are between them, at 50. Further VMs share the last one.
+    /// Levels that [`Order::Contract`] and [`Order::Rt`] have: the kernel's interrupt threads are between them, at 50 (`MAX_RT_PRIO / 2`,
+    /// `sched_set_fifo()`). Further VMs, those of the longest periods, share the last one.
     const MOST: u32 = 23;
+
+    /// Levels below this one that are used.
+    fn below(self) -> u32 {
+        self.below.min((Self::MOST - 1).saturating_sub(self.above))
+    }
 }
 
 /// The level of each VM, where all are under contracts that are enforced in this way.
@@ -60,11 +68,12 @@ pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
     all.iter().enumerate().map(level).collect()
 }
 
-/// Scheduling of a thread with this role. None is touched that only cleans up, or belongs to a helper.
+/// Scheduling of a thread with this role, under what holds the contract. None is touched that only cleans up, or belongs to a helper.
 #[must_use]
-pub fn attr(role: &Role, order: Order, level: Level) -> Option<Attr> {
+pub fn attr(role: &Role, order: Order, level: Level, backend: Backend) -> Option<Attr> {
     let service = match order {
-        Order::Contract => 2 + 2 * level.below.min(Level::MOST - 1),
+        Order::Contract => 2 + 2 * level.below(),
+        Order::Rt if backend == Backend::Throttle => 49,
         Order::Rt => 98 - 2 * level.above.min(Level::MOST - 1),
     };
     let vcpu = service - 1;

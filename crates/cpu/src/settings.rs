@@ -1,5 +1,6 @@
 //! From a VM's threads and its contract to writes.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -75,7 +76,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
         }
         Backend::CpuMax => {
             let cgroups = hierarchy(probe, backend, ask)?;
-            let all = ask.contract.budget_us().saturating_mul(u64::from(probe.cpus));
+            let all = ask.contract.budget_us().saturating_mul(reach(root, ask)?);
             if cgroups.hierarchy == Hierarchy::V1 {
                 let files = [("cpu.cfs_period_us", ask.contract.period_us()), ("cpu.cfs_quota_us", all)];
                 own_group(root, cgroups, ask, &files, &mut out)?;
@@ -106,6 +107,15 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
         out.notes.extend(unlocked(root, ask));
     }
     Ok(out)
+}
+
+/// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has threads.
+fn reach(root: &Root, ask: &Ask<'_>) -> Result<u64, CpuError> {
+    let online = root.read("/sys/devices/system/cpu/online")?;
+    let online = text::cpu_list(&online).unwrap_or_default();
+    let masks = ask.threads.iter().filter_map(|t| text::cpu_list(&t.affinity));
+    let may: BTreeSet<_> = masks.flatten().filter(|cpu| online.contains(cpu)).collect();
+    Ok(may.len().min(ask.threads.len()).max(1) as u64)
 }
 
 fn hierarchy<'p>(probe: &'p Probe, backend: Backend, ask: &Ask<'_>) -> Result<&'p Cgroups, CpuError> {
@@ -214,7 +224,7 @@ fn units_file(
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
     for t in ask.threads {
-        match attr(&t.role, ask.order, ask.level) {
+        match attr(&t.role, ask.order, ask.level, out.backend) {
             _ if t.reservation.is_some() => {
                 out.outside.push((t.tid, "it has a deadline reservation of its own".to_owned()));
             }
@@ -271,7 +281,7 @@ fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Re
         .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(t.cpu_time, |u| u.1)))
         .collect();
     let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
-    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, period), &used, None) else {
+    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, budget, period), &used, None) else {
         let why = format!("a budget of {} is too little for {} threads", ask.contract, held.len());
         return Err(cannot(why, "give at least 50 us for each thread"));
     };
@@ -287,12 +297,12 @@ fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Re
 /// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others: its own default (`sched_rt_runtime_us`).
 const KEEP: f64 = 0.95;
 
-/// Most runtime of one thread in each period. The kernel admits the sum over all CPUs, so one thread might have a whole one, which nothing would ever take
+/// Most runtime of one thread in each period: it runs on one CPU at a time, so no more than the VM's budget there. The kernel admits the sum over all CPUs, so one thread might have a whole one, which nothing would ever take
 /// from it: RT throttling does not know deadline threads. What is kept for others on each CPU is kept here too.
-pub(crate) fn most_of_one(probe: &Probe, period: u64) -> u64 {
+pub(crate) fn most_of_one(probe: &Probe, budget: u64, period: u64) -> u64 {
     let found = choose(probe, Some(Backend::Deadline), false);
     let grant = found.map_or(KEEP, |f| (f.grant.limit.0 - f.grant.fair_server.0).clamp(0.0, KEEP));
-    (period as f64 * grant) as u64
+    budget.min((period as f64 * grant) as u64)
 }
 
 /// Whether SCHED_DEADLINE gives threads of this role a part of the budget: those that have a priority under the order, but for QEMU's RCU thread, and for
@@ -300,7 +310,7 @@ pub(crate) fn most_of_one(probe: &Probe, period: u64) -> u64 {
 #[must_use]
 pub fn has_part(role: &Role, order: Order) -> bool {
     !matches!(role, Role::AioWorker | Role::IoUringWorker | Role::Rcu)
-        && attr(role, order, Level::ALONE).is_some()
+        && attr(role, order, Level::ALONE, Backend::Deadline).is_some()
 }
 
 /// The threads that get a part of the budget.

@@ -74,7 +74,7 @@ fn a_new_thread_gets_what_its_role_asks_for() {
     // All go to the group; services before vCPUs; an ordinary worker stays so.
     let expected = vec![moved(30), moved(31), moved(32), fifo(32, 98), fifo(30, 97)];
     assert_eq!(of(Backend::RtGroup, Order::Rt, Hierarchy::V1), expected);
-    assert_eq!(of(Backend::Throttle, Order::Rt, Hierarchy::V2), [fifo(32, 98), fifo(30, 97)]);
+    assert_eq!(of(Backend::Throttle, Order::Rt, Hierarchy::V2), [fifo(32, 49), fifo(30, 48)]);
     // A cap holds ordinary threads; on v2 all of the unit's are in it by birth.
     assert_eq!(of(Backend::CpuMax, Order::Contract, Hierarchy::V1), [moved(30), moved(31), moved(32)]);
     assert_eq!(of(Backend::CpuMax, Order::Contract, Hierarchy::V2), []);
@@ -82,17 +82,25 @@ fn a_new_thread_gets_what_its_role_asks_for() {
 
 #[test]
 fn a_split_that_hardly_moves_is_not_written() {
-    let threads =
-        [thread(7, Role::Emulator, Some(2_000_000)), thread(8, Role::Vcpu(vec![0]), Some(6_000_000))];
+    let threads = [
+        thread(7, Role::Emulator, Some(2_000_000)),
+        thread(8, Role::Vcpu(vec![0]), Some(3_000_000)),
+        thread(9, Role::Vcpu(vec![1]), Some(3_000_000)),
+    ];
     let of = |a: u64, b: u64| {
-        let used = [(7, Duration::from_millis(a)), (8, Duration::from_millis(b))];
+        let used = [(7, a), (8, b), (9, b)].map(|(tid, ms)| (tid, Duration::from_millis(ms)));
         values(&resplit(&probe(Hierarchy::V2), &ask(&threads, Order::Contract, &used)).writes)
     };
-    assert_eq!(of(25, 75), []);
+    assert_eq!(of(24, 38), []);
     let writes = of(0, 100);
     // Who gives goes first.
-    assert_eq!(writes.len(), 2);
+    assert_eq!(writes.len(), 3);
     assert!(writes[0].0.contains("/7/sched") && writes[1].0.contains("/8/sched"), "{writes:?}");
+    // On one CPU at a time, nobody gets more than the VM's budget there.
+    let alone = [thread(8, Role::Vcpu(vec![0]), Some(3_900_000))];
+    let used = [(8, Duration::from_secs(1))];
+    let most = values(&resplit(&probe(Hierarchy::V2), &ask(&alone, Order::Contract, &used)).writes);
+    assert!(most.iter().all(|(_, value)| runtime(value) <= 4_000_000), "{most:?}");
 }
 
 fn runtime(value: &str) -> u64 {

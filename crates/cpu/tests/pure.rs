@@ -8,6 +8,8 @@ use rtvirtio_host::sched::Policy;
 use rtvirtio_units::{Nanos, Ratio};
 use rtvirtio_vmm::Role;
 
+const GROUP: Backend = Backend::RtGroup;
+
 fn contract(budget_ms: u64, period_ms: u64) -> Contract {
     Contract::new(Nanos::from_millis(budget_ms), Nanos::from_millis(period_ms)).unwrap()
 }
@@ -81,22 +83,25 @@ fn a_budget_follows_use_slowly() {
 /// The paper's words: the main loop and I/O threads at the highest priority, vCPUs one below, AIO workers out of the class.
 #[test]
 fn whatever_serves_a_vcpu_stands_above_it() {
-    let vcpu = |order| attr(&Role::Vcpu(vec![0]), order, Level::ALONE).unwrap();
+    let vcpu = |order| attr(&Role::Vcpu(vec![0]), order, Level::ALONE, GROUP).unwrap();
     for order in [Order::Contract, Order::Rt] {
         for service in [Role::Emulator, Role::IoThread("a".into()), Role::Vhost, Role::KvmPit] {
             assert!(
-                attr(&service, order, Level::ALONE).unwrap().priority > vcpu(order).priority,
+                attr(&service, order, Level::ALONE, GROUP).unwrap().priority > vcpu(order).priority,
                 "{service} {order:?}"
             );
         }
-        assert_eq!(attr(&Role::Other, order, Level::ALONE), None);
+        assert_eq!(attr(&Role::Other, order, Level::ALONE, GROUP), None);
     }
-    assert_eq!(attr(&Role::Emulator, Order::Rt, Level::ALONE).unwrap().to_string(), "fifo 98 reset-on-fork");
+    assert_eq!(
+        attr(&Role::Emulator, Order::Rt, Level::ALONE, GROUP).unwrap().to_string(),
+        "fifo 98 reset-on-fork"
+    );
     assert_eq!(vcpu(Order::Rt).to_string(), "fifo 97 reset-on-fork");
-    assert_eq!(attr(&Role::AioWorker, Order::Rt, Level::ALONE).unwrap().policy, Policy::Other);
+    assert_eq!(attr(&Role::AioWorker, Order::Rt, Level::ALONE, GROUP).unwrap().policy, Policy::Other);
     // A worker that inherits stays in the budget.
-    assert!(!attr(&Role::Emulator, Order::Contract, Level::ALONE).unwrap().reset_on_fork);
-    assert_eq!(attr(&Role::AioWorker, Order::Contract, Level::ALONE).unwrap().policy, Policy::Fifo);
+    assert!(!attr(&Role::Emulator, Order::Contract, Level::ALONE, GROUP).unwrap().reset_on_fork);
+    assert_eq!(attr(&Role::AioWorker, Order::Contract, Level::ALONE, GROUP).unwrap().policy, Policy::Fifo);
 }
 
 proptest! {
@@ -161,7 +166,7 @@ fn shorter_periods_stand_above_and_services_above_all_vcpus_of_their_vm() {
     let found = levels(&all);
     let of = |above, below| Level { above, below };
     assert_eq!(found, [of(1, 1), of(0, 2), of(1, 0), of(2, 0), of(0, 0), of(0, 1), of(0, 0)]);
-    let at = |i: usize, role: &Role| attr(role, all[i].1, found[i]).unwrap().priority;
+    let at = |i: usize, role: &Role| attr(role, all[i].1, found[i], all[i].0).unwrap().priority;
     let vcpu = Role::Vcpu(vec![0]);
     // From the first to the last: each VM's vCPUs are above the services of the next.
     for pair in [5, 2, 1, 0, 3].windows(2) {
@@ -171,6 +176,14 @@ fn shorter_periods_stand_above_and_services_above_all_vcpus_of_their_vm() {
     // Interrupt threads of the host, at 50, stay between the two however many VMs there are.
     let many = levels(&vec![(group, Order::Contract, ms(1, 10)); 60]);
     let many_rt = levels(&vec![(group, Order::Rt, ms(1, 10)); 60]);
-    assert!(many.iter().all(|l| attr(&Role::Emulator, Order::Contract, *l).unwrap().priority < 50));
-    assert!(many_rt.iter().all(|l| attr(&vcpu, Order::Rt, *l).unwrap().priority > 50));
+    assert!(many.iter().all(|l| attr(&Role::Emulator, Order::Contract, *l, group).unwrap().priority < 50));
+    assert!(many_rt.iter().all(|l| attr(&vcpu, Order::Rt, *l, group).unwrap().priority > 50));
+    // Where levels run out, it is the longest periods that share one.
+    for (order, all) in [(Order::Contract, &many), (Order::Rt, &many_rt)] {
+        let at = |i: usize| attr(&vcpu, order, all[i], group).unwrap().priority;
+        assert!(at(0) > at(1) && at(21) > at(22) && at(22) == at(59), "{order:?}");
+    }
+    // Without a budget of its own a VM stays below the interrupt threads.
+    let free = |role: &Role| attr(role, Order::Rt, Level::ALONE, Backend::Throttle).unwrap().priority;
+    assert_eq!((free(&Role::Emulator), free(&vcpu)), (49, 48));
 }

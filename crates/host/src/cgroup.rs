@@ -262,7 +262,7 @@ impl Cgroups {
     /// The processes in a cgroup and all those below it, ascending.
     ///
     /// # Errors
-    /// When the cgroup is gone.
+    /// When the cgroup is gone; [`HostError::is_unsupported`] when it is itself a threaded one, which has threads of processes of another.
     pub fn pids(&self, root: &Root, cgroup: &Path) -> Result<Vec<u32>, HostError> {
         let mut found = BTreeSet::new();
         collect_pids(root, &self.dir(cgroup)?, &mut found)?;
@@ -381,6 +381,8 @@ fn collect_pids(root: &Root, dir: &Path, found: &mut BTreeSet<u32>) -> Result<()
     for child in child_dirs(root, dir)? {
         match collect_pids(root, &child, found) {
             Err(e) if e.is_gone() => {}
+            // Threaded, as libvirt makes one for each vCPU: the processes stand in the one above it (cgroup-v2.rst, "Threads").
+            Err(e) if e.is_unsupported() => {}
             other => other?,
         }
     }

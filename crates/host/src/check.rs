@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{HostError, Root};
 
 pub use guest::guest_priority;
-pub use realtime::{fair_server, vms};
+pub use realtime::{fair_server, least_fair_server, vms};
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

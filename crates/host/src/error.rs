@@ -109,6 +109,12 @@ impl HostError {
         }
     }
 
+    /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded cgroup.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        self.io().is_some_and(|e| e.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()))
+    }
+
     /// Whether the file, or the device or cgroup that it belongs to, does not exist (any more).
     #[must_use]
     pub fn is_gone(&self) -> bool {

@@ -10,6 +10,7 @@ mod error;
 pub mod mounts;
 mod root;
 pub mod sched;
+pub mod steal;
 pub mod task;
 pub mod text;
 

@@ -12,6 +12,8 @@ use crate::{HostError, Root};
 
 /// `PF_KTHREAD` (`include/linux/sched.h`): a thread of the kernel.
 const PF_KTHREAD: u64 = 0x0020_0000;
+/// `PF_EXITING`: it is on its way out, and in the root cgroup of v1 already.
+const PF_EXITING: u64 = 0x0000_0004;
 /// `/proc/PID/stat` counts in 1/100 s whatever the kernel's tick is (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
@@ -26,6 +28,8 @@ pub struct TaskStat {
     pub parent: u32,
     /// Whether it is a thread of the kernel, not of a process.
     pub kernel: bool,
+    /// Whether it is on its way out, or has ended and waits for its parent: what it runs under no longer means anything.
+    pub ended: bool,
     /// Nice value.
     pub nice: i32,
     /// When it started, in 1/100 s since boot: with the number it names one thread for good.
@@ -118,11 +122,13 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
     let field = |n: usize| fields.get(n - 3).copied();
     let number = |n: usize| field(n)?.parse::<u64>().ok();
     let ticks = number(14)?.checked_add(number(15)?)?;
+    let state = field(3)?.chars().next()?;
     Some(TaskStat {
         comm,
-        state: field(3)?.chars().next()?,
+        state,
         parent: field(4)?.parse().ok()?,
         kernel: number(9)? & PF_KTHREAD != 0,
+        ended: number(9)? & PF_EXITING != 0 || matches!(state, 'Z' | 'X'),
         nice: field(19)?.parse().ok()?,
         start: number(22)?,
         priority: field(40)?.parse().ok()?,

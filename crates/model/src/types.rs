@@ -121,6 +121,19 @@ pub enum Elevator {
     Bfq,
 }
 
+impl Elevator {
+    /// As in `/sys/block/*/queue/scheduler`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::MqDeadline => "mq-deadline",
+            Self::Kyber => "kyber",
+            Self::Bfq => "bfq",
+        }
+    }
+}
+
 /// BFQ's tunables as numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bfq {

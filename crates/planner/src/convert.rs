@@ -31,7 +31,7 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
         out.push(Setting { knob, value, reason: String::new(), strength });
     };
     if config.elevator != start.elevator {
-        push(Knob::HostElevator, elevator_name(config.elevator).to_owned());
+        push(Knob::HostElevator, config.elevator.name().to_owned());
     }
     for (tunable, value) in changed((start.elevator, &start.bfq), (config.elevator, &config.bfq)) {
         push(Knob::HostBfq(tunable), value);
@@ -50,7 +50,7 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
     }
     for ((vm, old), new) in spec.vms.iter().zip(&start.vms).zip(&config.vms) {
         if new.guest_elevator != old.guest_elevator {
-            push(Knob::GuestElevator { vm: vm.name.clone() }, elevator_name(new.guest_elevator).to_owned());
+            push(Knob::GuestElevator { vm: vm.name.clone() }, new.guest_elevator.name().to_owned());
         }
         for (tunable, value) in
             changed((old.guest_elevator, &old.guest_bfq), (new.guest_elevator, &new.guest_bfq))
@@ -206,16 +206,6 @@ pub(crate) fn describe(knob: &Knob) -> String {
     }
 }
 
-/// The kernel's name of an elevator.
-pub(crate) fn elevator_name(e: Elevator) -> &'static str {
-    match e {
-        Elevator::None => "none",
-        Elevator::MqDeadline => "mq-deadline",
-        Elevator::Kyber => "kyber",
-        Elevator::Bfq => "bfq",
-    }
-}
-
 /// A cap as limits. A VM that only reads needs one on reads, one that only writes one on writes; with both, the cap is
 /// divided by the share of writes so that the two add up to it.
 fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
@@ -287,7 +277,7 @@ fn set(bfq: &mut Bfq, tunable: BfqTunable, s: &Setting) -> Result<(), PlanError>
 fn elevator(s: &Setting) -> Result<Elevator, PlanError> {
     [Elevator::None, Elevator::MqDeadline, Elevator::Kyber, Elevator::Bfq]
         .into_iter()
-        .find(|&e| elevator_name(e) == s.value)
+        .find(|&e| e.name() == s.value)
         .ok_or_else(|| bad_value(s, "one of none, mq-deadline, kyber, bfq"))
 }
 

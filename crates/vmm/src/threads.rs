@@ -8,7 +8,7 @@ mod role;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_host::sched::{self, Attr, Policy, Reservation};
@@ -142,6 +142,24 @@ pub fn process_of(root: &Root, tid: u32) -> Result<u32, HostError> {
     let text = root.read(&path)?;
     let tgid = text.lines().find_map(|l| l.strip_prefix("Tgid:")).and_then(|t| t.trim().parse().ok());
     tgid.ok_or(HostError::Form { path, text: "no Tgid".into(), expected: "a task's status" })
+}
+
+/// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's (proc_net(5), proc_pid_fd(5)). The numbers that a monitor
+/// in another pid namespace tells mean other threads here, and the wrong one must not become real-time.
+#[must_use]
+pub fn serves(root: &Root, pid: u32, socket: &Path) -> bool {
+    let Ok(table) = root.read(format!("/proc/{pid}/net/unix")) else { return false };
+    let bound = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(6);
+        let inode = format!("socket:[{}]", fields.next()?);
+        // As it was given to bind(2), which may be relative to a directory of QEMU's.
+        socket.ends_with(fields.next()?).then_some(inode)
+    };
+    let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
+    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
+    let fds = root.list(&dir).unwrap_or_default();
+    let mut links = fds.iter().filter_map(|fd| std::fs::read_link(root.at(dir.join(fd))).ok());
+    links.any(|link| link.to_str().is_some_and(|l| inodes.contains(l)))
 }
 
 /// All threads of a VM at this moment. Threads that end meanwhile are left out.

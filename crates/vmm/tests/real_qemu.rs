@@ -10,7 +10,7 @@ use rtvirtio_host::Root;
 use rtvirtio_host::sched::Policy;
 use rtvirtio_vmm::probe::QEMU;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
-use rtvirtio_vmm::threads::{Named, discover, process_of};
+use rtvirtio_vmm::threads::{Named, discover, process_of, serves};
 use rtvirtio_vmm::{GuestAgent, Qmp, Role, VmHandle, VmmError, Watcher};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -68,6 +68,9 @@ fn all_commands() {
     assert!(qmp.query_status().unwrap().running);
     assert!(qmp.query_version().unwrap().qemu.major >= 7);
     assert!(!qmp.query_kvm().unwrap().enabled);
+    assert!(serves(&Root::default(), pid, &socket));
+    assert!(!serves(&Root::default(), pid, &machine.dir.path().join("other")));
+    assert!(!serves(&Root::default(), std::process::id(), &socket), "we are a client of it");
     // What the monitor says about threads agrees with the kernel.
     let cpus = qmp.query_cpus_fast().unwrap();
     assert_eq!(cpus.len(), 2);

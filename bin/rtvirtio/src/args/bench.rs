@@ -77,10 +77,12 @@ reservation for the requests that the guest's kernel calls real-time (`ionice -c
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio bench reservation --repeat 3
+  sudo rtvirtio bench reservation --kills
   sudo rtvirtio bench reservation --for 4s --requests 200 --html reservation.html
   rtvirtio bench reservation --report-only --json | jq .claims
 
-The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network. Where guests are emulated, period and deadline of the
+The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network; and apply and revert of a contract, killed (kill -9) before and
+after every change. Where guests are emulated, period and deadline of the
 web requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
     Reservation(BenchReservationArgs),
     /// How late a timed thread in a guest wakes beside I/O and cache load: cyclictest, with and without real-time priorities
@@ -93,6 +95,9 @@ EXAMPLES
 The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest as it is; with its threads real-time; with AIO workers lowered; with the I/O load moved to
 the host. One core for all of it. Exit code 2 when a claim is not met.")]
     Cyclictest(BenchCyclictestArgs),
+    /// The process that `bench reservation` kills
+    #[command(hide = true)]
+    KillAt(BenchKillAtArgs),
     /// All claims and figures of the datasets in a directory, on one page
     #[command(after_help = "\
 EXAMPLES
@@ -216,9 +221,73 @@ pub struct BenchReservationArgs {
     /// Keep idle CPUs from sleeping, as on a real-time host
     #[arg(long)]
     pub awake: bool,
+    /// Only kill `apply` and `revert` of a contract at every change, and put that to the result that is there
+    #[arg(long, conflicts_with = "report_only")]
+    pub kills: bool,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,
+}
+
+/// `bench kill-at`.
+#[derive(Args, Debug)]
+pub struct BenchKillAtArgs {
+    /// What is killed
+    #[arg(value_enum)]
+    pub action: KillAction,
+    /// Order of the guest's threads
+    #[arg(value_enum)]
+    pub order: KillOrder,
+    /// At which point; 0 for not at all
+    #[arg(long)]
+    pub at: u64,
+    /// Name of the guest
+    #[arg(long)]
+    pub vm: String,
+    /// Its process
+    #[arg(long)]
+    pub pid: u32,
+    /// Directory of the journal
+    #[arg(long)]
+    pub state: PathBuf,
+}
+
+/// What is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KillAction {
+    /// `apply`
+    Apply,
+    /// `revert`
+    Revert,
+}
+
+impl KillAction {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Apply => "apply",
+            Self::Revert => "revert",
+        }
+    }
+}
+
+/// Order of the threads of the guest whose contract is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KillOrder {
+    /// A contract
+    Contract,
+    /// The paper's priorities
+    Rt,
+}
+
+impl KillOrder {
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Contract => "contract",
+            Self::Rt => "rt",
+        }
+    }
 }
 
 /// `bench cyclictest`.
@@ -285,6 +354,9 @@ pub struct BenchRuns {
     /// Directory of the results
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,
+    /// Go on with results that were begun under another host kernel; that is noted in the file
+    #[arg(long)]
+    pub other_host: bool,
     /// Measure nothing: show what is in the directory
     #[arg(long)]
     pub report_only: bool,

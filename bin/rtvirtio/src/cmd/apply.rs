@@ -91,6 +91,8 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
+    // Before contracts are computed beside those that are in force.
+    refuse_in_force(global)?;
     let (cpu, held) = cpu_plan::writes(&site.spec, &args.cpu_profiles, global, ui)?;
     let count = apply_with(&plan, (cpu, &held), &site, global, ui)?;
     cpu_plan::explain(&held, ui);
@@ -144,6 +146,9 @@ fn cpu_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let root = Root::default();
     let machine = Machine::new(&root, &GuestAgents);
     let spec = site::load_spec(&args.source)?;
+    if !args.dry_run {
+        refuse_in_force(global)?;
+    }
     let (writes, held) = cpu_plan::writes(&spec, &args.cpu_profiles, global, ui)?;
     if writes.is_empty() {
         bail!("no VM of {} has `cpu`: there is nothing to apply", args.source.display());
@@ -166,6 +171,11 @@ fn cpu_only(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         show(ui, &held, String::new)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn refuse_in_force(global: &Global) -> Result<(), ApplyError> {
+    let path = global.state_dir.join(JOURNAL_FILE);
+    if Session::open(&global.state_dir)?.in_force()? { Err(ApplyError::InForce { path }) } else { Ok(()) }
 }
 
 /// Applies writes and returns how many there are.

@@ -305,7 +305,8 @@ impl Bench {
         };
         let mut wanted = vec![Wanted {
             vm: &self.vm.name,
-            threads: self.vm.threads()?,
+            handle: self.vm.handle.clone(),
+            vcpus_only: false,
             contract: part(step.budget)?,
             order: self.vm.order,
             used: self.split.clone(),
@@ -315,7 +316,8 @@ impl Bench {
                 // First: of two equal periods it stands above, and the VM is measured where it has more to lose.
                 let first = Wanted {
                     vm: &neighbour.name,
-                    threads: neighbour.threads()?,
+                    handle: neighbour.handle.clone(),
+                    vcpus_only: false,
                     contract: part(percent)?,
                     order: neighbour.order,
                     used: Vec::new(),

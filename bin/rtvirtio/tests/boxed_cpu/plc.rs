@@ -265,15 +265,17 @@ impl Plc {
         assert!(self.cpu_time(&Role::Vhost) > before, "{when}: vhost moved the packets");
     }
 
-    /// A guest that spins at its real-time priority does not keep its own monitor from answering.
+    /// A guest that spins at its real-time priority keeps neither its monitor, nor its own disk, nor the host's programs from answering.
     pub fn spins(&mut self) {
         let vcpu = Role::Vcpu(vec![0]);
         let before = self.cpu_time(&vcpu);
         let agent = self.agent.as_mut().unwrap();
-        agent.spawn(&["timeout", "3", "sh", "-c", "while :; do :; done"]).unwrap();
+        agent.spawn(&["timeout", "6", "sh", "-c", "while :; do :; done"]).unwrap();
         std::thread::sleep(Duration::from_secs(1));
         let qmp = Qmp::connect(Path::new(QMP), ANSWER).and_then(|mut qmp| qmp.query_status());
         assert!(qmp.unwrap().running);
+        run("sh", &["-c", "ls /proc >/dev/null"]);
+        self.exec(&["dd", "if=/dev/vda", "of=/dev/null", "bs=4k", "count=20", "iflag=direct"]);
         let spun = self.cpu_time(&vcpu) - before;
         assert!(spun > Duration::from_millis(300), "the guest did not spin: {spun:?}");
     }

@@ -3,88 +3,23 @@
 //! The test binary runs itself again with one ignored test that calls [`main`]. Points are counted in the injected files
 //! (before and after every single write) and in the injected observer; the code under test knows nothing of it.
 
-use std::cell::Cell;
 use std::env;
 use std::fs;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
-use std::rc::Rc;
 
+use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
 use rtvirtio_apply::{
-    ApplyError, GuestFiles, Guests, HostFiles, Machine, NoGuests, Observer, OnConflict, Session, Step,
-    append, resolve,
+    ApplyError, GuestFiles, Guests, HostFiles, Machine, NoGuests, OnConflict, Session, append, resolve,
 };
 use rtvirtio_host::Root;
-use rtvirtio_host::sched::Attr;
 
 use super::Case;
 use super::sim::{SimGuests, SimKernel};
 
 const VAR: &str = "RTVIRTIO_TEST_CHILD";
-
-/// Counts points; what happens at the chosen one is up to the caller.
-#[derive(Clone)]
-pub struct Points {
-    count: Rc<Cell<u64>>,
-    at: u64,
-    end: fn(),
-}
-
-impl Points {
-    pub fn new(at: u64, end: fn()) -> Self {
-        Self { count: Rc::new(Cell::new(0)), at, end }
-    }
-
-    pub fn pass(&self) {
-        self.count.set(self.count.get() + 1);
-        if self.count.get() == self.at {
-            (self.end)();
-        }
-    }
-}
-
-pub struct CountedHost<'a>(pub &'a dyn HostFiles, pub Points);
-
-impl HostFiles for CountedHost<'_> {
-    fn read(&self, path: &Path) -> io::Result<String> {
-        self.0.read(path)
-    }
-    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        self.between(|| self.0.write(path, value))
-    }
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        self.0.list(dir)
-    }
-    fn identity(&self, path: &Path) -> io::Result<u64> {
-        self.0.identity(path)
-    }
-    fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.between(|| self.0.make_dir(path))
-    }
-    fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.between(|| self.0.remove_dir(path))
-    }
-    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
-        self.0.thread_start(pid, tid)
-    }
-    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
-        self.0.scheduling(pid, tid)
-    }
-    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
-        self.between(|| self.0.set_scheduling(pid, tid, attr))
-    }
-}
-
-impl CountedHost<'_> {
-    fn between<T>(&self, change: impl FnOnce() -> T) -> T {
-        self.1.pass();
-        let result = change();
-        self.1.pass();
-        result
-    }
-}
 
 struct CountedGuest(Box<dyn GuestFiles>, Points);
 
@@ -105,14 +40,6 @@ pub struct CountedGuests<'a>(pub &'a dyn Guests, pub Points);
 impl Guests for CountedGuests<'_> {
     fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
         Ok(Box::new(CountedGuest(self.0.connect(agent)?, self.1.clone())))
-    }
-}
-
-pub struct CountedSteps(pub Points);
-
-impl Observer for CountedSteps {
-    fn step(&mut self, _: Step) {
-        self.0.pass();
     }
 }
 
@@ -142,15 +69,6 @@ pub fn act(case: &Case, action: &str, points: &Points) -> Result<(), ApplyError>
         }
     }
     Ok(())
-}
-
-fn kill_self() {
-    let me = rustix::process::getpid();
-    let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
-    // The signal is pending for this very thread; nothing below runs.
-    loop {
-        std::thread::park();
-    }
 }
 
 /// Entry of the child process: does nothing unless it was started by [`run`] or [`start`].

@@ -70,7 +70,7 @@ fn a_packed_histogram_keeps_counts_and_percentiles() {
 fn a_cut_off_recording_goes_on_where_it_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
-    let (mut recorder, old) = Recorder::open(&path, &header()).unwrap();
+    let (mut recorder, old) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
     assert!(old.is_empty());
     recorder.add(&point("a")).unwrap();
     recorder.add(&point("b")).unwrap();
@@ -79,14 +79,14 @@ fn a_cut_off_recording_goes_on_where_it_stopped() {
     // Killed in the middle of writing the last point.
     std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
     assert!(Dataset::load(&path).is_err(), "a plain reader is told");
-    let (mut recorder, old) = Recorder::open(&path, &header()).unwrap();
+    let (mut recorder, old) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
     assert_eq!(old.iter().map(|p| p.id.as_str()).collect::<Vec<_>>(), ["a"]);
     recorder.add(&point("b")).unwrap();
     drop(recorder);
     assert_eq!(std::fs::read(&path).unwrap(), whole);
     // Killed between the row and its line end.
     std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
-    let (_, old) = Recorder::open(&path, &header()).unwrap();
+    let (_, old) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
     assert_eq!(old.len(), 2);
     assert_eq!(std::fs::read(&path).unwrap(), whole);
 }
@@ -113,15 +113,23 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
     assert!(refused(&[head.clone(), row(&broken)]).contains("histogram"));
     let nan = row(&point("a")).replace("\"seconds\":1.0", "\"seconds\":null");
     assert!(refused(&[head.clone(), nan]).contains("line 2"));
-    // Another host must not be mixed in.
+    // Another host must not be mixed in unasked.
     std::fs::write(&path, format!("{head}\n")).unwrap();
     let mut elsewhere = header();
     elsewhere.host.kernel = "6.12".to_owned();
-    assert!(Recorder::open(&path, &elsewhere).unwrap_err().to_string().contains("another host"));
+    assert!(
+        Recorder::open(&path, &elsewhere, OtherHost::Refused)
+            .unwrap_err()
+            .to_string()
+            .contains("another host")
+    );
     // Nor runs of another design.
     let longer = Header { command: "rtvirtio bench sweep --for 9s".to_owned(), ..header() };
     assert!(
-        Recorder::open(&path, &longer).unwrap_err().to_string().contains("begun by `rtvirtio bench sweep`")
+        Recorder::open(&path, &longer, OtherHost::Refused)
+            .unwrap_err()
+            .to_string()
+            .contains("begun by `rtvirtio bench sweep`")
     );
 }
 
@@ -132,4 +140,31 @@ fn runs_of_one_condition_are_known_by_what_they_ran() {
     assert!(a.repeats(&b));
     b.vms[0][0].rate = Some(Iops(200.0));
     assert!(!a.repeats(&b));
+}
+
+#[test]
+fn another_host_goes_on_only_when_asked_and_is_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("d.jsonl");
+    let (mut recorder, _) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
+    recorder.add(&point("a")).unwrap();
+    let mut elsewhere = header();
+    elsewhere.host.kernel = "6.12".to_owned();
+    let told = Recorder::open(&path, &elsewhere, OtherHost::Refused).unwrap_err().to_string();
+    assert!(told.contains("kernel 6.1, 2 CPUs") && told.contains("--other-host"), "{told}");
+    let mut larger = elsewhere.clone();
+    larger.host.cpus = 4;
+    assert!(Recorder::open(&path, &larger, OtherHost::Noted).is_err(), "not the same kind of host");
+
+    let (mut recorder, old) = Recorder::open(&path, &elsewhere, OtherHost::Noted).unwrap();
+    assert_eq!(old.len(), 1);
+    recorder.add(&point("b")).unwrap();
+    // Killed while it wrote the next; the same host goes on without another note.
+    let whole = std::fs::read(&path).unwrap();
+    std::fs::write(&path, [&whole[..], b"{\"id\":"].concat()).unwrap();
+    let (_, old) = Recorder::open(&path, &elsewhere, OtherHost::Refused).unwrap();
+    assert_eq!(old.len(), 2);
+    assert_eq!(std::fs::read(&path).unwrap(), whole);
+    let all = Dataset::load(&path).unwrap();
+    assert_eq!((all.points.len(), all.moves), (2, vec![(1, elsewhere.host)]));
 }

@@ -119,3 +119,43 @@ fn the_group_of_a_whole_vm() {
         assert_eq!(Cgroups::unit_of(Path::new(thread)), Path::new(vm));
     }
 }
+
+/// A cgroup of the real hierarchy, with one inside; both are removed, also when a test fails.
+struct Real(PathBuf);
+
+impl Drop for Real {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(self.0.join("inner"));
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn processes_of_a_vm_whose_threads_have_cgroups_of_their_own_are_found() {
+    let test = "processes_of_a_vm_whose_threads_have_cgroups_of_their_own_are_found";
+    let root = Root::default();
+    let mount = mounts(&root).unwrap().into_iter().find(|m| m.fs == "cgroup2" && m.root == Path::new("/"));
+    let Some(mount) = mount else { return rtvirtio_testkit::skip(test, "no cgroup v2 is mounted") };
+    if !rustix::process::geteuid().is_root() {
+        return rtvirtio_testkit::skip(test, "needs root");
+    }
+    let name = format!("rtvirtio-test-{}", std::process::id());
+    let made = Real(mount.point.join(&name));
+    fs::create_dir_all(made.0.join("inner")).unwrap();
+    fs::write(made.0.join("inner/cgroup.type"), "threaded").unwrap();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let cgroups = Cgroups {
+        hierarchy: Hierarchy::V2,
+        mount: mount.point,
+        mount_root: PathBuf::from("/"),
+        controller: "io",
+    };
+    let vm = Path::new("/").join(&name);
+    let moved = cgroups.attach(&root, &vm, child.id());
+    let found = moved.and_then(|()| cgroups.pids(&root, &vm));
+    let inner = cgroups.pids(&root, &vm.join("inner"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(found.unwrap(), [child.id()]);
+    assert!(inner.unwrap_err().is_unsupported());
+}

@@ -25,9 +25,19 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
 /// where debugfs cannot be read. `None` on a kernel without one.
 #[must_use]
 pub fn fair_server(root: &Root) -> Option<f64> {
+    of_servers(root, f64::max)
+}
+
+/// The smallest of all CPUs: what is certain on each.
+#[must_use]
+pub fn least_fair_server(root: &Root) -> Option<f64> {
+    of_servers(root, f64::min)
+}
+
+fn of_servers(root: &Root, pick: fn(f64, f64) -> f64) -> Option<f64> {
     let shares = shares(root);
     if !shares.is_empty() {
-        return shares.into_iter().map(|s| s.1).reduce(f64::max);
+        return shares.into_iter().map(|s| s.1).reduce(pick);
     }
     (version(root)? >= SINCE).then_some(DEFAULT_SHARE)
 }

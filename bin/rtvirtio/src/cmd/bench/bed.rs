@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, Point, Recorder};
+use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, OtherHost, Point, Recorder};
 use rtvirtio_bench::load::vm_name;
 use rtvirtio_bench::stage::Stage;
 use rtvirtio_host::Root;
@@ -126,6 +126,7 @@ impl<'a> Bed<'a> {
         path: &Path,
         command: String,
         profile: Option<Profile>,
+        other: OtherHost,
     ) -> anyhow::Result<(Profile, Recorder, Vec<Point>)> {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
@@ -142,7 +143,7 @@ impl<'a> Bed<'a> {
             generated: generated(),
             profiles: BTreeMap::from([(self.device.clone(), profile.clone())]),
         };
-        let (recorder, points) = Recorder::open(path, &header)?;
+        let (recorder, points) = Recorder::open(path, &header, other)?;
         Ok((profile, recorder, points))
     }
 

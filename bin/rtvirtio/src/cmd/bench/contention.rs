@@ -19,7 +19,7 @@ use rtvirtio_units::Bytes;
 use super::bed::{Bed, device_name};
 use super::found::Found;
 use super::page;
-use super::runs::{Runs, Wanted, profile};
+use super::runs::{Runs, Wanted, other_host, profile};
 use crate::args::{BenchContentionArgs, Global};
 use crate::cmd::need_root;
 use crate::model_choice::read_if;
@@ -80,7 +80,7 @@ fn measure(
 ) -> anyhow::Result<()> {
     let profile = profile(&args.runs, model)?;
     let command = format!("rtvirtio bench contention {} --for {}", args.runs.device, args.length);
-    let mut runs = Runs::begin(bed, path, command, args.length, profile, ui)?;
+    let mut runs = Runs::begin(bed, path, command, args.length, profile, other_host(&args.runs), ui)?;
     let mut all = setups();
     all.retain(|s| args.only.as_ref().is_none_or(|only| s.id(0).contains(only.as_str())));
     anyhow::ensure!(

@@ -15,13 +15,14 @@ use rtvirtio_bench::cyclictest::{
 use rtvirtio_cpu::{Contract, Order};
 use rtvirtio_host::Root;
 use rtvirtio_host::sched::{self, Attr};
+use rtvirtio_host::steal::stolen;
 use rtvirtio_lab::image::{self, Kernel};
 use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
-use rtvirtio_vmm::threads::{Named, discover};
+use rtvirtio_vmm::threads::Named;
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
 use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, keep_awake, on_one_core};
@@ -253,26 +254,27 @@ impl<'a> Bed<'a> {
         };
         if let Some(order) = order {
             let named = Named::ask(&mut self.vm.qmp()?)?;
-            let threads = discover(&Root::default(), &VmHandle { named, ..VmHandle::of_pid(pid) })?;
             self.contracts.hold(&[Wanted {
                 vm: &self.name,
-                threads,
+                handle: VmHandle { named, ..VmHandle::of_pid(pid) },
+                vcpus_only: false,
                 contract: self.contract,
                 order,
                 used: Vec::new(),
             }])?;
         }
         let _walk = Walk::start(self.core);
-        match setup {
+        let before = stolen(&Root::default(), self.core)?;
+        let mut seen = match setup {
             Setup::Host => {
                 let _fio = HostFio::start(self.disk, self.core)?;
                 ui.pause(WARM_UP)?;
-                on_host(self.core, length, ui)
+                on_host(self.core, length, ui)?
             }
             Setup::LoadMoved => {
                 let _fio = HostFio::start(self.disk, self.core)?;
                 ui.pause(WARM_UP)?;
-                in_guest(&mut self.vm, length, ui)
+                in_guest(&mut self.vm, length, ui)?
             }
             _ => {
                 let argv = fio(GUEST_DISK);
@@ -285,9 +287,13 @@ impl<'a> Bed<'a> {
                 // Told to end, fio waits for requests that it takes to be under way; in five runs for seven of which the device had none.
                 guest::say(&mut self.vm, &["killall", "-9", "fio"])?;
                 guest::finish(&mut self.vm, load, PATIENCE, ui, &mut || Ok(()))?;
-                Ok(seen)
+                seen
             }
-        }
+        };
+        // Warm-up included, which is short beside a run.
+        let stolen = stolen(&Root::default(), self.core)?.saturating_sub(before);
+        seen.stolen = Some(stolen.as_secs_f64());
+        Ok(seen)
     }
 
     fn stop(self) -> anyhow::Result<()> {

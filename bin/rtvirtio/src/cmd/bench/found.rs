@@ -57,7 +57,7 @@ impl Found {
     /// Nothing yet, of some data.
     pub fn of(data: &Dataset) -> Self {
         let host = data.header.host.clone();
-        let lead = vec![format!(
+        let mut lead = vec![format!(
             "{}: {} runs on Linux {} with {} CPUs, process VMs; {}.",
             host.device,
             data.points.len(),
@@ -65,6 +65,11 @@ impl Found {
             host.cpus,
             data.header.command
         )];
+        lead.extend(
+            data.moves
+                .iter()
+                .map(|(before, host)| format!("From run {} on under Linux {}.", before + 1, host.kernel)),
+        );
         Self { host, runs: Vec::new(), claims: Vec::new(), text: String::new(), sections: Vec::new(), lead }
     }
 

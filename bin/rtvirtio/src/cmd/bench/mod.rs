@@ -12,6 +12,7 @@ mod guest;
 mod iod;
 mod iod_crash;
 mod iod_startup;
+mod kills;
 mod page;
 mod plan;
 mod report;
@@ -42,6 +43,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::IodStartup(args) => iod_startup::run(args, global, ui),
         BenchCommand::Cyclictest(args) => cyclictest::run(args, global, ui),
         BenchCommand::Reservation(args) => reservation::run(args, global, ui),
+        BenchCommand::KillAt(args) => kills::child(args),
         BenchCommand::Report(args) => report::run(args, ui),
     }
 }

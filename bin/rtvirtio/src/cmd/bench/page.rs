@@ -11,7 +11,7 @@ use rtvirtio_bench::claims::Claim;
 use rtvirtio_report::{BenchSection, BenchTable};
 
 pub use accuracy::accuracy;
-pub use cases::{cases, pass_rates};
+pub use cases::{cases, misses, pass_rates};
 pub use contention::contention;
 pub use cyclictest::cyclictest;
 pub use reservation::reservation;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_bench::reservation::{
-    Alone, BUDGETS, Beside, CONNECTIONS, DEADLINE_OVER_RESPONSE, LOAD_CONNECTIONS, NEIGHBOUR, OWN,
+    Alone, BUDGETS, Beside, CONNECTIONS, DEADLINE_OVER_RESPONSE, Kills, LOAD_CONNECTIONS, NEIGHBOUR, OWN,
     ReservationData, WEB_SHARE, Web, claims,
 };
 use rtvirtio_bench::train::median;
@@ -23,7 +23,7 @@ use rtvirtio_vmm::threads::{Named, discover};
 
 use super::cores::{FairGroup, bind, core_and_others, keep_awake, on_one_core};
 use super::found::{Found, read, save};
-use super::{cores, guest, page, web};
+use super::{cores, guest, kills, page, web};
 use crate::args::{AccelName, BenchReservationArgs, Global};
 use crate::cmd::verify::generated;
 use crate::cmd::{lab, need_root};
@@ -46,7 +46,9 @@ pub fn run(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
         need_root("bench reservation")?;
-        save(&path, &measure(args, global, ui)?, ui)?;
+        let data =
+            if args.kills { with_kills(read(&path)?, global, ui)? } else { measure(args, global, ui)? };
+        save(&path, &data, ui)?;
     }
     found(&path)?.tell("rtvirtio: CPU contracts", args.result.html.as_deref(), ui)
 }
@@ -74,6 +76,23 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
     })
 }
 
+/// A result with its kills made anew.
+fn with_kills(mut data: ReservationData, global: &Global, ui: &Ui) -> anyhow::Result<ReservationData> {
+    let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir()?;
+    let contracts = on_one_core(global)?;
+    let mut pair = Pair::boot(&contracts, 1, dir.path(), global, ui)?;
+    if pair.facts != data.host {
+        bail!(
+            "--kills: the result is of another host (Linux {}, {}): give another --out, or measure all anew",
+            data.host.kernel,
+            data.host.vmm
+        );
+    }
+    data.kills = pair.kills(dir.path(), ui)?;
+    pair.stop()?;
+    Ok(data)
+}
+
 fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ReservationData> {
     let budgets = if args.budgets.is_empty() { BUDGETS.to_vec() } else { args.budgets.clone() };
     if let Some(wrong) = budgets.iter().find(|b| !(1..=95).contains(*b)) {
@@ -89,6 +108,7 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
     pair.throughput(&[true, true], Duration::from_secs(2), ui)?;
     let (alone, beside) = throughputs(&mut pair, &budgets, args, ui)?;
     let facts = pair.facts.clone();
+    let kills = pair.kills(dir.path(), ui)?;
     pair.stop()?;
     let (mut response_ms, mut deadline_ms, mut web) = (0.0, 0.0, Vec::new());
     if args.requests > 0 {
@@ -130,6 +150,7 @@ fn measure(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Res
         response_ms,
         deadline_ms,
         web,
+        kills,
     })
 }
 
@@ -304,16 +325,26 @@ impl<'c> Pair<'c> {
         Ok(())
     }
 
+    /// Contracts of the first guest, killed while they are applied or put back.
+    fn kills(&mut self, dir: &Path, ui: &Ui) -> anyhow::Result<Kills> {
+        self.contracts.release()?;
+        kills::sweep(&self.names[0], self.vms[0].handle().process.pid, dir, ui)
+    }
+
     /// Contracts for these guests, and none for the other.
     fn hold(&mut self, all: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
         let mut wanted = Vec::new();
         for &(i, contract) in all {
             let pid = self.vms[i].handle().process.pid;
             let named = Named::ask(&mut self.vms[i].qmp()?)?;
-            let threads = discover(&Root::default(), &VmHandle { named, ..VmHandle::of_pid(pid) })?;
-            let one =
-                Wanted { vm: &self.names[i], threads, contract, order: Order::Contract, used: Vec::new() };
-            wanted.push(if all_threads { one } else { one.vcpus_only() });
+            wanted.push(Wanted {
+                vm: &self.names[i],
+                handle: VmHandle { named, ..VmHandle::of_pid(pid) },
+                vcpus_only: !all_threads,
+                contract,
+                order: Order::Contract,
+                used: Vec::new(),
+            });
         }
         self.contracts.hold(&wanted)
     }

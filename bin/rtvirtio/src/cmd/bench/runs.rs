@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_bench::dataset::{Point, Recorder};
+use rtvirtio_bench::dataset::{OtherHost, Point, Recorder};
 use rtvirtio_bench::load::Stream;
 use rtvirtio_bench::run::{self, Job};
 use rtvirtio_bench::stage::{Stage, Treatment};
@@ -23,6 +23,11 @@ pub fn profile(args: &BenchRuns, learned: Option<&HostModel>) -> anyhow::Result<
         (Some(path), _) => Ok(Some(rtvirtio_measure::profile::load(path)?)),
         (None, learned) => Ok(learned.map(|model| model.profile.clone())),
     }
+}
+
+/// Whether the file may be of another host.
+pub fn other_host(args: &BenchRuns) -> OtherHost {
+    if args.other_host { OtherHost::Noted } else { OtherHost::Refused }
 }
 
 /// Runs so far, and the means to make more.
@@ -62,9 +67,10 @@ impl<'a> Runs<'a> {
         command: String,
         length: Nanos,
         profile: Option<Profile>,
+        other: OtherHost,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        let (profile, recorder, points) = bed.record(path, command, profile)?;
+        let (profile, recorder, points) = bed.record(path, command, profile, other)?;
         if !points.is_empty() {
             ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
         }

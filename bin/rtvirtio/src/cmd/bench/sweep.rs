@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use rtvirtio_bench::chooser::least_sure;
-use rtvirtio_bench::dataset::SWEEP;
+use rtvirtio_bench::dataset::{OtherHost, SWEEP};
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions};
 use rtvirtio_bench::run::disturbed;
 use rtvirtio_bench::stage::Treatment;
@@ -56,7 +56,7 @@ pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         if args.qemu > 0 {
             command.push_str(" --qemu");
         }
-        let swept = Runs::begin(&bed, &path, command, args.length, profile.clone(), ui)
+        let swept = Runs::begin(&bed, &path, command, args.length, profile.clone(), OtherHost::Refused, ui)
             .and_then(|runs| Sweep { bed: &bed, runs, ui }.design(args));
         bed.remove()?;
         swept?;
@@ -73,7 +73,7 @@ pub fn learn(
     ui: &Ui,
 ) -> anyhow::Result<HostModel> {
     let command = "rtvirtio profile --sweep".to_owned();
-    let runs = Runs::begin(bed, data, command, RUN, Some(profile.clone()), ui)?;
+    let runs = Runs::begin(bed, data, command, RUN, Some(profile.clone()), OtherHost::Refused, ui)?;
     let mut sweep = Sweep { bed, runs, ui };
     sweep.adaptive(time)?;
     sweep.doubt();

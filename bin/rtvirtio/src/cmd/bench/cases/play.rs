@@ -18,7 +18,7 @@ use rtvirtio_stats::Random;
 use super::{TRIAL, TUNED, tiers};
 use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
-use crate::cmd::bench::runs::{Runs, Wanted, profile};
+use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
 use crate::model_choice::read_if;
 use crate::ui::Ui;
 
@@ -58,7 +58,7 @@ impl<'a> Play<'a> {
     ) -> anyhow::Result<Self> {
         let learned = read_if(args.runs.model.as_deref())?;
         let profile = profile(&args.runs, learned.as_deref())?;
-        let runs = Runs::begin(bed, path, command(args), args.length, profile, ui)?;
+        let runs = Runs::begin(bed, path, command(args), args.length, profile, other_host(&args.runs), ui)?;
         if let Some(model) = &learned {
             model.fits(&runs.profile)?;
         }

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Outcome, Point};
+use rtvirtio_bench::misses::{Miss, misses};
 use rtvirtio_bench::passes::{PUBLISHED, Table, case_of, passed_awake};
 use rtvirtio_bench::train::median;
 use rtvirtio_planner::tune::TuneGoal;
@@ -21,13 +22,19 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
     let mut claims = Vec::new();
     let mut text = String::new();
     let mut tables = Vec::new();
+    let mut sections = Vec::new();
     for &tier in tiers {
-        let table = Table::new(tier, &cases(tier, &options), &measured);
+        let of_tier = cases(tier, &options);
+        let table = Table::new(tier, &of_tier, &measured);
         if table.cells.iter().flatten().all(|c| c.n == 0) {
             continue;
         }
         claims.extend(table.claims());
         text.push_str(&table_text(&table));
+        let misses = misses(&of_tier, &data.points, &data.header.profiles);
+        text.push_str(&misses_text(&misses));
+        sections.push(page::cases(&table));
+        sections.extend(page::misses(tier, &misses));
         tables.push(table);
     }
     claims.extend(trials(data, &tables));
@@ -36,7 +43,7 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
         runs: data.points.iter().map(rtvirtio_bench::run::as_result).collect(),
         claims,
         text,
-        sections: std::iter::once(page::pass_rates(&tables)).chain(tables.iter().map(page::cases)).collect(),
+        sections: std::iter::once(page::pass_rates(&tables)).chain(sections).collect(),
         ..Found::of(data)
     }
 }
@@ -89,6 +96,19 @@ fn chosen_coverage(data: &Dataset) -> Vec<Claim> {
         claim("cases.bound.coverage_awake", awake, |o| Some(o.tail() <= o.upper?)),
     ];
     both.into_iter().flatten().collect()
+}
+
+/// Ours that missed, one by one, and why.
+fn misses_text(misses: &[Miss]) -> String {
+    let mut s = String::new();
+    if !misses.is_empty() {
+        s.push_str("\nmissed by ours (runs that passed of all that were tried; what stood in the way)\n");
+    }
+    for miss in misses {
+        let (case, passed, tried, limit) = (&miss.case, miss.passed, miss.tried, miss.limit.name());
+        let _ = writeln!(s, "{case:<26} {passed:>2}/{tried:<2} {limit:<8} {}", miss.why);
+    }
+    s
 }
 
 fn table_text(table: &Table) -> String {

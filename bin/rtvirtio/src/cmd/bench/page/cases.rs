@@ -1,5 +1,7 @@
 //! Pass rates and the cases one by one: the paper's Figs. 7 and 8.
 
+use rtvirtio_bench::cases::Tier;
+use rtvirtio_bench::misses::{Limit, Miss};
 use rtvirtio_bench::passes::{Cause, PUBLISHED, Table};
 use rtvirtio_bench::train::median;
 use rtvirtio_report::svg::{Bar, BarPlot, BarRow};
@@ -107,4 +109,40 @@ pub fn cases(table: &Table) -> BenchSection {
         plots: Vec::new(),
         tables: vec![BenchTable { label: format!("{} tier", table.tier.name()), head, rows }],
     }
+}
+
+/// What ours missed, one by one; none when ours missed nothing.
+pub fn misses(tier: Tier, misses: &[Miss]) -> Option<BenchSection> {
+    if misses.is_empty() {
+        return None;
+    }
+    let row = |miss: &Miss| {
+        let by: Vec<String> =
+            miss.missed.iter().map(|(scheme, worst)| format!("{scheme} {worst:.2}")).collect();
+        let passed = format!("{} of {}", miss.passed, miss.tried);
+        vec![miss.case.clone(), by.join(", "), passed, miss.limit.name().to_owned(), miss.why.clone()]
+    };
+    let counts: Vec<String> = Limit::ALL
+        .into_iter()
+        .map(|limit| (limit, misses.iter().filter(|m| m.limit == limit).count()))
+        .filter(|(_, n)| *n > 0)
+        .map(|(limit, n)| format!("{n} {}", limit.name()))
+        .collect();
+    let head =
+        ["case", "missed by, over target", "runs that pass", "limit", "evidence"].map(str::to_owned).to_vec();
+    Some(BenchSection {
+        title: format!("What ours missed in the {} tier, and why", tier.name()),
+        text: vec![format!(
+            "{}. host: less the host's own stalls all of ours pass; chance: the same setting passes in another run; choice: another setting that was tried \
+             passes; rate: no setting keeps a declared rate; device: the device alone takes longer than the target; waiting: requests wait for others' \
+             under every setting that was tried.",
+            counts.join(", ")
+        )],
+        plots: Vec::new(),
+        tables: vec![BenchTable {
+            label: format!("misses of the {} tier", tier.name()),
+            head,
+            rows: misses.iter().map(row).collect(),
+        }],
+    })
 }
