@@ -275,7 +275,7 @@ fn the_same_on_cgroup_v2_in_the_box() {
     let name = me.file_name().unwrap().to_str().unwrap();
     // Prefixes of the names above; this test itself is not among them.
     let script = format!(
-        "set -eu\nexport {STEP}=2 RTVIRTIO_NO_SKIP=1\n{name} killed_at a_change cgroups_that --test-threads=1\n"
+        "set -eu\nexport {STEP}=4 RTVIRTIO_NO_SKIP=1\n{name} killed_at a_change cgroups_that --test-threads=1\n"
     );
     let mut run = BoxRun::new(&script, Duration::from_secs(300));
     let programs = [me.as_path(), losetup];
