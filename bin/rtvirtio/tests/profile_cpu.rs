@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{Site, signal, text, wait_for};
@@ -18,12 +19,15 @@ struct Spinner {
     spec: PathBuf,
 }
 
+static STARTED: AtomicU32 = AtomicU32::new(0);
+
 impl Spinner {
     fn start(test: &str, site: &Site) -> Option<Self> {
         let dir = site.dir.path();
         has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU]).then(|| Self {
             machine: Machine::spinning(dir, "web", &[]),
-            vm: format!("web-{}", std::process::id()),
+            // Both tests run at once, and the name is that of a cgroup.
+            vm: format!("web-{}-{}", std::process::id(), STARTED.fetch_add(1, Ordering::Relaxed)),
             spec: dir.join("plant.toml"),
         })
     }

@@ -62,7 +62,9 @@ const BOOT: Duration = Duration::from_secs(60);
 /// The time until its console says something: about 2 s.
 const FIRST_WORD: Duration = Duration::from_secs(20);
 /// How long a script that starts guests may print nothing: a guest that boots is silent for some 25 s.
-const QUIET: Duration = Duration::from_secs(90);
+const QUIET: Duration = Duration::from_secs(75);
+/// Runs of a box with guests that are tried.
+const RUNS: u32 = 3;
 /// Boots that are tried. Nothing of the run has happened before the script begins, so another boot changes no result.
 const BOOTS: u32 = 3;
 
@@ -229,8 +231,8 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
 
 /// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2 and 10.0) a nested guest can take
 /// the box with it, by a kernel panic, a silent reset, or a CPU that never leaves KVM (each seen once in ten or more runs): a flaw of the
-/// emulation. A box that ended without the script's exit status, that stood still (it printed nothing for 90 s), or of which `lost` says so, is
-/// started once more: what fails by our fault fails again.
+/// emulation. A box that ended without the script's exit status, that stood still (it printed nothing for 75 s), or of which `lost` says so, is
+/// started anew, twice at most: what fails by our fault fails again.
 ///
 /// # Errors
 /// See [`BoxError`].
@@ -241,12 +243,14 @@ pub fn run_with_guests(
     lost: &dyn Fn(&BoxOutcome) -> bool,
 ) -> Result<BoxOutcome, BoxError> {
     let run = &BoxRun { quiet: run.quiet.min(QUIET), ..run.clone() };
-    match self::run(image, run, on_line) {
-        Ok(first) if first.exit_code.is_none() || lost(&first) => {
-            on_line(&format!("the box died: once more. Its console ended with:\n{}", tail(&first.console)));
+    for _ in 1..RUNS {
+        match self::run(image, run, on_line) {
+            Ok(out) if out.exit_code.is_none() || lost(&out) => {
+                on_line(&format!("the box died: once more. Its console ended with:\n{}", tail(&out.console)));
+            }
+            Err(e @ BoxError::Timeout { .. }) => on_line(&format!("{e}\nonce more")),
+            other => return other,
         }
-        Err(e @ BoxError::Timeout { .. }) => on_line(&format!("{e}\nonce more")),
-        other => return other,
     }
     self::run(image, run, on_line)
 }

@@ -23,7 +23,6 @@ done
 say "lab is up, try $try"
 grep -q '"accelerator": "kvm"' lab.json
 vm0=$(grep -o '/rtvirtio-lab-[0-9]*/vm0' lab.json | head -n 1)
-vm1=$(grep -o '/rtvirtio-lab-[0-9]*/vm1' lab.json | head -n 1)
 
 snapshot >before
 rtvirtio apply p.plan --spec s.toml --dry-run
@@ -33,9 +32,9 @@ rtvirtio apply p.plan --spec s.toml
 say applied
 grep -q '\[bfq\]' $queue/scheduler
 grep -qx 2 $queue/iosched/slice_idle
-cat "/sys/fs/cgroup$vm0/io.bfq.weight" "/sys/fs/cgroup$vm1/io.max"
+cat "/sys/fs/cgroup$vm0/io.bfq.weight" "/sys/fs/cgroup$vm0/io.max"
 grep -q 700 "/sys/fs/cgroup$vm0/io.bfq.weight"
-grep -q 'riops=500' "/sys/fs/cgroup$vm1/io.max"
+grep -q 'riops=500' "/sys/fs/cgroup$vm0/io.max"
 rtvirtio status
 
 code=0
