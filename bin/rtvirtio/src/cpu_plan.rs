@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::{Write, append};
 use rtvirtio_cpu::{
     Ask, Asked, Backend, Choice, Contract, CpuError, CpuProfile, Demand, DemandError, Level, Order, Probe,
-    Settings, admit, attr, choose, find_all, interference_us, levels, probe, settings, tick,
+    Settings, admit, attr, choose, find_all, group_name, interference_us, levels, probe, settings, tick,
 };
 use rtvirtio_host::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
@@ -252,7 +252,7 @@ pub fn contracts(
 
 /// What the VMs of this spec hold already, from an `apply` before, is not beside what they ask for.
 fn forget_own(probe: &mut Probe, spec: &Spec) {
-    let own: Vec<String> = spec.vms.iter().map(|vm| format!("cgroup rtvirtio-{}", vm.name)).collect();
+    let own: Vec<String> = spec.vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
     for found in &mut probe.found {
         found.grant.taken.retain(|load| !own.contains(&load.name));
     }

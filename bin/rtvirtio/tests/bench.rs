@@ -189,17 +189,27 @@ fn the_io_domain_in_small() {
     let site = Site::new();
     let out = site.dir.path().join("iod");
     let args = ["bench", "iod", "--repeat", "1", "--for", "500ms", "--out", out.to_str().unwrap()];
-    let (_, result) = site.json(&args);
-    let value = |id: &str| {
+    let value = |result: &Value, id: &str| {
         let claims = result["claims"].as_array().unwrap_or_else(|| panic!("{result}"));
         let claim = claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
         claim["value"].as_f64().unwrap()
     };
+    // Half a second on a busy machine proves no tail, and it may stand still for most of one; but rates are kept and the flood gets something, and deadlines
+    // go before it, or the domain does not schedule.
+    let schedules = |result: &Value| {
+        value(result, "iod.flood.rate_kept") > 0.5
+            && value(result, "iod.flood.of_the_rest") > 0.2
+            && value(result, "iod.flood.p50_ms.edf") < value(result, "iod.flood.p50_ms.fifo")
+    };
+    let mut result = site.json(&args).1;
+    for _ in 0..2 {
+        if !schedules(&result) {
+            result = site.json(&args).1;
+        }
+    }
     assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four schemes");
-    // Half a second proves no tail, and a busy machine may stand still for most of it; but everybody gets something, or the domain does not schedule.
-    assert!(value("iod.flood.rate_kept") > 0.1, "{}", value("iod.flood.rate_kept"));
-    assert!(value("iod.flood.of_the_rest") > 0.02, "{}", value("iod.flood.of_the_rest"));
-    assert!(value("iod.flood.p50_ms.edf") > 0.0 && value("iod.regulator.error_us") >= 0.0);
+    assert!(schedules(&result), "{}", result["claims"]);
+    assert!(value(&result, "iod.regulator.error_us") >= 0.0);
     // What was measured can be shown again.
     let (_, again) = site.json(&["bench", "iod", "--report-only", "--out", out.to_str().unwrap()]);
     assert_eq!(again["claims"], result["claims"]);

@@ -8,7 +8,7 @@ use rtvirtio_host::Hierarchy;
 use rtvirtio_host::sched::Attr;
 use rtvirtio_vmm::Thread;
 
-use crate::settings::{GROUP, held, most_of_one, moved, priorities, scheduling};
+use crate::settings::{group_name, held, most_of_one, moved, priorities, scheduling};
 use crate::{Ask, Backend, Probe, Settings, Share, attr, split};
 
 /// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
@@ -31,7 +31,7 @@ impl Settings {
 #[must_use]
 pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
     let mut out = Settings::none(backend);
-    let group = Path::new("/").join(format!("{GROUP}{}", ask.vm));
+    let group = Path::new("/").join(group_name(ask.vm));
     let own = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
     if let (Backend::RtGroup | Backend::CpuMax, Some(cgroups)) = (backend, own) {
         // Also for those that are in it already, by birth: where they go afterwards must be in the journal.

@@ -31,6 +31,6 @@ pub use error::CpuError;
 pub use keep::{resplit, take_in};
 pub use order::{Level, Order, attr, levels};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
-pub use settings::{Ask, Settings, has_part, settings};
+pub use settings::{Ask, Settings, group_name, has_part, settings};
 pub use split::{Share, split};
 pub use supply::{Surroundings, interference_us, tick};

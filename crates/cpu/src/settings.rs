@@ -1,7 +1,7 @@
 //! From a VM's threads and its contract to writes.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
@@ -13,8 +13,11 @@ use serde::Serialize;
 
 use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, choose, split};
 
-/// Prefix of the cgroups that are made for VMs.
-pub(crate) const GROUP: &str = "rtvirtio-";
+/// Name of the cgroup that is made for a VM, directly below the root.
+#[must_use]
+pub fn group_name(vm: &str) -> String {
+    format!("rtvirtio-{vm}")
+}
 
 /// What is asked for one VM.
 #[derive(Clone, Debug)]
@@ -153,7 +156,7 @@ fn own_group(
     files: &[(&str, u64)],
     out: &mut Settings,
 ) -> Result<(), CpuError> {
-    let group = PathBuf::from(format!("/{GROUP}{}", ask.vm));
+    let group = Path::new("/").join(group_name(ask.vm));
     let dir = cgroups.dir(&group)?;
     if root.exists(&dir) {
         return Err(CpuError::GroupExists { vm: ask.vm.to_owned(), path: dir });

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::task::TICK;
 use crate::{HostError, Root};
 
-/// `/proc/stat` counts in 1/100 s.
-const TICK: Duration = Duration::from_millis(10);
 /// Place of the number in a CPU's line, after its name.
 const STEAL: usize = 7;
 

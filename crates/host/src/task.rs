@@ -15,7 +15,7 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 /// `PF_EXITING`: it is on its way out, and in the root cgroup of v1 already.
 const PF_EXITING: u64 = 0x0000_0004;
 /// `/proc/PID/stat` counts in 1/100 s whatever the kernel's tick is (`USER_HZ`).
-const TICK: Duration = Duration::from_millis(10);
+pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// The part of `/proc/PID/task/TID/stat` that scheduling needs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,8 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
-use rtvirtio_apply::{Machine, NoGuests, Observer, OnConflict, Session, Step};
+use rtvirtio_apply::points::{CountedSteps, Points, kill_self};
+use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session};
 use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, choose, probe, settings};
 use rtvirtio_host::{Root, sched};
 use rtvirtio_units::Nanos;
@@ -16,24 +17,12 @@ const JOB: &str = "RTVIRTIO_TEST_CRASH";
 /// Every so many steps of `apply` and of `revert` there is a kill: all of them would take minutes in the box, and are swept elsewhere.
 const STRIDE: usize = 2;
 
-/// Ends this process after the step of this number.
-struct KillAt(usize);
-
-impl Observer for KillAt {
-    fn step(&mut self, _: Step) {
-        self.0 -= 1;
-        if self.0 == 0 {
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        }
-    }
-}
-
 #[test]
 #[ignore = "the process that the crash tests start and kill"]
 fn crash_child() {
     let Ok(job) = std::env::var(JOB) else { return };
     let [action, at, pid, backend] = job.split(' ').collect::<Vec<_>>()[..] else { panic!("bad job {job}") };
-    let (root, mut observer) = (Root::default(), KillAt(at.parse().unwrap()));
+    let (root, mut observer) = (Root::default(), CountedSteps(Points::new(at.parse().unwrap(), kill_self)));
     let machine = Machine::new(&root, &NoGuests);
     let session = Session::open(state_dir()).unwrap();
     if action == "revert" {

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, NoGuests, OnConflict, Session};
 use rtvirtio_bench::reservation::Kills;
-use rtvirtio_cpu::{Ask, Contract, Level, Order, choose, probe, settings};
+use rtvirtio_cpu::{Ask, Contract, Level, Order, choose, group_name, probe, settings};
 use rtvirtio_host::{Cgroups, Root};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
@@ -127,7 +127,7 @@ impl Victim<'_> {
         }
         let cgroups = Cgroups::detect_cpu(&root)?;
         for dir in cgroups.all_dirs(&root)? {
-            if dir.ends_with(format!("rtvirtio-{}", self.vm)) {
+            if dir.ends_with(group_name(self.vm)) {
                 all.insert(dir.display().to_string(), "present".to_owned());
             }
         }
