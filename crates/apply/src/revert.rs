@@ -5,6 +5,7 @@ mod restore;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use rtvirtio_host::sched::{Attr, Policy};
 use rtvirtio_host::text;
 use serde::Serialize;
 
@@ -281,13 +282,13 @@ impl Pass<'_, '_> {
                     }
                 },
             };
-            if let Some(creator) = entry.created_by {
+            for other in entry.created_by.into_iter().chain(self.tied(entry, &fate)) {
                 match &fate {
                     f if f.is_open() => {
-                        blocked.insert(creator, entry.target.to_string());
+                        blocked.insert(other, entry.target.to_string());
                     }
                     Fate::Accepted => {
-                        kept.insert(creator);
+                        kept.insert(other);
                     }
                     _ => {}
                 }
@@ -308,6 +309,28 @@ impl Pass<'_, '_> {
                 self.fates.insert(entry.id, fate);
             }
         }
+    }
+
+    /// Earlier knobs that have to stay when one of a thread does. A real-time thread whose policy is somebody else's is let into no group without a
+    /// budget: it stays in the one that it is in, and that group with it.
+    fn tied(&self, entry: &Entry, fate: &Fate) -> Option<usize> {
+        let found = |e: &&Entry| e.changed_by.is_none() && e.id < entry.id;
+        let mut earlier = self.journal.entries.iter().filter(found);
+        match (&entry.target.form, fate) {
+            (Form::Scheduling, Fate::Conflict { .. } | Fate::Accepted) => {
+                let now = self.machine.read(&entry.target).ok()?.trim().parse::<Attr>().ok()?;
+                let same = |e: &&Entry| {
+                    e.target.place == entry.target.place && matches!(e.target.form, Form::ThreadCgroup { .. })
+                };
+                matches!(now.policy, Policy::Fifo | Policy::Rr).then(|| earlier.find(same)).flatten()
+            }
+            (Form::ThreadCgroup { mount, .. }, Fate::Blocked { .. } | Fate::Accepted) => {
+                let group = mount.join(entry.new.as_ref()?.trim_start_matches('/'));
+                earlier.find(|e| matches!(e.target.form, Form::Group { .. }) && e.target.path == group)
+            }
+            _ => None,
+        }
+        .map(|e| e.id)
     }
 
     fn put_back(&mut self, observer: &mut dyn Observer) {

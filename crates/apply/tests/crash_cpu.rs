@@ -175,9 +175,32 @@ fn a_thread_that_somebody_else_changed_is_left_to_them() {
     let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
     let conflict = Fate::Conflict { found: "fifo 50 reset-on-fork".to_owned() };
     assert!(reverted.outcomes.iter().any(|o| o.fate == conflict), "{reverted:#?}");
+    // Real-time, it could not leave the group, so the group stays, and all others have left it.
+    assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
+    let group = Path::new(CPU).join("rtvirtio-vm");
+    assert_eq!(sim.kernel.tasks(&group).unwrap(), "7\n");
+    assert_eq!(sim.kernel.get(group.join("cpu.rt_runtime_us")).trim(), "4000");
+    let failed = reverted.outcomes.iter().find(|o| matches!(o.fate, Fate::Failed { .. }));
+    assert!(failed.is_none(), "{failed:?}");
     let forced = session.revert(OnConflict::Force, &machine, &mut Silent).unwrap().unwrap();
     assert!(forced.done, "{}", forced.summary());
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::other(-2));
+    assert!(!sim.kernel.at(&group).exists());
+}
+
+#[test]
+fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
+    let sim = sim(false);
+    all(&sim.case, "apply").unwrap();
+    sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
+    let root = sim.case.root();
+    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
+    let session = Session::open(&sim.case.state).unwrap();
+    let accepted = session.revert(OnConflict::Accept, &machine, &mut Silent).unwrap().unwrap();
+    assert!(accepted.done, "{}", accepted.summary());
+    assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
+    assert_eq!(sim.kernel.tasks(&Path::new(CPU).join("rtvirtio-vm")).unwrap(), "7\n");
+    assert_eq!(sim.kernel.policy(8).unwrap().policy, Policy::Batch);
 }
 
 /// A policy that the kernel refuses undoes the group and the moves before it.

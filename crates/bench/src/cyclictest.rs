@@ -90,6 +90,10 @@ pub struct Latencies {
     /// not looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
+    /// What a thread of the host saw on the same core at the same time, above all that ran there: how late the core itself was. Absent for the host's own
+    /// runs, and where it was not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<Box<Self>>,
 }
 
 /// Rounds up to three figures, but to single microseconds below 1 ms.
@@ -129,6 +133,12 @@ impl Latencies {
         self.add_many(us, 1);
     }
 
+    fn add_counts(&mut self, other: &Self) {
+        other.counts.iter().for_each(|(us, n)| self.add_many(*us, *n));
+        self.above += other.above;
+        self.max_us = self.max_us.max(other.max_us);
+    }
+
     fn add_many(&mut self, us: u64, n: u64) {
         if us >= LARGEST_US {
             self.above += n;
@@ -143,13 +153,34 @@ impl Latencies {
 
     /// Counts those of another run too.
     pub fn merge(&mut self, other: &Self) {
-        other.counts.iter().for_each(|(us, n)| self.add_many(*us, *n));
-        self.above += other.above;
-        self.max_us = self.max_us.max(other.max_us);
         // Nothing yet is no run in which it was not looked at.
-        self.stolen =
-            if self.seconds > 0.0 { self.stolen.zip(other.stolen).map(|(a, b)| a + b) } else { other.stolen };
+        let begun = self.n() > 0;
+        self.stolen = if begun { self.stolen.zip(other.stolen).map(|(a, b)| a + b) } else { other.stolen };
+        self.floor = match (self.floor.take(), &other.floor) {
+            (Some(mut mine), Some(theirs)) => {
+                mine.merge(theirs);
+                Some(mine)
+            }
+            (None, Some(theirs)) if !begun => Some(theirs.clone()),
+            _ => None,
+        };
+        self.add_counts(other);
         self.seconds += other.seconds;
+    }
+
+    /// The latency, in us, that no more than the share `1 - p` of wake-ups pass while the core itself is late by no more than that. Guest and watcher wake as
+    /// often, so both meet each lateness of the core alike, and what is left of the guest's share above a latency after the watcher's is taken off is that
+    /// share. `None` without [`Latencies::floor`].
+    #[must_use]
+    pub fn at_beyond_floor(&self, p: f64) -> Option<u64> {
+        let floor = self.floor.as_ref()?;
+        let share_above = |l: &Self, us: u64| {
+            let above = l.above + l.counts.iter().filter(|c| c.0 > us).map(|c| c.1).sum::<u64>();
+            above as f64 / l.n().max(1) as f64
+        };
+        let of_guest = |us: u64| share_above(self, us) - share_above(floor, us);
+        let found = self.counts.iter().map(|c| c.0).find(|us| of_guest(*us) <= 1.0 - p);
+        Some(found.unwrap_or(self.max_us))
     }
 
     /// Mean in us; those above the histogram count as its end.
@@ -203,6 +234,14 @@ impl Series {
     pub fn all(&self) -> Latencies {
         let mut all = Latencies::default();
         self.rounds.iter().for_each(|r| all.merge(r));
+        all
+    }
+
+    /// The rounds in which the host's core was watched, together.
+    #[must_use]
+    pub fn watched(&self) -> Latencies {
+        let mut all = Latencies::default();
+        self.rounds.iter().filter(|r| r.floor.is_some()).for_each(|r| all.merge(r));
         all
     }
 }
@@ -276,10 +315,10 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     let (mut worst, mut samples, mut least) = (None, 0, f64::INFINITY);
     for kernel in data.kernels() {
         let pair = data.of(kernel, Setup::AioLowered).zip(data.of(kernel, Setup::Guest));
-        let Some((with, without)) = pair else { continue };
-        let rounds = with.rounds.iter().zip(&without.rounds);
+        let Some((with_series, without_series)) = pair else { continue };
+        let rounds = with_series.rounds.iter().zip(&without_series.rounds);
         let ratios: Vec<f64> = rounds.map(|(w, o)| w.at(0.999) as f64 / o.at(0.999).max(1) as f64).collect();
-        let (with, without) = (with.all(), without.all());
+        let (with, without) = (with_series.all(), without_series.all());
         let n = usize::try_from(with.n().min(without.n())).unwrap_or(usize::MAX);
         let ratio = with.at(0.999) as f64 / without.at(0.999).max(1) as f64;
         let id = if is_rt(kernel) { "rt" } else { "standard" };
@@ -295,6 +334,7 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
             "times",
             rounds,
         ));
+        claims.extend(beyond_floor(id, with_series, without_series));
         worst = Some(worst.map_or(ratio, |w: f64| w.max(ratio)));
         least = least.min(with.seconds.min(without.seconds));
         samples += n;
@@ -306,6 +346,18 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     let worst = worst.unwrap_or(0.0);
     claims.insert(0, Claim::new("cpu.cyclictest.p999_ratio", what, worst, "times", samples).at_most(0.25));
     claims
+}
+
+/// The same ratio of what the guest adds to the core itself being late. Nothing in the rounds in which nobody looked.
+fn beyond_floor(id: &str, with: &Series, without: &Series) -> Option<Claim> {
+    let (with, without) = (with.watched(), without.watched());
+    let ratio = with.at_beyond_floor(0.999)? as f64 / without.at_beyond_floor(0.999)?.max(1) as f64;
+    let n = usize::try_from(with.n().min(without.n())).unwrap_or(usize::MAX);
+    let what = format!(
+        "the same less what a thread of the host saw on the core at the same time, {:.1} min of each at least",
+        with.seconds.min(without.seconds) / 60.0
+    );
+    Some(Claim::new(format!("cpu.cyclictest.p999_ratio.{id}.beyond_host"), what, ratio, "times", n))
 }
 
 /// Whether a Debian kernel's release is that of one with `PREEMPT_RT`.
@@ -355,6 +407,34 @@ mod tests {
         let mut b = a.clone();
         b.merge(&a);
         assert_eq!((b.at(1.0), b.n(), b.max_us), (1_010, 2, 1_001));
+    }
+
+    #[test]
+    fn what_the_core_itself_was_late_for_is_taken_off_once() {
+        let of = |us: &[(u64, u64)]| {
+            let mut all = Latencies::default();
+            us.iter().for_each(|(us, n)| all.add_many(*us, *n));
+            all.max_us = us.last().unwrap().0;
+            all
+        };
+        // The core stands still for 30 ms in 1 % of all wake-ups; the guest adds 2 ms in another 1 %.
+        let floor = of(&[(5, 990), (30_000, 10)]);
+        let mut guest = of(&[(50, 980), (2_000, 10), (30_000, 10)]);
+        assert_eq!(guest.at_beyond_floor(0.99), None);
+        guest.floor = Some(Box::new(floor));
+        assert_eq!(guest.at(0.99), 2_000);
+        assert_eq!(guest.at(0.999), 30_000);
+        assert_eq!(guest.at_beyond_floor(0.98), Some(50));
+        assert_eq!(guest.at_beyond_floor(0.99), Some(50));
+        assert_eq!(guest.at_beyond_floor(0.999), Some(2_000));
+        // Two rounds are as one of twice the length.
+        let mut twice = Latencies::default();
+        twice.merge(&guest);
+        twice.merge(&guest);
+        assert_eq!((twice.n(), twice.at_beyond_floor(0.999)), (2_000, Some(2_000)));
+        // A round that nobody watched leaves nothing to take off.
+        twice.merge(&of(&[(50, 1)]));
+        assert_eq!(twice.floor, None);
     }
 
     #[test]

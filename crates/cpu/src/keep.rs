@@ -1,5 +1,6 @@
 //! A contract in force, and threads that appear: each gets what its role asks for. Under SCHED_DEADLINE the budget is split again.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use rtvirtio_host::Hierarchy;
 use rtvirtio_host::sched::Attr;
 use rtvirtio_vmm::Thread;
 
-use crate::settings::{group_name, held, most_of_one, moved, priorities, scheduling};
+use crate::deadline::{held, most_of_one};
+use crate::settings::{group_name, moved, priorities, scheduling};
 use crate::{Ask, Backend, Probe, Settings, Share, attr, split};
 
 /// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
@@ -50,11 +52,12 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
 
 /// The budget split over all of a VM's threads by what each has used lately, a part of the way from the split in force ([`split`]). `ask.threads` are all
 /// threads, `ask.used` says for each what it has used since the last split. First those that give, then those that get, so that their sum never passes
-/// what the kernel admits.
+/// what the kernel admits. `domain` has the VM's CPUs ([`crate::domain_of`]).
 #[must_use]
-pub fn resplit(probe: &Probe, ask: &Ask<'_>) -> Settings {
+pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings {
     let mut out = Settings::none(Backend::Deadline);
-    let held = held(ask, &mut out);
+    let held = held(ask, domain, &mut out);
+    let cpus = u32::try_from(domain.len()).unwrap_or(1);
     let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
     let used: Vec<(u32, Duration)> = held
         .iter()
@@ -62,8 +65,7 @@ pub fn resplit(probe: &Probe, ask: &Ask<'_>) -> Settings {
         .collect();
     let before: Vec<Share> =
         held.iter().filter_map(|t| Some(Share { tid: t.tid, runtime: t.reservation?.runtime })).collect();
-    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, budget, period), &used, Some(&before))
-    else {
+    let Some(shares) = split(budget, cpus, most_of_one(probe, budget, period), &used, Some(&before)) else {
         out.notes.push(format!("a budget of {} is too little for {} threads", ask.contract, held.len()));
         return out;
     };

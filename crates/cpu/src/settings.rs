@@ -11,7 +11,7 @@ use rtvirtio_planner::Strength;
 use rtvirtio_vmm::{Role, Thread};
 use serde::Serialize;
 
-use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, choose, split};
+use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, deadline};
 
 /// Name of the cgroup that is made for a VM, directly below the root.
 #[must_use]
@@ -96,7 +96,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
             units_file(root, cgroups, ask, "cpu.rt.max", ask.contract.budget_us(), &mut out)?;
             priorities(ask, &mut out);
         }
-        Backend::Deadline => deadline(root, probe, ask, &mut out)?,
+        Backend::Deadline => deadline::deadline(root, probe, ask, &mut out)?,
         Backend::Throttle => {
             priorities(ask, &mut out);
             out.notes.push(format!(
@@ -132,8 +132,13 @@ fn hierarchy<'p>(probe: &'p Probe, backend: Backend, ask: &Ask<'_>) -> Result<&'
 
 /// The thread whose cgroup and policy stand for the whole VM.
 fn main_thread<'t>(ask: &Ask<'t>) -> &'t Thread {
-    let first = ask.threads.iter().find(|t| t.role == Role::Emulator);
-    first.or_else(|| ask.threads.iter().find(|t| !t.kernel)).unwrap_or(&ask.threads[0])
+    main_of(ask.threads).unwrap_or(&ask.threads[0])
+}
+
+/// The same; none of no threads.
+pub(crate) fn main_of(threads: &[Thread]) -> Option<&Thread> {
+    let first = threads.iter().find(|t| t.role == Role::Emulator);
+    first.or_else(|| threads.iter().find(|t| !t.kernel)).or(threads.first())
 }
 
 /// Scheduling as it is now; DEADLINE cannot be given to whoever comes, so such a thread's heirs become ordinary.
@@ -256,82 +261,6 @@ pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
     let write = Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string());
     // Cut off while a reservation is put back.
     Write { passing: attr.released().iter().map(Attr::to_string).collect(), ..write }
-}
-
-fn deadline(root: &Root, probe: &Probe, ask: &Ask<'_>, out: &mut Settings) -> Result<(), CpuError> {
-    let cannot = |why: String, remedy: &str| CpuError::CannotHold {
-        vm: ask.vm.to_owned(),
-        backend: Backend::Deadline,
-        why,
-        remedy: remedy.to_owned(),
-    };
-    let held = held(ask, out);
-    let online = root.read("/sys/devices/system/cpu/online")?;
-    let online = text::cpu_list(&online).unwrap_or_default();
-    let narrow =
-        held.iter().find(|t| text::cpu_list(&t.affinity).is_none_or(|mask| !online.is_subset(&mask)));
-    if let Some(t) = narrow {
-        return Err(cannot(
-            format!(
-                "thread {} ({}) may run on CPUs {} only, and a deadline thread must be allowed on all",
-                t.tid, t.role, t.affinity
-            ),
-            "take the pinning away, or make these CPUs an exclusive cpuset (v2: echo root >cpuset.cpus.partition)",
-        ));
-    }
-    let used: Vec<(u32, Duration)> = held
-        .iter()
-        .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(t.cpu_time, |u| u.1)))
-        .collect();
-    let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
-    let Some(shares) = split(budget, probe.cpus, most_of_one(probe, budget, period), &used, None) else {
-        let why = format!("a budget of {} is too little for {} threads", ask.contract, held.len());
-        return Err(cannot(why, "give at least 50 us for each thread"));
-    };
-    for (t, share) in held.into_iter().zip(shares) {
-        out.writes.push(scheduling(ask, t, Attr::deadline(share.runtime, period)));
-    }
-    out.notes.push(
-        "the budget is split over the threads by what each has used: a thread whose load changes waits for the next split".to_owned(),
-    );
-    Ok(())
-}
-
-/// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others: its own default (`sched_rt_runtime_us`).
-const KEEP: f64 = 0.95;
-
-/// Most runtime of one thread in each period: it runs on one CPU at a time, so no more than the VM's budget there. The kernel admits the sum over all CPUs, so one thread might have a whole one, which nothing would ever take
-/// from it: RT throttling does not know deadline threads. What is kept for others on each CPU is kept here too.
-pub(crate) fn most_of_one(probe: &Probe, budget: u64, period: u64) -> u64 {
-    let found = choose(probe, Some(Backend::Deadline), false);
-    let grant = found.map_or(KEEP, |f| (f.grant.limit.0 - f.grant.fair_server.0).clamp(0.0, KEEP));
-    budget.min((period as f64 * grant) as u64)
-}
-
-/// Whether SCHED_DEADLINE gives threads of this role a part of the budget: those that have a priority under the order, but for QEMU's RCU thread, and for
-/// workers, which come and go.
-#[must_use]
-pub fn has_part(role: &Role, order: Order) -> bool {
-    !matches!(role, Role::AioWorker | Role::IoUringWorker | Role::Rcu)
-        && attr(role, order, Level::ALONE, Backend::Deadline).is_some()
-}
-
-/// The threads that get a part of the budget.
-pub(crate) fn held<'t>(ask: &Ask<'t>, out: &mut Settings) -> Vec<&'t Thread> {
-    let mut held: Vec<&Thread> = Vec::new();
-    for t in ask.threads {
-        match &t.role {
-            // A worker lives for seconds, and a reservation cannot be handed down to the next.
-            Role::AioWorker | Role::IoUringWorker => {
-                out.outside.push((t.tid, "workers come and go".to_owned()))
-            }
-            role if !has_part(role, ask.order) => {
-                out.outside.push((t.tid, format!("a thread of role `{role}` is left ordinary")));
-            }
-            _ => held.push(t),
-        }
-    }
-    held
 }
 
 /// The paper's `mlockall`: without it a page fault joins every latency.

@@ -216,7 +216,7 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     let pinned = host.vm("/", 0, "0");
     let error = settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract));
     let text = error.unwrap_err().to_string();
-    assert!(text.contains("CPUs 0 only") && text.contains("exclusive cpuset"), "{text}");
+    assert!(text.contains("CPUs 0 only") && text.contains("cpuset.cpus.partition"), "{text}");
     let threads = host.vm("/", 0, "0-1");
     let made =
         settings(&host.root, &host.probe(), Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
@@ -224,6 +224,15 @@ fn deadlines_need_threads_that_may_run_everywhere() {
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 2666666/20000000/20000000 reset-on-fork"; 3]);
     assert_eq!(made.outside.iter().map(|o| o.0).collect::<Vec<_>>(), [101, 104]);
+    // A partition of one CPU is all that its threads must be allowed on, and all that they have.
+    let mine = "/sys/fs/cgroup/machine.slice";
+    host.put(&format!("{mine}/cpuset.cpus.partition"), "root\n");
+    host.put(&format!("{mine}/cpuset.cpus.effective"), "1\n");
+    let pinned = host.vm("/machine.slice/plc.scope", 0, "1");
+    let made =
+        settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
+    let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
+    assert_eq!(values, ["deadline 1333333/20000000/20000000 reset-on-fork"; 3]);
     // All of a large budget is used by one thread: it gets no CPU for itself alone, which nothing would ever take from it.
     let contract = Contract::new(Nanos::from_millis(18), Nanos::from_millis(20)).unwrap();
     let used = [(threads[0].tid, std::time::Duration::from_secs(1))];

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write, append};
 use rtvirtio_cpu::{
-    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, levels, probe, resplit, settings,
-    take_in,
+    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, domain_of, levels, probe, resplit,
+    settings, take_in,
 };
 use rtvirtio_host::sched::{self, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
@@ -360,7 +360,14 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
             level: Level::ALONE,
             used: &used,
         };
-        let amended = spinner.session().amend(&resplit(&probe, &ask).writes, &machine, &mut Silent).unwrap();
+        let amended = spinner
+            .session()
+            .amend(
+                &resplit(&probe, &domain_of(&Root::default(), &threads).unwrap(), &ask).writes,
+                &machine,
+                &mut Silent,
+            )
+            .unwrap();
         assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
         let sum: u64 = spinner.threads().iter().filter_map(|t| t.reservation).map(|r| r.runtime).sum();
         assert!(sum <= total, "{sum}");

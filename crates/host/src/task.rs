@@ -40,6 +40,8 @@ pub struct TaskStat {
     pub policy: Option<Policy>,
     /// CPU time used, in steps of 10 ms.
     pub cpu_time: Duration,
+    /// CPU that it last ran on.
+    pub cpu: u32,
 }
 
 /// One line of `/proc/PID/cgroup`.
@@ -134,6 +136,7 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
         priority: field(40)?.parse().ok()?,
         policy: Policy::of_number(field(41)?.parse().ok()?),
         cpu_time: TICK.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX)),
+        cpu: field(39)?.parse().ok()?,
     })
 }
 

@@ -1,13 +1,13 @@
 //! `rtvirtio keep`: contracts in force hold for threads that appear later too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
-use rtvirtio_cpu::{Ask, Backend, Probe, has_part, probe, resplit, take_in};
+use rtvirtio_cpu::{Ask, Backend, Probe, domain_of, has_part, probe, resplit, take_in};
 use rtvirtio_host::Root;
 use rtvirtio_spec::Spec;
 use rtvirtio_vmm::threads::discover;
@@ -130,8 +130,8 @@ impl Kept {
 
     /// Whether the budget is to be split now: at the set times, and for a thread that is to have a part of it and has none, as soon as it is seen what the
     /// others use.
-    fn splits(&self, threads: &[Thread], now: Instant) -> bool {
-        let waits = |t: &Thread| self.pending.contains_key(&(t.tid, t.start)) && self.lacks_part(t);
+    fn splits(&self, threads: &[Thread], domain: &BTreeSet<u32>, now: Instant) -> bool {
+        let waits = |t: &Thread| self.pending.contains_key(&(t.tid, t.start)) && self.lacks_part(t, domain);
         self.is_due(now) || (now >= self.split_at + SEEN && threads.iter().any(waits))
     }
 
@@ -139,8 +139,8 @@ impl Kept {
         now >= self.split_at + self.split_every
     }
 
-    fn lacks_part(&self, t: &Thread) -> bool {
-        self.of.backend == Backend::Deadline && t.reservation.is_none() && has_part(&t.role, self.of.order)
+    fn lacks_part(&self, t: &Thread, domain: &BTreeSet<u32>) -> bool {
+        self.of.backend == Backend::Deadline && t.reservation.is_none() && has_part(t, self.of.order, domain)
     }
 
     /// Looks once, and does what is to be done.
@@ -173,8 +173,9 @@ impl Kept {
             Err(e) if e.is_gone() => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        if is_split && !self.splits(&threads, now) {
-            let wait = |t: &Thread| self.lacks_part(t);
+        let domain = domain_of(root, &threads)?;
+        if is_split && !self.splits(&threads, &domain, now) {
+            let wait = |t: &Thread| self.lacks_part(t, &domain);
             self.pending = still_pending(&self.pending, &threads, wait);
             return Ok(());
         }
@@ -193,7 +194,8 @@ impl Kept {
             level: self.of.level,
             used: &used,
         };
-        let settings = if is_split { resplit(probe, &ask) } else { take_in(probe, self.of.backend, &ask) };
+        let settings =
+            if is_split { resplit(probe, &domain, &ask) } else { take_in(probe, self.of.backend, &ask) };
         let session = match Session::open(&global.state_dir) {
             Ok(session) => session,
             // Another rtvirtio is at work, perhaps a revert: again at the next look.

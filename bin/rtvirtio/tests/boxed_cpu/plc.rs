@@ -68,6 +68,24 @@ pub fn state_dir() -> &'static Path {
 pub fn prepare_host() {
     fs::create_dir_all(group_dir()).unwrap();
     fs::write(format!("{MOUNT}/machine.slice/cgroup.subtree_control"), "+cpu").unwrap();
+    fs::write(format!("{MOUNT}/cgroup.subtree_control"), "+cpuset").unwrap();
+}
+
+/// Gives machines CPUs of their own, as a user pins them, or takes them back.
+pub fn partition(cpus: Option<&str>) {
+    let set = |file: &str, value: &str| {
+        let path = format!("{MOUNT}/machine.slice/{file}");
+        fs::write(&path, value).unwrap_or_else(|e| panic!("{value} to {path}: {e}"));
+    };
+    if let Some(cpus) = cpus {
+        set("cpuset.cpus", cpus);
+        set("cpuset.cpus.partition", "root");
+        assert_eq!(read(&format!("{MOUNT}/machine.slice/cpuset.cpus.partition")).trim(), "root");
+    } else {
+        set("cpuset.cpus.partition", "member");
+        // Empty, where threads are, the kernel refuses.
+        set("cpuset.cpus", "0-1");
+    }
 }
 
 /// A spec of the machine; returns its path.

@@ -37,9 +37,15 @@ fn throttling(root: &Root, found: &mut Vec<Finding>) {
         .and_then(|r| Ok((r, number(root, "/proc/sys/kernel/sched_rt_period_us")?)));
     found.push(match values {
         Err(e) => Finding::unknown(ID, &e, WHY),
-        Ok((-1, _)) => {
-            Finding::ok(ID, "real-time throttling is off; a runaway real-time thread can hang a CPU", WHY)
+        Ok((-1, _)) if super::least_fair_server(root).is_some_and(|share| share > 0.0) => {
+            Finding::ok(ID, "off; the fair server keeps a share for ordinary threads", WHY)
         }
+        Ok((-1, _)) => Finding::warn(
+            ID,
+            "off, and there is no fair server: a runaway real-time thread can hang a CPU",
+            WHY,
+            "sysctl kernel.sched_rt_runtime_us=950000",
+        ),
         Ok((0, _)) => Finding::warn(
             ID,
             "real-time threads get no time at all",
@@ -141,12 +147,16 @@ fn idle(root: &Root, found: &mut Vec<Finding>) {
 fn smt(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str = "two threads of one core slow each other; pin VMs so that they do not share a core";
     let active = root.read_optional(Path::new(CPUS).join("smt/active")).ok().flatten();
-    let what = match active.as_deref() {
-        Some("1") => "SMT is on",
-        Some(_) => "SMT is off",
-        None => "SMT is not known to this kernel",
-    };
-    found.push(Finding::ok("cpu.smt", what, WHY));
+    found.push(match active.as_deref() {
+        Some("1") => Finding::warn(
+            "cpu.smt",
+            "two threads share each core",
+            WHY,
+            "pin VMs with targets to whole cores (lscpu -e shows them), or echo off >/sys/devices/system/cpu/smt/control",
+        ),
+        Some(_) => Finding::ok("cpu.smt", "off", WHY),
+        None => Finding::ok("cpu.smt", "not known to this kernel", WHY),
+    });
 }
 
 fn memlock(root: &Root, found: &mut Vec<Finding>) {

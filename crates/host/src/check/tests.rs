@@ -61,6 +61,8 @@ fn each_fault_is_found_with_its_level_and_remedy() {
         ("/proc/sys/kernel/osrelease", "4.19.0\n", "kernel", Level::Warn, "5.4"),
         ("/proc/sys/kernel/sched_rt_runtime_us", "0\n", "rt.throttling", Level::Warn, "sysctl"),
         ("/proc/sys/kernel/sched_rt_runtime_us", "x\n", "rt.throttling", Level::Warn, "root"),
+        ("/proc/sys/kernel/sched_rt_runtime_us", "-1\n", "rt.throttling", Level::Warn, "sysctl"),
+        ("/sys/devices/system/cpu/smt/active", "1\n", "cpu.smt", Level::Warn, "smt/control"),
         ("/proc/self/mountinfo", "1 1 0:1 / /p rw - proc proc rw\n", "cgroup.io", Level::Fail, "mount"),
         ("/sys/block/sda/queue/scheduler", "[none] mq-deadline\n", "bfq", Level::Fail, "CONFIG_IOSCHED_BFQ"),
         ("/sys/block/sda/queue/scheduler", "none bfq\n", "elevator.sda", Level::Warn, "root"),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 use super::{Attr, Policy};
-use crate::{Root, mounts, task};
+use crate::{Root, mounts, root_domain, task};
 
 /// Number of the capability (capabilities(7)).
 pub const CAP_SYS_NICE: u32 = 23;
@@ -71,8 +71,16 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
         if let Some(mask) = narrow_mask(root, pid, tid) {
             return (
                 format!("its affinity {mask} is narrower than the CPUs of its root domain, and a deadline thread may run on all of them"),
-                "widen the affinity, or make the CPUs an exclusive cpuset (v2: echo root >cpuset.cpus.partition)"
+                "widen the affinity, or make its CPUs a partition of their own (echo root >cpuset.cpus.partition, cgroup v2)"
                     .to_owned(),
+            );
+        }
+        if let Some(cpu) = asleep_elsewhere(root, pid, tid) {
+            return (
+                format!(
+                    "it has not run since its CPUs were changed, and asleep the kernel counts it to the root domain of CPU {cpu}"
+                ),
+                "try again when it has run: an I/O thread does when the guest reads its disk".to_owned(),
             );
         }
     }
@@ -102,10 +110,18 @@ fn can_nice(root: &Root) -> bool {
     caps.and_then(|c| u64::from_str_radix(c.trim(), 16).ok()).is_none_or(|c| c >> CAP_SYS_NICE & 1 == 1)
 }
 
-/// The affinity of a thread, when it lacks CPUs that are online.
+/// The CPU that a thread last ran on, when that is not in its root domain any more: a new cpuset moves those that run, not those that sleep, and
+/// `__sched_setscheduler()` compares with the domain of the CPU that it finds the thread on.
+fn asleep_elsewhere(root: &Root, pid: u32, tid: u32) -> Option<u32> {
+    let cpu = task::stat(root, pid, tid).ok()?.cpu;
+    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?).ok()?;
+    (!domain.contains(&cpu)).then_some(cpu)
+}
+
+/// The affinity of a thread, when it lacks CPUs of its root domain.
 fn narrow_mask(root: &Root, pid: u32, tid: u32) -> Option<String> {
     let mask = task::affinity(root, pid, tid).ok()?;
-    let online = crate::text::cpu_list(&root.read("/sys/devices/system/cpu/online").ok()?)?;
+    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?).ok()?;
     let have = crate::text::cpu_list(&mask)?;
-    (!online.is_subset(&have)).then_some(mask)
+    (!domain.is_subset(&have)).then_some(mask)
 }

@@ -118,6 +118,17 @@ fn each_reason_of_eperm_is_told_from_the_others() {
     put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0-1\n");
     let other = told(&Attr::fifo(97));
     assert!(other.contains("the kernel does not allow it"), "{other}");
+    let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17";
+    put(
+        &root,
+        "/proc/7/task/7/stat",
+        &format!("7 (IO) S 1 1 1 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 7 {tail} 3 0 0 0\n"),
+    );
+    let asleep = told(&Attr::deadline(1_000_000, 2_000_000));
+    assert!(
+        asleep.contains("it has not run since its CPUs were changed") && asleep.contains("CPU 3"),
+        "{asleep}"
+    );
     put(&root, "/proc/self/status", "CapEff:\t0000000000000000\n");
     for attr in [Attr::fifo(97), Attr::deadline(1_000_000, 2_000_000), Attr::other(-5)] {
         let text = told(&attr);

@@ -269,18 +269,20 @@ impl<'a> Bed<'a> {
             Setup::Host => {
                 let _fio = HostFio::start(self.disk, self.core)?;
                 ui.pause(WARM_UP)?;
-                on_host(self.core, length, ui)?
+                let watch = Watch::start(self.core);
+                ui.pause(length)?;
+                watch.finish()?
             }
             Setup::LoadMoved => {
                 let _fio = HostFio::start(self.disk, self.core)?;
                 ui.pause(WARM_UP)?;
-                in_guest(&mut self.vm, length, ui)?
+                self.watched(length, ui)?
             }
             _ => {
                 let argv = fio(GUEST_DISK);
                 let load = self.vm.spawn(&argv.iter().map(String::as_str).collect::<Vec<_>>())?;
                 ui.pause(WARM_UP)?;
-                let seen = in_guest(&mut self.vm, length, ui)?;
+                let seen = self.watched(length, ui)?;
                 if self.vm.poll(load)?.is_some() {
                     bail!("the I/O load in the guest ended by itself");
                 }
@@ -293,6 +295,14 @@ impl<'a> Bed<'a> {
         // Warm-up included, which is short beside a run.
         let stolen = stolen(&Root::default(), self.core)?.saturating_sub(before);
         seen.stolen = Some(stolen.as_secs_f64());
+        Ok(seen)
+    }
+
+    /// cyclictest in the guest, and the same on the host's core meanwhile.
+    fn watched(&mut self, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
+        let watch = Watch::start(self.core);
+        let mut seen = in_guest(&mut self.vm, length, ui)?;
+        seen.floor = Some(Box::new(watch.finish()?));
         Ok(seen)
     }
 
@@ -334,39 +344,62 @@ fn in_guest(vm: &mut QemuGuest, length: Duration, ui: &Ui) -> anyhow::Result<Lat
     parse(&String::from_utf8_lossy(&output.stdout)).map_err(|e| anyhow::anyhow!("{e}; {said:.200}"))
 }
 
-/// What cyclictest does, on this host's core: the floor of everything that a guest on it can reach.
-fn on_host(core: u32, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
-    let measure = move || -> anyhow::Result<Latencies> {
-        bind_this_thread(core)?;
-        sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
-        let now = || {
-            let t = rustix::time::clock_gettime(ClockId::Monotonic);
-            t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-        };
-        let mut all = Latencies::default();
-        let end = now() + u64::try_from(length.as_nanos()).unwrap_or(u64::MAX / 2);
-        let mut due = now() + INTERVAL_US * 1000;
-        while due < end {
-            let at = rustix::thread::Timespec {
-                tv_sec: (due / 1_000_000_000) as i64,
-                tv_nsec: (due % 1_000_000_000) as i64,
-            };
-            let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
-            let woke = now();
-            all.add(woke.saturating_sub(due) / 1000);
-            // As cyclictest does: what was slept through is not counted again.
-            while due <= woke {
-                due += INTERVAL_US * 1000;
-            }
-        }
-        Ok(all)
-    };
-    let thread = std::thread::spawn(measure);
-    while !thread.is_finished() {
-        // It ends by itself, so that Ctrl-C need not reach it.
-        ui.pause(Duration::from_millis(50))?;
+/// What cyclictest does, on the host's core and above all that runs there, until it is finished or dropped: the floor of everything that a guest on it can
+/// reach.
+struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<anyhow::Result<Latencies>>>,
+}
+
+impl Watch {
+    fn start(core: u32) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = stop.clone();
+        Self { stop, thread: Some(std::thread::spawn(move || wake_up(core, &told))) }
     }
-    thread.join().unwrap_or_else(|_| bail!("the thread that measures panicked"))
+
+    fn finish(mut self) -> anyhow::Result<Latencies> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().context("finished twice")?;
+        thread.join().unwrap_or_else(|_| bail!("the thread that watches the host panicked"))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Wakes each [`INTERVAL_US`] at priority 99 until told to stop.
+fn wake_up(core: u32, stop: &AtomicBool) -> anyhow::Result<Latencies> {
+    bind_this_thread(core)?;
+    sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
+    let now = || {
+        let t = rustix::time::clock_gettime(ClockId::Monotonic);
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    };
+    let mut all = Latencies::default();
+    let begun = now();
+    let mut due = begun + INTERVAL_US * 1000;
+    while !stop.load(Ordering::Relaxed) {
+        let at = rustix::thread::Timespec {
+            tv_sec: (due / 1_000_000_000) as i64,
+            tv_nsec: (due % 1_000_000_000) as i64,
+        };
+        let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
+        let woke = now();
+        all.add(woke.saturating_sub(due) / 1000);
+        // As cyclictest does: what was slept through is not counted again.
+        while due <= woke {
+            due += INTERVAL_US * 1000;
+        }
+    }
+    all.seconds = Duration::from_nanos(now() - begun).as_secs_f64();
+    Ok(all)
 }
 
 fn this_thread() -> u32 {
