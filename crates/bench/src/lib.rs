@@ -30,4 +30,5 @@ pub mod schemes;
 pub mod servers;
 pub mod stage;
 pub mod startup;
+pub mod tails;
 pub mod train;

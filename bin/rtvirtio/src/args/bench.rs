@@ -39,6 +39,15 @@ EXAMPLES
   rtvirtio bench accuracy data/qlc-nvme.jsonl
   rtvirtio bench accuracy data/qlc-nvme.jsonl --model data/qlc-nvme.model.json")]
     Accuracy(BenchAccuracyArgs),
+    /// Whether estimates of p99.99 from few samples hold: long runs cut into pieces
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio bench tails
+  sudo rtvirtio bench tails twin:emmc --for 10min --piece 2s --out /tmp/tails
+  rtvirtio bench tails --report-only --json | jq .claims
+
+Exit code 2 when a claim is not met.")]
+    Tails(BenchTailsArgs),
     /// How long planning takes, and how near it comes to the best of an exhaustive search
     #[command(
         after_help = "EXAMPLES\n  rtvirtio bench plan --model data/qlc-nvme.model.json\n  rtvirtio bench plan --repeat 50 --json | jq .claims"
@@ -137,6 +146,23 @@ pub struct BenchIodArgs {
     /// Leave out the comparison with qemu-storage-daemon, and the regulator
     #[arg(long)]
     pub no_peer: bool,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+/// `bench tails`.
+#[derive(Args, Debug)]
+pub struct BenchTailsArgs {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed again
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Length of each of the four runs: 100 requests a second show their p99.99 in five minutes
+    #[arg(long = "for", value_name = "TIME", default_value = "6min")]
+    pub length: Nanos,
+    /// Length of a piece: with 10000 requests and more it needs no estimate
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    pub piece: Nanos,
     /// Where the result goes
     #[command(flatten)]
     pub result: BenchResult,

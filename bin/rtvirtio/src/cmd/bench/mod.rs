@@ -19,6 +19,7 @@ mod report;
 mod reservation;
 mod runs;
 pub mod sweep;
+mod tails;
 mod turns;
 mod web;
 
@@ -41,6 +42,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Iod(args) => iod::run(args, global, ui),
         BenchCommand::IodCrash(args) => iod_crash::run(args, global, ui),
         BenchCommand::IodStartup(args) => iod_startup::run(args, global, ui),
+        BenchCommand::Tails(args) => tails::run(args, global, ui),
         BenchCommand::Cyclictest(args) => cyclictest::run(args, global, ui),
         BenchCommand::Reservation(args) => reservation::run(args, global, ui),
         BenchCommand::KillAt(args) => kills::child(args),

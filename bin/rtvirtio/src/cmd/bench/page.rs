@@ -5,6 +5,7 @@ mod cases;
 mod contention;
 mod cyclictest;
 mod reservation;
+mod tails;
 mod xy;
 
 use rtvirtio_bench::claims::Claim;
@@ -15,6 +16,7 @@ pub use cases::{cases, misses, pass_rates};
 pub use contention::contention;
 pub use cyclictest::cyclictest;
 pub use reservation::reservation;
+pub use tails::{tails, tails_text};
 
 /// Claims as a table.
 pub fn claims(claims: &[Claim]) -> BenchSection {

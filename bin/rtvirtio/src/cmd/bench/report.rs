@@ -10,7 +10,7 @@ use rtvirtio_bench::dataset::Dataset;
 
 use super::found::Found;
 use super::sweep::IN_GUESTS;
-use super::{accuracy, cases, contention, cyclictest, iod, reservation};
+use super::{accuracy, cases, contention, cyclictest, iod, reservation, tails};
 use crate::args::BenchReportArgs;
 use crate::cmd::write_file;
 use crate::model_choice;
@@ -28,11 +28,16 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     let iod = iod::in_dir(&args.data)?;
     type Reader = fn(&Path) -> anyhow::Result<Found>;
-    let cpu: [(&str, Reader); 2] =
-        [(reservation::FILE, reservation::found), (cyclictest::FILE, cyclictest::found)];
-    let cpu = cpu.map(|(file, read)| (args.data.join(file), read)).into_iter().filter(|(p, _)| p.exists());
-    let cpu = cpu.map(|(path, read)| read(&path)).collect::<anyhow::Result<Vec<_>>>()?;
-    let all = datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).chain(cpu).reduce(Found::with);
+    let others: [(&str, Reader); 3] = [
+        (tails::FILE, tails::found),
+        (reservation::FILE, reservation::found),
+        (cyclictest::FILE, cyclictest::found),
+    ];
+    let others =
+        others.map(|(file, read)| (args.data.join(file), read)).into_iter().filter(|(p, _)| p.exists());
+    let others = others.map(|(path, read)| read(&path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let all =
+        datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).chain(others).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
     if let Some(out) = &args.markdown {
         write_file(out, all.markdown().as_bytes())?;

@@ -1,0 +1,83 @@
+//! Tails from few samples beside what long runs show.
+
+use std::fmt::Write as _;
+
+use rtvirtio_bench::tails::{Summary, TailsData, TaskTails, summary};
+use rtvirtio_report::BenchSection;
+use rtvirtio_report::svg::Spread;
+
+use super::xy::{axis, plot, series, table};
+
+const HEAD: [&str; 8] = [
+    "set-up",
+    "tasks",
+    "pieces",
+    "with a bound",
+    "bound holds",
+    "bound over truth",
+    "estimate over truth",
+    "longest request above the truth",
+];
+
+fn row(name: &str, tasks: usize, s: &Summary) -> Vec<String> {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    vec![
+        name.to_owned(),
+        tasks.to_string(),
+        s.pieces.to_string(),
+        percent(s.bounded as f64 / s.pieces.max(1) as f64),
+        percent(s.coverage),
+        format!("{:.2}", s.upper),
+        format!("{:.2}", s.estimate),
+        percent(s.by_longest),
+    ]
+}
+
+fn rows(data: &TailsData) -> Vec<Vec<String>> {
+    let of = |name: &str, tasks: Vec<&TaskTails>| row(name, tasks.len(), &summary(tasks.into_iter()));
+    data.runs.iter().map(|run| of(&run.setup, run.tasks.iter().collect())).collect()
+}
+
+/// For a terminal.
+pub fn tails_text(data: &TailsData) -> String {
+    let mut s = String::new();
+    for row in rows(data) {
+        let cells = HEAD.iter().zip(&row).skip(1).map(|(head, cell)| format!("{head} {cell}"));
+        let _ = writeln!(s, "{:<36} {}", row[0], cells.collect::<Vec<_>>().join(", "));
+    }
+    s
+}
+
+/// For a page.
+pub fn tails(data: &TailsData) -> BenchSection {
+    let mut tasks: Vec<(&str, &TaskTails)> =
+        data.runs.iter().flat_map(|r| r.tasks.iter().map(|t| (r.setup.as_str(), t))).collect();
+    tasks.sort_by_key(|(_, t)| t.p9999_ns);
+    let line = |of: &dyn Fn(&TaskTails) -> Option<f64>| -> Vec<(f64, f64, String)> {
+        let point = |(i, (setup, t)): (usize, &(&str, &TaskTails))| {
+            let ms = of(t)?;
+            Some((i as f64, ms, format!("{setup}, {:.0}/s: {ms:.2} ms", t.rate.0)))
+        };
+        tasks.iter().enumerate().filter_map(point).collect()
+    };
+    let middle = |t: &TaskTails, of: fn(&Summary) -> f64| {
+        let s = summary(std::iter::once(t));
+        (s.bounded > 0).then(|| of(&s) * t.p9999_ns.as_millis_f64())
+    };
+    let lines = vec![
+        series(0, "whole run", line(&|t| Some(t.p9999_ns.as_millis_f64()))),
+        series(1, "estimate, median of the pieces", line(&|t| middle(t, |s| s.estimate))),
+        series(2, "upper bound, median of the pieces", line(&|t| middle(t, |s| s.upper))),
+    ];
+    let (x, y) = (axis("tasks by rising tail", Spread::Linear), axis("p99.99, ms", Spread::Log));
+    BenchSection {
+        title: "Tails from few samples".to_owned(),
+        text: vec![format!(
+            "Each run of {} s is cut into pieces of {}. From the requests of a piece alone p99.99 is estimated by peaks over threshold, with an upper bound at \
+             95 %, and compared with p99.99 of the whole run. Pieces whose samples carry no estimate say so.",
+            data.seconds, data.piece_ns
+        )],
+        plots: vec![("p99.99 of each task".to_owned(), plot("tails from few samples", x, y, lines, None))],
+        tables: vec![table("pieces", &HEAD, rows(data))],
+    }
+}
