@@ -83,8 +83,9 @@ fn latencies_are_measured_in_a_guest_and_on_its_host() {
         for round in rounds {
             let counts = round["counts"].as_array().unwrap();
             let n: u64 = counts.iter().map(|c| c[1].as_u64().unwrap()).sum();
-            // A wake-up each millisecond at most; a busy machine misses some, and nobody can be early.
-            assert!((1..=1_100).contains(&n), "{n} in {s}");
+            // A wake-up each millisecond at most; a busy machine misses some, and nobody can be early. The host's own runs end with a pause.
+            assert!((1..=1_300).contains(&n), "{n} in {s}");
+            assert_eq!(round["floor"]["counts"].is_array(), s["setup"] != "host", "{s}");
         }
         let guest = s["setup"] != "host";
         assert_eq!(s["kernel"].as_str().unwrap().ends_with("-cloud-amd64"), guest, "{s}");

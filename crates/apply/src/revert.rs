@@ -5,7 +5,7 @@ mod restore;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use rtvirtio_host::sched::{Attr, Policy};
+use rtvirtio_host::sched::Attr;
 use rtvirtio_host::text;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::error::ApplyError;
 use crate::journal::{self, Entry, Journal, Kept};
 use crate::machine::{Fault, Machine};
 use crate::session::{Observer, Step};
-use crate::target::Form;
+use crate::target::{Form, Place, Target};
 
 /// What to do about a knob that somebody else changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -267,22 +267,32 @@ impl Pass<'_, '_> {
             if let (State::Foreign(found), OnConflict::Force) = (&state, self.on_conflict) {
                 state = State::Ours(found.clone());
             }
+            let mut stays = None;
             let fate = match state {
                 State::Gone(why) => Fate::Gone { why },
                 State::Unreadable(error) => Fate::Failed { error },
                 State::Foreign(_) if self.on_conflict == OnConflict::Accept => Fate::Accepted,
                 State::Foreign(found) => Fate::Conflict { found },
                 State::Old => Fate::Untouched,
-                State::Ours(found) => match (blocked.get(&id), kept.contains(&id)) {
-                    (Some(by), _) => Fate::Blocked { by: by.clone() },
-                    (None, true) => Fate::Accepted,
-                    (None, false) => {
+                State::Ours(found) => match (blocked.get(&id), kept.contains(&id), self.stuck(entry)) {
+                    (Some(by), ..) => Fate::Blocked { by: by.clone() },
+                    (None, true, _) => Fate::Accepted,
+                    (None, false, Some(by)) => {
+                        // The group stays with it.
+                        stays = self.group_of(entry, &found);
+                        if self.on_conflict == OnConflict::Accept {
+                            Fate::Accepted
+                        } else {
+                            Fate::Blocked { by }
+                        }
+                    }
+                    (None, false, None) => {
                         self.todo.insert(id, found.clone());
                         Fate::Restored { from: found }
                     }
                 },
             };
-            for other in entry.created_by.into_iter().chain(self.tied(entry, &fate)) {
+            for other in entry.created_by.into_iter().chain(stays) {
                 match &fate {
                     f if f.is_open() => {
                         blocked.insert(other, entry.target.to_string());
@@ -311,26 +321,37 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Earlier knobs that have to stay when one of a thread does. A real-time thread whose policy is somebody else's is let into no group without a
-    /// budget: it stays in the one that it is in, and that group with it.
-    fn tied(&self, entry: &Entry, fate: &Fate) -> Option<usize> {
-        let found = |e: &&Entry| e.changed_by.is_none() && e.id < entry.id;
-        let mut earlier = self.journal.entries.iter().filter(found);
-        match (&entry.target.form, fate) {
-            (Form::Scheduling, Fate::Conflict { .. } | Fate::Accepted) => {
-                let now = self.machine.read(&entry.target).ok()?.trim().parse::<Attr>().ok()?;
-                let same = |e: &&Entry| {
-                    e.target.place == entry.target.place && matches!(e.target.form, Form::ThreadCgroup { .. })
-                };
-                matches!(now.policy, Policy::Fifo | Policy::Rr).then(|| earlier.find(same)).flatten()
-            }
-            (Form::ThreadCgroup { mount, .. }, Fate::Blocked { .. } | Fate::Accepted) => {
-                let group = mount.join(entry.new.as_ref()?.trim_start_matches('/'));
-                earlier.find(|e| matches!(e.target.form, Form::Group { .. }) && e.target.path == group)
-            }
-            _ => None,
+    /// What keeps a thread in the group of ours that it is in: a real-time policy that is not ours to put back, where its old group has no budget for
+    /// one and so lets it in no more (`sched_rt_can_attach()`). With force it loses that policy.
+    fn stuck(&self, entry: &Entry) -> Option<String> {
+        let (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }) =
+            (&entry.target.form, &entry.target.place)
+        else {
+            return None;
+        };
+        if self.on_conflict == OnConflict::Force {
+            return None;
         }
-        .map(|e| e.id)
+        let policy = Target::scheduling(*pid, *tid, *start);
+        let now = self.machine.read(&policy).ok()?.trim().parse::<Attr>().ok()?;
+        // Policies come after groups in the journal, so they are decided by now.
+        let same = |e: &&Entry| e.target == policy && e.changed_by.is_none();
+        let entries = self.journal.entries.iter().filter(same);
+        let ours = entries.filter_map(|e| self.fates.get(&e.id)).any(|f| matches!(f, Fate::Restored { .. }));
+        if ours || !now.policy.is_real_time() {
+            return None;
+        }
+        let home = mount.join(entry.old.as_ref()?.trim_start_matches('/'));
+        let budget = self.machine.host().read(&home.join("cpu.rt_runtime_us")).ok()?;
+        (budget.trim() == "0").then(|| policy.to_string())
+    }
+
+    /// The group of ours that a thread is in.
+    fn group_of(&self, entry: &Entry, found: &str) -> Option<usize> {
+        let Form::ThreadCgroup { mount, .. } = &entry.target.form else { return None };
+        let group = mount.join(found.trim_start_matches('/'));
+        let is = |e: &&Entry| matches!(e.target.form, Form::Group { .. }) && e.target.path == group;
+        self.journal.entries.iter().find(is).map(|e| e.id)
     }
 
     fn put_back(&mut self, observer: &mut dyn Observer) {

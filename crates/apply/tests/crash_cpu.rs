@@ -203,6 +203,25 @@ fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
     assert_eq!(sim.kernel.policy(8).unwrap().policy, Policy::Batch);
 }
 
+#[test]
+fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
+    let sim = sim(false);
+    all(&sim.case, "apply").unwrap();
+    // The root group, from which it came, has a budget.
+    sim.kernel.set_policy(9, &Attr::fifo(50)).unwrap();
+    // Another one was moved by somebody, and is in no group of ours.
+    sim.kernel.set_policy(7, &Attr::other(0)).unwrap();
+    sim.kernel.attach(Path::new(CPU), "7").unwrap();
+    let root = sim.case.root();
+    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
+    let session = Session::open(&sim.case.state).unwrap();
+    let accepted = session.revert(OnConflict::Accept, &machine, &mut Silent).unwrap().unwrap();
+    assert!(accepted.done, "{}", accepted.summary());
+    assert_eq!(sim.kernel.policy(9).unwrap(), Attr::fifo(50));
+    assert!(sim.kernel.get("/proc/7/task/9/cgroup").contains(":/\n"));
+    assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
+}
+
 /// A policy that the kernel refuses undoes the group and the moves before it.
 #[test]
 fn a_refused_policy_undoes_the_rest() {

@@ -57,7 +57,7 @@ pub struct Piece {
     pub n: u64,
     /// The longest of them, which stands in where nothing better is known.
     pub max_ns: Nanos,
-    /// Estimate of the percentile; absent where the samples give none, and where they are enough to show it.
+    /// Estimate of the percentile; absent where the samples give none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate_ns: Option<Nanos>,
     /// Upper bound of it; absent where the samples give none.
@@ -75,7 +75,7 @@ pub struct TaskTails {
     pub n: u64,
     /// p99.99 of the whole run.
     pub p9999_ns: Nanos,
-    /// Its pieces in the order of time.
+    /// Its pieces in the order of time, but those with requests enough to show the percentile.
     pub pieces: Vec<Piece>,
 }
 
@@ -95,17 +95,18 @@ impl TaskTails {
             let to = series.partition_point(|(t, _)| *t < begin + (k + 1) * piece.0);
             let latencies: Vec<u64> = series[from..to].iter().map(|s| s.1).collect();
             // As results do it: with requests enough the percentile itself is told.
-            let few = !can_carry(latencies.len(), P);
-            let guess: Option<TailEstimate> =
-                few.then(|| estimate(&latencies, Percentile::P9999).ok()).flatten();
-            Piece {
+            if can_carry(latencies.len(), P) {
+                return None;
+            }
+            let guess: Option<TailEstimate> = estimate(&latencies, Percentile::P9999).ok();
+            Some(Piece {
                 n: latencies.len() as u64,
                 max_ns: Nanos(latencies.iter().copied().max().unwrap_or(0)),
                 estimate_ns: guess.as_ref().map(|g| g.estimate_ns),
                 upper_ns: guess.and_then(|g| g.upper_ns),
-            }
+            })
         };
-        let pieces = (0..whole).map(of).collect();
+        let pieces = (0..whole).filter_map(of).collect();
         Some(Self { rate, n: series.len() as u64, p9999_ns: p9999, pieces })
     }
 }
@@ -118,8 +119,10 @@ pub struct LongRun {
     pub setup: String,
     /// How quiet the host was.
     pub noise: Noise,
-    /// Its tasks with a rate, but those with too few requests.
+    /// Its tasks with a rate, but those left out.
     pub tasks: Vec<TaskTails>,
+    /// Tasks with a rate whose percentile even the whole run does not show: too few requests, or some that were never made. Those are the worst tails.
+    pub left_out: usize,
 }
 
 /// All that was measured.
@@ -186,11 +189,13 @@ pub fn summary<'a>(tasks: impl Iterator<Item = &'a TaskTails>) -> Summary {
 #[must_use]
 pub fn claims(data: &TailsData) -> Vec<Claim> {
     let all = summary(data.runs.iter().flat_map(|r| &r.tasks));
-    let piece = data.piece_ns;
+    let (piece, tasks) = (data.piece_ns, data.runs.iter().map(|r| r.tasks.len()).sum::<usize>());
+    let left_out: usize = data.runs.iter().map(|r| r.left_out).sum();
     vec![
         Claim::new(
             "tails.upper.coverage",
-            format!("bounds (95 %) of p99.99 from {piece} of a task that are not below p99.99 of its whole run of {} s", data.seconds),
+            format!("bounds (95 %) of p99.99 from {piece} of a task that are not below p99.99 of its whole run of {} s; {tasks} tasks, {left_out} left out",
+                data.seconds),
             all.coverage,
             "share",
             all.bounded,
@@ -198,7 +203,7 @@ pub fn claims(data: &TailsData) -> Vec<Claim> {
         .at_least(PROMISED),
         Claim::new(
             "tails.upper.given",
-            "pieces for which there is a bound; the others are told to be too short",
+            "pieces too short to show p99.99 for which there is a bound: the others have too few independent slow requests, or no distribution fits",
             all.bounded as f64 / all.pieces.max(1) as f64,
             "share",
             all.pieces,
@@ -207,7 +212,7 @@ pub fn claims(data: &TailsData) -> Vec<Claim> {
         Claim::new("tails.estimate.over_truth", "estimate over p99.99 of the whole run, median", all.estimate, "ratio", all.bounded),
         Claim::new(
             "tails.longest.coverage",
-            "pieces whose longest request, which stands in for p99.99 without an estimate, is not below that of the whole run",
+            "the same pieces whose longest request, which stands in for p99.99 without an estimate, is not below p99.99 of the whole run",
             all.by_longest,
             "share",
             all.pieces,
@@ -281,7 +286,12 @@ mod tests {
             generated: String::new(),
             seconds: 100.0,
             piece_ns: Nanos::from_millis(10_000),
-            runs: vec![LongRun { setup: "x".to_owned(), noise: Noise::default(), tasks: vec![task] }],
+            runs: vec![LongRun {
+                setup: "x".to_owned(),
+                noise: Noise::default(),
+                tasks: vec![task],
+                left_out: 0,
+            }],
         };
         let back: TailsData = serde_json::from_str(&serde_json::to_string(&data).unwrap()).unwrap();
         assert_eq!(back, data);

@@ -36,7 +36,7 @@ pub(crate) fn deadline(
             ));
         }
     }
-    let cpus = u32::try_from(domain.len()).unwrap_or(1);
+    let cpus = u32::try_from(domain.len()).unwrap_or(1).max(1);
     let used: Vec<(u32, Duration)> = held
         .iter()
         .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(t.cpu_time, |u| u.1)))
@@ -61,7 +61,7 @@ pub(crate) fn deadline(
 /// When the host cannot be read.
 pub fn domain_of(root: &Root, threads: &[Thread]) -> Result<BTreeSet<u32>, HostError> {
     match main_of(threads) {
-        Some(main) => root_domain(root, &main.cgroups),
+        Some(main) => root_domain(root, &main.cgroups, &main.affinity),
         None => Ok(BTreeSet::new()),
     }
 }
@@ -88,7 +88,7 @@ fn no_part(t: &Thread, order: Order, domain: &BTreeSet<u32>) -> Option<String> {
         // A worker lives for seconds, and a reservation cannot be handed down to the next.
         Role::AioWorker | Role::IoUringWorker => Some("workers come and go".to_owned()),
         // One of the kernel's own stays in the kernel's cgroup, and so outside of a partition that the VM is in.
-        _ if t.kernel && !may_run_on(t, domain) => {
+        _ if t.kernel && text::cpu_list(&t.affinity).is_some_and(|mask| mask.is_disjoint(domain)) => {
             Some(format!("a thread of the kernel that may run on CPUs {} only, not the VM's", t.affinity))
         }
         Role::Rcu => Some(left_ordinary(&t.role)),

@@ -57,7 +57,7 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
 pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings {
     let mut out = Settings::none(Backend::Deadline);
     let held = held(ask, domain, &mut out);
-    let cpus = u32::try_from(domain.len()).unwrap_or(1);
+    let cpus = u32::try_from(domain.len()).unwrap_or(1).max(1);
     let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
     let used: Vec<(u32, Duration)> = held
         .iter()

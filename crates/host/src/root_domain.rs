@@ -1,8 +1,9 @@
 //! Which CPUs the kernel balances deadline threads over.
 //!
 //! A deadline thread must be allowed on all CPUs of its root domain (`Documentation/scheduler/sched-deadline.rst`, section 5). That is the machine, or
-//! since cgroup v2's cpuset a partition of it (`Documentation/admin-guide/cgroup-v2.rst`, `cpuset.cpus.partition`). Domains made with cpusets of
-//! cgroup v1 are not known here: there the machine is meant.
+//! since cgroup v2's cpuset a partition of it (`Documentation/admin-guide/cgroup-v2.rst`, `cpuset.cpus.partition`). CPUs that are isolated, at boot
+//! (`isolcpus=`) or by partitions of that type, form one domain together. Domains made with cpusets of cgroup v1 are not known here: there the
+//! machine is meant.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,30 +12,52 @@ use crate::mounts::mounts;
 use crate::task::Membership;
 use crate::{HostError, Root, text};
 
-/// CPUs of the root domain of a thread that is in these cgroups.
+const CPUS: &str = "/sys/devices/system/cpu";
+
+/// CPUs of the root domain of a thread that is in these cgroups and may run on these CPUs (`Cpus_allowed_list`).
 ///
 /// # Errors
 /// When the mounts or the list of CPUs that are online cannot be read.
-pub fn root_domain(root: &Root, cgroups: &[Membership]) -> Result<BTreeSet<u32>, HostError> {
-    let online = text::cpu_list(&root.read("/sys/devices/system/cpu/online")?).unwrap_or_default();
-    Ok(partition(root, cgroups)?.unwrap_or(online))
+pub fn root_domain(root: &Root, cgroups: &[Membership], affinity: &str) -> Result<BTreeSet<u32>, HostError> {
+    let list = |text: &str| text::cpu_list(text).unwrap_or_default();
+    let online = list(&root.read(format!("{CPUS}/online"))?);
+    let isolated = list(&root.read_optional(format!("{CPUS}/isolated"))?.unwrap_or_default());
+    let domain = partition(root, cgroups)?.unwrap_or(online);
+    let mask = list(affinity);
+    if !mask.is_empty() && mask.is_subset(&isolated) {
+        return Ok(isolated);
+    }
+    let rest: BTreeSet<u32> = domain.difference(&isolated).copied().collect();
+    Ok(if rest.is_empty() { domain } else { rest })
 }
 
-/// CPUs of the nearest partition around the thread; the hierarchy's own root always is one.
+/// CPUs of the nearest partition around the thread; the hierarchy's own root, which alone has no file for that, always is one.
 fn partition(root: &Root, cgroups: &[Membership]) -> Result<Option<BTreeSet<u32>>, HostError> {
     let mounts = mounts(root)?;
     let whole = mounts.iter().find(|m| m.fs == "cgroup2" && m.root == Path::new("/"));
     let (Some(mount), Some(own)) = (whole, cgroups.iter().find(|m| m.controllers.is_empty())) else {
         return Ok(None);
     };
-    for group in own.path.ancestors() {
+    let read = |group: &Path, file: &str| {
         let dir = mount.point.join(group.strip_prefix("/").unwrap_or(group));
-        let read = |file: &str| root.read_optional(dir.join(file)).ok().flatten();
-        let is_root = group == Path::new("/");
+        root.read_optional(dir.join(file)).ok().flatten()
+    };
+    let cpus = |group: &Path, file: &str| {
+        read(group, file).and_then(|t| text::cpu_list(&t)).filter(|c| !c.is_empty())
+    };
+    let top = Path::new("/");
+    for group in own.path.ancestors() {
+        let kind = read(group, "cpuset.cpus.partition");
         // `root invalid (...)` is none.
-        if is_root || read("cpuset.cpus.partition").is_some_and(|p| p.trim() == "root") {
-            let cpus = read("cpuset.cpus.effective").and_then(|t| text::cpu_list(&t));
-            return Ok(cpus.filter(|c| !c.is_empty()));
+        match kind.as_deref().map(str::trim) {
+            Some("root") => return Ok(cpus(group, "cpuset.cpus.effective")),
+            // Before Linux 6.7 nobody tells of the others.
+            Some("isolated") => {
+                let all = cpus(top, "cpuset.cpus.isolated");
+                return Ok(all.or_else(|| cpus(group, "cpuset.cpus.effective")));
+            }
+            None if group == top => return Ok(cpus(group, "cpuset.cpus.effective")),
+            _ => {}
         }
     }
     Ok(None)
@@ -62,7 +85,7 @@ mod tests {
 
     fn of(root: &Root, group: &str) -> Vec<u32> {
         let member = Membership { controllers: String::new(), path: group.into() };
-        root_domain(root, &[member]).unwrap().into_iter().collect()
+        root_domain(root, &[member], "0-3").unwrap().into_iter().collect()
     }
 
     #[test]
@@ -78,6 +101,27 @@ mod tests {
         let invalid = "root invalid (Cpu list in cpuset.cpus not exclusive)\n";
         put(&root, &format!("{GROUPS}/machine.slice/cpuset.cpus.partition"), invalid);
         assert_eq!(of(&root, "/machine.slice/a.scope"), [0, 1]);
+    }
+
+    #[test]
+    fn isolated_cpus_are_a_domain_together() {
+        let (_dir, root) = host();
+        put(&root, &format!("{GROUPS}/cpuset.cpus.effective"), "0-1\n");
+        for (group, cpu) in [("a", "2\n"), ("b", "3\n")] {
+            put(&root, &format!("{GROUPS}/{group}/cpuset.cpus.partition"), "isolated\n");
+            put(&root, &format!("{GROUPS}/{group}/cpuset.cpus.effective"), cpu);
+        }
+        assert_eq!(of(&root, "/a"), [2], "an older kernel");
+        put(&root, &format!("{GROUPS}/cpuset.cpus.isolated"), "2-3\n");
+        assert_eq!(of(&root, "/a"), [2, 3]);
+        // At boot.
+        put(&root, "/sys/devices/system/cpu/isolated", "1\n");
+        assert_eq!(of(&root, "/"), [0]);
+        let pinned: Vec<u32> = root_domain(&root, &[], "1").unwrap().into_iter().collect();
+        assert_eq!(pinned, [1]);
+        // Somebody's view of a part of the hierarchy, which is no partition.
+        put(&root, &format!("{GROUPS}/cpuset.cpus.partition"), "member\n");
+        assert_eq!(of(&root, "/c"), [0, 2, 3]);
     }
 
     #[test]

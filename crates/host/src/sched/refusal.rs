@@ -114,14 +114,15 @@ fn can_nice(root: &Root) -> bool {
 /// `__sched_setscheduler()` compares with the domain of the CPU that it finds the thread on.
 fn asleep_elsewhere(root: &Root, pid: u32, tid: u32) -> Option<u32> {
     let cpu = task::stat(root, pid, tid).ok()?.cpu;
-    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?).ok()?;
+    let mask = task::affinity(root, pid, tid).ok()?;
+    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?, &mask).ok()?;
     (!domain.contains(&cpu)).then_some(cpu)
 }
 
 /// The affinity of a thread, when it lacks CPUs of its root domain.
 fn narrow_mask(root: &Root, pid: u32, tid: u32) -> Option<String> {
     let mask = task::affinity(root, pid, tid).ok()?;
-    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?).ok()?;
+    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?, &mask).ok()?;
     let have = crate::text::cpu_list(&mask)?;
     (!domain.is_subset(&have)).then_some(mask)
 }

@@ -3,14 +3,14 @@
 use std::hint::black_box;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_bench::cyclictest::{
-    CyclictestData, INTERVAL_US, LARGEST_US, Latencies, Setup, WALK, claims, parse,
+    CyclictestData, INTERVAL_US, LARGEST_US, Latencies, Setup, WALK, WATCH_US, claims, parse,
 };
 use rtvirtio_cpu::{Contract, Order};
 use rtvirtio_host::Root;
@@ -100,6 +100,7 @@ fn measure(args: &BenchCyclictestArgs, path: &Path, global: &Global, ui: &Ui) ->
         commands: Vec::new(),
         generated: String::new(),
         awake: awake.is_some(),
+        watched: true,
         backend: contracts.backend().to_string(),
         contract: contract.to_string(),
         series: Vec::new(),
@@ -269,7 +270,7 @@ impl<'a> Bed<'a> {
             Setup::Host => {
                 let _fio = HostFio::start(self.disk, self.core)?;
                 ui.pause(WARM_UP)?;
-                let watch = Watch::start(self.core);
+                let watch = Watch::start(self.core, INTERVAL_US)?;
                 ui.pause(length)?;
                 watch.finish()?
             }
@@ -300,7 +301,7 @@ impl<'a> Bed<'a> {
 
     /// cyclictest in the guest, and the same on the host's core meanwhile.
     fn watched(&mut self, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
-        let watch = Watch::start(self.core);
+        let watch = Watch::start(self.core, WATCH_US)?;
         let mut seen = in_guest(&mut self.vm, length, ui)?;
         seen.floor = Some(Box::new(watch.finish()?));
         Ok(seen)
@@ -352,10 +353,23 @@ struct Watch {
 }
 
 impl Watch {
-    fn start(core: u32) -> Self {
+    /// Returns when the thread has its core and its priority.
+    fn start(core: u32, interval_us: u64) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
-        Self { stop, thread: Some(std::thread::spawn(move || wake_up(core, &told))) }
+        let (ready, is_ready) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            bind_this_thread(core)?;
+            sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
+            let _ = ready.send(());
+            Ok(wake_up(interval_us, &told))
+        });
+        let watch = Self { stop, thread: Some(thread) };
+        match is_ready.recv() {
+            Ok(()) => Ok(watch),
+            // It has ended, and says why.
+            Err(_) => Err(watch.finish().err().context("the thread that watches the host ended")?),
+        }
     }
 
     fn finish(mut self) -> anyhow::Result<Latencies> {
@@ -374,17 +388,15 @@ impl Drop for Watch {
     }
 }
 
-/// Wakes each [`INTERVAL_US`] at priority 99 until told to stop.
-fn wake_up(core: u32, stop: &AtomicBool) -> anyhow::Result<Latencies> {
-    bind_this_thread(core)?;
-    sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
+/// Wakes in these intervals until told to stop.
+fn wake_up(interval_us: u64, stop: &AtomicBool) -> Latencies {
     let now = || {
         let t = rustix::time::clock_gettime(ClockId::Monotonic);
         t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
     };
     let mut all = Latencies::default();
     let begun = now();
-    let mut due = begun + INTERVAL_US * 1000;
+    let mut due = begun + interval_us * 1000;
     while !stop.load(Ordering::Relaxed) {
         let at = rustix::thread::Timespec {
             tv_sec: (due / 1_000_000_000) as i64,
@@ -395,11 +407,11 @@ fn wake_up(core: u32, stop: &AtomicBool) -> anyhow::Result<Latencies> {
         all.add(woke.saturating_sub(due) / 1000);
         // As cyclictest does: what was slept through is not counted again.
         while due <= woke {
-            due += INTERVAL_US * 1000;
+            due += interval_us * 1000;
         }
     }
     all.seconds = Duration::from_nanos(now() - begun).as_secs_f64();
-    Ok(all)
+    all
 }
 
 fn this_thread() -> u32 {

@@ -10,6 +10,7 @@ use rtvirtio_bench::load::spec;
 use rtvirtio_bench::stage::{RunPlan, Stage, Treatment};
 use rtvirtio_bench::tails::{LongRun, Setup, TailsData, TaskTails, claims, setups};
 use rtvirtio_spec::LabKind;
+use rtvirtio_units::Nanos;
 
 use super::bed::Bed;
 use super::found::{Found, keep, read};
@@ -23,14 +24,17 @@ use crate::ui::Ui;
 /// Where the result lies in a directory of results.
 pub const FILE: &str = "tails.json";
 
+/// Shorter pieces have a handful of requests.
+const LEAST_PIECE: Nanos = Nanos(100_000_000);
+
 /// `rtvirtio bench tails`.
 pub fn run(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
         need_root("bench tails")?;
         ensure!(
-            args.piece.0 > 0 && args.piece.0 <= args.length.0,
-            "--piece {}: no more than --for {}",
+            (LEAST_PIECE..=args.length).contains(&args.piece),
+            "--piece {}: from {LEAST_PIECE} to --for {}",
             args.piece,
             args.length
         );
@@ -104,16 +108,22 @@ fn long_run(
         on_tick: &mut |_| {},
     };
     let seen = stage.run(&spec, &Treatment::knobs(setup.knobs.config()), &mut plan)?;
-    let mut tasks = Vec::new();
+    let (mut tasks, mut left_out) = (Vec::new(), 0);
     for task in &seen.tasks {
+        let Some(rate) = task.result.declared_rate else { continue };
         // Requests that were never made are in the histogram only.
         let all_made = task.latencies.n() == task.series.len() as u64;
-        if let Some(rate) = task.result.declared_rate.filter(|_| all_made) {
-            tasks.extend(TaskTails::cut(rate, &task.series, task.result.p9999_ns, args.piece));
+        let cut = || TaskTails::cut(rate, &task.series, task.result.p9999_ns, args.piece);
+        match all_made.then(cut).flatten() {
+            Some(tails) => tasks.push(tails),
+            None => left_out += 1,
         }
     }
-    if tasks.is_empty() {
-        ui.warn(&format!("{}: no task has requests enough to show p99.99; measure for longer", setup.name));
+    if left_out > 0 {
+        ui.warn(&format!(
+            "{}: p99.99 of {left_out} tasks is not known even of the whole run (too few requests, or some never made): they are left out",
+            setup.name
+        ));
     }
-    Ok(LongRun { setup: setup.name.to_owned(), noise: seen.noise.unwrap_or_default(), tasks })
+    Ok(LongRun { setup: setup.name.to_owned(), noise: seen.noise.unwrap_or_default(), tasks, left_out })
 }

@@ -49,7 +49,7 @@ fn section(data: &CyclictestData, kernel: &str) -> BenchSection {
     BenchSection {
         title: format!("Latency in a guest with {kernel} (the RT hypervisor paper's Figs. 1 to 5)"),
         text: vec![format!(
-            "cyclictest, set-ups in turn; {}. Stolen is the time in which the hypervisor below this host gave the core to others. Beyond the core's: less what a \
+            "cyclictest, set-ups in turn; {}. Stolen is the time in which the hypervisor below this host gave the core to others. Beyond the core's: less as many a second as a \
              thread of the host at priority 99 saw on the same core meanwhile. Both axes are logarithmic; {LARGEST_US} us and more are in the table only. The paper \
              measured over KVM for 15 minutes: without priorities multi-millisecond latencies, some above 100 ms; on a PREEMPT_RT host with AIO \
              lowered 75 us in the mean and less than 500 us at most.",
