@@ -274,23 +274,23 @@ impl Pass<'_, '_> {
                 State::Foreign(_) if self.on_conflict == OnConflict::Accept => Fate::Accepted,
                 State::Foreign(found) => Fate::Conflict { found },
                 State::Old => Fate::Untouched,
-                State::Ours(found) => match (blocked.get(&id), kept.contains(&id), self.stuck(entry)) {
-                    (Some(by), ..) => Fate::Blocked { by: by.clone() },
-                    (None, true, _) => Fate::Accepted,
-                    (None, false, Some(by)) => {
+                State::Ours(found) => {
+                    if let Some(by) = blocked.get(&id) {
+                        Fate::Blocked { by: by.clone() }
+                    } else if kept.contains(&id) {
+                        Fate::Accepted
+                    } else if let Some(by) = self.stuck(entry) {
                         // The group stays with it.
                         stays = self.group_of(entry, &found);
-                        if self.on_conflict == OnConflict::Accept {
-                            Fate::Accepted
-                        } else {
-                            Fate::Blocked { by }
+                        match self.on_conflict {
+                            OnConflict::Accept => Fate::Accepted,
+                            _ => Fate::Blocked { by },
                         }
-                    }
-                    (None, false, None) => {
+                    } else {
                         self.todo.insert(id, found.clone());
                         Fate::Restored { from: found }
                     }
-                },
+                }
             };
             for other in entry.created_by.into_iter().chain(stays) {
                 match &fate {

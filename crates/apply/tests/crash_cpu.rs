@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::points::Points;
 use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, Observer, OnConflict, Place, Session, Silent,
-    Step, Target, Write,
+    ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, Observer, OnConflict, Place, Reverted,
+    Session, Silent, Step, Target, Write,
 };
 use rtvirtio_host::sched::{self, Attr, Policy};
 use rtvirtio_host::{Cgroups, Hierarchy, Root, task};
@@ -92,6 +92,15 @@ fn sim(cap: bool) -> Sim {
     Sim { _dir: dir, kernel, case, dirs: vec![root] }
 }
 
+impl Sim {
+    fn revert(&self, on_conflict: OnConflict) -> Reverted {
+        let root = self.case.root();
+        let machine = Machine::with_host(&root, &self.kernel, &NoGuests);
+        let session = Session::open(&self.case.state).unwrap();
+        session.revert(on_conflict, &machine, &mut Silent).unwrap().unwrap()
+    }
+}
+
 fn all(case: &Case, action: &str) -> Result<(), ApplyError> {
     act(case, action, &Points::new(0, || {}))
 }
@@ -169,10 +178,7 @@ fn a_thread_that_somebody_else_changed_is_left_to_them() {
     let sim = sim(false);
     all(&sim.case, "apply").unwrap();
     sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
-    let root = sim.case.root();
-    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
-    let session = Session::open(&sim.case.state).unwrap();
-    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    let reverted = sim.revert(OnConflict::Report);
     let conflict = Fate::Conflict { found: "fifo 50 reset-on-fork".to_owned() };
     assert!(reverted.outcomes.iter().any(|o| o.fate == conflict), "{reverted:#?}");
     // Real-time, it could not leave the group, so the group stays, and all others have left it.
@@ -182,7 +188,7 @@ fn a_thread_that_somebody_else_changed_is_left_to_them() {
     assert_eq!(sim.kernel.get(group.join("cpu.rt_runtime_us")).trim(), "4000");
     let failed = reverted.outcomes.iter().find(|o| matches!(o.fate, Fate::Failed { .. }));
     assert!(failed.is_none(), "{failed:?}");
-    let forced = session.revert(OnConflict::Force, &machine, &mut Silent).unwrap().unwrap();
+    let forced = sim.revert(OnConflict::Force);
     assert!(forced.done, "{}", forced.summary());
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::other(-2));
     assert!(!sim.kernel.at(&group).exists());
@@ -193,10 +199,7 @@ fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
     let sim = sim(false);
     all(&sim.case, "apply").unwrap();
     sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
-    let root = sim.case.root();
-    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
-    let session = Session::open(&sim.case.state).unwrap();
-    let accepted = session.revert(OnConflict::Accept, &machine, &mut Silent).unwrap().unwrap();
+    let accepted = sim.revert(OnConflict::Accept);
     assert!(accepted.done, "{}", accepted.summary());
     assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
     assert_eq!(sim.kernel.tasks(&Path::new(CPU).join("rtvirtio-vm")).unwrap(), "7\n");
@@ -212,10 +215,7 @@ fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     // Another one was moved by somebody, and is in no group of ours.
     sim.kernel.set_policy(7, &Attr::other(0)).unwrap();
     sim.kernel.attach(Path::new(CPU), "7").unwrap();
-    let root = sim.case.root();
-    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
-    let session = Session::open(&sim.case.state).unwrap();
-    let accepted = session.revert(OnConflict::Accept, &machine, &mut Silent).unwrap().unwrap();
+    let accepted = sim.revert(OnConflict::Accept);
     assert!(accepted.done, "{}", accepted.summary());
     assert_eq!(sim.kernel.policy(9).unwrap(), Attr::fifo(50));
     assert!(sim.kernel.get("/proc/7/task/9/cgroup").contains(":/\n"));

@@ -135,12 +135,6 @@ impl Latencies {
         self.add_many(us, 1);
     }
 
-    fn add_counts(&mut self, other: &Self) {
-        other.counts.iter().for_each(|(us, n)| self.add_many(*us, *n));
-        self.above += other.above;
-        self.max_us = self.max_us.max(other.max_us);
-    }
-
     fn add_many(&mut self, us: u64, n: u64) {
         if us >= LARGEST_US {
             self.above += n;
@@ -166,7 +160,9 @@ impl Latencies {
             (None, Some(theirs)) if !begun => Some(theirs.clone()),
             _ => None,
         };
-        self.add_counts(other);
+        other.counts.iter().for_each(|(us, n)| self.add_many(*us, *n));
+        self.above += other.above;
+        self.max_us = self.max_us.max(other.max_us);
         self.seconds += other.seconds;
     }
 

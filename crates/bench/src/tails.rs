@@ -6,11 +6,11 @@ use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::tail::{TailEstimate, estimate};
 use rtvirtio_model::Elevator;
 use rtvirtio_stats::pot::{can_carry, samples_needed};
-use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};
+use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM};
+use crate::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM, Neighbour};
 use crate::load::{Knobs, Stream};
 use crate::train::median;
 
@@ -34,18 +34,19 @@ pub struct Setup {
 #[must_use]
 pub fn setups() -> Vec<Setup> {
     let all = |vms: usize| vec![[LIGHT, MEDIUM, HEAVY].map(Stream::paced).to_vec(); vms];
-    let flood = Stream::flood(32);
-    let writer =
-        Stream { writes: 1.0, block: Bytes::from_kib(128), sequential: true, depth: 16, ..Stream::flood(16) };
-    let beside = |neighbour: Stream| [all(MAX_VMS - 1), vec![vec![neighbour]]].concat();
+    let beside = |neighbour: Neighbour| [all(MAX_VMS - 1), vec![vec![neighbour.stream()]]].concat();
     let bfq = Knobs::default_bfq(MAX_VMS);
     let no_idling = Knobs { slice_idle: Nanos(0), low_latency: false, ..bfq.clone() };
     let none = Knobs { elevator: Elevator::None, ..bfq.clone() };
     vec![
         Setup { name: "default BFQ", vms: all(MAX_VMS), knobs: bfq },
         Setup { name: "BFQ without idling", vms: all(MAX_VMS), knobs: no_idling.clone() },
-        Setup { name: "none beside a flood", vms: beside(flood), knobs: none },
-        Setup { name: "BFQ without idling beside a writer", vms: beside(writer), knobs: no_idling },
+        Setup { name: "none beside a flood", vms: beside(Neighbour::Flood), knobs: none },
+        Setup {
+            name: "BFQ without idling beside a writer",
+            vms: beside(Neighbour::Writer),
+            knobs: no_idling,
+        },
     ]
 }
 

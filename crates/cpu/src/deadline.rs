@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use rtvirtio_apply::Write;
 use rtvirtio_host::sched::Attr;
 use rtvirtio_host::{HostError, Root, root_domain, text};
 use rtvirtio_vmm::{Role, Thread};
 
 use crate::settings::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Level, Order, Probe, Settings, attr, choose, split};
+use crate::{Ask, Backend, CpuError, Level, Order, Probe, Settings, Share, attr, choose, split};
 
 pub(crate) fn deadline(
     root: &Root,
@@ -36,18 +37,16 @@ pub(crate) fn deadline(
             ));
         }
     }
-    let cpus = u32::try_from(domain.len()).unwrap_or(1).max(1);
     let used: Vec<(u32, Duration)> = held
         .iter()
         .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(t.cpu_time, |u| u.1)))
         .collect();
-    let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
-    let Some(shares) = split(budget, cpus, most_of_one(probe, budget, period), &used, None) else {
+    let Some(shares) = divide(probe, ask, &domain, &used, None) else {
         let why = format!("a budget of {} is too little for {} threads", ask.contract, held.len());
         return Err(cannot(why, "give at least 50 us for each thread"));
     };
     for (t, share) in held.into_iter().zip(shares) {
-        out.writes.push(scheduling(ask, t, Attr::deadline(share.runtime, period)));
+        out.writes.push(reservation(ask, t, &share));
     }
     out.notes.push(
         "the budget is split over the threads by what each has used: a thread whose load changes waits for the next split".to_owned(),
@@ -70,12 +69,30 @@ fn may_run_on(t: &Thread, domain: &BTreeSet<u32>) -> bool {
     text::cpu_list(&t.affinity).is_some_and(|mask| domain.is_subset(&mask))
 }
 
+/// The VM's budget on the CPUs of `domain`, split over its threads.
+pub(crate) fn divide(
+    probe: &Probe,
+    ask: &Ask<'_>,
+    domain: &BTreeSet<u32>,
+    used: &[(u32, Duration)],
+    before: Option<&[Share]>,
+) -> Option<Vec<Share>> {
+    let cpus = u32::try_from(domain.len()).unwrap_or(1).max(1);
+    let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
+    split(budget, cpus, most_of_one(probe, budget, period), used, before)
+}
+
+/// A thread's part as a write.
+pub(crate) fn reservation(ask: &Ask<'_>, t: &Thread, share: &Share) -> Write {
+    scheduling(ask, t, Attr::deadline(share.runtime, ask.contract.period_us() * 1000))
+}
+
 /// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others: its own default (`sched_rt_runtime_us`).
 const KEEP: f64 = 0.95;
 
 /// Most runtime of one thread in each period: it runs on one CPU at a time, so no more than the VM's budget there. The kernel admits the sum over all CPUs, so one thread might have a whole one, which nothing would ever take
 /// from it: RT throttling does not know deadline threads. What is kept for others on each CPU is kept here too.
-pub(crate) fn most_of_one(probe: &Probe, budget: u64, period: u64) -> u64 {
+fn most_of_one(probe: &Probe, budget: u64, period: u64) -> u64 {
     let found = choose(probe, Some(Backend::Deadline), false);
     let grant = found.map_or(KEEP, |f| (f.grant.limit.0 - f.grant.fair_server.0).clamp(0.0, KEEP));
     budget.min((period as f64 * grant) as u64)

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use rtvirtio_apply::Write;
 use rtvirtio_host::Hierarchy;
-use rtvirtio_host::sched::Attr;
 use rtvirtio_vmm::Thread;
 
-use crate::deadline::{held, most_of_one};
-use crate::settings::{group_name, moved, priorities, scheduling};
-use crate::{Ask, Backend, Probe, Settings, Share, attr, split};
+use crate::deadline::{divide, held, reservation};
+use crate::settings::{group_name, moved, priorities};
+use crate::{Ask, Backend, Probe, Settings, Share, attr};
 
 /// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
 const LEAST_CHANGE: f64 = 0.05;
@@ -50,22 +49,20 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
     out
 }
 
-/// The budget split over all of a VM's threads by what each has used lately, a part of the way from the split in force ([`split`]). `ask.threads` are all
+/// The budget split over all of a VM's threads by what each has used lately, a part of the way from the split in force ([`crate::split`]). `ask.threads` are all
 /// threads, `ask.used` says for each what it has used since the last split. First those that give, then those that get, so that their sum never passes
 /// what the kernel admits. `domain` has the VM's CPUs ([`crate::domain_of`]).
 #[must_use]
 pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings {
     let mut out = Settings::none(Backend::Deadline);
     let held = held(ask, domain, &mut out);
-    let cpus = u32::try_from(domain.len()).unwrap_or(1).max(1);
-    let (budget, period) = (ask.contract.budget_us() * 1000, ask.contract.period_us() * 1000);
     let used: Vec<(u32, Duration)> = held
         .iter()
         .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(Duration::ZERO, |u| u.1)))
         .collect();
     let before: Vec<Share> =
         held.iter().filter_map(|t| Some(Share { tid: t.tid, runtime: t.reservation?.runtime })).collect();
-    let Some(shares) = split(budget, cpus, most_of_one(probe, budget, period), &used, Some(&before)) else {
+    let Some(shares) = divide(probe, ask, domain, &used, Some(&before)) else {
         out.notes.push(format!("a budget of {} is too little for {} threads", ask.contract, held.len()));
         return out;
     };
@@ -81,7 +78,7 @@ pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings
         held.iter().zip(&shares).filter(|(_, s)| old(s.tid) != Some(s.runtime)).collect();
     wanted.sort_by_key(|(_, s)| grows(s));
     let write = |(t, s): (&&Thread, &Share)| {
-        let write = scheduling(ask, t, Attr::deadline(s.runtime, period));
+        let write = reservation(ask, t, s);
         Write { takes: grows(s), ..write }
     };
     out.writes = wanted.into_iter().map(write).collect();

@@ -173,7 +173,7 @@ impl Kept {
             Err(e) if e.is_gone() => return Ok(()),
             Err(e) => return Err(e.into()),
         };
-        let domain = domain_of(root, &threads)?;
+        let domain = if is_split { domain_of(root, &threads)? } else { BTreeSet::new() };
         if is_split && !self.splits(&threads, &domain, now) {
             let wait = |t: &Thread| self.lacks_part(t, &domain);
             self.pending = still_pending(&self.pending, &threads, wait);

@@ -1,12 +1,13 @@
 //! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons (`kernel/sched/syscalls.c`).
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
 use super::{Attr, Policy};
-use crate::{Root, mounts, root_domain, task};
+use crate::{Root, mounts, root_domain, task, text};
 
 /// Number of the capability (capabilities(7)).
 pub const CAP_SYS_NICE: u32 = 23;
@@ -68,14 +69,18 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
         );
     }
     if wanted.policy == Policy::Deadline {
-        if let Some(mask) = narrow_mask(root, pid, tid) {
+        let (mask, domain) = allowed(root, pid, tid).unwrap_or_default();
+        if text::cpu_list(&mask).is_some_and(|have| !domain.is_subset(&have)) {
             return (
                 format!("its affinity {mask} is narrower than the CPUs of its root domain, and a deadline thread may run on all of them"),
                 "widen the affinity, or make its CPUs a partition of their own (echo root >cpuset.cpus.partition, cgroup v2)"
                     .to_owned(),
             );
         }
-        if let Some(cpu) = asleep_elsewhere(root, pid, tid) {
+        // A new cpuset moves threads that run, not those that sleep, and `__sched_setscheduler()` compares with the domain of the CPU that it finds
+        // the thread on.
+        let cpu = task::stat(root, pid, tid).ok().map(|s| s.cpu);
+        if let Some(cpu) = cpu.filter(|cpu| !domain.is_empty() && !domain.contains(cpu)) {
             return (
                 format!(
                     "it has not run since its CPUs were changed, and asleep the kernel counts it to the root domain of CPU {cpu}"
@@ -110,19 +115,9 @@ fn can_nice(root: &Root) -> bool {
     caps.and_then(|c| u64::from_str_radix(c.trim(), 16).ok()).is_none_or(|c| c >> CAP_SYS_NICE & 1 == 1)
 }
 
-/// The CPU that a thread last ran on, when that is not in its root domain any more: a new cpuset moves those that run, not those that sleep, and
-/// `__sched_setscheduler()` compares with the domain of the CPU that it finds the thread on.
-fn asleep_elsewhere(root: &Root, pid: u32, tid: u32) -> Option<u32> {
-    let cpu = task::stat(root, pid, tid).ok()?.cpu;
+/// The affinity of a thread, and the CPUs of its root domain; `None` when either is not known.
+fn allowed(root: &Root, pid: u32, tid: u32) -> Option<(String, BTreeSet<u32>)> {
     let mask = task::affinity(root, pid, tid).ok()?;
     let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?, &mask).ok()?;
-    (!domain.contains(&cpu)).then_some(cpu)
-}
-
-/// The affinity of a thread, when it lacks CPUs of its root domain.
-fn narrow_mask(root: &Root, pid: u32, tid: u32) -> Option<String> {
-    let mask = task::affinity(root, pid, tid).ok()?;
-    let domain = root_domain(root, &task::cgroups(root, pid, tid).ok()?, &mask).ok()?;
-    let have = crate::text::cpu_list(&mask)?;
-    (!domain.is_subset(&have)).then_some(mask)
+    Some((mask, domain))
 }

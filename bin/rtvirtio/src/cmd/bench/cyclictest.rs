@@ -270,7 +270,8 @@ impl<'a> Bed<'a> {
             Setup::Host => {
                 let _fio = HostFio::start(self.disk, self.core)?;
                 ui.pause(WARM_UP)?;
-                let watch = Watch::start(self.core, INTERVAL_US)?;
+                let watch = Watch::start(self.core, INTERVAL_US, Some(length))?;
+                // It ends by itself, to the wake-up.
                 ui.pause(length)?;
                 watch.finish()?
             }
@@ -301,7 +302,7 @@ impl<'a> Bed<'a> {
 
     /// cyclictest in the guest, and the same on the host's core meanwhile.
     fn watched(&mut self, length: Duration, ui: &Ui) -> anyhow::Result<Latencies> {
-        let watch = Watch::start(self.core, WATCH_US)?;
+        let watch = Watch::start(self.core, WATCH_US, None)?;
         let mut seen = in_guest(&mut self.vm, length, ui)?;
         seen.floor = Some(Box::new(watch.finish()?));
         Ok(seen)
@@ -353,8 +354,8 @@ struct Watch {
 }
 
 impl Watch {
-    /// Returns when the thread has its core and its priority.
-    fn start(core: u32, interval_us: u64) -> anyhow::Result<Self> {
+    /// Returns when the thread has its core and its priority. After `length` it ends by itself.
+    fn start(core: u32, interval_us: u64, length: Option<Duration>) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let (ready, is_ready) = mpsc::channel();
@@ -362,7 +363,7 @@ impl Watch {
             bind_this_thread(core)?;
             sched::set(this_thread(), &Attr::fifo(99)).context("priority 99")?;
             let _ = ready.send(());
-            Ok(wake_up(interval_us, &told))
+            Ok(wake_up(interval_us, length, &told))
         });
         let watch = Self { stop, thread: Some(thread) };
         match is_ready.recv() {
@@ -388,16 +389,17 @@ impl Drop for Watch {
     }
 }
 
-/// Wakes in these intervals until told to stop.
-fn wake_up(interval_us: u64, stop: &AtomicBool) -> Latencies {
+/// Wakes in these intervals until told to stop, or for so long.
+fn wake_up(interval_us: u64, length: Option<Duration>, stop: &AtomicBool) -> Latencies {
     let now = || {
         let t = rustix::time::clock_gettime(ClockId::Monotonic);
         t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
     };
     let mut all = Latencies::default();
     let begun = now();
+    let end = length.map_or(u64::MAX, |l| begun + u64::try_from(l.as_nanos()).unwrap_or(u64::MAX / 2));
     let mut due = begun + interval_us * 1000;
-    while !stop.load(Ordering::Relaxed) {
+    while due < end && !stop.load(Ordering::Relaxed) {
         let at = rustix::thread::Timespec {
             tv_sec: (due / 1_000_000_000) as i64,
             tv_nsec: (due % 1_000_000_000) as i64,
