@@ -7,11 +7,12 @@ use rtvirtio_model::learned::Regime;
 use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel};
 use rtvirtio_stats::Random;
 use rtvirtio_stats::conformal::{Evaluation, coverage_by, wilson};
+use rtvirtio_units::Nanos;
 use serde::Serialize;
 
 use crate::dataset::Point;
 use crate::repeat::conditions;
-use crate::train::{TrainError, TrainSettings, fit, inputs, median};
+use crate::train::{FEWEST, TrainError, TrainSettings, fit, inputs, median};
 
 /// Share of the conditions that is held out where nothing else is said.
 pub const HELD_OUT: f64 = 0.3;
@@ -75,6 +76,10 @@ pub struct Score {
 /// How the bound did for tails as measured, with the host's own stalls.
 #[derive(Clone, Debug, Serialize)]
 pub struct WithHost {
+    /// Tasks.
+    pub n: usize,
+    /// Runs of them in which the host stood still for so long that nobody knows what it took: judged here, and nowhere else.
+    pub unknown: usize,
     /// What is added to the bound, ms.
     pub adds_ms: f64,
     /// Share of tails below it.
@@ -128,6 +133,47 @@ pub fn evaluate(
 /// [`TrainError`].
 pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Accuracy, TrainError> {
     let (trained, host_stalls) = (model.points, model.host_stalls);
+    let mut accuracy = summarise(trained, test.len(), held(model, test, profile)?)?;
+    accuracy.with_host = host_stalls.map(|more| WithHost::of(more, &accuracy.held, 0));
+    Ok(accuracy)
+}
+
+impl Accuracy {
+    /// Judges the bound for tails as measured on `others` too: runs in which the host stood still for so long that nobody knows what it took.
+    ///
+    /// # Errors
+    /// [`TrainError`].
+    pub fn as_measured_with(
+        &mut self,
+        model: Arc<HostModel>,
+        others: &[Point],
+        profile: &Profile,
+    ) -> Result<(), TrainError> {
+        let Some(more) = model.host_stalls else { return Ok(()) };
+        let mut all = self.held.clone();
+        all.extend(held(model, others, profile)?);
+        self.with_host = Some(WithHost::of(more, &all, others.len()));
+        Ok(())
+    }
+}
+
+impl WithHost {
+    fn of(more: Nanos, held: &[Held], unknown: usize) -> Self {
+        let more = more.as_millis_f64();
+        let below = held.iter().filter(|h| h.with_host_ms <= h.upper_ms + more).count();
+        let ratios = held.iter().map(|h| (h.upper_ms + more) / h.with_host_ms.max(1e-6));
+        Self {
+            n: held.len(),
+            unknown,
+            adds_ms: more,
+            coverage: below as f64 / held.len().max(1) as f64,
+            sharpness: median(ratios.collect()),
+        }
+    }
+}
+
+/// The tasks with a rate of points that a model was not fitted on, with what it says of them.
+fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<Held>, TrainError> {
     let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
     let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
     let mut held = Vec::new();
@@ -165,18 +211,7 @@ pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result
             });
         }
     }
-    let mut accuracy = summarise(trained, test.len(), held)?;
-    accuracy.with_host = host_stalls.map(|more| {
-        let more = more.as_millis_f64();
-        let below = accuracy.held.iter().filter(|h| h.with_host_ms <= h.upper_ms + more).count();
-        let ratios = accuracy.held.iter().map(|h| (h.upper_ms + more) / h.with_host_ms.max(1e-6));
-        WithHost {
-            adds_ms: more,
-            coverage: below as f64 / accuracy.held.len().max(1) as f64,
-            sharpness: median(ratios.collect()),
-        }
-    });
-    Ok(accuracy)
+    Ok(held)
 }
 
 /// Splits points into two parts, `share` of the conditions held out. Runs of one condition stay together.
@@ -271,7 +306,7 @@ fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) 
     }
 }
 
-/// Accuracy over the number of points: the learning curve.
+/// Accuracy over the number of points: the learning curve, of those sizes that have conditions enough for a bound.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -284,7 +319,7 @@ pub fn learning_curve(
 ) -> Result<Vec<Accuracy>, TrainError> {
     sizes
         .iter()
-        .filter(|n| **n <= train.len())
+        .filter(|n| **n <= train.len() && conditions(&train[..**n]).len() >= FEWEST)
         .map(|&n| evaluate(&train[..n], test, profile, settings))
         .collect()
 }

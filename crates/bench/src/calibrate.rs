@@ -1,7 +1,7 @@
 //! The influence coefficients of the analytical model (RT-VirtIO paper, Table III), fitted to measured runs of this host.
 //!
 //! Least squares of ln(predicted / measured) over the paced tasks of runs under BFQ, every run counting alike. Intervals come from
-//! refitting on runs drawn with replacement (bootstrap by run, because tasks of one run are alike). The guest's coefficients need runs
+//! refitting on conditions drawn with replacement (tasks of one run are alike, and so are runs of one condition). The guest's coefficients need runs
 //! of guests; process VMs leave them at Table III's values.
 
 use rtvirtio_model::{Analytical, Coefficients, Elevator, Profile, TailModel};
@@ -11,10 +11,11 @@ use rtvirtio_stats::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 use serde::Serialize;
 
 use crate::dataset::Point;
+use crate::repeat::conditions;
 use crate::train::{inputs, median};
 
-/// Refits for the intervals.
-const REPLICATES: usize = 40;
+/// Refits for the intervals, the fewest with which the smallest and the largest are a 95 % interval.
+const REPLICATES: usize = 39;
 /// Confidence of the intervals.
 const CONFIDENCE: f64 = 0.95;
 /// Fewest runs under BFQ: fewer do not tell three coefficients apart.
@@ -83,11 +84,15 @@ struct Run {
 /// host has even at a share of 5 %; E(SI) must stay positive at the default, so its lambda ends below 1.
 const LIMITS: [(f64, f64); 3] = [(0.01, 20.0), (0.0, 20.0), (0.0, 0.99)];
 
+/// Runs under BFQ.
+fn bfq(points: &[Point]) -> Vec<Point> {
+    points.iter().filter(|p| p.knobs.elevator == Elevator::Bfq).cloned().collect()
+}
+
 /// Runs under BFQ in the form of the fit.
 fn runs(points: &[Point]) -> Result<Vec<Run>, CalibrateError> {
-    let runs: Vec<Run> = points
+    let runs: Vec<Run> = bfq(points)
         .iter()
-        .filter(|p| p.knobs.elevator == Elevator::Bfq)
         .map(|p| {
             let (spec, config) = inputs(p);
             let log = |s: &crate::load::Stream, r: &crate::dataset::Outcome| {
@@ -127,8 +132,10 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
     let best = solve(&runs, &all, profile, &start)?;
     let mut random = Random::new(seed);
     let mut drawn: Vec<Vec<f64>> = vec![Vec::new(); 3];
+    let groups = conditions(&bfq(points));
     for _ in 0..REPLICATES {
-        let sample: Vec<usize> = all.iter().map(|_| random.below(runs.len())).collect();
+        let sample: Vec<usize> =
+            groups.iter().flat_map(|_| groups[random.below(groups.len())].iter().copied()).collect();
         for (to, v) in drawn.iter_mut().zip(solve(&runs, &sample, profile, &best)?) {
             to.push(v);
         }
@@ -205,13 +212,30 @@ fn solve(
     Ok(nelder_mead(objective, start, &LIMITS, &options)?.point)
 }
 
+/// Replicates of rank `(R + 1) level`, rounded outwards (Davison and Hinkley 1997, section 5.2.1).
 fn interval(mut v: Vec<f64>) -> [f64; 2] {
     v.sort_unstable_by(f64::total_cmp);
-    let at = |q: f64| v.get(((v.len() as f64 - 1.0) * q).round() as usize).copied().unwrap_or(f64::NAN);
-    [at((1.0 - CONFIDENCE) / 2.0), at((1.0 + CONFIDENCE) / 2.0)]
+    let rank = ((v.len() + 1) as f64 * (1.0 - CONFIDENCE) / 2.0 + 1e-9).floor().max(1.0) as usize;
+    let at = |index: Option<usize>| index.and_then(|i| v.get(i)).copied().unwrap_or(f64::NAN);
+    [at(Some(rank - 1)), at(v.len().checked_sub(rank))]
 }
 
 fn deciles(mut v: Vec<f64>) -> Vec<f64> {
     v.sort_unstable_by(f64::total_cmp);
     (0..=10).filter_map(|i| v.get((v.len().saturating_sub(1)) * i / 10).copied()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_is_of_the_ranks_that_it_says() {
+        let of = |n: u32| interval((1..=n).rev().map(f64::from).collect());
+        // 1 of 40 gaps between 39 values is 2.5 %, 5 of 200 between 199.
+        assert_eq!(of(39), [1.0, 39.0]);
+        assert_eq!(of(199), [5.0, 195.0]);
+        assert_eq!(of(3), [1.0, 3.0]);
+        assert!(interval(Vec::new()).iter().all(|v| v.is_nan()));
+    }
 }

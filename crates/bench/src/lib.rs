@@ -23,6 +23,7 @@ pub mod misses;
 pub mod networks;
 pub mod passes;
 pub mod planning;
+pub mod promises;
 pub mod repeat;
 pub mod reservation;
 pub mod run;

@@ -25,19 +25,19 @@ pub(crate) const HIGH: f64 = 0.99;
 /// A category that no regime has: all rows together.
 const POOLED: usize = usize::MAX;
 
-/// Fewest runs that a model is fitted on: fewer than conformal prediction needs at 99 % say nothing.
+/// Fewest conditions that a model is fitted on: fewer than conformal prediction needs at 99 % say nothing, and runs of one condition count as one.
 pub const FEWEST: usize = 120;
 
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// Too few runs for the confidence.
-    #[error("{have} runs, {need} are needed for a bound at 99 %: measure for longer")]
+    /// Too few conditions for the confidence.
+    #[error("runs of {have} different conditions, {need} are needed for a bound at 99 %: measure for longer")]
     TooFew {
-        /// Runs given.
+        /// Conditions given.
         have: usize,
-        /// Runs needed.
+        /// Conditions needed.
         need: usize,
     },
     /// Tails of two kinds.
@@ -203,9 +203,9 @@ pub fn fit(
     generated: &str,
     settings: &TrainSettings,
 ) -> Result<HostModel, TrainError> {
-    let need = FEWEST;
-    if points.len() < need {
-        return Err(TrainError::TooFew { have: points.len(), need });
+    let (have, need) = (conditions(points).len(), FEWEST);
+    if have < need {
+        return Err(TrainError::TooFew { have, need });
     }
     let rows = rows(points, profile)?;
     let known = rows.iter().filter(|r| r.with_host.is_some()).count();

@@ -56,11 +56,13 @@ pub struct TaskMeasurement {
 }
 
 impl TaskMeasurement {
-    /// The latencies less the time in which a CPU of the host stood still; `None` where it is not known when requests ran.
+    /// The latencies less the time in which a CPU of the host stood still; `None` where it is not known of every request when it ran: those of which
+    /// it is not may be the worst, as in a stream that completed none.
     #[must_use]
     pub fn latencies_less(&self, stalls: &Stalls) -> Option<Latencies> {
         let less = |(from, to): &(u64, u64)| Nanos(to - from - stalls.within(*from, *to));
-        (!self.spans.is_empty()).then(|| self.spans.iter().map(less).collect())
+        let all = !self.spans.is_empty() && self.spans.len() as u64 == self.latencies.n();
+        all.then(|| self.spans.iter().map(less).collect())
     }
 
     /// Takes note of what the tail is less the time in which a CPU of the host stood still, and of what the method itself takes off.

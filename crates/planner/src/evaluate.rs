@@ -31,6 +31,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) urgency: Vec<usize>,
     /// VMs that may be capped: no target declared, and a task without a rate.
     pub(crate) cappable: Vec<usize>,
+    /// Whether the last bit of margin is worth a longer search: not where it is only asked whether the targets can be met.
+    pub(crate) thorough: bool,
 }
 
 impl<'a> Problem<'a> {
@@ -41,7 +43,7 @@ impl<'a> Problem<'a> {
             .collect();
         let targets = spec.tasks().map(|(_, t)| t.target.map(|t| t.latency.0 as f64)).collect();
         let vm_of = spec.vms.iter().enumerate().flat_map(|(i, vm)| vm.tasks.iter().map(move |_| i)).collect();
-        Self { spec, options, targets: Vec::new(), vm_of, urgency: Vec::new(), cappable }
+        Self { spec, options, targets: Vec::new(), vm_of, urgency: Vec::new(), cappable, thorough: true }
             .with_targets(targets)
     }
 
@@ -191,6 +193,11 @@ impl<'a> Evaluator<'a> {
 
     pub(crate) fn evaluated(&self) -> u64 {
         self.evaluated
+    }
+
+    /// Whether no other configuration can be asked about.
+    pub(crate) fn is_spent(&self) -> bool {
+        self.evaluated >= self.budget
     }
 
     pub(crate) fn refusal(&self) -> Option<&ModelError> {

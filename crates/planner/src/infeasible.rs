@@ -1,5 +1,6 @@
 //! What to say when not every target fits: who is given up, what conflicts, what would fit.
 
+use rtvirtio_model::ModelKind;
 use rtvirtio_units::Nanos;
 
 use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
@@ -20,6 +21,7 @@ pub(crate) fn describe(
     evaluator: &mut Evaluator<'_>,
     found: &Outcome,
 ) -> Result<Infeasible, PlanError> {
+    let problem = &Problem { thorough: false, ..problem.clone() };
     let name = |i: usize| {
         let (vm, task) = problem.spec.tasks().nth(i).map_or(("", ""), |(v, t)| (&v.name, &t.name));
         format!("{vm}/{task}")
@@ -35,10 +37,19 @@ pub(crate) fn describe(
     let conflict: Vec<String> = conflict(problem, evaluator)?.into_iter().map(name).collect();
     let relaxation = relax(problem, evaluator, found)?;
     let starved = starved(problem, evaluator, found);
-    let mut reason = match conflict.as_slice() {
-        [one] => format!("{one} cannot meet its target under any setting, even if all others gave theirs up"),
-        many => format!("{} targets cannot hold together: {}", many.len(), many.join(", ")),
+    let margin = 100.0 * problem.options.safety.0;
+    let by = match problem.options.model {
+        ModelKind::Bound => "no bound shows that".to_owned(),
+        _ if margin > 0.0 => format!("no prediction says, with {margin:.0} % to spare, that"),
+        _ => "no prediction says that".to_owned(),
     };
+    let mut reason = match conflict.as_slice() {
+        [one] => format!("{by} {one} meets its target under any setting, even if all others gave theirs up"),
+        many => format!("{by} {} targets hold together: {}", many.len(), many.join(", ")),
+    };
+    if problem.targets.iter().flatten().count() > SEARCHED || evaluator.is_spent() {
+        reason.push_str("; there are too many settings to search them all");
+    }
     if !starved.is_empty() {
         reason.push_str(&format!(
             "; {} would not keep the declared rate",
@@ -59,7 +70,7 @@ fn starved(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: &Outcome
         .collect()
 }
 
-/// A minimal set of targets that cannot hold together: each target whose removal leaves the rest infeasible is removed, the
+/// A minimal set of targets that no searched setting is predicted to meet together: each target whose removal leaves the rest infeasible is removed, the
 /// least urgent VM's first, so that what remains is infeasible and would not be without any one of its members.
 fn conflict(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Vec<usize>, PlanError> {
     let mut order: Vec<usize> = Vec::new();

@@ -147,7 +147,7 @@ pub struct TaskOutlook {
 pub struct Infeasible {
     /// VMs whose targets the plan gives up, least urgent first.
     pub sacrificed: Vec<String>,
-    /// Tasks (`vm/task`) whose targets cannot hold together.
+    /// Tasks (`vm/task`) whose targets no searched setting is predicted to meet together.
     pub conflict: Vec<String>,
     /// Smallest target per missed task that the model says would fit, with all else as declared.
     pub relaxation: Vec<Relaxation>,

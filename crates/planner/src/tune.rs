@@ -119,7 +119,7 @@ impl<'a> Tuner<'a> {
         }
     }
 
-    /// What to try next; `None` when the goal is reached or the trials are used up.
+    /// What to try next; `None` when the goal is reached, or the trials or the candidates are used up.
     #[must_use]
     pub fn next(&self) -> Option<Config> {
         if self.trials.len() >= self.goal.trials || self.reached() {
@@ -133,7 +133,9 @@ impl<'a> Tuner<'a> {
             let (mean, deviation) = self.process.at(&c.place);
             c.prior + mean - OPTIMISM * deviation
         };
-        let next = self.candidates.iter().min_by(|a, b| worth(a).total_cmp(&worth(b)))?;
+        // One that was not good once cannot be good as often as asked, however good it is on average.
+        let open = self.candidates.iter().filter(|c| self.worst(&c.config) <= self.goal.score);
+        let next = open.min_by(|a, b| worth(a).total_cmp(&worth(b)))?;
         Some(next.config.clone())
     }
 

@@ -32,10 +32,12 @@ const TRIALS_SHARE: f64 = 0.7;
 struct Outcome {
     /// Trials in order.
     trials: Vec<TrialLine>,
-    /// The settings that are in force now.
+    /// The best settings found; `feasible` where the trials and the proof show that they meet all targets.
     plan: Plan,
     /// The last, longer run under them.
     result: ResultFile,
+    /// Whether they were left in force.
+    in_force: bool,
 }
 
 /// One trial.
@@ -109,13 +111,19 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
             return Err(e);
         }
     };
-    finish(args, &site, &Outcome { trials: lines, plan, result: file(&site, proof) }, global, ui)
+    finish(
+        args,
+        &site,
+        Outcome { trials: lines, plan, result: file(&site, proof), in_force: true },
+        global,
+        ui,
+    )
 }
 
 fn finish(
     args: &TuneArgs,
     site: &Site,
-    outcome: &Outcome,
+    mut outcome: Outcome,
     global: &Global,
     ui: &Ui,
 ) -> anyhow::Result<ExitCode> {
@@ -127,6 +135,10 @@ fn finish(
         revert_all(global)?;
     }
     let code = exit_code(run);
+    // The trials take the host's own stalls off; the proof does not.
+    outcome.plan.feasible &= missed == 0;
+    outcome.in_force = kept;
+    let outcome = &outcome;
     show(ui, outcome, || {
         let mut s = text::results(&outcome.result, &style());
         let _ = writeln!(

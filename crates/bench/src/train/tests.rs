@@ -8,7 +8,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos};
 
 use super::*;
-use crate::accuracy::{evaluate, judge, split};
+use crate::accuracy::{evaluate, judge, learning_curve, split};
 use crate::chooser::least_sure;
 use crate::design::{Limits, conditions};
 
@@ -111,9 +111,20 @@ fn what_the_host_adds_is_bounded_by_itself() {
     // At most what the worst run lost, and less where the bound has room already.
     let more = model.host_stalls.unwrap();
     assert!(more > Nanos(0) && more <= Nanos::from_millis(130), "{more}");
-    let a = judge(std::sync::Arc::new(model), &points, &profile()).unwrap();
+    let model = std::sync::Arc::new(model);
+    let mut a = judge(std::sync::Arc::clone(&model), &points, &profile()).unwrap();
     assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
-    assert!(a.with_host.unwrap().coverage > 0.98);
+    let (n, before) = (a.held.len(), a.with_host.clone().unwrap());
+    assert!(before.coverage > 0.98 && (before.n, before.unknown) == (n, 0));
+    // A run in which the host stood still for a minute is not left out of what is said of tails as measured.
+    let mut lost = points[..5].to_vec();
+    for r in lost.iter_mut().flat_map(|p| &mut p.results) {
+        (r.p9999, r.p9999_awake) = (Nanos::from_secs_f64(60.0), None);
+    }
+    a.as_measured_with(model, &lost, &profile()).unwrap();
+    let after = a.with_host.unwrap();
+    assert!(after.unknown == 5 && after.n > n && after.coverage < before.coverage, "{after:?}");
+    assert_eq!(a.held.len(), n, "of tails less the stalls nothing is known there");
     // Tails of two kinds are not learned from together; all of them with stalls are.
     let paced = points[5].tasks().position(|(_, s, _)| s.rate.is_some()).unwrap();
     points[5].results[paced].p9999_awake = None;
@@ -124,8 +135,15 @@ fn what_the_host_adds_is_bounded_by_itself() {
 
 #[test]
 fn too_few_runs_are_refused() {
-    let error = fit(&made_up(50, 0.3, 1), &profile(), "", &quick()).unwrap_err();
-    assert_eq!(error.to_string(), "50 runs, 120 are needed for a bound at 99 %: measure for longer");
+    let few = made_up(50, 0.3, 1);
+    let told = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
+    let text = "runs of 50 different conditions, 120 are needed for a bound at 99 %: measure for longer";
+    assert_eq!(told(&few), text);
+    // The same again says nothing new: with them there would be runs enough.
+    let again = [few.clone(), few.clone(), few].concat();
+    assert_eq!(told(&again), text);
+    let curve = learning_curve(&again, &again[..5], &profile(), &[120, 150], &quick()).unwrap();
+    assert!(curve.is_empty());
 }
 
 #[test]

@@ -176,6 +176,15 @@ fn waits_of_requests_never_made_lose_stalls_too() {
 }
 
 #[test]
+fn a_request_of_which_nobody_knows_when_it_ran_leaves_the_rest_unknown() {
+    let mut measured = measured(None, 1_000, |_| 1, Some(5_000));
+    assert!(measured.latencies_less(&Stalls::default()).is_some());
+    // As from a stream that completed none: its waits count, and the clock of their start is not known.
+    measured.latencies.record(Nanos::from_millis(9_000), 1);
+    assert!(measured.latencies_less(&Stalls::default()).is_none());
+}
+
+#[test]
 fn rate_and_tail_are_judged_together() {
     let r = synthetic(1_000, |_| 1);
     assert_eq!((r.n, r.achieved_rate, r.verdict), (1_000, Iops(100.0), Some(Verdict::Met)), "{}", r.why);

@@ -49,7 +49,7 @@ pub struct HostModel {
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
-    /// Calibrated scores `ln(latency) - high quantile`, by [`Regime`].
+    /// Calibrated scores `ln(latency) - high quantile`; one for all [`Regime`]s, unless a file has them by regime.
     pub bound: Mondrian,
     /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are learned without the host's own stalls,
     /// because no setting of ours changes them. `None` where the runs could not tell them apart; the tails then hold them.
@@ -80,7 +80,7 @@ pub enum ModelFileError {
     },
 }
 
-/// Regimes in which tails behave differently: the bound is calibrated in each by itself.
+/// Regimes in which tails behave differently. The bound is judged in each, and calibrated on all together (`docs/model.md` says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Regime {
     /// BFQ idles and all tasks have a rate.

@@ -46,6 +46,25 @@ fn a_hopeless_case_ends_with_the_budget_and_names_the_best() {
 }
 
 #[test]
+fn a_setting_that_fails_now_and_then_is_left_for_one_that_does_not() {
+    // The first choice is far below its targets, but for every second trial; all others are good, and not as good.
+    let spec = fig7();
+    let options = PlanOptions::new(start(&spec));
+    let first = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap().next().unwrap();
+    let tried = std::cell::Cell::new(0);
+    let score = |c: &Config| {
+        if *c != first {
+            return 0.8;
+        }
+        tried.set(tried.get() + 1);
+        if tried.get() % 2 == 0 { 1.2 } else { 0.1 }
+    };
+    let (n, worst, best) = play(score, TuneGoal::default());
+    assert_eq!((n, worst), (4, 0.8), "two of the first, two of another");
+    assert!(tried.get() == 2 && best.unwrap() != first);
+}
+
+#[test]
 fn luck_is_not_believed() {
     let spec = fig7();
     let options = PlanOptions::new(start(&spec));

@@ -120,7 +120,7 @@ fn infeasible(i: &Infeasible) -> String {
     let mut items = String::new();
     let mut item = |text: String| items.push_str(&format!("<li>{}</li>", xml(&text)));
     if !i.conflict.is_empty() {
-        item(format!("Targets that cannot hold together: {}.", i.conflict.join(", ")));
+        item(format!("Targets that are not predicted to hold together: {}.", i.conflict.join(", ")));
     }
     if !i.sacrificed.is_empty() {
         item(format!("Given up, least urgent first: {}.", i.sacrificed.join(", ")));

@@ -211,7 +211,10 @@ fn infeasible(i: &Infeasible, style: &Style) -> String {
     out.push_str(&style.wrap(&i.reason, 2));
     if !i.conflict.is_empty() {
         out.push_str(
-            &style.wrap(&format!("targets that cannot hold together: {}", i.conflict.join(", ")), 2),
+            &style.wrap(
+                &format!("targets that are not predicted to hold together: {}", i.conflict.join(", ")),
+                2,
+            ),
         );
     }
     if !i.sacrificed.is_empty() {

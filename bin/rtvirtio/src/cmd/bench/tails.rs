@@ -113,7 +113,7 @@ fn long_run(
         let Some(rate) = task.result.declared_rate else { continue };
         // Requests that were never made are in the histogram only.
         let all_made = task.latencies.n() == task.series.len() as u64;
-        let cut = || TaskTails::cut(rate, &task.series, task.result.p9999_ns, args.piece);
+        let cut = || TaskTails::cut(rate, &task.series, args.piece);
         match all_made.then(cut).flatten() {
             Some(tails) => tasks.push(tails),
             None => left_out += 1,

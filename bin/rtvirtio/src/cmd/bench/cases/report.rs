@@ -1,13 +1,13 @@
 //! What the cases show: tables, claims, a page.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
-use rtvirtio_bench::claims::Claim;
-use rtvirtio_bench::dataset::{Dataset, Outcome, Point};
+use rtvirtio_bench::dataset::{Dataset, Point};
 use rtvirtio_bench::misses::{Miss, misses};
-use rtvirtio_bench::passes::{PUBLISHED, Table, case_of, passed_awake};
+use rtvirtio_bench::passes::{PUBLISHED, Table};
+use rtvirtio_bench::promises;
 use rtvirtio_bench::train::median;
 use rtvirtio_planner::tune::TuneGoal;
 
@@ -37,8 +37,9 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
         sections.extend(page::misses(tier, &misses));
         tables.push(table);
     }
-    claims.extend(trials(data, &tables));
-    claims.extend(chosen_coverage(data));
+    let possible: BTreeSet<String> = tables.iter().flat_map(|t| t.possible().0).collect();
+    claims.extend(promises::trials(&data.points, TRIAL, &possible, &TuneGoal::default()));
+    claims.extend(promises::chosen(&data.points));
     Found {
         runs: data.points.iter().map(rtvirtio_bench::run::as_result).collect(),
         claims,
@@ -46,56 +47,6 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
         sections: std::iter::once(page::pass_rates(&tables)).chain(sections).collect(),
         ..Found::of(data)
     }
-}
-
-/// How many trials tuning took until all targets were met twice, in the cases that some scheme passes at all.
-fn trials(data: &Dataset, tables: &[Table]) -> Option<Claim> {
-    let possible: BTreeSet<String> = tables.iter().flat_map(|t| t.possible().0).collect();
-    let goal = TuneGoal::default();
-    let mut by: BTreeMap<&str, Vec<&Point>> = BTreeMap::new();
-    for p in data.points.iter().filter(|p| p.scheme == TRIAL) {
-        by.entry(case_of(&p.id)).or_default().push(p);
-    }
-    by.retain(|case, _| possible.contains(*case));
-    let (mut taken, mut never) = (Vec::new(), 0);
-    for trials in by.values() {
-        // The last setting tried is the one that was tried again because it was good.
-        let good = |p: &&&Point| trials.last().is_some_and(|l| l.knobs == p.knobs) && passed_awake(p);
-        if trials.iter().filter(good).count() >= goal.repeats {
-            taken.push(trials.len() as f64);
-        } else {
-            // More than were allowed, whatever more would have shown.
-            taken.push((goal.trials + 1) as f64);
-            never += 1;
-        }
-    }
-    let most = taken.iter().copied().reduce(f64::max)?;
-    let what = format!(
-        "most trials that tuning took to meet all targets twice (less the host's own stalls), over the cases that some scheme passes; median {}, {never} not reached",
-        median(taken.clone())
-    );
-    Some(Claim::new("tune.trials", what, most, "trials", by.len()).at_most(15.0))
-}
-
-/// How often the learned bound held for settings that were chosen by it: for tails less the host's own stalls, and as measured.
-fn chosen_coverage(data: &Dataset) -> Vec<Claim> {
-    let by_bound = |p: &&Point| p.scheme.split(',').any(|s| s == "bound");
-    let tasks = data.points.iter().filter(by_bound).flat_map(Point::tasks);
-    let chosen: Vec<&Outcome> = tasks.filter(|(_, s, _)| s.target.is_some()).map(|(_, _, o)| o).collect();
-    let claim = |id: &str, of: &str, held: fn(&Outcome) -> Option<bool>| {
-        let held: Vec<bool> = chosen.iter().filter_map(|o| held(o)).collect();
-        let share = held.iter().filter(|h| **h).count() as f64 / held.len().max(1) as f64;
-        let what = format!("{of}, for settings that were chosen by the bound");
-        (!held.is_empty()).then(|| Claim::new(id, what, share, "share", held.len()).at_least(0.99))
-    };
-    let measured =
-        "tails as measured below the bound given before the run, with what the host's own stalls add";
-    let awake = "tails less the host's own stalls below the bound given before the run";
-    let both = [
-        claim("cases.bound.coverage", measured, |o| Some(o.p9999 <= o.promised?)),
-        claim("cases.bound.coverage_awake", awake, |o| Some(o.tail() <= o.upper?)),
-    ];
-    both.into_iter().flatten().collect()
 }
 
 /// Ours that missed, one by one, and why.
