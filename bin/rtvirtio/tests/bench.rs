@@ -82,7 +82,7 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
     let refused = site.output(&["bench", "accuracy", file.to_str().unwrap()]);
     assert_eq!(refused.status.code(), Some(1));
     let told = text(&refused.stderr);
-    assert!(told.contains("runs, 120 are needed"), "{told}");
+    assert!(told.contains("different conditions, 120 are needed"), "{told}");
     site.assert_clean();
 }
 
