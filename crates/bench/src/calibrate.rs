@@ -1,10 +1,10 @@
 //! The influence coefficients of the analytical model (RT-VirtIO paper, Table III), fitted to measured runs of this host.
 //!
-//! Least squares of ln(predicted / measured) over the paced tasks of runs under BFQ, every run counting alike. Intervals come from
+//! Least squares of the latency itself, as the paper trains, over the paced tasks of runs of the kind that the paper measured, with BFQ idling; every run counts alike. Intervals come from
 //! refitting on conditions drawn with replacement (tasks of one run are alike, and so are runs of one condition). The guest's coefficients need runs
 //! of guests; process VMs leave them at Table III's values.
 
-use rtvirtio_model::{Analytical, Coefficients, Elevator, Profile, TailModel};
+use rtvirtio_model::{Analytical, Coefficients, Profile, TailModel};
 use rtvirtio_spec::Spec;
 use rtvirtio_stats::Random;
 use rtvirtio_stats::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
@@ -12,13 +12,13 @@ use serde::Serialize;
 
 use crate::dataset::Point;
 use crate::repeat::conditions;
-use crate::train::{inputs, median};
+use crate::train::{inputs, median, paper_domain};
 
 /// Refits for the intervals, the fewest with which the smallest and the largest are a 95 % interval.
 const REPLICATES: usize = 39;
 /// Confidence of the intervals.
 const CONFIDENCE: f64 = 0.95;
-/// Fewest runs under BFQ: fewer do not tell three coefficients apart.
+/// Fewest runs: fewer do not tell three coefficients apart.
 const FEWEST: usize = 20;
 
 /// A fitted coefficient.
@@ -61,13 +61,18 @@ pub struct Calibration {
 #[non_exhaustive]
 pub enum CalibrateError {
     /// Too few runs.
-    #[error("{have} runs under BFQ, {need} are needed to tell the coefficients apart: measure more")]
+    #[error(
+        "{have} runs like the paper's (idling BFQ, 4 KiB reads at a rate), {need} are needed to tell its coefficients apart: measure more"
+    )]
     TooFew {
         /// Runs given.
         have: usize,
         /// Runs needed.
         need: usize,
     },
+    /// The fit ended at a limit of what makes sense.
+    #[error("the runs do not determine the paper's coefficients: {0} ended at its limit")]
+    Undetermined(&'static str),
     /// The fit.
     #[error(transparent)]
     Minimize(#[from] MinimizeError),
@@ -84,14 +89,15 @@ struct Run {
 /// host has even at a share of 5 %; E(SI) must stay positive at the default, so its lambda ends below 1.
 const LIMITS: [(f64, f64); 3] = [(0.01, 20.0), (0.0, 20.0), (0.0, 0.99)];
 
-/// Runs under BFQ.
-fn bfq(points: &[Point]) -> Vec<Point> {
-    points.iter().filter(|p| p.knobs.elevator == Elevator::Bfq).cloned().collect()
+/// Runs of the kind that the paper measured: its `slice_idle` begins at 1 ms. Runs of another kind (floods, writes, no idling) pull the coefficients to their
+/// limits, where no setting has an effect any more and the paper's search finds nothing to do.
+fn of_the_paper(points: &[Point]) -> Vec<Point> {
+    points.iter().filter(|p| paper_domain(p) && p.knobs.slice_idle.0 > 0).cloned().collect()
 }
 
-/// Runs under BFQ in the form of the fit.
+/// Those in the form of the fit.
 fn runs(points: &[Point]) -> Result<Vec<Run>, CalibrateError> {
-    let runs: Vec<Run> = bfq(points)
+    let runs: Vec<Run> = of_the_paper(points)
         .iter()
         .map(|p| {
             let (spec, config) = inputs(p);
@@ -114,11 +120,23 @@ const START: [f64; 3] =
 /// Only the coefficients, without intervals.
 ///
 /// # Errors
-/// [`CalibrateError`].
+/// [`CalibrateError`], also where a coefficient ends at its limit: such a fit says that a setting has no effect because the runs do not show it.
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
     let runs = runs(points)?;
     let all: Vec<usize> = (0..runs.len()).collect();
-    Ok(coefficients(&solve(&runs, &all, profile, &START)?))
+    let best = solve(&runs, &all, profile, &START)?;
+    match (0..3).find(|&i| at_limit(&best, i)) {
+        Some(i) => Err(CalibrateError::Undetermined(NAMES[i])),
+        None => Ok(coefficients(&best)),
+    }
+}
+
+const NAMES: [&str; 3] = ["lambda_phi", "lambda_TS_H", "lambda_SI_H"];
+
+/// Whether a coefficient is at an end of its range.
+fn at_limit(at: &[f64], i: usize) -> bool {
+    let (low, high) = LIMITS[i];
+    (at[i] - low).min(high - at[i]) < 1e-3 * (high - low)
 }
 
 /// Fits the coefficients, with intervals and what the fit leaves unexplained.
@@ -132,7 +150,7 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
     let best = solve(&runs, &all, profile, &start)?;
     let mut random = Random::new(seed);
     let mut drawn: Vec<Vec<f64>> = vec![Vec::new(); 3];
-    let groups = conditions(&bfq(points));
+    let groups = conditions(&of_the_paper(points));
     for _ in 0..REPLICATES {
         let sample: Vec<usize> =
             groups.iter().flat_map(|_| groups[random.below(groups.len())].iter().copied()).collect();
@@ -140,17 +158,13 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
             to.push(v);
         }
     }
-    let names = ["lambda_phi", "lambda_TS_H", "lambda_SI_H"];
     let fits = (0..3)
         .map(|i| Fit {
-            name: names[i],
+            name: NAMES[i],
             value: best[i],
             interval: interval(drawn[i].clone()),
             published: start[i],
-            at_limit: {
-                let (low, high) = LIMITS[i];
-                (best[i] - low).min(high - best[i]) < 1e-3 * (high - low)
-            },
+            at_limit: at_limit(&best, i),
         })
         .collect();
     let errors =
@@ -187,21 +201,23 @@ fn residuals(run: &Run, profile: &Profile, at: &[f64]) -> Vec<f64> {
         .collect()
 }
 
+/// Mean squared error of the latency over the paced tasks of a run, s^2.
+fn squared_error(run: &Run, profile: &Profile, at: &[f64]) -> f64 {
+    let model = Analytical { coefficients: coefficients(at), ..Analytical::default() };
+    let Ok(forecasts) = model.forecast(profile, &run.spec, &run.config) else { return 0.0 };
+    let errors = run.logs.iter().zip(forecasts);
+    let errors = errors.filter_map(|(log, f)| log.map(|log| log.exp() - f.latency_ns.as_secs_f64()));
+    let (sum, n) = errors.fold((0.0, 0usize), |(sum, n), e| (sum + e * e, n + 1));
+    sum / n.max(1) as f64
+}
+
 fn solve(
     runs: &[Run],
     sample: &[usize],
     profile: &Profile,
     start: &[f64],
 ) -> Result<Vec<f64>, MinimizeError> {
-    let objective = |at: &[f64]| {
-        sample
-            .iter()
-            .map(|&i| {
-                let r = residuals(&runs[i], profile, at);
-                r.iter().map(|e| e * e).sum::<f64>() / r.len().max(1) as f64
-            })
-            .sum::<f64>()
-    };
+    let objective = |at: &[f64]| sample.iter().map(|&i| squared_error(&runs[i], profile, at)).sum::<f64>();
     let options = MinimizeOptions {
         x_tolerance: 1e-3,
         f_tolerance: 1e-6,

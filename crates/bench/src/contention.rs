@@ -242,6 +242,7 @@ mod tests {
             max: tail,
             p9999_awake: None,
             p9999_placebo: None,
+            p9999_fio: None,
             hist: crate::dataset::pack(&latencies),
             upper: None,
             promised: None,

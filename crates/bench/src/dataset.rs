@@ -110,6 +110,9 @@ pub struct Outcome {
     /// The same with the stalls a second later: how much the method takes off by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo: Option<Nanos>,
+    /// p99.99 by fio's own clock, from submission, as the papers report it: what a late request makes the next one wait does not count in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p9999_fio: Option<Nanos>,
     /// All latencies, see [`pack`].
     pub hist: Vec<u64>,
     /// Upper bound that a learned model gave for [`Outcome::tail`] before the run; absent without one.
@@ -157,6 +160,7 @@ impl Outcome {
             max: m.result.max_ns,
             p9999_awake: m.result.p9999_awake_ns,
             p9999_placebo: m.result.p9999_placebo_ns,
+            p9999_fio: Some(m.result.fio_p9999_ns),
             hist: pack(&m.latencies),
             upper: None,
             promised: None,

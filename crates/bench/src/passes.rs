@@ -327,6 +327,7 @@ pub(crate) mod tests {
                 max: tail,
                 p9999_awake: None,
                 p9999_placebo: None,
+                p9999_fio: None,
                 hist: vec![1, 1000],
                 upper: None,
                 promised: None,

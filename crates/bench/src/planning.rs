@@ -212,3 +212,21 @@ impl Times {
         vec![claim(4, &self.four, 0.05), infeasible, claim(64, &self.sixty_four, 2.0)]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_explained_within_the_budget() {
+        let profile: Profile = serde_json::from_str(PROFILE).unwrap();
+        for vms in [4, 8] {
+            let options = PlanOptions::new(Knobs::default_bfq(vms).config());
+            let found = plan(&mix(vms, 4.0 / vms as f64, 1), &profile, &options).unwrap();
+            let infeasible = found.infeasible.unwrap();
+            assert!(!infeasible.conflict.is_empty(), "{}", infeasible.reason);
+            assert!(!infeasible.reason.contains("too many"), "{vms}: {}", infeasible.reason);
+            assert!(found.evaluated < options.budget, "{vms}: {}", found.evaluated);
+        }
+    }
+}

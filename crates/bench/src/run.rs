@@ -110,7 +110,8 @@ pub fn as_result(point: &Point) -> Run {
         p9999_awake_ns: outcome.p9999_awake,
         p9999_placebo_ns: outcome.p9999_placebo,
         max_ns: outcome.max,
-        fio_p9999_ns: outcome.p9999,
+        // Not known of data from before it was kept.
+        fio_p9999_ns: outcome.p9999_fio.unwrap_or(outcome.p9999),
         fio_cpus: 0.0,
         tail: None,
         predicted_ns: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_model::{Config, HostModel, Profile};
 use rtvirtio_planner::{CgroupMode, PlanError, PlanOptions, Space, plan};
-use rtvirtio_spec::Spec;
+use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::{Iops, Nanos};
 
 use crate::servers::Server;
@@ -95,6 +95,9 @@ const FIRST_WEIGHT: u32 = 1000;
 /// Period of a VM without a target: a background server.
 const BACKGROUND: Nanos = Nanos(100_000_000);
 
+/// Largest budget over what is declared.
+const MOST_SLACK: f64 = 2.0;
+
 /// Share of the device that all background servers may use together. RT-Xen leaves what its servers do not use to nobody.
 const BACKGROUND_SHARE: f64 = 0.2;
 
@@ -106,18 +109,24 @@ impl Scheme for RtXen {
     fn treat(&self, basis: &Basis<'_>) -> Result<Treatment, PlanError> {
         let most = basis.profile.read.iter().map(|p| p.iops.0).fold(0.0, f64::max);
         let spec = basis.spec;
-        let background = spec.vms.iter().filter(|vm| vm.tightest_target().is_none()).count().max(1);
+        let background = spec.vms.iter().filter(|vm| vm.tightest_target().is_none()).count();
         let mut config = basis.baseline.clone();
+        // Raising would override the order of the weights.
+        config.bfq.low_latency = false;
+        let rate = |vm: &Vm| vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum::<f64>();
+        let all: f64 = spec.vms.iter().filter(|vm| vm.tightest_target().is_some()).map(rate).sum();
+        // What nobody declares is the servers' slack, as an analysis of their interfaces would give them: a VM that is late catches up with it.
+        let left = if background > 0 { 1.0 - BACKGROUND_SHARE } else { 1.0 };
+        let slack = (left * most / all.max(1.0)).clamp(1.0, MOST_SLACK);
         let mut servers = Vec::new();
         for vm in &spec.vms {
-            let declared = Iops(vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum());
             servers.push(match vm.tightest_target() {
-                Some(target) => Server::for_target(target, declared),
+                Some(target) => Server::for_target(target, Iops(rate(vm) * slack)),
                 None => {
                     // In requests of its own size: time per byte counts in full, as the profile cannot tell it apart.
                     let size = vm.tasks.iter().map(|t| t.block.0).max().unwrap_or(1) as f64;
                     let smaller = (basis.profile.block.0 as f64 / size).min(1.0);
-                    let rate = most * BACKGROUND_SHARE * smaller / background as f64;
+                    let rate = most * BACKGROUND_SHARE * smaller / background.max(1) as f64;
                     Server { budget: (rate * BACKGROUND.as_secs_f64()).ceil() as u64, period: BACKGROUND }
                 }
             });

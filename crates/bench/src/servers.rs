@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::Binding;
 use rtvirtio_host::cgroup::Limit;
-use rtvirtio_host::{Cgroups, Hierarchy, Root};
+use rtvirtio_host::{Cgroups, Hierarchy, HostError, Root};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::{Iops, Nanos};
 
@@ -38,7 +38,7 @@ pub struct Server {
 
 impl Server {
     /// Periods are half of the tightest target, so that a request that just missed its budget waits for one replenishment and has the
-    /// other half to be served; budgets are the declared requests of a period and one more, so that rounding never starves.
+    /// other half to be served; budgets are the requests of a period at `rate` and one more, so that rounding never starves.
     #[must_use]
     pub fn for_target(target: Nanos, rate: Iops) -> Self {
         let period = Nanos((target.0 / 2).max(TICK.as_nanos() as u64 * 5));
@@ -89,6 +89,8 @@ impl Servers {
                 cgroups.limit_file(cgroup, Limit::ReadIops)?,
                 cgroups.limit_file(cgroup, Limit::WriteIops)?,
             ];
+            // Since Linux 6.10 requests are counted and held back only after a first write of a limit (`blk_throtl_init`).
+            lift(&root, &dev, cgroups.hierarchy, &limits)?;
             let spent_at = requests(&root.read(&count)?, &dev, cgroups.hierarchy);
             let due = now + Duration::from_nanos(server.period.0);
             accounts.push(Account { server: *server, count, limits, spent_at, due, held: false });
@@ -151,21 +153,28 @@ fn hold(root: &Root, dev: &str, hierarchy: Hierarchy, account: &mut Account, hel
     }
     // From the first write on, so that a release is never skipped.
     account.held |= held;
-    let keys = ["riops", "wiops"];
-    for (file, key) in account.limits.iter().zip(keys) {
-        let value = match (hierarchy, held) {
-            (Hierarchy::V1, true) => format!("{dev} {HELD}"),
-            // v1 takes 0 for "no limit".
-            (Hierarchy::V1, false) => format!("{dev} 0"),
-            (Hierarchy::V2, true) => format!("{dev} {key}={HELD}"),
-            (Hierarchy::V2, false) => format!("{dev} {key}=max"),
-        };
-        // Tried again at the next tick: `held` stays as it is.
-        if root.write(file, &value).is_err() {
-            return;
-        }
+    let values = limit_values(dev, hierarchy, held);
+    // Tried again at the next tick: `held` stays as it is.
+    if account.limits.iter().zip(values).all(|(file, value)| root.write(file, &value).is_ok()) {
+        account.held = held;
     }
-    account.held = held;
+}
+
+/// Writes "no limit".
+fn lift(root: &Root, dev: &str, hierarchy: Hierarchy, limits: &[PathBuf]) -> Result<(), HostError> {
+    let values = limit_values(dev, hierarchy, false);
+    limits.iter().zip(values).try_for_each(|(file, value)| root.write(file, &value))
+}
+
+/// What is written to the limits of reads and of writes.
+fn limit_values(dev: &str, hierarchy: Hierarchy, held: bool) -> [String; 2] {
+    ["riops", "wiops"].map(|key| match (hierarchy, held) {
+        (Hierarchy::V1, true) => format!("{dev} {HELD}"),
+        // v1 takes 0 for "no limit".
+        (Hierarchy::V1, false) => format!("{dev} 0"),
+        (Hierarchy::V2, true) => format!("{dev} {key}={HELD}"),
+        (Hierarchy::V2, false) => format!("{dev} {key}=max"),
+    })
 }
 
 /// Requests of a device so far, from `blkio.throttle.io_serviced` (v1: `8:0 Read 5` lines) or `io.stat` (v2: `8:0 rbytes=.. rios=..`).

@@ -10,7 +10,7 @@ use rtvirtio_lab::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_lab::{Lab, LabError};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
-use rtvirtio_model::{Config, ModelKind};
+use rtvirtio_model::{Config, Elevator, ModelKind};
 use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
 use rtvirtio_spec::Spec;
 
@@ -102,6 +102,7 @@ pub struct Stage<'a> {
     work_dir: PathBuf,
     kind: VmKind,
     awake: bool,
+    fresh: bool,
 }
 
 impl<'a> Stage<'a> {
@@ -139,7 +140,15 @@ impl<'a> Stage<'a> {
             work_dir: work_dir.to_owned(),
             kind: if guest { VmKind::Qemu } else { VmKind::Process },
             awake: false,
+            fresh: false,
         })
+    }
+
+    /// Whether every run begins with a new instance of the elevator: BFQ keeps what a VM's group owes beyond a run, at the weight of that run. Only for
+    /// devices that are made, because a kill in between leaves none.
+    #[must_use]
+    pub fn fresh(self, fresh: bool) -> Self {
+        Self { fresh, ..self }
     }
 
     /// Says whether the CPUs are kept from sleeping ([`rtvirtio_measure::awake`]), for what is written about a run.
@@ -170,6 +179,9 @@ impl<'a> Stage<'a> {
         }
         let root = Root::default();
         let machine = Machine::new(&root, self.guests);
+        if self.fresh {
+            self.renew(&root)?;
+        }
         let mut start = self.baseline.clone();
         start.vms.truncate(spec.vms.len());
         let writes = resolve(&bare_plan(spec, &start, &treatment.config), &self.binding, &machine)?;
@@ -180,6 +192,16 @@ impl<'a> Stage<'a> {
             Ok(_) if reverted.is_some_and(|r| !r.done) => Err(StageError::NotReverted),
             other => other,
         }
+    }
+
+    /// A new instance of the baseline's elevator, with the kernel's defaults, which the baseline of a made device is.
+    fn renew(&self, root: &Root) -> Result<(), HostError> {
+        let (now, other) = match self.baseline.elevator {
+            Elevator::None => return Ok(()),
+            now => (now, Elevator::None),
+        };
+        self.binding.device.set_elevator(root, other.name())?;
+        self.binding.device.set_elevator(root, now.name())
     }
 
     fn observe(

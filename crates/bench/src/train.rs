@@ -97,7 +97,7 @@ pub struct Row {
 
 /// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random reads at a rate, no caps, no
 /// neighbour. Its network has no input for anything else.
-fn paper_domain(point: &Point) -> bool {
+pub(crate) fn paper_domain(point: &Point) -> bool {
     let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };
     point.knobs.elevator == Elevator::Bfq
         && point.knobs.caps.iter().all(Option::is_none)

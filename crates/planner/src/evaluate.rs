@@ -195,6 +195,18 @@ impl<'a> Evaluator<'a> {
         self.evaluated
     }
 
+    /// Allows at most `share` of the budget from here on, until [`Self::lift`] with the budget that this returns.
+    pub(crate) fn limit(&mut self, share: f64) -> u64 {
+        let whole = self.budget;
+        self.budget = whole.min(self.evaluated + (whole as f64 * share) as u64);
+        whole
+    }
+
+    /// Ends a [`Self::limit`].
+    pub(crate) fn lift(&mut self, whole: u64) {
+        self.budget = whole;
+    }
+
     /// Whether no other configuration can be asked about.
     pub(crate) fn is_spent(&self) -> bool {
         self.evaluated >= self.budget

@@ -4,6 +4,7 @@ mod bound;
 mod climb;
 mod paper;
 mod slice;
+mod weights;
 
 use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
 

@@ -30,6 +30,7 @@ fn point(id: &str) -> Point {
         max: Nanos(1_000_000),
         p9999_awake: Some(Nanos(900_000)),
         p9999_placebo: None,
+        p9999_fio: None,
         hist: pack(&latencies),
         upper: None,
         promised: None,

@@ -65,6 +65,7 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
                         max: tail,
                         p9999_awake: None,
                         p9999_placebo: None,
+                        p9999_fio: None,
                         hist: vec![400, 1000],
                         upper: None,
                         promised: None,
@@ -188,7 +189,7 @@ fn coefficients_that_made_the_runs_are_found_again() {
     use rtvirtio_model::{Analytical, Coefficients};
     let truth = Coefficients { weight: 0.8, host_timeout: 2.0, host_idle: 0.3, ..Coefficients::TABLE_III };
     let model = Analytical { coefficients: truth, ..Analytical::default() };
-    let mut points = made_up(60, 0.0, 5);
+    let mut points = made_up(700, 0.0, 5);
     for p in &mut points {
         let (spec, config) = inputs(p);
         if let Ok(forecasts) = model.forecast(&profile(), &spec, &config) {

@@ -279,7 +279,8 @@ impl Learned {
             .zip(slice)
             .map(|(row, slice)| {
                 let s = paper.predict_with(row, &mut scratch).map_err(|e| self.model.unusable(&e))?;
-                Ok(rescaled(slice, Nanos::from_secs_f64(s.max(1e-6)), None, None))
+                // It knows nothing of rates: our model's view of them is no part of the paper's planner.
+                Ok(rescaled(slice, Nanos::from_secs_f64(s.max(1e-6)), Some(1.0), None))
             })
             .collect()
     }

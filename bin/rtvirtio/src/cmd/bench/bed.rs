@@ -165,7 +165,7 @@ impl<'a> Bed<'a> {
     pub fn stage(&self) -> anyhow::Result<Stage<'_>> {
         let work: PathBuf = self.global.run_dir.join("fio");
         let stage = Stage::new(self.lab()?, self.baseline()?, &GuestAgents, &self.global.state_dir, &work)?;
-        Ok(stage.awake(self.awake.is_some()))
+        Ok(stage.awake(self.awake.is_some()).fresh(self.spec_device.is_made()))
     }
 
     /// The settings of the lab when nothing is applied.

@@ -83,6 +83,14 @@ impl<'a> Runs<'a> {
         self.points.iter().find(|p| p.id == id)
     }
 
+    /// Keeps a run under another name too, for a scheme that chose what another one had chosen before.
+    pub fn share(&mut self, run: &Point, id: String, scheme: &str) -> anyhow::Result<()> {
+        let point = Point { id, scheme: scheme.to_owned(), ..run.clone() };
+        self.recorder.add(&point)?;
+        self.points.push(point);
+        Ok(())
+    }
+
     /// Makes a run and keeps it.
     pub fn measure(&mut self, wanted: Wanted<'_>) -> anyhow::Result<Point> {
         let job = Job {

@@ -7,7 +7,7 @@ use rtvirtio_bench::cases::{Case, CaseOptions, WRITES, cases};
 use rtvirtio_bench::dataset::Point;
 use rtvirtio_bench::load::{Knobs, Stream, spec};
 use rtvirtio_bench::passes::point_id;
-use rtvirtio_bench::schemes::{self, Basis, Planned, Scheme};
+use rtvirtio_bench::schemes::{self, Basis, Planned, RtXen, Scheme};
 use rtvirtio_bench::stage::Treatment;
 use rtvirtio_model::{Config, Forecast, HostModel, Learned, TailModel};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
@@ -126,7 +126,11 @@ impl<'a> Play<'a> {
             if !missing.is_empty() {
                 let schemes = missing.join(",");
                 let id = point_id(&case.name, repetition, &schemes);
-                self.measure(id, &schemes, treatment, &case.vms, seed)?;
+                // A scheme that comes later shares the run of those with its settings: a run of its own would be of another hour.
+                match self.shared(&case.name, repetition, &treatment) {
+                    Some(run) => self.runs.share(&run, id, &schemes)?,
+                    None => drop(self.measure(id, &schemes, treatment, &case.vms, seed)?),
+                }
             }
         }
         Ok(())
@@ -143,6 +147,17 @@ impl<'a> Play<'a> {
     fn is_done(&self, case: &str, repetition: usize, scheme: &str) -> bool {
         let start = format!("{case}/{repetition}/");
         self.runs.points.iter().any(|p| p.id.starts_with(&start) && p.scheme.split(',').any(|s| s == scheme))
+    }
+
+    /// The run of this repetition under the same settings. What budget servers do is not among a run's settings.
+    fn shared(&self, case: &str, repetition: usize, treatment: &Treatment) -> Option<Point> {
+        let start = format!("{case}/{repetition}/");
+        let knobs = Knobs::of(&treatment.config);
+        let same = |p: &&Point| {
+            let plain = p.scheme.split(',').all(|s| s != TRIAL && s != RtXen.name());
+            p.id.starts_with(&start) && plain && p.knobs == knobs && p.classes == treatment.classes
+        };
+        self.runs.points.iter().find(same).filter(|_| treatment.servers.is_none()).cloned()
     }
 
     fn measure(

@@ -1,0 +1,275 @@
+//! The search of weights: enumerated where they are few, else on fewer levels, and from the best of those a local search.
+
+use rtvirtio_model::{Bfq, Config, weights_act};
+
+use super::settle;
+use crate::evaluate::{Evaluator, Outcome, Problem};
+
+/// Most settings of the other knobs whose weights are searched.
+const SEEDS: usize = 24;
+
+/// Most combinations of weights that are enumerated, for all settings of the other knobs together: for each of 24 all of 2 VMs on 7 levels, 4 VMs on 3.
+const ENUMERATED: usize = 2400;
+
+/// The best of these, from which all levels are searched.
+const STARTS: usize = 8;
+
+/// The same where it is only asked whether the targets can be met.
+const FEW_STARTS: usize = 2;
+
+/// Share of the budget of evaluations that the last of the search may take.
+const POLISH: f64 = 0.25;
+
+/// Of the best weights at other scales and with other lengths of idling, how many are searched from.
+const SCALED: usize = 12;
+
+/// VMs up to which all of them are moved at once, by a level each.
+const ALL_BESIDE: usize = 5;
+
+/// Most rounds of moves of several VMs and of other scales.
+const ROUNDS: usize = 4;
+
+/// VMs up to which a step of the local search tries every level of every VM, not only the next one of the worst and the easiest.
+const ALL_NEIGHBOURS: usize = 8;
+
+/// Most steps of a local search.
+const WEIGHT_STEPS: usize = 60;
+
+/// The best configurations in which weights act, one for each setting of the other knobs.
+pub(super) fn seeds(problem: &Problem<'_>, found: &[Outcome]) -> Vec<Outcome> {
+    let mut seeds: Vec<Outcome> = Vec::new();
+    for o in found.iter().filter(|o| weights_act(problem.spec, &o.config)) {
+        let same = |s: &Outcome| {
+            // Raising goes off with unequal weights, so it does not tell two seeds apart.
+            let bfq = Bfq { low_latency: o.config.bfq.low_latency, ..s.config.bfq };
+            bfq == o.config.bfq
+                && s.config.vms.iter().zip(&o.config.vms).all(|(a, b)| {
+                    (a.cap, a.guest_elevator, a.guest_bfq) == (b.cap, b.guest_elevator, b.guest_bfq)
+                })
+        };
+        if !seeds.iter().any(same) {
+            seeds.push(o.clone());
+        }
+        if seeds.len() == SEEDS {
+            break;
+        }
+    }
+    seeds
+}
+
+/// The best weights for the other settings of any of the `seeds`. Combinations of all levels where that is not too many, else of fewer levels; from the
+/// best of those the levels are searched one VM at a time, and at last several at a time.
+pub(super) fn weigh(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    seeds: &[Outcome],
+) -> Option<Outcome> {
+    let levels = &problem.options.space.weights;
+    let vms = u32::try_from(problem.spec.vms.len()).unwrap_or(u32::MAX);
+    let room = ENUMERATED / seeds.len().max(1);
+    let few = |n: &usize| n.checked_pow(vms).is_some_and(|all| all <= room);
+    let mut found = Vec::new();
+    if let Some(n) = (2..=levels.len()).rev().find(few) {
+        let some = spread(levels, n);
+        found = seeds.iter().flat_map(|seed| enumerate(problem, evaluator, seed, &some)).collect();
+    }
+    found.extend(seeds.iter().cloned());
+    let starts = if problem.thorough { STARTS } else { FEW_STARTS };
+    let refined = first(found, starts).into_iter().map(|start| refine(problem, evaluator, start, &single));
+    let best = refined.reduce(better)?;
+    if problem.spec.vms.len() > ALL_NEIGHBOURS || !problem.thorough {
+        return Some(best);
+    }
+    // With eight VMs there is no end to it, and what does not fit has yet to be explained.
+    let whole = evaluator.limit(POLISH);
+    let best = polish(problem, evaluator, seeds, best);
+    evaluator.lift(whole);
+    Some(best)
+}
+
+fn better(best: Outcome, next: Outcome) -> Outcome {
+    if next.better_than(&best) { next } else { best }
+}
+
+/// Searches on from `best`: several VMs at once, at other scales, with other lengths of idling.
+fn polish(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    seeds: &[Outcome],
+    mut best: Outcome,
+) -> Outcome {
+    let levels = &problem.options.space.weights;
+    for _ in 0..ROUNDS {
+        let mut next = refine(problem, evaluator, best.clone(), &several);
+        let mut judge = |config: Config| evaluator.outcome(problem, &settle(problem, config));
+        // What is best with these weights need not be what was best without: with each length of idling the best of the rest.
+        let others = seeds.iter().map(|seed| with_weights(seed.config.clone(), &next.config));
+        let mut others = first(others.filter_map(&mut judge).collect(), SEEDS);
+        others.insert(0, next.clone());
+        let mut idles = Vec::new();
+        others.retain(|o| {
+            let new = !idles.contains(&o.config.bfq.slice_idle);
+            idles.push(o.config.bfq.slice_idle);
+            new
+        });
+        let scaled: Vec<Outcome> =
+            others.iter().flat_map(|o| scaled(levels, &o.config)).filter_map(&mut judge).collect();
+        for start in first(scaled, SCALED) {
+            next = better(next, refine(problem, evaluator, start, &several));
+        }
+        if !next.better_than(&best) {
+            break;
+        }
+        best = next;
+    }
+    best
+}
+
+/// The best `n`; among equals the earlier ones.
+fn first(mut found: Vec<Outcome>, n: usize) -> Vec<Outcome> {
+    found.sort_by(|a, b| b.compare(a));
+    found.truncate(n);
+    found
+}
+
+/// `config` with the weights of another one.
+fn with_weights(mut config: Config, of: &Config) -> Config {
+    for (vm, other) in config.vms.iter_mut().zip(&of.vms) {
+        vm.weight = other.weight;
+    }
+    config
+}
+
+/// The same weights at other scales, as near as the levels come: only their ratios act, and between two scales no few VMs' moves lead.
+fn scaled(levels: &[u32], config: &Config) -> Vec<Config> {
+    let most = config.vms.iter().map(|vm| vm.weight).max().unwrap_or(1).max(1);
+    let at = |&level: &u32| {
+        let mut config = config.clone();
+        for vm in &mut config.vms {
+            vm.weight = nearest(levels, f64::from(vm.weight) * f64::from(level) / f64::from(most));
+        }
+        config
+    };
+    levels.iter().map(at).collect()
+}
+
+/// Outcomes of every combination of `levels` as weights, all else as in `seed`.
+fn enumerate(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    seed: &Outcome,
+    levels: &[u32],
+) -> Vec<Outcome> {
+    let combinations = levels.len().pow(seed.config.vms.len() as u32);
+    let one = |mut code: usize| {
+        let mut config = seed.config.clone();
+        for vm in &mut config.vms {
+            vm.weight = levels[code % levels.len()];
+            code /= levels.len();
+        }
+        evaluator.outcome(problem, &settle(problem, config))
+    };
+    (0..combinations).filter_map(one).collect()
+}
+
+/// `n` of the levels, at least 2, the first and the last among them.
+fn spread(levels: &[u32], n: usize) -> Vec<u32> {
+    (0..n).map(|i| levels[i * (levels.len() - 1) / (n - 1)]).collect()
+}
+
+/// New weights of some VMs.
+type Move = Vec<(usize, u32)>;
+
+/// Moves that may be made from an outcome.
+type Moves<'a> = &'a dyn Fn(&Problem<'_>, &mut Evaluator<'_>, &Outcome) -> Vec<Move>;
+
+/// Makes the best of the moves that `moves` offers while one helps.
+fn refine(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    mut best: Outcome,
+    moves: Moves<'_>,
+) -> Outcome {
+    for _ in 0..WEIGHT_STEPS {
+        let mut better: Option<Outcome> = None;
+        for step in moves(problem, evaluator, &best) {
+            let mut config = best.config.clone();
+            for (vm, weight) in step {
+                config.vms[vm].weight = weight;
+            }
+            let outcome = evaluator.outcome(problem, &settle(problem, config));
+            better = outcome.filter(|o| o.better_than(better.as_ref().unwrap_or(&best))).or(better);
+        }
+        match better {
+            Some(b) => best = b,
+            None => break,
+        }
+    }
+    best
+}
+
+/// Any level for any one VM. With many VMs only the next level: up for the one with the least margin and the most urgent one that misses, down for the one
+/// with the most margin.
+fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
+    let levels = &problem.options.space.weights;
+    let vms = problem.spec.vms.len();
+    if vms <= ALL_NEIGHBOURS {
+        return (0..vms).flat_map(|vm| levels.iter().map(move |&weight| vec![(vm, weight)])).collect();
+    }
+    let Some(judged) = evaluator.judge(&at.config) else { return Vec::new() };
+    let mut margins = vec![f64::INFINITY; vms];
+    for (i, target) in problem.targets.iter().enumerate() {
+        if let Some(target) = *target {
+            let vm = problem.vm_of[i];
+            margins[vm] = margins[vm].min(Problem::margin(target, judged.latency[i], judged.kept[i]));
+        }
+    }
+    let by_margin = || margins.iter().enumerate();
+    let worst = by_margin().min_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
+    let easiest = by_margin().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
+    let most_urgent_missing =
+        problem.urgency.iter().zip(&at.missed_by_urgency).find(|(_, n)| **n > 0).map(|(i, _)| *i);
+    let weight = |i: usize| at.config.vms[i].weight;
+    let up = most_urgent_missing.into_iter().chain(worst);
+    let up = up.filter_map(|i| level_above(levels, weight(i)).map(|w| vec![(i, w)]));
+    let down = easiest.into_iter().filter_map(|i| level_below(levels, weight(i)).map(|w| vec![(i, w)]));
+    up.chain(down).collect()
+}
+
+/// Any levels for any two VMs; and, with few VMs, every combination of one level up, one down, or as it is.
+fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
+    let levels = &problem.options.space.weights;
+    let mut out = Vec::new();
+    if problem.spec.vms.len() <= ALL_BESIDE {
+        let beside = |w: u32| [Some(w), level_above(levels, w), level_below(levels, w)];
+        out.push(Vec::new());
+        for (i, vm) in at.config.vms.iter().enumerate() {
+            let with = |step: Move| {
+                beside(vm.weight).into_iter().flatten().map(move |w| [step.as_slice(), &[(i, w)]].concat())
+            };
+            out = out.into_iter().flat_map(with).collect();
+        }
+    }
+    for b in 1..problem.spec.vms.len() {
+        for a in 0..b {
+            for &of_a in levels {
+                out.extend(levels.iter().map(|&of_b| vec![(a, of_a), (b, of_b)]));
+            }
+        }
+    }
+    out
+}
+
+/// The level that is nearest.
+pub(super) fn nearest(levels: &[u32], wish: f64) -> u32 {
+    let off = |w: &u32| (f64::from(*w) - wish).abs();
+    levels.iter().copied().min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(100)
+}
+
+fn level_above(levels: &[u32], weight: u32) -> Option<u32> {
+    levels.iter().copied().filter(|&l| l > weight).min()
+}
+
+fn level_below(levels: &[u32], weight: u32) -> Option<u32> {
+    levels.iter().copied().filter(|&l| l < weight).max()
+}
