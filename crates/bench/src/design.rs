@@ -76,6 +76,38 @@ pub fn conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Condition> {
     latin_hypercube(n, DIMENSIONS, seed).iter().map(|u| condition(u, limits)).collect()
 }
 
+/// Coordinates of [`paper_conditions`].
+const PAPER_DIMENSIONS: usize = 11;
+
+/// `n` conditions of the RT-VirtIO paper's Table II and nothing else: idling BFQ, weights, 4 KiB random reads at 100, 500 and 1500/s. Its coefficients
+/// and its network have no input for anything more.
+#[must_use]
+pub fn paper_conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Condition> {
+    let one = |u: &Vec<f64>| {
+        let at = |i: usize| u.get(i).copied().unwrap_or(0.0);
+        let vms = pick(at(0), &[1, 2, 3, 4], 4);
+        let tasks = pick(at(1), &[1, 2, 3], 1);
+        let rates: Vec<f64> = (0..tasks).map(|k| pick(at(2 + k), &[LIGHT, MEDIUM, HEAVY], LIGHT)).collect();
+        let offered = rates.iter().sum::<f64>() * vms as f64 * (limits.cost)(0.0, Bytes::from_kib(4));
+        let scale = (PAPER_LOAD / offered).min(1.0);
+        let of_vm: Vec<Stream> = rates.iter().map(|r| Stream::paced(whole_rate(r * scale))).collect();
+        let mut knobs = Knobs::default_bfq(vms);
+        knobs.slice_idle = pick(at(5), &[1, 2, 4, 6, 8].map(Nanos::from_millis), knobs.slice_idle);
+        knobs.timeout_sync = pick(at(6), &[32, 64, 124].map(Nanos::from_millis), knobs.timeout_sync);
+        for (i, w) in knobs.weights.iter_mut().enumerate() {
+            *w = pick(at(7 + i), &WEIGHTS, 100);
+        }
+        Condition { knobs, vms: vec![of_vm; vms] }
+    };
+    latin_hypercube(n, PAPER_DIMENSIONS, seed).iter().map(one).collect()
+}
+
+/// Largest declared load of these, as a share of the device.
+const PAPER_LOAD: f64 = 0.9;
+
+/// The paper's weights.
+const WEIGHTS: [u32; 7] = [50, 100, 150, 250, 300, 500, 700];
+
 fn pick<T: Clone>(u: f64, levels: &[T], default: T) -> T {
     level(u, levels).cloned().unwrap_or(default)
 }
@@ -141,9 +173,8 @@ fn knobs(u: &[f64], vms: usize, limits: &Limits<'_>, mut caps: Vec<Option<Iops>>
     let budgets = [None, None, None, Some(Bytes::from_kib(512)), Some(Bytes::from_kib(2048))];
     knobs.max_budget = pick(at(10), &budgets, None);
     if at(15) >= 0.4 {
-        let levels = [50, 100, 150, 250, 300, 500, 700];
         for (i, w) in knobs.weights.iter_mut().enumerate() {
-            *w = pick(at(if i < MAX_VMS { 11 + i } else { 18 }), &levels, 100);
+            *w = pick(at(if i < MAX_VMS { 11 + i } else { 18 }), &WEIGHTS, 100);
         }
     }
     knobs
@@ -183,6 +214,22 @@ mod tests {
             assert_eq!(c.knobs.weights.len(), c.vms.len());
             assert!(c.knobs.caps.is_empty() || c.knobs.caps.len() == c.vms.len());
         }
+    }
+
+    #[test]
+    fn the_papers_conditions_are_of_its_table_ii() {
+        let all = paper_conditions(100, &limits(true, &ALL), 1);
+        for c in &all {
+            assert!(c.knobs.elevator == Elevator::Bfq && c.knobs.slice_idle.0 > 0 && c.knobs.caps.is_empty());
+            let streams: Vec<&Stream> = c.vms.iter().flatten().collect();
+            assert!((1..=4).contains(&c.vms.len()) && (1..=3).contains(&c.vms[0].len()));
+            let load: f64 = streams.iter().filter_map(|s| s.rate).map(|r| r.0 * 64.1e-6).sum();
+            assert!(load < 0.92 && streams.iter().all(|s| s.writes == 0.0), "{load} {c:?}");
+        }
+        for n in 1..=4 {
+            assert!(all.iter().any(|c| c.vms.len() == n));
+        }
+        assert!(all.iter().any(|c| c.knobs.weights.windows(2).any(|w| w[0] != w[1])));
     }
 
     #[test]

@@ -497,11 +497,14 @@ pub struct BenchSweepArgs {
     /// Length of each run
     #[arg(long = "for", value_name = "TIME", default_value = "8s")]
     pub length: Nanos,
+    /// Conditions of the RT-VirtIO paper's Table II beside them, for its coefficients and its network
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub paper: usize,
     /// How many of them run two times more, to know how far runs of one condition differ
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub again: usize,
     /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of their own
-    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "again")]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["again", "paper"])]
     pub qemu: usize,
     /// Which design
     #[arg(long, default_value_t = 1)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_bench::chooser::least_sure;
 use rtvirtio_bench::dataset::{OtherHost, SWEEP};
-use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions};
+use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions, paper_conditions};
 use rtvirtio_bench::run::disturbed;
 use rtvirtio_bench::stage::Treatment;
 use rtvirtio_bench::train::{FEWEST, TrainSettings, comparable, fit};
@@ -116,7 +116,27 @@ impl<'a> Sweep<'a> {
             }
         }
         drop(bar);
+        self.paper(args.paper, seed)?;
         self.doubt();
+        Ok(())
+    }
+
+    /// Conditions of the paper's own kind.
+    fn paper(&mut self, n: usize, seed: u64) -> anyhow::Result<()> {
+        if n == 0 {
+            return Ok(());
+        }
+        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.runs.profile)?);
+        let limits = Limits { elevators: &elevators, writes: false, cost: &*cost };
+        let all = paper_conditions(n, &limits, seed);
+        let mut bar = self.ui.bar(&format!("{}: {n} runs of the paper's kind", self.bed.device), n as u64);
+        for (i, condition) in all.iter().enumerate() {
+            bar.set(i as u64);
+            let id = format!("{}/{seed}/paper/{i}", self.bed.device);
+            if self.runs.find(&id).is_none() {
+                self.measure(id, condition, seed.wrapping_mul(2_000_003).wrapping_add(i as u64))?;
+            }
+        }
         Ok(())
     }
 
