@@ -41,7 +41,10 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
         };
         let found = found.map(|best| tidy(problem, evaluator, best));
         match found {
-            Some(best) if best.missed > 0 && problem.options.model == ModelKind::Bound => {
+            // Where it is only asked whether bounds can meet the targets, they have answered.
+            Some(best)
+                if best.missed > 0 && problem.options.model == ModelKind::Bound && problem.thorough =>
+            {
                 bound::expected(problem, evaluator).or(Some(best))
             }
             found => found,

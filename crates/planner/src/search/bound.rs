@@ -54,7 +54,7 @@ pub(super) fn search(
 pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Option<Outcome> {
     let asked = problem.options.clone();
     let options = PlanOptions { model: ModelKind::Slice, learned: None, safety: SAFETY, ..asked };
-    let by_slice = Problem::new(problem.spec, &options);
+    let by_slice = Problem::new(problem.spec, &options).with_targets(problem.targets.clone());
     let mut slice = Evaluator::new(evaluator.profile(), problem.spec, &options).ok()?;
     let found = super::search(&by_slice, &mut slice).ok()?;
     evaluator.outcome(problem, &found.config)
