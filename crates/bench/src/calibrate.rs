@@ -7,6 +7,7 @@
 use rtvirtio_model::{Analytical, Coefficients, Profile, TailModel};
 use rtvirtio_spec::Spec;
 use rtvirtio_stats::Random;
+use rtvirtio_stats::bootstrap::Bootstrap;
 use rtvirtio_stats::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 use serde::Serialize;
 
@@ -78,11 +79,11 @@ pub enum CalibrateError {
     Minimize(#[from] MinimizeError),
 }
 
-/// What a run says: its inputs and the logarithm of each measured tail, `None` for tasks without a rate.
+/// What a run says: its inputs and each measured tail in s, `None` for tasks without a rate.
 struct Run {
     spec: Spec,
     config: rtvirtio_model::Config,
-    logs: Vec<Option<f64>>,
+    tails: Vec<Option<f64>>,
 }
 
 /// Limits of lambda of the weight, of `timeout_sync` and of `slice_idle`. A weight's coefficient above 20 gives a VM more than the
@@ -97,15 +98,15 @@ fn of_the_paper(points: &[Point]) -> Vec<Point> {
 
 /// Those in the form of the fit.
 fn runs(points: &[Point]) -> Result<Vec<Run>, CalibrateError> {
-    let runs: Vec<Run> = of_the_paper(points)
+    let runs: Vec<Run> = points
         .iter()
         .map(|p| {
             let (spec, config) = inputs(p);
-            let log = |s: &crate::load::Stream, r: &crate::dataset::Outcome| {
-                s.rate.map(|_| r.tail().as_secs_f64().max(1e-6).ln())
+            let tail = |s: &crate::load::Stream, r: &crate::dataset::Outcome| {
+                s.rate.map(|_| r.tail().as_secs_f64().max(1e-6))
             };
-            let logs = p.tasks().map(|(_, s, r)| log(s, r)).collect();
-            Run { spec, config, logs }
+            let tails = p.tasks().map(|(_, s, r)| tail(s, r)).collect();
+            Run { spec, config, tails }
         })
         .collect();
     if runs.len() < FEWEST {
@@ -122,7 +123,7 @@ const START: [f64; 3] =
 /// # Errors
 /// [`CalibrateError`], also where a coefficient ends at its limit: such a fit says that a setting has no effect because the runs do not show it.
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
-    let runs = runs(points)?;
+    let runs = runs(&of_the_paper(points))?;
     let all: Vec<usize> = (0..runs.len()).collect();
     let best = solve(&runs, &all, profile, &START)?;
     match (0..3).find(|&i| at_limit(&best, i)) {
@@ -144,13 +145,14 @@ fn at_limit(at: &[f64], i: usize) -> bool {
 /// # Errors
 /// [`CalibrateError`].
 pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calibration, CalibrateError> {
-    let runs = runs(points)?;
+    let points = of_the_paper(points);
+    let runs = runs(&points)?;
     let all: Vec<usize> = (0..runs.len()).collect();
     let start = START;
     let best = solve(&runs, &all, profile, &start)?;
     let mut random = Random::new(seed);
     let mut drawn: Vec<Vec<f64>> = vec![Vec::new(); 3];
-    let groups = conditions(&of_the_paper(points));
+    let groups = conditions(&points);
     for _ in 0..REPLICATES {
         let sample: Vec<usize> =
             groups.iter().flat_map(|_| groups[random.below(groups.len())].iter().copied()).collect();
@@ -171,7 +173,7 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
         |at: &[f64]| -> Vec<f64> { all.iter().flat_map(|&i| residuals(&runs[i], profile, at)).collect() };
     let (before, after) = (errors(&start), errors(&best));
     let factor = |e: &[f64]| median(e.iter().map(|v| v.abs().exp()).collect());
-    let actual: Vec<f64> = runs.iter().flat_map(|r| r.logs.iter().flatten().copied()).collect();
+    let actual: Vec<f64> = runs.iter().flat_map(|r| r.tails.iter().flatten().map(|t| t.ln())).collect();
     let mean = actual.iter().sum::<f64>() / actual.len().max(1) as f64;
     let total: f64 = actual.iter().map(|a| (a - mean).powi(2)).sum();
     let left: f64 = after.iter().map(|e| e * e).sum();
@@ -190,25 +192,23 @@ fn coefficients(at: &[f64]) -> Coefficients {
     Coefficients { weight: at[0], host_timeout: at[1], host_idle: at[2], ..Coefficients::TABLE_III }
 }
 
-/// ln(measured / predicted) of each paced task; nothing where the model does not speak.
-fn residuals(run: &Run, profile: &Profile, at: &[f64]) -> Vec<f64> {
+/// Measured and predicted tail of each paced task, s; nothing where the model does not speak.
+fn pairs(run: &Run, profile: &Profile, at: &[f64]) -> Vec<(f64, f64)> {
     let model = Analytical { coefficients: coefficients(at), ..Analytical::default() };
     let Ok(forecasts) = model.forecast(profile, &run.spec, &run.config) else { return Vec::new() };
-    run.logs
-        .iter()
-        .zip(forecasts)
-        .filter_map(|(log, f)| log.map(|log| log - f.latency_ns.as_secs_f64().max(1e-6).ln()))
-        .collect()
+    let both = run.tails.iter().zip(forecasts);
+    both.filter_map(|(tail, f)| tail.map(|tail| (tail, f.latency_ns.as_secs_f64()))).collect()
+}
+
+/// ln(measured / predicted) of each paced task.
+fn residuals(run: &Run, profile: &Profile, at: &[f64]) -> Vec<f64> {
+    pairs(run, profile, at).into_iter().map(|(a, p)| a.ln() - p.max(1e-6).ln()).collect()
 }
 
 /// Mean squared error of the latency over the paced tasks of a run, s^2.
 fn squared_error(run: &Run, profile: &Profile, at: &[f64]) -> f64 {
-    let model = Analytical { coefficients: coefficients(at), ..Analytical::default() };
-    let Ok(forecasts) = model.forecast(profile, &run.spec, &run.config) else { return 0.0 };
-    let errors = run.logs.iter().zip(forecasts);
-    let errors = errors.filter_map(|(log, f)| log.map(|log| log.exp() - f.latency_ns.as_secs_f64()));
-    let (sum, n) = errors.fold((0.0, 0usize), |(sum, n), e| (sum + e * e, n + 1));
-    sum / n.max(1) as f64
+    let pairs = pairs(run, profile, at);
+    pairs.iter().map(|(a, p)| (a - p) * (a - p)).sum::<f64>() / pairs.len().max(1) as f64
 }
 
 fn solve(
@@ -228,12 +228,11 @@ fn solve(
     Ok(nelder_mead(objective, start, &LIMITS, &options)?.point)
 }
 
-/// Replicates of rank `(R + 1) level`, rounded outwards (Davison and Hinkley 1997, section 5.2.1).
+/// Percentile interval of the refits; NaN of none.
 fn interval(mut v: Vec<f64>) -> [f64; 2] {
     v.sort_unstable_by(f64::total_cmp);
-    let rank = ((v.len() + 1) as f64 * (1.0 - CONFIDENCE) / 2.0 + 1e-9).floor().max(1.0) as usize;
-    let at = |index: Option<usize>| index.and_then(|i| v.get(i)).copied().unwrap_or(f64::NAN);
-    [at(Some(rank - 1)), at(v.len().checked_sub(rank))]
+    let drawn = Bootstrap { estimate: f64::NAN, replicates: v, failed: 0, block: 1.0 };
+    drawn.percentile_interval(CONFIDENCE).map_or([f64::NAN; 2], |i| [i.low, i.high])
 }
 
 fn deciles(mut v: Vec<f64>) -> Vec<f64> {

@@ -28,10 +28,10 @@ pub fn trials(points: &[Point], trial: &str, possible: &BTreeSet<String>, goal: 
             same.len() >= goal.repeats && same.iter().all(|score| *score <= goal.score)
         })
     };
+    let found: Vec<Option<usize>> = by.values().map(|t| reached(t).then_some(t.len())).collect();
+    let never = found.iter().filter(|n| n.is_none()).count();
     // More than were allowed where it was not reached, whatever more would have shown.
-    let taken: Vec<f64> =
-        by.values().map(|t| if reached(t) { t.len() } else { goal.trials + 1 } as f64).collect();
-    let never = by.values().filter(|t| !reached(t)).count();
+    let taken: Vec<f64> = found.into_iter().map(|n| n.unwrap_or(goal.trials + 1) as f64).collect();
     let most = taken.iter().copied().reduce(f64::max)?;
     let what = format!(
         "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), over the cases that some scheme passes; median {}, {never} not reached",

@@ -10,7 +10,7 @@ use rtvirtio_lab::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_lab::{Lab, LabError};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
-use rtvirtio_model::{Config, Elevator, ModelKind};
+use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
 use rtvirtio_spec::Spec;
 
@@ -180,7 +180,8 @@ impl<'a> Stage<'a> {
         let root = Root::default();
         let machine = Machine::new(&root, self.guests);
         if self.fresh {
-            self.renew(&root)?;
+            // With the kernel's defaults, as the baseline of a made device is.
+            self.binding.device.renew_elevator(&root, self.baseline.elevator.name())?;
         }
         let mut start = self.baseline.clone();
         start.vms.truncate(spec.vms.len());
@@ -192,16 +193,6 @@ impl<'a> Stage<'a> {
             Ok(_) if reverted.is_some_and(|r| !r.done) => Err(StageError::NotReverted),
             other => other,
         }
-    }
-
-    /// A new instance of the baseline's elevator, with the kernel's defaults, which the baseline of a made device is.
-    fn renew(&self, root: &Root) -> Result<(), HostError> {
-        let (now, other) = match self.baseline.elevator {
-            Elevator::None => return Ok(()),
-            now => (now, Elevator::None),
-        };
-        self.binding.device.set_elevator(root, other.name())?;
-        self.binding.device.set_elevator(root, now.name())
     }
 
     fn observe(

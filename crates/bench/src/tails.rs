@@ -4,6 +4,7 @@
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::tail::{TailEstimate, estimate};
+use rtvirtio_measure::verdict::allowed;
 use rtvirtio_model::Elevator;
 use rtvirtio_stats::pot::{can_carry, samples_needed};
 use rtvirtio_units::{Iops, Nanos, Percentile};
@@ -91,7 +92,7 @@ impl TaskTails {
         // Of the same numbers that the pieces have: a histogram rounds up, and the piece with that very request would seem to be below.
         let mut sorted: Vec<u64> = series.iter().map(|s| s.1).collect();
         sorted.sort_unstable();
-        let longer = (sorted.len() as f64 * (1.0 - P) + 1e-6) as usize;
+        let longer = allowed(sorted.len() as u64, Percentile::P9999) as usize;
         let p9999 = Nanos(*sorted.get(sorted.len().checked_sub(1 + longer)?)?);
         let begin = series.first()?.0;
         let end = series.last()?.0;

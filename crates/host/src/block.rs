@@ -174,6 +174,15 @@ impl BlockDevice {
         })
     }
 
+    /// Puts a new instance of `elevator` in force: with the kernel's defaults, and without what BFQ remembers of its groups.
+    ///
+    /// # Errors
+    /// As [`Self::set_elevator`].
+    pub fn renew_elevator(&self, root: &Root, elevator: &str) -> Result<(), HostError> {
+        self.set_elevator(root, "none")?;
+        self.set_elevator(root, elevator)
+    }
+
     /// Chooses an elevator. All tunables of the old one are lost.
     ///
     /// # Errors

@@ -56,6 +56,51 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
     })
 }
 
+/// VMs up to which a step of a local search tries every VM, not only the ones of [`Pressed`].
+const ALL_NEIGHBOURS: usize = 8;
+
+/// The VMs that a step looks at where there are many.
+struct Pressed {
+    /// The one with the least margin.
+    worst: Option<usize>,
+    /// The one with the most.
+    easiest: Option<usize>,
+    /// The most urgent one that misses a target.
+    missing: Option<usize>,
+}
+
+impl Pressed {
+    /// `None` where the model does not say.
+    fn of(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Option<Self> {
+        let judged = evaluator.judge(&at.config)?;
+        let n = problem.spec.vms.len();
+        let mut margins = vec![f64::INFINITY; n];
+        for (i, target) in problem.targets.iter().enumerate() {
+            if let Some(target) = *target {
+                let vm = problem.vm_of[i];
+                margins[vm] = margins[vm].min(Problem::margin(target, judged.latency[i], judged.kept[i]));
+            }
+        }
+        let by = |a: &usize, b: &usize| margins[*a].total_cmp(&margins[*b]);
+        let mut missed = problem.urgency.iter().zip(&at.missed_by_urgency);
+        Some(Self {
+            worst: (0..n).min_by(by),
+            easiest: (0..n).max_by(by),
+            missing: missed.find(|(_, m)| **m > 0).map(|(i, _)| *i),
+        })
+    }
+}
+
+/// The nearest level above a value.
+fn above<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
+    levels.iter().copied().filter(|l| *l > value).min()
+}
+
+/// The nearest level below a value.
+fn below<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
+    levels.iter().copied().filter(|l| *l < value).max()
+}
+
 /// Whether weights may be set.
 fn weights_allowed(problem: &Problem<'_>) -> bool {
     problem.options.mode == CgroupMode::PerVm && !problem.options.space.weights.is_empty()

@@ -1,6 +1,8 @@
 //! A QEMU whose guest has no system: enough for its threads and its monitor.
 
 use std::fs;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -19,7 +21,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits for the monitor.
+    /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits until the monitor answers: its socket is
+    /// there before the threads of the vCPUs are.
     ///
     /// # Panics
     /// When QEMU does not start; ask [`crate::has`] for [`crate::Need::QEMU`] before.
@@ -36,11 +39,24 @@ impl Machine {
             .spawn();
         let machine = Self { child: child.expect("qemu-system-x86_64"), qmp };
         let start = Instant::now();
-        while !machine.qmp.exists() {
-            assert!(start.elapsed() < PATIENCE, "QEMU did not open its monitor");
+        while let Err(error) = machine.ask() {
+            assert!(start.elapsed() < PATIENCE, "QEMU's monitor does not answer: {error}");
             thread::sleep(Duration::from_millis(20));
         }
         machine
+    }
+
+    /// A command to the monitor, which QEMU's main loop answers: it runs once the machine is built.
+    fn ask(&self) -> io::Result<()> {
+        let mut monitor = UnixStream::connect(&self.qmp)?;
+        monitor.set_read_timeout(Some(PATIENCE))?;
+        monitor.write_all(b"{\"execute\":\"qmp_capabilities\"}{\"execute\":\"query-status\"}")?;
+        for line in BufReader::new(monitor).lines() {
+            if line?.contains("\"status\"") {
+                return Ok(());
+            }
+        }
+        Err(io::ErrorKind::UnexpectedEof.into())
     }
 
     /// The same, with a guest that computes from its first instruction on and never ends.

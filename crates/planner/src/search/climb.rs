@@ -3,12 +3,9 @@
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
 use rtvirtio_units::Iops;
 
-use super::{Edits, settle, weights_allowed};
+use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weights_allowed};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
-
-/// VMs up to which every VM's weight is tried in a step; beyond it only the worst, the most urgent and the easiest.
-const ALL_NEIGHBOURS: usize = 8;
 
 /// A step changes a cap by this factor.
 const CAP_STEP: f64 = 1.6;
@@ -91,18 +88,8 @@ fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
     if n <= ALL_NEIGHBOURS {
         return (0..n).collect();
     }
-    let Some(judged) = evaluator.judge(&at.config) else { return Vec::new() };
-    let mut margins = vec![f64::INFINITY; n];
-    for (i, target) in problem.targets.iter().enumerate() {
-        if let Some(target) = *target {
-            let vm = problem.vm_of[i];
-            margins[vm] = margins[vm].min(Problem::margin(target, judged.latency[i], judged.kept[i]));
-        }
-    }
-    let by = |a: &usize, b: &usize| margins[*a].total_cmp(&margins[*b]);
-    let (worst, easiest) = ((0..n).min_by(by), (0..n).max_by(by));
-    let missing = problem.urgency.iter().zip(&at.missed_by_urgency).find(|(_, m)| **m > 0).map(|(i, _)| *i);
-    let mut out: Vec<usize> = worst.into_iter().chain(easiest).chain(missing).collect();
+    let Some(of) = Pressed::of(problem, evaluator, at) else { return Vec::new() };
+    let mut out: Vec<usize> = [of.worst, of.easiest, of.missing].into_iter().flatten().collect();
     out.sort_unstable();
     out.dedup();
     out
@@ -110,9 +97,7 @@ fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
 
 /// The nearest levels below and above a value.
 fn beside<T: Copy + Ord>(levels: &[T], value: T) -> Vec<T> {
-    let below = levels.iter().copied().filter(|l| *l < value).max();
-    let above = levels.iter().copied().filter(|l| *l > value).min();
-    below.into_iter().chain(above).collect()
+    below(levels, value).into_iter().chain(above(levels, value)).collect()
 }
 
 /// The paper's local search with its own space: start from what is in force.

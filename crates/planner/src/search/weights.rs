@@ -2,7 +2,7 @@
 
 use rtvirtio_model::{Bfq, Config, weights_act};
 
-use super::settle;
+use super::{ALL_NEIGHBOURS, Pressed, above, below, settle};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
 /// Most settings of the other knobs whose weights are searched.
@@ -28,9 +28,6 @@ const ALL_BESIDE: usize = 5;
 
 /// Most rounds of moves of several VMs and of other scales.
 const ROUNDS: usize = 4;
-
-/// VMs up to which a step of the local search tries every level of every VM, not only the next one of the worst and the easiest.
-const ALL_NEIGHBOURS: usize = 8;
 
 /// Most steps of a local search.
 const WEIGHT_STEPS: usize = 60;
@@ -216,23 +213,11 @@ fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) ->
     if vms <= ALL_NEIGHBOURS {
         return (0..vms).flat_map(|vm| levels.iter().map(move |&weight| vec![(vm, weight)])).collect();
     }
-    let Some(judged) = evaluator.judge(&at.config) else { return Vec::new() };
-    let mut margins = vec![f64::INFINITY; vms];
-    for (i, target) in problem.targets.iter().enumerate() {
-        if let Some(target) = *target {
-            let vm = problem.vm_of[i];
-            margins[vm] = margins[vm].min(Problem::margin(target, judged.latency[i], judged.kept[i]));
-        }
-    }
-    let by_margin = || margins.iter().enumerate();
-    let worst = by_margin().min_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-    let easiest = by_margin().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-    let most_urgent_missing =
-        problem.urgency.iter().zip(&at.missed_by_urgency).find(|(_, n)| **n > 0).map(|(i, _)| *i);
+    let Some(of) = Pressed::of(problem, evaluator, at) else { return Vec::new() };
     let weight = |i: usize| at.config.vms[i].weight;
-    let up = most_urgent_missing.into_iter().chain(worst);
-    let up = up.filter_map(|i| level_above(levels, weight(i)).map(|w| vec![(i, w)]));
-    let down = easiest.into_iter().filter_map(|i| level_below(levels, weight(i)).map(|w| vec![(i, w)]));
+    let up = of.missing.into_iter().chain(of.worst);
+    let up = up.filter_map(|i| above(levels, weight(i)).map(|w| vec![(i, w)]));
+    let down = of.easiest.into_iter().filter_map(|i| below(levels, weight(i)).map(|w| vec![(i, w)]));
     up.chain(down).collect()
 }
 
@@ -241,7 +226,7 @@ fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Mo
     let levels = &problem.options.space.weights;
     let mut out = Vec::new();
     if problem.spec.vms.len() <= ALL_BESIDE {
-        let beside = |w: u32| [Some(w), level_above(levels, w), level_below(levels, w)];
+        let beside = |w: u32| [Some(w), above(levels, w), below(levels, w)];
         out.push(Vec::new());
         for (i, vm) in at.config.vms.iter().enumerate() {
             let with = |step: Move| {
@@ -264,12 +249,4 @@ fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Mo
 pub(super) fn nearest(levels: &[u32], wish: f64) -> u32 {
     let off = |w: &u32| (f64::from(*w) - wish).abs();
     levels.iter().copied().min_by(|a, b| off(a).total_cmp(&off(b))).unwrap_or(100)
-}
-
-fn level_above(levels: &[u32], weight: u32) -> Option<u32> {
-    levels.iter().copied().filter(|&l| l > weight).min()
-}
-
-fn level_below(levels: &[u32], weight: u32) -> Option<u32> {
-    levels.iter().copied().filter(|&l| l < weight).max()
 }

@@ -115,7 +115,7 @@ impl<'a> Bed<'a> {
     /// Measures the device.
     pub fn profile(&self) -> anyhow::Result<Profile> {
         let profile = of_site(&self.site, PROFILE_TIME, &self.global, self.ui)?;
-        self.reset()?;
+        self.site.device.renew_elevator(&Root::default(), "bfq")?;
         Ok(profile)
     }
 
@@ -145,14 +145,6 @@ impl<'a> Bed<'a> {
         };
         let (recorder, points) = Recorder::open(path, &header, other)?;
         Ok((profile, recorder, points))
-    }
-
-    /// BFQ with the kernel's defaults, whatever was there: the elevator's values do not survive a change of it.
-    fn reset(&self) -> anyhow::Result<()> {
-        let root = Root::default();
-        self.site.device.set_elevator(&root, "none")?;
-        self.site.device.set_elevator(&root, "bfq")?;
-        Ok(())
     }
 
     /// The device without a scheduler of the kernel, for one that schedules above it, and its size in bytes.

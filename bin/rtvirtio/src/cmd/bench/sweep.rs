@@ -95,7 +95,7 @@ struct Sweep<'a> {
 
 impl<'a> Sweep<'a> {
     /// A fixed number of conditions, and the first of them again: the design's order is of chance, so they are a fair sample. Or those of
-    /// them that guests can carry, in guests.
+    /// them that guests can carry, in guests. Then conditions of the paper's own kind.
     fn design(&mut self, args: &BenchSweepArgs) -> anyhow::Result<()> {
         let (n, seed) = (args.points, args.seed);
         let all = self.conditions(n, seed)?;
@@ -105,38 +105,26 @@ impl<'a> Sweep<'a> {
             let again = (1..=AGAIN).flat_map(|round| (0..args.again.min(n)).map(move |i| (i, round)));
             (0..n).map(|i| (i, 0)).chain(again).collect()
         };
+        let base = format!("{}/{seed}", self.bed.device);
+        let ours = todo.into_iter().map(|(i, round)| {
+            let id = if round == 0 { format!("{base}/{i}") } else { format!("{base}/{i}/again{round}") };
+            (id, &all[i], seed.wrapping_mul(1_000_003).wrapping_add((round * n + i) as u64))
+        });
+        let paper = self.with_limits(|limits| paper_conditions(args.paper, limits, seed))?;
+        let papers = paper.iter().enumerate().map(|(i, condition)| {
+            let seed = seed.wrapping_mul(2_000_003).wrapping_add(i as u64);
+            (format!("{base}/paper/{i}"), condition, seed)
+        });
+        let todo: Vec<(String, &Condition, u64)> = ours.chain(papers).collect();
         let mut bar = self.ui.bar(&format!("{}: {} runs", self.bed.device, todo.len()), todo.len() as u64);
-        for (done, (i, round)) in todo.into_iter().enumerate() {
+        for (done, (id, condition, seed)) in todo.into_iter().enumerate() {
             bar.set(done as u64);
-            let base = format!("{}/{seed}/{i}", self.bed.device);
-            let id = if round == 0 { base } else { format!("{base}/again{round}") };
             if self.runs.find(&id).is_none() {
-                let of_run = (round * n + i) as u64;
-                self.measure(id, &all[i], seed.wrapping_mul(1_000_003).wrapping_add(of_run))?;
+                self.measure(id, condition, seed)?;
             }
         }
         drop(bar);
-        self.paper(args.paper, seed)?;
         self.doubt();
-        Ok(())
-    }
-
-    /// Conditions of the paper's own kind.
-    fn paper(&mut self, n: usize, seed: u64) -> anyhow::Result<()> {
-        if n == 0 {
-            return Ok(());
-        }
-        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.runs.profile)?);
-        let limits = Limits { elevators: &elevators, writes: false, cost: &*cost };
-        let all = paper_conditions(n, &limits, seed);
-        let mut bar = self.ui.bar(&format!("{}: {n} runs of the paper's kind", self.bed.device), n as u64);
-        for (i, condition) in all.iter().enumerate() {
-            bar.set(i as u64);
-            let id = format!("{}/{seed}/paper/{i}", self.bed.device);
-            if self.runs.find(&id).is_none() {
-                self.measure(id, condition, seed.wrapping_mul(2_000_003).wrapping_add(i as u64))?;
-            }
-        }
         Ok(())
     }
 
@@ -165,16 +153,19 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    fn conditions(&self, n: usize, seed: u64) -> anyhow::Result<Vec<Condition>> {
+    /// Asks a design with what the device allows.
+    fn with_limits<T>(&self, ask: impl FnOnce(&Limits<'_>) -> T) -> anyhow::Result<T> {
         let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.runs.profile)?);
-        let limits = Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost };
-        Ok(conditions(n, &limits, seed))
+        Ok(ask(&Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost }))
+    }
+
+    fn conditions(&self, n: usize, seed: u64) -> anyhow::Result<Vec<Condition>> {
+        self.with_limits(|limits| conditions(n, limits, seed))
     }
 
     fn least_sure(&self, seed: u64) -> anyhow::Result<Vec<Condition>> {
-        let (elevators, cost) = (self.bed.elevators()?, self.bed.cost(&self.runs.profile)?);
-        let limits = Limits { elevators: &elevators, writes: self.bed.may_write(), cost: &*cost };
-        Ok(least_sure(&self.runs.points, &self.runs.profile, &self.bed.spec_device, &limits, BATCH, seed)?)
+        let (points, profile, device) = (&self.runs.points, &self.runs.profile, &self.bed.spec_device);
+        Ok(self.with_limits(|limits| least_sure(points, profile, device, limits, BATCH, seed))??)
     }
 
     fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> anyhow::Result<()> {

@@ -151,13 +151,16 @@ impl<'a> Play<'a> {
 
     /// The run of this repetition under the same settings. What budget servers do is not among a run's settings.
     fn shared(&self, case: &str, repetition: usize, treatment: &Treatment) -> Option<Point> {
+        if treatment.servers.is_some() {
+            return None;
+        }
         let start = format!("{case}/{repetition}/");
         let knobs = Knobs::of(&treatment.config);
         let same = |p: &&Point| {
             let plain = p.scheme.split(',').all(|s| s != TRIAL && s != RtXen.name());
             p.id.starts_with(&start) && plain && p.knobs == knobs && p.classes == treatment.classes
         };
-        self.runs.points.iter().find(same).filter(|_| treatment.servers.is_none()).cloned()
+        self.runs.points.iter().find(same).cloned()
     }
 
     fn measure(
