@@ -71,9 +71,9 @@ pub enum CalibrateError {
         /// Runs needed.
         need: usize,
     },
-    /// The fit ended at a limit of what makes sense.
-    #[error("the runs do not determine the paper's coefficients: {0} ended at its limit")]
-    Undetermined(&'static str),
+    /// The fit ended at the limits of what makes sense.
+    #[error("the runs do not determine any of the paper's coefficients: all ended at their limits")]
+    Undetermined,
     /// The fit.
     #[error(transparent)]
     Minimize(#[from] MinimizeError),
@@ -118,18 +118,22 @@ fn runs(points: &[Point]) -> Result<Vec<Run>, CalibrateError> {
 const START: [f64; 3] =
     [Coefficients::TABLE_III.weight, Coefficients::TABLE_III.host_timeout, Coefficients::TABLE_III.host_idle];
 
-/// Only the coefficients, without intervals.
+/// Only the coefficients, without intervals. One that ends at its limit is that of Table III, and the others are fitted beside it: such a fit says
+/// that a setting has no effect because the runs do not show it.
 ///
 /// # Errors
-/// [`CalibrateError`], also where a coefficient ends at its limit: such a fit says that a setting has no effect because the runs do not show it.
+/// [`CalibrateError`], also where the runs determine none.
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
     let runs = runs(&of_the_paper(points))?;
     let all: Vec<usize> = (0..runs.len()).collect();
-    let best = solve(&runs, &all, profile, &START)?;
-    match (0..3).find(|&i| at_limit(&best, i)) {
-        Some(i) => Err(CalibrateError::Undetermined(NAMES[i])),
-        None => Ok(coefficients(&best)),
+    let mut limits = LIMITS;
+    for _ in NAMES {
+        let best = solve(&runs, &all, profile, &START, &limits)?;
+        let undetermined = |i: &usize| limits[*i] == LIMITS[*i] && at_limit(&best, *i);
+        let Some(i) = (0..NAMES.len()).find(undetermined) else { return Ok(coefficients(&best)) };
+        limits[i] = (START[i], START[i]);
     }
+    Err(CalibrateError::Undetermined)
 }
 
 const NAMES: [&str; 3] = ["lambda_phi", "lambda_TS_H", "lambda_SI_H"];
@@ -149,14 +153,14 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
     let runs = runs(&points)?;
     let all: Vec<usize> = (0..runs.len()).collect();
     let start = START;
-    let best = solve(&runs, &all, profile, &start)?;
+    let best = solve(&runs, &all, profile, &start, &LIMITS)?;
     let mut random = Random::new(seed);
     let mut drawn: Vec<Vec<f64>> = vec![Vec::new(); 3];
     let groups = conditions(&points);
     for _ in 0..REPLICATES {
         let sample: Vec<usize> =
             groups.iter().flat_map(|_| groups[random.below(groups.len())].iter().copied()).collect();
-        for (to, v) in drawn.iter_mut().zip(solve(&runs, &sample, profile, &best)?) {
+        for (to, v) in drawn.iter_mut().zip(solve(&runs, &sample, profile, &best, &LIMITS)?) {
             to.push(v);
         }
     }
@@ -216,6 +220,7 @@ fn solve(
     sample: &[usize],
     profile: &Profile,
     start: &[f64],
+    limits: &[(f64, f64)],
 ) -> Result<Vec<f64>, MinimizeError> {
     let objective = |at: &[f64]| sample.iter().map(|&i| squared_error(&runs[i], profile, at)).sum::<f64>();
     let options = MinimizeOptions {
@@ -225,7 +230,7 @@ fn solve(
         restarts: 1,
         ..MinimizeOptions::default()
     };
-    Ok(nelder_mead(objective, start, &LIMITS, &options)?.point)
+    Ok(nelder_mead(objective, start, limits, &options)?.point)
 }
 
 /// Percentile interval of the refits; NaN of none.

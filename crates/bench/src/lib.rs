@@ -29,6 +29,7 @@ pub mod reservation;
 pub mod run;
 pub mod schemes;
 pub mod servers;
+pub mod sizes;
 pub mod stage;
 pub mod startup;
 pub mod tails;

@@ -6,7 +6,7 @@ use rtvirtio_model::learned::{
 use rtvirtio_model::{Config, Elevator, ModelError, Profile};
 use rtvirtio_spec::{Device, LabKind, Spec};
 use rtvirtio_stats::conformal::{ConformalError, Mondrian, calibrate};
-use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions};
+use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
 use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
 use rtvirtio_units::{Bytes, Nanos};
@@ -230,7 +230,7 @@ pub fn fit(
         high: HIGH,
         bound,
         host_stalls: host_stalls(&rows, &uppers, settings.miss)?,
-        paper: fit_paper(&rows, settings)?,
+        paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
     })
 }
@@ -260,17 +260,23 @@ fn bounded_forest(
     Ok((forest, bound, uppers))
 }
 
-/// The paper's network: its raw features, mean squared error of the latency itself. `None` with too few runs of the
-/// paper's kind.
-fn fit_paper(rows: &[Row], settings: &TrainSettings) -> Result<Option<Ensemble>, TrainError> {
+/// The paper's network: its raw features, mean squared error of the latency itself, on the runs of the paper's kind. `None` with too few of them
+/// for the folds.
+pub(crate) fn fit_paper(
+    rows: &[Row],
+    options: &EnsembleOptions,
+) -> Result<Option<(Ensemble, FitReport)>, TrainError> {
     let mut table = Rows::new(PAPER_WIDTH);
     let mut groups = Vec::new();
     for r in rows.iter().filter(|r| r.paper_domain) {
         table.push(&r.paper, r.actual, 1.0)?;
         groups.push(r.condition);
     }
-    match Ensemble::fit(&table, &groups, &networks(settings, Loss::Squared)) {
-        Ok((ensemble, _)) => Ok(Some(ensemble)),
+    if groups.is_empty() {
+        return Ok(None);
+    }
+    match Ensemble::fit(&table, &groups, options) {
+        Ok(fitted) => Ok(Some(fitted)),
         Err(EnsembleError::Folds { .. }) => Ok(None),
         Err(e) => Err(e.into()),
     }

@@ -12,6 +12,7 @@ use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::networks::{self, Networks};
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
+use rtvirtio_bench::sizes::{Size, loss_by_size};
 use rtvirtio_bench::train::{TrainSettings, comparable, fit};
 use rtvirtio_measure::VmKind;
 use rtvirtio_model::HostModel;
@@ -81,8 +82,10 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
         repeat: repeatability(&points),
         networks: networks::evaluate(&train, &test, profile, &settings)?,
     };
+    let sizes = loss_by_size(&points, profile, &settings)?;
     let mut found = Found { text: shown(device, &accuracy, &curve), ..Found::of(&data) };
     found.text.push_str(&limits.text());
+    found.text.push_str(&loss(&sizes));
     match calibrate(&train, profile, options.seed) {
         Ok(calibration) => found.text.push_str(&calibrated(&calibration)),
         Err(e) => ui.warn(&e.to_string()),
@@ -95,6 +98,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     found.claims.extend(of(&accuracy));
     found.claims.extend(limits.claim());
     found.sections = page::accuracy(device, &accuracy, &curve);
+    found.sections.extend(page::sizes(device, &sizes));
     if let Some(out) = options.model {
         let model = fit(&points, profile, &generated(), &settings)?;
         write_file(out, &serde_json::to_vec(&model)?)?;
@@ -285,6 +289,28 @@ fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
             100.0 * c.coverage,
             c.sharpness
         );
+    }
+    s
+}
+
+/// The paper's Fig. 3 for a terminal: a line for each number of layers.
+fn loss(sizes: &[Size]) -> String {
+    let mut s = String::new();
+    for (i, size) in sizes.iter().enumerate() {
+        if i == 0 {
+            let _ = write!(
+                s,
+                "\nthe paper's network on {} tasks of its kind of runs, mean squared error of folds not learned from, s^2, by neurons in each hidden layer",
+                size.n
+            );
+        }
+        if i == 0 || sizes[i - 1].layers != size.layers {
+            let _ = write!(s, "\n  {} hidden:", size.layers);
+        }
+        let _ = write!(s, "  {}: {:.3}", size.neurons, size.loss);
+    }
+    if !s.is_empty() {
+        s.push('\n');
     }
     s
 }

@@ -5,6 +5,7 @@ mod cases;
 mod contention;
 mod cyclictest;
 mod reservation;
+mod sizes;
 mod tails;
 mod xy;
 
@@ -12,10 +13,11 @@ use rtvirtio_bench::claims::Claim;
 use rtvirtio_report::{BenchSection, BenchTable};
 
 pub use accuracy::accuracy;
-pub use cases::{cases, misses, pass_rates};
+pub use cases::{achieved, cases, misses, pass_rates};
 pub use contention::contention;
 pub use cyclictest::cyclictest;
 pub use reservation::reservation;
+pub use sizes::sizes;
 pub use tails::{tails, tails_text};
 
 /// Claims as a table.

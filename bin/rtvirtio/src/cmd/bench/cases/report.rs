@@ -34,6 +34,7 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
         let misses = misses(&of_tier, &data.points, &data.header.profiles);
         text.push_str(&misses_text(&misses));
         sections.push(page::cases(&table));
+        sections.extend(page::achieved(&of_tier, &table.schemes, &measured));
         sections.extend(page::misses(tier, &misses));
         tables.push(table);
     }

@@ -1,10 +1,11 @@
 //! Pass rates and the cases one by one: the paper's Figs. 7 and 8.
 
-use rtvirtio_bench::cases::Tier;
+use rtvirtio_bench::cases::{Case, Tier};
+use rtvirtio_bench::dataset::Point;
 use rtvirtio_bench::misses::{Limit, Miss};
-use rtvirtio_bench::passes::{Cause, PUBLISHED, Table};
+use rtvirtio_bench::passes::{Cause, OURS, PUBLISHED, Table, case_of};
 use rtvirtio_bench::train::median;
-use rtvirtio_report::svg::{Bar, BarPlot, BarRow};
+use rtvirtio_report::svg::{Axis, Bar, BarPlot, BarRow, Series, Spread, XyPlot};
 use rtvirtio_report::{BenchSection, BenchTable, Plot};
 
 /// Fig. 8: pass rates by scheme and tier, the paper's beside them.
@@ -108,6 +109,89 @@ pub fn cases(table: &Table) -> BenchSection {
         text,
         plots: Vec::new(),
         tables: vec![BenchTable { label: format!("{} tier", table.tier.name()), head, rows }],
+    }
+}
+
+/// The case of the paper's Fig. 7: VMs with targets, and their tasks.
+const EXAMPLE: (usize, &str) = (3, "L+M");
+
+/// Fig. 7: the tails of every task of one case under each scheme beside their targets; none where the case was not measured.
+pub fn achieved(of_tier: &[Case], schemes: &[String], points: &[Point]) -> Option<BenchSection> {
+    let is_example = |c: &&Case| (c.targeted, c.set.as_str()) == EXAMPLE;
+    let of = |case: &Case| points.iter().filter(|p| case_of(&p.id) == case.name).collect::<Vec<_>>();
+    let (case, runs) =
+        of_tier.iter().filter(is_example).map(|c| (c, of(c))).find(|(_, runs)| !runs.is_empty())?;
+    let (ours, others): (Vec<&String>, Vec<&String>) =
+        schemes.iter().partition(|s| OURS.contains(&s.as_str()));
+    let panels = [("the paper's schemes", others), ("ours", ours)];
+    Some(BenchSection {
+        title: format!("One case, task by task: {} (as the paper's Fig. 7)", case.name),
+        text: vec![
+            "A run passes when every task is at or below its target. Of several runs the median is drawn."
+                .to_owned(),
+        ],
+        plots: panels
+            .into_iter()
+            .filter(|(_, of)| !of.is_empty())
+            .map(|(name, of)| {
+                (format!("p99.99 of each task, {name}"), Plot::Xy(Box::new(tasks(case, &of, &runs))))
+            })
+            .collect(),
+        tables: Vec::new(),
+    })
+}
+
+fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> XyPlot {
+    let all = || case.vms.iter().enumerate().flat_map(|(vm, tasks)| tasks.iter().map(move |t| (vm, t)));
+    let of = |scheme: &String| -> Vec<(f64, f64, String)> {
+        let runs: Vec<&&Point> = runs.iter().filter(|p| p.scheme.split(',').any(|s| s == scheme)).collect();
+        all()
+            .enumerate()
+            .filter(|(i, (_, t))| t.target.is_some() && runs.iter().any(|p| p.results.len() > *i))
+            .map(|(i, _)| {
+                let tails = runs.iter().filter_map(|p| p.results.get(i));
+                let ms = median(tails.map(|r| r.p9999.as_secs_f64() * 1e3).collect());
+                (i as f64, ms, format!("{ms:.2} ms"))
+            })
+            .collect()
+    };
+    let targets = all().enumerate().filter_map(|(i, (_, t))| {
+        let ms = t.target?.as_secs_f64() * 1e3;
+        Some((i as f64, ms, format!("{ms} ms")))
+    });
+    let target = Series { name: "target".to_owned(), index: 0, dashed: true, points: targets.collect() };
+    let curves = schemes.iter().enumerate().map(|(i, s)| Series {
+        name: (*s).clone(),
+        index: i + 1,
+        dashed: false,
+        points: of(s),
+    });
+    let marks = all()
+        .enumerate()
+        .filter(|(_, (_, t))| t.target.is_some())
+        .map(|(i, (vm, t))| (i as f64, format!("VM{vm} {:.0}/s", t.rate.map_or(0.0, |r| r.0))));
+    let marks: Vec<_> = marks.collect();
+    XyPlot {
+        title: format!("tails and targets of {}", case.name),
+        heading: String::new(),
+        x: Axis {
+            label: "task".to_owned(),
+            spread: Spread::Linear,
+            ends: Some((-0.5, marks.len() as f64 - 0.5)),
+            marks: Some(marks),
+            format: |v| format!("{v:.0}"),
+        },
+        y: Axis {
+            label: "p99.99, ms".to_owned(),
+            spread: Spread::Log,
+            ends: None,
+            marks: None,
+            format: |v| format!("{v}"),
+        },
+        series: std::iter::once(target).chain(curves).collect(),
+        limit: None,
+        legend: true,
+        height: 280.0,
     }
 }
 
