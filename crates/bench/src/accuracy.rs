@@ -14,8 +14,8 @@ use crate::dataset::Point;
 use crate::repeat::conditions;
 use crate::train::{FEWEST, TrainError, TrainSettings, fit, inputs, median};
 
-/// Share of the conditions that is held out where nothing else is said.
-pub const HELD_OUT: f64 = 0.3;
+/// Folds where nothing else is said.
+pub const FOLDS: usize = 5;
 
 /// One held-out task.
 #[derive(Clone, Debug, Serialize)]
@@ -40,6 +40,8 @@ pub struct Held {
     pub expected_ms: f64,
     /// Its upper bound, ms.
     pub upper_ms: f64,
+    /// The same with what the host's own stalls add, ms; none where they are not known.
+    pub upper_with_host_ms: Option<f64>,
     /// Slice model, ms.
     pub slice_ms: f64,
     /// The paper's equations with its Table III, ms; none for elevators that they do not cover.
@@ -80,7 +82,7 @@ pub struct WithHost {
     pub n: usize,
     /// Runs of them in which the host stood still for so long that nobody knows what it took: judged here, and nowhere else.
     pub unknown: usize,
-    /// What is added to the bound, ms.
+    /// What is added to the bound, ms; the median of several models.
     pub adds_ms: f64,
     /// Share of tails below it.
     pub coverage: f64,
@@ -91,7 +93,7 @@ pub struct WithHost {
 /// The outcome of one evaluation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Accuracy {
-    /// Runs that the model was fitted on.
+    /// Runs that the model was fitted on; of several the most.
     pub trained: usize,
     /// Runs held out.
     pub held_out: usize,
@@ -132,10 +134,25 @@ pub fn evaluate(
 /// # Errors
 /// [`TrainError`].
 pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Accuracy, TrainError> {
-    let (trained, host_stalls) = (model.points, model.host_stalls);
-    let mut accuracy = summarise(trained, test.len(), held(model, test, profile)?)?;
-    accuracy.with_host = host_stalls.map(|more| WithHost::of(more, &accuracy.held, 0));
-    Ok(accuracy)
+    summarise(model.points, test.len(), held(model, test, profile)?, &[])
+}
+
+/// Judges every run by a model that was fitted without those of its condition: each fold of them by the others.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn cross(
+    folds: &[(Vec<Point>, Vec<Point>)],
+    profile: &Profile,
+    settings: &TrainSettings,
+) -> Result<Accuracy, TrainError> {
+    let (mut trained, mut held_out, mut all) = (0, 0, Vec::new());
+    for (train, test) in folds {
+        trained = trained.max(train.len());
+        held_out += test.len();
+        all.extend(held(Arc::new(fit(train, profile, "", settings)?), test, profile)?);
+    }
+    summarise(trained, held_out, all, &[])
 }
 
 impl Accuracy {
@@ -144,37 +161,35 @@ impl Accuracy {
     /// # Errors
     /// [`TrainError`].
     pub fn as_measured_with(
-        &mut self,
+        self,
         model: Arc<HostModel>,
         others: &[Point],
         profile: &Profile,
-    ) -> Result<(), TrainError> {
-        let Some(more) = model.host_stalls else { return Ok(()) };
-        let mut all = self.held.clone();
-        all.extend(held(model, others, profile)?);
-        self.with_host = Some(WithHost::of(more, &all, others.len()));
-        Ok(())
+    ) -> Result<Self, TrainError> {
+        summarise(self.trained, self.held_out, self.held, &held(model, others, profile)?)
     }
 }
 
 impl WithHost {
-    fn of(more: Nanos, held: &[Held], unknown: usize) -> Self {
-        let more = more.as_millis_f64();
-        let below = held.iter().filter(|h| h.with_host_ms <= h.upper_ms + more).count();
-        let ratios = held.iter().map(|h| (h.upper_ms + more) / h.with_host_ms.max(1e-6));
-        Self {
-            n: held.len(),
-            unknown,
-            adds_ms: more,
-            coverage: below as f64 / held.len().max(1) as f64,
-            sharpness: median(ratios.collect()),
-        }
+    /// `None` where the stalls are not known of the held-out runs.
+    fn of(held: &[Held], others: &[Held]) -> Option<Self> {
+        let all = || held.iter().chain(others);
+        let uppers = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>()?;
+        let below = all().zip(&uppers).filter(|(h, upper)| h.with_host_ms <= **upper).count();
+        Some(Self {
+            n: uppers.len(),
+            unknown: others.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len(),
+            adds_ms: median(all().zip(&uppers).map(|(h, upper)| upper - h.upper_ms).collect()),
+            coverage: below as f64 / uppers.len().max(1) as f64,
+            sharpness: median(all().zip(&uppers).map(|(h, u)| u / h.with_host_ms.max(1e-6)).collect()),
+        })
     }
 }
 
 /// The tasks with a rate of points that a model was not fitted on, with what it says of them.
 fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<Held>, TrainError> {
     let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
+    let more = model.host_stalls.map(Nanos::as_millis_f64);
     let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
     let mut held = Vec::new();
     for point in test {
@@ -203,6 +218,7 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
                 with_host_ms: outcome.p9999.as_millis_f64(),
                 expected_ms: learned[i].latency_ns.as_millis_f64(),
                 upper_ms: learned[i].judged().as_millis_f64(),
+                upper_with_host_ms: more.map(|more| learned[i].judged().as_millis_f64() + more),
                 slice_ms: slice[i].latency_ns.as_millis_f64(),
                 analytical_ms: equations.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
                 fitted_ms: calibrated.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
@@ -214,14 +230,16 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
     Ok(held)
 }
 
-/// Splits points into two parts, `share` of the conditions held out. Runs of one condition stay together.
+/// Splits points into `k` pairs of those to fit on and those to judge on, where each condition is judged once. Runs of one condition stay together.
 #[must_use]
-pub fn split(points: &[Point], share: f64, seed: u64) -> (Vec<Point>, Vec<Point>) {
+pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Point>)> {
     let mut groups = conditions(points);
     Random::new(seed).shuffle(&mut groups);
-    let n = ((groups.len() as f64) * share).round() as usize;
-    let take = |groups: &[Vec<usize>]| groups.iter().flatten().map(|&i| points[i].clone()).collect();
-    (take(&groups[n..]), take(&groups[..n]))
+    let take = |of: &dyn Fn(usize) -> bool| -> Vec<Point> {
+        let taken = groups.iter().enumerate().filter(|(g, _)| of(*g));
+        taken.flat_map(|(_, members)| members).map(|&i| points[i].clone()).collect()
+    };
+    (0..k).map(|f| (take(&|g| g % k != f), take(&|g| g % k == f))).collect()
 }
 
 /// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one run share their luck.
@@ -231,7 +249,12 @@ fn interval_by_runs(held: &[Held], share: f64) -> [f64; 2] {
     wilson(below, runs, 0.95).map_or([0.0, 1.0], |i| [i.low, i.high])
 }
 
-fn summarise(trained: usize, held_out: usize, held: Vec<Held>) -> Result<Accuracy, TrainError> {
+fn summarise(
+    trained: usize,
+    held_out: usize,
+    held: Vec<Held>,
+    others: &[Held],
+) -> Result<Accuracy, TrainError> {
     let actual: Vec<f64> = held.iter().map(|h| h.actual_ms).collect();
     let upper: Vec<f64> = held.iter().map(|h| h.upper_ms).collect();
     let mut groups = Vec::new();
@@ -279,7 +302,7 @@ fn summarise(trained: usize, held_out: usize, held: Vec<Held>) -> Result<Accurac
         scores,
         coverage: overall.share,
         coverage_interval: interval_by_runs(&held, overall.share),
-        with_host: None,
+        with_host: WithHost::of(&held, others),
         groups,
         sharpness: median(held.iter().map(ratio).collect()),
         sharpness_by_regime,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use rtvirtio_bench::accuracy::HELD_OUT;
+use rtvirtio_bench::accuracy::FOLDS;
 use rtvirtio_bench::cyclictest::Setup;
 use rtvirtio_units::{Bytes, Nanos};
 
@@ -457,10 +457,10 @@ pub struct BenchAccuracyArgs {
     /// Dataset of one device, as `bench sweep` writes it
     #[arg(value_name = "FILE.jsonl", required = true)]
     pub data: Vec<PathBuf>,
-    /// Share of the runs that is held out
-    #[arg(long, default_value_t = HELD_OUT)]
-    pub held_out: f64,
-    /// Which runs are held out
+    /// Parts that the runs are split into: each is judged by models fitted on the others
+    #[arg(long, default_value_t = FOLDS as u64, value_parser = clap::value_parser!(u64).range(2..=100))]
+    pub folds: u64,
+    /// Which runs are in which part
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// Judge also on these runs in QEMU guests, as `bench sweep --qemu` writes them

@@ -8,7 +8,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos};
 
 use super::*;
-use crate::accuracy::{evaluate, judge, learning_curve, split};
+use crate::accuracy::{cross, evaluate, folds, judge, learning_curve};
 use crate::chooser::least_sure;
 use crate::design::{Limits, conditions};
 
@@ -84,7 +84,8 @@ fn quick() -> TrainSettings {
 #[test]
 fn a_known_law_is_learnt_and_bounded() {
     let points = made_up(400, 0.3, 1);
-    let (train, test) = split(&points, 0.4, 2);
+    let all = folds(&points, 3, 2);
+    let (train, test) = all[0].clone();
     let a = evaluate(&train, &test, &profile(), &quick()).unwrap();
     let ours = &a.scores[0];
     assert!(ours.factor < 1.45, "typical factor {}", ours.factor);
@@ -96,6 +97,15 @@ fn a_known_law_is_learnt_and_bounded() {
         a.held.len(),
         test.iter().map(|p| p.tasks().filter(|(_, s, _)| s.rate.is_some()).count()).sum::<usize>()
     );
+    // Every run is judged once, by a model that did not see its condition.
+    let mut ids: Vec<&str> = all.iter().flat_map(|(_, test)| test).map(|p| p.id.as_str()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), points.len());
+    assert!(all.iter().all(|(train, test)| !train.iter().any(|t| test.iter().any(|p| t.repeats(p)))));
+    let c = cross(&all, &profile(), &quick()).unwrap();
+    assert_eq!((c.held_out, c.trained), (points.len(), train.len()));
+    assert!(c.held.len() > 2 * a.held.len() && c.coverage > 0.97 && c.sharpness < 4.5, "{}", c.sharpness);
 }
 
 #[test]
@@ -113,7 +123,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
     let more = model.host_stalls.unwrap();
     assert!(more > Nanos(0) && more <= Nanos::from_millis(130), "{more}");
     let model = std::sync::Arc::new(model);
-    let mut a = judge(std::sync::Arc::clone(&model), &points, &profile()).unwrap();
+    let a = judge(std::sync::Arc::clone(&model), &points, &profile()).unwrap();
     assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
     let (n, before) = (a.held.len(), a.with_host.clone().unwrap());
     assert!(before.coverage > 0.98 && (before.n, before.unknown) == (n, 0));
@@ -122,7 +132,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
     for r in lost.iter_mut().flat_map(|p| &mut p.results) {
         (r.p9999, r.p9999_awake) = (Nanos::from_secs_f64(60.0), None);
     }
-    a.as_measured_with(model, &lost, &profile()).unwrap();
+    let a = a.as_measured_with(model, &lost, &profile()).unwrap();
     let after = a.with_host.unwrap();
     assert!(after.unknown == 5 && after.n > n && after.coverage < before.coverage, "{after:?}");
     assert_eq!(a.held.len(), n, "of tails less the stalls nothing is known there");

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rtvirtio_bench::accuracy::{Accuracy, judge, learning_curve, split};
+use rtvirtio_bench::accuracy::{Accuracy, cross, folds, judge, learning_curve};
 use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
@@ -29,9 +29,9 @@ const SIZES: [usize; 7] = [120, 150, 200, 300, 450, 700, 1000];
 
 /// How it is judged.
 pub struct Options<'a> {
-    /// Share of the conditions that is held out.
-    pub held_out: f64,
-    /// Which.
+    /// Parts of the conditions, each judged by models fitted on the others.
+    pub folds: usize,
+    /// Which are in which.
     pub seed: u64,
     /// Runs in QEMU guests.
     pub guests: Option<&'a Path>,
@@ -42,7 +42,7 @@ pub struct Options<'a> {
 /// `rtvirtio bench accuracy`.
 pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let options = Options {
-        held_out: args.held_out,
+        folds: args.folds as usize,
         seed: args.seed,
         guests: args.guests.as_deref(),
         model: args.model.as_deref(),
@@ -67,17 +67,24 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
             "{out} runs are judged as measured only: it is not known of them when the host stood still"
         ));
     }
-    let (train, test) = split(&points, options.held_out, options.seed);
-    ui.step(&format!("{device}: fitting on {} runs, judging on {}", train.len(), test.len()));
+    let parts = folds(&points, options.folds, options.seed);
+    ui.step(&format!(
+        "{device}: judging each of {} parts of {} runs by a model fitted on the others",
+        parts.len(),
+        points.len()
+    ));
+    let accuracy = cross(&parts, profile, &settings)?;
+    // What takes a split takes the first.
+    let Some((train, test)) = parts.into_iter().next() else { anyhow::bail!("no runs are left to judge") };
     let model = Arc::new(fit(&train, profile, &generated(), &settings)?);
-    let mut accuracy = judge(Arc::clone(&model), &test, profile)?;
     let unknown: Vec<Point> = all
         .iter()
         .filter(|p| points.iter().all(|known| known.id != p.id) && !train.iter().any(|t| t.repeats(p)))
         .cloned()
         .collect();
-    accuracy.as_measured_with(Arc::clone(&model), &unknown, profile)?;
-    let curve = learning_curve(&train, &test, profile, &SIZES, &settings)?;
+    let accuracy = accuracy.as_measured_with(Arc::clone(&model), &unknown, profile)?;
+    let lengths: Vec<usize> = SIZES.into_iter().filter(|n| *n < train.len()).chain([train.len()]).collect();
+    let curve = learning_curve(&train, &test, profile, &lengths, &settings)?;
     let limits = Limits {
         repeat: repeatability(&points),
         networks: networks::evaluate(&train, &test, profile, &settings)?,
@@ -86,7 +93,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     let mut found = Found { text: shown(device, &accuracy, &curve), ..Found::of(&data) };
     found.text.push_str(&limits.text());
     found.text.push_str(&loss(&sizes));
-    match calibrate(&train, profile, options.seed) {
+    match calibrate(&points, profile, options.seed) {
         Ok(calibration) => found.text.push_str(&calibrated(&calibration)),
         Err(e) => ui.warn(&e.to_string()),
     }
@@ -201,7 +208,7 @@ fn of(a: &Accuracy) -> Vec<Claim> {
         let covers = format!("held-out tails {of} below their upper bound");
         claims
             .push(Claim::new(format!("accuracy.{id}.coverage"), covers, coverage, "share", n).at_least(0.99));
-        let sharp = format!("median of upper bound over tail {of}");
+        let sharp = format!("median of upper bound over tail {}", of.trim_end_matches(','));
         claims
             .push(Claim::new(format!("accuracy.{id}.sharpness"), sharp, sharpness, "ratio", n).at_most(1.5));
     };
@@ -229,10 +236,10 @@ fn of(a: &Accuracy) -> Vec<Claim> {
 
 fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
     let mut s = format!(
-        "{device}: {} runs for fitting, {} held out with {} tasks\n\n",
-        a.trained,
+        "{device}: {} runs with {} tasks, each judged by a model fitted on at most {} others\n\n",
         a.held_out,
-        a.held.len()
+        a.held.len(),
+        a.trained
     );
     let _ = writeln!(
         s,

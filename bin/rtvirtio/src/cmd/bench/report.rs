@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use rtvirtio_bench::accuracy::HELD_OUT;
+use rtvirtio_bench::accuracy::FOLDS;
 use rtvirtio_bench::cases::Tier;
 use rtvirtio_bench::dataset::Dataset;
 
@@ -71,7 +71,7 @@ fn one(dir: &Path, name: &str, path: &Path, ui: &Ui) -> anyhow::Result<Found> {
     }
     let guests = dir.join(format!("{name}{IN_GUESTS}.{DATA}"));
     let options = accuracy::Options {
-        held_out: HELD_OUT,
+        folds: FOLDS,
         seed: 1,
         guests: Some(guests.as_path()).filter(|g| g.exists()),
         model: None,

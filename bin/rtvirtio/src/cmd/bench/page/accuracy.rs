@@ -41,11 +41,11 @@ pub fn accuracy(device: &str, a: &Accuracy, curve: &[Accuracy]) -> Vec<BenchSect
     let fig5 = BenchSection {
         title: format!("{device}: predicted and measured tails (the paper's Figs. 5 and 6)"),
         text: vec![format!(
-            "{} runs for fitting, {} held out with {} tasks. The paper reports most errors between -500 and 0 ms at tails of about \
+            "{} runs with {} tasks, each judged by a model fitted on at most {} others. The paper reports most errors between -500 and 0 ms at tails of about \
              1800 ms; here the tails reach from below 1 ms to seconds, so factors say more than differences.",
-            a.trained,
             a.held_out,
-            a.held.len()
+            a.held.len(),
+            a.trained
         )],
         plots: vec![(
             format!("{tail}, expected tail and upper bound of every held-out task, by rising tail"),
