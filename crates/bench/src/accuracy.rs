@@ -126,31 +126,19 @@ pub fn evaluate(
     profile: &Profile,
     settings: &TrainSettings,
 ) -> Result<Accuracy, TrainError> {
-    judge(Arc::new(fit(train, profile, "", settings)?), test, profile)
+    judge(&[(Arc::new(fit(train, profile, "", settings)?), test.to_vec())], profile)
 }
 
-/// Judges a model on points that it was not fitted on.
+/// Judges models on points that they were not fitted on, all together.
 ///
 /// # Errors
 /// [`TrainError`].
-pub fn judge(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Accuracy, TrainError> {
-    summarise(model.points, test.len(), held(model, test, profile)?, &[])
-}
-
-/// Judges every run by a model that was fitted without those of its condition: each fold of them by the others.
-///
-/// # Errors
-/// [`TrainError`].
-pub fn cross(
-    folds: &[(Vec<Point>, Vec<Point>)],
-    profile: &Profile,
-    settings: &TrainSettings,
-) -> Result<Accuracy, TrainError> {
-    let (mut trained, mut held_out, mut all) = (0, 0, Vec::new());
-    for (train, test) in folds {
-        trained = trained.max(train.len());
-        held_out += test.len();
-        all.extend(held(Arc::new(fit(train, profile, "", settings)?), test, profile)?);
+pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Result<Accuracy, TrainError> {
+    let trained = models.iter().map(|(model, _)| model.points).max().unwrap_or(0);
+    let held_out = models.iter().map(|(_, test)| test.len()).sum();
+    let mut all = Vec::new();
+    for (model, test) in models {
+        all.extend(held(Arc::clone(model), test, profile)?);
     }
     summarise(trained, held_out, all, &[])
 }

@@ -8,7 +8,7 @@ use rtvirtio_stats::Random;
 use rtvirtio_units::{Iops, Nanos};
 
 use super::*;
-use crate::accuracy::{cross, evaluate, folds, judge, learning_curve};
+use crate::accuracy::{evaluate, folds, judge, learning_curve};
 use crate::chooser::least_sure;
 use crate::design::{Limits, conditions};
 
@@ -103,7 +103,10 @@ fn a_known_law_is_learnt_and_bounded() {
     ids.dedup();
     assert_eq!(ids.len(), points.len());
     assert!(all.iter().all(|(train, test)| !train.iter().any(|t| test.iter().any(|p| t.repeats(p)))));
-    let c = cross(&all, &profile(), &quick()).unwrap();
+    let models = all.iter().map(|(train, test)| {
+        (std::sync::Arc::new(fit(train, &profile(), "", &quick()).unwrap()), test.clone())
+    });
+    let c = judge(&models.collect::<Vec<_>>(), &profile()).unwrap();
     assert_eq!((c.held_out, c.trained), (points.len(), train.len()));
     assert!(c.held.len() > 2 * a.held.len() && c.coverage > 0.97 && c.sharpness < 4.5, "{}", c.sharpness);
 }
@@ -123,7 +126,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
     let more = model.host_stalls.unwrap();
     assert!(more > Nanos(0) && more <= Nanos::from_millis(130), "{more}");
     let model = std::sync::Arc::new(model);
-    let a = judge(std::sync::Arc::clone(&model), &points, &profile()).unwrap();
+    let a = judge(&[(std::sync::Arc::clone(&model), points.clone())], &profile()).unwrap();
     assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
     let (n, before) = (a.held.len(), a.with_host.clone().unwrap());
     assert!(before.coverage > 0.98 && (before.n, before.unknown) == (n, 0));

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rtvirtio_bench::accuracy::{Accuracy, cross, folds, judge, learning_curve};
+use rtvirtio_bench::accuracy::{Accuracy, folds, judge, learning_curve};
 use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
@@ -73,10 +73,16 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
         parts.len(),
         points.len()
     ));
-    let accuracy = cross(&parts, profile, &settings)?;
-    // What takes a split takes the first.
-    let Some((train, test)) = parts.into_iter().next() else { anyhow::bail!("no runs are left to judge") };
-    let model = Arc::new(fit(&train, profile, &generated(), &settings)?);
+    let fitted = |(train, test): &(Vec<Point>, Vec<Point>)| {
+        fit(train, profile, &generated(), &settings).map(|model| (Arc::new(model), test.clone()))
+    };
+    let judged = parts.iter().map(fitted).collect::<Result<Vec<_>, _>>()?;
+    let accuracy = judge(&judged, profile)?;
+    // What takes one split takes the first.
+    let (Some((train, test)), Some((model, _))) = (parts.into_iter().next(), judged.into_iter().next())
+    else {
+        anyhow::bail!("no runs are left to judge")
+    };
     let unknown: Vec<Point> = all
         .iter()
         .filter(|p| points.iter().all(|known| known.id != p.id) && !train.iter().any(|t| t.repeats(p)))
@@ -137,7 +143,7 @@ fn in_guests(
         path.display()
     );
     // Nobody knows when the host stood still while a guest waited: its tails hold the stalls.
-    let a = judge(model, &points, profile)?;
+    let a = judge(&[(model, points)], profile)?;
     let (coverage, sharpness) =
         a.with_host.as_ref().map_or((a.coverage, a.sharpness), |w| (w.coverage, w.sharpness));
     let text = format!(
@@ -302,21 +308,16 @@ fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
 
 /// The paper's Fig. 3 for a terminal: a line for each number of layers.
 fn loss(sizes: &[Size]) -> String {
-    let mut s = String::new();
-    for (i, size) in sizes.iter().enumerate() {
-        if i == 0 {
-            let _ = write!(
-                s,
-                "\nthe paper's network on {} tasks of its kind of runs, mean squared error of folds not learned from, s^2, by neurons in each hidden layer",
-                size.n
-            );
+    let Some(first) = sizes.first() else { return String::new() };
+    let mut s = format!(
+        "\nthe paper's network on {} tasks of its kind of runs, mean squared error of folds not learned from, s^2, by neurons in each hidden layer\n",
+        first.n
+    );
+    for of in sizes.chunk_by(|a, b| a.layers == b.layers) {
+        let _ = write!(s, "  {} hidden:", of[0].layers);
+        for size in of {
+            let _ = write!(s, "  {}: {:.3}", size.neurons, size.loss);
         }
-        if i == 0 || sizes[i - 1].layers != size.layers {
-            let _ = write!(s, "\n  {} hidden:", size.layers);
-        }
-        let _ = write!(s, "  {}: {:.3}", size.neurons, size.loss);
-    }
-    if !s.is_empty() {
         s.push('\n');
     }
     s

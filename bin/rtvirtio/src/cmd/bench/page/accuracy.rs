@@ -4,6 +4,8 @@ use rtvirtio_bench::accuracy::{Accuracy, Held};
 use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 use rtvirtio_report::{BenchSection, BenchTable, Plot};
 
+use super::xy::axis;
+
 /// What the tails are: as measured, or less what the host itself took where that is known.
 fn tails(a: &Accuracy) -> &'static str {
     if a.with_host.is_some() { "measured tail less the host's own stalls" } else { "measured tail" }
@@ -109,13 +111,7 @@ fn sorted(a: &Accuracy) -> XyPlot {
             marks: None,
             format: |v| format!("{v:.0}"),
         },
-        y: Axis {
-            label: "p99.99, ms".to_owned(),
-            spread: Spread::Log,
-            ends: None,
-            marks: None,
-            format: |v| format!("{v}"),
-        },
+        y: axis("p99.99, ms", Spread::Log),
         series: vec![
             series(0, tails(a), &|h| h.actual_ms),
             series(1, "expected", &|h| h.expected_ms),

@@ -5,8 +5,10 @@ use rtvirtio_bench::dataset::Point;
 use rtvirtio_bench::misses::{Limit, Miss};
 use rtvirtio_bench::passes::{Cause, OURS, PUBLISHED, Table, case_of};
 use rtvirtio_bench::train::median;
-use rtvirtio_report::svg::{Axis, Bar, BarPlot, BarRow, Series, Spread, XyPlot};
+use rtvirtio_report::svg::{Axis, Bar, BarPlot, BarRow, Series, Spread};
 use rtvirtio_report::{BenchSection, BenchTable, Plot};
+
+use super::xy::{axis, plot};
 
 /// Fig. 8: pass rates by scheme and tier, the paper's beside them.
 pub fn pass_rates(tables: &[Table]) -> BenchSection {
@@ -133,15 +135,13 @@ pub fn achieved(of_tier: &[Case], schemes: &[String], points: &[Point]) -> Optio
         plots: panels
             .into_iter()
             .filter(|(_, of)| !of.is_empty())
-            .map(|(name, of)| {
-                (format!("p99.99 of each task, {name}"), Plot::Xy(Box::new(tasks(case, &of, &runs))))
-            })
+            .map(|(name, of)| (format!("p99.99 of each task, {name}"), tasks(case, &of, &runs)))
             .collect(),
         tables: Vec::new(),
     })
 }
 
-fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> XyPlot {
+fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> Plot {
     let all = || case.vms.iter().enumerate().flat_map(|(vm, tasks)| tasks.iter().map(move |t| (vm, t)));
     let of = |scheme: &String| -> Vec<(f64, f64, String)> {
         let runs: Vec<&&Point> = runs.iter().filter(|p| p.scheme.split(',').any(|s| s == scheme)).collect();
@@ -171,28 +171,13 @@ fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> XyPlot {
         .filter(|(_, (_, t))| t.target.is_some())
         .map(|(i, (vm, t))| (i as f64, format!("VM{vm} {:.0}/s", t.rate.map_or(0.0, |r| r.0))));
     let marks: Vec<_> = marks.collect();
-    XyPlot {
-        title: format!("tails and targets of {}", case.name),
-        heading: String::new(),
-        x: Axis {
-            label: "task".to_owned(),
-            spread: Spread::Linear,
-            ends: Some((-0.5, marks.len() as f64 - 0.5)),
-            marks: Some(marks),
-            format: |v| format!("{v:.0}"),
-        },
-        y: Axis {
-            label: "p99.99, ms".to_owned(),
-            spread: Spread::Log,
-            ends: None,
-            marks: None,
-            format: |v| format!("{v}"),
-        },
-        series: std::iter::once(target).chain(curves).collect(),
-        limit: None,
-        legend: true,
-        height: 280.0,
-    }
+    let x = Axis {
+        ends: Some((-0.5, marks.len() as f64 - 0.5)),
+        marks: Some(marks),
+        ..axis("task", Spread::Linear)
+    };
+    let title = format!("tails and targets of {}", case.name);
+    plot(&title, x, axis("p99.99, ms", Spread::Log), std::iter::once(target).chain(curves).collect(), None)
 }
 
 /// What ours missed, one by one; none when ours missed nothing.

@@ -4,6 +4,7 @@ use rtvirtio_bench::contention::Figure;
 use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 use rtvirtio_report::{BenchSection, BenchTable, Plot};
 
+use super::xy::axis;
 use crate::cmd::bench::contention::Compared;
 
 /// Figs. 2 and 5: measured tails with their range, predictions beside them.
@@ -63,13 +64,7 @@ pub fn contention(figure: Figure, all: &[Compared]) -> BenchSection {
             marks: Some(marks),
             format: |v| format!("{v:.0}"),
         },
-        y: Axis {
-            label: "latency, ms".to_owned(),
-            spread: Spread::Log,
-            ends: None,
-            marks: None,
-            format: |v| format!("{v}"),
-        },
+        y: axis("latency, ms", Spread::Log),
         series,
         limit: None,
         legend: true,

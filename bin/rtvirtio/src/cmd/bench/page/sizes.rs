@@ -1,41 +1,27 @@
 //! How large the paper's network has to be: its Fig. 3.
 
 use rtvirtio_bench::sizes::Size;
-use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
-use rtvirtio_report::{BenchSection, Plot};
+use rtvirtio_report::BenchSection;
+use rtvirtio_report::svg::{Axis, Series, Spread};
+
+use super::xy::{axis, plot};
 
 /// Fig. 3; none of no sizes.
 pub fn sizes(device: &str, sizes: &[Size]) -> Option<BenchSection> {
     let n = sizes.first()?.n;
-    let mut layers: Vec<usize> = sizes.iter().map(|s| s.layers).collect();
-    layers.dedup();
-    let series = |(index, layers): (usize, &usize)| Series {
-        name: format!("{layers} hidden"),
+    let series = |(index, of): (usize, &[Size])| Series {
+        name: format!("{} hidden", of[0].layers),
         index,
         dashed: false,
-        points: sizes
+        points: of
             .iter()
-            .filter(|s| s.layers == *layers)
             .map(|s| (s.neurons as f64, s.loss, format!("{} neurons: {:.4} s^2", s.neurons, s.loss)))
             .collect(),
     };
-    let axis = |label: &str, format| Axis {
-        label: label.to_owned(),
-        spread: Spread::Linear,
-        ends: None,
-        marks: None,
-        format,
-    };
-    let plot = XyPlot {
-        title: "loss over model size".to_owned(),
-        heading: String::new(),
-        x: axis("neurons in each hidden layer", |v| format!("{v:.0}")),
-        y: axis("mean squared error, s^2", |v| format!("{v:.2}")),
-        series: layers.iter().enumerate().map(series).collect(),
-        limit: None,
-        legend: true,
-        height: 240.0,
-    };
+    let by_layers = sizes.chunk_by(|a, b| a.layers == b.layers);
+    let y = Axis { format: |v| format!("{v:.2}"), ..axis("mean squared error, s^2", Spread::Linear) };
+    let x = axis("neurons in each hidden layer", Spread::Linear);
+    let plot = plot("loss over model size", x, y, by_layers.enumerate().map(series).collect(), None);
     Some(BenchSection {
         title: format!("{device}: how large the paper's network has to be (its Fig. 3)"),
         text: vec![
@@ -43,7 +29,7 @@ pub fn sizes(device: &str, sizes: &[Size]) -> Option<BenchSection> {
         ],
         plots: vec![(
             format!("loss on {n} tasks of the paper's kind of runs, of folds that were not learned from"),
-            Plot::Xy(Box::new(plot)),
+            plot,
         )],
         tables: Vec::new(),
     })
