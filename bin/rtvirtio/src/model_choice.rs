@@ -37,11 +37,13 @@ impl ModelChoice {
     ) -> anyhow::Result<Self> {
         let kind = match name {
             ModelName::Slice => return Ok(Self::formula(ModelKind::Slice)),
-            ModelName::Analytical => return Ok(Self::formula(ModelKind::Analytical)),
+            ModelName::Analytical => ModelKind::Analytical,
             ModelName::Mlp => ModelKind::Mlp,
             ModelName::Bound | ModelName::Auto => ModelKind::Bound,
         };
         match (load(spec, profile, global), name) {
+            // The equations have coefficients of their own where the model was learned on another host or not at all.
+            (Ok(None) | Err(_), ModelName::Analytical) => Ok(Self::formula(kind)),
             (Ok(Some(model)), _) => Ok(Self { kind, learned: Some(Arc::new(model)) }),
             (Ok(None), ModelName::Auto) => Ok(Self::formula(ModelKind::Slice)),
             (Err(e), ModelName::Auto) => {
@@ -56,7 +58,9 @@ impl ModelChoice {
     /// The options of a search.
     pub fn options(&self, start: Config) -> PlanOptions {
         match (self.kind, &self.learned) {
-            (ModelKind::Analytical, _) => PlanOptions::paper(start),
+            (ModelKind::Analytical, learned) => {
+                PlanOptions { learned: learned.clone(), ..PlanOptions::paper(start) }
+            }
             (ModelKind::Mlp, Some(learned)) => PlanOptions::paper_mlp(start, Arc::clone(learned)),
             (ModelKind::Bound, Some(learned)) => PlanOptions::bound(start, Arc::clone(learned)),
             _ => PlanOptions::new(start),

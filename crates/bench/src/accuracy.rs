@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::dataset::Point;
 use crate::repeat::conditions;
-use crate::train::{FEWEST, TrainError, TrainSettings, fit, inputs, median};
+use crate::train::{TrainError, TrainSettings, fewest, fit, inputs, median};
 
 /// Folds where nothing else is said.
 pub const FOLDS: usize = 5;
@@ -88,7 +88,12 @@ pub struct WithHost {
     pub coverage: f64,
     /// Median of it over measured.
     pub sharpness: f64,
+    /// Coverage by group, worst first: name, n, share.
+    pub groups: Vec<Group>,
 }
+
+/// A group of tasks: its name, how many, and the share of tails below the bound.
+pub type Group = (String, usize, f64);
 
 /// The outcome of one evaluation.
 #[derive(Clone, Debug, Serialize)]
@@ -107,7 +112,7 @@ pub struct Accuracy {
     /// of tails as measured.
     pub with_host: Option<WithHost>,
     /// Coverage by group, worst first: name, n, share.
-    pub groups: Vec<(String, usize, f64)>,
+    pub groups: Vec<Group>,
     /// Median of upper / actual.
     pub sharpness: f64,
     /// The same per regime.
@@ -160,17 +165,22 @@ impl Accuracy {
 
 impl WithHost {
     /// `None` where the stalls are not known of the held-out runs.
-    fn of(held: &[Held], others: &[Held]) -> Option<Self> {
+    fn of(held: &[Held], others: &[Held]) -> Result<Option<Self>, TrainError> {
         let all = || held.iter().chain(others);
-        let uppers = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>()?;
+        let Some(uppers) = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>() else {
+            return Ok(None);
+        };
+        let (_, groups) =
+            coverage(&all().collect::<Vec<_>>(), &|h| (h.with_host_ms, h.upper_with_host_ms.unwrap_or(0.0)))?;
         let below = all().zip(&uppers).filter(|(h, upper)| h.with_host_ms <= **upper).count();
-        Some(Self {
+        Ok(Some(Self {
             n: uppers.len(),
             unknown: others.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len(),
             adds_ms: median(all().zip(&uppers).map(|(h, upper)| upper - h.upper_ms).collect()),
             coverage: below as f64 / uppers.len().max(1) as f64,
             sharpness: median(all().zip(&uppers).map(|(h, u)| u / h.with_host_ms.max(1e-6)).collect()),
-        })
+            groups,
+        }))
     }
 }
 
@@ -243,11 +253,42 @@ fn summarise(
     held: Vec<Held>,
     others: &[Held],
 ) -> Result<Accuracy, TrainError> {
-    let actual: Vec<f64> = held.iter().map(|h| h.actual_ms).collect();
-    let upper: Vec<f64> = held.iter().map(|h| h.upper_ms).collect();
+    let (share, groups) = coverage(&held.iter().collect::<Vec<_>>(), &|h| (h.actual_ms, h.upper_ms))?;
+    let ratio = |h: &Held| h.upper_ms / h.actual_ms.max(1e-6);
+    let sharpness_by_regime = Regime::ALL
+        .iter()
+        .map(|r| {
+            let of: Vec<f64> = held.iter().filter(|h| h.regime == r.name()).map(ratio).collect();
+            (r.name().to_owned(), of.len(), median(of))
+        })
+        .collect();
+    let scores = vec![
+        score("bound (expected)", &held, &|h| Some(h.expected_ms)),
+        score("slice", &held, &|h| Some(h.slice_ms)),
+        score("analytical, Table III", &held, &|h| h.analytical_ms),
+        score("analytical, fitted", &held, &|h| h.fitted_ms),
+        score("rt-virtio-mlp", &held, &|h| h.mlp_ms),
+    ];
+    Ok(Accuracy {
+        trained,
+        held_out,
+        scores,
+        coverage: share,
+        coverage_interval: interval_by_runs(&held, share),
+        with_host: WithHost::of(&held, others)?,
+        groups,
+        sharpness: median(held.iter().map(ratio).collect()),
+        sharpness_by_regime,
+        held,
+    })
+}
+
+/// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and bound.
+fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64, Vec<Group>), TrainError> {
+    let (actual, upper): (Vec<f64>, Vec<f64>) = held.iter().map(|h| judged(h)).unzip();
     let mut groups = Vec::new();
     let mut by = |name: &str, key: &dyn Fn(&Held) -> String| -> Result<Evaluation, TrainError> {
-        let mut names: Vec<String> = held.iter().map(key).collect();
+        let mut names: Vec<String> = held.iter().map(|h| key(h)).collect();
         names.sort();
         names.dedup();
         let of: Vec<usize> = held.iter().map(|h| names.binary_search(&key(h)).unwrap_or_default()).collect();
@@ -269,33 +310,16 @@ fn summarise(
         .to_owned()
     })?;
     groups.sort_by(|a, b| a.2.total_cmp(&b.2));
-    let ratio = |h: &Held| h.upper_ms / h.actual_ms.max(1e-6);
-    let sharpness_by_regime = Regime::ALL
-        .iter()
-        .map(|r| {
-            let of: Vec<f64> = held.iter().filter(|h| h.regime == r.name()).map(ratio).collect();
-            (r.name().to_owned(), of.len(), median(of))
-        })
-        .collect();
-    let scores = vec![
-        score("bound (expected)", &held, &|h| Some(h.expected_ms)),
-        score("slice", &held, &|h| Some(h.slice_ms)),
-        score("analytical, Table III", &held, &|h| h.analytical_ms),
-        score("analytical, fitted", &held, &|h| h.fitted_ms),
-        score("rt-virtio-mlp", &held, &|h| h.mlp_ms),
-    ];
-    Ok(Accuracy {
-        trained,
-        held_out,
-        scores,
-        coverage: overall.share,
-        coverage_interval: interval_by_runs(&held, overall.share),
-        with_host: WithHost::of(&held, others),
-        groups,
-        sharpness: median(held.iter().map(ratio).collect()),
-        sharpness_by_regime,
-        held,
-    })
+    Ok((overall.share, groups))
+}
+
+/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within a tenth of that with all of them; `None` without a curve.
+#[must_use]
+pub fn enough(curve: &[Accuracy]) -> Option<usize> {
+    let factor = |a: &Accuracy| a.scores[0].factor;
+    let good = 1.1 * factor(curve.last()?);
+    let late = curve.iter().rposition(|a| factor(a) > good).map_or(0, |i| i + 1);
+    curve.get(late).map(|a| a.trained)
 }
 
 fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) -> Score {
@@ -330,7 +354,7 @@ pub fn learning_curve(
 ) -> Result<Vec<Accuracy>, TrainError> {
     sizes
         .iter()
-        .filter(|n| **n <= train.len() && conditions(&train[..**n]).len() >= FEWEST)
+        .filter(|n| **n <= train.len() && conditions(&train[..**n]).len() >= fewest(settings.miss))
         .map(|&n| evaluate(&train[..n], test, profile, settings))
         .collect()
 }

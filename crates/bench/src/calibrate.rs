@@ -55,6 +55,18 @@ pub struct Calibration {
     /// The coefficients.
     #[serde(skip)]
     pub coefficients: Coefficients,
+    /// Those that models use, [`fitted`]: of Table III where these runs do not determine one; none where they determine none.
+    #[serde(skip)]
+    pub used: Option<Coefficients>,
+}
+
+impl Calibration {
+    /// Name, and value that models use.
+    #[must_use]
+    pub fn in_use(&self) -> Vec<(&'static str, f64)> {
+        let used = self.used.unwrap_or(Coefficients::TABLE_III);
+        NAMES.into_iter().zip([used.weight, used.host_timeout, used.host_idle]).collect()
+    }
 }
 
 /// Why there is no calibration.
@@ -189,6 +201,7 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
         r_squared: 1.0 - left / total.max(f64::MIN_POSITIVE),
         residuals: deciles(after),
         coefficients: coefficients(&best),
+        used: fitted(&points, profile).ok(),
     })
 }
 

@@ -37,6 +37,9 @@ pub struct Header {
     pub command: String,
     /// When it was begun.
     pub generated: String,
+    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part, which a file name does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// What `rtvirtio profile` measured of each device, by the device's name in the points.
     pub profiles: BTreeMap<String, Profile>,
 }
@@ -382,6 +385,13 @@ impl Recorder {
                 let reason = format!(
                     "it was begun by `{}`, this is `{}`: give the same options, or begin a new file",
                     old.header.command, header.command
+                );
+                return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
+            }
+            let models = old.header.model.as_ref().zip(header.model.as_ref());
+            if let Some((theirs, ours)) = models.filter(|(theirs, ours)| theirs != ours) {
+                let reason = format!(
+                    "it was begun with another learned model (fingerprint {theirs}, this one has {ours}): name that one, or begin a new file"
                 );
                 return Err(DatasetError::Line { path: path.to_owned(), line: 1, reason });
             }

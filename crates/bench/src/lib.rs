@@ -27,6 +27,7 @@ pub mod promises;
 pub mod repeat;
 pub mod reservation;
 pub mod run;
+pub mod saved;
 pub mod schemes;
 pub mod servers;
 pub mod sizes;

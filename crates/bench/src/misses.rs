@@ -137,7 +137,8 @@ fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<
     Some((Limit::Waiting, format!("{}{nearest}", task.told())))
 }
 
-fn same_settings(a: &Point, b: &Point) -> bool {
+/// Whether two runs of a case were under the same settings.
+pub(crate) fn same_settings(a: &Point, b: &Point) -> bool {
     (&a.knobs, &a.classes, is_served(a)) == (&b.knobs, &b.classes, is_served(b))
 }
 

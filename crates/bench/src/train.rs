@@ -19,22 +19,30 @@ use crate::repeat::conditions;
 /// Share of runs whose tail may lie above the bound.
 pub const MISS: f64 = 0.01;
 
-/// Quantile that the bound starts from.
-pub(crate) const HIGH: f64 = 0.99;
-
 /// A category that no regime has: all rows together.
 const POOLED: usize = usize::MAX;
 
-/// Fewest conditions that a model is fitted on: fewer than conformal prediction needs at 99 % say nothing, and runs of one condition count as one.
-pub const FEWEST: usize = 120;
+/// Fewest conditions that a model is fitted on at 99 %.
+pub const FEWEST: usize = fewest(MISS);
+
+/// Fewest conditions that a bound which a share `miss` of runs may miss is fitted on: a fifth more than the 1 / miss below which conformal prediction has
+/// nothing to say. Runs of one condition count as one.
+#[must_use]
+pub const fn fewest(miss: f64) -> usize {
+    (1.2 / miss + 0.5) as usize
+}
 
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// Too few conditions for the confidence.
-    #[error("runs of {have} different conditions, {need} are needed for a bound at 99 %: measure for longer")]
+    #[error(
+        "runs of {have} different conditions, {need} are needed for a bound at {percent:.0} %: measure for longer"
+    )]
     TooFew {
+        /// Confidence asked for, %.
+        percent: f64,
         /// Conditions given.
         have: usize,
         /// Conditions needed.
@@ -203,9 +211,9 @@ pub fn fit(
     generated: &str,
     settings: &TrainSettings,
 ) -> Result<HostModel, TrainError> {
-    let (have, need) = (conditions(points).len(), FEWEST);
+    let (have, need) = (conditions(points).len(), fewest(settings.miss));
     if have < need {
-        return Err(TrainError::TooFew { have, need });
+        return Err(TrainError::TooFew { percent: 100.0 * (1.0 - settings.miss), have, need });
     }
     let rows = rows(points, profile)?;
     let known = rows.iter().filter(|r| r.with_host.is_some()).count();
@@ -227,13 +235,16 @@ pub fn fit(
         rows: rows.len(),
         generated: generated.to_owned(),
         forest,
-        high: HIGH,
+        high: 1.0 - settings.miss,
         bound,
         host_stalls: host_stalls(&rows, &uppers, settings.miss)?,
         paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
     })
 }
+
+/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five networks see next to nothing each.
+const FEWEST_OF_PAPER: usize = 20;
 
 /// The forest, the calibrated scores of its high quantile, and ln(bound) of each row by the trees that did not see it. `table` has a row for each of `rows`, with ln(tail) as its value; its columns
 /// are the caller's.
@@ -252,7 +263,7 @@ fn bounded_forest(
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let lost: Vec<f64> = rows.iter().map(|r| r.lost).collect();
     let options = ForestOptions { trees: settings.trees, seed: settings.seed, ..ForestOptions::default() };
-    let (forest, report) = Forest::fit(table, &lost, &groups, &[HIGH], &options)?;
+    let (forest, report) = Forest::fit(table, &lost, &groups, &[1.0 - settings.miss], &options)?;
     let scores: Vec<f64> = rows.iter().zip(&report.quantiles).map(|(r, q)| r.actual.ln() - q[0]).collect();
     let bound = Mondrian::calibrate(&scores, &groups, &vec![POOLED; rows.len()], settings.miss)?;
     let score = bound.quantile(POOLED).score;
@@ -272,7 +283,7 @@ pub(crate) fn fit_paper(
         table.push(&r.paper, r.actual, 1.0)?;
         groups.push(r.condition);
     }
-    if groups.is_empty() {
+    if groups.iter().collect::<std::collections::BTreeSet<_>>().len() < FEWEST_OF_PAPER {
         return Ok(None);
     }
     match Ensemble::fit(&table, &groups, options) {

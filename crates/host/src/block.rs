@@ -243,6 +243,13 @@ impl BlockDevice {
         self.number(root, &self.queue("rotational")).map(|v| v != 0)
     }
 
+    /// What tells this drive from another one of the same name: its WWID or serial number. `None` where the kernel knows none, as of a loop device.
+    #[must_use]
+    pub fn identity(&self, root: &Root) -> Option<String> {
+        let read = |file: &&str| root.read(self.sysfs().join(file)).ok().map(|text| text.trim().to_owned());
+        ["wwid", "device/wwid", "device/serial", "serial"].iter().filter_map(read).find(|id| !id.is_empty())
+    }
+
     fn number(&self, root: &Root, path: &Path) -> Result<u64, HostError> {
         let value = root.read(path)?;
         value.trim().parse().map_err(|_| HostError::Form {

@@ -67,8 +67,11 @@ mod tests {
 
     #[test]
     fn too_few_requests_are_told_and_not_guessed() {
-        let told = estimate(&(1..=50).collect::<Vec<u64>>(), Percentile::P9999).unwrap_err();
+        let few: Vec<u64> = (1..=50).map(|i| i * 37 % 50).collect();
+        let told = estimate(&few, Percentile::P9999).unwrap_err();
         assert!(told.contains("measure longer"), "{told}");
         assert!(estimate(&[], Percentile::P9999).is_err());
+        let late = estimate(&(1..=5_000).collect::<Vec<u64>>(), Percentile::P9999).unwrap_err();
+        assert!(late.contains("more is asked for than is served"), "{late}");
     }
 }

@@ -50,6 +50,11 @@ pub enum ModelError {
     /// A learned model was asked for and none is there.
     #[error("no model was learned for this device yet: run `rtvirtio profile DEVICE --sweep 20m` first")]
     NotLearned,
+    /// The learned model has no network of the paper's form.
+    #[error(
+        "the learned model has too few runs of the kind that the RT-VirtIO paper measured for its network: `rtvirtio bench sweep --paper N` measures them"
+    )]
+    NoNetwork,
 }
 
 /// A model of tail latency.

@@ -14,6 +14,7 @@ fn profile(read: Vec<DepthPoint>, read_bfq: Vec<DepthPoint>) -> Profile {
     Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         device: "loop0".to_owned(),
+        identity: None,
         size: Bytes(1 << 30),
         block: Bytes::from_kib(4),
         write: read.clone(),

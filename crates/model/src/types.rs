@@ -14,6 +14,9 @@ pub struct Profile {
     pub schema: String,
     /// Device name as in `/sys/block`, such as `nvme0n1`.
     pub device: String,
+    /// WWID or serial number of the drive; `None` where the kernel knows none, and in profiles of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
     /// Size of the device.
     pub size: Bytes,
     /// Block size of the measurements.
@@ -191,9 +194,12 @@ pub struct Upper {
     /// What must be added for the tail as measured, with the host's own stalls, which no setting changes; zero where the bound holds them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_ns: Nanos,
-    /// Features outside what was measured: there the bound is a guess, widened.
+    /// What of the task or the settings lies outside what was measured, in words: there the bound is a guess, widened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outside: Vec<String>,
+    /// Length of the runs that the tail is of, s. A shorter or longer run has a shorter or longer one while it has fewer requests than the percentile needs.
+    #[serde(default)]
+    pub run_s: f64,
 }
 
 fn is_zero(ns: &Nanos) -> bool {
@@ -206,7 +212,7 @@ fn is_zero(ns: &Nanos) -> bool {
 pub enum UpperBasis {
     /// Runs of the same regime on this host.
     Regime,
-    /// Runs of all regimes: too few of this one were measured to stand by themselves.
+    /// Runs of all regimes together, as models are calibrated now.
     Pooled,
     /// None: the load or the settings lie outside what was measured.
     Extrapolated,

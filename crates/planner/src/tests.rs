@@ -21,6 +21,7 @@ pub(crate) fn profile() -> Profile {
     Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         device: "loop0".to_owned(),
+        identity: None,
         size: Bytes(1 << 30),
         block: Bytes::from_kib(4),
         write: read.clone(),

@@ -224,6 +224,7 @@ pub(crate) fn profile() -> Profile {
     Profile {
         schema: PROFILE_SCHEMA.into(),
         device: "loop3".into(),
+        identity: None,
         size: Bytes::from_kib(1 << 20),
         block: Bytes::from_kib(4),
         read: depths.iter().map(|&(d, i)| point(d, i)).collect(),

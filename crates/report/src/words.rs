@@ -186,6 +186,7 @@ mod tests {
         t.target_ns = Some(Nanos::from_millis(20));
         let mut with = |bound: u64, host: u64| {
             t.forecast.upper = Some(Upper {
+                run_s: 8.0,
                 latency_ns: Nanos::from_millis(bound),
                 confidence: Ratio(0.99),
                 basis: UpperBasis::Pooled,

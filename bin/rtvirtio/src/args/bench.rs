@@ -50,7 +50,7 @@ Exit code 2 when a claim is not met.")]
     Tails(BenchTailsArgs),
     /// How long planning takes, and how near it comes to the best of an exhaustive search
     #[command(
-        after_help = "EXAMPLES\n  rtvirtio bench plan --model data/qlc-nvme.model.json\n  rtvirtio bench plan --repeat 50 --json | jq .claims"
+        after_help = "EXAMPLES\n  rtvirtio bench plan --model data/qlc-nvme.model.json\n  rtvirtio bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
     )]
     Plan(BenchPlanArgs),
     /// The I/O domain beside what is there today: a flood next to declared rates, and the cost of a request
@@ -460,6 +460,9 @@ pub struct BenchAccuracyArgs {
     /// Parts that the runs are split into: each is judged by models fitted on the others
     #[arg(long, default_value_t = FOLDS as u64, value_parser = clap::value_parser!(u64).range(2..=100))]
     pub folds: u64,
+    /// Confidence of the upper bound, %: a lower one needs fewer runs (120 for 99, 24 for 95, 12 for 90)
+    #[arg(long, value_name = "PERCENT", default_value_t = 99, value_parser = clap::value_parser!(u8).range(60..=99))]
+    pub confidence: u8,
     /// Which runs are in which part
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
@@ -483,6 +486,9 @@ pub struct BenchPlanArgs {
     /// Plan with this learned model too
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
 }
 
 /// `bench sweep`.

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use rtvirtio_host::{BlockDevice, Root};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;
@@ -47,7 +48,25 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, global: &Global) -> anyhow
         };
         anyhow::bail!("the device has not been measured ({} does not exist): {remedy}", path.display());
     }
-    Ok(rtvirtio_measure::profile::load(&path)?)
+    let profile = rtvirtio_measure::profile::load(&path)?;
+    if let Device::Path(device) = &spec.device {
+        same_drive(device, &profile)?;
+    }
+    Ok(profile)
+}
+
+/// Refuses the profile of another disk that had the name before. A disk that is not here, as in a plan for another machine, is nobody's mistake.
+fn same_drive(device: &Path, profile: &Profile) -> anyhow::Result<()> {
+    let root = Root::default();
+    let now = BlockDevice::find(&root, device).ok().and_then(|found| found.identity(&root));
+    if let (Some(then), Some(now)) = (&profile.identity, now) {
+        let name = device.display();
+        anyhow::ensure!(
+            *then == now,
+            "{name} was measured when it was {then}, now it is {now}: run `rtvirtio profile {name}` again"
+        );
+    }
+    Ok(())
 }
 
 impl Basis {

@@ -15,6 +15,7 @@ fn header() -> Header {
         host,
         command: "rtvirtio bench sweep".to_owned(),
         generated: "today".to_owned(),
+        model: Some("a1".to_owned()),
         profiles: BTreeMap::new(),
     }
 }
@@ -125,6 +126,11 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
             .contains("another host")
     );
     // Nor runs of another design.
+    let learned = Header { model: Some("b2".to_owned()), ..header() };
+    let told = Recorder::open(&path, &learned, OtherHost::Refused).unwrap_err().to_string();
+    assert!(told.contains("fingerprint a1") && told.contains("b2"), "{told}");
+    // Files of before have none.
+    assert!(Recorder::open(&path, &Header { model: None, ..header() }, OtherHost::Refused).is_ok());
     let longer = Header { command: "rtvirtio bench sweep --for 9s".to_owned(), ..header() };
     assert!(
         Recorder::open(&path, &longer, OtherHost::Refused)

@@ -168,6 +168,21 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let text = serde_json::to_string(&model).unwrap();
     assert_eq!(HostModel::from_json(&text).unwrap(), model);
     model.fits(&profile()).unwrap();
+    let (later, other) = (
+        HostModel { generated: "tomorrow".to_owned(), ..model.clone() },
+        HostModel { points: 1, ..model.clone() },
+    );
+    assert_eq!(model.fingerprint(), later.fingerprint());
+    assert_ne!(model.fingerprint(), other.fingerprint());
+    let of = |id: &str| Profile { identity: Some(id.to_owned()), ..profile() };
+    let drive = HostModel { profile: of("wwid-a"), ..model.clone() };
+    drive.fits(&profile()).unwrap();
+    drive.fits(&of("wwid-a")).unwrap();
+    let told = drive.fits(&of("wwid-b")).unwrap_err().to_string();
+    assert!(told.contains("(wwid-a)") && told.contains("(wwid-b)"), "{told}");
+    let updated = Profile { kernel: "7.0".to_owned(), ..profile() };
+    assert!(model.fits(&updated).unwrap_err().to_string().contains("7.0"));
+    assert!(model.fits(&Profile { cpus: 64, ..profile() }).unwrap_err().to_string().contains("64 CPUs"));
     let elsewhere = Profile { device: "sda".to_owned(), ..profile() };
     let told = model.fits(&elsewhere).unwrap_err().to_string();
     assert!(told.contains("twin-qlc-nvme") && told.contains("sda") && told.contains("--sweep"), "{told}");

@@ -54,6 +54,18 @@ fn every_way_to_name_a_disk_leads_to_it() {
 }
 
 #[test]
+fn a_drive_is_known_by_its_wwid_or_serial_number() {
+    let f = nvme();
+    let disk = BlockDevice::find(&f.root, "nvme0n1").unwrap();
+    assert_eq!(disk.identity(&f.root), None);
+    f.file("sys/devices/pci/nvme0n1/wwid", "\n");
+    f.file("sys/devices/pci/nvme0n1/serial", "  S123 \n");
+    assert_eq!(disk.identity(&f.root).as_deref(), Some("S123"), "an empty file says nothing");
+    f.file("sys/devices/pci/nvme0n1/device/wwid", "nvme.1234-acme\n");
+    assert_eq!(disk.identity(&f.root).as_deref(), Some("nvme.1234-acme"));
+}
+
+#[test]
 fn a_name_that_is_no_disk_is_refused() {
     let f = nvme();
     for (name, why) in

@@ -218,6 +218,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     Ok(Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         device: device_name(&options.device),
+        identity: None,
         size: options.size,
         block: options.block,
         read: results.next().unwrap_or_default(),

@@ -118,6 +118,7 @@ fn profile() -> Profile {
     Profile {
         schema: PROFILE_SCHEMA.to_owned(),
         device: "loop0".to_owned(),
+        identity: None,
         size: Bytes(1 << 30),
         block: Bytes::from_kib(4),
         guest: Some(GuestPoint { kind: "process".to_owned(), point: read[0].clone(), cpu_per_request: 1e-5 }),

@@ -54,6 +54,47 @@ pub const NAMES: [&str; 37] = [
     "offered",
 ];
 
+/// The same in words, for those who read that something lies outside what was measured.
+pub const MEANINGS: [&str; WIDTH] = [
+    "predicted latency",
+    "wait for other VMs",
+    "wait for the VM's own tasks",
+    "time in the device",
+    "share of the rate that is kept",
+    "latency by the paper's equations",
+    "requests in a run",
+    "idling",
+    "elevator none",
+    "elevator mq-deadline",
+    "elevator kyber",
+    "slice_idle",
+    "timeout_sync",
+    "low_latency",
+    "max_budget",
+    "number of VMs",
+    "tasks of the VM",
+    "tasks in all",
+    "rate",
+    "service time",
+    "share of writes",
+    "think time",
+    "load",
+    "load of the VM",
+    "share of the weights",
+    "weight beside the heaviest",
+    "neighbour's queue",
+    "neighbour's writes",
+    "bursts",
+    "neighbour's limit",
+    "the VM's own limit",
+    "guest",
+    "size of the largest request",
+    "unequal weights",
+    "service time of the device",
+    "load by writes",
+    "load with the neighbour's limit",
+];
+
 /// Number of features.
 pub const WIDTH: usize = NAMES.len();
 

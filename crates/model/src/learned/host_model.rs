@@ -15,7 +15,7 @@ use rtvirtio_stats::forest::{Forest, Scratch};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
-use super::features::{NAMES, WIDTH, features, paper_features};
+use super::features::{MEANINGS, NAMES, WIDTH, features, paper_features};
 use crate::analytical::Coefficients;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis};
 use crate::{ModelError, TailModel};
@@ -173,11 +173,24 @@ impl HostModel {
     /// # Errors
     /// [`ModelFileError::Elsewhere`].
     pub fn fits(&self, profile: &Profile) -> Result<(), ModelFileError> {
-        let of =
-            |device: &str, kernel: &str, cpus: u32| format!("{device} on Linux {kernel} with {cpus} CPUs");
-        let ours = of(&profile.device, &profile.kernel, profile.cpus);
-        let theirs = of(&self.profile.device, &self.profile.kernel, self.profile.cpus);
+        let both = self.profile.identity.is_some() && profile.identity.is_some();
+        let of = |p: &Profile| {
+            let drive = p.identity.as_ref().filter(|_| both).map_or(String::new(), |id| format!(" ({id})"));
+            format!("{}{drive} on Linux {} with {} CPUs", p.device, p.kernel, p.cpus)
+        };
+        let (ours, theirs) = (of(profile), of(&self.profile));
         if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
+    }
+
+    /// What tells it from another model: FNV-1a (Fowler, Noll, Vo) over what was learned, in hexadecimal digits. When it was fitted does not count.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let timeless = Self { generated: String::new(), ..self.clone() };
+        let bytes = serde_json::to_vec(&timeless).unwrap_or_default();
+        let hash = bytes
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
+        format!("{hash:016x}")
     }
 
     /// Confidence of the bound.
@@ -212,8 +225,13 @@ impl HostModel {
         unlike: Option<&'static str>,
     ) -> Upper {
         let bound = self.bound.quantile(regime.category());
-        let mut outside: Vec<String> =
-            self.forest.outside(row).iter().filter_map(|i| NAMES.get(*i)).map(|n| (*n).to_owned()).collect();
+        let mut outside: Vec<String> = self
+            .forest
+            .outside(row)
+            .iter()
+            .filter_map(|i| MEANINGS.get(*i))
+            .map(|n| (*n).to_owned())
+            .collect();
         outside.extend(unlike.map(str::to_owned));
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
         // Never below the expected tail, also where the calibrated score is negative.
@@ -229,6 +247,7 @@ impl HostModel {
             basis,
             host_ns: self.host_stalls.unwrap_or(Nanos(0)),
             outside,
+            run_s: self.seconds,
         }
     }
 }
@@ -268,10 +287,7 @@ impl Learned {
                 remedy: "choose bfq or use the bound model",
             });
         }
-        let paper = self.model.paper.as_ref().ok_or_else(|| ModelError::BadProfile {
-            device: self.model.profile.device.clone(),
-            what: "its learned model has no network of the paper's form".to_owned(),
-        })?;
+        let paper = self.model.paper.as_ref().ok_or(ModelError::NoNetwork)?;
         let slice = crate::Slice.forecast(&self.model.profile, spec, config)?;
         let rows = paper_features(spec, config);
         let mut scratch = ensemble::Scratch::default();

@@ -58,14 +58,33 @@ fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
     format!("{}{gap}{}\n", style.paint(&name, Paint::Strong), painted.join(", "))
 }
 
-/// "below 12ms in 99% of runs (regime)".
+/// "below 12ms in 99% of runs of 8s".
 fn upper(u: &Upper) -> String {
     let basis = match u.basis {
-        UpperBasis::Regime => "",
-        UpperBasis::Pooled => ", few runs like this",
-        UpperBasis::Extrapolated => ", NOT PROVEN: outside what was measured",
+        UpperBasis::Regime | UpperBasis::Pooled => String::new(),
+        UpperBasis::Extrapolated => format!(", NOT PROVEN: {}", outside(u)),
     };
-    format!("below {} in {} of runs{basis}", num::latency(u.latency_ns, ""), num::percent(u.confidence.0))
+    format!(
+        "below {} in {} of runs{}{basis}",
+        num::latency(u.latency_ns, ""),
+        num::percent(u.confidence.0),
+        of_length(u)
+    )
+}
+
+/// What lies outside, in words.
+fn outside(u: &Upper) -> String {
+    let what = u.outside.join(", ");
+    if what.is_empty() {
+        "outside what was measured".to_owned()
+    } else {
+        format!("outside what was measured ({what})")
+    }
+}
+
+/// " of 8s", where it is known.
+fn of_length(u: &Upper) -> String {
+    if u.run_s > 0.0 { format!(" of {}", Nanos::from_secs_f64(u.run_s)) } else { String::new() }
 }
 
 fn terms(f: &Forecast, name_width: usize, style: &Style) -> String {
@@ -183,8 +202,10 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
     let Some(first) = tasks.iter().find_map(|t| t.forecast.upper.as_ref()) else { return String::new() };
     let mut note = format!(
-        "at most: the tail stays below it in {} of runs like those measured here; margins count from it",
-        num::percent(first.confidence.0)
+        "at most: the tail stays below it in {} of runs{} like those measured here; margins count from it. With fewer than 10 000 \
+         requests in a run its p99.99 is the longest one, so longer runs have longer tails",
+        num::percent(first.confidence.0),
+        of_length(first)
     );
     if first.host_ns.0 > 0 {
         note.push_str(&format!(
@@ -192,16 +213,16 @@ fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
             num::latency(first.host_ns, "")
         ));
     }
-    let guessed: Vec<String> = tasks
-        .iter()
-        .filter(|t| t.forecast.upper.as_ref().is_some_and(|u| u.basis == UpperBasis::Extrapolated))
-        .map(|t| format!("{}/{}", t.vm, t.task))
-        .collect();
-    if !guessed.is_empty() {
-        note.push_str(&format!(
-            "; NOT PROVEN for {}: outside what was measured, so doubled",
-            guessed.join(", ")
-        ));
+    // Tasks are often outside in the same way: one remark for all of them.
+    let mut guessed: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for t in tasks {
+        let upper = t.forecast.upper.as_ref().filter(|u| u.basis == UpperBasis::Extrapolated);
+        if let Some(upper) = upper {
+            guessed.entry(outside(upper)).or_default().push(format!("{}/{}", t.vm, t.task));
+        }
+    }
+    for (why, tasks) in guessed {
+        note.push_str(&format!("; NOT PROVEN for {}: {why}, so doubled", tasks.join(", ")));
     }
     style.wrap(&note, 0)
 }

@@ -82,6 +82,11 @@ impl Record {
         self.n
     }
 
+    /// All latencies in the order of time; `None` where the record has only the largest.
+    pub(super) fn series(&self) -> Option<&[f64]> {
+        (self.values.len() == self.n).then_some(&self.values)
+    }
+
     /// The level that `floor(n (1 - quantile))` values exceed (fewer where values are equal); `None` where the record
     /// does not reach down to it, or nothing lies above.
     #[must_use]

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::cluster::{automatic_gap, clusters, effective_number, extremal_index};
 use super::goodness::{anderson_darling, p_value};
 use super::gpd::{GpdFit, Method, fit_sums};
+use super::steady::{EVEN, growth, unevenness};
 use super::sums::Sums;
 use super::{Gap, PotError, Record, Settings};
 
@@ -31,6 +32,8 @@ pub struct Threshold {
     /// Independent exceedances that the `exceedances` are worth: the smaller one of [`effective_number`] of the clusters
     /// and `extremal_index * exceedances`.
     pub effective: f64,
+    /// How unevenly the clusters lie over ten parts of the record: 9 on average by chance.
+    pub dispersion: f64,
     /// Distribution of the excesses.
     pub gpd: GpdFit,
     /// Anderson-Darling statistic of the fit.
@@ -55,13 +58,16 @@ impl Pot {
     /// The threshold is the lowest one from which on all candidates with enough clusters pass the Anderson-Darling
     /// test; the highest one when it fails by little. (Bader, Yan and Zhang, Annals of Applied Statistics 12, 2018, stop
     /// by the false discovery rate instead; after ten rejected thresholds that rejects a good one too.) A threshold
-    /// whose shape is held at its lower edge passes: the tail is shorter than the fit, the bounds are too high.
+    /// whose shape is held at its lower edge passes: the tail is shorter than the fit, the bounds are too high. One whose clusters lie unevenly fails.
     ///
     /// # Errors
-    /// [`PotError::BadSetting`], [`PotError::TooFew`] clusters at every candidate, [`PotError::NoFit`] when none fits,
-    /// [`PotError::BadRecord`] for a record that reaches down to none.
+    /// [`PotError::BadSetting`], [`PotError::TooFew`] clusters at every candidate, [`PotError::Grows`] for a complete series whose latencies
+    /// grow, [`PotError::Uneven`] where the slow requests lie in few parts of the record, [`PotError::NoFit`] when none fits, [`PotError::BadRecord`] for a record that reaches down to none.
     pub fn fit(record: Record, settings: &Settings) -> Result<Self, PotError> {
         settings.check()?;
+        if let Some(s) = record.series().and_then(growth) {
+            return Err(PotError::Grows { s });
+        }
         let mut thresholds = Vec::new();
         let mut refused = PotError::BadRecord("the record does not reach down to any threshold");
         for quantile in settings.quantiles.iter().rev() {
@@ -73,7 +79,10 @@ impl Pot {
         }
         thresholds.reverse();
         let Some((highest, _)) = thresholds.last() else { return Err(refused) };
-        let p_value = highest.p_value;
+        let (p_value, dispersion) = (highest.p_value, highest.dispersion);
+        if dispersion > EVEN {
+            return Err(PotError::Uneven { dispersion });
+        }
         let fails = |(t, _): &(Threshold, Sums)| !passes(t, settings.significance);
         let good = thresholds.iter().rposition(fails).map_or(0, |i| i + 1);
         if good == thresholds.len() && !passes(highest, HOPELESS) {
@@ -101,7 +110,8 @@ impl Pot {
 }
 
 fn passes(threshold: &Threshold, significance: f64) -> bool {
-    threshold.p_value > significance || (threshold.gpd.method == Method::Edge && threshold.gpd.shape < 0.0)
+    let shorter = threshold.gpd.method == Method::Edge && threshold.gpd.shape < 0.0;
+    threshold.dispersion <= EVEN && (threshold.p_value > significance || shorter)
 }
 
 /// The fit above one candidate; `None` where the record does not say, or says too much.
@@ -139,6 +149,7 @@ fn candidate(
         gap: record.in_time(gap),
         extremal_index,
         effective,
+        dispersion: unevenness(runs.iter().map(|r| above.times[r.start]), record.n()),
         gpd,
         anderson_darling,
         p_value: p_value(anderson_darling * effective / sums.count(), gpd.shape),

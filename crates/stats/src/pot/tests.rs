@@ -30,6 +30,32 @@ fn few_samples_are_refused() {
     assert!(matches!(fit_series(&two), Err(PotError::TooFew { need: 3, .. })));
 }
 
+#[test]
+fn a_queue_that_builds_up_has_no_tail() {
+    let late = |seed| {
+        exponential(3_000, seed).iter().enumerate().map(|(i, x)| x + i as f64 / 100.0).collect::<Vec<f64>>()
+    };
+    let error = fit_series(&late(5)).unwrap_err();
+    assert_eq!(error, PotError::Grows { s: 45 });
+    assert!(error.to_string().contains("45 of 45"), "{error}");
+    // The largest alone do not say whether the others grow.
+    let series = late(5);
+    let largest: Vec<(f64, f64)> =
+        (0..3_000).map(|i| (i as f64, series[i])).filter(|(_, x)| *x > 20.0).collect();
+    let record = Record::from_exceedances(3_000, 3_000.0, 20.0, &largest).unwrap();
+    assert!(!matches!(Pot::fit(record, &Settings::default()), Err(PotError::Grows { .. })));
+}
+
+/// Nothing lies around a single bad phase, and the extremal index takes its requests for independent.
+#[test]
+fn a_single_bad_phase_has_no_tail() {
+    let mut series = exponential(3_000, 6);
+    series.iter_mut().skip(1_300).take(700).for_each(|x| *x += 20.0);
+    let error = fit_series(&series).unwrap_err();
+    assert!(matches!(error, PotError::Uneven { dispersion } if dispersion > 60.0), "{error}");
+    assert!(error.to_string().contains("measure longer"), "{error}");
+}
+
 /// 25 slow requests among 5 000: too few for a threshold of their own, too many for the tail of the rest.
 #[test]
 fn what_no_distribution_fits_is_refused() {

@@ -1,21 +1,24 @@
 //! `rtvirtio bench accuracy`: how well the models hold on runs that they have not seen.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rtvirtio_bench::accuracy::{Accuracy, folds, judge, learning_curve};
+use rtvirtio_bench::accuracy::{Accuracy, Group, enough, folds, judge, learning_curve};
 use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::networks::{self, Networks};
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
+use rtvirtio_bench::run::as_result;
 use rtvirtio_bench::sizes::{Size, loss_by_size};
 use rtvirtio_bench::train::{TrainSettings, comparable, fit};
-use rtvirtio_measure::VmKind;
+use rtvirtio_measure::{Run, VmKind};
 use rtvirtio_model::HostModel;
+use rtvirtio_units::Nanos;
 
 use super::found::Found;
 use super::page;
@@ -33,6 +36,8 @@ pub struct Options<'a> {
     pub folds: usize,
     /// Which are in which.
     pub seed: u64,
+    /// Share of runs that may miss the bound.
+    pub miss: f64,
     /// Runs in QEMU guests.
     pub guests: Option<&'a Path>,
     /// Where a model fitted on all runs is saved.
@@ -44,6 +49,7 @@ pub fn run(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let options = Options {
         folds: args.folds as usize,
         seed: args.seed,
+        miss: 1.0 - f64::from(args.confidence) / 100.0,
         guests: args.guests.as_deref(),
         model: args.model.as_deref(),
     };
@@ -58,7 +64,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     let Some((device, profile)) = data.header.profiles.iter().next() else {
         anyhow::bail!("{}: it holds no profile of its device; measure again", path.display());
     };
-    let settings = TrainSettings { seed: options.seed, ..TrainSettings::default() };
+    let settings = TrainSettings { seed: options.seed, miss: options.miss, ..TrainSettings::default() };
     let all: Vec<Point> = data.points.iter().filter(|p| p.scheme == SWEEP).cloned().collect();
     let points = comparable(&all);
     if points.len() < all.len() {
@@ -99,19 +105,19 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     let mut found = Found { text: shown(device, &accuracy, &curve), ..Found::of(&data) };
     found.text.push_str(&limits.text());
     found.text.push_str(&loss(&sizes));
-    match calibrate(&points, profile, options.seed) {
-        Ok(calibration) => found.text.push_str(&calibrated(&calibration)),
-        Err(e) => ui.warn(&e.to_string()),
-    }
+    let calibration = calibrate(&points, profile, options.seed).inspect_err(|e| ui.warn(&e.to_string())).ok();
+    found.text.extend(calibration.as_ref().map(calibrated));
     if let Some(path) = options.guests {
         let (guests, claim) = in_guests(path, device, model, &train)?;
         found.text.push_str(&guests);
         found.claims.push(claim);
     }
-    found.claims.extend(of(&accuracy));
+    found.claims.extend(of(&accuracy, &curve, 1.0 - options.miss));
+    found.runs = runs(&all, &accuracy);
     found.claims.extend(limits.claim());
     found.sections = page::accuracy(device, &accuracy, &curve);
     found.sections.extend(page::sizes(device, &sizes));
+    found.sections.extend(calibration.as_ref().map(|c| page::calibration(device, c)));
     if let Some(out) = options.model {
         let model = fit(&points, profile, &generated(), &settings)?;
         write_file(out, &serde_json::to_vec(&model)?)?;
@@ -206,17 +212,21 @@ impl Limits {
 }
 
 /// Claims of tails as measured, and, where the host's own stalls are known, of tails less these.
-fn of(a: &Accuracy) -> Vec<Claim> {
+fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     let n = a.held.len();
-    let worst = a.groups.first().map_or((String::new(), 0, 0.0), Clone::clone);
     let mut claims = Vec::new();
-    let mut bound = |id: &str, of: &str, coverage: f64, sharpness: f64, n: usize| {
+    let mut bound = |id: &str, of: &str, coverage: f64, sharpness: f64, n: usize, groups: &[Group]| {
         let covers = format!("held-out tails {of} below their upper bound");
-        claims
-            .push(Claim::new(format!("accuracy.{id}.coverage"), covers, coverage, "share", n).at_least(0.99));
+        claims.push(
+            Claim::new(format!("accuracy.{id}.coverage"), covers, coverage, "share", n).at_least(confidence),
+        );
         let sharp = format!("median of upper bound over tail {}", of.trim_end_matches(','));
         claims
             .push(Claim::new(format!("accuracy.{id}.sharpness"), sharp, sharpness, "ratio", n).at_most(1.5));
+        let (name, n, share) = groups.first().map_or((String::new(), 0, 0.0), Clone::clone);
+        let group = format!("the same coverage in its worst group ({name})");
+        let claim = Claim::new(format!("accuracy.{id}.worst_group"), group, share, "share", n);
+        claims.push(claim.at_least(confidence - 0.02));
     };
     match &a.with_host {
         Some(w) => {
@@ -227,17 +237,27 @@ fn of(a: &Accuracy) -> Vec<Claim> {
                     format!("{of} of {runs} runs more that stood still too often to be learned from too,")
                 }
             };
-            bound("bound", &more, w.coverage, w.sharpness, w.n);
-            bound("awake", "less the host's own stalls", a.coverage, a.sharpness, n);
+            bound("bound", &more, w.coverage, w.sharpness, w.n, &w.groups);
+            bound("awake", "less the host's own stalls", a.coverage, a.sharpness, n, &a.groups);
         }
-        None => bound("bound", "as measured", a.coverage, a.sharpness, n),
+        None => bound("bound", "as measured", a.coverage, a.sharpness, n, &a.groups),
     }
-    let group =
-        format!("coverage of the worst group ({}); less the host's own stalls where they are known", worst.0);
-    claims.push(Claim::new("accuracy.bound.worst_group", group, worst.2, "share", worst.1).at_least(0.97));
-    let runs = "runs that the model was fitted on";
-    claims.push(Claim::new("accuracy.points", runs, a.trained as f64, "runs", a.trained).at_most(1000.0));
+    let runs = "runs from which on more of them make the expected tail better by less than a tenth (typical factor, learning curve)";
+    let enough = enough(curve);
+    let claim = Claim::new("accuracy.points", runs, enough.unwrap_or_default() as f64, "runs", a.trained);
+    claims.extend(enough.map(|_| claim.at_most(1000.0)));
     claims
+}
+
+/// The runs behind the claims, each with the expected tails of the model that had not seen it.
+fn runs(points: &[Point], a: &Accuracy) -> Vec<Run> {
+    let mut runs: BTreeMap<&str, Run> = points.iter().map(|p| (p.id.as_str(), as_result(p))).collect();
+    for held in &a.held {
+        if let Some(task) = runs.get_mut(held.id.as_str()).and_then(|run| run.tasks.get_mut(held.task)) {
+            task.predicted_ns = Some(Nanos::from_secs_f64(held.expected_ms / 1e3));
+        }
+    }
+    runs.into_values().collect()
 }
 
 fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
@@ -336,6 +356,12 @@ fn calibrated(c: &Calibration) -> String {
             f.name, f.value, f.interval[0], f.interval[1], f.published
         );
     }
+    let used: Vec<String> = c.in_use().iter().map(|(name, value)| format!("{name} {value:.3}")).collect();
+    let _ = writeln!(
+        s,
+        "  models use {} (Table III where the runs do not determine one, the others fitted again beside it)",
+        used.join(", ")
+    );
     let residuals: Vec<String> = c.residuals.iter().map(|r| format!("{:.2}", r.exp())).collect();
     let _ = writeln!(s, "  measured / predicted, deciles: {}", residuals.join(" "));
     s

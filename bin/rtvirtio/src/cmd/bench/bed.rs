@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::ensure;
 use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, OtherHost, Point, Recorder};
 use rtvirtio_bench::load::vm_name;
 use rtvirtio_bench::stage::Stage;
@@ -22,7 +23,7 @@ use crate::cmd::profile::of_site;
 use crate::cmd::verify::generated;
 use crate::guests::GuestAgents;
 use crate::model_choice::ModelChoice;
-use crate::site::Site;
+use crate::site::{self, Site};
 use crate::ui::Ui;
 
 /// Time for the profile of a device.
@@ -112,6 +113,22 @@ impl<'a> Bed<'a> {
         self.spec_device.is_made()
     }
 
+    /// Refuses a profile, or what was learned with one, of another device; of another kernel or number of CPUs too, unless `other` host's are taken.
+    pub fn owns(&self, profile: &Profile, other: OtherHost) -> anyhow::Result<()> {
+        let (device, host) = (site::profile_key(&self.spec_device)?, self.facts());
+        let of = |device: &str, kernel: &str, cpus: u32| match other {
+            OtherHost::Refused => format!("{device} on Linux {kernel} with {cpus} CPUs"),
+            OtherHost::Noted => device.to_owned(),
+        };
+        let (theirs, ours) =
+            (of(&profile.device, &profile.kernel, profile.cpus), of(&device, &host.kernel, host.cpus));
+        ensure!(
+            theirs == ours,
+            "the profile or model is of {theirs}, this is {ours}: leave --profile and --model out, or name those of this device and host"
+        );
+        Ok(())
+    }
+
     /// Measures the device.
     pub fn profile(&self) -> anyhow::Result<Profile> {
         let profile = of_site(&self.site, PROFILE_TIME, &self.global, self.ui)?;
@@ -120,12 +137,12 @@ impl<'a> Bed<'a> {
     }
 
     /// Begins a file of runs on this bed, or goes on with one: the device's profile, the recorder, and the runs that are there. A file that
-    /// goes on keeps the profile that it began with; else it is `profile`, or measured now.
+    /// goes on keeps the profile that it began with; else it is `profile`, or measured now. `model` is the fingerprint of the one that takes part.
     pub fn record(
         &self,
         path: &Path,
         command: String,
-        profile: Option<Profile>,
+        (profile, model): (Option<Profile>, Option<String>),
         other: OtherHost,
     ) -> anyhow::Result<(Profile, Recorder, Vec<Point>)> {
         if let Some(dir) = path.parent() {
@@ -141,6 +158,7 @@ impl<'a> Bed<'a> {
             host: self.facts(),
             command,
             generated: generated(),
+            model,
             profiles: BTreeMap::from([(self.device.clone(), profile.clone())]),
         };
         let (recorder, points) = Recorder::open(path, &header, other)?;

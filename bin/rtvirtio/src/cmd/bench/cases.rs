@@ -24,8 +24,6 @@ pub const PREFIX: &str = "cases-";
 
 /// The scheme that measures as it goes.
 const TUNED: &str = "tuned";
-/// Prefix of the trials of [`TUNED`] in the dataset.
-const TRIAL: &str = "trial";
 
 /// `rtvirtio bench cases`.
 pub fn run(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -11,7 +11,7 @@ use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::design::MAX_VMS;
 use rtvirtio_bench::load::spec;
 use rtvirtio_bench::stage::Treatment;
-use rtvirtio_model::{Analytical, Forecast, HostModel, Learned, Profile, TailModel};
+use rtvirtio_model::{Forecast, HostModel, Learned, ModelKind, Profile, TailModel, model};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
@@ -36,7 +36,7 @@ const SCHEME: &str = "contention";
 pub struct Compared {
     /// Measured.
     pub row: Row,
-    /// The paper's equations with its Table III.
+    /// The paper's equations, with coefficients fitted on this host's runs where the model has them, else those of Table III.
     pub analytical: Option<f64>,
     /// The paper's network.
     pub mlp: Option<f64>,
@@ -78,9 +78,12 @@ fn measure(
     path: &Path,
     ui: &Ui,
 ) -> anyhow::Result<()> {
-    let profile = profile(&args.runs, model)?;
+    let profile = profile(&args.runs, model, bed)?;
     let command = format!("rtvirtio bench contention {} --for {}", args.runs.device, args.length);
-    let mut runs = Runs::begin(bed, path, command, args.length, profile, other_host(&args.runs), ui)?;
+    let mut runs = Runs::begin(bed, path, command, args.length, (profile, None), other_host(&args.runs), ui)?;
+    if let Some(model) = model {
+        model.fits(&runs.profile)?;
+    }
     let mut all = setups();
     all.retain(|s| args.only.as_ref().is_none_or(|only| s.id(0).contains(only.as_str())));
     anyhow::ensure!(
@@ -126,12 +129,16 @@ pub fn found(learned: Option<&Arc<HostModel>>, data: &Dataset) -> anyhow::Result
         }
     }
     anyhow::ensure!(!compared.is_empty(), "nothing is measured yet");
+    let mut found = Found::of(data);
+    let fitted = learned.is_some_and(|m| m.analytical.is_some());
+    let coefficients = if fitted { "fitted on this host" } else { "of the paper's Table III" };
+    found.lead.push(format!("The paper's equations with coefficients {coefficients}."));
     Ok(Found {
         runs: data.points.iter().map(rtvirtio_bench::run::as_result).collect(),
         claims: claims(&compared),
         text: table(&compared),
         sections: Figure::ALL.iter().map(|f| page::contention(*f, &compared)).collect(),
-        ..Found::of(data)
+        ..found
     })
 }
 
@@ -145,7 +152,7 @@ fn compare(setup: &Setup, row: Row, profile: &Profile, learned: Option<&Arc<Host
     let ms = |f: Option<Forecast>| f.map(|f| f.latency_ns.as_millis_f64());
     let ours = learned.and_then(|m| of(&Learned::bound(Arc::clone(m))));
     Compared {
-        analytical: ms(of(&Analytical::default())),
+        analytical: ms(model(ModelKind::Analytical, learned).ok().and_then(|m| of(&*m))),
         mlp: ms(learned.and_then(|m| of(&Learned::paper(Arc::clone(m))))),
         upper: ours.as_ref().map(|f| f.judged().as_millis_f64()),
         expected: ms(ours),
@@ -212,6 +219,7 @@ fn table(compared: &[Compared]) -> String {
             number(c.upper)
         );
     }
+    s.push_str("p99.99 of a task with fewer than 10 000 requests is its longest one\n");
     s.push_str("no stalls: p99.99 less the time in which the host itself stood still; what is expected, and the bound, are of that\n");
     s
 }

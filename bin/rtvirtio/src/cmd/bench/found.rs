@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use anyhow::Context;
 use rtvirtio_bench::claims::{BenchFile, Claim};
 use rtvirtio_bench::dataset::Dataset;
+use rtvirtio_bench::saved::{Saved, from_json};
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_report::{BenchPage, BenchSection, bench_html};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::page;
 use crate::cmd::verify::generated;
@@ -36,9 +36,9 @@ pub struct Found {
 }
 
 /// Reads what an experiment saved.
-pub fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+pub fn read<T: Saved>(path: &Path) -> anyhow::Result<T> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    serde_json::from_str(&text).with_context(|| path.display().to_string())
+    from_json(&text).with_context(|| path.display().to_string())
 }
 
 /// Saves what an experiment has measured so far.

@@ -12,7 +12,7 @@ mod xy;
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_report::{BenchSection, BenchTable};
 
-pub use accuracy::accuracy;
+pub use accuracy::{accuracy, calibration};
 pub use cases::{achieved, cases, misses, pass_rates};
 pub use contention::contention;
 pub use cyclictest::cyclictest;

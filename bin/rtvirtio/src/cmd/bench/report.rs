@@ -7,10 +7,11 @@ use anyhow::Context;
 use rtvirtio_bench::accuracy::FOLDS;
 use rtvirtio_bench::cases::Tier;
 use rtvirtio_bench::dataset::Dataset;
+use rtvirtio_bench::train::MISS;
 
 use super::found::Found;
 use super::sweep::IN_GUESTS;
-use super::{accuracy, cases, contention, cyclictest, iod, reservation, tails};
+use super::{accuracy, cases, contention, cyclictest, iod, plan, reservation, tails};
 use crate::args::BenchReportArgs;
 use crate::cmd::write_file;
 use crate::model_choice;
@@ -28,7 +29,8 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     };
     let iod = iod::in_dir(&args.data)?;
     type Reader = fn(&Path) -> anyhow::Result<Found>;
-    let others: [(&str, Reader); 3] = [
+    let others: [(&str, Reader); 4] = [
+        (plan::FILE, plan::found),
         (tails::FILE, tails::found),
         (reservation::FILE, reservation::found),
         (cyclictest::FILE, cyclictest::found),
@@ -66,13 +68,23 @@ fn one(dir: &Path, name: &str, path: &Path, ui: &Ui) -> anyhow::Result<Found> {
     }
     if let Some(device) = name.strip_prefix(contention::PREFIX) {
         let model = dir.join(format!("{device}.model.json"));
-        let learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
-        return Ok(contention::found(learned.as_ref(), &Dataset::load(path)?)?.about(device));
+        let data = Dataset::load(path)?;
+        let mut learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
+        // The figures need no model: one of elsewhere is no reason to hide them.
+        let unfit = learned
+            .as_ref()
+            .and_then(|m| data.header.profiles.values().next().and_then(|profile| m.fits(profile).err()));
+        if let Some(e) = unfit {
+            ui.warn(&format!("{} is left out: {e}", model.display()));
+            learned = None;
+        }
+        return Ok(contention::found(learned.as_ref(), &data)?.about(device));
     }
     let guests = dir.join(format!("{name}{IN_GUESTS}.{DATA}"));
     let options = accuracy::Options {
         folds: FOLDS,
         seed: 1,
+        miss: MISS,
         guests: Some(guests.as_path()).filter(|g| g.exists()),
         model: None,
     };

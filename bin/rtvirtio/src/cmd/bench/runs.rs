@@ -17,12 +17,20 @@ use crate::ui::{Cancelled, Ui};
 /// Tries per run when the host is not quiet.
 const TRIES: u32 = 2;
 
-/// The profile that everything rests on, where none need be measured: the one named, or the one that the model was learned with.
-pub fn profile(args: &BenchRuns, learned: Option<&HostModel>) -> anyhow::Result<Option<Profile>> {
-    match (&args.profile, learned) {
-        (Some(path), _) => Ok(Some(rtvirtio_measure::profile::load(path)?)),
-        (None, learned) => Ok(learned.map(|model| model.profile.clone())),
+/// The profile that everything rests on, where none need be measured: the one named, or the one that the model was learned with. Both are of this
+/// bed's device, and a model is of this host.
+pub fn profile(
+    args: &BenchRuns,
+    learned: Option<&HostModel>,
+    bed: &Bed<'_>,
+) -> anyhow::Result<Option<Profile>> {
+    if let Some(model) = learned {
+        bed.owns(&model.profile, other_host(args))?;
     }
+    let Some(path) = &args.profile else { return Ok(learned.map(|model| model.profile.clone())) };
+    let named = rtvirtio_measure::profile::load(path)?;
+    bed.owns(&named, OtherHost::Noted)?;
+    Ok(Some(named))
 }
 
 /// Whether the file may be of another host.
@@ -60,17 +68,17 @@ pub struct Wanted<'a> {
 }
 
 impl<'a> Runs<'a> {
-    /// Begins a file, or goes on with one.
+    /// Begins a file, or goes on with one. `basis` is the profile, where it need not be measured, and the fingerprint of a learned model.
     pub fn begin(
         bed: &'a Bed<'a>,
         path: &Path,
         command: String,
         length: Nanos,
-        profile: Option<Profile>,
+        basis: (Option<Profile>, Option<String>),
         other: OtherHost,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        let (profile, recorder, points) = bed.record(path, command, profile, other)?;
+        let (profile, recorder, points) = bed.record(path, command, basis, other)?;
         if !points.is_empty() {
             ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
         }

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use rtvirtio_bench::chooser::least_sure;
-use rtvirtio_bench::dataset::{OtherHost, SWEEP};
+use rtvirtio_bench::dataset::{Dataset, OtherHost, SWEEP};
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions, paper_conditions};
 use rtvirtio_bench::run::disturbed;
 use rtvirtio_bench::stage::Treatment;
@@ -34,6 +35,8 @@ const GUEST_RATE: f64 = 1200.0;
 const BATCH: usize = 12;
 /// Length of a run of `profile --sweep`.
 const RUN: Nanos = Nanos(8_000_000_000);
+/// The same with warm-up, start and end.
+const RUN_AND_OVERHEAD: Duration = Duration::from_secs(10);
 /// Share of disturbed runs above which the whole sweep is doubted.
 const BUSY: f64 = 0.3;
 
@@ -56,7 +59,19 @@ pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         if args.qemu > 0 {
             command.push_str(" --qemu");
         }
-        let swept = Runs::begin(&bed, &path, command, args.length, profile.clone(), OtherHost::Refused, ui)
+        let owned = profile.as_ref().map_or(Ok(()), |p| bed.owns(p, OtherHost::Noted));
+        let swept = owned
+            .and_then(|()| {
+                Runs::begin(
+                    &bed,
+                    &path,
+                    command,
+                    args.length,
+                    (profile.clone(), None),
+                    OtherHost::Refused,
+                    ui,
+                )
+            })
             .and_then(|runs| Sweep { bed: &bed, runs, ui }.design(args));
         bed.remove()?;
         swept?;
@@ -72,12 +87,36 @@ pub fn learn(
     time: Duration,
     ui: &Ui,
 ) -> anyhow::Result<HostModel> {
+    set_aside(data, bed, ui)?;
     let command = "rtvirtio profile --sweep".to_owned();
-    let runs = Runs::begin(bed, data, command, RUN, Some(profile.clone()), OtherHost::Refused, ui)?;
+    let runs = Runs::begin(bed, data, command, RUN, (Some(profile.clone()), None), OtherHost::Refused, ui)?;
     let mut sweep = Sweep { bed, runs, ui };
+    sweep.foresee(time);
     sweep.adaptive(time)?;
     sweep.doubt();
     Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated(), &TrainSettings::default())?)
+}
+
+/// Renames a sweep that another kernel, another number of CPUs or another version of the file's form stands in the way of: nothing is lost, and
+/// a new one begins.
+fn set_aside(data: &Path, bed: &Bed<'_>, ui: &Ui) -> anyhow::Result<()> {
+    if !data.exists() {
+        return Ok(());
+    }
+    let here = bed.facts();
+    let why = match Dataset::header(data) {
+        Ok(header) if header.host.kernel == here.kernel && header.host.cpus == here.cpus => return Ok(()),
+        Ok(header) => format!("it is of Linux {} with {} CPUs", header.host.kernel, header.host.cpus),
+        Err(e) => e.to_string(),
+    };
+    let free = |n: &usize| !data.with_extension(format!("{n}.jsonl")).exists();
+    let aside = (1..).find(free).map(|n| data.with_extension(format!("{n}.jsonl"))).unwrap_or_default();
+    std::fs::rename(data, &aside).with_context(|| format!("cannot rename {}", data.display()))?;
+    ui.warn(&format!(
+        "the earlier sweep cannot go on here ({why}): it is now {}, and a new one begins",
+        aside.display()
+    ));
+    Ok(())
 }
 
 /// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not the device's scheduler.
@@ -136,9 +175,12 @@ impl<'a> Sweep<'a> {
         while start.elapsed() < time {
             let n = self.runs.points.len();
             if waiting.is_empty() {
-                waiting = if n < FEWEST {
-                    // The part of the design that an earlier sweep has not measured.
-                    self.conditions(FEWEST, 1)?.split_off(n)
+                let missing = self.missing();
+                waiting = if missing > 0 {
+                    // The part of the design that an earlier sweep has not measured; where runs of it say nothing, some of another one.
+                    let mut design = self.conditions(FEWEST, 1 + (n / FEWEST) as u64)?.split_off(n % FEWEST);
+                    design.truncate(missing);
+                    design
                 } else {
                     bar.say(&format!("learning {}: where is the model least sure?", self.bed.device));
                     self.least_sure(n as u64)?
@@ -151,6 +193,25 @@ impl<'a> Sweep<'a> {
             self.measure(format!("{}/sweep/{n}", self.bed.device), &condition, n as u64)?;
         }
         Ok(())
+    }
+
+    /// Conditions that a model still needs. Runs in which the host stood still too long do not count.
+    fn missing(&self) -> usize {
+        FEWEST.saturating_sub(rtvirtio_bench::repeat::conditions(&comparable(&self.runs.points)).len())
+    }
+
+    /// Says before it starts that the time will not do.
+    fn foresee(&self, time: Duration) {
+        let needed = RUN_AND_OVERHEAD * self.missing() as u32;
+        if needed > time {
+            let minutes = |d: Duration| d.as_secs().div_ceil(60);
+            self.ui.warn(&format!(
+                "a model needs {FEWEST} runs, {} more, about {} min: after {} min there will be none yet. The runs are kept, and the same command goes on",
+                self.missing(),
+                minutes(needed),
+                minutes(time)
+            ));
+        }
     }
 
     /// Asks a design with what the device allows.

@@ -141,12 +141,14 @@ fn bounds_hold_for_stalls_of_one_level() {
 #[test]
 fn the_bootstrap_does_not_keep_its_promise() {
     let truth = stalls_p9999(Stall::Level);
-    let holds = |seed: &u64| {
-        let pot = fit_series(&stalls(10_000, *seed, Stall::Level)).unwrap();
+    let holds = |(seed, pot): &(u64, Pot)| {
         let plan = Plan { replicates: 99, seed: *seed, ..Plan::default() };
         pot.bootstrap_quantile(P, &plan).unwrap().quantile(0.95) >= truth
     };
-    let held = (0..40).filter(holds).count();
+    // A few in a hundred come too unevenly for any answer.
+    let answers =
+        (0..60).filter_map(|seed| Some((seed, fit_series(&stalls(10_000, seed, Stall::Level)).ok()?)));
+    let held = answers.take(40).filter(holds).count();
     assert!(held < 32, "{held} of 40");
 }
 
@@ -161,8 +163,8 @@ fn bounds_hold_for_stalls_that_fall() {
 fn clusters_have_to_count_less() {
     let truth = stalls_p9999(Stall::Level);
     let (mut counted, mut plain, mut sizes) = (0, 0, 0.0);
-    for seed in 0..100 {
-        let pot = fit_series(&stalls(10_000, seed, Stall::Level)).unwrap();
+    let answers = (0..200).filter_map(|seed| fit_series(&stalls(10_000, seed, Stall::Level)).ok());
+    for pot in answers.take(100) {
         let (threshold, sums) = &pot.chosen_and_above()[0];
         let weight = threshold.effective / sums.count();
         let bound = |weight| {

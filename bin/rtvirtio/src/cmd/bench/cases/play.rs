@@ -6,16 +6,16 @@ use std::sync::Arc;
 use rtvirtio_bench::cases::{Case, CaseOptions, WRITES, cases};
 use rtvirtio_bench::dataset::Point;
 use rtvirtio_bench::load::{Knobs, Stream, spec};
-use rtvirtio_bench::passes::point_id;
+use rtvirtio_bench::passes::{TRIAL, point_id};
 use rtvirtio_bench::schemes::{self, Basis, Planned, RtXen, Scheme};
 use rtvirtio_bench::stage::Treatment;
-use rtvirtio_model::{Config, Forecast, HostModel, Learned, TailModel};
+use rtvirtio_model::{Config, Forecast, HostModel, Learned, ModelError, TailModel};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
 use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
 
-use super::{TRIAL, TUNED, tiers};
+use super::{TUNED, tiers};
 use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
 use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
@@ -37,6 +37,15 @@ fn command(args: &BenchCasesArgs) -> String {
     s
 }
 
+/// Refuses a scheme that there is none of.
+fn known(names: &[String]) -> anyhow::Result<()> {
+    let all: Vec<&str> = schemes::all().iter().map(|s| s.name()).chain([TUNED]).collect();
+    match names.iter().find(|name| !all.contains(&name.as_str())) {
+        Some(name) => anyhow::bail!("--schemes: there is no scheme {name}; there are {}", all.join(", ")),
+        None => Ok(()),
+    }
+}
+
 /// A benchmark under way.
 pub struct Play<'a> {
     args: &'a BenchCasesArgs,
@@ -56,9 +65,11 @@ impl<'a> Play<'a> {
         path: &Path,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
+        known(&args.schemes)?;
         let learned = read_if(args.runs.model.as_deref())?;
-        let profile = profile(&args.runs, learned.as_deref())?;
-        let runs = Runs::begin(bed, path, command(args), args.length, profile, other_host(&args.runs), ui)?;
+        let profile = profile(&args.runs, learned.as_deref(), bed)?;
+        let basis = (profile, learned.as_ref().map(|m| m.fingerprint()));
+        let runs = Runs::begin(bed, path, command(args), args.length, basis, other_host(&args.runs), ui)?;
         if let Some(model) = &learned {
             model.fits(&runs.profile)?;
         }
@@ -108,8 +119,8 @@ impl<'a> Play<'a> {
             };
             match scheme.treat(&basis) {
                 Ok(treatment) => add(&mut treatments, scheme.name(), treatment),
-                // A scheme without its model is left out; that is said once, in the report.
-                Err(PlanError::Model(rtvirtio_model::ModelError::NotLearned)) => {}
+                // A scheme without its model is left out; the report says so.
+                Err(PlanError::Model(ModelError::NotLearned | ModelError::NoNetwork)) => {}
                 Err(e) => return Err(e.into()),
             }
         }

@@ -3,29 +3,28 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
-use rtvirtio_bench::dataset::{Dataset, Point};
+use rtvirtio_bench::cases::{Case, CaseOptions, Tier, cases};
+use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::misses::{Miss, misses};
-use rtvirtio_bench::passes::{PUBLISHED, Table};
+use rtvirtio_bench::passes::{OURS, PUBLISHED, TRIAL, Table, case_of};
 use rtvirtio_bench::promises;
 use rtvirtio_bench::train::median;
 use rtvirtio_planner::tune::TuneGoal;
 
-use super::TRIAL;
 use crate::cmd::bench::found::Found;
 use crate::cmd::bench::page;
 
 /// Tables and claims from what is measured.
 pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
     let options = CaseOptions { writes: 0.0, third_of: None };
-    let measured: Vec<Point> = data.points.iter().filter(|p| p.scheme != TRIAL).cloned().collect();
     let mut claims = Vec::new();
     let mut text = String::new();
     let mut tables = Vec::new();
     let mut sections = Vec::new();
     for &tier in tiers {
-        let of_tier = cases(tier, &options);
-        let table = Table::new(tier, &of_tier, &measured);
+        let mut of_tier = cases(tier, &options);
+        of_tier.iter_mut().for_each(|case| as_measured(case, data));
+        let table = Table::new(tier, &of_tier, &data.points);
         if table.cells.iter().flatten().all(|c| c.n == 0) {
             continue;
         }
@@ -34,20 +33,70 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
         let misses = misses(&of_tier, &data.points, &data.header.profiles);
         text.push_str(&misses_text(&misses));
         sections.push(page::cases(&table));
-        sections.extend(page::achieved(&of_tier, &table.schemes, &measured));
+        sections.extend(page::achieved(&of_tier, &table.schemes, &data.points));
         sections.extend(page::misses(tier, &misses));
         tables.push(table);
     }
-    let possible: BTreeSet<String> = tables.iter().flat_map(|t| t.possible().0).collect();
+    let possible: BTreeSet<String> = tables.iter().flat_map(|t| t.possible.clone()).collect();
     claims.extend(promises::trials(&data.points, TRIAL, &possible, &TuneGoal::default()));
     claims.extend(promises::chosen(&data.points));
+    let mut found = Found::of(data);
+    found.lead.extend(remarks(data));
+    let remarks: String = found.lead.iter().skip(1).map(|line| format!("{line}\n")).collect();
+    text.push_str(&remarks);
     Found {
         runs: data.points.iter().map(rtvirtio_bench::run::as_result).collect(),
         claims,
         text,
         sections: std::iter::once(page::pass_rates(&tables)).chain(sections).collect(),
-        ..Found::of(data)
+        ..found
     }
+}
+
+/// The rates that ran: they may be scaled to the device.
+fn as_measured(case: &mut Case, data: &Dataset) {
+    if let Some(run) = data.points.iter().find(|p| case_of(&p.id) == case.name) {
+        case.vms.clone_from(&run.vms);
+    }
+}
+
+/// What a reader must know beside the numbers.
+fn remarks(data: &Dataset) -> Vec<String> {
+    let has = |option: &str| data.header.command.split_whitespace().any(|word| word == option);
+    let mut out = Vec::new();
+    if has("--scaled") {
+        out.push(
+            "Rates are scaled so that all tasks of a case take a third of what the device can do.".to_owned(),
+        );
+    }
+    if !has("--model") {
+        out.push(
+            "Without --model: tuned begins with the slice model, rt-virtio-analytical has the coefficients of Table III, and no bound was given before a run."
+                .to_owned(),
+        );
+    }
+    let ran = |name: &str| data.points.iter().any(|p| p.scheme.split(',').any(|s| s == name));
+    let all = PUBLISHED.iter().map(|(name, _)| *name).chain(OURS);
+    let missing: Vec<&str> = all.filter(|name| !ran(name)).collect();
+    if !missing.is_empty() {
+        out.push(format!(
+            "Not run: {}; not asked for, or without what they need (rt-virtio-mlp and bound a --model, the first one of enough runs of the paper's kind).",
+            missing.join(", ")
+        ));
+    }
+    out.push(format!(
+        "Runs of {}: p99.99 of a task with fewer than 10 000 requests is its longest one.",
+        lengths(data)
+    ));
+    out
+}
+
+/// How long runs were.
+fn lengths(data: &Dataset) -> String {
+    let mut seconds: Vec<f64> = data.points.iter().map(|p| p.seconds).collect();
+    seconds.sort_unstable_by(f64::total_cmp);
+    seconds.dedup();
+    seconds.iter().map(|s| format!("{s} s")).collect::<Vec<_>>().join(" and ")
 }
 
 /// Ours that missed, one by one, and why.

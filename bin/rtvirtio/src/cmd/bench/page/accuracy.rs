@@ -1,10 +1,11 @@
 //! How well models and bound hold, and how many runs that takes: the paper's Figs. 5 and 6.
 
 use rtvirtio_bench::accuracy::{Accuracy, Held};
+use rtvirtio_bench::calibrate::Calibration;
 use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 use rtvirtio_report::{BenchSection, BenchTable, Plot};
 
-use super::xy::axis;
+use super::xy::{axis, plot, series, table};
 
 /// What the tails are: as measured, or less what the host itself took where that is known.
 fn tails(a: &Accuracy) -> &'static str {
@@ -49,10 +50,16 @@ pub fn accuracy(device: &str, a: &Accuracy, curve: &[Accuracy]) -> Vec<BenchSect
             a.held.len(),
             a.trained
         )],
-        plots: vec![(
-            format!("{tail}, expected tail and upper bound of every held-out task, by rising tail"),
-            Plot::Xy(Box::new(sorted(a))),
-        )],
+        plots: vec![
+            (
+                format!("{tail}, expected tail and upper bound of every held-out task, by rising tail"),
+                Plot::Xy(Box::new(sorted(a))),
+            ),
+            (
+                "how far measured tails are above the predicted ones (the paper's Fig. 6)".to_owned(),
+                errors(a),
+            ),
+        ],
         tables: vec![BenchTable { label: "models".to_owned(), head, rows }],
     };
     let coverage = |s: f64| format!("{:.2} %", 100.0 * s);
@@ -86,6 +93,76 @@ pub fn accuracy(device: &str, a: &Accuracy, curve: &[Accuracy]) -> Vec<BenchSect
         }],
     };
     vec![fig5, bound, learning(device, curve)]
+}
+
+/// Half of the range of errors that is drawn, ms; what is beyond counts at its ends.
+const RANGE: f64 = 2_000.0;
+/// Width of a bin, ms.
+const BIN: f64 = 250.0;
+
+/// The paper's Fig. 6: how errors are distributed, on the tasks that the paper's models cover.
+fn errors(a: &Accuracy) -> Plot {
+    type Model = (&'static str, fn(&Held) -> Option<f64>);
+    let models: [Model; 4] = [
+        ("expected, ours", |h| Some(h.expected_ms)),
+        ("paper's equations, Table III", |h| h.analytical_ms),
+        ("paper's equations, fitted", |h| h.fitted_ms),
+        ("paper's network", |h| h.mlp_ms),
+    ];
+    let bins = (2.0 * RANGE / BIN) as usize;
+    let covered: Vec<&Held> =
+        a.held.iter().filter(|h| h.analytical_ms.is_some() && h.mlp_ms.is_some()).collect();
+    let lines = models.into_iter().enumerate().map(|(index, (name, of))| {
+        let mut counts = vec![0.0; bins];
+        let errors: Vec<f64> = covered.iter().filter_map(|h| of(h).map(|p| h.actual_ms - p)).collect();
+        for error in &errors {
+            counts[(((error + RANGE) / BIN).max(0.0) as usize).min(bins - 1)] += 1.0;
+        }
+        let point = |(i, count): (usize, &f64)| {
+            let from = i as f64 * BIN - RANGE;
+            let share = 100.0 * count / errors.len().max(1) as f64;
+            (
+                from + BIN / 2.0,
+                share,
+                format!("{from:.0} to {:.0} ms: {share:.1} % of {}", from + BIN, errors.len()),
+            )
+        };
+        series(index, name, counts.iter().enumerate().map(point).collect())
+    });
+    let x = axis("measured less predicted, ms; more than 2 s counts at the ends", Spread::Linear);
+    plot("errors", x, axis("% of tasks", Spread::Linear), lines.collect(), None)
+}
+
+/// Table III beside what this host's runs give.
+pub fn calibration(device: &str, c: &Calibration) -> BenchSection {
+    let rows = c.fits.iter().zip(c.in_use()).map(|(f, (_, used))| {
+        vec![
+            f.name.to_owned(),
+            f.published.to_string(),
+            format!("{:.3}", f.value),
+            format!("{:.3} to {:.3}", f.interval[0], f.interval[1]),
+            if f.at_limit { "at its limit" } else { "" }.to_owned(),
+            format!("{used:.3}"),
+        ]
+    });
+    let residuals: Vec<String> = c.residuals.iter().map(|r| format!("{:.2}", r.exp())).collect();
+    BenchSection {
+        title: format!("{device}: the influence coefficients (the paper's Table III)"),
+        text: vec![
+            format!(
+                "Least squares of the latency over {} tasks of {} runs of the paper's kind. The equations are off by a factor of {:.2} with Table III and of {:.2} \
+                 as fitted (median); fitted they explain {:.2} of the variance of ln(tail). Measured over predicted, deciles: {}.",
+                c.tasks, c.runs, c.factor[0], c.factor[1], c.r_squared, residuals.join(" ")
+            ),
+            "One that ends at its limit is not determined by these runs: models use Table III for it, and the others fitted again beside it.".to_owned(),
+        ],
+        plots: Vec::new(),
+        tables: vec![table(
+            "coefficients",
+            &["coefficient", "Table III", "fitted", "95 % interval", "", "in use"],
+            rows.collect(),
+        )],
+    }
 }
 
 fn sorted(a: &Accuracy) -> XyPlot {

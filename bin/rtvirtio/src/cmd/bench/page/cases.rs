@@ -86,10 +86,10 @@ pub fn cases(table: &Table) -> BenchSection {
             format!("{s}: {} rate, {} host, {} waiting", n(Cause::Rate), n(Cause::Host), n(Cause::Waiting))
         })
         .collect();
-    let (any, ours) = table.possible();
+    let (any, ours) = (&table.possible, table.ours_of_possible());
     let missed: Vec<&String> = any.iter().filter(|c| !ours.contains(c)).collect();
     let mut text = vec![format!(
-        "passed/runs, and how many more would have less the host's own stalls; median (smallest to largest) of the worst task's measured p99.99 over its target. Some scheme passes {} of {} \
+        "passed/runs, and how many more would have less the host's own stalls; median (smallest to largest) of the worst task's measured p99.99 over its target. Some setting that was tried passes {} of {} \
          measured cases in at least half of its runs, ours {}.",
         any.len(),
         table.cells.iter().filter(|row| row.iter().any(|c| c.n > 0)).count(),
@@ -104,7 +104,7 @@ pub fn cases(table: &Table) -> BenchSection {
     }
     if !missed.is_empty() {
         let names: Vec<&str> = missed.iter().map(|s| s.as_str()).collect();
-        text.push(format!("Passed by another scheme and not by ours: {}.", names.join(", ")));
+        text.push(format!("Passed under another setting and not by ours: {}.", names.join(", ")));
     }
     BenchSection {
         title: format!("The {} tier, case by case", table.tier.name()),

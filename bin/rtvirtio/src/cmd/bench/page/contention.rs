@@ -49,7 +49,7 @@ pub fn contention(figure: Figure, all: &[Compared]) -> BenchSection {
     if figure == Figure::Fig2 {
         add("measured mean", false, at(&|c| Some(c.row.mean.spread().0)));
     }
-    add("paper's equations (Table III)", true, at(&|c| c.analytical));
+    add("paper's equations", true, at(&|c| c.analytical));
     add("paper's network", true, at(&|c| c.mlp));
     add("expected", true, at(&|c| c.expected));
     add("upper bound", true, at(&|c| c.upper));
@@ -94,7 +94,7 @@ pub fn contention(figure: Figure, all: &[Compared]) -> BenchSection {
         title: title.to_owned(),
         text: vec![
             text.to_owned(),
-            "Expected tail and bound are of tails less the time in which the host itself stood still."
+            "Expected tail and bound are of tails less the time in which the host itself stood still. p99.99 of a task with fewer than 10 000 requests is its longest one."
                 .to_owned(),
         ],
         plots: vec![("measured and predicted, logarithmic".to_owned(), Plot::Xy(Box::new(plot)))],
