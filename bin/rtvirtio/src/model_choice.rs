@@ -42,8 +42,14 @@ impl ModelChoice {
             ModelName::Bound | ModelName::Auto => ModelKind::Bound,
         };
         match (load(spec, profile, global), name) {
-            // The equations have coefficients of their own where the model was learned on another host or not at all.
-            (Ok(None) | Err(_), ModelName::Analytical) => Ok(Self::formula(kind)),
+            // The equations have coefficients of their own.
+            (Ok(None), ModelName::Analytical) => Ok(Self::formula(kind)),
+            (Err(e), ModelName::Analytical) => {
+                ui.warn(&format!(
+                    "the coefficients are those of Table III, as the learned model is not used: {e:#}"
+                ));
+                Ok(Self::formula(kind))
+            }
             (Ok(Some(model)), _) => Ok(Self { kind, learned: Some(Arc::new(model)) }),
             (Ok(None), ModelName::Auto) => Ok(Self::formula(ModelKind::Slice)),
             (Err(e), ModelName::Auto) => {

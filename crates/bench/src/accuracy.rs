@@ -313,13 +313,14 @@ fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64
     Ok((overall.share, groups))
 }
 
-/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within a tenth of that with all of them; `None` without a curve.
+/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within a tenth of that with all of them; `None` where only the last
+/// point is: then more runs would help.
 #[must_use]
 pub fn enough(curve: &[Accuracy]) -> Option<usize> {
     let factor = |a: &Accuracy| a.scores[0].factor;
     let good = 1.1 * factor(curve.last()?);
     let late = curve.iter().rposition(|a| factor(a) > good).map_or(0, |i| i + 1);
-    curve.get(late).map(|a| a.trained)
+    curve.get(late).filter(|_| late + 1 < curve.len()).map(|a| a.trained)
 }
 
 fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) -> Score {

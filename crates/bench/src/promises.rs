@@ -34,7 +34,7 @@ pub fn trials(points: &[Point], trial: &str, possible: &BTreeSet<String>, goal: 
     let taken: Vec<f64> = found.into_iter().map(|n| n.unwrap_or(goal.trials + 1) as f64).collect();
     let most = taken.iter().copied().reduce(f64::max)?;
     let what = format!(
-        "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), over the cases that some scheme passes; median {}, {never} not reached",
+        "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), over the cases that some tried setting passes; median {}, {never} not reached",
         goal.repeats,
         goal.score,
         median(taken)

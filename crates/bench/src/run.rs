@@ -126,3 +126,26 @@ pub fn as_result(point: &Point) -> Run {
         tasks: tasks.collect(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::passes::tests::run;
+
+    #[test]
+    fn a_run_is_disturbed_by_a_quarter_of_its_tightest_target() {
+        // A task with a target of 400 ms; what it took itself does not enter.
+        assert!(!disturbed(&run("x", 0, 3_000, 100.0, 100)));
+        assert!(disturbed(&run("x", 0, 1, 100.0, 101)));
+        let mut tight = run("x", 0, 1, 100.0, 5);
+        tight.vms[0][0].target = Some(Nanos(1_000_000));
+        assert!(!disturbed(&tight), "5 ms is within a stock kernel's own");
+        tight.noise.max_ns = Nanos(5_000_001);
+        assert!(disturbed(&tight));
+        let mut open = run("x", 0, 1, 100.0, 20);
+        open.vms[0][0].target = None;
+        assert!(!disturbed(&open));
+        open.noise.max_ns = Nanos(20_000_001);
+        assert!(disturbed(&open));
+    }
+}

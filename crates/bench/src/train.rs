@@ -182,12 +182,17 @@ impl Default for TrainSettings {
 }
 
 /// Runs whose tails are of one kind: without those of which it is not known when the host stood still, where it is known of most (a host that
-/// does so for more than a twentieth of a run, and such a run says little anyway).
+/// does so for more than a twentieth of a run, and such a run says little anyway); else all, as measured.
 #[must_use]
 pub fn comparable(points: &[Point]) -> Vec<Point> {
     let known = |p: &&Point| p.tasks().all(|(_, s, r)| s.rate.is_none() || r.p9999_awake.is_some());
     let with: Vec<Point> = points.iter().filter(known).cloned().collect();
-    if 2 * with.len() > points.len() { with } else { points.to_vec() }
+    if 2 * with.len() > points.len() {
+        return with;
+    }
+    let mut all = points.to_vec();
+    all.iter_mut().flat_map(|p| &mut p.results).for_each(|r| r.p9999_awake = None);
+    all
 }
 
 /// What must be added to the bounds so that they hold for tails as measured, with the host's own stalls, in a share `1 - miss` of runs like

@@ -248,9 +248,14 @@ impl<'a> Evaluator<'a> {
         self.seen.get(&key).and_then(Option::as_ref)
     }
 
+    /// What the model said of every configuration so far that it covers.
+    pub(crate) fn judged(&self) -> impl Iterator<Item = &Judged> {
+        self.seen.values().flatten()
+    }
+
     /// Whether a configuration that was already evaluated meets all targets of `problem`.
     pub(crate) fn any_meets(&self, problem: &Problem<'_>) -> bool {
-        self.seen.values().flatten().any(|j| {
+        self.judged().any(|j| {
             problem
                 .targets
                 .iter()

@@ -1,17 +1,28 @@
 //! What to say when not every target fits: who is given up, what conflicts, what would fit.
 
+use std::cmp::Ordering;
+
 use rtvirtio_model::ModelKind;
 use rtvirtio_units::Nanos;
 
-use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
+use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
 use crate::search::search;
 use crate::{Infeasible, PlanError, Relaxation};
 
 /// Targets beyond this many are checked against evaluated configurations only, without a search for each.
 const SEARCHED: usize = 48;
 
-/// Steps of the bisection for the smallest common relaxation: to about 1 % of the factor.
+/// Most searches for a smaller common relaxation.
 const STEPS: u32 = 8;
+
+/// A relaxation that is smaller by less than this factor is not looked for.
+const NOTICEABLE: f64 = 1.02;
+
+/// A relaxation that no search finds is widened by this factor.
+const EASIER: f64 = 1.1;
+
+/// Covers the rounding of targets to ns.
+const ROUNDING: f64 = 1.001;
 
 /// A relaxation by more than this factor is no answer.
 const MOST_RELAXED: f64 = 1e5;
@@ -98,8 +109,8 @@ fn conflict(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Vec<
 
 /// The smallest targets that fit for the tasks missed, all else as declared.
 ///
-/// All missed targets are stretched by one factor, the smallest (by bisection) at which a search meets everything; each is
-/// then cut back to what its task is predicted there. What is returned was searched again and found feasible.
+/// All missed targets are stretched by one factor, the smallest at which some configuration is known to meet everything; searches look for one
+/// that needs noticeably less. Each target is then cut back to what its task is predicted there, if a search still finds its way.
 fn relax(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -113,8 +124,6 @@ fn relax(
         .filter_map(|(i, t)| t.map(|t| (i, t)))
         .filter(|&(i, t)| !problem.met(t, judged.latency[i], judged.kept[i]))
         .collect();
-    // The compromise itself meets targets stretched this far, as long as it keeps the rates.
-    let wanted = missed.iter().map(|&(i, t)| judged.latency[i] / problem.limit(t)).fold(1.0, f64::max);
     let stretched = |factor: f64| {
         let mut targets = problem.targets.clone();
         for &(i, t) in &missed {
@@ -122,40 +131,52 @@ fn relax(
         }
         problem.with_targets(targets)
     };
-    let (mut low, mut high) = (1.0f64, wanted * 1.01);
-    let mut fits = None;
-    while high < MOST_RELAXED {
-        let relaxed = stretched(high);
-        let outcome = search(&relaxed, evaluator)?;
-        if outcome.missed == 0 {
-            fits = Some((relaxed, outcome));
+    // The compromise itself meets targets stretched far enough, as long as it keeps the rates.
+    let mut wanted = missed.iter().map(|&(i, t)| judged.latency[i] / problem.limit(t)).fold(1.0, f64::max);
+    while least_stretch(problem, evaluator, &missed).is_none() && wanted < MOST_RELAXED {
+        search(&stretched(wanted), evaluator)?;
+        wanted *= 2.0;
+    }
+    let Some((mut factor, mut latency)) = least_stretch(problem, evaluator, &missed) else {
+        return Ok(Vec::new());
+    };
+    if factor > MOST_RELAXED {
+        return Ok(Vec::new());
+    }
+    let mut low = 1.0f64;
+    let mut near = true;
+    for _ in 0..STEPS {
+        // Mostly there is nothing noticeably smaller, which one search says; where there is, it may be much smaller.
+        let wanted = if near { factor / NOTICEABLE } else { (low * factor).sqrt() };
+        if wanted <= low {
             break;
         }
-        low = high;
-        high *= 2.0;
+        search(&stretched(wanted), evaluator)?;
+        match least_stretch(problem, evaluator, &missed) {
+            Some(less) if less.0 < factor => (factor, latency) = less,
+            _ if near => break,
+            _ => low = wanted,
+        }
+        near = !near;
     }
-    let Some((mut relaxed, mut outcome)) = fits else { return Ok(Vec::new()) };
-    for _ in 0..STEPS {
-        let middle = (low * high).sqrt();
-        let candidate = stretched(middle);
-        let o = search(&candidate, evaluator)?;
-        if o.missed == 0 {
-            (high, relaxed, outcome) = (middle, candidate, o);
-        } else {
-            low = middle;
+    // What was met on the way to something else should be found by who asks for it; where no search finds it, it holds all the same.
+    let mut relaxed = stretched(factor * ROUNDING);
+    for i in 0..STEPS {
+        let candidate = stretched(factor * ROUNDING * EASIER.powi(i as i32));
+        if search(&candidate, evaluator)?.missed == 0 {
+            relaxed = candidate;
+            break;
         }
     }
-    // Cut each back to what it is predicted; keep the cut only if a search still finds its way there.
-    if let Some(judged) = evaluator.judge(&outcome.config) {
-        let mut targets = relaxed.targets.clone();
-        for &(i, t) in &missed {
-            let needed = (judged.latency[i] / (1.0 - problem.options.safety.0)).ceil() + 1.0;
-            targets[i] = targets[i].map(|stretched| stretched.min(needed.max(t)));
-        }
-        let tight = problem.with_targets(targets);
-        if search(&tight, evaluator)?.missed == 0 {
-            relaxed = tight;
-        }
+    // What all of them need is the worst one's need: the others are cut back to theirs, if a search still finds its way there.
+    let mut targets = relaxed.targets.clone();
+    for &(i, t) in &missed {
+        let needed = (latency[i] / (1.0 - problem.options.safety.0)).ceil() + 1.0;
+        targets[i] = targets[i].map(|stretched| stretched.min(needed.max(t)));
+    }
+    let tight = problem.with_targets(targets);
+    if search(&tight, evaluator)?.missed == 0 {
+        relaxed = tight;
     }
     let tasks: Vec<_> = problem.spec.tasks().collect();
     Ok(missed
@@ -170,4 +191,35 @@ fn relax(
             })
         })
         .collect())
+}
+
+/// The smallest factor by which the `missed` targets must be stretched so that a configuration that was already evaluated meets everything, and its latencies in
+/// ns. `None` where none of them meets the other targets and keeps the rates.
+fn least_stretch(
+    problem: &Problem<'_>,
+    evaluator: &Evaluator<'_>,
+    missed: &[(usize, f64)],
+) -> Option<(f64, Vec<f64>)> {
+    let is_missed = |i: &usize| missed.iter().any(|(m, _)| m == i);
+    let factor = |judged: &Judged| -> Option<f64> {
+        let mut factor = 1.0f64;
+        for (i, target) in problem.targets.iter().enumerate() {
+            let Some(target) = *target else { continue };
+            let (latency, kept) = (judged.latency[i], judged.kept[i]);
+            if is_missed(&i) && kept >= RATE_KEPT {
+                factor = factor.max(latency / problem.limit(target));
+            } else if !problem.met(target, latency, kept) {
+                return None;
+            }
+        }
+        Some(factor)
+    };
+    let all = evaluator.judged().filter_map(|judged| Some((factor(judged)?, judged)));
+    // Among equals the latencies decide: the map has no order, and the same spec must give the same answer.
+    let latencies = |a: &Judged, b: &Judged| {
+        let pairs = a.latency.iter().zip(&b.latency);
+        pairs.map(|(a, b)| a.total_cmp(b)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)
+    };
+    let (factor, judged) = all.min_by(|a, b| a.0.total_cmp(&b.0).then_with(|| latencies(a.1, b.1)))?;
+    Some((factor, judged.latency.clone()))
 }

@@ -380,7 +380,7 @@ pub struct BenchRuns {
     /// Directory of the results
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,
-    /// Go on with results that were begun under another host kernel; that is noted in the file
+    /// Go on with results that were begun under another host kernel, which is noted in the file; take a learned model of another host too
     #[arg(long)]
     pub other_host: bool,
     /// Measure nothing: show what is in the directory

@@ -161,6 +161,64 @@ fn too_few_runs_are_refused() {
 }
 
 #[test]
+fn runs_whose_stalls_are_not_known_count_where_they_are_most() {
+    let known = |mut p: Point| {
+        p.results.iter_mut().for_each(|r| r.p9999_awake = Some(r.p9999));
+        p
+    };
+    let mut points: Vec<Point> = made_up(10, 0.3, 1).into_iter().map(known).collect();
+    assert_eq!(comparable(&points).len(), 10);
+    let forget = |p: &mut Point| p.results.iter_mut().for_each(|r| r.p9999_awake = None);
+    points[..4].iter_mut().for_each(forget);
+    assert_eq!(comparable(&points), points[4..], "four of ten say nothing");
+    points[4..6].iter_mut().for_each(forget);
+    let all = comparable(&points);
+    assert!(
+        all.len() == 10 && all.iter().flat_map(|p| &p.results).all(|r| r.p9999_awake.is_none()),
+        "all, as measured"
+    );
+    let told = fit(&vec![points.clone(); 20].concat(), &profile(), "", &quick()).unwrap_err().to_string();
+    assert!(told.contains("120 are needed"), "the same runs again are no more of them: {told}");
+    let mut many = made_up(130, 0.3, 1);
+    many[5] = known(many[5].clone());
+    let told = fit(&many, &profile(), "", &quick()).unwrap_err().to_string();
+    assert!(told.contains("known of") && told.contains("in the same way"), "{told}");
+}
+
+#[test]
+fn outside_of_what_was_measured_a_bound_is_doubled_and_says_what_lies_outside() {
+    use rtvirtio_model::{Forecast, Learned, UpperBasis};
+    use rtvirtio_spec::Pattern;
+    let points = made_up(130, 0.3, 3);
+    let settings = TrainSettings { epochs: 10, ..quick() };
+    let model = Learned::bound(std::sync::Arc::new(fit(&points, &profile(), "", &settings).unwrap()));
+    let (mut spec, config) = inputs(&points[0]);
+    let of = |spec: &Spec| -> Forecast { model.forecast(&profile(), spec, &config).unwrap().swap_remove(0) };
+    let inside = of(&spec).upper.unwrap();
+    assert_eq!((inside.basis, inside.outside.len(), inside.run_s), (UpperBasis::Pooled, 0, 8.0));
+    spec.vms[0].tasks[0].pattern = Pattern::Sequential;
+    let outside = of(&spec).upper.unwrap();
+    assert_eq!((outside.basis, outside.outside), (UpperBasis::Extrapolated, vec!["pattern".to_owned()]));
+    let ratio = outside.latency_ns.0 as f64 / inside.latency_ns.0 as f64;
+    assert!((ratio - 2.0).abs() < 1e-3, "{ratio}");
+    spec.vms[0].tasks[0].pattern = Pattern::Random;
+    spec.vms[0].tasks[0].rate = Some(Iops(1e6));
+    let far = of(&spec).upper.unwrap();
+    assert!(far.outside.iter().any(|what| what == "rate"), "{:?}", far.outside);
+}
+
+#[test]
+fn a_lower_confidence_needs_fewer_runs() {
+    assert_eq!([0.01, 0.05, 0.1].map(fewest), [120, 24, 12]);
+    let settings = TrainSettings { miss: 0.1, epochs: 10, ..quick() };
+    let model = fit(&made_up(12, 0.3, 1), &profile(), "", &settings).unwrap();
+    assert!((model.confidence() - 0.9).abs() < 1e-12 && (model.high - 0.9).abs() < 1e-12);
+    assert!(model.paper.is_none(), "no network from a handful of runs");
+    let told = fit(&made_up(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
+    assert!(told.contains("12 are needed for a bound at 90 %"), "{told}");
+}
+
+#[test]
 fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let mut settings = quick();
     settings.epochs = 10;

@@ -244,8 +244,14 @@ fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     }
     let runs = "runs from which on more of them make the expected tail better by less than a tenth (typical factor, learning curve)";
     let enough = enough(curve);
-    let claim = Claim::new("accuracy.points", runs, enough.unwrap_or_default() as f64, "runs", a.trained);
-    claims.extend(enough.map(|_| claim.at_most(1000.0)));
+    let mut claim =
+        Claim::new("accuracy.points", runs, enough.unwrap_or(a.trained) as f64, "runs", a.trained);
+    claim = claim.at_most(1000.0);
+    if enough.is_none() {
+        claim.what.push_str("; not reached, more runs would help");
+        claim.met = false;
+    }
+    claims.push(claim);
     claims
 }
 

@@ -124,7 +124,11 @@ impl<'a> Bed<'a> {
             (of(&profile.device, &profile.kernel, profile.cpus), of(&device, &host.kernel, host.cpus));
         ensure!(
             theirs == ours,
-            "the profile or model is of {theirs}, this is {ours}: leave --profile and --model out, or name those of this device and host"
+            "the profile or model is of {theirs}, this is {ours}: name one of this device{}",
+            match other {
+                OtherHost::Refused => " and host, or say --other-host where only the host differs",
+                OtherHost::Noted => ", or leave it out to have the device measured",
+            }
         );
         Ok(())
     }

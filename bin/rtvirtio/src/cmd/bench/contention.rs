@@ -60,7 +60,7 @@ pub fn run(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     }
     let data = Dataset::load(&path)?;
     let title = format!("rtvirtio: contention on {}", data.header.host.device);
-    found(learned.as_ref(), &data)?.about(device_name(&args.runs.device)).tell(
+    found(learned.as_ref(), &data, ui)?.about(device_name(&args.runs.device)).tell(
         &title,
         args.runs.html.as_deref(),
         ui,
@@ -116,10 +116,15 @@ fn measure(
 }
 
 /// Rows and claims from what is measured, with what the models say of it.
-pub fn found(learned: Option<&Arc<HostModel>>, data: &Dataset) -> anyhow::Result<Found> {
+pub fn found(learned: Option<&Arc<HostModel>>, data: &Dataset, ui: &Ui) -> anyhow::Result<Found> {
     let Some(profile) = data.header.profiles.values().next() else {
         anyhow::bail!("the data hold no profile of their device; measure again");
     };
+    // The figures need no model: one of elsewhere is no reason to hide them.
+    let learned = learned.filter(|model| {
+        let fits = model.fits(profile).inspect_err(|e| ui.warn(&format!("predictions are left out: {e}")));
+        fits.is_ok()
+    });
     let mut compared = Vec::new();
     for setup in setups() {
         for row in rows(&setup, &data.points) {

@@ -15,7 +15,7 @@ use crate::site::{cpus, kernel_release};
 use crate::ui::Ui;
 
 /// Where the result lies in a directory of results.
-pub const FILE: &str = "plan.json";
+pub const FILE: &str = "planning.json";
 
 /// `rtvirtio bench plan`.
 pub fn run(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {

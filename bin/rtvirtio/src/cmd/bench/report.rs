@@ -37,7 +37,10 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     ];
     let others =
         others.map(|(file, read)| (args.data.join(file), read)).into_iter().filter(|(p, _)| p.exists());
-    let others = others.map(|(path, read)| read(&path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let others = others.filter_map(|(path, read)| {
+        read(&path).inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
+    });
+    let others: Vec<Found> = others.collect();
     let all =
         datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).chain(others).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
@@ -69,16 +72,8 @@ fn one(dir: &Path, name: &str, path: &Path, ui: &Ui) -> anyhow::Result<Found> {
     if let Some(device) = name.strip_prefix(contention::PREFIX) {
         let model = dir.join(format!("{device}.model.json"));
         let data = Dataset::load(path)?;
-        let mut learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
-        // The figures need no model: one of elsewhere is no reason to hide them.
-        let unfit = learned
-            .as_ref()
-            .and_then(|m| data.header.profiles.values().next().and_then(|profile| m.fits(profile).err()));
-        if let Some(e) = unfit {
-            ui.warn(&format!("{} is left out: {e}", model.display()));
-            learned = None;
-        }
-        return Ok(contention::found(learned.as_ref(), &data)?.about(device));
+        let learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
+        return Ok(contention::found(learned.as_ref(), &data, ui)?.about(device));
     }
     let guests = dir.join(format!("{name}{IN_GUESTS}.{DATA}"));
     let options = accuracy::Options {

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_bench::chooser::least_sure;
-use rtvirtio_bench::dataset::{Dataset, OtherHost, SWEEP};
+use rtvirtio_bench::dataset::{Dataset, DatasetError, OtherHost, SWEEP};
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions, paper_conditions};
 use rtvirtio_bench::run::disturbed;
 use rtvirtio_bench::stage::Treatment;
 use rtvirtio_bench::train::{FEWEST, TrainSettings, comparable, fit};
+use rtvirtio_measure::HostFacts;
 use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_spec::LabKind;
 use rtvirtio_units::Nanos;
@@ -87,7 +88,7 @@ pub fn learn(
     time: Duration,
     ui: &Ui,
 ) -> anyhow::Result<HostModel> {
-    set_aside(data, bed, ui)?;
+    set_aside(data, bed, profile, ui)?;
     let command = "rtvirtio profile --sweep".to_owned();
     let runs = Runs::begin(bed, data, command, RUN, (Some(profile.clone()), None), OtherHost::Refused, ui)?;
     let mut sweep = Sweep { bed, runs, ui };
@@ -97,17 +98,30 @@ pub fn learn(
     Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated(), &TrainSettings::default())?)
 }
 
-/// Renames a sweep that another kernel, another number of CPUs or another version of the file's form stands in the way of: nothing is lost, and
-/// a new one begins.
-fn set_aside(data: &Path, bed: &Bed<'_>, ui: &Ui) -> anyhow::Result<()> {
+/// Renames a sweep that another kernel, another number of CPUs, another disk or another version of the file's form stands in the way of: nothing is lost,
+/// and a new one begins.
+fn set_aside(data: &Path, bed: &Bed<'_>, profile: &Profile, ui: &Ui) -> anyhow::Result<()> {
     if !data.exists() {
         return Ok(());
     }
-    let here = bed.facts();
+    let (here, now) = (bed.facts(), profile.identity.as_ref());
     let why = match Dataset::header(data) {
-        Ok(header) if header.host.kernel == here.kernel && header.host.cpus == here.cpus => return Ok(()),
-        Ok(header) => format!("it is of Linux {} with {} CPUs", header.host.kernel, header.host.cpus),
-        Err(e) => e.to_string(),
+        Ok(header) => {
+            let then = header.profiles.get(&bed.device).and_then(|p| p.identity.as_ref());
+            let other = then.zip(now).filter(|(then, now)| then != now);
+            match other {
+                Some((then, now)) => format!("it is of the disk {then}, this is {now}"),
+                None if header.host == here => return Ok(()),
+                None => {
+                    let of = |host: &HostFacts| {
+                        format!("{} on Linux {} with {} CPUs", host.device, host.kernel, host.cpus)
+                    };
+                    format!("it is of {}, this is {}", of(&header.host), of(&here))
+                }
+            }
+        }
+        Err(DatasetError::Line { reason, .. }) => reason,
+        Err(e) => return Err(e.into()),
     };
     let free = |n: &usize| !data.with_extension(format!("{n}.jsonl")).exists();
     let aside = (1..).find(free).map(|n| data.with_extension(format!("{n}.jsonl"))).unwrap_or_default();
