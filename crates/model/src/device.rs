@@ -178,10 +178,10 @@ impl Device {
             return Err(bad("its block size is zero"));
         }
         let large = profile.large.as_ref();
-        let more = |points: &dyn Fn(&LargeRequests) -> &[DepthPoint]| {
-            large.map(|l| (points(l).to_vec(), l.block.0.saturating_sub(profile.block.0)))
+        let more = |points: fn(&LargeRequests) -> &[DepthPoint]| {
+            large.map(|l| (points(l), l.block.0.saturating_sub(profile.block.0)))
         };
-        let plain = Curve::new(&profile.read, more(&|l| &l.read))
+        let plain = Curve::new(&profile.read, more(|l| &l.read))
             .ok_or_else(|| bad("it has no usable read measurement"))?;
         let read = match Curve::new(&profile.read_bfq, None) {
             // The tail stays the device's own: the BFQ points are there for BFQ's cost, often with fewer samples.
@@ -195,7 +195,7 @@ impl Device {
             _ => plain.clone(),
         };
         // BFQ's cost is CPU time and lock time per request, the same in both directions: carry the ratio over.
-        let write = match Curve::new(&profile.write, more(&|l| &l.write)) {
+        let write = match Curve::new(&profile.write, more(|l| &l.write)) {
             Some(w) => Curve {
                 base: w.base * (read.base / plain.base),
                 capacity: w.capacity * (read.capacity / plain.capacity),
@@ -246,7 +246,7 @@ impl Device {
 
 impl Curve {
     /// `more` holds points of larger requests, and by how many bytes they are larger.
-    fn new(points: &[DepthPoint], more: Option<(Vec<DepthPoint>, u64)>) -> Option<Self> {
+    fn new(points: &[DepthPoint], more: Option<(&[DepthPoint], u64)>) -> Option<Self> {
         let usable = |p: &&DepthPoint| p.iops.0.is_finite() && p.iops.0 > 0.0 && p.depth > 0;
         let first = points.iter().filter(usable).min_by_key(|p| p.depth)?;
         let capacity = points.iter().filter(usable).map(|p| p.iops.0).fold(0.0, f64::max);
@@ -262,7 +262,7 @@ impl Curve {
             }
         }
         let byte = more.and_then(|(points, bytes)| {
-            let large = Self::new(&points, None).filter(|_| bytes > 0)?;
+            let large = Self::new(points, None).filter(|_| bytes > 0)?;
             // With many in flight, not the best of all depths: large writes at depth 1 fit into a drive's cache, and a neighbour that
             // writes as fast as it can soon finds it full.
             let sustained = points.iter().filter(|p| p.iops.0 > 0.0).max_by_key(|p| p.depth)?.iops.0;

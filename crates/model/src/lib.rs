@@ -12,6 +12,7 @@ mod load;
 mod slice;
 mod types;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use rtvirtio_spec::{Spec, Task};
@@ -127,13 +128,20 @@ struct Sum {
     terms: Vec<Term>,
 }
 
+/// Terms that a model gives a task at most.
+const MOST_TERMS: usize = 10;
+
 /// Longest term in seconds (about 11 days): keeps every sum finite whatever the input.
 const LONGEST_TERM: f64 = 1e6;
 
 impl Sum {
-    fn add(&mut self, side: Side, name: &str, seconds: f64) {
+    fn add(&mut self, side: Side, name: &'static str, seconds: f64) {
         let seconds = if seconds.is_nan() { LONGEST_TERM } else { seconds.clamp(0.0, LONGEST_TERM) };
-        self.terms.push(Term { side, name: name.to_owned(), latency_ns: Nanos::from_secs_f64(seconds) });
+        let name = Cow::Borrowed(name);
+        if self.terms.is_empty() {
+            self.terms.reserve(MOST_TERMS);
+        }
+        self.terms.push(Term { side, name, latency_ns: Nanos::from_secs_f64(seconds) });
     }
 
     fn forecast(self, rate_kept: f64) -> Forecast {

@@ -1,5 +1,7 @@
 //! What the models read (a host profile and a configuration) and what they say (a forecast with its terms).
 
+use std::borrow::Cow;
+
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
@@ -224,8 +226,9 @@ pub enum UpperBasis {
 pub struct Term {
     /// Guest part or host part.
     pub side: Side,
-    /// Short stable name, such as `switch`, `own-service`, `other-vms`, `timeout-sync`, `device`.
-    pub name: String,
+    /// Short stable name, such as `switch`, `own-service`, `other-vms`, `timeout-sync`, `device`. Those of our models
+    /// are static: a search makes millions of terms.
+    pub name: Cow<'static, str>,
     /// Its share of the latency.
     pub latency_ns: Nanos,
 }

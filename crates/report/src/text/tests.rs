@@ -71,7 +71,7 @@ fn long_names_do_not_widen_lines() {
     }
     for t in &mut p.tasks {
         (t.vm, t.task) = (long.clone(), long.clone());
-        t.forecast.terms[0].name = long.clone();
+        t.forecast.terms[0].name = long.clone().into();
     }
     p.settings.push(p.settings[6].clone());
     p.settings[8].knob = Knob::GuestBfq { vm: long.clone(), tunable: BfqTunable::StrictGuarantees };
