@@ -129,7 +129,11 @@ fn errors(a: &Accuracy) -> Plot {
         };
         series(index, name, counts.iter().enumerate().map(point).collect())
     });
-    let x = axis("measured less predicted, ms; more than 2 s counts at the ends", Spread::Linear);
+    // A linear axis begins at zero where nobody says otherwise.
+    let x = Axis {
+        ends: Some((-RANGE, RANGE)),
+        ..axis("measured less predicted, ms; more than 2 s counts at the ends", Spread::Linear)
+    };
     plot("errors", x, axis("% of tasks", Spread::Linear), lines.collect(), None)
 }
 
