@@ -170,14 +170,13 @@ impl WithHost {
         let Some(uppers) = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>() else {
             return Ok(None);
         };
-        let (_, groups) =
+        let (share, groups) =
             coverage(&all().collect::<Vec<_>>(), &|h| (h.with_host_ms, h.upper_with_host_ms.unwrap_or(0.0)))?;
-        let below = all().zip(&uppers).filter(|(h, upper)| h.with_host_ms <= **upper).count();
         Ok(Some(Self {
             n: uppers.len(),
             unknown: others.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len(),
             adds_ms: median(all().zip(&uppers).map(|(h, upper)| upper - h.upper_ms).collect()),
-            coverage: below as f64 / uppers.len().max(1) as f64,
+            coverage: share,
             sharpness: median(all().zip(&uppers).map(|(h, u)| u / h.with_host_ms.max(1e-6)).collect()),
             groups,
         }))

@@ -52,9 +52,6 @@ pub struct Calibration {
     pub r_squared: f64,
     /// Deciles of ln(measured / predicted) after the fit.
     pub residuals: Vec<f64>,
-    /// The coefficients.
-    #[serde(skip)]
-    pub coefficients: Coefficients,
     /// Those that models use, [`fitted`]: of Table III where these runs do not determine one; none where they determine none.
     #[serde(skip)]
     pub used: Option<Coefficients>,
@@ -138,14 +135,22 @@ const START: [f64; 3] =
 pub fn fitted(points: &[Point], profile: &Profile) -> Result<Coefficients, CalibrateError> {
     let runs = runs(&of_the_paper(points))?;
     let all: Vec<usize> = (0..runs.len()).collect();
+    determined(&runs, profile, solve(&runs, &all, profile, &START, &LIMITS)?)
+}
+
+/// The same from the best of all three.
+fn determined(runs: &[Run], profile: &Profile, mut best: Vec<f64>) -> Result<Coefficients, CalibrateError> {
+    let all: Vec<usize> = (0..runs.len()).collect();
     let mut limits = LIMITS;
-    for _ in NAMES {
-        let best = solve(&runs, &all, profile, &START, &limits)?;
+    loop {
         let undetermined = |i: &usize| limits[*i] == LIMITS[*i] && at_limit(&best, *i);
         let Some(i) = (0..NAMES.len()).find(undetermined) else { return Ok(coefficients(&best)) };
         limits[i] = (START[i], START[i]);
+        if limits.iter().zip(LIMITS).all(|(now, free)| *now != free) {
+            return Err(CalibrateError::Undetermined);
+        }
+        best = solve(runs, &all, profile, &START, &limits)?;
     }
-    Err(CalibrateError::Undetermined)
 }
 
 const NAMES: [&str; 3] = ["lambda_phi", "lambda_TS_H", "lambda_SI_H"];
@@ -200,8 +205,7 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
         factor: [factor(&before), factor(&after)],
         r_squared: 1.0 - left / total.max(f64::MIN_POSITIVE),
         residuals: deciles(after),
-        coefficients: coefficients(&best),
-        used: fitted(&points, profile).ok(),
+        used: determined(&runs, profile, best).ok(),
     })
 }
 

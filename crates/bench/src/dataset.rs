@@ -325,6 +325,12 @@ impl Point {
         Ok(())
     }
 
+    /// Whether this scheme chose the settings. Several that chose the same share a run.
+    #[must_use]
+    pub fn is_of(&self, scheme: &str) -> bool {
+        self.scheme.split(',').any(|s| s == scheme)
+    }
+
     /// Whether both ran the same load under the same settings for as long.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {

@@ -77,12 +77,12 @@ pub fn misses(cases: &[Case], points: &[Point], profiles: &BTreeMap<String, Prof
 }
 
 fn miss(case: &str, runs: &[&Point], profile: Option<&Profile>) -> Option<Miss> {
-    let of_ours = |p: &&&Point| p.scheme.split(',').any(|s| OURS.contains(&s));
+    let of_ours = |p: &&&Point| OURS.iter().any(|ours| p.is_of(ours));
     let late: Vec<&Point> = runs.iter().filter(of_ours).filter(|p| !passed(p)).copied().collect();
     let (limit, why) = limit(&late, runs, profile)?;
     let mut missed: Vec<(String, f64)> = Vec::new();
     for scheme in OURS {
-        let of = late.iter().filter(|p| p.scheme.split(',').any(|s| s == scheme));
+        let of = late.iter().filter(|p| p.is_of(scheme));
         missed.extend(of.map(|p| worst(p)).reduce(f64::max).map(|w| (scheme.to_owned(), w)));
     }
     let passed = runs.iter().filter(|p| passed(p)).count();
@@ -144,7 +144,7 @@ pub(crate) fn same_settings(a: &Point, b: &Point) -> bool {
 
 /// Whether budgets were enforced beside the knobs: such a run is another setting.
 fn is_served(point: &Point) -> bool {
-    point.scheme.split(',').any(|s| s == "rt-xen")
+    point.is_of("rt-xen")
 }
 
 /// A task with a target.

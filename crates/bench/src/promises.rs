@@ -7,18 +7,17 @@ use rtvirtio_planner::tune::TuneGoal;
 
 use crate::claims::Claim;
 use crate::dataset::{Outcome, Point};
-use crate::passes::{case_of, worst_awake};
+use crate::passes::{TRIAL, case_of, worst_awake};
 use crate::train::median;
 
 /// Most trials that tuning may take.
 const TRIALS: f64 = 15.0;
 
-/// How many trials tuning took until one setting met all targets as often as `goal` asks, in the cases of `possible`; `trial` is the scheme of its
-/// runs. A setting that was not good in one of its trials does not count, however many others were, as for the tuner itself.
+/// How many trials tuning took until one setting met all targets as often as `goal` asks, in the cases of `possible`. A setting that was not good in one of its trials does not count, however many others were, as for the tuner itself.
 #[must_use]
-pub fn trials(points: &[Point], trial: &str, possible: &BTreeSet<String>, goal: &TuneGoal) -> Option<Claim> {
+pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) -> Option<Claim> {
     let mut by: BTreeMap<&str, Vec<&Point>> = BTreeMap::new();
-    for p in points.iter().filter(|p| p.scheme == trial && possible.contains(case_of(&p.id))) {
+    for p in points.iter().filter(|p| p.scheme == TRIAL && possible.contains(case_of(&p.id))) {
         by.entry(case_of(&p.id)).or_default().push(p);
     }
     let reached = |trials: &[&Point]| {
@@ -46,7 +45,7 @@ pub fn trials(points: &[Point], trial: &str, possible: &BTreeSet<String>, goal: 
 /// targets by it, and of those that the slice model chose where no bound met all targets.
 #[must_use]
 pub fn chosen(points: &[Point]) -> Vec<Claim> {
-    let by_bound = points.iter().filter(|p| p.scheme.split(',').any(|s| s == "bound"));
+    let by_bound = points.iter().filter(|p| p.is_of("bound"));
     let (shown, other): (Vec<&Point>, Vec<&Point>) = by_bound.partition(|p| within(p));
     type Held = fn(&Outcome) -> Option<bool>;
     let measured: Held = |o| Some(o.p9999 <= o.promised?);
@@ -99,7 +98,7 @@ mod tests {
 
     fn claim(points: &[Point]) -> Claim {
         let possible = BTreeSet::from(["1vm-L-paper".to_owned()]);
-        trials(points, "trial", &possible, &TuneGoal::default()).unwrap()
+        trials(points, &possible, &TuneGoal::default()).unwrap()
     }
 
     #[test]
@@ -117,7 +116,7 @@ mod tests {
         assert!(c.what.contains("1 not reached"), "{}", c.what);
         // Between nine tenths of the target and the target nothing is reached either: the tuner asks for the margin.
         assert_eq!(claim(&[trial(1, 100, 380), trial(2, 100, 380)]).value, 16.0);
-        assert!(trials(&mostly, "trial", &BTreeSet::new(), &TuneGoal::default()).is_none());
+        assert!(trials(&mostly, &BTreeSet::new(), &TuneGoal::default()).is_none());
     }
 
     #[test]

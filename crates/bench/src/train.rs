@@ -32,6 +32,9 @@ pub const fn fewest(miss: f64) -> usize {
     (1.2 / miss + 0.5) as usize
 }
 
+/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five networks see next to nothing each.
+const FEWEST_OF_PAPER: usize = 20;
+
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -247,9 +250,6 @@ pub fn fit(
         analytical: fitted(points, profile).ok(),
     })
 }
-
-/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five networks see next to nothing each.
-const FEWEST_OF_PAPER: usize = 20;
 
 /// The forest, the calibrated scores of its high quantile, and ln(bound) of each row by the trees that did not see it. `table` has a row for each of `rows`, with ln(tail) as its value; its columns
 /// are the caller's.

@@ -123,7 +123,6 @@ fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
 }
 
 /// Collects terms in seconds and turns them into a forecast whose terms sum exactly to the total.
-#[derive(Default)]
 struct Sum {
     terms: Vec<Term>,
 }
@@ -134,13 +133,16 @@ const MOST_TERMS: usize = 10;
 /// Longest term in seconds (about 11 days): keeps every sum finite whatever the input.
 const LONGEST_TERM: f64 = 1e6;
 
+impl Default for Sum {
+    fn default() -> Self {
+        Self { terms: Vec::with_capacity(MOST_TERMS) }
+    }
+}
+
 impl Sum {
     fn add(&mut self, side: Side, name: &'static str, seconds: f64) {
         let seconds = if seconds.is_nan() { LONGEST_TERM } else { seconds.clamp(0.0, LONGEST_TERM) };
         let name = Cow::Borrowed(name);
-        if self.terms.is_empty() {
-            self.terms.reserve(MOST_TERMS);
-        }
         self.terms.push(Term { side, name, latency_ns: Nanos::from_secs_f64(seconds) });
     }
 

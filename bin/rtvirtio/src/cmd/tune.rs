@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{CgroupMode, PLAN_SCHEMA, Plan, check_actable, settings_of};
 use rtvirtio_report::{knob_name, text};
 use rtvirtio_spec::Task;
-use rtvirtio_stats::pot::samples_needed;
 use serde::Serialize;
 
 use super::apply::{apply_plan, revert_all};
@@ -28,10 +28,8 @@ const SCHEME: &str = "tuned";
 const OVERHEAD: Duration = Duration::from_secs(4);
 /// Share of the budget that the trials may take; the rest is for the proof.
 const TRIALS_SHARE: f64 = 0.7;
-/// Confidence of a verdict.
-const CONFIDENCE: f64 = rtvirtio_measure::tail::CONFIDENCE.0;
-/// How many more requests a verdict needs when one of them is late: 47 437 instead of 29 956 for p99.99 at 95 %.
-const ONE_LATE: f64 = 1.6;
+/// Late requests that a proof has room for.
+const LATE: u64 = 1;
 /// Longest proof, s: a task with a request an hour shall not ask for years.
 const LONGEST_PROOF: f64 = 86_400.0;
 
@@ -191,9 +189,9 @@ impl Tuning<'_> {
     /// A run of this length has requests enough that each target can be judged with one of them late; longer ones prove no more.
     fn proof_length(&self) -> Duration {
         let of = |(task, rate): (&Task, &Option<f64>)| {
-            let none_late = samples_needed(task.target?.percentile.0 / 100.0, CONFIDENCE)? as f64;
+            let needed = samples_needed(LATE, task.target?.percentile)? as f64;
             // How fast a task without a rate will be, nobody knows before the first trial.
-            Some(rate.map_or(LONGEST_PROOF, |rate| none_late * ONE_LATE / rate.max(1e-3)))
+            Some(rate.map_or(LONGEST_PROOF, |rate| needed / rate.max(1e-3)))
         };
         let tasks = self.site.spec.tasks().map(|(_, task)| task).zip(&self.rates);
         Duration::from_secs_f64(tasks.filter_map(of).fold(0.0, f64::max).min(LONGEST_PROOF))

@@ -22,7 +22,7 @@ pub(super) fn growth(values: &[f64]) -> Option<i32> {
     }
     let medians: Vec<f64> = values.chunks_exact(size).take(BLOCKS).map(median).collect();
     let later = |i: usize| medians[i + 1..].iter().map(move |m| (i, m));
-    let s = (0..BLOCKS).flat_map(later).map(|(i, m)| sign(m - medians[i])).sum();
+    let s = (0..BLOCKS).flat_map(later).map(|(i, m)| m.total_cmp(&medians[i]) as i32).sum();
     (s >= GROWS).then_some(s)
 }
 
@@ -39,10 +39,6 @@ pub(super) fn unevenness(starts: impl Iterator<Item = f64>, n: usize) -> f64 {
     }
     let mean = counts.iter().sum::<f64>() / BLOCKS as f64;
     if mean > 0.0 { counts.iter().map(|c: &f64| (c - mean).powi(2)).sum::<f64>() / mean } else { 0.0 }
-}
-
-fn sign(x: f64) -> i32 {
-    i32::from(x > 0.0) - i32::from(x < 0.0)
 }
 
 fn median(block: &[f64]) -> f64 {

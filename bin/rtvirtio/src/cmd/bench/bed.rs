@@ -113,22 +113,12 @@ impl<'a> Bed<'a> {
         self.spec_device.is_made()
     }
 
-    /// Refuses a profile, or what was learned with one, of another device; of another kernel or number of CPUs too, unless `other` host's are taken.
-    pub fn owns(&self, profile: &Profile, other: OtherHost) -> anyhow::Result<()> {
-        let (device, host) = (site::profile_key(&self.spec_device)?, self.facts());
-        let of = |device: &str, kernel: &str, cpus: u32| match other {
-            OtherHost::Refused => format!("{device} on Linux {kernel} with {cpus} CPUs"),
-            OtherHost::Noted => device.to_owned(),
-        };
-        let (theirs, ours) =
-            (of(&profile.device, &profile.kernel, profile.cpus), of(&device, &host.kernel, host.cpus));
+    /// Refuses a profile, or what was learned with one, of another device.
+    pub fn owns(&self, profile: &Profile) -> anyhow::Result<()> {
+        let (theirs, ours) = (&profile.device, site::profile_key(&self.spec_device)?);
         ensure!(
-            theirs == ours,
-            "the profile or model is of {theirs}, this is {ours}: name one of this device{}",
-            match other {
-                OtherHost::Refused => " and host, or say --other-host where only the host differs",
-                OtherHost::Noted => ", or leave it out to have the device measured",
-            }
+            *theirs == ours,
+            "the profile or model is of {theirs}, this is {ours}: name one of this device, or leave it out to have the device measured"
         );
         Ok(())
     }

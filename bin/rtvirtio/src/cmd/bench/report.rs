@@ -23,8 +23,7 @@ const DATA: &str = "jsonl";
 /// `rtvirtio bench report`.
 pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     // One that is still being measured is no reason to hide the others.
-    let usable = |(name, path): (String, PathBuf)| {
-        let found = one(&args.data, &name, &path, ui);
+    let usable = |path: &Path, found: anyhow::Result<Found>| {
         found.inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
     };
     let iod = iod::in_dir(&args.data)?;
@@ -37,12 +36,10 @@ pub fn run(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     ];
     let others =
         others.map(|(file, read)| (args.data.join(file), read)).into_iter().filter(|(p, _)| p.exists());
-    let others = others.filter_map(|(path, read)| {
-        read(&path).inspect_err(|e| ui.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
-    });
-    let others: Vec<Found> = others.collect();
-    let all =
-        datasets(&args.data)?.into_iter().filter_map(usable).chain(iod).chain(others).reduce(Found::with);
+    let others: Vec<Found> = others.filter_map(|(path, read)| usable(&path, read(&path))).collect();
+    let data = datasets(&args.data)?.into_iter();
+    let data = data.filter_map(|(name, path)| usable(&path, one(&args.data, &name, &path, ui)));
+    let all = data.chain(iod).chain(others).reduce(Found::with);
     let all = all.with_context(|| format!("{} holds no dataset", args.data.display()))?;
     if let Some(out) = &args.markdown {
         write_file(out, all.markdown().as_bytes())?;

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use anyhow::Context;
 use rtvirtio_bench::dataset::{OtherHost, Point, Recorder};
 use rtvirtio_bench::load::Stream;
 use rtvirtio_bench::passes::TRIAL;
@@ -13,6 +14,7 @@ use rtvirtio_units::Nanos;
 
 use super::bed::Bed;
 use crate::args::BenchRuns;
+use crate::site::{cpus, kernel_release};
 use crate::ui::{Cancelled, Ui};
 
 /// Tries per run when the host is not quiet.
@@ -26,11 +28,15 @@ pub fn profile(
     bed: &Bed<'_>,
 ) -> anyhow::Result<Option<Profile>> {
     if let Some(model) = learned {
-        bed.owns(&model.profile, other_host(args))?;
+        bed.owns(&model.profile)?;
+        if !args.other_host {
+            let here = Profile { kernel: kernel_release(), cpus: cpus(), ..model.profile.clone() };
+            model.fits(&here).context("with --other-host a model of another host is taken")?;
+        }
     }
     let Some(path) = &args.profile else { return Ok(learned.map(|model| model.profile.clone())) };
     let named = rtvirtio_measure::profile::load(path)?;
-    bed.owns(&named, OtherHost::Noted)?;
+    bed.owns(&named)?;
     Ok(Some(named))
 }
 

@@ -60,19 +60,10 @@ pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         if args.qemu > 0 {
             command.push_str(" --qemu");
         }
-        let owned = profile.as_ref().map_or(Ok(()), |p| bed.owns(p, OtherHost::Noted));
-        let swept = owned
-            .and_then(|()| {
-                Runs::begin(
-                    &bed,
-                    &path,
-                    command,
-                    args.length,
-                    (profile.clone(), None),
-                    OtherHost::Refused,
-                    ui,
-                )
-            })
+        // A bed that is dropped is removed.
+        profile.as_ref().map_or(Ok(()), |p| bed.owns(p))?;
+        let basis = (profile.clone(), None);
+        let swept = Runs::begin(&bed, &path, command, args.length, basis, OtherHost::Refused, ui)
             .and_then(|runs| Sweep { bed: &bed, runs, ui }.design(args));
         bed.remove()?;
         swept?;
@@ -216,12 +207,13 @@ impl<'a> Sweep<'a> {
 
     /// Says before it starts that the time will not do.
     fn foresee(&self, time: Duration) {
-        let needed = RUN_AND_OVERHEAD * self.missing() as u32;
+        let missing = self.missing();
+        let needed = RUN_AND_OVERHEAD * missing as u32;
         if needed > time {
             let minutes = |d: Duration| d.as_secs().div_ceil(60);
             self.ui.warn(&format!(
                 "a model needs {FEWEST} runs, {} more, about {} min: after {} min there will be none yet. The runs are kept, and the same command goes on",
-                self.missing(),
+                missing,
                 minutes(needed),
                 minutes(time)
             ));

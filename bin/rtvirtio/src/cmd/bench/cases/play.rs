@@ -157,7 +157,7 @@ impl<'a> Play<'a> {
 
     fn is_done(&self, case: &str, repetition: usize, scheme: &str) -> bool {
         let start = format!("{case}/{repetition}/");
-        self.runs.points.iter().any(|p| p.id.starts_with(&start) && p.scheme.split(',').any(|s| s == scheme))
+        self.runs.points.iter().any(|p| p.id.starts_with(&start) && p.is_of(scheme))
     }
 
     /// The run of this repetition under the same settings. What budget servers do is not among a run's settings.
@@ -168,7 +168,7 @@ impl<'a> Play<'a> {
         let start = format!("{case}/{repetition}/");
         let knobs = Knobs::of(&treatment.config);
         let same = |p: &&Point| {
-            let plain = p.scheme.split(',').all(|s| s != TRIAL && s != RtXen.name());
+            let plain = !p.is_of(TRIAL) && !p.is_of(RtXen.name());
             p.id.starts_with(&start) && plain && p.knobs == knobs && p.classes == treatment.classes
         };
         self.runs.points.iter().find(same).cloned()

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use rtvirtio_bench::cases::{Case, CaseOptions, Tier, cases};
 use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::misses::{Miss, misses};
-use rtvirtio_bench::passes::{OURS, PUBLISHED, TRIAL, Table, case_of};
+use rtvirtio_bench::passes::{OURS, PUBLISHED, Table, case_of};
 use rtvirtio_bench::promises;
 use rtvirtio_bench::train::median;
 use rtvirtio_planner::tune::TuneGoal;
@@ -38,7 +38,7 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
         tables.push(table);
     }
     let possible: BTreeSet<String> = tables.iter().flat_map(|t| t.possible.clone()).collect();
-    claims.extend(promises::trials(&data.points, TRIAL, &possible, &TuneGoal::default()));
+    claims.extend(promises::trials(&data.points, &possible, &TuneGoal::default()));
     claims.extend(promises::chosen(&data.points));
     let mut found = Found::of(data);
     found.lead.extend(remarks(data));
@@ -75,7 +75,7 @@ fn remarks(data: &Dataset) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let ran = |name: &str| data.points.iter().any(|p| p.scheme.split(',').any(|s| s == name));
+    let ran = |name: &str| data.points.iter().any(|p| p.is_of(name));
     let all = PUBLISHED.iter().map(|(name, _)| *name).chain(OURS);
     let missing: Vec<&str> = all.filter(|name| !ran(name)).collect();
     if !missing.is_empty() {

@@ -144,7 +144,7 @@ pub fn achieved(of_tier: &[Case], schemes: &[String], points: &[Point]) -> Optio
 fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> Plot {
     let all = || case.vms.iter().enumerate().flat_map(|(vm, tasks)| tasks.iter().map(move |t| (vm, t)));
     let of = |scheme: &String| -> Vec<(f64, f64, String)> {
-        let runs: Vec<&&Point> = runs.iter().filter(|p| p.scheme.split(',').any(|s| s == scheme)).collect();
+        let runs: Vec<&&Point> = runs.iter().filter(|p| p.is_of(scheme)).collect();
         all()
             .enumerate()
             .filter(|(i, (_, t))| t.target.is_some() && runs.iter().any(|p| p.results.len() > *i))
