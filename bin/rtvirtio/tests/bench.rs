@@ -78,6 +78,19 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
     assert_eq!(mixed.status.code(), Some(1));
     assert!(text(&mixed.stderr).contains("it was begun by"), "{}", text(&mixed.stderr));
     assert_eq!(lines(&file).len(), 21);
+    // Nor those of another design, as another version may have.
+    let elsewhere = site.dir.path().join("other");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let mut other = after.clone();
+    let knobs = &mut other[1]["knobs"];
+    knobs["elevator"] = if knobs["elevator"] == "kyber" { "none" } else { "kyber" }.into();
+    let rows: Vec<String> = other.iter().map(Value::to_string).collect();
+    std::fs::write(elsewhere.join(file.file_name().unwrap()), rows.join("\n") + "\n").unwrap();
+    let there = elsewhere.to_str().unwrap();
+    let moved: Vec<&str> = sweep.iter().map(|a| if *a == out { there } else { *a }).collect();
+    let refused = site.output(&moved);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("of another design"), "{}", text(&refused.stderr));
     // Too few for a bound at 99 %: that is said, not guessed.
     let refused = site.output(&["bench", "accuracy", file.to_str().unwrap()]);
     assert_eq!(refused.status.code(), Some(1));
@@ -330,5 +343,6 @@ fn the_io_domain_in_small() {
     // What was measured can be shown again.
     let (_, again) = site.json(&["bench", "iod", "--report-only", "--out", out.to_str().unwrap()]);
     assert_eq!(again["claims"], result["claims"]);
+    assert!(again["data"][0]["pairs"].is_array(), "what is no run: {}", again["data"]);
     site.assert_clean();
 }

@@ -68,15 +68,23 @@ pub struct BenchFile {
     pub host: rtvirtio_measure::HostFacts,
     /// The runs.
     pub runs: Vec<Run>,
+    /// What was measured, as it was saved, where that is not runs of a result's form.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<serde_json::Value>,
     /// What they show.
     pub claims: Vec<Claim>,
 }
 
 impl BenchFile {
-    /// Runs and what they show.
+    /// What was measured and what it shows.
     #[must_use]
-    pub fn new(host: rtvirtio_measure::HostFacts, runs: Vec<Run>, claims: Vec<Claim>) -> Self {
-        Self { schema: RESULT_SCHEMA.to_owned(), host, runs, claims }
+    pub fn new(
+        host: rtvirtio_measure::HostFacts,
+        runs: Vec<Run>,
+        data: Vec<serde_json::Value>,
+        claims: Vec<Claim>,
+    ) -> Self {
+        Self { schema: RESULT_SCHEMA.to_owned(), host, runs, data, claims }
     }
 }
 

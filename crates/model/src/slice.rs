@@ -125,8 +125,9 @@ fn recovered(busy: f64, quiet: f64, slack: f64, length: f64) -> (f64, f64) {
 
 /// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.
 ///
-/// blk-throttle spaces the VM's requests by 1 / cap once they come faster, so a request may wait for one of each other task
-/// of its VM; with a rate close to the cap a backlog is worked off slowly. Both vanish for a cap far above the rate.
+/// On average the VM's requests are 1 / cap apart once they come faster, so a request may wait for one of each other task
+/// of its VM; with a rate close to the cap a backlog is worked off slowly. Both vanish for a cap far above the rate. That blk-throttle
+/// counts by slices, at whose end a VM that has used its allowance up may wait for the next one, is not in it: the planner limits no VM with targets.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
     let (mut rate, mut ahead) = (0.0, 0.0);

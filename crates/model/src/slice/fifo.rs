@@ -30,7 +30,7 @@ const STEPS: u32 = 60;
 /// the population bound `sum of c * depth`. A task gets `depth / (s + W)` requests per second at most: at depth 1 beside a
 /// flood of depth 32 that is a third of 1500/s on a device with one channel, although its tail looks fine.
 ///
-/// Tail: a flood is in flight with its full depth (with what a jiffy lets through, once capped); the others queue like M/D/1, whose wait decays by
+/// Tail: a flood is in flight with its full depth (with what blk-throttle lets through at once, when capped); the others queue like M/D/1, whose wait decays by
 /// `exp(-2 (1 - rho) t / c)`, and never beyond their own depths:
 ///
 /// ```text

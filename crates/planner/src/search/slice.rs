@@ -9,7 +9,11 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
 
 /// Caps that are tried, as shares of what the declared rates leave of the device.
-const CAP_SHARES: [f64; 6] = [0.9, 0.7, 0.5, 0.3, 0.15, 0.05];
+const CAP_SHARES: [f64; 7] = [0.9, 0.7, 0.5, 0.3, 0.15, 0.05, 0.02];
+
+/// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and before Linux 6.11 blk-throttle lets through less than limits
+/// below this.
+const LEAST_CAP: f64 = 10.0;
 
 /// All enumerated configurations, best first.
 pub(super) fn candidates(
@@ -119,7 +123,7 @@ fn caps(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> Ve
                 let declared: f64 =
                     problem.spec.vms[i].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
                 let cap = declared + spare[i].map_or(0.0, |s| s.0) * share;
-                c.vms[i].cap = Some(Iops(cap.floor().max(1.0)));
+                c.vms[i].cap = Some(Iops(cap.floor().max(LEAST_CAP)));
             }
             c
         })

@@ -10,6 +10,7 @@ use rtvirtio_bench::saved::{Saved, from_json};
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_report::{BenchPage, BenchSection, bench_html};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::page;
 use crate::cmd::verify::generated;
@@ -25,6 +26,8 @@ pub struct Found {
     pub host: HostFacts,
     /// The runs.
     pub runs: Vec<Run>,
+    /// What was measured, as it was saved, where that is not runs.
+    pub data: Vec<Value>,
     /// What they show.
     pub claims: Vec<Claim>,
     /// The same for a terminal.
@@ -70,7 +73,15 @@ impl Found {
                 .iter()
                 .map(|(before, host)| format!("From run {} on under Linux {}.", before + 1, host.kernel)),
         );
-        Self { host, runs: Vec::new(), claims: Vec::new(), text: String::new(), sections: Vec::new(), lead }
+        Self {
+            host,
+            runs: Vec::new(),
+            data: Vec::new(),
+            claims: Vec::new(),
+            text: String::new(),
+            sections: Vec::new(),
+            lead,
+        }
     }
 
     /// Puts the name of a device, and what else sets data apart, behind the claims' names.
@@ -84,6 +95,7 @@ impl Found {
     /// This, and all of `more` behind it.
     pub fn with(mut self, more: Self) -> Self {
         self.runs.extend(more.runs);
+        self.data.extend(more.data);
         self.claims.extend(more.claims);
         self.text.push_str(&more.text);
         self.sections.extend(more.sections);
@@ -111,7 +123,7 @@ impl Found {
             ui.step(&format!("wrote {}", out.display()));
         }
         let met = self.claims.iter().all(|c| c.met);
-        show(ui, &BenchFile::new(self.host, self.runs, self.claims), || self.text)?;
+        show(ui, &BenchFile::new(self.host, self.runs, self.data, self.claims), || self.text)?;
         Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(2) })
     }
 }

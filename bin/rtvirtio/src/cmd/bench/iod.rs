@@ -74,6 +74,8 @@ fn found(path: &Path) -> anyhow::Result<Found> {
     Ok(Found {
         text: page::table(&claims),
         sections: sections(&data),
+        // The rest of it has no other place.
+        data: vec![serde_json::to_value(&data)?],
         runs: data.rounds.into_iter().flatten().collect(),
         host: data.host,
         claims,

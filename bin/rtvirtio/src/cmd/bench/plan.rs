@@ -54,6 +54,7 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
         text: page::table(&claims),
         sections: Vec::new(),
         runs: Vec::new(),
+        data: vec![serde_json::to_value(&data)?],
         host: data.host,
         claims,
         lead,

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rtvirtio_bench::chooser::least_sure;
 use rtvirtio_bench::dataset::{Dataset, DatasetError, OtherHost, SWEEP};
 use rtvirtio_bench::design::{Condition, Limits, MAX_VMS, conditions, paper_conditions};
+use rtvirtio_bench::load::Knobs;
 use rtvirtio_bench::run::disturbed;
 use rtvirtio_bench::stage::Treatment;
 use rtvirtio_bench::train::{FEWEST, TrainSettings, comparable, fit};
@@ -163,8 +164,13 @@ impl<'a> Sweep<'a> {
         let mut bar = self.ui.bar(&format!("{}: {} runs", self.bed.device, todo.len()), todo.len() as u64);
         for (done, (id, condition, seed)) in todo.into_iter().enumerate() {
             bar.set(done as u64);
-            if self.runs.find(&id).is_none() {
-                self.measure(id, condition, seed)?;
+            match self.runs.find(&id) {
+                None => self.measure(id, condition, seed)?,
+                Some(run) => ensure!(
+                    run.vms == condition.vms && run.knobs == Knobs::of(&condition.knobs.config()),
+                    "run {id} in {} is of another design, that of another version of rtvirtio: begin a new file elsewhere (--out DIR)",
+                    args.out.display()
+                ),
             }
         }
         drop(bar);

@@ -60,6 +60,7 @@ pub fn found(path: &Path) -> anyhow::Result<Found> {
         text: page::tails_text(&data) + &page::table(&claims),
         sections: vec![page::tails(&data)],
         runs: Vec::new(),
+        data: vec![serde_json::to_value(&data)?],
         host: data.host,
         claims,
         lead,
