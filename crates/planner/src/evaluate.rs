@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use rtvirtio_model::{Bfq, Config, Elevator, Forecast, ModelError, Profile, TailModel, model};
 use rtvirtio_spec::Spec;
@@ -227,25 +228,25 @@ impl<'a> Evaluator<'a> {
 
     /// What the model says; `None` when it does not cover the configuration or the budget is spent.
     pub(crate) fn judge(&mut self, config: &Config) -> Option<&Judged> {
-        let key = fingerprint(config);
-        if !self.seen.contains_key(&key) {
-            if self.evaluated >= self.budget {
-                return None;
-            }
-            self.evaluated += 1;
-            let judged = match self.model.forecast(self.profile, self.spec, config) {
-                Ok(forecasts) => Some(Judged {
-                    latency: forecasts.iter().map(|f| f.judged().0 as f64).collect(),
-                    kept: forecasts.iter().map(|f| f.rate_kept).collect(),
-                }),
-                Err(e) => {
-                    self.refusal = Some(e);
-                    None
-                }
-            };
-            self.seen.insert(key.clone(), judged);
+        let new = match self.seen.entry(fingerprint(config)) {
+            Entry::Occupied(known) => return known.into_mut().as_ref(),
+            Entry::Vacant(new) => new,
+        };
+        if self.evaluated >= self.budget {
+            return None;
         }
-        self.seen.get(&key).and_then(Option::as_ref)
+        self.evaluated += 1;
+        let judged = match self.model.forecast(self.profile, self.spec, config) {
+            Ok(forecasts) => Some(Judged {
+                latency: forecasts.iter().map(|f| f.judged().0 as f64).collect(),
+                kept: forecasts.iter().map(|f| f.rate_kept).collect(),
+            }),
+            Err(e) => {
+                self.refusal = Some(e);
+                None
+            }
+        };
+        new.insert(judged).as_ref()
     }
 
     /// What the model said of every configuration so far that it covers.
