@@ -68,7 +68,7 @@ pub struct BenchFile {
     pub host: rtvirtio_measure::HostFacts,
     /// The runs.
     pub runs: Vec<Run>,
-    /// What was measured, as it was saved, where that is not runs of a result's form.
+    /// What was measured, as it was saved, where runs do not hold all of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<serde_json::Value>,
     /// What they show.

@@ -9,7 +9,7 @@ use crate::types::Config;
 /// One jiffy at HZ = 250 (Debian's and most distributions' kernels), s. BFQ's slice timeouts are counted in jiffies.
 pub(crate) const JIFFY: f64 = 0.004;
 
-/// Length over which blk-throttle counts, s (`DFL_THROTL_SLICE`, HZ / 10, `block/blk-throttle.c`; a fifth of it on disks without rotation in Linux 6.10 to 6.17 as released, and
+/// Length over which blk-throttle counts, s (`DFL_THROTL_SLICE`, HZ / 10, `block/blk-throttle.c`; a fifth of it on disks without rotation from Linux 6.10 until it was mended, in 6.12.63 for one, and
 /// before 6.10 where `BLK_DEV_THROTTLING_LOW` is built in). It rounds the time that has passed up to whole slices
 /// (`tg_within_iops_limit`), so that what a limit allows for a slice may all come at its begin. Measured on 6.18: a neighbour of 32 in flight, held to 682/s, filled
 /// the device for others as often as its depth allows; held to 200/s, twenty requests at a time.

@@ -7,6 +7,7 @@ mod slice;
 mod weights;
 
 use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
+use rtvirtio_units::Iops;
 
 pub(crate) use bound::diverse;
 
@@ -17,6 +18,10 @@ use crate::options::CgroupMode;
 
 /// A setting stays when dropping it would cost more than this much of a target in margin.
 const WORTH: f64 = 0.005;
+
+/// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and before Linux 6.11 blk-throttle lets through less than limits
+/// below this.
+const LEAST_CAP: f64 = 10.0;
 
 /// Most moves of the paper's local search with its network: enough to cross all levels of all knobs of a few VMs.
 const MLP_STEPS: usize = 40;
@@ -99,6 +104,11 @@ fn above<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
 /// The nearest level below a value.
 fn below<T: Copy + Ord>(levels: &[T], value: T) -> Option<T> {
     levels.iter().copied().filter(|l| *l < value).max()
+}
+
+/// A cap as it is set: in whole requests per second.
+fn whole_cap(rate: f64) -> Iops {
+    Iops(rate.floor().max(LEAST_CAP))
 }
 
 /// Whether weights may be set.

@@ -79,7 +79,7 @@ fn twin_flood() {
 
 #[test]
 fn a_limit_lets_through_what_it_allows_for_a_tenth_of_a_second_at_once() {
-    // Beside a flood of 32 held to 682/s and 200/s, with BFQ and with none, measured (n = 5): 3.3 to 3.6 ms and 1.2 to 2.0 ms.
+    // Beside a flood of 32 held to 682/s, with BFQ and with none, measured 3.3 to 3.6 ms (n = 6); held to 200/s 1.3 to 2.0 ms (n = 3).
     let s = spec(LabKind::Process, &[vec![task("heavy", 1500.0, 5)], vec![flood(32)]]);
     let others = |cap: f64| {
         let mut c = config(&s, Elevator::Bfq, quick());

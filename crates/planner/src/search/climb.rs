@@ -1,9 +1,8 @@
 //! Hill climbing over all knobs: one knob, one level at a time, while it helps. For models that can only be asked, not inverted.
 
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
-use rtvirtio_units::Iops;
 
-use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weights_allowed};
+use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weights_allowed, whole_cap};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
 
@@ -66,8 +65,8 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
     if space.caps && problem.options.mode == CgroupMode::PerVm {
         for &i in &problem.cappable {
             if let Some(cap) = config.vms[i].cap {
-                push(&|c| c.vms[i].cap = Some(Iops((cap.0 * CAP_STEP).floor())));
-                push(&|c| c.vms[i].cap = Some(Iops((cap.0 / CAP_STEP).floor().max(1.0))));
+                push(&|c| c.vms[i].cap = Some(whole_cap(cap.0 * CAP_STEP)));
+                push(&|c| c.vms[i].cap = Some(whole_cap(cap.0 / CAP_STEP)));
                 push(&|c| c.vms[i].cap = None);
             }
         }

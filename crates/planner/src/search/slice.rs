@@ -1,19 +1,14 @@
 //! Our search: exact enumeration of the host's discrete knobs and of caps, then the weights.
 
 use rtvirtio_model::{Bfq, Config, Elevator, spare_rates, weights_act};
-use rtvirtio_units::Iops;
 
 use super::weights::{nearest, seeds, weigh};
-use super::{initial_bfq, settable_guests, settle, weights_allowed};
+use super::{initial_bfq, settable_guests, settle, weights_allowed, whole_cap};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
 
 /// Caps that are tried, as shares of what the declared rates leave of the device.
 const CAP_SHARES: [f64; 7] = [0.9, 0.7, 0.5, 0.3, 0.15, 0.05, 0.02];
-
-/// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and before Linux 6.11 blk-throttle lets through less than limits
-/// below this.
-const LEAST_CAP: f64 = 10.0;
 
 /// All enumerated configurations, best first.
 pub(super) fn candidates(
@@ -123,7 +118,7 @@ fn caps(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> Ve
                 let declared: f64 =
                     problem.spec.vms[i].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
                 let cap = declared + spare[i].map_or(0.0, |s| s.0) * share;
-                c.vms[i].cap = Some(Iops(cap.floor().max(LEAST_CAP)));
+                c.vms[i].cap = Some(whole_cap(cap));
             }
             c
         })

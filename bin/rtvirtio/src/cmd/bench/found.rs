@@ -26,7 +26,7 @@ pub struct Found {
     pub host: HostFacts,
     /// The runs.
     pub runs: Vec<Run>,
-    /// What was measured, as it was saved, where that is not runs.
+    /// What was measured, as it was saved, where runs do not hold all of it.
     pub data: Vec<Value>,
     /// What they show.
     pub claims: Vec<Claim>,
