@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::guest::{CpuLoad, overhead};
 use crate::load::{Flow, flows, is_guest};
 use crate::types::{Bfq, Config, Elevator, Forecast, ModelKind, Profile, Side};
-use crate::{ModelError, Sum, TailModel, check_config};
+use crate::{ModelError, Sum, TailModel, Terms, check_config};
 
 /// How E(SI), the effect of `slice_idle` on throughput, is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -212,7 +212,7 @@ impl TailModel for Analytical {
                 sum: &mut sum,
             }
             .add_terms();
-            out.push(sum.forecast(if flow.declared { kept * flow.through_cap } else { 1.0 }));
+            out.push(sum.whole(if flow.declared { kept * flow.through_cap } else { 1.0 }));
         }
         Ok(out)
     }

@@ -154,10 +154,30 @@ pub(crate) struct Curve {
     pub(crate) capacity: f64,
     /// Mean time per request at the smallest depth, s: the time one sample of the tail stands for.
     cycle: f64,
-    /// (exceedance, latency in s) with exceedance falling and latency rising.
-    tail: Vec<(f64, f64)>,
+    /// Shares falling, latencies rising.
+    tail: Vec<TailPoint>,
     /// What each byte beyond the profile's size adds; `None` when larger requests were not measured.
     byte: Option<PerByte>,
+}
+
+/// A share of the samples, and the latency in s that it lies above; with their logarithms, in which the tail is a line from point to point.
+#[derive(Clone, Copy)]
+struct TailPoint {
+    share: f64,
+    latency: f64,
+    ln_share: f64,
+    ln_latency: f64,
+}
+
+impl TailPoint {
+    fn new(share: f64, latency: f64) -> Self {
+        Self { share, latency, ln_share: share.ln(), ln_latency: latency.ln() }
+    }
+
+    /// The latency at a part `t`, 0 to 1, of the way to `far` on a logarithmic scale, s.
+    fn towards(&self, far: &Self, t: f64) -> f64 {
+        (self.ln_latency + t.clamp(0.0, 1.0) * (far.ln_latency - self.ln_latency)).exp()
+    }
 }
 
 /// Time per byte, s.
@@ -253,12 +273,12 @@ impl Curve {
         let cycle = f64::from(first.depth) / first.iops.0;
         let base = if first.p50.0 > 0 { first.p50.as_secs_f64() } else { cycle };
         let n = first.n.max(1) as f64;
-        let mut tail = vec![(0.5, base)];
+        let mut tail = vec![TailPoint::new(0.5, base)];
         for (exceedance, latency) in [(1e-2, first.p99), (1e-4, first.p9999), (1.0 / n, first.max)] {
-            let (last_e, last_l) = tail[tail.len() - 1];
+            let last = tail[tail.len() - 1];
             // A percentile that n cannot resolve is the maximum; the maximum stands for itself as the last point.
-            if exceedance < last_e && exceedance * n >= 1.0 - 1e-9 {
-                tail.push((exceedance, latency.as_secs_f64().max(last_l)));
+            if exceedance < last.share && exceedance * n >= 1.0 - 1e-9 {
+                tail.push(TailPoint::new(exceedance, latency.as_secs_f64().max(last.latency)));
             }
         }
         let byte = more.and_then(|(points, bytes)| {
@@ -290,44 +310,38 @@ impl Curve {
     /// G is a straight line in log-log between the profile's percentiles. The answer is the largest x at which the bound
     /// reaches `e`, at least the plain percentile, at most the profile's maximum.
     pub(crate) fn stall(&self, e: f64, slack: f64) -> f64 {
-        let slack = slack.clamp(MIN_SLACK, 1.0);
-        let held = |&(g, x): &(f64, f64)| g * x / (self.cycle * slack);
-        let plain = self.quantile(e);
+        let ln_e = e.ln();
+        let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
+        let held = |p: &TailPoint| p.ln_share + p.ln_latency - ln_spare;
+        let plain = self.quantile(ln_e);
         for pair in self.tail.windows(2).rev() {
-            let (near, far) = (pair[0], pair[1]);
-            if held(&far) > e {
-                return far.1.max(plain);
+            let (near, far) = (&pair[0], &pair[1]);
+            if held(far) > ln_e {
+                return far.latency.max(plain);
             }
-            if held(&near) > e {
+            if held(near) > ln_e {
                 // On this segment log(held) falls linearly with log(x).
-                let (h0, h1) = (held(&near).ln(), held(&far).ln());
-                let t = (h0 - e.ln()) / (h0 - h1);
-                return log_between(near.1, far.1, t).max(plain);
+                let t = (held(near) - ln_e) / (held(near) - held(far));
+                return near.towards(far, t).max(plain);
             }
         }
         plain
     }
 
-    /// The profile's own percentile: latency that a share `e` of its samples exceeds.
-    pub(crate) fn quantile(&self, e: f64) -> f64 {
+    /// The profile's own percentile: latency that a share of its samples exceeds whose logarithm is `ln_e`.
+    fn quantile(&self, ln_e: f64) -> f64 {
         for pair in self.tail.windows(2) {
-            let ((g0, x0), (g1, x1)) = (pair[0], pair[1]);
-            if e >= g1 {
-                let t = ((g0.ln() - e.ln()) / (g0.ln() - g1.ln())).clamp(0.0, 1.0);
-                return log_between(x0, x1, t);
+            let (near, far) = (&pair[0], &pair[1]);
+            if ln_e >= far.ln_share {
+                return near.towards(far, (near.ln_share - ln_e) / (near.ln_share - far.ln_share));
             }
         }
-        self.tail[self.tail.len() - 1].1
+        self.tail[self.tail.len() - 1].latency
     }
 }
 
 /// Least spare share that a backlog is worked off with: below it a task counts as saturated and the rate says so.
 pub(crate) const MIN_SLACK: f64 = 0.05;
-
-/// The point at share `t` of the way from `a` to `b` on a logarithmic scale.
-fn log_between(a: f64, b: f64, t: f64) -> f64 {
-    if a > 0.0 { a * (b / a).powf(t.clamp(0.0, 1.0)) } else { b }
-}
 
 #[cfg(test)]
 mod tests {

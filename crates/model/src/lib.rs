@@ -21,7 +21,7 @@ use rtvirtio_units::{Nanos, Percentile};
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
 pub use device::{Service, ServiceLine, service, spare_rates};
 pub use learned::{HostModel, Learned};
-pub use slice::{Slice, weights_act};
+pub use slice::{Slice, SliceSearch, weights_act};
 pub use types::*;
 
 /// Why a model cannot predict.
@@ -122,10 +122,24 @@ fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Collects terms in seconds and turns them into a forecast whose terms sum exactly to the total.
+/// Collects terms in seconds.
+trait Terms: Default {
+    /// What they are collected into.
+    type Whole;
+
+    fn add(&mut self, side: Side, name: &'static str, seconds: f64);
+
+    fn whole(self, rate_kept: f64) -> Self::Whole;
+}
+
+/// Keeps the terms, for a forecast whose terms sum exactly to the total.
 struct Sum {
     terms: Vec<Term>,
 }
+
+/// Keeps their sum only, in ns: the same to the bit, for searches that ask about thousands of configurations.
+#[derive(Default)]
+struct Total(u64);
 
 /// Terms that a model gives a task at most.
 const MOST_TERMS: usize = 10;
@@ -139,14 +153,31 @@ impl Default for Sum {
     }
 }
 
-impl Sum {
-    fn add(&mut self, side: Side, name: &'static str, seconds: f64) {
-        let seconds = if seconds.is_nan() { LONGEST_TERM } else { seconds.clamp(0.0, LONGEST_TERM) };
-        let name = Cow::Borrowed(name);
-        self.terms.push(Term { side, name, latency_ns: Nanos::from_secs_f64(seconds) });
+/// A term of so many seconds as it is counted.
+fn counted(seconds: f64) -> Nanos {
+    Nanos::from_secs_f64(if seconds.is_nan() { LONGEST_TERM } else { seconds.clamp(0.0, LONGEST_TERM) })
+}
+
+impl Terms for Total {
+    type Whole = Brief;
+
+    fn add(&mut self, _: Side, _: &'static str, seconds: f64) {
+        self.0 = self.0.saturating_add(counted(seconds).0);
     }
 
-    fn forecast(self, rate_kept: f64) -> Forecast {
+    fn whole(self, rate_kept: f64) -> Brief {
+        Brief { latency_ns: Nanos(self.0), rate_kept: rate_kept.clamp(0.0, 1.0) }
+    }
+}
+
+impl Terms for Sum {
+    type Whole = Forecast;
+
+    fn add(&mut self, side: Side, name: &'static str, seconds: f64) {
+        self.terms.push(Term { side, name: Cow::Borrowed(name), latency_ns: counted(seconds) });
+    }
+
+    fn whole(self, rate_kept: f64) -> Forecast {
         let total = self.terms.iter().fold(0u64, |sum, t| sum.saturating_add(t.latency_ns.0));
         Forecast {
             latency_ns: Nanos(total),

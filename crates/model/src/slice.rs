@@ -12,8 +12,8 @@ use rtvirtio_spec::Spec;
 use crate::device::{Device, MIN_SLACK};
 use crate::guest::{CpuLoad, overhead, round_trip};
 use crate::load::{Flow, flows, is_guest};
-use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Side};
-use crate::{ModelError, Sum, TailModel, check_config};
+use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
+use crate::{ModelError, Sum, TailModel, Terms, Total, check_config};
 
 /// The slice model. It covers every elevator and needs no coefficients beyond its named constants.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,54 +53,89 @@ impl TailModel for Slice {
     fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
         let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
-        let flows = flows(spec, config, &device);
-        let cpu = CpuLoad::new(profile, spec, config, &flows);
-        let regime = |flows: &[Flow]| {
-            if idling::acts(spec, config) {
-                idling::waits(spec, config, flows)
-            } else {
-                fifo::waits(spec, config, flows)
-            }
-        };
-        let waits = regime(&flows);
-        // Neighbours that come in bursts rest as long as they work.
-        let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
-        let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
-        let mut out = Vec::with_capacity(flows.len());
-        for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
-            let vm = &spec.vms[flow.vm];
-            let mut sum = Sum::default();
-            if is_guest(vm) {
-                sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
-                sum.add(Side::Guest, "other-tasks", idling::guest_wait(config, &flows, i));
-            }
-            sum.add(Side::Host, "own-service", wait.service);
-            sum.add(Side::Host, "own-vm", wait.own_vm);
-            sum.add(Side::Host, "other-vms", wait.other_vms);
-            let (cap, cap_slack) = cap_wait(config, &flows, flow);
-            sum.add(Side::Host, "cap", cap);
-            let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
-            let stall = device.stall(flow.op, flow.exceedance, slack);
-            sum.add(Side::Host, "device", (stall - wait.service).max(0.0));
-            let kept = if flow.declared {
-                let reach = flow.depth / (flow.service + round_trip(profile, vm));
-                (wait.kept * cpu.kept() * flow.through_cap).min(reach / flow.rate.max(f64::MIN_POSITIVE))
-            } else {
-                1.0
-            };
-            let late = |share: f64| (1.0 - share.min(1.0)) * HORIZON;
-            let (kept, backlog) = match &resting {
-                Some((length, rest)) if flow.declared => {
-                    recovered(kept, rest[i].kept, rest[i].slack, *length)
-                }
-                _ => (kept, 0.0),
-            };
-            sum.add(Side::Host, "catch-up", backlog);
-            sum.add(Side::Host, BACKLOG, late(kept));
-            out.push(sum.forecast(kept));
-        }
-        Ok(out)
+        Ok(tails::<Sum>(profile, spec, config, &device))
     }
+}
+
+/// The slice model asked about many configurations of the same tasks: what it takes from the profile is worked out once, and no terms are kept.
+pub struct SliceSearch<'a> {
+    profile: &'a Profile,
+    spec: &'a Spec,
+    /// Under BFQ, and under the other elevators.
+    with_bfq: Device,
+    without: Device,
+}
+
+impl<'a> SliceSearch<'a> {
+    /// # Errors
+    /// [`ModelError::BadProfile`] without a usable read measurement.
+    pub fn new(profile: &'a Profile, spec: &'a Spec) -> Result<Self, ModelError> {
+        Ok(Self {
+            profile,
+            spec,
+            with_bfq: Device::new(profile, true)?,
+            without: Device::new(profile, false)?,
+        })
+    }
+
+    /// The forecasts of [`Slice`], in spec order, without their terms.
+    ///
+    /// # Errors
+    /// [`ModelError::BadConfig`] for a configuration that does not fit the spec.
+    pub fn briefs(&self, config: &Config) -> Result<Vec<Brief>, ModelError> {
+        check_config(self.spec, config)?;
+        let device = if config.elevator == Elevator::Bfq { &self.with_bfq } else { &self.without };
+        Ok(tails::<Total>(self.profile, self.spec, config, device))
+    }
+}
+
+/// What is expected of every task, in spec order.
+fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Device) -> Vec<T::Whole> {
+    let flows = flows(spec, config, device);
+    let cpu = CpuLoad::new(profile, spec, config, &flows);
+    let regime = |flows: &[Flow]| {
+        if idling::acts(spec, config) {
+            idling::waits(spec, config, flows)
+        } else {
+            fifo::waits(spec, config, flows)
+        }
+    };
+    let waits = regime(&flows);
+    // Neighbours that come in bursts rest as long as they work.
+    let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
+    let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
+    let mut out = Vec::with_capacity(flows.len());
+    for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
+        let vm = &spec.vms[flow.vm];
+        let mut sum = T::default();
+        if is_guest(vm) {
+            sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
+            sum.add(Side::Guest, "other-tasks", idling::guest_wait(config, &flows, i));
+        }
+        sum.add(Side::Host, "own-service", wait.service);
+        sum.add(Side::Host, "own-vm", wait.own_vm);
+        sum.add(Side::Host, "other-vms", wait.other_vms);
+        let (cap, cap_slack) = cap_wait(config, &flows, flow);
+        sum.add(Side::Host, "cap", cap);
+        let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
+        let stall = device.stall(flow.op, flow.exceedance, slack);
+        sum.add(Side::Host, "device", (stall - wait.service).max(0.0));
+        let kept = if flow.declared {
+            let reach = flow.depth / (flow.service + round_trip(profile, vm));
+            (wait.kept * cpu.kept() * flow.through_cap).min(reach / flow.rate.max(f64::MIN_POSITIVE))
+        } else {
+            1.0
+        };
+        let late = |share: f64| (1.0 - share.min(1.0)) * HORIZON;
+        let (kept, backlog) = match &resting {
+            Some((length, rest)) if flow.declared => recovered(kept, rest[i].kept, rest[i].slack, *length),
+            _ => (kept, 0.0),
+        };
+        sum.add(Side::Host, "catch-up", backlog);
+        sum.add(Side::Host, BACKLOG, late(kept));
+        out.push(sum.whole(kept));
+    }
+    out
 }
 
 /// The flows while neighbours that come in bursts rest.

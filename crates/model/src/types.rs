@@ -183,6 +183,15 @@ pub struct Forecast {
     pub upper: Option<Upper>,
 }
 
+/// A [`Forecast`] without its terms.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Brief {
+    /// As [`Forecast::latency_ns`].
+    pub latency_ns: Nanos,
+    /// As [`Forecast::rate_kept`].
+    pub rate_kept: f64,
+}
+
 /// An upper bound of a tail.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

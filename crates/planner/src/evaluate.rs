@@ -1,11 +1,14 @@
 //! Judging a configuration: forecasts against targets, and which of two configurations is better.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use rtvirtio_model::{Bfq, Config, Elevator, Forecast, ModelError, Profile, TailModel, model};
+use rtvirtio_model::{
+    Bfq, Config, Elevator, Forecast, ModelError, ModelKind, Profile, SliceSearch, TailModel, model,
+};
 use rtvirtio_spec::Spec;
+use rtvirtio_units::Nanos;
+use rustc_hash::FxHashMap;
 
 use crate::PlanOptions;
 
@@ -163,12 +166,26 @@ pub(crate) struct Judged {
     pub(crate) kept: Vec<f64>,
 }
 
+impl Judged {
+    fn of(tasks: impl ExactSizeIterator<Item = (Nanos, f64)>) -> Self {
+        let mut new =
+            Self { latency: Vec::with_capacity(tasks.len()), kept: Vec::with_capacity(tasks.len()) };
+        for (latency, kept) in tasks {
+            new.latency.push(latency.0 as f64);
+            new.kept.push(kept);
+        }
+        new
+    }
+}
+
 /// The model with its inputs, a memory of what was evaluated, and the budget.
 pub(crate) struct Evaluator<'a> {
     profile: &'a Profile,
     spec: &'a Spec,
     model: Box<dyn TailModel>,
-    seen: HashMap<Vec<u64>, Option<Judged>>,
+    /// The same for many configurations, of the slice model.
+    slice: Option<SliceSearch<'a>>,
+    seen: FxHashMap<Vec<u64>, Option<Judged>>,
     evaluated: u64,
     budget: u64,
     /// The last refusal, for when nothing at all was covered.
@@ -181,11 +198,16 @@ impl<'a> Evaluator<'a> {
         spec: &'a Spec,
         options: &PlanOptions,
     ) -> Result<Self, ModelError> {
+        let slice = match options.model {
+            ModelKind::Slice => Some(SliceSearch::new(profile, spec)?),
+            _ => None,
+        };
         Ok(Self {
             profile,
             spec,
             model: model(options.model, options.learned.as_ref())?,
-            seen: HashMap::new(),
+            slice,
+            seen: FxHashMap::default(),
             evaluated: 0,
             budget: options.budget,
             refusal: None,
@@ -236,11 +258,17 @@ impl<'a> Evaluator<'a> {
             return None;
         }
         self.evaluated += 1;
-        let judged = match self.model.forecast(self.profile, self.spec, config) {
-            Ok(forecasts) => Some(Judged {
-                latency: forecasts.iter().map(|f| f.judged().0 as f64).collect(),
-                kept: forecasts.iter().map(|f| f.rate_kept).collect(),
-            }),
+        let said = match &self.slice {
+            Some(slice) => {
+                slice.briefs(config).map(|all| Judged::of(all.iter().map(|b| (b.latency_ns, b.rate_kept))))
+            }
+            None => self
+                .model
+                .forecast(self.profile, self.spec, config)
+                .map(|all| Judged::of(all.iter().map(|f| (f.judged(), f.rate_kept)))),
+        };
+        let judged = match said {
+            Ok(judged) => Some(judged),
             Err(e) => {
                 self.refusal = Some(e);
                 None
@@ -266,8 +294,8 @@ impl<'a> Evaluator<'a> {
     }
 
     /// The configuration judged for `problem`; `None` as for [`Evaluator::judge`].
-    pub(crate) fn outcome(&mut self, problem: &Problem<'_>, config: &Config) -> Option<Outcome> {
-        self.judge(config).map(|judged| problem.outcome(config.clone(), judged))
+    pub(crate) fn outcome(&mut self, problem: &Problem<'_>, config: Config) -> Option<Outcome> {
+        self.judge(&config).map(|judged| problem.outcome(config, judged))
     }
 }
 

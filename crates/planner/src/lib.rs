@@ -111,7 +111,7 @@ pub fn quality(
 ) -> Result<Quality, PlanError> {
     let problem = Problem::new(spec, options);
     let mut evaluator = Evaluator::new(profile, spec, options)?;
-    match evaluator.outcome(&problem, config) {
+    match evaluator.outcome(&problem, config.clone()) {
         Some(o) => Ok(Quality { missed: o.missed_by_urgency, margin: o.margin }),
         None => Err(evaluator.forecast(config).err().map_or_else(
             || PlanError::BadOptions("the budget allows no evaluation".to_owned()),

@@ -28,7 +28,7 @@ const MLP_STEPS: usize = 40;
 
 /// The best configuration found, with every setting that earns nothing taken back.
 pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Outcome, PlanError> {
-    let start = evaluator.outcome(problem, &problem.options.start);
+    let start = evaluator.outcome(problem, problem.options.start.clone());
     // A start that is not covered is no obstacle; one that is wrong is.
     if let (None, Some(e @ (ModelError::BadConfig(_) | ModelError::BadProfile { .. }))) =
         (&start, evaluator.refusal())
@@ -151,7 +151,7 @@ fn consider(
     best: &mut Option<Outcome>,
     config: Config,
 ) -> bool {
-    let Some(outcome) = evaluator.outcome(problem, &settle(problem, config)) else { return false };
+    let Some(outcome) = evaluator.outcome(problem, settle(problem, config)) else { return false };
     let better = best.as_ref().is_none_or(|b| outcome.better_than(b));
     if better {
         *best = Some(outcome);
@@ -165,7 +165,7 @@ fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome)
     loop {
         let before = best.changes;
         for config in without_one(problem, &best.config) {
-            let Some(outcome) = evaluator.outcome(problem, &settle(problem, config)) else { continue };
+            let Some(outcome) = evaluator.outcome(problem, settle(problem, config)) else { continue };
             let as_good = outcome.missed_by_urgency == best.missed_by_urgency && outcome.margin >= floor;
             if as_good && outcome.changes < best.changes {
                 best = outcome;

@@ -1,10 +1,12 @@
 //! BFQ while it idles: one queue has the device, the others wait for its slice to end.
 
+use std::ops::Range;
+
 use rtvirtio_spec::Spec;
 
 use super::Wait;
 use crate::load::{Flow, JIFFY, queue_per_task};
-use crate::types::{Bfq, Config, Elevator};
+use crate::types::{Bfq, Config, Elevator, VmConfig};
 
 /// Timeouts that a queue may have to wait for being charged too much, see [`waits`]. Fitted: 3 VMs with 3 or 6 queues in all, under
 /// defaults, measured 0.25 to 2.0 s (12 runs of 10 to 60 s) where their slices add up to 0.25 and 0.62 s; with `low_latency` on and
@@ -130,74 +132,93 @@ impl Rules {
 /// A group none of whose queues keeps the device serves at most one slice of each meanwhile, if that is less.
 pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let rules = Rules::new(&config.bfq);
-    // Per VM its queues; per flow (VM, queue).
-    let mut groups: Vec<Vec<Queue>> = Vec::with_capacity(spec.vms.len());
+    let mut queues = Vec::with_capacity(flows.len());
+    // Per VM its queues; per flow its queue.
+    let mut of_vm = Vec::with_capacity(spec.vms.len());
     let mut place = Vec::with_capacity(flows.len());
     let mut rest = flows;
-    for (v, vm) in spec.vms.iter().enumerate() {
+    for vm in &spec.vms {
         let (own, others) = rest.split_at(vm.tasks.len());
         rest = others;
+        let first = queues.len();
         if queue_per_task(vm) {
-            place.extend((0..own.len()).map(|q| (v, q)));
-            groups.push(own.iter().map(|f| Queue::of([f])).collect());
+            place.extend(first..first + own.len());
+            queues.extend(own.iter().map(|f| Queue::of([f])));
         } else {
-            place.extend(own.iter().map(|_| (v, 0)));
-            groups.push(vec![Queue::of(own)]);
+            place.extend(own.iter().map(|_| first));
+            queues.push(Queue::of(own));
         }
+        of_vm.push(first..queues.len());
     }
-    let flat = rules.slices(groups.iter().flatten());
-    let mut next = flat.into_iter();
-    let slices: Vec<Vec<f64>> = groups.iter().map(|g| next.by_ref().take(g.len()).collect()).collect();
-    let totals: Vec<f64> = slices.iter().map(|s| s.iter().sum()).collect();
-    let longest: Vec<f64> = slices.iter().map(|s| s.iter().fold(0.0, |a: f64, &b| a.max(b))).collect();
-    let greedy: Vec<bool> = groups.iter().map(|g| g.iter().any(|q| q.holds(rules.idle))).collect();
-    let phi: Vec<f64> = config.vms.iter().map(|c| f64::from(c.weight)).collect();
+    let slices = rules.slices(queues.iter());
+    let group = |(range, vm): (&Range<usize>, &VmConfig)| {
+        let own = &slices[range.clone()];
+        Group {
+            total: own.iter().sum(),
+            longest: own.iter().fold(0.0, |a: f64, &b| a.max(b)),
+            greedy: queues[range.clone()].iter().any(|q| q.holds(rules.idle)),
+            phi: f64::from(vm.weight),
+        }
+    };
+    let groups: Vec<Group> = of_vm.iter().zip(&config.vms).map(group).collect();
     // One request at the device at a time when strict.
     let per_request = |q: &Queue| if config.bfq.strict_guarantees { q.service } else { q.exclusive };
-    let shares = shares(&groups, &phi, rules.idle, per_request);
+    let shares = shares((&queues, &of_vm), &groups, rules.idle, per_request);
 
-    let other_vms: Vec<f64> = (0..groups.len())
-        .map(|i| {
-            (0..groups.len())
-                .filter(|&j| j != i)
-                .map(|j| {
-                    let due = (totals[i] * phi[j] / phi[i]).max(longest[j]);
-                    if greedy[j] { due } else { due.min(totals[j]) }
-                })
-                .sum::<f64>()
-                + debt(i, rules.timeout, &greedy, &phi)
+    let other_vms: Vec<f64> = groups
+        .iter()
+        .enumerate()
+        .map(|(i, me)| {
+            let others = groups.iter().enumerate().filter(|&(j, _)| j != i).map(|(_, other)| {
+                let due = (me.total * other.phi / me.phi).max(other.longest);
+                if other.greedy { due } else { due.min(other.total) }
+            });
+            others.sum::<f64>() + debt(i, rules.timeout, &groups)
         })
         .collect();
 
     flows
         .iter()
         .zip(&place)
-        .map(|(f, &(v, q))| {
-            let queue = &groups[v][q];
+        .map(|(f, &q)| {
+            let (queue, share) = (&queues[q], shares[q]);
             // Requests of the VM's other tasks in the same queue go first come, first served.
             let beside = (queue.depth - f.burst()).max(0.0) * queue.cost;
             let need = queue.rate * per_request(queue);
-            let mut kept = if need > 0.0 { (shares[v][q] / need).min(1.0) } else { 1.0 };
+            let mut kept = if need > 0.0 { (share / need).min(1.0) } else { 1.0 };
             if queue.flood && !f.flood && f.rate > 0.0 {
                 // Behind a flood in its own queue it gets one turn per pass of that queue.
-                kept = (shares[v][q] * f.depth / (f.service + beside) / f.rate).min(1.0);
+                kept = (share * f.depth / (f.service + beside) / f.rate).min(1.0);
             }
             Wait {
-                own_vm: totals[v] - slices[v][q] + beside,
-                other_vms: other_vms[v],
+                own_vm: groups[f.vm].total - slices[q] + beside,
+                other_vms: other_vms[f.vm],
                 kept,
-                slack: 1.0 - need / shares[v][q].max(f64::MIN_POSITIVE),
+                slack: 1.0 - need / share.max(f64::MIN_POSITIVE),
                 service: f.service,
             }
         })
         .collect()
 }
 
+/// The queues of one VM together.
+struct Group {
+    /// Sum of their slices, s.
+    total: f64,
+    /// The longest of them, s.
+    longest: f64,
+    /// Whether one of them keeps the device.
+    greedy: bool,
+    /// Weight.
+    phi: f64,
+}
+
 /// What group `i` may wait for having been charged too much; none while no other group keeps the device, or when its own slices
 /// never end by timeout.
-fn debt(i: usize, timeout: f64, greedy: &[bool], phi: &[f64]) -> f64 {
-    let heaviest = (0..phi.len()).filter(|&j| j != i && greedy[j]).map(|j| phi[j]).fold(0.0, f64::max);
-    if greedy[i] { DEBT * timeout * heaviest / phi[i] } else { 0.0 }
+fn debt(i: usize, timeout: f64, groups: &[Group]) -> f64 {
+    let others = groups.iter().enumerate().filter(|&(j, other)| j != i && other.greedy);
+    let heaviest = others.map(|(_, other)| other.phi).fold(0.0, f64::max);
+    if groups[i].greedy { DEBT * timeout * heaviest / groups[i].phi } else { 0.0 }
 }
 
 /// Share of the device's time that each queue can count on.
@@ -206,48 +227,51 @@ fn debt(i: usize, timeout: f64, greedy: &[bool], phi: &[f64]) -> f64 {
 /// demands are filled from the smallest up, by weight. Beside a flood nothing is left over: a queue that keeps the device gets its
 /// VM's share by weight, divided by the queues that do.
 fn shares(
-    groups: &[Vec<Queue>],
-    phi: &[f64],
+    (queues, of_vm): (&[Queue], &[Range<usize>]),
+    groups: &[Group],
     idle: f64,
     per_request: impl Fn(&Queue) -> f64,
-) -> Vec<Vec<f64>> {
+) -> Vec<f64> {
     let need = |q: &Queue| if q.flood { f64::INFINITY } else { q.rate * per_request(q) };
-    let group_need: Vec<f64> = groups.iter().map(|g| g.iter().map(&need).sum()).collect();
-    let group_share = fill(1.0, &group_need, phi);
-    let flood = groups.iter().flatten().any(|q| q.flood);
-    let total: f64 = phi.iter().sum();
-    groups
-        .iter()
-        .enumerate()
-        .map(|(i, g)| {
-            let needs: Vec<f64> = g.iter().map(&need).collect();
-            let filled = fill(group_share[i], &needs, &vec![1.0; g.len()]);
-            let holders = g.iter().filter(|q| q.holds(idle)).count().max(1) as f64;
-            let held = phi[i] / total / holders;
-            g.iter().zip(filled).map(|(q, f)| if flood && q.holds(idle) { f.min(held) } else { f }).collect()
-        })
-        .collect()
+    let needs: Vec<f64> = queues.iter().map(need).collect();
+    let group_needs: Vec<f64> = of_vm.iter().map(|range| needs[range.clone()].iter().sum()).collect();
+    let mut group_shares = Vec::with_capacity(groups.len());
+    fill(1.0, &group_needs, |i| groups[i].phi, &mut group_shares);
+    let flood = queues.iter().any(|q| q.flood);
+    let total: f64 = groups.iter().map(|g| g.phi).sum();
+    let mut out = Vec::with_capacity(queues.len());
+    for ((range, group), share) in of_vm.iter().zip(groups).zip(group_shares) {
+        fill(share, &needs[range.clone()], |_| 1.0, &mut out);
+        let own = &queues[range.clone()];
+        if flood && group.greedy {
+            let holders = own.iter().filter(|q| q.holds(idle)).count().max(1) as f64;
+            let held = group.phi / total / holders;
+            let holders = own.iter().zip(&mut out[range.clone()]).filter(|(q, _)| q.holds(idle));
+            holders.for_each(|(_, share)| *share = share.min(held));
+        }
+    }
+    out
 }
 
 /// Weighted max-min fair division: everyone gets what they need or their weight's share of what the others leave, whichever
-/// is less; what nobody needs is spread by weight.
-fn fill(whole: f64, needs: &[f64], weights: &[f64]) -> Vec<f64> {
+/// is less; what nobody needs is spread by weight. The shares go to the end of `out`.
+fn fill(whole: f64, needs: &[f64], weight: impl Fn(usize) -> f64, out: &mut Vec<f64>) {
     let mut order: Vec<usize> = (0..needs.len()).collect();
-    order.sort_by(|&a, &b| (needs[a] / weights[a]).total_cmp(&(needs[b] / weights[b])));
-    let mut out = vec![0.0; needs.len()];
-    let (mut left, mut weight) = (whole, weights.iter().sum::<f64>());
+    order.sort_by(|&a, &b| (needs[a] / weight(a)).total_cmp(&(needs[b] / weight(b))));
+    let first = out.len();
+    out.resize(first + needs.len(), 0.0);
+    let out = &mut out[first..];
+    let all: f64 = (0..needs.len()).map(&weight).sum();
+    let (mut left, mut weights) = (whole, all);
     for &i in &order {
-        let fair = left * weights[i] / weight;
-        out[i] = needs[i].min(fair);
+        out[i] = needs[i].min(left * weight(i) / weights);
         left -= out[i];
-        weight -= weights[i];
+        weights -= weight(i);
     }
     // Spread the rest so that a share says what one can count on, not what one asks for.
-    let all: f64 = weights.iter().sum();
-    for (o, w) in out.iter_mut().zip(weights) {
-        *o += left.max(0.0) * w / all;
+    for (i, share) in out.iter_mut().enumerate() {
+        *share += left.max(0.0) * weight(i) / all;
     }
-    out
 }
 
 /// What a task waits for inside its own guest, s.

@@ -292,6 +292,16 @@ proptest! {
     }
 
     #[test]
+    fn a_search_is_told_what_a_forecast_says((s, c) in any_case(), cap in proptest::option::of(10.0f64..2_000.0)) {
+        let mut c = c;
+        c.vms[0].cap = cap.map(Iops);
+        let search = SliceSearch::new(&twin(), &s).unwrap().briefs(&c).unwrap();
+        let whole = run(&twin(), &s, &c);
+        let same = |f: &Forecast| Brief { latency_ns: f.latency_ns, rate_kept: f.rate_kept };
+        prop_assert_eq!(search, whole.iter().map(same).collect::<Vec<_>>());
+    }
+
+    #[test]
     fn more_load_elsewhere_never_helps((s, mut c) in any_case(), factor in 1.0f64..4.0) {
         // With a fixed budget a faster queue uses it up sooner and its slice ends earlier: no such promise then.
         c.bfq.max_budget = None;

@@ -34,7 +34,7 @@ pub(super) fn search(
 ) -> Option<Outcome> {
     let mut found: Vec<Outcome> = start.into_iter().collect();
     for config in shortlist(problem, evaluator) {
-        found.extend(evaluator.outcome(problem, &config));
+        found.extend(evaluator.outcome(problem, config));
     }
     found.sort_by(|a, b| b.compare(a));
     let mut best = found.first().cloned()?;
@@ -57,7 +57,7 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
     let by_slice = Problem::new(problem.spec, &options).with_targets(problem.targets.clone());
     let mut slice = Evaluator::new(evaluator.profile(), problem.spec, &options).ok()?;
     let found = super::search(&by_slice, &mut slice).ok()?;
-    evaluator.outcome(problem, &found.config)
+    evaluator.outcome(problem, found.config)
 }
 
 /// The slice model's best of each kind.
@@ -77,7 +77,7 @@ pub(crate) fn diverse(
     per_kind: usize,
     most: usize,
 ) -> Vec<Config> {
-    let start = evaluator.outcome(problem, &problem.options.start);
+    let start = evaluator.outcome(problem, problem.options.start.clone());
     let kind = |c: &Config| {
         (
             c.elevator as u8,

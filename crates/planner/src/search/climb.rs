@@ -20,7 +20,7 @@ pub(super) fn climb(
     for _ in 0..steps {
         let mut better: Option<Outcome> = None;
         for config in neighbours(problem, evaluator, &best) {
-            let Some(o) = evaluator.outcome(problem, &settle(problem, config)) else { continue };
+            let Some(o) = evaluator.outcome(problem, settle(problem, config)) else { continue };
             if o.climbs_over(better.as_ref().unwrap_or(&best)) {
                 better = Some(o);
             }
@@ -115,7 +115,7 @@ pub(super) fn from_start(
                 config.elevator = Elevator::Bfq;
                 config.bfq = Bfq::default();
             }
-            evaluator.outcome(problem, &settle(problem, config))?
+            evaluator.outcome(problem, settle(problem, config))?
         }
     };
     if start.missed == 0 {

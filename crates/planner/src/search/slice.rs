@@ -23,7 +23,7 @@ pub(super) fn candidates(
             urgent = Some(by_urgency(problem, base.clone()));
         }
         for config in std::iter::once(base).chain(urgent) {
-            found.extend(evaluator.outcome(problem, &settle(problem, config)));
+            found.extend(evaluator.outcome(problem, settle(problem, config)));
         }
     }
     // Stable, so equal candidates keep the order of enumeration.

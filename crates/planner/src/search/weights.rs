@@ -98,7 +98,7 @@ fn polish(
     let levels = &problem.options.space.weights;
     for _ in 0..ROUNDS {
         let mut next = refine(problem, evaluator, best.clone(), &several);
-        let mut judge = |config: Config| evaluator.outcome(problem, &settle(problem, config));
+        let mut judge = |config: Config| evaluator.outcome(problem, settle(problem, config));
         // What is best with these weights need not be what was best without: with each length of idling the best of the rest.
         let others = seeds.iter().map(|seed| with_weights(seed.config.clone(), &next.config));
         let mut others = first(others.filter_map(&mut judge).collect(), SEEDS);
@@ -164,7 +164,7 @@ fn enumerate(
             vm.weight = levels[code % levels.len()];
             code /= levels.len();
         }
-        evaluator.outcome(problem, &settle(problem, config))
+        evaluator.outcome(problem, settle(problem, config))
     };
     (0..combinations).filter_map(one).collect()
 }
@@ -194,7 +194,7 @@ fn refine(
             for (vm, weight) in step {
                 config.vms[vm].weight = weight;
             }
-            let outcome = evaluator.outcome(problem, &settle(problem, config));
+            let outcome = evaluator.outcome(problem, settle(problem, config));
             better = outcome.filter(|o| o.better_than(better.as_ref().unwrap_or(&best))).or(better);
         }
         match better {
