@@ -20,6 +20,7 @@ pub mod iod_sim;
 pub mod iod_window;
 pub mod load;
 pub mod misses;
+pub mod neighbours;
 pub mod networks;
 pub mod passes;
 pub mod planning;

@@ -6,7 +6,7 @@ use rtvirtio_measure::fio::IoClass;
 use rtvirtio_model::{Config, HostModel, Profile};
 use rtvirtio_planner::{CgroupMode, PlanError, PlanOptions, Space, plan};
 use rtvirtio_spec::{Spec, Vm};
-use rtvirtio_units::{Iops, Nanos};
+use rtvirtio_units::{Iops, Nanos, Ratio};
 
 use crate::servers::Server;
 use crate::stage::Treatment;
@@ -23,6 +23,8 @@ pub struct Basis<'a> {
     pub space: &'a Space,
     /// What was learned on this host.
     pub learned: Option<&'a Arc<HostModel>>,
+    /// [`PlanOptions::enough`] of our schemes.
+    pub enough: Ratio,
 }
 
 /// A way to choose settings.
@@ -178,7 +180,11 @@ impl Planned {
     pub fn options(self, basis: &Basis<'_>) -> Result<PlanOptions, PlanError> {
         let start = basis.baseline.clone();
         let learned = || basis.learned.cloned().ok_or(rtvirtio_model::ModelError::NotLearned);
-        let ours = |options: PlanOptions| PlanOptions { space: basis.space.clone(), ..options };
+        let ours = |options: PlanOptions| PlanOptions {
+            space: basis.space.clone(),
+            enough: basis.enough,
+            ..options
+        };
         let mut options = match self {
             Self::RtVirtioAnalytical => {
                 PlanOptions { learned: basis.learned.cloned(), ..PlanOptions::paper(start) }

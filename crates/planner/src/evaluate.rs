@@ -18,10 +18,6 @@ pub(crate) const RATE_KEPT: f64 = 0.99;
 /// Margins are compared in steps of this much of the target, so that a sliver of margin does not outweigh a change.
 const MARGIN_STEP: f64 = 0.005;
 
-/// More margin than this is not worth a change or a tighter cap: a prediction four times too low would still meet the target, and
-/// the slice model aims to be within three.
-const ENOUGH: f64 = 0.75;
-
 /// What is asked: the spec's tasks with the targets that count in this search.
 #[derive(Clone)]
 pub(crate) struct Problem<'a> {
@@ -103,6 +99,7 @@ impl<'a> Problem<'a> {
             missed: missed_of.iter().sum(),
             missed_by_urgency: self.urgency.iter().map(|&i| missed_of[i]).collect(),
             margin: if margin.is_finite() { margin } else { 0.0 },
+            enough: self.options.enough.0,
             changes: changes(&self.options.start, &config),
             left: self.cappable.iter().map(|&i| config.vms[i].cap.map_or(f64::INFINITY, |c| c.0)).sum(),
             config,
@@ -120,6 +117,8 @@ pub(crate) struct Outcome {
     pub(crate) missed_by_urgency: Vec<u32>,
     /// Smallest relative margin.
     pub(crate) margin: f64,
+    /// Margin beyond which more is worth nothing.
+    pub(crate) enough: f64,
     /// Knobs that differ from the start.
     pub(crate) changes: usize,
     /// Requests per second that the caps leave to the VMs without targets; infinite without caps.
@@ -130,7 +129,7 @@ impl Outcome {
     /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more margin, by steps, as far
     /// as it is worth something; then fewer changes; then looser caps; then margin to the last bit.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
-        let step = |m: f64| (m.clamp(-1e6, ENOUGH) / MARGIN_STEP).floor() as i64;
+        let step = |m: f64| (m.clamp(-1e6, self.enough) / MARGIN_STEP).floor() as i64;
         other
             .missed_by_urgency
             .cmp(&self.missed_by_urgency)
@@ -142,14 +141,14 @@ impl Outcome {
 
     /// Whether more margin would be worth nothing.
     pub(crate) fn has_enough(&self) -> bool {
-        self.margin >= ENOUGH
+        self.margin >= self.enough
     }
 
     /// For climbing: as [`Outcome::better_than`], but among equals every bit of margin counts, for far from feasible no single move
     /// meets a target or gains a whole step.
     pub(crate) fn climbs_over(&self, other: &Self) -> bool {
         match other.missed_by_urgency.cmp(&self.missed_by_urgency) {
-            Ordering::Equal => self.margin.min(ENOUGH) > other.margin.min(ENOUGH) + 1e-6,
+            Ordering::Equal => self.margin.min(self.enough) > other.margin.min(self.enough) + 1e-6,
             order => order == Ordering::Greater,
         }
     }

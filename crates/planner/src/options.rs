@@ -32,6 +32,9 @@ pub struct PlanOptions {
     pub mode: CgroupMode,
     /// Margin that a target needs to count as met: predicted <= target * (1 - safety).
     pub safety: Ratio,
+    /// Share of a target that is worth buying with changes and with tighter limits on VMs without targets; more margin than this is
+    /// worth nothing.
+    pub enough: Ratio,
     /// Most configurations to evaluate, over the whole of [`crate::plan`].
     pub budget: u64,
 }
@@ -91,7 +94,8 @@ impl Default for Space {
 }
 
 impl PlanOptions {
-    /// The default search from the configuration in force: slice model, whole space, 20 % safety.
+    /// The default search from the configuration in force: slice model, whole space, 20 % safety. Margin is worth something up to 75 %: a
+    /// prediction four times too low still meets the target then, and the slice model aims to be within three.
     #[must_use]
     pub fn new(start: Config) -> Self {
         Self {
@@ -101,6 +105,7 @@ impl PlanOptions {
             start,
             mode: CgroupMode::PerVm,
             safety: Ratio(0.2),
+            enough: Ratio(0.75),
             budget: 50_000,
         }
     }
@@ -127,6 +132,9 @@ impl PlanOptions {
         let bad = |what: &str| Err(PlanError::BadOptions(what.to_owned()));
         if !(0.0..1.0).contains(&self.safety.0) {
             return bad("the safety margin must be at least 0 % and below 100 %");
+        }
+        if !(0.0..1.0).contains(&self.enough.0) {
+            return bad("the margin that is worth something must be at least 0 % and below 100 %");
         }
         if self.space.weights.iter().any(|w| !(1..=1000).contains(w)) {
             return bad("weights must be 1 to 1000");

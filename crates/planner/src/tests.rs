@@ -152,6 +152,11 @@ fn a_flood_is_capped_and_nobody_with_a_target_is() {
         c.vms[2].cap.map_or(f64::INFINITY, |c| c.0)
     };
     assert!(cap(&looser) > cap(&p), "{} {}", cap(&looser), cap(&p));
+    // Who wants less to spare leaves the flood more, and the targets are met all the same.
+    let less = PlanOptions { enough: Ratio(0.25), ..PlanOptions::new(start(&s)) };
+    let less = plan(&s, &profile(), &less).unwrap();
+    assert_meets(&less, 0.2);
+    assert!(cap(&less) > cap(&p), "{} {}", cap(&less), cap(&p));
 
     // Without caps nothing holds the flood to 12 ms: someone is given up, and it says so.
     let mut options = PlanOptions::new(start(&s));
@@ -357,6 +362,8 @@ fn options_that_contradict_themselves_are_refused() {
     let s = fig7();
     let mut options = PlanOptions::new(start(&s));
     options.safety = Ratio(1.0);
+    assert!(matches!(plan(&s, &profile(), &options), Err(PlanError::BadOptions(_))));
+    options = PlanOptions { enough: Ratio(1.0), ..PlanOptions::new(start(&s)) };
     assert!(matches!(plan(&s, &profile(), &options), Err(PlanError::BadOptions(_))));
     let mut options = PlanOptions::new(start(&s));
     options.start.vms.pop();

@@ -14,9 +14,10 @@ use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
 use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
+use rtvirtio_units::Ratio;
 
 use super::{TUNED, tiers};
-use crate::args::BenchCasesArgs;
+use crate::args::{BenchCasesArgs, MARGIN};
 use crate::cmd::bench::bed::Bed;
 use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
 use crate::model_choice::read_if;
@@ -30,6 +31,10 @@ fn command(args: &BenchCasesArgs) -> String {
     }
     if args.scaled {
         s.push_str(" --scaled");
+    }
+    // Files from before there was such an option say none.
+    if args.margin != MARGIN {
+        s.push_str(&format!(" --margin {}", args.margin));
     }
     if let Some(model) = args.runs.model.as_deref().and_then(Path::file_name) {
         s.push_str(&format!(" --model {}", model.to_string_lossy()));
@@ -116,6 +121,7 @@ impl<'a> Play<'a> {
                 baseline: &baseline,
                 space: &self.space,
                 learned: self.learned.as_ref(),
+                enough: self.enough(),
             };
             match scheme.treat(&basis) {
                 Ok(treatment) => add(&mut treatments, scheme.name(), treatment),
@@ -149,6 +155,10 @@ impl<'a> Play<'a> {
 
     fn schemes(&self) -> Vec<Box<dyn Scheme>> {
         schemes::all().into_iter().filter(|s| self.wants(s.name())).collect()
+    }
+
+    fn enough(&self) -> Ratio {
+        Ratio(f64::from(self.args.margin) / 100.0)
     }
 
     fn wants(&self, scheme: &str) -> bool {
@@ -208,6 +218,7 @@ impl<'a> Play<'a> {
             baseline,
             space: &self.space,
             learned: self.learned.as_ref(),
+            enough: self.enough(),
         };
         let options = planned.options(&basis)?;
         let mut tuner = Tuner::new(spec, &self.runs.profile, &options, TuneGoal::default())?;

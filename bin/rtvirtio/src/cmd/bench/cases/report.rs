@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use rtvirtio_bench::cases::{Case, CaseOptions, Tier, cases};
 use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::misses::{Miss, misses};
+use rtvirtio_bench::neighbours::{self, Left, left};
 use rtvirtio_bench::passes::{OURS, PUBLISHED, Table, case_of};
 use rtvirtio_bench::promises;
 use rtvirtio_bench::train::median;
@@ -29,10 +30,13 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
             continue;
         }
         claims.extend(table.claims());
+        claims.extend(neighbours::claims(tier, &of_tier, &table.schemes, &data.points));
         text.push_str(&table_text(&table));
+        let left = left(&of_tier, &table.schemes, &data.points);
+        text.push_str(&left_text(&left));
         let misses = misses(&of_tier, &data.points, &data.header.profiles);
         text.push_str(&misses_text(&misses));
-        sections.push(page::cases(&table));
+        sections.push(page::cases(&table, &left));
         sections.extend(page::achieved(&of_tier, &table.schemes, &data.points));
         sections.extend(page::misses(tier, &misses));
         tables.push(table);
@@ -97,6 +101,20 @@ fn lengths(data: &Dataset) -> String {
     seconds.sort_unstable_by(f64::total_cmp);
     seconds.dedup();
     seconds.iter().map(|s| format!("{s} s")).collect::<Vec<_>>().join(" and ")
+}
+
+/// What VMs without a target got, below the table whose columns these are.
+fn left_text(left: &[Left]) -> String {
+    let mut s = String::new();
+    for kind in left {
+        let _ = write!(s, "{:<26}", format!("the {} gets, /s", kind.neighbour));
+        for rate in &kind.rates {
+            let text = rate.map_or("-".to_owned(), |rate| format!("{rate:.0}"));
+            let _ = write!(s, " {text:>20}");
+        }
+        let _ = writeln!(s, "  (median over {} cases)", kind.cases);
+    }
+    s
 }
 
 /// Ours that missed, one by one, and why.

@@ -3,6 +3,7 @@
 use rtvirtio_bench::cases::{Case, Tier};
 use rtvirtio_bench::dataset::Point;
 use rtvirtio_bench::misses::{Limit, Miss};
+use rtvirtio_bench::neighbours::Left;
 use rtvirtio_bench::passes::{Cause, OURS, PUBLISHED, Table, case_of};
 use rtvirtio_bench::train::median;
 use rtvirtio_report::svg::{Axis, Bar, BarPlot, BarRow, Series, Spread};
@@ -45,8 +46,8 @@ pub fn pass_rates(tables: &[Table]) -> BenchSection {
     }
 }
 
-/// Every case: passes and how near its worst task came to its target.
-pub fn cases(table: &Table) -> BenchSection {
+/// Every case: passes and how near its worst task came to its target; and what it cost those without one.
+pub fn cases(table: &Table, left: &[Left]) -> BenchSection {
     let mut head = vec!["case".to_owned()];
     head.extend(table.schemes.clone());
     let rows = table
@@ -110,8 +111,25 @@ pub fn cases(table: &Table) -> BenchSection {
         title: format!("The {} tier, case by case", table.tier.name()),
         text,
         plots: Vec::new(),
-        tables: vec![BenchTable { label: format!("{} tier", table.tier.name()), head, rows }],
+        tables: std::iter::once(BenchTable { label: format!("{} tier", table.tier.name()), head, rows })
+            .chain(neighbours(table, left))
+            .collect(),
     }
+}
+
+/// What the VMs without a target got; none where no case has one.
+fn neighbours(table: &Table, left: &[Left]) -> Option<BenchTable> {
+    let row = |kind: &Left| {
+        let name = format!("{} ({} cases)", kind.neighbour, kind.cases);
+        let rate = |r: &Option<f64>| r.map_or("-".to_owned(), |r| format!("{r:.0}"));
+        std::iter::once(name).chain(kind.rates.iter().map(rate)).collect()
+    };
+    let head = std::iter::once("requests/s, median".to_owned()).chain(table.schemes.clone()).collect();
+    (!left.is_empty()).then(|| BenchTable {
+        label: format!("what the VM without a target got in the {} tier", table.tier.name()),
+        head,
+        rows: left.iter().map(row).collect(),
+    })
 }
 
 /// The case of the paper's Fig. 7: VMs with targets, and their tasks.
