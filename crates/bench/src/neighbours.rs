@@ -7,10 +7,8 @@ use crate::claims::Claim;
 use crate::dataset::Point;
 use crate::design::Neighbour;
 use crate::passes::case_of;
+use crate::schemes::{DefaultBfq, Scheme};
 use crate::train::median;
-
-/// The scheme that the others are compared with: nothing is held back for anybody.
-const UNCHECKED: &str = "default-bfq";
 
 /// What one kind of neighbour got.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,6 +19,13 @@ pub struct Left {
     pub cases: usize,
     /// By scheme, requests per second, median over its cases; `None` for a scheme that ran none of them.
     pub rates: Vec<Option<f64>>,
+}
+
+impl Left {
+    /// The rates for tables.
+    pub fn cells(&self) -> impl Iterator<Item = String> {
+        self.rates.iter().map(|rate| rate.map_or("-".to_owned(), |rate| format!("{rate:.0}")))
+    }
 }
 
 /// What each kind of neighbour got under each scheme; kinds that no measured case has are left out.
@@ -42,12 +47,12 @@ pub fn left(cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<Left> {
     kinds.into_iter().map(of).filter(|left| left.cases > 0).collect()
 }
 
-/// Per scheme what neighbours got of what they get where nothing is held back.
+/// Per scheme what neighbours got of what they get under the defaults, which hold nothing back.
 #[must_use]
 pub fn claims(tier: Tier, cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<Claim> {
-    let unchecked = UNCHECKED.to_owned();
+    let unchecked = DefaultBfq.name();
     let claim = |scheme: &String| {
-        let share = |case: &Case| Some(rate(case, scheme, points)? / rate(case, &unchecked, points)?);
+        let share = |case: &Case| Some(rate(case, scheme, points)? / rate(case, unchecked, points)?);
         let shares: Vec<f64> = cases
             .iter()
             .filter(|c| c.neighbour.is_some())
@@ -56,21 +61,19 @@ pub fn claims(tier: Tier, cases: &[Case], schemes: &[String], points: &[Point]) 
             .collect();
         let (tier, n) = (tier.name(), shares.len());
         let what = format!(
-            "what the VM without a target got under {scheme}, as a share of what it got under {UNCHECKED}, median over {n} cases of the {tier} tier"
+            "what the VM without a target got under {scheme}, as a share of what it got under {unchecked}, median over {n} cases of the {tier} tier"
         );
         let id = format!("cases.{tier}.{scheme}.neighbour");
         (n > 0).then(|| Claim::new(id, what, median(shares), "share", n))
     };
-    schemes.iter().filter(|s| **s != unchecked).filter_map(claim).collect()
+    schemes.iter().filter(|s| *s != unchecked).filter_map(claim).collect()
 }
 
-/// Requests per second of a case's tasks without a rate under a scheme, median over its runs; `None` without runs or such tasks.
+/// Requests per second of the tasks without a rate, in a case that has some, under a scheme, median over its runs; `None` without runs.
 fn rate(case: &Case, scheme: &str, points: &[Point]) -> Option<f64> {
     let runs = points.iter().filter(|p| p.is_of(scheme) && case_of(&p.id) == case.name);
-    let rates: Vec<f64> = runs
-        .filter(|p| p.tasks().any(|(_, s, _)| s.rate.is_none()))
-        .map(|p| p.tasks().filter(|(_, s, _)| s.rate.is_none()).map(|(_, _, r)| r.rate.0).sum())
-        .collect();
+    let unpaced = |p: &Point| p.tasks().filter(|(_, s, _)| s.rate.is_none()).map(|(_, _, r)| r.rate.0).sum();
+    let rates: Vec<f64> = runs.map(unpaced).collect();
     (!rates.is_empty()).then(|| median(rates))
 }
 

@@ -17,6 +17,10 @@ pub enum CgroupMode {
     Shared,
 }
 
+/// [`PlanOptions::enough`] where nobody says otherwise: a prediction four times too low still meets the target then, and the slice model
+/// aims to be within three.
+pub const ENOUGH: Ratio = Ratio(0.75);
+
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanOptions {
@@ -94,8 +98,7 @@ impl Default for Space {
 }
 
 impl PlanOptions {
-    /// The default search from the configuration in force: slice model, whole space, 20 % safety. Margin is worth something up to 75 %: a
-    /// prediction four times too low still meets the target then, and the slice model aims to be within three.
+    /// The default search from the configuration in force: slice model, whole space, 20 % safety, margin up to [`ENOUGH`].
     #[must_use]
     pub fn new(start: Config) -> Self {
         Self {
@@ -105,7 +108,7 @@ impl PlanOptions {
             start,
             mode: CgroupMode::PerVm,
             safety: Ratio(0.2),
-            enough: Ratio(0.75),
+            enough: ENOUGH,
             budget: 50_000,
         }
     }

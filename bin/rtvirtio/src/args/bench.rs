@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use rtvirtio_bench::accuracy::FOLDS;
 use rtvirtio_bench::cyclictest::Setup;
+use rtvirtio_planner::ENOUGH;
 use rtvirtio_units::{Bytes, Nanos};
 
 /// `bench`.
@@ -392,7 +393,7 @@ pub struct BenchRuns {
 }
 
 /// Percent of a target that planners buy where nobody says otherwise.
-pub const MARGIN: u8 = 75;
+pub const MARGIN: u8 = (ENOUGH.0 * 100.0) as u8;
 
 /// `bench cases`.
 #[derive(Args, Debug)]

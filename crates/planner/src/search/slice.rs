@@ -1,6 +1,7 @@
 //! Our search: exact enumeration of the host's discrete knobs and of caps, then the weights.
 
 use rtvirtio_model::{Bfq, Config, Elevator, spare_rates, weights_act};
+use rtvirtio_units::Iops;
 
 use super::weights::{nearest, seeds, weigh};
 use super::{initial_bfq, settable_guests, settle, weights_allowed, whole_cap};
@@ -53,11 +54,12 @@ fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     let mut out = Vec::new();
     for elevator in elevators {
         let tunables = if elevator == Elevator::Bfq { tunables(problem) } else { vec![start.bfq] };
+        let spare = spare(problem, evaluator, elevator);
         for bfq in tunables {
             let mut config = Config { elevator, bfq, vms: start.vms.clone() };
             if space.caps && problem.options.mode == CgroupMode::PerVm {
                 lift_harmful_caps(problem, &mut config);
-                for capped in caps(problem, evaluator, &config) {
+                for capped in spare.iter().flat_map(|spare| caps(problem, spare, &config)) {
                     out.extend(guests(problem, capped));
                 }
             }
@@ -104,12 +106,17 @@ fn lift_harmful_caps(problem: &Problem<'_>, config: &mut Config) {
     }
 }
 
-/// `config` with all cappable VMs held to a share of what the declared rates leave, in whole requests per second.
-fn caps(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> Vec<Config> {
+/// What the declared rates leave to each VM under an elevator; `None` where no VM may be capped.
+fn spare(problem: &Problem<'_>, evaluator: &Evaluator<'_>, elevator: Elevator) -> Option<Vec<Option<Iops>>> {
     if problem.cappable.is_empty() {
-        return Vec::new();
+        return None;
     }
-    let Ok(spare) = spare_rates(evaluator.profile(), problem.spec, config) else { return Vec::new() };
+    let config = Config { elevator, ..problem.options.start.clone() };
+    spare_rates(evaluator.profile(), problem.spec, &config).ok()
+}
+
+/// `config` with all cappable VMs held to a share of what is left to them, in whole requests per second.
+fn caps(problem: &Problem<'_>, spare: &[Option<Iops>], config: &Config) -> Vec<Config> {
     CAP_SHARES
         .iter()
         .map(|share| {

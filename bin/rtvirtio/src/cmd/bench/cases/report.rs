@@ -108,8 +108,7 @@ fn left_text(left: &[Left]) -> String {
     let mut s = String::new();
     for kind in left {
         let _ = write!(s, "{:<26}", format!("the {} gets, /s", kind.neighbour));
-        for rate in &kind.rates {
-            let text = rate.map_or("-".to_owned(), |rate| format!("{rate:.0}"));
+        for text in kind.cells() {
             let _ = write!(s, " {text:>20}");
         }
         let _ = writeln!(s, "  (median over {} cases)", kind.cases);

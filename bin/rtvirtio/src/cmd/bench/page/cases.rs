@@ -121,8 +121,7 @@ pub fn cases(table: &Table, left: &[Left]) -> BenchSection {
 fn neighbours(table: &Table, left: &[Left]) -> Option<BenchTable> {
     let row = |kind: &Left| {
         let name = format!("{} ({} cases)", kind.neighbour, kind.cases);
-        let rate = |r: &Option<f64>| r.map_or("-".to_owned(), |r| format!("{r:.0}"));
-        std::iter::once(name).chain(kind.rates.iter().map(rate)).collect()
+        std::iter::once(name).chain(kind.cells()).collect()
     };
     let head = std::iter::once("requests/s, median".to_owned()).chain(table.schemes.clone()).collect();
     (!left.is_empty()).then(|| BenchTable {
