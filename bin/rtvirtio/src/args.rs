@@ -8,7 +8,8 @@ mod threads;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_planner::ENOUGH;
+use rtvirtio_units::{Bytes, Nanos, Ratio};
 
 pub use bench::*;
 pub use keep::*;
@@ -116,6 +117,7 @@ EXAMPLES
   rtvirtio plan plant.toml                     show the plan
   rtvirtio plan plant.toml -o plant.plan       and save it for `apply`
   rtvirtio plan plant.toml --model analytical  search with the RT-VirtIO paper's model
+  rtvirtio plan plant.toml --margin 20         leave VMs without targets more of the device
   rtvirtio plan plant.toml --domain --disk vm0=/dev/vg0/vm0 --disk vm1=/dev/vg0/vm1 -o iod.toml
                                                plan the I/O domain instead: reservations with bounds
 
@@ -242,6 +244,27 @@ pub struct ModelArgs {
     pub defaults: bool,
 }
 
+/// What a search weighs targets against.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarginArg {
+    /// Hold VMs without targets down until predictions are this far below the targets, %; more is not worth it. Less
+    /// leaves these VMs more. The slice model always keeps 20
+    #[arg(id = "margin", long = "margin", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
+    percent: Option<u8>,
+}
+
+impl MarginArg {
+    /// As the planner takes it.
+    pub fn enough(self) -> Ratio {
+        self.percent.map_or(ENOUGH, |percent| Ratio(f64::from(percent) / 100.0))
+    }
+
+    /// The option as it was given.
+    pub fn option(self) -> Option<String> {
+        self.percent.map(|percent| format!("--margin {percent}"))
+    }
+}
+
 /// Models by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelName {
@@ -275,7 +298,7 @@ pub struct PlanArgs {
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
     /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved plan is its configuration file
-    #[arg(long)]
+    #[arg(long, conflicts_with = "margin")]
     pub domain: bool,
     /// A VM's disk image or device on the host, for --domain; once for each VM
     #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
@@ -283,6 +306,9 @@ pub struct PlanArgs {
     /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
     #[arg(long = "cpu-profile", value_name = "VM=FILE")]
     pub cpu_profiles: Vec<String>,
+    /// Targets against the neighbours' rate.
+    #[command(flatten)]
+    pub margin: MarginArg,
 }
 
 /// `simulate`.
@@ -333,7 +359,7 @@ pub struct ApplyArgs {
     #[arg(long)]
     pub dry_run: bool,
     /// Only the CPU contracts and priorities of a spec; needs no profile of the device
-    #[arg(long, conflicts_with_all = ["spec", "compromise", "profile"])]
+    #[arg(long, conflicts_with_all = ["spec", "compromise", "profile", "margin"])]
     pub cpu_only: bool,
     /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
     #[arg(long = "cpu-profile", value_name = "VM=FILE")]
@@ -347,6 +373,9 @@ pub struct ApplyArgs {
     /// Which model predicts
     #[arg(long, value_enum, default_value_t = ModelName::Auto)]
     pub model: ModelName,
+    /// Targets against the neighbours' rate.
+    #[command(flatten)]
+    pub margin: MarginArg,
 }
 
 /// `revert`.
@@ -405,6 +434,9 @@ pub struct TuneArgs {
     /// Which model says what to try first
     #[arg(long, value_enum, default_value_t = ModelName::Auto)]
     pub model: ModelName,
+    /// Targets against the neighbours' rate.
+    #[command(flatten)]
+    pub margin: MarginArg,
     /// Let tasks write although the device is real: the data that they overwrite is LOST
     #[arg(long)]
     pub destroy_data: bool,

@@ -81,3 +81,32 @@ fn plan_of(schema: &str) -> String {
     })
     .to_string()
 }
+
+#[test]
+fn less_margin_leaves_the_neighbour_more() {
+    let site = Site::new();
+    let strict = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cases/1vm-H-strict-flood.toml");
+    let relaxed = std::fs::read_to_string(strict).unwrap().replace("latency = \"5ms\"", "latency = \"40ms\"");
+    let path = site.dir.path().join("relaxed.toml");
+    std::fs::write(&path, relaxed).unwrap();
+    let spec = path.to_str().unwrap();
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
+    let limit = |margin: &[&str]| {
+        let args = [&["plan", spec, "--profile", profile, "--model", "slice", "--defaults"], margin].concat();
+        let (code, plan) = site.json(&args);
+        assert_eq!(code, 0, "{plan:#}");
+        let settings = plan["settings"].as_array().unwrap();
+        let limit = settings.iter().find(|s| s["knob"].to_string().contains("limit"));
+        limit.map_or(f64::INFINITY, |s| s["value"].as_str().unwrap().parse().unwrap())
+    };
+    let (much, little) = (limit(&[]), limit(&["--margin", "20"]));
+    assert!(much.is_finite() && little > 1.5 * much, "{much} {little}");
+    // The I/O domain's reservations know no margin, and a plan that is made has its own.
+    let out = site.output(&["plan", spec, "--domain", "--margin", "20"]);
+    assert!(text(&out.stderr).contains("cannot be used with"), "{}", text(&out.stderr));
+    let saved = site.dir.path().join("made.plan");
+    std::fs::write(&saved, plan_of("rtvirtio.plan.v1")).unwrap();
+    let out = site.output(&["apply", saved.to_str().unwrap(), "--dry-run", "--margin", "20", "--spec", spec]);
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("give --margin to `rtvirtio plan`"), "{}", text(&out.stderr));
+}

@@ -40,6 +40,9 @@ pub struct Header {
     /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part, which a file name does not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// Confidence of its bound, as a share of runs; where it is not said, 0.99.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confidence: Option<f64>,
     /// What `rtvirtio profile` measured of each device, by the device's name in the points.
     pub profiles: BTreeMap<String, Profile>,
 }

@@ -42,9 +42,9 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
 }
 
 /// How often the learned bound held, for tails less the host's own stalls and as measured: of settings that it chose, because they are within the
-/// targets by it, and of those that the slice model chose where no bound met all targets.
+/// targets by it, and of those that the slice model chose where no bound met all targets. `confidence` is the bound's own.
 #[must_use]
-pub fn chosen(points: &[Point]) -> Vec<Claim> {
+pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
     let by_bound = points.iter().filter(|p| p.is_of("bound"));
     let (shown, other): (Vec<&Point>, Vec<&Point>) = by_bound.partition(|p| within(p));
     type Held = fn(&Outcome) -> Option<bool>;
@@ -66,9 +66,10 @@ pub fn chosen(points: &[Point]) -> Vec<Claim> {
     ];
     let mut out = Vec::new();
     for (end, what, held) in kinds {
-        let chosen = format!("{what}, for settings that were chosen by the bound");
+        let at = 100.0 * confidence;
+        let chosen = format!("{what}, for settings that were chosen by the bound at {at:.0} %");
         let id = format!("cases.bound.coverage{end}");
-        out.extend(claim(&id, &shown, chosen, held).map(|c| c.at_least(0.99)));
+        out.extend(claim(&id, &shown, chosen, held).map(|c| c.at_least(confidence)));
         let rest = "the same where no bound met all targets, and the slice model chose".to_owned();
         out.extend(claim(&format!("cases.bound.coverage_elsewhere{end}"), &other, rest, held));
     }
@@ -128,11 +129,12 @@ mod tests {
             p
         };
         // The target is 400 ms. Two chosen by the bound, of which one is above it; one where the bound is far above the target.
-        let claims = chosen(&[with(300, 200), with(100, 150), with(9_000, 300)]);
+        let claims = chosen(&[with(300, 200), with(100, 150), with(9_000, 300)], 0.99);
         let of = |id: &str| claims.iter().find(|c| c.id == id).map(|c| (c.value, c.n, c.met)).unwrap();
         assert_eq!(of("cases.bound.coverage"), (0.5, 2, false));
         assert_eq!(of("cases.bound.coverage_awake"), (0.5, 2, false));
+        assert!(chosen(&[with(300, 200), with(100, 150)], 0.5)[0].met);
         assert_eq!(of("cases.bound.coverage_elsewhere"), (1.0, 1, true));
-        assert!(chosen(&[run("slice", 0, 1, 100.0, 0)]).is_empty());
+        assert!(chosen(&[run("slice", 0, 1, 100.0, 0)], 0.99).is_empty());
     }
 }

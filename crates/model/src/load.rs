@@ -13,7 +13,7 @@ pub(crate) const JIFFY: f64 = 0.004;
 /// before 6.10 where `BLK_DEV_THROTTLING_LOW` is built in). It rounds the time that has passed up to whole slices
 /// (`tg_within_iops_limit`), so that what a limit allows for a slice may all come at its begin. Measured on 6.18: a neighbour of 32 in flight, held to 682/s, filled
 /// the device for others as often as its depth allows; held to 200/s, twenty requests at a time.
-const THROTTLE_SLICE: f64 = 0.1;
+pub(crate) const THROTTLE_SLICE: f64 = 0.1;
 
 /// Requests per second that stand for "as fast as it can": never reached by a device, small enough to keep sums finite.
 const UNBOUNDED_RATE: f64 = 1e9;
@@ -30,8 +30,9 @@ pub(crate) struct Flow {
     pub(crate) rate: f64,
     /// Whether it always has a request waiting: no declared rate and no cap that limits it.
     pub(crate) flood: bool,
-    /// Whether its rate is a cap's doing: it arrives in bursts, see [`THROTTLE_SLICE`].
-    pub(crate) throttled: bool,
+    /// Where its rate is a cap's doing, the requests that the cap allows for a [`THROTTLE_SLICE`], which may all come at its begin. Those of the VM's
+    /// tasks with rates are among them: a flood takes what there is.
+    pub(crate) allowed: Option<f64>,
     /// Most requests in flight.
     pub(crate) depth: f64,
     /// Share of the declared rate that the VM's cap lets through.
@@ -49,12 +50,17 @@ pub(crate) struct Flow {
 impl Flow {
     /// Requests of this flow that the tail must expect in flight at once.
     pub(crate) fn burst(&self) -> f64 {
-        if self.throttled { self.depth.min(1.0 + self.rate * THROTTLE_SLICE) } else { self.depth }
+        self.allowed.map_or(self.depth, |allowed| self.depth.min(1.0 + allowed))
+    }
+
+    /// Requests of every [`THROTTLE_SLICE`] that a cap allows beyond what can be in flight at once: the flow goes unchecked until they are through.
+    pub(crate) fn beyond_queue(&self) -> f64 {
+        self.allowed.map_or(0.0, |allowed| (1.0 + allowed - self.depth).max(0.0))
     }
 
     /// Device time per request when it has the device to itself at its own depth, s.
     pub(crate) fn exclusive(&self) -> f64 {
-        self.cost.max(self.service / self.depth)
+        self.cost.max(self.service / self.depth.max(1.0))
     }
 }
 
@@ -73,13 +79,13 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
             let depth = f64::from(task.depth.max(1));
             // What it would do alone: limited by its depth or by the device.
             let alone = 1.0 / cost.max(service / depth);
-            let (rate, flood, throttled) = match (task.rate, cap) {
-                (Some(r), _) => (r.0.clamp(0.0, UNBOUNDED_RATE) * through, false, false),
+            let (rate, flood, allowed) = match (task.rate, cap) {
+                (Some(r), _) => (r.0.clamp(0.0, UNBOUNDED_RATE) * through, false, None),
                 // A cap that it could not reach anyway does not hold it.
                 (None, Some(c)) if (c - declared).max(0.0) / floods < alone => {
-                    ((c - declared).max(0.0) / floods, false, true)
+                    ((c - declared).max(0.0) / floods, false, Some(c * THROTTLE_SLICE / floods))
                 }
-                (None, _) => (alone, true, false),
+                (None, _) => (alone, true, None),
             };
             flows.push(Flow {
                 vm: i,
@@ -87,7 +93,7 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
                 block: task.block.0 as f64,
                 rate,
                 flood,
-                throttled,
+                allowed,
                 depth,
                 through_cap: if task.rate.is_some() { through } else { 1.0 },
                 service,

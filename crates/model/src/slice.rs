@@ -6,6 +6,7 @@
 
 mod fifo;
 mod idling;
+mod phases;
 
 use rtvirtio_spec::Spec;
 
@@ -14,6 +15,8 @@ use crate::guest::{CpuLoad, overhead, round_trip};
 use crate::load::{Flow, flows, is_guest};
 use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, Sum, TailModel, Terms, Total, check_config};
+
+use phases::{Share, Unchecked, recovered, without_bursts};
 
 /// The slice model. It covers every elevator and needs no coefficients beyond its named constants.
 #[derive(Clone, Copy, Debug, Default)]
@@ -104,6 +107,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     // Neighbours that come in bursts rest as long as they work.
     let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
     let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
+    let unchecked = Unchecked::of(&flows, &regime);
     let mut out = Vec::with_capacity(flows.len());
     for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
         let vm = &spec.vms[flow.vm];
@@ -120,42 +124,29 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
         let stall = device.stall(flow.op, flow.exceedance, slack);
         sum.add(Side::Host, "device", (stall - wait.service).max(0.0));
-        let kept = if flow.declared {
-            let reach = flow.depth / (flow.service + round_trip(profile, vm));
-            (wait.kept * cpu.kept() * flow.through_cap).min(reach / flow.rate.max(f64::MIN_POSITIVE))
-        } else {
-            1.0
+        let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);
+        let limited = |of: &Wait| Share {
+            kept: (of.kept * cpu.kept() * flow.through_cap).min(reach),
+            slack: of.slack.min(cap_slack).min(1.0 - 1.0 / reach),
         };
-        let late = |share: f64| (1.0 - share.min(1.0)) * HORIZON;
-        let (kept, backlog) = match &resting {
-            Some((length, rest)) if flow.declared => recovered(kept, rest[i].kept, rest[i].slack, *length),
-            _ => (kept, 0.0),
-        };
-        sum.add(Side::Host, "catch-up", backlog);
-        sum.add(Side::Host, BACKLOG, late(kept));
+        let (mut kept, mut catch_up) = (1.0, 0.0);
+        if flow.declared {
+            kept = limited(wait).kept;
+            if let Some(unchecked) = &unchecked {
+                let over = resting.as_ref().map_or(HORIZON, |(length, _)| *length);
+                (kept, catch_up) = unchecked.lateness(i, over, limited);
+            }
+            if let Some((length, rest)) = &resting {
+                let owed;
+                (kept, owed) = recovered(kept, limited(&rest[i]), (*length, *length));
+                catch_up += owed;
+            }
+        }
+        sum.add(Side::Host, "catch-up", catch_up);
+        sum.add(Side::Host, BACKLOG, (1.0 - kept.min(1.0)) * HORIZON);
         out.push(sum.whole(kept));
     }
     out
-}
-
-/// The flows while neighbours that come in bursts rest.
-fn without_bursts(spec: &Spec, flows: &[Flow]) -> Vec<Flow> {
-    let mut flows = flows.to_vec();
-    for (flow, (_, task)) in flows.iter_mut().zip(spec.tasks()) {
-        if task.rate.is_none() && task.burst.is_some() {
-            (flow.rate, flow.depth, flow.flood, flow.throttled) = (0.0, 0.0, false, false);
-        }
-    }
-    flows
-}
-
-/// Share of the rate that is kept over a burst of `length` s and a rest as long, and how late the task is at the burst's end, s. During the
-/// burst a share `busy` gets through; in the rest a share `quiet`, with `slack` of what is possible to catch up with.
-fn recovered(busy: f64, quiet: f64, slack: f64, length: f64) -> (f64, f64) {
-    let owed = (1.0 - busy.min(1.0)) * length;
-    let slack = slack.clamp(0.0, 0.99);
-    let caught_up = if quiet < 1.0 { (quiet - 1.0) * length } else { slack / (1.0 - slack) * length };
-    ((1.0 - (owed - caught_up).max(0.0) / (2.0 * length)).clamp(0.0, 1.0), owed)
 }
 
 /// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.

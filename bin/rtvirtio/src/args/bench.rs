@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use rtvirtio_bench::accuracy::FOLDS;
 use rtvirtio_bench::cyclictest::Setup;
-use rtvirtio_planner::ENOUGH;
 use rtvirtio_units::{Bytes, Nanos};
+
+use super::MarginArg;
 
 /// `bench`.
 #[derive(Subcommand, Debug)]
@@ -392,9 +393,6 @@ pub struct BenchRuns {
     pub html: Option<PathBuf>,
 }
 
-/// Percent of a target that planners buy where nobody says otherwise.
-pub const MARGIN: u8 = (ENOUGH.0 * 100.0) as u8;
-
 /// `bench cases`.
 #[derive(Args, Debug)]
 pub struct BenchCasesArgs {
@@ -410,10 +408,9 @@ pub struct BenchCasesArgs {
     /// Scale the rates to a third of what the device can do, for slow devices
     #[arg(long)]
     pub scaled: bool,
-    /// Share of each target, %, that our planners buy with tighter limits on VMs without targets and more changes. An
-    /// experiment: the slice model says too little of loose limits (docs/model.md, Where it is weak)
-    #[arg(long, value_name = "PERCENT", default_value_t = MARGIN, value_parser = clap::value_parser!(u8).range(0..=99))]
-    pub margin: u8,
+    /// How our planners weigh targets against the neighbours' rate
+    #[command(flatten)]
+    pub margin: MarginArg,
     /// Only cases whose name contains this
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,

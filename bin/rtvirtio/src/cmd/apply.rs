@@ -43,13 +43,19 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if !args.dry_run {
         need_root("apply")?;
     }
-    if super::domain::is_config(&args.source) {
+    let is_spec = args.source.extension().is_some_and(|e| e == "toml");
+    let is_domain = super::domain::is_config(&args.source);
+    anyhow::ensure!(
+        (is_spec && !is_domain) || args.margin.option().is_none(),
+        "{} is a plan already: give --margin to `rtvirtio plan`, or apply the spec",
+        args.source.display()
+    );
+    if is_domain {
         return super::domain::apply(&args.source, args.dry_run, global, ui);
     }
     if args.cpu_only {
         return cpu_only(args, global, ui);
     }
-    let is_spec = args.source.extension().is_some_and(|e| e == "toml");
     let saved = if is_spec { None } else { Some(load(&args.source)?) };
     let spec_path = match (&args.spec, &saved) {
         (Some(spec), _) => spec.clone(),
@@ -107,7 +113,8 @@ fn plan_now(args: &ApplyArgs, site: &Site, global: &Global, ui: &Ui) -> anyhow::
     let profile = load_profile(&site.spec, args.profile.as_deref(), global)?;
     let found = site.config()?;
     let choice = ModelChoice::find(args.model, &site.spec, &profile, global, ui)?;
-    let options = site.plan_options(found.clone(), &choice)?;
+    let mut options = site.plan_options(found.clone(), &choice)?;
+    options.enough = args.margin.enough();
     let plan = plan(&site.spec, &profile, &options)?;
     if !ui.json && !args.dry_run {
         print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));

@@ -123,7 +123,8 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     if args.domain {
         return super::domain::make(args, global, ui);
     }
-    let basis = Basis::load(&args.model, global, ui)?;
+    let mut basis = Basis::load(&args.model, global, ui)?;
+    basis.options.enough = args.margin.enough();
     let mut plan = plan(&basis.spec, &basis.profile, &basis.options)?;
     // A path that is not UTF-8 cannot stand in JSON; `apply` then asks for --spec.
     plan.spec_file = std::path::absolute(&args.model.spec)?.into_os_string().into_string().ok();

@@ -73,7 +73,8 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     let profile = load_profile(&site.spec, args.profile.as_deref(), global)?;
     let choice = ModelChoice::find(args.model, &site.spec, &profile, global, ui)?;
     let found = site.config()?;
-    let options = site.plan_options(found.clone(), &choice)?;
+    let mut options = site.plan_options(found.clone(), &choice)?;
+    options.enough = args.margin.enough();
     let affordable = (budget.as_secs_f64() * TRIALS_SHARE / (length + OVERHEAD).as_secs_f64()) as usize;
     anyhow::ensure!(
         affordable >= 2,

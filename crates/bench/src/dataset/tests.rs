@@ -16,6 +16,7 @@ fn header() -> Header {
         command: "rtvirtio bench sweep".to_owned(),
         generated: "today".to_owned(),
         model: Some("a1".to_owned()),
+        confidence: Some(0.95),
         profiles: BTreeMap::new(),
     }
 }

@@ -21,7 +21,7 @@ use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperB
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
-pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v4";
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v5";
 
 /// How much wider a bound is outside of what was measured. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;

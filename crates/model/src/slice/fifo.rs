@@ -14,6 +14,10 @@ const DEADLINE_BATCH: f64 = 16.0;
 /// only, so never for long without idling). Not measured on its own; it makes the planner prefer `low_latency=0`.
 const RAISED_TURNS: f64 = 2.0;
 
+/// Latencies that Kyber aims at for reads and for writes, s (`kyber_latency_targets`, block/kyber-iosched.c).
+const KYBER_READ_TARGET: f64 = 0.002;
+const KYBER_WRITE_TARGET: f64 = 0.010;
+
 /// Steps of the bisection for the mean wait: beyond the precision of a double.
 const STEPS: u32 = 60;
 
@@ -57,7 +61,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let (mut rho, mut longest) = (0.0, 0.0f64);
     for f in flows {
         // A cap makes a flood's bursts smaller, it does not make its arrivals random.
-        if f.flood || f.throttled {
+        if f.flood || f.allowed.is_some() {
             floods[f.vm] += f.cost * f.burst();
         } else {
             rated[f.vm] += f.cost * f.depth;
@@ -67,6 +71,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     }
     let (all_floods, all_rated): (f64, f64) = (floods.iter().sum(), rated.iter().sum());
     let spare = (1.0 - rho).max(MIN_SLACK);
+    let held = OneByOne::of(config, flows);
     let turns = if config.elevator == Elevator::Bfq && config.bfq.low_latency { RAISED_TURNS } else { 1.0 };
 
     flows
@@ -74,17 +79,20 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .map(|f| {
             let queueing = longest * (1.0 / f.exceedance).ln() / (2.0 * spare);
             // The bound on the others' requests, then shared among VMs in proportion to what each may have in flight.
-            let steady = f.flood || f.throttled;
+            let steady = f.flood || f.allowed.is_some();
             let self_cost = if steady { 0.0 } else { f.cost };
             let bound = (all_rated - self_cost).max(0.0);
             let share = if bound > 0.0 { queueing.min(bound) / bound } else { 0.0 };
             let own_floods = floods[f.vm] - if steady { f.cost } else { 0.0 };
             let own_vm = turns * (own_floods + share * (rated[f.vm] - self_cost).max(0.0));
+            let (own_writes, other_writes) = held.tail(flows, f);
+            let own_vm = own_vm + own_writes;
             let other_vms = turns * (all_floods - floods[f.vm] + share * (all_rated - rated[f.vm])).max(0.0)
-                + batch(config, flows, f);
+                + batch(config, flows, f)
+                + other_writes;
             // A request does not wait for itself.
             let ahead = (mean - f.cost * in_flight(f, mean).min(1.0)).max(0.0);
-            let possible = f.depth / (f.service + ahead);
+            let possible = f.depth / (f.service + ahead + held.mean(f));
             let kept = if f.rate > 0.0 { (possible / f.rate).min(1.0) } else { 1.0 };
             let slack = (1.0 - rho).min(1.0 - f.rate / possible);
             Wait { own_vm, other_vms, kept, slack, service: f.service }
@@ -103,4 +111,57 @@ fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
         .filter(|f| (writes(me) < 1.0 && writes(f) > 0.0) || (writes(me) > 0.0 && writes(f) < 1.0))
         .map(|f| f.cost * f.depth.min(DEADLINE_BATCH))
         .fold(0.0, f64::max)
+}
+
+/// Kyber while reads are slow: writes pass one by one.
+///
+/// Kyber takes reads that are slower on the device than their target for congestion, and then lowers the number of writes that may be in flight, as long as these are
+/// within their own target (`kyber_timer_fn`), down to one. Every other write before a write then costs it a wait for the reads that fill the device. Measured beside
+/// a limited flood of reads: `docs/model.md`.
+struct OneByOne {
+    /// What each write before it costs a write in the tail, s; 0 where writes are not held back.
+    tail: f64,
+    /// The same in the mean, where only floods without a limit fill the device all the time.
+    mean: f64,
+    /// Share of the time in which some write is on its way, in the mean.
+    rho: f64,
+    /// Writes that may wait, in all.
+    writers: f64,
+}
+
+impl OneByOne {
+    fn of(config: &Config, flows: &[Flow]) -> Self {
+        let kyber = config.elevator == Elevator::Kyber;
+        let fill = |of: &dyn Fn(&Flow) -> bool| -> f64 {
+            let reads = flows.iter().filter(|f| f.op.write_share() < 1.0);
+            let alone = reads.clone().map(|f| f.service).fold(0.0, f64::max);
+            let queue: f64 =
+                reads.filter(|f| of(f)).map(|f| f.cost * f.burst() * (1.0 - f.op.write_share())).sum();
+            // Where it takes longer than the target, writes are not within theirs either.
+            if kyber && alone + queue > KYBER_READ_TARGET { queue.min(KYBER_WRITE_TARGET) } else { 0.0 }
+        };
+        let (tail, mean) = (fill(&|f| f.flood || f.allowed.is_some()), fill(&|f| f.flood));
+        let rho = flows.iter().map(|f| f.rate * f.op.write_share() * (f.service + mean)).sum();
+        Self { tail, mean, rho, writers: writers(flows, |_| true) }
+    }
+
+    /// What a write of `me` waits for in the tail, s: for writes of its own VM, and for those of others.
+    fn tail(&self, flows: &[Flow], me: &Flow) -> (f64, f64) {
+        if me.op.write_share() <= 0.0 {
+            return (0.0, 0.0);
+        }
+        let own = writers(flows, |f| f.vm == me.vm);
+        (self.tail * (own - 1.0).max(0.0), self.tail * (self.writers - own))
+    }
+
+    /// What a request of `me` waits for in the mean, s: as in M/D/1, and never for more writes than there can be.
+    fn mean(&self, me: &Flow) -> f64 {
+        let turns = if self.rho < 1.0 { 1.0 + self.rho / (2.0 * (1.0 - self.rho)) } else { f64::INFINITY };
+        me.op.write_share() * self.mean * turns.min((self.writers - 1.0).max(0.0))
+    }
+}
+
+/// Writes of some flows that may be in flight or wait.
+fn writers(flows: &[Flow], of: impl Fn(&Flow) -> bool) -> f64 {
+    flows.iter().filter(|f| f.op.write_share() > 0.0 && of(f)).map(Flow::burst).sum()
 }

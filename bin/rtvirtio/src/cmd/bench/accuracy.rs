@@ -15,7 +15,7 @@ use rtvirtio_bench::networks::{self, Networks};
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
 use rtvirtio_bench::run::as_result;
 use rtvirtio_bench::sizes::{Size, loss_by_size};
-use rtvirtio_bench::train::{TrainSettings, comparable, fit};
+use rtvirtio_bench::train::{MISS, TrainSettings, comparable, fit};
 use rtvirtio_measure::{Run, VmKind};
 use rtvirtio_model::HostModel;
 use rtvirtio_units::Nanos;
@@ -214,17 +214,18 @@ impl Limits {
 /// Claims of tails as measured, and, where the host's own stalls are known, of tails less these.
 fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     let n = a.held.len();
+    let at = if confidence < 1.0 - MISS { format!(" at {:.0} %", 100.0 * confidence) } else { String::new() };
     let mut claims = Vec::new();
     let mut bound = |id: &str, of: &str, coverage: f64, sharpness: f64, n: usize, groups: &[Group]| {
-        let covers = format!("held-out tails {of} below their upper bound");
+        let covers = format!("held-out tails {of} below their upper bound{at}");
         claims.push(
             Claim::new(format!("accuracy.{id}.coverage"), covers, coverage, "share", n).at_least(confidence),
         );
-        let sharp = format!("median of upper bound over tail {}", of.trim_end_matches(','));
+        let sharp = format!("median of upper bound{at} over tail {}", of.trim_end_matches(','));
         claims
             .push(Claim::new(format!("accuracy.{id}.sharpness"), sharp, sharpness, "ratio", n).at_most(1.5));
         let (name, n, share) = groups.first().map_or((String::new(), 0, 0.0), Clone::clone);
-        let group = format!("the same coverage in its worst group ({name})");
+        let group = format!("the same coverage{at} in its worst group ({name})");
         let claim = Claim::new(format!("accuracy.{id}.worst_group"), group, share, "share", n);
         claims.push(claim.at_least(confidence - 0.02));
     };

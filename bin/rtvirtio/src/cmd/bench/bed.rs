@@ -12,7 +12,7 @@ use rtvirtio_host::Root;
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_measure::awake::Awake;
-use rtvirtio_model::{Config, DepthPoint, Elevator, ModelKind, Profile};
+use rtvirtio_model::{Config, DepthPoint, Elevator, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
 
@@ -131,12 +131,12 @@ impl<'a> Bed<'a> {
     }
 
     /// Begins a file of runs on this bed, or goes on with one: the device's profile, the recorder, and the runs that are there. A file that
-    /// goes on keeps the profile that it began with; else it is `profile`, or measured now. `model` is the fingerprint of the one that takes part.
+    /// goes on keeps the profile that it began with; else it is `profile`, or measured now. `model` is the learned one that takes part.
     pub fn record(
         &self,
         path: &Path,
         command: String,
-        (profile, model): (Option<Profile>, Option<String>),
+        (profile, model): (Option<Profile>, Option<&HostModel>),
         other: OtherHost,
     ) -> anyhow::Result<(Profile, Recorder, Vec<Point>)> {
         if let Some(dir) = path.parent() {
@@ -152,7 +152,8 @@ impl<'a> Bed<'a> {
             host: self.facts(),
             command,
             generated: generated(),
-            model,
+            model: model.map(HostModel::fingerprint),
+            confidence: model.map(HostModel::confidence),
             profiles: BTreeMap::from([(self.device.clone(), profile.clone())]),
         };
         let (recorder, points) = Recorder::open(path, &header, other)?;

@@ -75,13 +75,13 @@ pub struct Wanted<'a> {
 }
 
 impl<'a> Runs<'a> {
-    /// Begins a file, or goes on with one. `basis` is the profile, where it need not be measured, and the fingerprint of a learned model.
+    /// Begins a file, or goes on with one. `basis` is the profile, where it need not be measured, and a learned model that takes part.
     pub fn begin(
         bed: &'a Bed<'a>,
         path: &Path,
         command: String,
         length: Nanos,
-        basis: (Option<Profile>, Option<String>),
+        basis: (Option<Profile>, Option<&HostModel>),
         other: OtherHost,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {

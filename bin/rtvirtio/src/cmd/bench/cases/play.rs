@@ -14,10 +14,9 @@ use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
 use rtvirtio_planner::{PlanError, Space};
 use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
-use rtvirtio_units::Ratio;
 
 use super::{TUNED, tiers};
-use crate::args::{BenchCasesArgs, MARGIN};
+use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
 use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
 use crate::model_choice::read_if;
@@ -33,9 +32,7 @@ fn command(args: &BenchCasesArgs) -> String {
         s.push_str(" --scaled");
     }
     // Files from before there was such an option say none.
-    if args.margin != MARGIN {
-        s.push_str(&format!(" --margin {}", args.margin));
-    }
+    s.extend(args.margin.option().map(|margin| format!(" {margin}")));
     if let Some(model) = args.runs.model.as_deref().and_then(Path::file_name) {
         s.push_str(&format!(" --model {}", model.to_string_lossy()));
     }
@@ -73,7 +70,7 @@ impl<'a> Play<'a> {
         known(&args.schemes)?;
         let learned = read_if(args.runs.model.as_deref())?;
         let profile = profile(&args.runs, learned.as_deref(), bed)?;
-        let basis = (profile, learned.as_ref().map(|m| m.fingerprint()));
+        let basis = (profile, learned.as_deref());
         let runs = Runs::begin(bed, path, command(args), args.length, basis, other_host(&args.runs), ui)?;
         if let Some(model) = &learned {
             model.fits(&runs.profile)?;
@@ -121,7 +118,7 @@ impl<'a> Play<'a> {
                 baseline: &baseline,
                 space: &self.space,
                 learned: self.learned.as_ref(),
-                enough: self.enough(),
+                enough: self.args.margin.enough(),
             };
             match scheme.treat(&basis) {
                 Ok(treatment) => add(&mut treatments, scheme.name(), treatment),
@@ -155,10 +152,6 @@ impl<'a> Play<'a> {
 
     fn schemes(&self) -> Vec<Box<dyn Scheme>> {
         schemes::all().into_iter().filter(|s| self.wants(s.name())).collect()
-    }
-
-    fn enough(&self) -> Ratio {
-        Ratio(f64::from(self.args.margin) / 100.0)
     }
 
     fn wants(&self, scheme: &str) -> bool {
@@ -218,7 +211,7 @@ impl<'a> Play<'a> {
             baseline,
             space: &self.space,
             learned: self.learned.as_ref(),
-            enough: self.enough(),
+            enough: self.args.margin.enough(),
         };
         let options = planned.options(&basis)?;
         let mut tuner = Tuner::new(spec, &self.runs.profile, &options, TuneGoal::default())?;

@@ -9,7 +9,7 @@ use rtvirtio_bench::misses::{Miss, misses};
 use rtvirtio_bench::neighbours::{self, Left, left};
 use rtvirtio_bench::passes::{OURS, PUBLISHED, Table, case_of};
 use rtvirtio_bench::promises;
-use rtvirtio_bench::train::median;
+use rtvirtio_bench::train::{MISS, median};
 use rtvirtio_planner::tune::TuneGoal;
 
 use crate::cmd::bench::found::Found;
@@ -43,7 +43,7 @@ pub fn found(tiers: &[Tier], data: &Dataset) -> Found {
     }
     let possible: BTreeSet<String> = tables.iter().flat_map(|t| t.possible.clone()).collect();
     claims.extend(promises::trials(&data.points, &possible, &TuneGoal::default()));
-    claims.extend(promises::chosen(&data.points));
+    claims.extend(promises::chosen(&data.points, data.header.confidence.unwrap_or(1.0 - MISS)));
     let mut found = Found::of(data);
     found.lead.extend(remarks(data));
     let remarks: String = found.lead.iter().skip(1).map(|line| format!("{line}\n")).collect();

@@ -1,0 +1,86 @@
+//! Neighbours that come and go: bursts, and floods that a limit lets through for a part of every tenth of a second. A task that loses rate
+//! in one phase catches up in the other.
+
+use rtvirtio_spec::Spec;
+
+use super::Wait;
+use crate::load::{Flow, THROTTLE_SLICE};
+
+/// What a task gets in a phase, with all that limits it.
+#[derive(Clone, Copy)]
+pub(super) struct Share {
+    /// Share of its rate that gets through.
+    pub(super) kept: f64,
+    /// Spare share of what it could get, to catch up with.
+    pub(super) slack: f64,
+}
+
+/// The flows while neighbours that come in bursts rest.
+pub(super) fn without_bursts(spec: &Spec, flows: &[Flow]) -> Vec<Flow> {
+    let mut flows = flows.to_vec();
+    for (flow, (_, task)) in flows.iter_mut().zip(spec.tasks()) {
+        if task.rate.is_none() && task.burst.is_some() {
+            (flow.rate, flow.depth, flow.flood, flow.allowed) = (0.0, 0.0, false, None);
+        }
+    }
+    flows
+}
+
+/// Share of the rate that is kept over a busy phase of `length` s and the `rest` that follows it, and how late the task is at the end of the busy one, s.
+pub(super) fn recovered(busy: f64, quiet: Share, (length, rest): (f64, f64)) -> (f64, f64) {
+    let owed = (1.0 - busy.min(1.0)) * length;
+    let slack = quiet.slack.clamp(0.0, 0.99);
+    let caught_up = if quiet.kept < 1.0 { (quiet.kept - 1.0) * rest } else { slack / (1.0 - slack) * rest };
+    ((1.0 - (owed - caught_up).max(0.0) / (length + rest)).clamp(0.0, 1.0), owed)
+}
+
+/// Loose limits let floods go unchecked for a part of every slice, and hold them back in the rest of it.
+pub(super) struct Unchecked {
+    /// The part, s.
+    length: f64,
+    /// What tasks wait for meanwhile.
+    busy: Vec<Wait>,
+    /// What they wait for in the rest.
+    rest: Vec<Wait>,
+}
+
+impl Unchecked {
+    /// `None` where all that limits allow at once fits into the queues of the floods.
+    ///
+    /// ```text
+    /// length = min(slice, sum over limited floods of (1 + allowed - depth) * c * (1 + sum over tasks of c_t * depth_t / (c * depth)))
+    /// ```
+    ///
+    /// The second factor is what the tasks with rates take of the device meanwhile, at most; of their depths counts what comes in a slice. Beside a
+    /// flood without a limit it is the whole slice. What fits into a flood's queue counts as even in both parts.
+    pub(super) fn of(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
+        let tasks: f64 = flows
+            .iter()
+            .filter(|f| f.declared)
+            .map(|f| f.cost * f.depth.min(1.0 + f.rate * THROTTLE_SLICE))
+            .sum();
+        let pace = |f: &Flow| f.exclusive() * (1.0 + tasks / (f.cost * f.depth));
+        let shared: f64 = flows.iter().map(|f| f.beyond_queue() * pace(f)).sum();
+        if shared <= 0.0 || tasks <= 0.0 {
+            return None;
+        }
+        let unlimited = flows.iter().any(|f| f.flood);
+        let length = if unlimited { THROTTLE_SLICE } else { shared.min(THROTTLE_SLICE) };
+        let (mut busy, mut rest) = (flows.to_vec(), flows.to_vec());
+        for (busy, rest) in busy.iter_mut().zip(&mut rest).filter(|(f, _)| f.beyond_queue() > 0.0) {
+            (rest.rate, rest.allowed) =
+                ((rest.rate - rest.beyond_queue() / THROTTLE_SLICE).max(0.0), Some(rest.depth - 1.0));
+            (busy.rate, busy.flood, busy.allowed) = (1.0 / busy.exclusive(), true, None);
+        }
+        Some(Self { length, busy: regime(&busy), rest: regime(&rest) })
+    }
+
+    /// The share of a task's rate that gets through, and how late it is when the floods are held back again, s. What is lost for good makes it late too, by
+    /// a share of `over` s; both together are at most what floods without a limit would cause.
+    pub(super) fn lateness(&self, task: usize, over: f64, limited: impl Fn(&Wait) -> Share) -> (f64, f64) {
+        let worst = limited(&self.busy[task]).kept;
+        let phases = (self.length, THROTTLE_SLICE - self.length);
+        let (kept, owed) = recovered(worst, limited(&self.rest[task]), phases);
+        (kept, owed.min((kept - worst).max(0.0) * over))
+    }
+}
