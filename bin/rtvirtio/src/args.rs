@@ -248,7 +248,7 @@ pub struct ModelArgs {
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarginArg {
     /// Hold VMs without targets down until predictions are this far below the targets, %; more is not worth it. Less
-    /// leaves these VMs more. The slice model always keeps 20
+    /// leaves these VMs more. The slice model always keeps 20; without the option it is 75
     #[arg(id = "margin", long = "margin", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
     percent: Option<u8>,
 }
