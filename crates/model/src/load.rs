@@ -48,6 +48,11 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
+    /// Whether it asks for as much as it may get: without a rate, held by a cap or not.
+    pub(crate) fn steady(&self) -> bool {
+        self.flood || self.allowed.is_some()
+    }
+
     /// Requests of this flow that the tail must expect in flight at once.
     pub(crate) fn burst(&self) -> f64 {
         self.allowed.map_or(self.depth, |allowed| self.depth.min(1.0 + allowed))

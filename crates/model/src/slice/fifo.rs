@@ -61,7 +61,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let (mut rho, mut longest) = (0.0, 0.0f64);
     for f in flows {
         // A cap makes a flood's bursts smaller, it does not make its arrivals random.
-        if f.flood || f.allowed.is_some() {
+        if f.steady() {
             floods[f.vm] += f.cost * f.burst();
         } else {
             rated[f.vm] += f.cost * f.depth;
@@ -79,7 +79,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .map(|f| {
             let queueing = longest * (1.0 / f.exceedance).ln() / (2.0 * spare);
             // The bound on the others' requests, then shared among VMs in proportion to what each may have in flight.
-            let steady = f.flood || f.allowed.is_some();
+            let steady = f.steady();
             let self_cost = if steady { 0.0 } else { f.cost };
             let bound = (all_rated - self_cost).max(0.0);
             let share = if bound > 0.0 { queueing.min(bound) / bound } else { 0.0 };
@@ -118,6 +118,7 @@ fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
 /// Kyber takes reads that are slower on the device than their target for congestion, and then lowers the number of writes that may be in flight, as long as these are
 /// within their own target (`kyber_timer_fn`), down to one. Every other write before a write then costs it a wait for the reads that fill the device. Measured beside
 /// a limited flood of reads: `docs/model.md`.
+#[derive(Default)]
 struct OneByOne {
     /// What each write before it costs a write in the tail, s; 0 where writes are not held back.
     tail: f64,
@@ -131,23 +132,25 @@ struct OneByOne {
 
 impl OneByOne {
     fn of(config: &Config, flows: &[Flow]) -> Self {
-        let kyber = config.elevator == Elevator::Kyber;
+        if config.elevator != Elevator::Kyber {
+            return Self::default();
+        }
         let fill = |of: &dyn Fn(&Flow) -> bool| -> f64 {
             let reads = flows.iter().filter(|f| f.op.write_share() < 1.0);
             let alone = reads.clone().map(|f| f.service).fold(0.0, f64::max);
             let queue: f64 =
                 reads.filter(|f| of(f)).map(|f| f.cost * f.burst() * (1.0 - f.op.write_share())).sum();
             // Where it takes longer than the target, writes are not within theirs either.
-            if kyber && alone + queue > KYBER_READ_TARGET { queue.min(KYBER_WRITE_TARGET) } else { 0.0 }
+            if alone + queue > KYBER_READ_TARGET { queue.min(KYBER_WRITE_TARGET) } else { 0.0 }
         };
-        let (tail, mean) = (fill(&|f| f.flood || f.allowed.is_some()), fill(&|f| f.flood));
+        let (tail, mean) = (fill(&Flow::steady), fill(&|f| f.flood));
         let rho = flows.iter().map(|f| f.rate * f.op.write_share() * (f.service + mean)).sum();
         Self { tail, mean, rho, writers: writers(flows, |_| true) }
     }
 
     /// What a write of `me` waits for in the tail, s: for writes of its own VM, and for those of others.
     fn tail(&self, flows: &[Flow], me: &Flow) -> (f64, f64) {
-        if me.op.write_share() <= 0.0 {
+        if self.tail <= 0.0 || me.op.write_share() <= 0.0 {
             return (0.0, 0.0);
         }
         let own = writers(flows, |f| f.vm == me.vm);

@@ -77,15 +77,20 @@ fn twin_flood() {
     assert!((4.0..20.0).contains(&ms(&f[0])) && f[0].rate_kept > 0.99, "{:?}", f[0]);
 }
 
+/// A task of 1500/s beside a flood of 32 in flight under a limit, with BFQ that does not idle.
+fn beside_a_flood(cap: f64) -> Forecast {
+    let s = spec(LabKind::Process, &[vec![task("heavy", 1500.0, 5)], vec![flood(32)]]);
+    let mut c = config(&s, Elevator::Bfq, quick());
+    c.vms[1].cap = Some(Iops(cap));
+    run(&twin(), &s, &c).swap_remove(0)
+}
+
 #[test]
 fn a_limit_lets_through_what_it_allows_for_a_tenth_of_a_second_at_once() {
     // Beside a flood of 32 held to 682/s, with BFQ and with none, measured 3.3 to 3.6 ms (n = 6); held to 200/s 1.3 to 2.0 ms (n = 3).
-    let s = spec(LabKind::Process, &[vec![task("heavy", 1500.0, 5)], vec![flood(32)]]);
     let others = |cap: f64| {
-        let mut c = config(&s, Elevator::Bfq, quick());
-        c.vms[1].cap = Some(Iops(cap));
-        let f = run(&twin(), &s, &c);
-        f[0].terms.iter().find(|t| t.name == "other-vms").unwrap().latency_ns.as_millis_f64()
+        let f = beside_a_flood(cap);
+        f.terms.iter().find(|t| t.name == "other-vms").unwrap().latency_ns.as_millis_f64()
     };
     assert!((2.0..3.0).contains(&others(682.0)), "{}", others(682.0));
     assert!((1.2..1.6).contains(&others(200.0)), "{}", others(200.0));
@@ -94,22 +99,16 @@ fn a_limit_lets_through_what_it_allows_for_a_tenth_of_a_second_at_once() {
 #[test]
 fn a_loose_limit_lets_the_flood_go_unchecked_for_a_part_of_every_tenth() {
     // Beside a flood of 32 held to 9552/s a task of 1500/s measured 45 ms less the host's stalls (n = 2), and kept its rate.
-    let s = spec(LabKind::Process, &[vec![task("heavy", 1500.0, 5)], vec![flood(32)]]);
-    let beside = |cap: f64| {
-        let mut c = config(&s, Elevator::Bfq, quick());
-        c.vms[1].cap = Some(Iops(cap));
-        run(&twin(), &s, &c).swap_remove(0)
-    };
-    let loose = beside(9552.0);
+    let loose = beside_a_flood(9552.0);
     assert!((40.0..60.0).contains(&ms(&loose)) && loose.rate_kept > 0.99, "{loose:?}");
     // What all fits into the depth of the queue is never unchecked.
-    let tight = beside(300.0);
+    let tight = beside_a_flood(300.0);
     assert!(tight.terms.iter().all(|t| t.name != "catch-up" || t.latency_ns.0 == 0), "{tight:?}");
     // Nor is anything worse than no limit at all.
-    let free = beside(1e6);
+    let free = beside_a_flood(1e6);
     let mut before = 0.0;
     for cap in (1..40).map(|i| 500.0 * f64::from(i)) {
-        let f = beside(cap);
+        let f = beside_a_flood(cap);
         assert!(ms(&f) >= before && ms(&f) <= ms(&free), "{cap}: {f:?}");
         before = ms(&f);
     }
