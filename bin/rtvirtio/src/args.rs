@@ -183,7 +183,7 @@ EXAMPLES
   sudo rtvirtio tune plant.toml --put-back -o plant.plan   keep only the plan
 
 The settings stay in force when the last run missed no target; `rtvirtio revert` puts them back.
-Exit codes are those of verify.")]
+Exit codes are those of verify, of VMs that are given up apart; and 2, without a trial, when the device cannot carry all declared rates.")]
     Tune(TuneArgs),
     /// Every thread that works for a VM: role, policy, CPUs, cgroup, CPU time, and what holds it to a budget
     #[command(after_help = "\
@@ -248,7 +248,8 @@ pub struct ModelArgs {
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarginArg {
     /// Hold VMs without targets down until predictions are this far below the targets, %; more is not worth it. Less
-    /// leaves these VMs more. The slice model always keeps 20; without the option it is 75
+    /// leaves these VMs more. The slice model always keeps 20; without the option it is 75, and 50 for VMs whose own
+    /// targets are given up
     #[arg(id = "margin", long = "margin", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
     percent: Option<u8>,
 }
@@ -428,6 +429,9 @@ pub struct TuneArgs {
     /// Put the settings back at the end, also when all targets are met
     #[arg(long)]
     pub put_back: bool,
+    /// Where the device cannot carry all declared rates, tune for as many VMs as it can, the most urgent first, and hold the others down
+    #[arg(long)]
+    pub compromise: bool,
     /// A profile file instead of the one saved for the device
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,

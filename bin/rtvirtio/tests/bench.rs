@@ -217,6 +217,59 @@ fn tuning_in_small() {
 }
 
 #[test]
+fn more_declared_than_the_device_can_do() {
+    let test = "more_declared_than_the_device_can_do";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    let vm = |name: &str, target: &str| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"9000/s\"\ndepth = 4\nloop = \"open\"\ntarget = {{ percentile = \"p99\", latency = \"{target}\" }}\n"
+        )
+    };
+    let path = site.dir.path().join("much.toml");
+    let device = "[device]\ntwin = \"qlc-nvme\"\nsize = \"256MiB\"\n";
+    std::fs::write(&path, format!("{device}{}{}", vm("later", "60ms"), vm("sooner", "25ms"))).unwrap();
+    let spec = path.to_str().unwrap();
+    site.ok(&["lab", "up", spec]);
+    let (code, plan) = site.json(&["plan", spec, "--profile", PROFILE]);
+    assert_eq!((code, &plan["infeasible"]["sacrificed"]), (2, &serde_json::json!(["later"])), "{plan:#}");
+    let limit =
+        plan["settings"].as_array().unwrap().iter().find(|s| !s["knob"]["vm_limit"].is_null()).unwrap();
+    assert_eq!(limit["knob"]["vm_limit"]["vm"], "later");
+
+    let tune = ["tune", spec, "--budget", "5min", "--for", "1s", "--trials", "2", "--profile", PROFILE];
+    let refused = site.output(&tune);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("later given up for the others"), "{}", text(&refused.stderr));
+    assert!(site.ok(&["revert"]).contains("nothing to put back"));
+
+    let apply =
+        |more: &[&str]| site.output(&[&["apply", spec, "--profile", PROFILE], more].concat()).status.code();
+    assert_eq!(apply(&[]), Some(2), "not without consent");
+    assert_eq!(apply(&["--compromise"]), Some(0));
+    let (_, status) = site.json(&["status"]);
+    let of_later = |k: &&Value| k.to_string().contains("later");
+    let held = status["knobs"].as_array().unwrap().iter().find(of_later).unwrap();
+    assert!(held.to_string().contains("in_force"), "{status:#}");
+    site.ok(&["revert"]);
+
+    let (_, tuned) = site.json(&[&tune[..], &["--compromise", "--put-back"]].concat());
+    assert_eq!(tuned["given_up"], serde_json::json!(["later"]));
+    assert_eq!(tuned["plan"]["infeasible"]["sacrificed"], tuned["given_up"]);
+    let settings = tuned["plan"]["settings"].as_array().unwrap();
+    let limit = settings.iter().find(|s| s["knob"]["vm_limit"]["vm"] == "later").unwrap();
+    let limit: f64 = limit["value"].as_str().unwrap().parse().unwrap();
+    let run = &tuned["result"]["runs"][0];
+    let later = run["tasks"].as_array().unwrap().iter().find(|t| t["vm"] == "later").unwrap();
+    let rate = later["achieved_rate"].as_f64().unwrap();
+    assert!(limit >= 100.0 && rate <= 1.3 * limit + 10.0, "{rate} of {limit}");
+    site.ok(&["lab", "down"]);
+    site.assert_clean();
+}
+
+#[test]
 fn cases_in_small() {
     let test = "cases_in_small";
     if !can_run(test) {

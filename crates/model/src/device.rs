@@ -16,10 +16,7 @@ use crate::{Config, ModelError};
 pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Option<Iops>>, ModelError> {
     const LEAST: f64 = 0.01;
     let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
-    let used: f64 = spec
-        .tasks()
-        .filter_map(|(_, t)| t.rate.map(|r| r.0.max(0.0) * device.occupancy(t.op, t.block)))
-        .sum();
+    let used: f64 = declared_shares(profile, spec, config)?.iter().sum();
     let floods = |vm: &Vm| vm.tasks.iter().filter(|t| t.rate.is_none()).count();
     let flooding = spec.vms.iter().filter(|vm| floods(vm) > 0).count().max(1) as f64;
     let left = (1.0 - used).max(LEAST) / flooding;
@@ -33,6 +30,19 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
             (n > 0).then(|| Iops(left * n as f64 / costs))
         })
         .collect())
+}
+
+/// Share of the device's time that the declared rates of each VM take under this configuration's host elevator; above 1 in sum somebody loses rate
+/// under every setting. Tasks without a rate count nothing.
+///
+/// # Errors
+/// [`ModelError::BadProfile`] without a usable read measurement.
+pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<f64>, ModelError> {
+    let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
+    let taken = |vm: &Vm| -> f64 {
+        vm.tasks.iter().filter_map(|t| t.rate.map(|r| r.0.max(0.0) * device.occupancy(t.op, t.block))).sum()
+    };
+    Ok(spec.vms.iter().map(taken).collect())
 }
 
 /// What requests of one direction take of a device that serves them in order.

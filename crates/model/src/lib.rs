@@ -19,7 +19,7 @@ use rtvirtio_spec::{Spec, Task};
 use rtvirtio_units::{Nanos, Percentile};
 
 pub use analytical::{Analytical, Coefficients, SliceIdleEffect};
-pub use device::{Service, ServiceLine, service, spare_rates};
+pub use device::{Service, ServiceLine, declared_shares, service, spare_rates};
 pub use learned::{HostModel, Learned};
 pub use slice::{Slice, SliceSearch, weights_act};
 pub use types::*;

@@ -31,7 +31,7 @@ pub(crate) struct Flow {
     /// Whether it always has a request waiting: no declared rate and no cap that limits it.
     pub(crate) flood: bool,
     /// Where its rate is a cap's doing, the requests that the cap allows for a [`THROTTLE_SLICE`], which may all come at its begin. Those of the VM's
-    /// tasks with rates are among them: a flood takes what there is.
+    /// tasks with rates are among them: a flood takes what there is. A task with a rate that the cap is below has a request waiting at all times, as a flood has.
     pub(crate) allowed: Option<f64>,
     /// Most requests in flight.
     pub(crate) depth: f64,
@@ -48,7 +48,7 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Whether it asks for as much as it may get: without a rate, held by a cap or not.
+    /// Whether it asks for as much as it may get: without a rate, or with one that its VM's cap is below.
     pub(crate) fn steady(&self) -> bool {
         self.flood || self.allowed.is_some()
     }
@@ -85,7 +85,10 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
             // What it would do alone: limited by its depth or by the device.
             let alone = 1.0 / cost.max(service / depth);
             let (rate, flood, allowed) = match (task.rate, cap) {
-                (Some(r), _) => (r.0.clamp(0.0, UNBOUNDED_RATE) * through, false, None),
+                (Some(r), _) => {
+                    let rate = r.0.clamp(0.0, UNBOUNDED_RATE) * through;
+                    (rate, false, (through < 1.0).then_some(rate * THROTTLE_SLICE))
+                }
                 // A cap that it could not reach anyway does not hold it.
                 (None, Some(c)) if (c - declared).max(0.0) / floods < alone => {
                     ((c - declared).max(0.0) / floods, false, Some(c * THROTTLE_SLICE / floods))

@@ -132,7 +132,8 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let (mut kept, mut catch_up) = (1.0, 0.0);
         if flow.declared {
             kept = limited(wait).kept;
-            if let Some(unchecked) = &unchecked {
+            // One that a cap holds below its rate falls behind by that, whoever else is there.
+            if let (Some(unchecked), None) = (&unchecked, flow.allowed) {
                 let over = resting.as_ref().map_or(HORIZON, |(length, _)| *length);
                 (kept, catch_up) = unchecked.lateness(i, over, limited);
             }
@@ -153,7 +154,8 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
 ///
 /// On average the VM's requests are 1 / cap apart once they come faster, so a request may wait for one of each other task
 /// of its VM; with a rate close to the cap a backlog is worked off slowly. Both vanish for a cap far above the rate. That blk-throttle
-/// counts by slices, at whose end a VM that has used its allowance up may wait for the next one, is not in it: the planner limits no VM with targets.
+/// counts by slices, at whose end a VM that has used its allowance up may wait for the next one, is not in it: the planner limits VMs with targets only
+/// where it gives these up.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
     let (mut rate, mut ahead) = (0.0, 0.0);

@@ -1,7 +1,7 @@
 //! Between a configuration (what the models read) and settings (what is written), in the kernel's units.
 
 use rtvirtio_model::{Bfq, Config, Elevator};
-use rtvirtio_spec::{Reach, Spec, Vm};
+use rtvirtio_spec::{Reach, Spec, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
 use crate::options::CgroupMode;
@@ -207,9 +207,13 @@ pub(crate) fn describe(knob: &Knob) -> String {
 }
 
 /// A cap as limits. A VM that only reads needs one on reads, one that only writes one on writes; with both, the cap is
-/// divided by the share of writes so that the two add up to it.
+/// divided by the share of writes among what it asks for, by its rates where all tasks have one, so that the two add up to it.
 fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
-    let share = vm.tasks.iter().map(|t| t.op.write_share()).sum::<f64>() / vm.tasks.len().max(1) as f64;
+    let all_rated = vm.tasks.iter().all(|t| t.rate.is_some_and(|r| r.0 > 0.0));
+    let part = |t: &Task| t.rate.filter(|_| all_rated).map_or(1.0, |r| r.0);
+    let asked: f64 = vm.tasks.iter().map(part).sum();
+    let share =
+        vm.tasks.iter().map(|t| part(t) * t.op.write_share()).sum::<f64>() / asked.max(f64::MIN_POSITIVE);
     let whole = cap.map(|c| c.0.floor().max(1.0));
     let text = |v: Option<f64>| v.map_or("max".to_owned(), |v| format!("{v:.0}"));
     if share <= 0.0 {

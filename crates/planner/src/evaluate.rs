@@ -31,6 +31,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) urgency: Vec<usize>,
     /// VMs that may be capped: no target declared, and a task without a rate.
     pub(crate) cappable: Vec<usize>,
+    /// VMs with rates that may be capped below these, because the device cannot carry all: none of their targets counts.
+    pub(crate) given_up: Vec<usize>,
     /// Whether the last bit of margin is worth a longer search: not where it is only asked whether the targets can be met.
     pub(crate) thorough: bool,
 }
@@ -43,8 +45,17 @@ impl<'a> Problem<'a> {
             .collect();
         let targets = spec.tasks().map(|(_, t)| t.target.map(|t| t.latency.0 as f64)).collect();
         let vm_of = spec.vms.iter().enumerate().flat_map(|(i, vm)| vm.tasks.iter().map(move |_| i)).collect();
-        Self { spec, options, targets: Vec::new(), vm_of, urgency: Vec::new(), cappable, thorough: true }
-            .with_targets(targets)
+        Self {
+            spec,
+            options,
+            targets: Vec::new(),
+            vm_of,
+            urgency: Vec::new(),
+            cappable,
+            given_up: Vec::new(),
+            thorough: true,
+        }
+        .with_targets(targets)
     }
 
     /// The same with other targets and the urgency that follows from them; what may be capped stays as declared.
@@ -55,6 +66,23 @@ impl<'a> Problem<'a> {
         let of = |i: usize| tightest[i].unwrap_or(f64::INFINITY);
         new.urgency.sort_by(|&a, &b| of(a).total_cmp(&of(b)).then(a.cmp(&b)));
         new
+    }
+
+    /// The same with these VMs given up.
+    pub(crate) fn without(&self, given_up: Vec<usize>) -> Self {
+        let mut targets = self.targets.clone();
+        for (target, vm) in targets.iter_mut().zip(&self.vm_of) {
+            if given_up.contains(vm) {
+                *target = None;
+            }
+        }
+        Self { given_up, ..self.with_targets(targets) }
+    }
+
+    /// VMs that caps may hold down.
+    pub(crate) fn held(&self) -> impl Iterator<Item = usize> {
+        let more = self.given_up.iter().filter(|i| !self.cappable.contains(i));
+        self.cappable.iter().chain(more).copied()
     }
 
     /// The tightest target of each VM, in ns.
@@ -101,7 +129,8 @@ impl<'a> Problem<'a> {
             margin: if margin.is_finite() { margin } else { 0.0 },
             enough: self.options.enough.0,
             changes: changes(&self.options.start, &config),
-            left: self.cappable.iter().map(|&i| config.vms[i].cap.map_or(f64::INFINITY, |c| c.0)).sum(),
+            given_up: Vec::new(),
+            left: self.held().map(|i| config.vms[i].cap.map_or(f64::INFINITY, |c| c.0)).sum(),
             config,
         }
     }
@@ -121,7 +150,9 @@ pub(crate) struct Outcome {
     pub(crate) enough: f64,
     /// Knobs that differ from the start.
     pub(crate) changes: usize,
-    /// Requests per second that the caps leave to the VMs without targets; infinite without caps.
+    /// VMs that are held down although they declare rates, because the device cannot carry all.
+    pub(crate) given_up: Vec<usize>,
+    /// Requests per second that the caps leave to the VMs that may be held down; infinite where one is not.
     pub(crate) left: f64,
 }
 

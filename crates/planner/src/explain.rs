@@ -16,7 +16,7 @@ pub(crate) fn explain(
     let reasons: Vec<String> = settings
         .iter()
         .map(|s| {
-            let effect = effect(s);
+            let effect = effect(problem, s);
             match without(problem, evaluator, found, settings, s) {
                 Some(loss) => format!("{effect}; {loss}"),
                 None => effect,
@@ -29,7 +29,7 @@ pub(crate) fn explain(
 }
 
 /// What the setting does, whatever the load.
-fn effect(s: &Setting) -> String {
+fn effect(problem: &Problem<'_>, s: &Setting) -> String {
     let v = &s.value;
     match &s.knob {
         Knob::HostElevator => match v.as_str() {
@@ -49,6 +49,10 @@ fn effect(s: &Setting) -> String {
             };
             if v == "max" {
                 format!("{vm} is no longer limited in {what}")
+            } else if problem.spec.vms.iter().any(|v| v.name == *vm && v.tightest_target().is_some()) {
+                format!(
+                    "the device cannot carry all declared rates: {vm} is given up for the others and held to {v} {what} per second"
+                )
             } else {
                 format!("{vm} has no target and is held to {v} {what} per second")
             }
@@ -106,6 +110,7 @@ fn without(
         .iter()
         .enumerate()
         .filter_map(|(i, t)| t.map(|t| (i, t)))
+        .filter(|(i, _)| !found.given_up.contains(&problem.vm_of[*i]))
         .max_by(|a, b| loss(a.0, a.1).total_cmp(&loss(b.0, b.1)))?;
     if loss(i, target) < 1e-3 {
         return None;

@@ -6,7 +6,7 @@ use rtvirtio_model::ModelKind;
 use rtvirtio_units::Nanos;
 
 use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
-use crate::search::search;
+use crate::search::{self, search};
 use crate::{Infeasible, PlanError, Relaxation};
 
 /// Targets beyond this many are checked against evaluated configurations only, without a search for each.
@@ -32,7 +32,11 @@ pub(crate) fn describe(
     evaluator: &mut Evaluator<'_>,
     found: &Outcome,
 ) -> Result<Infeasible, PlanError> {
-    let problem = &Problem { thorough: false, ..problem.clone() };
+    let problem = &search::released(
+        &Problem { thorough: false, ..problem.clone() },
+        evaluator,
+        problem.targets.clone(),
+    );
     let name = |i: usize| {
         let (vm, task) = problem.spec.tasks().nth(i).map_or(("", ""), |(v, t)| (&v.name, &t.name));
         format!("{vm}/{task}")
@@ -46,7 +50,9 @@ pub(crate) fn describe(
         .map(|(&vm, _)| problem.spec.vms[vm].name.clone())
         .collect();
     let conflict: Vec<String> = conflict(problem, evaluator)?.into_iter().map(name).collect();
-    let relaxation = relax(problem, evaluator, found)?;
+    let asked = search::asked(problem, evaluator);
+    // With longer targets alone nobody gets a rate that is not there.
+    let relaxation = if asked > 1.0 { Vec::new() } else { relax(problem, evaluator, found)? };
     let starved = starved(problem, evaluator, found);
     let margin = 100.0 * problem.options.safety.0;
     let by = match problem.options.model {
@@ -58,6 +64,12 @@ pub(crate) fn describe(
         [one] => format!("{by} {one} meets its target under any setting, even if all others gave theirs up"),
         many => format!("{by} {} targets hold together: {}", many.len(), many.join(", ")),
     };
+    if asked > 1.0 {
+        reason = format!(
+            "the rates of the VMs with targets take {:.0} % of what the device can do; {reason}",
+            100.0 * asked
+        );
+    }
     if problem.targets.iter().flatten().count() > SEARCHED || evaluator.is_spent() {
         reason.push_str("; there are too many settings to search them all");
     }
@@ -96,7 +108,7 @@ fn conflict(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Vec<
     let mut targets = problem.targets.clone();
     for &i in &order {
         let removed = targets[i].take();
-        let without = problem.with_targets(targets.clone());
+        let without = search::released(problem, evaluator, targets.clone());
         let feasible = without.targets.iter().all(Option::is_none)
             || evaluator.any_meets(&without)
             || (searched && search(&without, evaluator)?.missed == 0);

@@ -58,7 +58,7 @@ pub struct Space {
     pub low_latency: bool,
     /// Weights of VMs, rising.
     pub weights: Vec<u32>,
-    /// Whether VMs without targets may be capped.
+    /// Whether VMs without targets may be capped, and others where the device cannot carry all declared rates.
     pub caps: bool,
     /// Whether knobs inside guests may be set.
     pub guests: bool,

@@ -4,12 +4,14 @@ mod bound;
 mod climb;
 mod paper;
 mod slice;
+mod triage;
 mod weights;
 
 use rtvirtio_model::{Bfq, Config, Elevator, ModelError, ModelKind, weights_act};
 use rtvirtio_units::Iops;
 
-pub(crate) use bound::diverse;
+pub(crate) use bound::{SAFETY, diverse};
+pub(crate) use triage::{ENOUGH as ENOUGH_GIVEN_UP, asked, released};
 
 use crate::PlanError;
 use crate::convert::guest_reachable;
@@ -39,7 +41,12 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
         start
     } else {
         let found = match problem.options.model {
-            ModelKind::Slice => slice::search(problem, evaluator, start),
+            ModelKind::Slice => {
+                let by_slice = |evaluator: &mut Evaluator<'_>| {
+                    slice::search(problem, evaluator, start).map(|best| tidy(problem, evaluator, best))
+                };
+                return triage::search(problem, evaluator, by_slice).ok_or_else(|| nothing(evaluator));
+            }
             ModelKind::Analytical => paper::search(problem, evaluator, start),
             ModelKind::Mlp => climb::from_start(problem, evaluator, start, MLP_STEPS),
             ModelKind::Bound => bound::search(problem, evaluator, start),
@@ -55,10 +62,15 @@ pub(crate) fn search(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Re
             found => found,
         }
     };
-    found.ok_or_else(|| match evaluator.refusal() {
+    found.ok_or_else(|| nothing(evaluator))
+}
+
+/// Why nothing was found.
+fn nothing(evaluator: &Evaluator<'_>) -> PlanError {
+    match evaluator.refusal() {
         Some(e) => PlanError::Model(e.clone()),
         None => PlanError::BadOptions("the space holds no configuration that the model covers".to_owned()),
-    })
+    }
 }
 
 /// VMs up to which a step of a local search tries every VM, not only the ones of [`Pressed`].

@@ -39,7 +39,7 @@ pub(crate) fn profile() -> Profile {
     }
 }
 
-fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
+pub(crate) fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
     Task {
         name: name.to_owned(),
         op: Op::Read,
@@ -53,11 +53,11 @@ fn task(name: &str, rate: f64, target_ms: Option<u64>) -> Task {
     }
 }
 
-fn flood() -> Task {
+pub(crate) fn flood() -> Task {
     Task { rate: None, depth: 32, ..task("flood", 1.0, None) }
 }
 
-fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
+pub(crate) fn spec(kind: LabKind, vms: &[Vec<Task>]) -> Spec {
     Spec {
         device: Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) },
         vms: vms
@@ -239,6 +239,7 @@ fn the_compromise_serves_the_most_urgent_vm() {
 fn rates_beyond_the_device_have_no_relaxation() {
     let s = spec(LabKind::Process, &vec![vec![task("a", 9_000.0, Some(500))]; 4]);
     let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
+    assert!(p.evaluated < PlanOptions::new(start(&s)).budget);
     let why = p.infeasible.unwrap();
     assert!(why.relaxation.is_empty());
     assert!(why.reason.contains("lower the declared rates"), "{}", why.reason);

@@ -10,6 +10,7 @@ mod process;
 
 use rtvirtio_model::{Config, Elevator, ModelError, ModelKind, Profile};
 use rtvirtio_spec::Spec;
+use rtvirtio_units::Ratio;
 
 use crate::evaluate::{Evaluator, Problem, RATE_KEPT};
 use crate::{PlanError, PlanOptions, search};
@@ -63,8 +64,11 @@ impl Default for TuneGoal {
 }
 
 /// The state of a tuning.
-pub struct Tuner<'a> {
-    spec: &'a Spec,
+pub struct Tuner {
+    /// Of each task in spec order, ns; none of a VM that is given up.
+    targets: Vec<Option<f64>>,
+    given_up: Vec<usize>,
+    overloaded: bool,
     goal: TuneGoal,
     candidates: Vec<Candidate>,
     process: Process,
@@ -78,13 +82,14 @@ struct Candidate {
     place: Vec<f64>,
 }
 
-impl<'a> Tuner<'a> {
-    /// Candidates from the space of `options`, judged by its model.
+impl Tuner {
+    /// Candidates from the space of `options`, judged by its model. Where the device cannot carry all declared rates, those that hold the least urgent VMs down, and
+    /// the targets of the others count.
     ///
     /// # Errors
     /// [`PlanError`] as for [`crate::plan`].
     pub fn new(
-        spec: &'a Spec,
+        spec: &Spec,
         profile: &Profile,
         options: &PlanOptions,
         goal: TuneGoal,
@@ -93,6 +98,23 @@ impl<'a> Tuner<'a> {
         // All of the space by the formulas, which cost little; then the model asked for.
         let by_slice = PlanOptions { model: ModelKind::Slice, learned: None, ..options.clone() };
         let problem = Problem::new(spec, &by_slice);
+        let mut slice = Evaluator::new(profile, spec, &by_slice)?;
+        let planned = PlanOptions {
+            safety: if options.model == ModelKind::Slice { options.safety } else { search::SAFETY },
+            ..by_slice.clone()
+        };
+        let found = search::search(&Problem::new(spec, &planned), &mut slice)?;
+        let overloaded = found.missed > 0 && search::asked(&problem, &slice) > 1.0;
+        let problem = problem.without(found.given_up);
+        let given_up: Vec<usize> =
+            problem.given_up.iter().copied().filter(|&i| spec.vms[i].tightest_target().is_some()).collect();
+        // More than is worth holding them down is not better.
+        let enough = options.enough.0.min(search::ENOUGH_GIVEN_UP);
+        let least = if given_up.is_empty() { 1e-6 } else { 1.0 - enough };
+        let held = PlanOptions { enough: Ratio(enough), ..by_slice.clone() };
+        let problem = if given_up.is_empty() { problem } else { Problem { options: &held, ..problem } };
+        let targets = problem.targets.clone();
+        // Enough is left of the budget for the candidates, whatever the plan took.
         let mut slice = Evaluator::new(profile, spec, &by_slice)?;
         let configs = search::diverse(&problem, &mut slice, PER_KIND, CANDIDATES);
         let evaluator = Evaluator::new(profile, spec, options)?;
@@ -105,7 +127,7 @@ impl<'a> Tuner<'a> {
                         .iter()
                         .map(|f| Seen { latency_ns: f.latency_ns.0 as f64, kept: f.rate_kept })
                         .collect();
-                    let prior = score(spec, &seen).max(1e-6).ln();
+                    let prior = score(&targets, &seen).max(least).ln();
                     let place = place(&config);
                     candidates.push(Candidate { config, prior, place });
                 }
@@ -115,8 +137,28 @@ impl<'a> Tuner<'a> {
         match (candidates.is_empty(), refused) {
             (true, Some(e)) => Err(e.into()),
             (true, None) => Err(PlanError::BadOptions("there is nothing to try".to_owned())),
-            _ => Ok(Self { spec, goal, candidates, process: Process::default(), trials: Vec::new() }),
+            _ => Ok(Self {
+                targets,
+                given_up,
+                overloaded,
+                goal,
+                candidates,
+                process: Process::default(),
+                trials: Vec::new(),
+            }),
         }
+    }
+
+    /// Whether the VMs with targets declare more than the device can do, so that no setting can meet all of these.
+    #[must_use]
+    pub fn is_overloaded(&self) -> bool {
+        self.overloaded
+    }
+
+    /// VMs whose targets do not count, because the device cannot carry all declared rates: positions in the spec.
+    #[must_use]
+    pub fn given_up(&self) -> &[usize] {
+        &self.given_up
     }
 
     /// What to try next; `None` when the goal is reached, or the trials or the candidates are used up.
@@ -141,7 +183,7 @@ impl<'a> Tuner<'a> {
 
     /// Takes in what a trial of `config` gave, one entry per task in spec order.
     pub fn observe(&mut self, config: &Config, seen: &[Seen]) {
-        let score = score(self.spec, seen);
+        let score = score(&self.targets, seen);
         let place = place(config);
         self.process.add(place, score.max(1e-6).ln() - self.prior(config));
         self.trials.push(Trial { config: config.clone(), score });
@@ -193,12 +235,12 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// The largest of measured over target over all tasks with targets; a lost rate counts as a missed target.
-fn score(spec: &Spec, seen: &[Seen]) -> f64 {
+/// The largest of measured over target, ns, over all tasks with targets; a lost rate counts as a missed target.
+fn score(targets: &[Option<f64>], seen: &[Seen]) -> f64 {
     let mut worst = 0.0f64;
-    for ((_, task), seen) in spec.tasks().zip(seen) {
-        let Some(target) = task.target else { continue };
-        worst = worst.max(seen.latency_ns / (target.latency.0 as f64).max(1.0));
+    for (target, seen) in targets.iter().zip(seen) {
+        let Some(target) = *target else { continue };
+        worst = worst.max(seen.latency_ns / target.max(1.0));
         if seen.kept < RATE_KEPT {
             worst = worst.max(1.0 + (NO_RATE - 1.0) * (1.0 - seen.kept));
         }

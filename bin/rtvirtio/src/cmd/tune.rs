@@ -8,13 +8,13 @@ use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
-use rtvirtio_planner::{CgroupMode, PLAN_SCHEMA, Plan, check_actable, settings_of};
+use rtvirtio_planner::{CgroupMode, Infeasible, PLAN_SCHEMA, Plan, check_actable, settings_of};
 use rtvirtio_report::{knob_name, text};
 use rtvirtio_spec::Task;
 use serde::Serialize;
 
 use super::apply::{apply_plan, revert_all};
-use super::plan::{load_profile, outlook};
+use super::plan::{INFEASIBLE, load_profile, outlook};
 use super::verify::{exit_code, measure};
 use super::{need_root, show, style, write_file};
 use crate::args::{Global, TuneArgs};
@@ -42,6 +42,8 @@ struct Outcome {
     plan: Plan,
     /// The last, longer run under them.
     result: ResultFile,
+    /// VMs whose targets do not count, because the device cannot carry all declared rates.
+    given_up: Vec<String>,
     /// Whether they were left in force.
     in_force: bool,
 }
@@ -84,12 +86,24 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     );
     let goal = TuneGoal { trials: affordable.min(args.trials), ..TuneGoal::default() };
     let mut tuner = Tuner::new(&site.spec, &profile, &options, goal)?;
+    let given_up: Vec<String> = tuner.given_up().iter().map(|&i| site.spec.vms[i].name.clone()).collect();
+    if tuner.is_overloaded() || !given_up.is_empty() {
+        let names = if given_up.is_empty() { "nobody".to_owned() } else { given_up.join(", ") };
+        if !args.compromise {
+            ui.warn(&format!(
+                "not tuned: the device cannot carry all declared rates. Lower them, move a VM away, or tune with --compromise ({names} given up for the others)"
+            ));
+            return Ok(ExitCode::from(INFEASIBLE));
+        }
+        ui.step(&format!("the device cannot carry all declared rates: {names} given up for the others"));
+    }
     let end = start + budget;
     let rates = site.spec.tasks().map(|(_, t)| t.rate.map(|r| r.0)).collect();
     let reserve = budget.mul_f64(1.0 - TRIALS_SHARE);
     let mut tuning = Tuning {
         rates,
         reserve,
+        given_up,
         args,
         site: &site,
         found,
@@ -104,7 +118,7 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     let (plan, proof) = loop {
         tuning.trials(&mut tuner, options.mode)?;
         let (best, plan, proof) = tuning.prove(&tuner)?;
-        if missed(&proof) == 0 {
+        if missed(&proof, &tuning.given_up) == 0 {
             break (plan, proof);
         }
         // A longer run says more than the trials before it: tuning goes on from there while there is time for a trial and another proof. What only the
@@ -120,8 +134,9 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
             if by_host { "a longer run misses by the host's own stalls" } else { "a longer run misses" };
         tuning.note(what, &tuner, &plan);
     };
-    let trials = tuning.lines;
-    finish(args, &site, Outcome { trials, plan, result: file(&site, proof), in_force: true }, global, ui)
+    let Tuning { lines: trials, given_up, .. } = tuning;
+    let outcome = Outcome { trials, plan, result: file(&site, proof), given_up, in_force: true };
+    finish(args, &site, outcome, global, ui)
 }
 
 /// A tuning under way.
@@ -135,6 +150,8 @@ struct Tuning<'a> {
     end: Instant,
     /// Time that trials leave for the proof.
     reserve: Duration,
+    /// VMs whose targets do not count.
+    given_up: Vec<String>,
     /// Requests per second of each task, as declared, or as the last trial had it.
     rates: Vec<Option<f64>>,
     lines: Vec<TrialLine>,
@@ -148,7 +165,7 @@ impl Tuning<'_> {
     }
 
     /// Tries settings until the tuner is content, or only the time for a proof is left.
-    fn trials(&mut self, tuner: &mut Tuner<'_>, mode: CgroupMode) -> anyhow::Result<()> {
+    fn trials(&mut self, tuner: &mut Tuner, mode: CgroupMode) -> anyhow::Result<()> {
         while let Some(config) = tuner.next() {
             let reserve = self.reserve.min(self.proof_length()).max(self.length);
             if !tuner.trials().is_empty() && self.left() < self.length + OVERHEAD + reserve {
@@ -170,10 +187,19 @@ impl Tuning<'_> {
     }
 
     /// The best settings, applied, and a run under them that is long enough for verdicts, or as long as there is time. They stay in force.
-    fn prove(&self, tuner: &Tuner<'_>) -> anyhow::Result<(Config, Plan, Run)> {
+    fn prove(&self, tuner: &Tuner) -> anyhow::Result<(Config, Plan, Run)> {
         let Some((_, best)) = tuner.best() else { anyhow::bail!("no trial was made") };
         let mut plan = self.plan(best)?;
-        plan.feasible = tuner.reached();
+        plan.feasible = tuner.reached() && self.given_up.is_empty();
+        plan.infeasible = (!self.given_up.is_empty()).then(|| Infeasible {
+            sacrificed: self.given_up.clone(),
+            conflict: Vec::new(),
+            relaxation: Vec::new(),
+            reason: format!(
+                "the device cannot carry all declared rates: {} given up for the others",
+                self.given_up.join(", ")
+            ),
+        });
         plan.spec_file = std::path::absolute(&self.args.spec)?.into_os_string().into_string().ok();
         apply_plan(&plan, self.site, self.global, self.ui)?;
         let length = self.proof_length().min(self.left()).max(self.length);
@@ -194,12 +220,14 @@ impl Tuning<'_> {
             // How fast a task without a rate will be, nobody knows before the first trial.
             Some(rate.map_or(LONGEST_PROOF, |rate| needed / rate.max(1e-3)))
         };
-        let tasks = self.site.spec.tasks().map(|(_, task)| task).zip(&self.rates);
+        let tasks =
+            self.site.spec.tasks().zip(&self.rates).filter(|((vm, _), _)| !self.given_up.contains(&vm.name));
+        let tasks = tasks.map(|((_, task), rate)| (task, rate));
         Duration::from_secs_f64(tasks.filter_map(of).fold(0.0, f64::max).min(LONGEST_PROOF))
     }
 
     /// Keeps and tells the last trial.
-    fn note(&mut self, what: &str, tuner: &Tuner<'_>, plan: &Plan) {
+    fn note(&mut self, what: &str, tuner: &Tuner, plan: &Plan) {
         let score = tuner.trials().last().map_or(0.0, |t| t.score);
         let settings: Vec<String> =
             plan.settings.iter().map(|s| format!("{}={}", knob_name(&s.knob), s.value)).collect();
@@ -234,9 +262,9 @@ impl Tuning<'_> {
     }
 }
 
-/// Targets that a run shows as missed.
-fn missed(run: &Run) -> usize {
-    run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed)).count()
+/// Targets that a run shows as missed, but for those of VMs that are given up.
+fn missed(run: &Run, given_up: &[String]) -> usize {
+    run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed) && !given_up.contains(&t.vm)).count()
 }
 
 fn finish(
@@ -247,13 +275,15 @@ fn finish(
     ui: &Ui,
 ) -> anyhow::Result<ExitCode> {
     let run = &outcome.result.runs[0];
-    let missed = missed(run);
+    let missed = missed(run, &outcome.given_up);
     // Settings that do not do what was asked for are not left in force.
     let kept = missed == 0 && !args.put_back;
     if !kept {
         revert_all(global)?;
     }
-    let code = exit_code(run);
+    let mut counted = run.clone();
+    counted.tasks.retain(|t| !outcome.given_up.contains(&t.vm));
+    let code = exit_code(&counted);
     // The trials take the host's own stalls off; the proof does not.
     outcome.plan.feasible &= missed == 0;
     outcome.in_force = kept;
@@ -265,6 +295,10 @@ fn finish(
             "\n{} trials; {}",
             outcome.trials.len(),
             match (kept, missed) {
+                (true, _) if !outcome.given_up.is_empty() => format!(
+                    "the settings are in force, with {} given up: put them back with `rtvirtio revert`",
+                    outcome.given_up.join(", ")
+                ),
                 (true, _) => "the settings are in force: put them back with `rtvirtio revert`".to_owned(),
                 (false, 0) => "the settings are put back".to_owned(),
                 (false, n) => format!(

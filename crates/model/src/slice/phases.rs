@@ -51,12 +51,12 @@ impl Unchecked {
     /// length = min(slice, sum over limited floods of (1 + allowed - depth) * c * (1 + sum over tasks of c_t * depth_t / (c * depth)))
     /// ```
     ///
-    /// The second factor is what the tasks with rates take of the device meanwhile, at most; of their depths counts what comes in a slice. Beside a
+    /// The second factor is what the tasks that keep their rates take of the device meanwhile, at most; of their depths counts what comes in a slice. Beside a
     /// flood without a limit it is the whole slice. What fits into a flood's queue counts as even in both parts.
     pub(super) fn of(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
         let tasks: f64 = flows
             .iter()
-            .filter(|f| f.declared)
+            .filter(|f| f.declared && !f.steady())
             .map(|f| f.cost * f.depth.min(1.0 + f.rate * THROTTLE_SLICE))
             .sum();
         let pace = |f: &Flow| f.exclusive() * (1.0 + tasks / (f.cost * f.depth));

@@ -235,6 +235,23 @@ fn a_cap_below_the_declared_rate_loses_it() {
 }
 
 #[test]
+fn a_vm_below_its_rates_comes_as_a_held_flood() {
+    // 32 in flight at 8000/s, held to 2000/s: as a flood that is held to that, not as requests that come one by one.
+    let mut s = spec(LabKind::Process, &[vec![task("light", 100.0, 50)], vec![task("deep", 8_000.0, 50)]]);
+    s.vms[1].tasks[0].depth = 32;
+    let mut as_flood = s.clone();
+    as_flood.vms[1].tasks[0].rate = None;
+    for bfq in [Bfq { slice_idle: Nanos(0), ..Bfq::default() }, Bfq::default()] {
+        let mut c = config(&s, Elevator::Bfq, bfq);
+        c.vms[1].cap = Some(Iops(2_000.0));
+        let (held, flooding) = (run(&twin(), &s, &c), run(&twin(), &as_flood, &c));
+        let off = ms(&held[0]) / ms(&flooding[0]);
+        assert!((0.5..2.0).contains(&off), "{} {}", ms(&held[0]), ms(&flooding[0]));
+        assert!(held[0].rate_kept > 0.99 && (held[1].rate_kept - 0.25).abs() < 1e-9, "{held:?}");
+    }
+}
+
+#[test]
 fn a_qemu_guest_is_one_queue() {
     // One queue per VM: a waiting request sees one slice per other VM, not one per task.
     let (p, q) = (paper_mix(LabKind::Process, 3), paper_mix(LabKind::Qemu, 3));
@@ -421,6 +438,9 @@ proptest! {
     #[test]
     fn a_looser_cap_on_another_vm_never_helps((s, c) in any_case(), cap in 1.0f64..20_000.0, more in 0.0f64..20_000.0) {
         let last = s.vms.len() - 1;
+        // A VM below its rates always has a request waiting: what it is let through comes at once, and not spread as it was declared.
+        let declared: f64 = s.vms[last].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
+        prop_assume!((cap < declared) == (cap + more < declared));
         let (mut tight, mut loose) = (c.clone(), c);
         tight.bfq.max_budget = None;
         loose.bfq.max_budget = None;

@@ -22,7 +22,7 @@ const PER_KIND: usize = 6;
 const CLIMBED: usize = 2;
 
 /// What a target must be met by where only the expected tail is known, as for the scheme `slice`.
-const SAFETY: Ratio = Ratio(0.2);
+pub(crate) const SAFETY: Ratio = Ratio(0.2);
 
 /// Most moves of a climb.
 const STEPS: usize = 12;
@@ -57,7 +57,8 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
     let by_slice = Problem::new(problem.spec, &options).with_targets(problem.targets.clone());
     let mut slice = Evaluator::new(evaluator.profile(), problem.spec, &options).ok()?;
     let found = super::search(&by_slice, &mut slice).ok()?;
-    evaluator.outcome(problem, found.config)
+    let outcome = evaluator.outcome(problem, found.config)?;
+    Some(Outcome { given_up: found.given_up, ..outcome })
 }
 
 /// The slice model's best of each kind.

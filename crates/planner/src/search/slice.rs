@@ -1,6 +1,7 @@
 //! Our search: exact enumeration of the host's discrete knobs and of caps, then the weights.
 
-use rtvirtio_model::{Bfq, Config, Elevator, spare_rates, weights_act};
+use rtvirtio_model::{Bfq, Config, Elevator, declared_shares, spare_rates, weights_act};
+use rtvirtio_spec::Vm;
 use rtvirtio_units::Iops;
 
 use super::weights::{nearest, seeds, weigh};
@@ -54,12 +55,12 @@ fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     let mut out = Vec::new();
     for elevator in elevators {
         let tunables = if elevator == Elevator::Bfq { tunables(problem) } else { vec![start.bfq] };
-        let spare = spare(problem, evaluator, elevator);
+        let room = Room::of(problem, evaluator, elevator);
         for bfq in tunables {
             let mut config = Config { elevator, bfq, vms: start.vms.clone() };
             if space.caps && problem.options.mode == CgroupMode::PerVm {
                 lift_harmful_caps(problem, &mut config);
-                for capped in spare.iter().flat_map(|spare| caps(problem, spare, &config)) {
+                for capped in room.iter().flat_map(|room| room.caps(problem, &config)) {
                     out.extend(guests(problem, capped));
                 }
             }
@@ -96,40 +97,58 @@ fn tunables(problem: &Problem<'_>) -> Vec<Bfq> {
     out
 }
 
-/// A VM with targets never keeps a cap below its declared rate.
+/// A VM with targets never keeps a cap below its declared rate, unless it is given up.
 fn lift_harmful_caps(problem: &Problem<'_>, config: &mut Config) {
-    for (vm, c) in problem.spec.vms.iter().zip(&mut config.vms) {
-        let declared: f64 = vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
-        if vm.tightest_target().is_some() && c.cap.is_some_and(|cap| cap.0 < declared) {
+    for (i, (vm, c)) in problem.spec.vms.iter().zip(&mut config.vms).enumerate() {
+        let counts = vm.tightest_target().is_some() && !problem.given_up.contains(&i);
+        if counts && c.cap.is_some_and(|cap| cap.0 < declared(vm)) {
             c.cap = None;
         }
     }
 }
 
-/// What the declared rates leave to each VM under an elevator; `None` where no VM may be capped.
-fn spare(problem: &Problem<'_>, evaluator: &Evaluator<'_>, elevator: Elevator) -> Option<Vec<Option<Iops>>> {
-    if problem.cappable.is_empty() {
-        return None;
-    }
-    let config = Config { elevator, ..problem.options.start.clone() };
-    spare_rates(evaluator.profile(), problem.spec, &config).ok()
+/// The declared rates of a VM, requests per second.
+fn declared(vm: &Vm) -> f64 {
+    vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum()
 }
 
-/// `config` with all cappable VMs held to a share of what is left to them, in whole requests per second.
-fn caps(problem: &Problem<'_>, spare: &[Option<Iops>], config: &Config) -> Vec<Config> {
-    CAP_SHARES
-        .iter()
-        .map(|share| {
-            let mut c = config.clone();
-            for &i in &problem.cappable {
-                let declared: f64 =
-                    problem.spec.vms[i].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
-                let cap = declared + spare[i].map_or(0.0, |s| s.0) * share;
-                c.vms[i].cap = Some(whole_cap(cap));
-            }
-            c
-        })
-        .collect()
+/// What the VMs that count leave of the device to those that may be held down.
+struct Room {
+    /// What the declared rates leave to each VM, beyond its own.
+    spare: Vec<Option<Iops>>,
+    /// Where VMs are given up, the share of their declared rates that the others leave them.
+    kept: f64,
+}
+
+impl Room {
+    /// Under an elevator; `None` where no VM may be capped.
+    fn of(problem: &Problem<'_>, evaluator: &Evaluator<'_>, elevator: Elevator) -> Option<Self> {
+        problem.held().next()?;
+        let config = Config { elevator, ..problem.options.start.clone() };
+        let spare = spare_rates(evaluator.profile(), problem.spec, &config).ok()?;
+        let taken = declared_shares(evaluator.profile(), problem.spec, &config).ok()?;
+        let given_up: f64 = problem.given_up.iter().map(|&i| taken[i]).sum();
+        let left = 1.0 - (taken.iter().sum::<f64>() - given_up);
+        let kept = if given_up > 0.0 { (left / given_up).clamp(0.0, 1.0) } else { 1.0 };
+        Some(Self { spare, kept })
+    }
+
+    /// `config` with all these VMs held to a share of what is left to them, in whole requests per second.
+    fn caps(&self, problem: &Problem<'_>, config: &Config) -> Vec<Config> {
+        CAP_SHARES
+            .iter()
+            .map(|share| {
+                let mut c = config.clone();
+                for i in problem.held() {
+                    let declared = declared(&problem.spec.vms[i]);
+                    let rated = if problem.given_up.contains(&i) { self.kept * share } else { 1.0 };
+                    let cap = declared * rated + self.spare[i].map_or(0.0, |s| s.0) * share;
+                    c.vms[i].cap = Some(whole_cap(cap));
+                }
+                c
+            })
+            .collect()
+    }
 }
 
 /// `config`, and with BFQ taken out of every guest that has it.

@@ -1,8 +1,8 @@
-use rtvirtio_model::Bfq;
+use rtvirtio_spec::{Arrival, LabKind, Task};
 use rtvirtio_units::Nanos;
 
 use super::*;
-use crate::tests::{fig7, profile, start};
+use crate::tests::{fig7, profile, spec, start, task};
 
 /// A host on which only one kind of setting is good, whatever the models say.
 fn play(good: impl Fn(&Config) -> f64, goal: TuneGoal) -> (usize, f64, Option<Config>) {
@@ -95,9 +95,31 @@ fn luck_is_not_believed() {
 #[test]
 fn a_lost_rate_is_a_missed_target() {
     let spec = fig7();
+    let targets: Vec<_> = spec.tasks().map(|(_, t)| t.target.map(|t| t.latency.0 as f64)).collect();
     let seen = |kept| vec![Seen { latency_ns: 1e6, kept }; spec.tasks().count()];
-    assert!(score(&spec, &seen(1.0)) < 0.1);
-    assert!(score(&spec, &seen(0.9)) > 1.5);
-    assert!(score(&spec, &seen(0.0)) > 9.0);
-    let _ = Bfq::default();
+    assert!(score(&targets, &seen(1.0)) < 0.1);
+    assert!(score(&targets, &seen(0.9)) > 1.5);
+    assert!(score(&targets, &seen(0.0)) > 9.0);
+}
+
+#[test]
+fn beyond_the_device_it_tunes_for_the_most_urgent() {
+    let vm = |target| vec![Task { depth: 4, arrival: Arrival::Open, ..task("a", 6_000.0, Some(target)) }];
+    let spec = spec(LabKind::Process, &[vm(40), vm(25), vm(60)]);
+    let options = PlanOptions::new(start(&spec));
+    let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
+    assert_eq!(tuner.given_up(), [2]);
+    while let Some(config) = tuner.next() {
+        // Not held down further than is worth it.
+        assert!(config.vms[2].cap.is_some_and(|c| (300.0..2_800.0).contains(&c.0)), "{config:?}");
+        // The one that is given up gets next to nothing, and that does not count.
+        let kept = [1.0, 1.0, 0.1];
+        tuner.observe(&config, &kept.map(|kept| Seen { latency_ns: 1e7, kept }));
+    }
+    assert!(tuner.reached() && tuner.trials().len() == 2, "{:?}", tuner.trials());
+    // With caps forbidden nobody is given up, and nothing is reached.
+    let mut options = options;
+    options.space.caps = false;
+    let tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
+    assert!(tuner.given_up().is_empty() && tuner.is_overloaded());
 }

@@ -1,0 +1,131 @@
+//! Where the device cannot carry all declared rates: who is served, and who is held down so that these are.
+//!
+//! Somebody loses rate then under every setting. Weights leave it to the elevator who does, and mostly everybody misses; limits decide it. VMs are admitted
+//! by urgency while the device carries them, one that is too much for what is left is passed over, and those that are not admitted share the rest.
+
+use rtvirtio_model::{Config, Elevator, declared_shares};
+use rtvirtio_units::Ratio;
+
+use crate::PlanOptions;
+use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::options::CgroupMode;
+
+/// Shares of the device up to which VMs are admitted, in turn. Nobody is given up where the declared rates take no more than all of it: then it is targets that do not
+/// fit, and a VM that loses its rate for those of another has lost more than the other gains.
+const CEILINGS: [f64; 6] = [0.95, 0.85, 0.75, 0.65, 0.5, 0.35];
+
+/// Share of the budget of evaluations for each of them.
+const EACH: f64 = 0.1;
+
+/// The same for the search that comes before, in which nobody is given up.
+const BEFORE: f64 = 0.35;
+
+/// Margin that is worth holding a VM down further that declared rates itself: a prediction of half the truth still meets the target then. A flood is held down for
+/// more ([`crate::ENOUGH`]).
+pub(crate) const ENOUGH: f64 = 0.5;
+
+/// The share of the device that the rates of each VM take: of what the device can do, not of what some elevator lets it do.
+fn shares(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<f64> {
+    let config = Config { elevator: Elevator::None, ..problem.options.start.clone() };
+    declared_shares(evaluator.profile(), problem.spec, &config).unwrap_or_default()
+}
+
+/// What the VMs with targets take together; above 1 one of them loses rate under every setting.
+pub(crate) fn asked(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> f64 {
+    let shares = shares(problem, evaluator);
+    shares
+        .iter()
+        .zip(&problem.spec.vms)
+        .filter(|(_, vm)| vm.tightest_target().is_some())
+        .map(|(s, _)| s)
+        .sum()
+}
+
+/// The shares, if they are more than all of the device and limits may be set.
+fn too_much(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Option<Vec<f64>> {
+    let options = problem.options;
+    let may = options.space.caps && options.mode == CgroupMode::PerVm;
+    let shares = shares(problem, evaluator);
+    (may && shares.iter().sum::<f64>() > 1.0).then_some(shares)
+}
+
+/// `problem` with other targets, in which VMs that none is left of may be held down where more is declared than the device can do.
+pub(crate) fn released<'a>(
+    problem: &Problem<'a>,
+    evaluator: &Evaluator<'_>,
+    targets: Vec<Option<f64>>,
+) -> Problem<'a> {
+    let new = problem.with_targets(targets);
+    if too_much(problem, evaluator).is_none() {
+        return new;
+    }
+    let tightest = new.tightest();
+    let rated = |vm: &usize| problem.spec.vms[*vm].tasks.iter().any(|t| t.rate.is_some());
+    let given_up = (0..tightest.len()).filter(|&vm| tightest[vm].is_none()).filter(rated).collect();
+    Problem { given_up, ..new }
+}
+
+/// What `first` finds; where that misses targets and more is declared than the device can do, what serves more urgent VMs by giving up others.
+pub(super) fn search(
+    problem: &Problem<'_>,
+    evaluator: &mut Evaluator<'_>,
+    first: impl FnOnce(&mut Evaluator<'_>) -> Option<Outcome>,
+) -> Option<Outcome> {
+    let shares =
+        if problem.thorough && problem.given_up.is_empty() { too_much(problem, evaluator) } else { None };
+    let Some(shares) = shares else { return first(evaluator) };
+    let whole = evaluator.limit(BEFORE);
+    let found = first(evaluator);
+    evaluator.lift(whole);
+    let mut best = found?;
+    if best.missed == 0 {
+        return Some(best);
+    }
+    let options =
+        PlanOptions { enough: Ratio(problem.options.enough.0.min(ENOUGH)), ..problem.options.clone() };
+    let mut before = Vec::new();
+    for ceiling in CEILINGS {
+        let given_up = beyond(problem, &shares, ceiling);
+        if given_up == before {
+            continue;
+        }
+        before.clone_from(&given_up);
+        let fewer = Problem { options: &options, ..problem.without(given_up) };
+        if fewer.targets.iter().all(Option::is_none) {
+            break;
+        }
+        let whole = evaluator.limit(EACH);
+        let served = super::search(&fewer, evaluator);
+        evaluator.lift(whole);
+        let Ok(served) = served else { continue };
+        let all = served.missed == 0;
+        if let Some(mut outcome) = evaluator.outcome(problem, served.config) {
+            if outcome.better_than(&best) {
+                outcome.given_up = fewer.given_up;
+                best = outcome;
+            }
+        }
+        if all {
+            break;
+        }
+    }
+    Some(best)
+}
+
+/// The VMs that are not admitted, in spec order: those that no longer fit when the more urgent ones are served.
+fn beyond(problem: &Problem<'_>, shares: &[f64], ceiling: f64) -> Vec<usize> {
+    let mut taken = 0.0;
+    let mut given_up = Vec::new();
+    for &vm in &problem.urgency {
+        if taken + shares[vm] <= ceiling {
+            taken += shares[vm];
+        } else {
+            given_up.push(vm);
+        }
+    }
+    given_up.sort_unstable();
+    given_up
+}
+
+#[cfg(test)]
+mod tests;
