@@ -48,19 +48,21 @@ impl Unchecked {
     /// `None` where all that limits allow at once fits into the queues of the floods.
     ///
     /// ```text
-    /// length = min(slice, sum over limited floods of (1 + allowed - depth) * c * (1 + sum over tasks of c_t * depth_t / (c * depth)))
+    /// length = min(slice, sum over limited floods of beyond * c + most rounds of one of them * sum over tasks of c_t * depth_t)
+    /// beyond = 1 + allowed - depth                    rounds = beyond / depth
     /// ```
     ///
-    /// The second factor is what the tasks that keep their rates take of the device meanwhile, at most; of their depths counts what comes in a slice. Beside a
-    /// flood without a limit it is the whole slice. What fits into a flood's queue counts as even in both parts.
+    /// In each round every task that keeps its rate is served too, at most; of their depths counts what comes in a slice. Beside a flood without a limit it is the
+    /// whole slice. What fits into a flood's queue counts as even in both parts.
     pub(super) fn of(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
         let tasks: f64 = flows
             .iter()
             .filter(|f| f.declared && !f.steady())
             .map(|f| f.cost * f.depth.min(1.0 + f.rate * THROTTLE_SLICE))
             .sum();
-        let pace = |f: &Flow| f.exclusive() * (1.0 + tasks / (f.cost * f.depth));
-        let shared: f64 = flows.iter().map(|f| f.beyond_queue() * pace(f)).sum();
+        let alone = |f: &Flow| f.beyond_queue() * f.exclusive();
+        let rounds = flows.iter().map(|f| alone(f) / (f.cost * f.depth)).fold(0.0, f64::max);
+        let shared = flows.iter().map(alone).sum::<f64>() + rounds * tasks;
         if shared <= 0.0 || tasks <= 0.0 {
             return None;
         }

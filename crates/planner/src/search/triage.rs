@@ -6,6 +6,7 @@
 use rtvirtio_model::{Config, Elevator, declared_shares};
 use rtvirtio_units::Ratio;
 
+use super::whole_cap;
 use crate::PlanOptions;
 use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
@@ -19,6 +20,12 @@ const EACH: f64 = 0.1;
 
 /// The same for the search that comes before, in which nobody is given up.
 const BEFORE: f64 = 0.35;
+
+/// Limits are searched in steps of at most this factor.
+const WIDEST: f64 = 3.0;
+
+/// Steps of the search between two of these: to within 7 %.
+const STEPS: u32 = 4;
 
 /// Margin that is worth holding a VM down further that declared rates itself: a prediction of half the truth still meets the target then. A flood is held down for
 /// more ([`crate::ENOUGH`]).
@@ -95,7 +102,7 @@ pub(super) fn search(
             break;
         }
         let whole = evaluator.limit(EACH);
-        let served = super::search(&fewer, evaluator);
+        let served = super::search(&fewer, evaluator).map(|served| loosen(&fewer, evaluator, served));
         evaluator.lift(whole);
         let Ok(served) = served else { continue };
         let all = served.missed == 0;
@@ -110,6 +117,26 @@ pub(super) fn search(
         }
     }
     Some(best)
+}
+
+/// `found` with the limits of the VMs that are given up as loose as they can be: between the steps in which they were searched.
+fn loosen(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: Outcome) -> Outcome {
+    if found.missed > 0 || !found.has_enough() {
+        return found;
+    }
+    let (mut tight, mut loose, mut best) = (1.0, WIDEST, found.clone());
+    for _ in 0..STEPS {
+        let middle = f64::sqrt(tight * loose);
+        let mut config = found.config.clone();
+        for &i in &problem.given_up {
+            config.vms[i].cap = config.vms[i].cap.map(|cap| whole_cap(cap.0 * middle));
+        }
+        match evaluator.outcome(problem, config).filter(|o| o.missed == 0 && o.has_enough()) {
+            Some(o) => (tight, best) = (middle, o),
+            None => loose = middle,
+        }
+    }
+    best
 }
 
 /// The VMs that are not admitted, in spec order: those that no longer fit when the more urgent ones are served.
