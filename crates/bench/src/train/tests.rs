@@ -205,6 +205,14 @@ fn outside_of_what_was_measured_a_bound_is_doubled_and_says_what_lies_outside() 
     spec.vms[0].tasks[0].rate = Some(Iops(1e6));
     let far = of(&spec).upper.unwrap();
     assert!(far.outside.iter().any(|what| what == "rate"), "{:?}", far.outside);
+    // Held below its own rates: late by more the longer it lasts, which no sweep has measured.
+    let (spec, mut config) = inputs(&points[0]);
+    let declared: f64 = spec.vms[0].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
+    for (cap, marked) in [(0.5 * declared, true), (2.0 * declared, false)] {
+        config.vms[0].cap = Some(Iops(cap));
+        let held = model.forecast(&profile(), &spec, &config).unwrap().swap_remove(0).upper.unwrap();
+        assert_eq!(held.outside.iter().any(|what| what.contains("limit")), marked, "{:?}", held.outside);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use rtvirtio_spec::{Arrival, Pattern, Spec, Task};
+use rtvirtio_spec::{Arrival, Pattern, Spec, Task, Vm};
 use rtvirtio_stats::conformal::{Basis, Mondrian};
 use rtvirtio_stats::ensemble::{self, Ensemble};
 use rtvirtio_stats::forest::{Forest, Scratch};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::features::{MEANINGS, NAMES, WIDTH, features, paper_features};
 use crate::analytical::Coefficients;
-use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis};
+use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
@@ -321,18 +321,30 @@ impl TailModel for Learned {
         let (rows, slice) = features(&profile, spec, config, model.seconds)?;
         let regime = Regime::of(spec, config);
         let mut scratch = Scratch::default();
+        let held = spec.vms.iter().zip(&config.vms).flat_map(|(vm, set)| {
+            let held = held_below_its_rates(vm, set);
+            vm.tasks.iter().map(move |_| held)
+        });
         rows.iter()
             .zip(slice)
-            .zip(spec.tasks())
-            .map(|((row, slice), (_, task))| {
+            .zip(spec.tasks().zip(held))
+            .map(|((row, slice), ((_, task), held))| {
                 let estimate = model.estimate(row, &mut scratch)?;
                 let kept = 1.0 - estimate.lost.clamp(0.0, 1.0);
-                let upper = model.upper(row, regime, &estimate, unlike_measured(task));
+                let unlike =
+                    if held { Some("limit below the declared rates") } else { unlike_measured(task) };
+                let upper = model.upper(row, regime, &estimate, unlike);
                 let expected = Nanos::from_secs_f64(estimate.middle.exp());
                 Ok(rescaled(slice, expected, Some(kept), Some(upper)))
             })
             .collect()
     }
+}
+
+/// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with rates so far down.
+fn held_below_its_rates(vm: &Vm, set: &VmConfig) -> bool {
+    let declared: f64 = vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
+    set.cap.is_some_and(|cap| cap.0 < declared)
 }
 
 /// What of a task no measured run had, although no feature shows it: sweeps run synchronous random tasks and learn p99.99.
