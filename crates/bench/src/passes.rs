@@ -291,10 +291,14 @@ impl Table {
         let claim = Claim::new(format!("cases.{tier}.ours_of_possible"), what, share, "share", any.len());
         out.push(if seen < all { claim } else { claim.at_least(1.0) });
         let (good, of) = self.not_behind();
+        if of == 0 {
+            // Nobody else was measured.
+            return out;
+        }
         let what = format!(
             "share of the {tier} cases in which the best of ours passes as often as the best of the others and, where neither always passes, meets more targets, or as many and misses by at most {NOISE} times as much, {of} of {all} cases measured"
         );
-        let share = good as f64 / of.max(1) as f64;
+        let share = good as f64 / of as f64;
         let claim = Claim::new(format!("cases.{tier}.ours_at_least_others"), what, share, "share", of);
         out.push(if of < all { claim } else { claim.at_least(1.0) });
         out
@@ -420,6 +424,10 @@ pub(crate) mod tests {
         let missed = Table::new(Tier::Paper, &[case()], &[run("bound", 0, 900, 100.0, 0), trial]);
         assert_eq!((missed.schemes.len(), missed.possible.len(), missed.ours_of_possible().len()), (1, 1, 0));
         assert!(missed.claims().iter().any(|c| c.id == "cases.paper.ours_of_possible" && !c.met));
+        assert!(
+            !missed.claims().iter().any(|c| c.id.ends_with("ours_at_least_others")),
+            "there are no others"
+        );
         // Where nobody passes, ours may miss by a little more, not by half as much again.
         let late = |ours| {
             let runs = [
