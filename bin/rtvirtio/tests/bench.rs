@@ -161,6 +161,19 @@ fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     );
 }
 
+/// Writes a spec of two VMs on a small twin, one reading task each under `load`, by name and p99 target; gives its path.
+fn two_vms(site: &Site, file: &str, load: &str, vms: [(&str, &str); 2]) -> String {
+    let vm = |(name, target): (&str, &str)| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n{load}\ntarget = {{ percentile = \"p99\", latency = \"{target}\" }}\n"
+        )
+    };
+    let path = site.dir.path().join(file);
+    let text = format!("[device]\ntwin = \"qlc-nvme\"\nsize = \"256MiB\"\n{}", vms.map(vm).concat());
+    std::fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
 #[test]
 fn tuning_in_small() {
     let test = "tuning_in_small";
@@ -168,21 +181,8 @@ fn tuning_in_small() {
         return;
     }
     let site = Site::new();
-    let vm = |name: &str, target: &str| {
-        format!(
-            "[[vm]]\nname = \"{name}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"200/s\"\ntarget = {{ percentile = \"p99\", latency = \"{target}\" }}\n"
-        )
-    };
-    let spec_of = |name: &str, target: &str| {
-        let path = site.dir.path().join(name);
-        let text = format!(
-            "[device]\ntwin = \"qlc-nvme\"\nsize = \"256MiB\"\n{}{}",
-            vm("a", target),
-            vm("b", target)
-        );
-        std::fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
+    let spec_of =
+        |name: &str, target: &str| two_vms(&site, name, "rate = \"200/s\"", [("a", target), ("b", target)]);
     let possible = spec_of("possible.toml", "20s");
     site.ok(&["lab", "up", &possible]);
     let tune = |spec: &str| {
@@ -223,15 +223,9 @@ fn more_declared_than_the_device_can_do() {
         return;
     }
     let site = Site::new();
-    let vm = |name: &str, target: &str| {
-        format!(
-            "[[vm]]\nname = \"{name}\"\nlab = \"process\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"9000/s\"\ndepth = 4\nloop = \"open\"\ntarget = {{ percentile = \"p99\", latency = \"{target}\" }}\n"
-        )
-    };
-    let path = site.dir.path().join("much.toml");
-    let device = "[device]\ntwin = \"qlc-nvme\"\nsize = \"256MiB\"\n";
-    std::fs::write(&path, format!("{device}{}{}", vm("later", "60ms"), vm("sooner", "25ms"))).unwrap();
-    let spec = path.to_str().unwrap();
+    let load = "rate = \"9000/s\"\ndepth = 4\nloop = \"open\"";
+    let spec = two_vms(&site, "much.toml", load, [("later", "60ms"), ("sooner", "25ms")]);
+    let spec = spec.as_str();
     site.ok(&["lab", "up", spec]);
     let (code, plan) = site.json(&["plan", spec, "--profile", PROFILE]);
     assert_eq!((code, &plan["infeasible"]["sacrificed"]), (2, &serde_json::json!(["later"])), "{plan:#}");

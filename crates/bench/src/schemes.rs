@@ -115,7 +115,7 @@ impl Scheme for RtXen {
         let mut config = basis.baseline.clone();
         // Raising would override the order of the weights.
         config.bfq.low_latency = false;
-        let rate = |vm: &Vm| vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum::<f64>();
+        let rate = |vm: &Vm| vm.declared_rate().0;
         let all: f64 = spec.vms.iter().filter(|vm| vm.tightest_target().is_some()).map(rate).sum();
         // What nobody declares is the servers' slack, as an analysis of their interfaces would give them: a VM that is late catches up with it.
         let left = if background > 0 { 1.0 - BACKGROUND_SHARE } else { 1.0 };

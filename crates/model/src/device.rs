@@ -16,7 +16,7 @@ use crate::{Config, ModelError};
 pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Option<Iops>>, ModelError> {
     const LEAST: f64 = 0.01;
     let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
-    let used: f64 = declared_shares(profile, spec, config)?.iter().sum();
+    let used: f64 = device.taken(spec).iter().sum();
     let floods = |vm: &Vm| vm.tasks.iter().filter(|t| t.rate.is_none()).count();
     let flooding = spec.vms.iter().filter(|vm| floods(vm) > 0).count().max(1) as f64;
     let left = (1.0 - used).max(LEAST) / flooding;
@@ -38,11 +38,7 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
 /// # Errors
 /// [`ModelError::BadProfile`] without a usable read measurement.
 pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<f64>, ModelError> {
-    let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
-    let taken = |vm: &Vm| -> f64 {
-        vm.tasks.iter().filter_map(|t| t.rate.map(|r| r.0.max(0.0) * device.occupancy(t.op, t.block))).sum()
-    };
-    Ok(spec.vms.iter().map(taken).collect())
+    Ok(Device::new(profile, config.elevator == Elevator::Bfq)?.taken(spec))
 }
 
 /// What requests of one direction take of a device that serves them in order.
@@ -261,6 +257,14 @@ impl Device {
     /// Device time that one request takes from the others at the best depth, s: 1 / capacity.
     pub(crate) fn occupancy(&self, op: Op, block: Bytes) -> f64 {
         self.mix(op, |c| self.sized(1.0 / c.capacity, c.byte.map(|b| b.occupancy), block))
+    }
+
+    /// Share of its time that the declared rates of each VM take.
+    fn taken(&self, spec: &Spec) -> Vec<f64> {
+        let of = |vm: &Vm| -> f64 {
+            vm.tasks.iter().filter_map(|t| t.rate.map(|r| r.0.max(0.0) * self.occupancy(t.op, t.block))).sum()
+        };
+        spec.vms.iter().map(of).collect()
     }
 
     /// Latency above which the device alone holds a share `exceedance` of *arrivals*, s; see [`Curve::stall`].

@@ -241,6 +241,12 @@ impl Vm {
     pub fn tightest_target(&self) -> Option<Nanos> {
         self.tasks.iter().filter_map(|t| t.target).map(|t| t.latency).min()
     }
+
+    /// The sum of its tasks' declared rates; tasks without one count nothing.
+    #[must_use]
+    pub fn declared_rate(&self) -> Iops {
+        Iops(self.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum())
+    }
 }
 
 impl Op {

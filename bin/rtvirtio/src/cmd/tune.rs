@@ -95,7 +95,7 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
             ));
             return Ok(ExitCode::from(INFEASIBLE));
         }
-        ui.step(&format!("the device cannot carry all declared rates: {names} given up for the others"));
+        ui.step(&given_up_for_the_others(&names));
     }
     let end = start + budget;
     let rates = site.spec.tasks().map(|(_, t)| t.rate.map(|r| r.0)).collect();
@@ -195,10 +195,7 @@ impl Tuning<'_> {
             sacrificed: self.given_up.clone(),
             conflict: Vec::new(),
             relaxation: Vec::new(),
-            reason: format!(
-                "the device cannot carry all declared rates: {} given up for the others",
-                self.given_up.join(", ")
-            ),
+            reason: given_up_for_the_others(&self.given_up.join(", ")),
         });
         plan.spec_file = std::path::absolute(&self.args.spec)?.into_os_string().into_string().ok();
         apply_plan(&plan, self.site, self.global, self.ui)?;
@@ -260,6 +257,10 @@ impl Tuning<'_> {
             spec_file: None,
         })
     }
+}
+
+fn given_up_for_the_others(names: &str) -> String {
+    format!("the device cannot carry all declared rates: {names} given up for the others")
 }
 
 /// Targets that a run shows as missed, but for those of VMs that are given up.

@@ -259,7 +259,7 @@ pub fn paper_features(spec: &Spec, config: &Config) -> Vec<[f64; PAPER_WIDTH]> {
     let offered: f64 = spec.tasks().filter_map(|(_, t)| t.rate).map(|r| r.0).sum();
     let mut rows = Vec::new();
     for (vm, c) in spec.vms.iter().zip(&config.vms) {
-        let of_vm: f64 = vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
+        let of_vm = vm.declared_rate().0;
         for task in &vm.tasks {
             rows.push([
                 spec.vms.len() as f64,

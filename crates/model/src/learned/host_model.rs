@@ -343,8 +343,7 @@ impl TailModel for Learned {
 
 /// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with rates so far down.
 fn held_below_its_rates(vm: &Vm, set: &VmConfig) -> bool {
-    let declared: f64 = vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
-    set.cap.is_some_and(|cap| cap.0 < declared)
+    set.cap.is_some_and(|cap| cap.0 < vm.declared_rate().0)
 }
 
 /// What of a task no measured run had, although no feature shows it: sweeps run synchronous random tasks and learn p99.99.

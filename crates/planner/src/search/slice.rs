@@ -1,7 +1,6 @@
 //! Our search: exact enumeration of the host's discrete knobs and of caps, then the weights.
 
 use rtvirtio_model::{Bfq, Config, Elevator, declared_shares, spare_rates, weights_act};
-use rtvirtio_spec::Vm;
 use rtvirtio_units::Iops;
 
 use super::weights::{nearest, seeds, weigh};
@@ -101,15 +100,10 @@ fn tunables(problem: &Problem<'_>) -> Vec<Bfq> {
 fn lift_harmful_caps(problem: &Problem<'_>, config: &mut Config) {
     for (i, (vm, c)) in problem.spec.vms.iter().zip(&mut config.vms).enumerate() {
         let counts = vm.tightest_target().is_some() && !problem.given_up.contains(&i);
-        if counts && c.cap.is_some_and(|cap| cap.0 < declared(vm)) {
+        if counts && c.cap.is_some_and(|cap| cap.0 < vm.declared_rate().0) {
             c.cap = None;
         }
     }
-}
-
-/// The declared rates of a VM, requests per second.
-fn declared(vm: &Vm) -> f64 {
-    vm.tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum()
 }
 
 /// What the VMs that count leave of the device to those that may be held down.
@@ -140,7 +134,7 @@ impl Room {
             .map(|share| {
                 let mut c = config.clone();
                 for i in problem.held() {
-                    let declared = declared(&problem.spec.vms[i]);
+                    let declared = problem.spec.vms[i].declared_rate().0;
                     let rated = if problem.given_up.contains(&i) { self.kept * share } else { 1.0 };
                     let cap = declared * rated + self.spare[i].map_or(0.0, |s| s.0) * share;
                     c.vms[i].cap = Some(whole_cap(cap));
