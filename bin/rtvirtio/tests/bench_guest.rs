@@ -119,3 +119,39 @@ fn an_application_starts_in_a_guest() {
     assert!(common::text(&refused.stderr).contains("no-such-program"), "{refused:?}");
     assert_clean(&site);
 }
+
+#[test]
+fn a_sweep_runs_in_guests() {
+    let Some(site) = site("a_sweep_runs_in_guests") else { return };
+    let out = site.dir.path().join("out");
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
+    let device = ["bench", "sweep", "twin:qlc-nvme", "--points", "20", "--qemu", "2", "--for", "1s"];
+    let sweep = [&device[..], &["--profile", profile, "--out", out.to_str().unwrap()]].concat();
+    let file = out.join("qlc-nvme-qemu.jsonl");
+    let lines = || -> Vec<Value> {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
+    };
+    site.ok(&sweep);
+    let runs = lines();
+    assert_eq!(runs.len(), 3, "the header and two runs: {runs:#?}");
+    // The profile is of process VMs: what these guests add is measured.
+    let accelerator = runs[0]["host"]["accelerator"].as_str().unwrap();
+    assert_eq!(runs[0]["profiles"]["qlc-nvme"]["guest"]["kind"], format!("qemu-{accelerator}"));
+    for run in &runs[1..] {
+        assert_eq!(run["kind"], "qemu");
+        let vms = run["vms"].as_array().unwrap();
+        let tasks = vms.iter().flat_map(|vm| vm.as_array().unwrap());
+        let mut completed = 0;
+        for (task, result) in tasks.zip(run["results"].as_array().unwrap()) {
+            completed += result["n"].as_u64().unwrap();
+            assert!(result["p9999"].as_u64().unwrap() > 0, "{task}: {result}");
+            // Nobody knows when the host stood still while a guest waited.
+            assert!(result["p9999_awake"].is_null(), "{result}");
+        }
+        assert!(completed > 0, "{run}");
+    }
+    site.ok(&sweep);
+    assert_eq!(lines(), runs, "what is measured is not measured again");
+    assert_clean(&site);
+}

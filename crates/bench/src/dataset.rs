@@ -337,9 +337,13 @@ impl Point {
     /// Whether both ran the same load under the same settings for as long.
     #[must_use]
     pub fn repeats(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.seconds == other.seconds && self.does_the_same(other)
+    }
+
+    /// Whether both ran the same load under the same settings, for however long and with whatever VMs.
+    #[must_use]
+    pub fn does_the_same(&self, other: &Self) -> bool {
         self.device == other.device
-            && self.kind == other.kind
-            && self.seconds == other.seconds
             && self.knobs == other.knobs
             && self.classes == other.classes
             && self.vms == other.vms

@@ -15,6 +15,7 @@ pub mod crash;
 pub mod cyclictest;
 pub mod dataset;
 pub mod design;
+pub mod guests;
 pub mod iod;
 pub mod iod_sim;
 pub mod iod_window;

@@ -178,17 +178,20 @@ impl<'a> Stage<'a> {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
         }
         let root = Root::default();
-        let machine = Machine::new(&root, self.guests);
+        // A guest's agent serves one client at a time, and the load is its second one: nobody may hold it while that runs.
+        let machine = || Machine::new(&root, self.guests);
         if self.fresh {
             // With the kernel's defaults, as the baseline of a made device is.
             self.binding.device.renew_elevator(&root, self.baseline.elevator.name())?;
         }
         let mut start = self.baseline.clone();
         start.vms.truncate(spec.vms.len());
-        let writes = resolve(&bare_plan(spec, &start, &treatment.config), &self.binding, &machine)?;
-        self.session.apply(&writes, &machine, &mut Silent)?;
+        let applying = machine();
+        let writes = resolve(&bare_plan(spec, &start, &treatment.config), &self.binding, &applying)?;
+        self.session.apply(&writes, &applying, &mut Silent)?;
+        drop(applying);
         let observed = self.observe(spec, treatment, plan);
-        let reverted = self.session.revert(OnConflict::Force, &machine, &mut Silent)?;
+        let reverted = self.session.revert(OnConflict::Force, &machine(), &mut Silent)?;
         match observed {
             Ok(_) if reverted.is_some_and(|r| !r.done) => Err(StageError::NotReverted),
             other => other,

@@ -84,5 +84,5 @@ fn typical(profile: &Profile) -> f64 {
 
 /// The guest measurement, if it is one of a real guest.
 fn measured_guest(profile: &Profile) -> Option<&GuestPoint> {
-    profile.guest.as_ref().filter(|g| g.kind != "process")
+    profile.guest.as_ref().filter(|g| g.is_of_guest())
 }

@@ -88,6 +88,14 @@ pub struct GuestPoint {
     pub cpu_per_request: f64,
 }
 
+impl GuestPoint {
+    /// Whether the VM was a real guest; a process VM adds nothing.
+    #[must_use]
+    pub fn is_of_guest(&self) -> bool {
+        self.kind != "process"
+    }
+}
+
 /// A configuration whose effect is predicted: what the knobs say, per host and VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {

@@ -269,7 +269,7 @@ impl<'a> Evaluator<'a> {
         self.refusal.as_ref()
     }
 
-    pub(crate) fn profile(&self) -> &Profile {
+    pub(crate) fn profile(&self) -> &'a Profile {
         self.profile
     }
 

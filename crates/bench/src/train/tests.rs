@@ -342,3 +342,36 @@ fn coefficients_that_made_the_runs_are_found_again() {
     }
     assert!(c.factor[1] < c.factor[0] && c.r_squared > 0.99, "{c:?}");
 }
+
+#[test]
+fn a_setting_that_runs_speak_against_is_not_chosen() {
+    use crate::design::Neighbour;
+    use crate::load::{Knobs, spec};
+    use rtvirtio_planner::{PlanOptions, plan};
+    // Tails are 60 times what the slice model says, beside a neighbour without a limit 30 000 times.
+    let mut points = made_up(300, 0.4, 8);
+    for p in &mut points {
+        let limited = |vm: usize| p.knobs.caps.get(vm).copied().flatten().is_some();
+        let beside =
+            p.vms.iter().enumerate().any(|(i, vm)| vm.iter().any(|s| s.rate.is_none()) && !limited(i));
+        let times = if beside { 30_000 } else { 60 };
+        p.results.iter_mut().for_each(|r| r.p9999 = Nanos(r.p9999.0 * times));
+    }
+    let model = std::sync::Arc::new(fit(&points, &profile(), "", &quick()).unwrap());
+    let device = Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) };
+    let mut spec =
+        spec(&[vec![Stream::paced(100.0)], vec![Neighbour::Flood.stream()]], device, LabKind::Process);
+    let start = Knobs::default_bfq(2).config();
+    // A target that the slice model has met with room to spare, and that no bound meets.
+    let quick = Config { elevator: Elevator::None, ..start.clone() };
+    let tail = Slice.forecast(&profile(), &spec, &quick).unwrap()[0].latency_ns;
+    let target =
+        rtvirtio_spec::Target { percentile: rtvirtio_units::Percentile::P9999, latency: Nanos(5 * tail.0) };
+    spec.vms[0].tasks[0].target = Some(target);
+    let found = |options: PlanOptions| {
+        let plan = plan(&spec, &profile(), &options).unwrap();
+        (plan.feasible, plan.config(&spec, &start).unwrap().vms[1].cap.is_some())
+    };
+    assert_eq!(found(PlanOptions::new(start.clone())), (true, false), "no limit is needed for all it knows");
+    assert_eq!(found(PlanOptions::bound(start.clone(), model)), (false, true));
+}

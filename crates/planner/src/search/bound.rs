@@ -4,16 +4,18 @@
 //! kind go on: one kind is an elevator, with or without idling, with or without caps. From the best of those by their bounds we climb.
 //!
 //! Where no bound meets all targets there is nothing to promise, and to choose by what is promised least badly is to choose by the bounds' own errors: in the strict cases such
-//! choices passed 5 of 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then decides alone, and the bounds are only told.
+//! choices passed 5 of 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then decides, and the bounds only forbid: of the settings that it holds to be
+//! good, not one whose bound for some task is many times that of others. On a disk that others use, it took to be harmless a writer without a limit beside which reads waited 2.2 s; its bound was
+//! 580 times the target, those of limits 2 to 5 times.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_model::{Config, Elevator, ModelKind};
 use rtvirtio_units::Ratio;
 
 use super::{climb, slice, weights_differ};
 use crate::PlanOptions;
-use crate::evaluate::{Evaluator, Outcome, Problem};
+use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
 
 /// Configurations of each kind that are judged by their bounds.
 const PER_KIND: usize = 6;
@@ -23,6 +25,13 @@ const CLIMBED: usize = 2;
 
 /// What a target must be met by where only the expected tail is known, as for the scheme `slice`.
 pub(crate) const SAFETY: Ratio = Ratio(0.2);
+
+/// How many times the least bound that is known for a task, over its target, the bound of a choice of the slice model may be. Bounds are up to 20 times the tails
+/// that they hold for, in the median of a dataset, so smaller differences say little; the ones that matter are by hundreds.
+const FAR: f64 = 20.0;
+
+/// The same for what is taken instead.
+const NEAR: f64 = 2.0;
 
 /// Most moves of a climb.
 const STEPS: usize = 12;
@@ -50,7 +59,7 @@ pub(super) fn search(
     Some(best)
 }
 
-/// What the slice model would choose, as the learned model judges it.
+/// What the slice model would choose, as the learned model judges it; something else that it holds to be good where the learned model knows that to be far better.
 pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Option<Outcome> {
     let asked = problem.options.clone();
     let options = PlanOptions { model: ModelKind::Slice, learned: None, safety: SAFETY, ..asked };
@@ -58,7 +67,76 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
     let mut slice = Evaluator::new(evaluator.profile(), problem.spec, &options).ok()?;
     let found = super::search(&by_slice, &mut slice).ok()?;
     let outcome = evaluator.outcome(problem, found.config)?;
-    Some(Outcome { given_up: found.given_up, ..outcome })
+    if found.missed > 0 || !found.given_up.is_empty() {
+        // There is nothing else that the slice model holds to be good.
+        return Some(Outcome { given_up: found.given_up, ..outcome });
+    }
+    let all: Vec<Seen> = std::iter::once(outcome.config)
+        .chain(good_ones(&by_slice, &mut slice))
+        .filter_map(|config| Seen::of(problem, evaluator, config))
+        .collect();
+    let taken = unless_far_worse(&all);
+    if taken == 0 {
+        return all.into_iter().next().map(|seen| seen.outcome);
+    }
+    let raw = all.into_iter().nth(taken)?.outcome;
+    // Tidied by the bounds alone, it may lose what the slice model needs.
+    let tidied = super::tidy(problem, evaluator, raw.clone());
+    let good = slice.outcome(&by_slice, tidied.config.clone()).is_some_and(|o| o.missed == 0);
+    Some(if good { tidied } else { raw })
+}
+
+/// A configuration as the bounds see it.
+struct Seen {
+    outcome: Outcome,
+    /// Bound over target of every task with a target.
+    over: Vec<f64>,
+    /// Least share of the declared rate that one of these is expected to keep.
+    kept: f64,
+}
+
+impl Seen {
+    /// `None` where the model does not cover it or may not be asked any more.
+    fn of(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, config: Config) -> Option<Self> {
+        let judged = evaluator.judge(&config)?;
+        let targets = || problem.targets.iter().enumerate().filter_map(|(i, t)| t.map(|t| (i, t)));
+        let over = targets().map(|(i, t)| judged.latency[i] / t).collect();
+        let kept = targets().map(|(i, _)| judged.kept[i]).fold(f64::INFINITY, f64::min);
+        Some(Self { outcome: problem.outcome(config, judged), over, kept })
+    }
+}
+
+/// Of the settings by which `problem` has all targets met, the best of each kind and of each set of caps, best first.
+fn good_ones(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Vec<Config> {
+    let start = evaluator.outcome(problem, problem.options.start.clone());
+    let mut taken = BTreeSet::new();
+    let mut new = |c: &Config| {
+        let caps: Vec<Option<u64>> = c.vms.iter().map(|vm| vm.cap.map(|cap| cap.0 as u64)).collect();
+        taken.insert((kind(c), caps))
+    };
+    let candidates = slice::candidates(problem, evaluator, start).into_iter();
+    candidates.filter(|o| o.missed == 0).map(|o| o.config).filter(|c| new(c)).collect()
+}
+
+/// Which of these is taken, the first of which the slice model chose and prefers to the others in their order: that, unless the bounds of another meet all targets, or its bound for some task
+/// is more than [`FAR`] times the least that is known for it; then the first that is near to those least ones in all tasks. What loses rate that the choice keeps is nothing to
+/// compare with: so tails are always short.
+fn unless_far_worse(all: &[Seen]) -> usize {
+    if let Some(proven) = all.iter().position(|s| s.outcome.missed == 0) {
+        return proven;
+    }
+    let Some(chosen) = all.first() else { return 0 };
+    let keeps = |s: &&Seen| s.kept >= chosen.kept.min(RATE_KEPT);
+    let keeping = || all.iter().filter(keeps);
+    // What is below its target is as good as can be.
+    let least = |task: usize| keeping().map(|s| s.over[task]).fold(f64::INFINITY, f64::min).max(1.0);
+    let least: Vec<f64> = (0..chosen.over.len()).map(least).collect();
+    let worse = |s: &Seen| s.over.iter().zip(&least).map(|(over, least)| over / least).fold(0.0, f64::max);
+    let nearest = keeping().map(worse).fold(f64::INFINITY, f64::min);
+    if worse(chosen) <= FAR * nearest {
+        return 0;
+    }
+    all.iter().position(|s| keeps(&s) && worse(s) <= NEAR * nearest).unwrap_or(0)
 }
 
 /// The slice model's best of each kind.
@@ -71,6 +149,16 @@ fn shortlist(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     diverse(problem, &mut by_slice, PER_KIND, usize::MAX)
 }
 
+/// Elevator, whether it idles, whether anybody is capped, and whether weights differ.
+fn kind(c: &Config) -> (u8, bool, bool, bool) {
+    (
+        c.elevator as u8,
+        c.elevator == Elevator::Bfq && c.bfq.slice_idle.0 > 0,
+        c.vms.iter().any(|vm| vm.cap.is_some()),
+        weights_differ(c),
+    )
+}
+
 /// The best configurations of each kind by the evaluator's model, best first, at most `most`.
 pub(crate) fn diverse(
     problem: &Problem<'_>,
@@ -79,14 +167,6 @@ pub(crate) fn diverse(
     most: usize,
 ) -> Vec<Config> {
     let start = evaluator.outcome(problem, problem.options.start.clone());
-    let kind = |c: &Config| {
-        (
-            c.elevator as u8,
-            c.elevator == Elevator::Bfq && c.bfq.slice_idle.0 > 0,
-            c.vms.iter().any(|vm| vm.cap.is_some()),
-            weights_differ(c),
-        )
-    };
     let mut taken: BTreeMap<_, usize> = BTreeMap::new();
     let mut out: Vec<Config> = Vec::new();
     for o in slice::candidates(problem, evaluator, start) {
@@ -97,4 +177,63 @@ pub(crate) fn diverse(
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One whose bounds are so many times the targets.
+    fn of_bounds(over: &[f64]) -> Seen {
+        let missed = over.iter().filter(|o| **o > 1.0).count() as u32;
+        let outcome = Outcome {
+            config: Config { elevator: Elevator::None, bfq: rtvirtio_model::Bfq::default(), vms: Vec::new() },
+            missed,
+            missed_by_urgency: vec![missed],
+            margin: 1.0 - over.iter().copied().fold(0.0, f64::max),
+            enough: 0.75,
+            changes: 0,
+            given_up: Vec::new(),
+            left: 0.0,
+        };
+        Seen { outcome, over: over.to_vec(), kept: 1.0 }
+    }
+
+    fn taken(all: &[&[f64]]) -> usize {
+        unless_far_worse(&all.iter().map(|over| of_bounds(over)).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn bounds_forbid_only_what_is_far_worse_and_do_not_choose() {
+        assert_eq!(taken(&[&[580.0], &[580.0], &[7.0], &[3.5], &[2.0], &[5.0]]), 3);
+        assert_eq!(taken(&[&[39.0], &[7.0], &[3.5], &[2.0]]), 0);
+        assert_eq!(taken(&[&[41.0], &[7.0], &[2.0]]), 2);
+        assert_eq!(taken(&[&[580.0]]), 0);
+        assert_eq!(taken(&[&[1.2], &[30.0], &[400.0]]), 0);
+        assert_eq!(taken(&[]), 0);
+    }
+
+    #[test]
+    fn what_is_proven_is_taken() {
+        assert_eq!(taken(&[&[15.0], &[1.7], &[0.9]]), 2);
+        assert_eq!(taken(&[&[0.9], &[0.5]]), 0);
+    }
+
+    #[test]
+    fn a_task_that_nothing_helps_does_not_hide_what_is_done_to_another() {
+        assert_eq!(taken(&[&[300.0, 580.0], &[310.0, 3.0]]), 1);
+        // One far from the least in either task is nothing to take instead.
+        assert_eq!(taken(&[&[300.0, 580.0], &[9000.0, 3.0], &[310.0, 400.0]]), 0);
+    }
+
+    #[test]
+    fn a_tail_that_is_short_because_rate_is_lost_counts_for_nothing() {
+        let mut all = [of_bounds(&[31.0]), of_bounds(&[1.5])];
+        assert_eq!(unless_far_worse(&all), 1);
+        all[1].kept = 0.95;
+        assert_eq!(unless_far_worse(&all), 0);
+        // Where the choice is expected to lose as much, that is no reason.
+        all[0].kept = 0.9;
+        assert_eq!(unless_far_worse(&all), 1);
+    }
 }

@@ -12,7 +12,7 @@ use rtvirtio_host::Root;
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_measure::awake::Awake;
-use rtvirtio_model::{Config, DepthPoint, Elevator, HostModel, ModelKind, Profile};
+use rtvirtio_model::{Config, DepthPoint, Elevator, GuestPoint, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
 
@@ -21,6 +21,7 @@ use crate::args::{AccelName, Global};
 use crate::cmd::lab::{self, DEMO_STATE};
 use crate::cmd::profile::of_site;
 use crate::cmd::verify::generated;
+use crate::guest_point;
 use crate::guests::GuestAgents;
 use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
@@ -130,6 +131,18 @@ impl<'a> Bed<'a> {
         Ok(profile)
     }
 
+    /// The same profile with what this bed's guests add, where it is not of such guests.
+    fn with_guest(&self, profile: Profile) -> anyhow::Result<Profile> {
+        let of_these = |guest: &GuestPoint| guest.kind == format!("qemu-{}", self.facts().accelerator);
+        let guests = self.site.spec.lab_kind() == Some(LabKind::Qemu);
+        if !guests || profile.guest.as_ref().is_some_and(of_these) {
+            return Ok(profile);
+        }
+        let guest = guest_point::measure(&self.site, &profile, &self.global, self.ui)?;
+        self.site.device.renew_elevator(&Root::default(), "bfq")?;
+        Ok(Profile { guest: Some(guest), ..profile })
+    }
+
     /// Begins a file of runs on this bed, or goes on with one: the device's profile, the recorder, and the runs that are there. A file that
     /// goes on keeps the profile that it began with; else it is `profile`, or measured now. `model` is the learned one that takes part.
     pub fn record(
@@ -143,9 +156,10 @@ impl<'a> Bed<'a> {
             std::fs::create_dir_all(dir)?;
         }
         let mut known = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
-        let profile = match known.remove(&self.device).or(profile) {
-            Some(profile) => profile,
-            None => self.profile()?,
+        let profile = match (known.remove(&self.device), profile) {
+            (Some(began_with), _) => began_with,
+            (None, Some(named)) => self.with_guest(named)?,
+            (None, None) => self.profile()?,
         };
         let header = Header {
             schema: DATASET_SCHEMA.to_owned(),
