@@ -6,17 +6,9 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Site, can_run, signal, text, wait_for};
+use common::{PROFILE, Site, can_run, lines, signal, text, wait_for};
 use rustix::process::Signal;
 use serde_json::Value;
-
-/// Measured once on this twin; measuring it again would take longer than the test.
-const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
-
-fn lines(path: &Path) -> Vec<Value> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
-}
 
 #[test]
 fn a_sweep_is_stopped_gone_on_with_and_calibrates() {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::time::Duration;
 
-use common::{Site, can_run, signal, text, wait_for};
+use common::{PROFILE, Site, can_run, lines, signal, text, wait_for};
 use rtvirtio_testkit::{Need, has, skip};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -124,16 +124,11 @@ fn an_application_starts_in_a_guest() {
 fn a_sweep_runs_in_guests() {
     let Some(site) = site("a_sweep_runs_in_guests") else { return };
     let out = site.dir.path().join("out");
-    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
     let device = ["bench", "sweep", "twin:qlc-nvme", "--points", "20", "--qemu", "2", "--for", "1s"];
-    let sweep = [&device[..], &["--profile", profile, "--out", out.to_str().unwrap()]].concat();
+    let sweep = [&device[..], &["--profile", PROFILE, "--out", out.to_str().unwrap()]].concat();
     let file = out.join("qlc-nvme-qemu.jsonl");
-    let lines = || -> Vec<Value> {
-        let text = std::fs::read_to_string(&file).unwrap();
-        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
-    };
     site.ok(&sweep);
-    let runs = lines();
+    let runs = lines(&file);
     assert_eq!(runs.len(), 3, "the header and two runs: {runs:#?}");
     // The profile is of process VMs: what these guests add is measured.
     let accelerator = runs[0]["host"]["accelerator"].as_str().unwrap();
@@ -152,6 +147,6 @@ fn a_sweep_runs_in_guests() {
         assert!(completed > 0, "{run}");
     }
     site.ok(&sweep);
-    assert_eq!(lines(), runs, "what is measured is not measured again");
+    assert_eq!(lines(&file), runs, "what is measured is not measured again");
     assert_clean(&site);
 }

@@ -10,6 +10,16 @@ use std::time::{Duration, Instant};
 use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
+/// Profile of the flash twin, measured once; measuring it again would take longer than a test.
+pub const PROFILE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
+
+/// The rows of a dataset that are whole.
+pub fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
+}
+
 /// The program under test, with state and run directories that vanish with it. Dropping it removes its lab.
 pub struct Site {
     pub dir: tempfile::TempDir,

@@ -68,7 +68,7 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
     let found = super::search(&by_slice, &mut slice).ok()?;
     let outcome = evaluator.outcome(problem, found.config)?;
     if found.missed > 0 || !found.given_up.is_empty() {
-        // There is nothing else that the slice model holds to be good.
+        // It holds no setting to be good, or only because it gave VMs up.
         return Some(Outcome { given_up: found.given_up, ..outcome });
     }
     let all: Vec<Seen> = std::iter::once(outcome.config)
@@ -76,10 +76,10 @@ pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> 
         .filter_map(|config| Seen::of(problem, evaluator, config))
         .collect();
     let taken = unless_far_worse(&all);
-    if taken == 0 {
-        return all.into_iter().next().map(|seen| seen.outcome);
-    }
     let raw = all.into_iter().nth(taken)?.outcome;
+    if taken == 0 {
+        return Some(raw);
+    }
     // Tidied by the bounds alone, it may lose what the slice model needs.
     let tidied = super::tidy(problem, evaluator, raw.clone());
     let good = slice.outcome(&by_slice, tidied.config.clone()).is_some_and(|o| o.missed == 0);

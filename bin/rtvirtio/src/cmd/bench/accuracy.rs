@@ -7,21 +7,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rtvirtio_bench::accuracy::{Accuracy, Group, Held, enough, folds, judge, learning_curve};
+use rtvirtio_bench::accuracy::{Accuracy, Group, enough, folds, judge, learning_curve};
 use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
-use rtvirtio_bench::guests::{self, Pair, longer};
 use rtvirtio_bench::networks::{self, Networks};
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
 use rtvirtio_bench::run::as_result;
 use rtvirtio_bench::sizes::{Size, loss_by_size};
 use rtvirtio_bench::train::{MISS, TrainSettings, comparable, fit};
 use rtvirtio_measure::Run;
-use rtvirtio_model::{GuestPoint, HostModel};
 use rtvirtio_units::Nanos;
 
 use super::found::Found;
+use super::in_guests::InGuests;
 use super::page;
 use crate::args::BenchAccuracyArgs;
 use crate::cmd::verify::generated;
@@ -119,9 +118,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     found.claims.extend(limits.claim());
     found.sections = page::accuracy(device, &accuracy, &curve);
     found.sections.extend(page::sizes(device, &sizes));
-    found
-        .sections
-        .extend(guests.as_ref().and_then(|g| page::guests(device, [&g.on, &g.others_on], &g.pairs)));
+    found.sections.extend(guests.as_ref().and_then(|g| g.section(device)));
     found.sections.extend(calibration.as_ref().map(|c| page::calibration(device, c)));
     if let Some(out) = options.model {
         let model = fit(&points, profile, &generated(), &settings)?;
@@ -129,136 +126,6 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
         ui.step(&format!("saved {}", out.display()));
     }
     Ok(found.about(device))
-}
-
-/// Models learned with process VMs on runs in QEMU guests of conditions that they did not see, and both kinds of VM side by side.
-struct InGuests {
-    /// Where they ran, in words.
-    on: String,
-    /// The same of the process VMs.
-    others_on: String,
-    accuracy: Accuracy,
-    pairs: Vec<Pair>,
-    /// Tasks in guests that were judged and got less than 99 % of their rate.
-    short: usize,
-    /// Whether what a guest adds was measured before.
-    measured: bool,
-}
-
-impl InGuests {
-    /// `judged` are the models, and `parts` holds what each was fitted on; `all` are the runs of process VMs, of the dataset `processes`.
-    fn of(
-        path: &Path,
-        device: &str,
-        judged: &[(Arc<HostModel>, Vec<Point>)],
-        parts: &[(Vec<Point>, Vec<Point>)],
-        (processes, all): (&Dataset, &[Point]),
-    ) -> anyhow::Result<Self> {
-        let data = Dataset::load(path)?;
-        let Some(profile) = data.header.profiles.get(device) else {
-            anyhow::bail!("{}: it is not of {device}", path.display());
-        };
-        let models: Vec<(Arc<HostModel>, &[Point])> = judged
-            .iter()
-            .zip(parts)
-            .map(|((model, _), (train, _))| (Arc::clone(model), train.as_slice()))
-            .collect();
-        let unseen = guests::unseen(&models, &data.points);
-        anyhow::ensure!(
-            !unseen.is_empty(),
-            "{}: every run is of a condition that was learned from",
-            path.display()
-        );
-        let tasks = unseen.iter().flat_map(|(_, runs)| runs).flat_map(Point::tasks);
-        let host = &data.header.host;
-        Ok(Self {
-            on: format!("{}, {}, Linux {}", host.vmm, host.accelerator, host.kernel),
-            others_on: format!("Linux {}", processes.header.host.kernel),
-            short: tasks.filter(|(_, s, r)| s.rate.is_some_and(|rate| r.rate.0 < 0.99 * rate.0)).count(),
-            accuracy: judge(&unseen, profile)?,
-            pairs: guests::pairs(&data.points, all),
-            measured: profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest),
-        })
-    }
-
-    /// Bound of a task. Nobody knows when the host stood still while a guest waited: its tails hold the stalls, and so does the bound where it is known what they add.
-    fn upper(&self, h: &Held) -> f64 {
-        let known = self.accuracy.with_host.is_some();
-        h.upper_with_host_ms.filter(|_| known).unwrap_or(h.upper_ms)
-    }
-
-    /// Share of tails below the bound, and median of the bound over the tail.
-    fn bound(&self) -> (f64, f64) {
-        let a = &self.accuracy;
-        a.with_host.as_ref().map_or((a.coverage, a.sharpness), |w| (w.coverage, w.sharpness))
-    }
-
-    fn text(&self) -> String {
-        let (a, (coverage, sharpness)) = (&self.accuracy, self.bound());
-        let mut s = format!(
-            "\nin {} runs of QEMU guests ({}): typical factor {:.2}, {:.1}% of {} tails below the bound, which is doubled for guests, upper/actual {:.2}\n",
-            a.held_out,
-            self.on,
-            a.scores[0].factor,
-            100.0 * coverage,
-            a.held.len(),
-            sharpness
-        );
-        if !self.measured {
-            s.push_str("  what a guest adds was not measured before, so predictions take one tick of the scheduler for it\n");
-        }
-        if self.short > 0 {
-            let _ = writeln!(s, "  {} of these tasks got less than 99 % of their rate", self.short);
-        }
-        for h in a.held.iter().filter(|h| h.with_host_ms > self.upper(h)) {
-            let (id, task, tail, upper) = (&h.id, h.task, h.with_host_ms, self.upper(h));
-            let _ =
-                writeln!(s, "  above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime);
-        }
-        if self.pairs.is_empty() {
-            s.push_str("  no process VM ran under the same settings and load for as long\n");
-        } else {
-            let _ = writeln!(
-                s,
-                "tails in guests over those of process VMs under the same settings and load ({}; two runs of the same thing differ too, see above):",
-                self.others_on
-            );
-        }
-        for l in longer(&self.pairs) {
-            let _ = writeln!(
-                s,
-                "  {:<24} n {:>4}  median {:.2} (p10 {:.2}, p90 {:.2}), {:+.1} ms",
-                l.name, l.n, l.ratio, l.spread[0], l.spread[1], l.more_ms
-            );
-        }
-        s
-    }
-
-    fn claims(&self, confidence: f64) -> Vec<Claim> {
-        let what = format!(
-            "tails in {} runs of QEMU guests ({}) below the bound at {:.0} % of a model learned with process VMs, doubled because it knows no guests",
-            self.accuracy.held_out,
-            self.on,
-            100.0 * confidence
-        );
-        let (coverage, _) = self.bound();
-        let bound = Claim::new(
-            "accuracy.bound.coverage_in_guests",
-            what,
-            coverage,
-            "share",
-            self.accuracy.held.len(),
-        );
-        let all = longer(&self.pairs).into_iter().next();
-        let ratio = all.map(|l| {
-            let what = format!(
-                "median tail of a task in a QEMU guest ({}) over the same task's as a process VM ({}; a tenth below {:.2}, a tenth above {:.2})",
-                self.on, self.others_on, l.spread[0], l.spread[1]
-            );
-            Claim::new("accuracy.guests.ratio", what, l.ratio, "ratio", l.n)
-        });
-        std::iter::once(bound).chain(ratio).collect()
-    }
 }
 
 /// What limits the sharpness of any bound here.

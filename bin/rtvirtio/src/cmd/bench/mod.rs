@@ -9,6 +9,7 @@ mod cores;
 mod cyclictest;
 mod found;
 mod guest;
+mod in_guests;
 mod iod;
 mod iod_crash;
 mod iod_startup;

@@ -1,13 +1,21 @@
 //! Guests beside process VMs.
 
-use rtvirtio_bench::guests::{Pair, longer};
+use rtvirtio_bench::guests::{Longer, Pair};
 use rtvirtio_report::BenchSection;
 use rtvirtio_report::svg::{Axis, Spread};
 
 use super::xy::{axis, plot, series, table};
 
 /// Every task that was measured both ways; none when there is none.
-pub fn guests(device: &str, [guests_on, others_on]: [&str; 2], pairs: &[Pair]) -> Option<BenchSection> {
+pub fn guests(
+    device: &str,
+    [guests_on, others_on]: [&str; 2],
+    pairs: &[Pair],
+    longer: &[Longer],
+) -> Option<BenchSection> {
+    if pairs.is_empty() {
+        return None;
+    }
     let mut pairs: Vec<&Pair> = pairs.iter().collect();
     pairs.sort_by(|a, b| a.process_ms.total_cmp(&b.process_ms));
     let points = |of: fn(&Pair) -> f64| {
@@ -24,16 +32,19 @@ pub fn guests(device: &str, [guests_on, others_on]: [&str; 2], pairs: &[Pair]) -
         ..axis("tasks by rising tail as a process VM", Spread::Linear)
     };
     let plot = plot("tails in guests", x, axis("p99.99, ms", Spread::Log), both, None);
-    let rows: Vec<Vec<String>> = longer(&pairs.iter().map(|p| (*p).clone()).collect::<Vec<_>>())
-        .into_iter()
+    let rows = longer
+        .iter()
         .map(|l| {
             let spread = format!("{:.2} to {:.2}", l.spread[0], l.spread[1]);
-            vec![l.name, l.n.to_string(), format!("{:.2}", l.ratio), spread, format!("{:+.1}", l.more_ms)]
+            vec![
+                l.name.clone(),
+                l.n.to_string(),
+                format!("{:.2}", l.ratio),
+                spread,
+                format!("{:+.1}", l.more_ms),
+            ]
         })
         .collect();
-    if rows.is_empty() {
-        return None;
-    }
     let head = ["settings", "tasks", "guest / process, median", "p10 to p90", "guest - process, ms, median"];
     Some(BenchSection {
         title: format!("{device}: QEMU guests beside process VMs"),

@@ -1,0 +1,153 @@
+//! Runs in QEMU guests in `rtvirtio bench accuracy`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use rtvirtio_bench::accuracy::{Accuracy, Held, judge};
+use rtvirtio_bench::claims::Claim;
+use rtvirtio_bench::dataset::{Dataset, Point};
+use rtvirtio_bench::guests::{self, Longer, Pair, longer};
+use rtvirtio_bench::passes::keeps_rate;
+use rtvirtio_model::{GuestPoint, HostModel};
+use rtvirtio_report::BenchSection;
+
+use super::page;
+
+/// Models learned with process VMs on runs in QEMU guests of conditions that they did not see, and both kinds of VM side by side.
+pub struct InGuests {
+    /// Where they ran, in words.
+    on: String,
+    /// The same of the process VMs.
+    others_on: String,
+    accuracy: Accuracy,
+    pairs: Vec<Pair>,
+    /// What these show.
+    longer: Vec<Longer>,
+    /// Tasks in guests that were judged and got less than 99 % of their rate.
+    short: usize,
+    /// Whether what a guest adds was measured before.
+    measured: bool,
+}
+
+impl InGuests {
+    /// `judged` are the models, and `parts` holds what each was fitted on; `all` are the runs of process VMs, of the dataset `processes`.
+    pub fn of(
+        path: &Path,
+        device: &str,
+        judged: &[(Arc<HostModel>, Vec<Point>)],
+        parts: &[(Vec<Point>, Vec<Point>)],
+        (processes, all): (&Dataset, &[Point]),
+    ) -> anyhow::Result<Self> {
+        let data = Dataset::load(path)?;
+        let Some(profile) = data.header.profiles.get(device) else {
+            anyhow::bail!("{}: it is not of {device}", path.display());
+        };
+        let models: Vec<(Arc<HostModel>, &[Point])> = judged
+            .iter()
+            .zip(parts)
+            .map(|((model, _), (train, _))| (Arc::clone(model), train.as_slice()))
+            .collect();
+        let unseen = guests::unseen(&models, &data.points);
+        anyhow::ensure!(
+            !unseen.is_empty(),
+            "{}: every run is of a condition that was learned from",
+            path.display()
+        );
+        let tasks = unseen.iter().flat_map(|(_, runs)| runs).flat_map(Point::tasks);
+        let host = &data.header.host;
+        let pairs = guests::pairs(&data.points, all);
+        Ok(Self {
+            on: format!("{}, {}, Linux {}", host.vmm, host.accelerator, host.kernel),
+            others_on: format!("Linux {}", processes.header.host.kernel),
+            short: tasks.filter(|(_, stream, result)| !keeps_rate(stream, result)).count(),
+            accuracy: judge(&unseen, profile)?,
+            longer: longer(&pairs),
+            pairs,
+            measured: profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest),
+        })
+    }
+
+    /// Bound of a task. Nobody knows when the host stood still while a guest waited: its tails hold the stalls, and so does the bound where it is known what they add.
+    fn upper(&self, h: &Held) -> f64 {
+        let known = self.accuracy.with_host.is_some();
+        h.upper_with_host_ms.filter(|_| known).unwrap_or(h.upper_ms)
+    }
+
+    /// Share of tails below the bound, and median of the bound over the tail.
+    fn bound(&self) -> (f64, f64) {
+        let a = &self.accuracy;
+        a.with_host.as_ref().map_or((a.coverage, a.sharpness), |w| (w.coverage, w.sharpness))
+    }
+
+    pub fn text(&self) -> String {
+        let (a, (coverage, sharpness)) = (&self.accuracy, self.bound());
+        let mut s = format!(
+            "\nin {} runs of QEMU guests ({}): typical factor {:.2}, {:.1}% of {} tails below the bound, which is doubled for guests, upper/actual {:.2}\n",
+            a.held_out,
+            self.on,
+            a.scores[0].factor,
+            100.0 * coverage,
+            a.held.len(),
+            sharpness
+        );
+        if !self.measured {
+            s.push_str("  what a guest adds was not measured before, so predictions take one tick of the scheduler for it\n");
+        }
+        if self.short > 0 {
+            let _ = writeln!(s, "  {} of these tasks got less than 99 % of their rate", self.short);
+        }
+        for h in a.held.iter().filter(|h| h.with_host_ms > self.upper(h)) {
+            let (id, task, tail, upper) = (&h.id, h.task, h.with_host_ms, self.upper(h));
+            let _ =
+                writeln!(s, "  above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime);
+        }
+        if self.pairs.is_empty() {
+            s.push_str("  no process VM ran under the same settings and load for as long\n");
+        } else {
+            let _ = writeln!(
+                s,
+                "tails in guests over those of process VMs under the same settings and load ({}; two runs of the same thing differ too, see above):",
+                self.others_on
+            );
+        }
+        for l in &self.longer {
+            let _ = writeln!(
+                s,
+                "  {:<24} n {:>4}  median {:.2} (p10 {:.2}, p90 {:.2}), {:+.1} ms",
+                l.name, l.n, l.ratio, l.spread[0], l.spread[1], l.more_ms
+            );
+        }
+        s
+    }
+
+    pub fn claims(&self, confidence: f64) -> Vec<Claim> {
+        let what = format!(
+            "tails in {} runs of QEMU guests ({}) below the bound at {:.0} % of a model learned with process VMs, doubled because it knows no guests",
+            self.accuracy.held_out,
+            self.on,
+            100.0 * confidence
+        );
+        let (coverage, _) = self.bound();
+        let bound = Claim::new(
+            "accuracy.bound.coverage_in_guests",
+            what,
+            coverage,
+            "share",
+            self.accuracy.held.len(),
+        );
+        let ratio = self.longer.first().map(|l| {
+            let what = format!(
+                "median tail of a task in a QEMU guest ({}) over the same task's as a process VM ({}; a tenth below {:.2}, a tenth above {:.2})",
+                self.on, self.others_on, l.spread[0], l.spread[1]
+            );
+            Claim::new("accuracy.guests.ratio", what, l.ratio, "ratio", l.n)
+        });
+        std::iter::once(bound).chain(ratio).collect()
+    }
+
+    /// Both kinds of VM for a page; none where none ran the same.
+    pub fn section(&self, device: &str) -> Option<BenchSection> {
+        page::guests(device, [&self.on, &self.others_on], &self.pairs, &self.longer)
+    }
+}
