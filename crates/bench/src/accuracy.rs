@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use rtvirtio_model::learned::Regime;
-use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel};
+use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel, UpperBasis};
 use rtvirtio_stats::Random;
 use rtvirtio_stats::conformal::{Evaluation, coverage_by, wilson};
-use rtvirtio_units::Nanos;
 use serde::Serialize;
 
 use crate::dataset::Point;
@@ -42,6 +41,8 @@ pub struct Held {
     pub upper_ms: f64,
     /// The same with what the host's own stalls add, ms; none where they are not known.
     pub upper_with_host_ms: Option<f64>,
+    /// Whether the bound is a guess, because what ran lies outside of what was learned from.
+    pub extrapolated: bool,
     /// Slice model, ms.
     pub slice_ms: f64,
     /// The paper's equations with its Table III, ms; none for elevators that they do not cover.
@@ -186,7 +187,7 @@ impl WithHost {
 /// The tasks with a rate of points that a model was not fitted on, with what it says of them.
 fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<Held>, TrainError> {
     let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
-    let more = model.host_stalls.map(Nanos::as_millis_f64);
+    let stalls_known = model.host_stalls.is_some();
     let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
     let mut held = Vec::new();
     for point in test {
@@ -215,7 +216,8 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
                 with_host_ms: outcome.p9999.as_millis_f64(),
                 expected_ms: learned[i].latency_ns.as_millis_f64(),
                 upper_ms: learned[i].judged().as_millis_f64(),
-                upper_with_host_ms: more.map(|more| learned[i].judged().as_millis_f64() + more),
+                upper_with_host_ms: stalls_known.then(|| learned[i].promised().as_millis_f64()),
+                extrapolated: learned[i].upper.as_ref().is_some_and(|u| u.basis == UpperBasis::Extrapolated),
                 slice_ms: slice[i].latency_ns.as_millis_f64(),
                 analytical_ms: equations.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
                 fitted_ms: calibrated.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),

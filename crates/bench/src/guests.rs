@@ -4,18 +4,28 @@ use rtvirtio_measure::VmKind;
 use rtvirtio_model::learned::Regime;
 
 use crate::dataset::Point;
+use crate::repeat::conditions;
 use crate::train::{inputs, median};
 
-/// Gives every run in guests to the first of the models that was fitted without its condition; runs that all models know are left out. `models` are
-/// the models with the runs that each was fitted on.
+/// Gives every run in guests to a model that was fitted without its condition: to the first of them, and where all were, to each in turn. Runs that all models know are left
+/// out. `models` are the models with the runs that each was fitted on.
 #[must_use]
 pub fn unseen<M: Clone>(models: &[(M, &[Point])], guests: &[Point]) -> Vec<(M, Vec<Point>)> {
     let mut of: Vec<(M, Vec<Point>)> = models.iter().map(|(model, _)| (model.clone(), Vec::new())).collect();
-    for run in guests {
+    let mut turn = 0;
+    for condition in conditions(guests) {
+        let run = &guests[condition[0]];
         // What a VM is, or for how long it runs, does not make it another condition.
-        if let Some(i) = models.iter().position(|(_, seen)| !seen.iter().any(|s| s.does_the_same(run))) {
-            of[i].1.push(run.clone());
-        }
+        let is_new = |(_, seen): &&(M, &[Point])| !seen.iter().any(|s| s.does_the_same(run));
+        let new: Vec<usize> = (0..models.len()).filter(|i| is_new(&&models[*i])).collect();
+        let Some(first) = new.first() else { continue };
+        let i = if new.len() < models.len() {
+            *first
+        } else {
+            turn += 1;
+            (turn - 1) % models.len()
+        };
+        of[i].1.extend(condition.iter().map(|r| guests[*r].clone()));
     }
     of.retain(|(_, runs)| !runs.is_empty());
     of
@@ -133,7 +143,7 @@ mod tests {
     fn no_model_is_judged_by_a_condition_that_it_was_fitted_on() {
         let mut processes = made_up(190, 0.0, 1);
         // The design may hold a condition twice.
-        let once: Vec<usize> = crate::repeat::conditions(&processes).into_iter().map(|g| g[0]).collect();
+        let once: Vec<usize> = conditions(&processes).into_iter().map(|g| g[0]).collect();
         processes = once.into_iter().map(|i| processes[i].clone()).take(180).collect();
         let mut guests = in_guests(&processes);
         guests[0].seconds = 4.0;
@@ -144,5 +154,15 @@ mod tests {
         assert_eq!(ids(&of[0].1), ids(&guests[130..]));
         // Those from 50 to 130 know both.
         assert_eq!(ids(&of[1].1), ids(&guests[..50]));
+        // Those that no model knows are shared out, and runs of one condition stay together.
+        let none = [("first", &processes[..0]), ("second", &processes[..0])];
+        let twice = [&guests[..4], &guests[..4]].concat();
+        let of = unseen(&none, &twice);
+        let mut expected = [vec![0, 0, 2, 2], vec![1, 1, 3, 3]]
+            .map(|of| of.into_iter().map(|i| guests[i].id.clone()).collect::<Vec<_>>());
+        expected.iter_mut().for_each(|ids| ids.sort());
+        let mut found = [ids(&of[0].1), ids(&of[1].1)];
+        found.iter_mut().for_each(|ids| ids.sort());
+        assert_eq!(found, expected);
     }
 }

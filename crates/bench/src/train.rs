@@ -16,6 +16,10 @@ use crate::dataset::{Outcome, Point};
 use crate::load::{Stream, spec};
 use crate::repeat::conditions;
 
+mod guests;
+
+pub use guests::fit_guests;
+
 /// Share of runs whose tail may lie above the bound.
 pub const MISS: f64 = 0.01;
 
@@ -60,6 +64,31 @@ pub enum TrainError {
         known: usize,
         /// Tails.
         of: usize,
+    },
+    /// No guest was measured.
+    #[error(
+        "what a guest adds when it runs alone was not measured before these runs: measure them again with `bench sweep --qemu N`, into a new file"
+    )]
+    NoGuest,
+    /// Too few conditions in guests for any confidence.
+    #[error(
+        "guests ran {have} different conditions, {need} are needed for a bound at 90 % (24 at 95, 60 at 98): measure more with `bench sweep --qemu N`"
+    )]
+    TooFewGuests {
+        /// Conditions given.
+        have: usize,
+        /// Conditions needed.
+        need: usize,
+    },
+    /// Runs in guests and of processes do not compare.
+    #[error(
+        "runs last {guests} s in guests and {processes} s as processes, and longer ones have longer tails: measure both for as long"
+    )]
+    OtherLength {
+        /// Length in guests, s.
+        guests: f64,
+        /// Of processes, s.
+        processes: f64,
     },
     /// A run that the formulas cannot read.
     #[error("run {id}: {source}")]
@@ -248,6 +277,7 @@ pub fn fit(
         host_stalls: host_stalls(&rows, &uppers, settings.miss)?,
         paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
+        guests: None,
     })
 }
 

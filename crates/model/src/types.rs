@@ -233,6 +233,8 @@ pub enum UpperBasis {
     Regime,
     /// Runs of all regimes together, as models are calibrated now.
     Pooled,
+    /// Runs in QEMU guests, all regimes together.
+    Guests,
     /// None: the load or the settings lie outside what was measured.
     Extrapolated,
 }

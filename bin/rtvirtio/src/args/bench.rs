@@ -471,7 +471,8 @@ pub struct BenchAccuracyArgs {
     /// Which runs are in which part
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Judge also on these runs in QEMU guests, as `bench sweep --qemu` writes them
+    /// Judge on these runs in QEMU guests too, as `bench sweep --qemu` writes them, by models without and with others of them;
+    /// the model that is saved learns from all of them
     #[arg(long, value_name = "FILE.jsonl")]
     pub guests: Option<PathBuf>,
     /// Save a model fitted on all runs here

@@ -77,7 +77,7 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
         .collect()
 }
 
-fn quick() -> TrainSettings {
+pub(super) fn quick() -> TrainSettings {
     TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
 }
 

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use rtvirtio_spec::{Arrival, Pattern, Spec, Task, Vm};
 use rtvirtio_stats::conformal::{Basis, Mondrian};
 use rtvirtio_stats::ensemble::{self, Ensemble};
-use rtvirtio_stats::forest::{Forest, Scratch};
+use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
 use super::features::{MEANINGS, NAMES, WIDTH, features, paper_features};
+use super::guests::{self, GuestModel};
 use crate::analytical::Coefficients;
+use crate::load::is_guest;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
@@ -58,6 +60,9 @@ pub struct HostModel {
     pub paper: Option<Ensemble>,
     /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were under BFQ.
     pub analytical: Option<Coefficients>,
+    /// What runs in QEMU guests taught; `None` when all runs were of process VMs: what is said of guests is then what is said of processes, doubled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guests: Option<GuestModel>,
 }
 
 /// Why a model file cannot be used.
@@ -165,6 +170,9 @@ impl HostModel {
         if let Some(paper) = &self.paper {
             paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
         }
+        if let Some(guests) = &self.guests {
+            guests.check().map_err(ModelFileError::Damaged)?;
+        }
         self.bound.check().map_err(|e| ModelFileError::Damaged(e.to_string()))
     }
 
@@ -201,15 +209,10 @@ impl HostModel {
 
     /// What the forest says of one row.
     fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<Estimate, ModelError> {
-        let mut quantiles = [0.0; 2];
-        let lost = self
-            .forest
-            .predict_with(row, &[0.5, self.high], scratch, &mut quantiles)
-            .map_err(|e| self.unusable(&e))?;
-        Ok(Estimate { middle: quantiles[0], high: quantiles[1], lost })
+        estimate(&self.forest, self.high, row, scratch).map_err(|e| self.unusable(&e))
     }
 
-    fn unusable(&self, e: &dyn std::error::Error) -> ModelError {
+    fn unusable(&self, e: &dyn std::fmt::Display) -> ModelError {
         ModelError::BadProfile {
             device: self.profile.device.clone(),
             what: format!("its learned model fails: {e}"),
@@ -225,17 +228,9 @@ impl HostModel {
         unlike: Option<&'static str>,
     ) -> Upper {
         let bound = self.bound.quantile(regime.category());
-        let mut outside: Vec<String> = self
-            .forest
-            .outside(row)
-            .iter()
-            .filter_map(|i| MEANINGS.get(*i))
-            .map(|n| (*n).to_owned())
-            .collect();
-        outside.extend(unlike.map(str::to_owned));
+        let outside = outside(&self.forest, row, unlike);
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
-        // Never below the expected tail, also where the calibrated score is negative.
-        let upper = (estimate.high + bound.score).max(estimate.middle).exp() * widen;
+        let upper = estimate.upper(bound.score) * widen;
         let basis = match bound.basis {
             _ if !outside.is_empty() => UpperBasis::Extrapolated,
             Basis::Own => UpperBasis::Regime,
@@ -250,13 +245,71 @@ impl HostModel {
             run_s: self.seconds,
         }
     }
+
+    /// What runs in guests say of a task in one. Outside of what guests were measured with, the worse of that and of what process VMs say, which ran more VMs and
+    /// more load; the bound of guests is widened there, as that of processes is.
+    fn in_guest(
+        &self,
+        guests: &GuestModel,
+        row: &[f64; WIDTH],
+        regime: Regime,
+        unlike: Option<&'static str>,
+        scratch: &mut Scratch,
+    ) -> Result<(Estimate, Upper), ModelError> {
+        let mut estimate = guests.estimate(row, scratch).map_err(|e| self.unusable(&e))?;
+        let mut upper = Upper {
+            latency_ns: Nanos::from_secs_f64(guests.upper(&estimate)),
+            confidence: Ratio(guests.confidence()),
+            basis: UpperBasis::Guests,
+            host_ns: Nanos(0),
+            outside: outside(&guests.forest, row, unlike),
+            run_s: self.seconds,
+        };
+        if !upper.outside.is_empty() {
+            let process = self.estimate(row, scratch)?;
+            let of_process = self.upper(row, regime, &process, unlike);
+            let widened = Nanos((upper.latency_ns.0 as f64 * EXTRAPOLATED) as u64);
+            // Bounds of guests hold the host's own stalls.
+            let as_measured = Nanos(of_process.latency_ns.0.saturating_add(of_process.host_ns.0));
+            upper.latency_ns = widened.max(as_measured);
+            upper.basis = UpperBasis::Extrapolated;
+            estimate.middle = estimate.middle.max(process.middle);
+            estimate.lost = estimate.lost.max(process.lost);
+        }
+        Ok((estimate, upper))
+    }
 }
 
-/// What the forest says: logarithms of the median and of the high quantile, mean share of the rate that is lost.
-struct Estimate {
+/// What of a row lies outside of a forest's training rows, in words.
+fn outside(forest: &Forest, row: &[f64; WIDTH], unlike: Option<&'static str>) -> Vec<String> {
+    let features = forest.outside(row).into_iter().filter_map(|i| MEANINGS.get(i).copied());
+    features.chain(unlike).map(str::to_owned).collect()
+}
+
+/// What a forest says: logarithms of the median and of the high quantile, mean share of the rate that is lost.
+pub(super) struct Estimate {
     middle: f64,
     high: f64,
     lost: f64,
+}
+
+impl Estimate {
+    /// Upper bound, s: never below the expected tail, also where the calibrated score is negative.
+    pub(super) fn upper(&self, score: f64) -> f64 {
+        (self.high + score).max(self.middle).exp()
+    }
+}
+
+/// What a forest says of one row.
+pub(super) fn estimate(
+    forest: &Forest,
+    high: f64,
+    row: &[f64; WIDTH],
+    scratch: &mut Scratch,
+) -> Result<Estimate, ForestError> {
+    let mut quantiles = [0.0; 2];
+    let lost = forest.predict_with(row, &[0.5, high], scratch, &mut quantiles)?;
+    Ok(Estimate { middle: quantiles[0], high: quantiles[1], lost })
 }
 
 /// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound, or the paper's network.
@@ -307,33 +360,43 @@ impl TailModel for Learned {
         self.kind
     }
 
-    /// From the profile that the model was learned with. Of the one given only the guest's part counts: models are learned with process VMs.
+    /// From the profile that the model was learned with. Of the one given only the guest's part counts, unless runs in such guests were learned from.
     fn forecast(&self, given: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         if self.kind == ModelKind::Mlp {
             return self.forecast_paper(spec, config);
         }
         let model = &self.model;
-        let profile = if given.guest == model.profile.guest {
+        let guests = model.guests.as_ref().filter(|g| spec.vms.iter().any(is_guest) && g.is_of(given));
+        let guest = guests.map_or_else(|| given.guest.clone(), |g| Some(g.guest.clone()));
+        let profile = if guest == model.profile.guest {
             Cow::Borrowed(&model.profile)
         } else {
-            Cow::Owned(Profile { guest: given.guest.clone(), ..model.profile.clone() })
+            Cow::Owned(Profile { guest, ..model.profile.clone() })
         };
         let (rows, slice) = features(&profile, spec, config, model.seconds)?;
         let regime = Regime::of(spec, config);
         let mut scratch = Scratch::default();
-        let held = spec.vms.iter().zip(&config.vms).flat_map(|(vm, set)| {
-            let held = held_below_its_rates(vm, set);
-            vm.tasks.iter().map(move |_| held)
-        });
+        let vms =
+            spec.vms.iter().zip(&config.vms).flat_map(|(vm, set)| vm.tasks.iter().map(move |t| (vm, set, t)));
         rows.iter()
             .zip(slice)
-            .zip(spec.tasks().zip(held))
-            .map(|((row, slice), ((_, task), held))| {
-                let estimate = model.estimate(row, &mut scratch)?;
+            .zip(vms)
+            .map(|((row, slice), (vm, set, task))| {
+                let in_guest = || guests.and_then(|_| guests::unlike_measured(vm, set, given));
+                let unlike = if held_below_its_rates(vm, set) {
+                    Some("limit below the declared rates")
+                } else {
+                    unlike_measured(task).or_else(in_guest)
+                };
+                let (estimate, upper) = match guests.filter(|_| is_guest(vm)) {
+                    Some(guests) => model.in_guest(guests, row, regime, unlike, &mut scratch)?,
+                    None => {
+                        let estimate = model.estimate(row, &mut scratch)?;
+                        let upper = model.upper(row, regime, &estimate, unlike);
+                        (estimate, upper)
+                    }
+                };
                 let kept = 1.0 - estimate.lost.clamp(0.0, 1.0);
-                let unlike =
-                    if held { Some("limit below the declared rates") } else { unlike_measured(task) };
-                let upper = model.upper(row, regime, &estimate, unlike);
                 let expected = Nanos::from_secs_f64(estimate.middle.exp());
                 Ok(rescaled(slice, expected, Some(kept), Some(upper)))
             })

@@ -61,7 +61,7 @@ fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
 /// "below 12ms in 99% of runs of 8s".
 fn upper(u: &Upper) -> String {
     let basis = match u.basis {
-        UpperBasis::Regime | UpperBasis::Pooled => String::new(),
+        UpperBasis::Regime | UpperBasis::Pooled | UpperBasis::Guests => String::new(),
         UpperBasis::Extrapolated => format!(", NOT PROVEN: {}", outside(u)),
     };
     format!(
@@ -200,7 +200,11 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 
 /// What "at most" means, and where it is a guess.
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
-    let Some(first) = tasks.iter().find_map(|t| t.forecast.upper.as_ref()) else { return String::new() };
+    // Bounds of guests may have less confidence than those of processes: what is said of all is what holds of all.
+    let uppers = tasks.iter().filter_map(|t| t.forecast.upper.as_ref());
+    let Some(first) = uppers.min_by(|a, b| a.confidence.0.total_cmp(&b.confidence.0)) else {
+        return String::new();
+    };
     let mut note = format!(
         "at most: the tail stays below it in {} of runs{} like those measured here; margins count from it. With fewer than 10 000 \
          requests in a run its p99.99 is the longest one, so longer runs have longer tails",
@@ -212,6 +216,8 @@ fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
             "; the host's own stalls, which no I/O setting changes, come on top: as measured, tails stay below it plus {}",
             num::latency(first.host_ns, "")
         ));
+    } else if first.basis == UpperBasis::Guests {
+        note.push_str("; in guests these tails hold the host's own stalls");
     }
     // Tasks are often outside in the same way: one remark for all of them.
     let mut guessed: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -222,7 +228,7 @@ fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
         }
     }
     for (why, tasks) in guessed {
-        note.push_str(&format!("; NOT PROVEN for {}: {why}, so doubled", tasks.join(", ")));
+        note.push_str(&format!("; NOT PROVEN for {}: {why}, so widened", tasks.join(", ")));
     }
     style.wrap(&note, 0)
 }

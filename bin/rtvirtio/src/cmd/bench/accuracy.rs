@@ -84,8 +84,10 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     };
     let judged = parts.iter().map(fitted).collect::<Result<Vec<_>, _>>()?;
     let accuracy = judge(&judged, profile)?;
-    let guests =
-        options.guests.map(|p| InGuests::of(p, device, &judged, &parts, (&data, &all))).transpose()?;
+    let guests = options
+        .guests
+        .map(|p| InGuests::of(p, device, &judged, &parts, (&data, &all), &settings))
+        .transpose()?;
     // What takes one split takes the first.
     let (Some((train, test)), Some((model, _))) = (parts.into_iter().next(), judged.into_iter().next())
     else {
@@ -121,7 +123,21 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     found.sections.extend(guests.as_ref().and_then(|g| g.section(device)));
     found.sections.extend(calibration.as_ref().map(|c| page::calibration(device, c)));
     if let Some(out) = options.model {
-        let model = fit(&points, profile, &generated(), &settings)?;
+        let mut model = fit(&points, profile, &generated(), &settings)?;
+        if let Some(guests) = &guests {
+            guests.elsewhere().into_iter().for_each(|what| ui.warn(&what));
+            match guests.learn(&model, &settings) {
+                Ok(part) => {
+                    ui.step(&format!(
+                        "learned from {} runs in guests too; their bound is at {:.0} %",
+                        part.points,
+                        100.0 * part.confidence()
+                    ));
+                    model.guests = Some(part);
+                }
+                Err(e) => ui.warn(&format!("the model knows no guests: {e}")),
+            }
+        }
         write_file(out, &serde_json::to_vec(&model)?)?;
         ui.step(&format!("saved {}", out.display()));
     }

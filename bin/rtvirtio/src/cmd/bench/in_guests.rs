@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use rtvirtio_bench::accuracy::{Accuracy, Held, judge};
 use rtvirtio_bench::claims::Claim;
-use rtvirtio_bench::dataset::{Dataset, Point};
+use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::guests::{self, Longer, Pair, longer};
 use rtvirtio_bench::passes::keeps_rate;
-use rtvirtio_model::{GuestPoint, HostModel};
+use rtvirtio_bench::train::{TrainError, TrainSettings, fit_guests, median};
+use rtvirtio_measure::VmKind;
+use rtvirtio_model::learned::GuestModel;
+use rtvirtio_model::{GuestPoint, HostModel, Profile};
 use rtvirtio_report::BenchSection;
 
 use super::page;
@@ -20,6 +23,8 @@ pub struct InGuests {
     on: String,
     /// The same of the process VMs.
     others_on: String,
+    /// Whether that is another host.
+    elsewhere: bool,
     accuracy: Accuracy,
     pairs: Vec<Pair>,
     /// What these show.
@@ -28,6 +33,109 @@ pub struct InGuests {
     short: usize,
     /// Whether what a guest adds was measured before.
     measured: bool,
+    /// The same runs by models that learned from the other guests too; why not, where there are none.
+    learned: Result<FromGuests, TrainError>,
+    /// Every run, and what a guest adds.
+    runs: (Vec<Point>, Option<GuestPoint>),
+}
+
+/// Runs in guests, each judged by a model that learned from guests of other conditions.
+struct FromGuests {
+    accuracy: Accuracy,
+    /// Fewest runs in guests that one of the models learned from.
+    from: usize,
+    /// Least confidence of their bounds.
+    confidence: f64,
+}
+
+impl FromGuests {
+    /// `unseen` are models of process VMs with the guests' runs of conditions that each has not seen; it learns from all others of `runs`.
+    fn of(
+        unseen: &[(Arc<HostModel>, Vec<Point>)],
+        (runs, profile): (&[Point], &Profile),
+        settings: &TrainSettings,
+    ) -> Result<Self, TrainError> {
+        let with_guests = |(model, test): &(Arc<HostModel>, Vec<Point>)| {
+            let is_new = |run: &&Point| !test.iter().any(|t| t.does_the_same(run));
+            let rest: Vec<Point> = runs.iter().filter(is_new).cloned().collect();
+            let guests = fit_guests(&rest, model, profile.guest.as_ref(), settings)?;
+            Ok((Arc::new(HostModel { guests: Some(guests), ..HostModel::clone(model) }), test.clone()))
+        };
+        let judged = unseen.iter().map(with_guests).collect::<Result<Vec<_>, TrainError>>()?;
+        let parts = || judged.iter().filter_map(|(model, _)| model.guests.as_ref());
+        Ok(Self {
+            accuracy: judge(&judged, profile)?,
+            from: parts().map(|g| g.points).min().unwrap_or(0),
+            confidence: parts().map(GuestModel::confidence).fold(1.0, f64::min),
+        })
+    }
+
+    /// Tails whose bound is no guess; those are what its confidence is about.
+    fn inside(&self) -> Vec<&Held> {
+        self.accuracy.held.iter().filter(|h| !h.extrapolated).collect()
+    }
+
+    /// How many of the others there are, and of how many the tail is above the bound.
+    fn outside(&self) -> (usize, usize) {
+        let outside: Vec<&Held> = self.accuracy.held.iter().filter(|h| h.extrapolated).collect();
+        (outside.len(), outside.iter().filter(|h| above(h)).count())
+    }
+
+    /// Share of tails below the bound, and median of the bound over the tail.
+    fn bound(&self) -> (f64, f64) {
+        let inside = self.inside();
+        let below = inside.iter().filter(|h| !above(h)).count();
+        let ratios = inside.iter().map(|h| h.upper_ms / h.with_host_ms.max(1e-6)).collect();
+        (below as f64 / inside.len().max(1) as f64, median(ratios))
+    }
+
+    fn text(&self) -> String {
+        let a = &self.accuracy;
+        let ((coverage, sharpness), (guessed, missed)) = (self.bound(), self.outside());
+        let mut s = format!(
+            "  learned from guests too, each judged by a model from at least {} others: typical factor {:.2}, {:.1}% of {} tails below the bound at {:.0} %, upper/actual {sharpness:.2}\n",
+            self.from,
+            a.scores[0].factor,
+            100.0 * coverage,
+            self.inside().len(),
+            100.0 * self.confidence,
+        );
+        if guessed > 0 {
+            let _ = writeln!(
+                s,
+                "  {guessed} more lie outside of what those learned from: their bounds are widened and not proven, {missed} tails are above"
+            );
+        }
+        for h in a.held.iter().filter(|h| above(h)) {
+            let (id, task, tail, upper) = (&h.id, h.task, h.with_host_ms, h.upper_ms);
+            let _ =
+                writeln!(s, "    above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime);
+        }
+        s
+    }
+
+    fn claims(&self, on: &str) -> [Claim; 3] {
+        let (a, (coverage, sharpness)) = (&self.accuracy, self.bound());
+        let of = format!("in {} runs of QEMU guests ({on})", a.held_out);
+        let (n, (guessed, _), from) = (self.inside().len(), self.outside(), self.from);
+        let what = format!(
+            "tails {of} below the bound at {:.0} % of models learned from at least {from} other runs in guests, without {guessed} tails outside of what was learned from",
+            100.0 * self.confidence
+        );
+        let sharp = format!("median of that bound over the tail {of}");
+        let factor =
+            format!("typical factor by which the expected tail {of} is wrong, learned from guests too");
+        [
+            Claim::new("accuracy.guests.coverage", what, coverage, "share", n).at_least(self.confidence),
+            Claim::new("accuracy.guests.sharpness", sharp, sharpness, "ratio", n),
+            Claim::new("accuracy.guests.factor", factor, a.scores[0].factor, "ratio", a.held.len()),
+        ]
+    }
+}
+
+/// Whether a tail is above its bound, both with the host's own stalls.
+fn above(h: &Held) -> bool {
+    h.with_host_ms > h.upper_ms
 }
 
 impl InGuests {
@@ -38,34 +146,58 @@ impl InGuests {
         judged: &[(Arc<HostModel>, Vec<Point>)],
         parts: &[(Vec<Point>, Vec<Point>)],
         (processes, all): (&Dataset, &[Point]),
+        settings: &TrainSettings,
     ) -> anyhow::Result<Self> {
         let data = Dataset::load(path)?;
         let Some(profile) = data.header.profiles.get(device) else {
             anyhow::bail!("{}: it is not of {device}", path.display());
         };
+        let runs: Vec<Point> =
+            data.points.into_iter().filter(|p| p.scheme == SWEEP && p.kind == VmKind::Qemu).collect();
+        anyhow::ensure!(!runs.is_empty(), "{}: it holds no runs in QEMU guests", path.display());
         let models: Vec<(Arc<HostModel>, &[Point])> = judged
             .iter()
             .zip(parts)
             .map(|((model, _), (train, _))| (Arc::clone(model), train.as_slice()))
             .collect();
-        let unseen = guests::unseen(&models, &data.points);
+        let unseen = guests::unseen(&models, &runs);
         anyhow::ensure!(
             !unseen.is_empty(),
             "{}: every run is of a condition that was learned from",
             path.display()
         );
         let tasks = unseen.iter().flat_map(|(_, runs)| runs).flat_map(Point::tasks);
-        let host = &data.header.host;
-        let pairs = guests::pairs(&data.points, all);
+        let (host, theirs) = (&data.header.host, &processes.header.host);
+        let pairs = guests::pairs(&runs, all);
         Ok(Self {
             on: format!("{}, {}, Linux {}", host.vmm, host.accelerator, host.kernel),
-            others_on: format!("Linux {}", processes.header.host.kernel),
+            others_on: format!("Linux {}", theirs.kernel),
+            elsewhere: host.kernel != theirs.kernel || host.cpus != theirs.cpus,
             short: tasks.filter(|(_, stream, result)| !keeps_rate(stream, result)).count(),
             accuracy: judge(&unseen, profile)?,
             longer: longer(&pairs),
             pairs,
             measured: profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest),
+            learned: FromGuests::of(&unseen, (&runs, profile), settings),
+            runs: (runs, profile.guest.clone()),
         })
+    }
+
+    /// What all of these runs teach a model of process VMs: a bound of no more confidence than was judged.
+    ///
+    /// # Errors
+    /// Why these runs teach nothing.
+    pub fn learn(&self, model: &HostModel, settings: &TrainSettings) -> Result<GuestModel, String> {
+        let judged = self.learned.as_ref().map_err(ToString::to_string)?;
+        let (runs, guest) = &self.runs;
+        let settings = TrainSettings { miss: settings.miss.max(1.0 - judged.confidence), ..settings.clone() };
+        fit_guests(runs, model, guest.as_ref(), &settings).map_err(|e| e.to_string())
+    }
+
+    /// That they ran on another host than the processes, if so.
+    pub fn elsewhere(&self) -> Option<String> {
+        let (on, others) = (&self.on, &self.others_on);
+        self.elsewhere.then(|| format!("the guests ran on {on}, the processes on {others}: measure both on the host that the model is for"))
     }
 
     /// Bound of a task. Nobody knows when the host stood still while a guest waited: its tails hold the stalls, and so does the bound where it is known what they add.
@@ -83,7 +215,7 @@ impl InGuests {
     pub fn text(&self) -> String {
         let (a, (coverage, sharpness)) = (&self.accuracy, self.bound());
         let mut s = format!(
-            "\nin {} runs of QEMU guests ({}): typical factor {:.2}, {:.1}% of {} tails below the bound, which is doubled for guests, upper/actual {:.2}\n",
+            "\nin {} runs of QEMU guests ({}), learned from processes alone: typical factor {:.2}, {:.1}% of {} tails below the bound, which is doubled for guests, upper/actual {:.2}\n",
             a.held_out,
             self.on,
             a.scores[0].factor,
@@ -101,6 +233,12 @@ impl InGuests {
             let (id, task, tail, upper) = (&h.id, h.task, h.with_host_ms, self.upper(h));
             let _ =
                 writeln!(s, "  above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime);
+        }
+        match &self.learned {
+            Ok(learned) => s.push_str(&learned.text()),
+            Err(e) => {
+                let _ = writeln!(s, "  not learned from: {e}");
+            }
         }
         if self.pairs.is_empty() {
             s.push_str("  no process VM ran under the same settings and load for as long\n");
@@ -143,7 +281,8 @@ impl InGuests {
             );
             Claim::new("accuracy.guests.ratio", what, l.ratio, "ratio", l.n)
         });
-        std::iter::once(bound).chain(ratio).collect()
+        let learned = self.learned.iter().flat_map(|l| l.claims(&self.on));
+        std::iter::once(bound).chain(ratio).chain(learned).collect()
     }
 
     /// Both kinds of VM for a page; none where none ran the same.

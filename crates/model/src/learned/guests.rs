@@ -1,0 +1,94 @@
+//! What runs in QEMU guests teach, beside what process VMs teach.
+//!
+//! A guest is not a process with a delay: all its tasks are one queue of the host's scheduler, so under idling BFQ, or beside a writer, the same load has other tails, a
+//! hundred times shorter or longer (`docs/bench.md`, In guests). A forest of its own, on runs in guests alone, keeps what is said of process VMs as it is.
+
+use rtvirtio_spec::{Kernel, Vm, VmCpu};
+use rtvirtio_stats::conformal::Quantile;
+use rtvirtio_stats::forest::{Forest, Scratch};
+use serde::{Deserialize, Serialize};
+
+use super::features::WIDTH;
+use super::host_model::{Estimate, estimate};
+use crate::load::is_guest;
+use crate::types::{Elevator, GuestPoint, Profile, VmConfig};
+
+/// The part of a learned model that is of QEMU guests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestModel {
+    /// What a guest of this kind adds when it runs alone, measured before the runs.
+    pub guest: GuestPoint,
+    /// Runs that it was learned from.
+    pub points: usize,
+    /// Tasks in them.
+    pub rows: usize,
+    /// ln(latency in s) of the measured tasks as measured, because nobody knows when the host stood still while a guest waited; each with the share of its declared rate that was lost.
+    pub forest: Forest,
+    /// Level of the forest's quantile that the bound starts from, 0 to 1.
+    pub high: f64,
+    /// Calibrated score `ln(latency) - high quantile`. Its confidence is lower than that of the bound for process VMs where guests ran fewer conditions.
+    pub bound: Quantile,
+}
+
+impl GuestModel {
+    /// Confidence of the bound, 0 to 1.
+    #[must_use]
+    pub fn confidence(&self) -> f64 {
+        1.0 - self.bound.miss
+    }
+
+    /// Checks what was read; the error says what is damaged.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let in_guests = |what: &dyn std::fmt::Display| format!("of guests, {what}");
+        if !self.guest.is_of_guest() {
+            return Err(in_guests(&"they were none"));
+        }
+        if !(self.high > 0.5 && self.high < 1.0) {
+            return Err(in_guests(&"the high quantile is none"));
+        }
+        self.forest.check().map_err(|e| in_guests(&e))?;
+        if self.forest.ranges.len() != WIDTH {
+            return Err(in_guests(&format!("{} features instead of {WIDTH}", self.forest.ranges.len())));
+        }
+        self.bound.check().map_err(|e| in_guests(&e))
+    }
+
+    /// Whether the guests of a profile may be of the kind that was learned from: a profile without one does not contradict, see [`unlike_measured`].
+    pub(super) fn is_of(&self, profile: &Profile) -> bool {
+        measured(profile).is_none_or(|g| g.kind == self.guest.kind)
+    }
+
+    /// What it says of one row.
+    pub(super) fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<Estimate, String> {
+        estimate(&self.forest, self.high, row, scratch).map_err(|e| e.to_string())
+    }
+
+    /// Upper bound of a row, s, before it is widened.
+    pub(super) fn upper(&self, estimate: &Estimate) -> f64 {
+        estimate.upper(self.bound.score)
+    }
+}
+
+/// The guest that a profile measured.
+fn measured(profile: &Profile) -> Option<&GuestPoint> {
+    profile.guest.as_ref().filter(|g| g.is_of_guest())
+}
+
+/// What of a guest no measured run had, although no feature shows it: in sweeps guests have the standard kernel, no elevator of their own and all the CPU time that
+/// they want. And nobody knows what a guest is of which none was measured.
+pub(super) fn unlike_measured(vm: &Vm, set: &VmConfig, given: &Profile) -> Option<&'static str> {
+    if !is_guest(vm) {
+        None
+    } else if set.guest_elevator != Elevator::None {
+        Some("the guest's elevator")
+    } else if vm.kernel != Kernel::Standard {
+        Some("the guest's kernel")
+    } else if vm.cpu != VmCpu::default() {
+        Some("the guest's CPU time")
+    } else if measured(given).is_none() {
+        Some("kind of guest")
+    } else {
+        None
+    }
+}
