@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Site, text};
+use common::{Site, lines, text};
 
 #[test]
 fn every_command_has_help_with_examples() {
@@ -109,4 +109,59 @@ fn less_margin_leaves_the_neighbour_more() {
     let out = site.output(&["apply", saved.to_str().unwrap(), "--dry-run", "--margin", "20", "--spec", spec]);
     assert_eq!(out.status.code(), Some(1));
     assert!(text(&out.stderr).contains("give --margin to `rtvirtio plan`"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_model_learns_from_guests_what_it_says_of_them() {
+    let site = Site::new();
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data");
+    let [processes, guests] = ["emmc", "emmc-qemu"].map(|name| format!("{data}/{name}.jsonl"));
+    let models = site.state_dir().join("models");
+    std::fs::create_dir_all(&models).unwrap();
+    let model = models.join("twin-emmc.json");
+    let fit = ["bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
+    // Of each VM kind: what the bounds rest on, their least confidence and what is expected of the first task, ms.
+    let profile = site.dir.path().join("profile.json");
+    let header = lines(std::path::Path::new(&guests)).swap_remove(0);
+    std::fs::write(&profile, header["profiles"]["emmc"].to_string()).unwrap();
+    let predicted = |lab: &str| {
+        let task = "[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"200/s\"\ntarget = { latency = \"500ms\" }\n";
+        let vm = |name| format!("[[vm]]\nname = \"{name}\"\nlab = \"{lab}\"\n{task}");
+        let spec = site.dir.path().join("guests.toml");
+        let text = format!("[device]\ntwin = \"emmc\"\nsize = \"1GiB\"\n{}{}", vm("a"), vm("b"));
+        std::fs::write(&spec, text).unwrap();
+        let args = ["predict", spec.to_str().unwrap(), "--defaults", "--profile", profile.to_str().unwrap()];
+        let (_, told) = site.json(&args);
+        let tasks = told.as_array().unwrap_or_else(|| panic!("{told:#}"));
+        tasks.iter().map(|t| t["forecast"].clone()).collect::<Vec<_>>()
+    };
+    let upper = |f: &serde_json::Value, what: &str| f["upper"][what].clone();
+    let (_, found) = site.json(&[&fit[..], &["--guests", &guests]].concat());
+    let claim = |id: &str| {
+        let claims = found["claims"].as_array().unwrap();
+        claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {claims:#?}")).clone()
+    };
+    let coverage = claim("accuracy.guests.coverage@emmc");
+    assert_eq!((coverage["at_least"].as_f64(), coverage["met"].as_bool()), (Some(0.95), Some(true)));
+    assert!(claim("accuracy.guests.factor@emmc")["value"].as_f64().unwrap() < 2.0);
+    let (known, process) = (predicted("qemu"), predicted("process"));
+    for f in &known {
+        assert_eq!((upper(f, "basis"), upper(f, "confidence")), ("guests".into(), 0.95.into()), "{f:#}");
+        assert!(upper(f, "outside").is_null(), "{f:#}");
+    }
+    // A model that knows no guests, as all were before.
+    let mut saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&model).unwrap()).unwrap();
+    assert!(saved.as_object_mut().unwrap().remove("guests").is_some());
+    std::fs::write(&model, saved.to_string()).unwrap();
+    let unknown = predicted("qemu");
+    assert!(unknown.iter().all(|f| upper(f, "basis") == "extrapolated"), "{unknown:#?}");
+    assert_ne!(known, unknown);
+    assert_eq!(predicted("process"), process, "nothing else is said of processes");
+    // Guests of another disk, or none at all.
+    for (file, told) in [("qlc-nvme-qemu", "it is not of emmc"), ("emmc", "no runs in QEMU guests")] {
+        let wrong = format!("{data}/{file}.jsonl");
+        let refused = site.output(&[&fit[..], &["--guests", &wrong]].concat());
+        assert_eq!(refused.status.code(), Some(1));
+        assert!(text(&refused.stderr).contains(told), "{}", text(&refused.stderr));
+    }
 }

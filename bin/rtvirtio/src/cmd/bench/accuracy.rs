@@ -20,7 +20,7 @@ use rtvirtio_measure::Run;
 use rtvirtio_units::Nanos;
 
 use super::found::Found;
-use super::in_guests::InGuests;
+use super::in_guests::{self, InGuests};
 use super::page;
 use crate::args::BenchAccuracyArgs;
 use crate::cmd::verify::generated;
@@ -64,6 +64,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     let Some((device, profile)) = data.header.profiles.iter().next() else {
         anyhow::bail!("{}: it holds no profile of its device; measure again", path.display());
     };
+    let guests = options.guests.map(|path| in_guests::Runs::load(path, device)).transpose()?;
     let settings = TrainSettings { seed: options.seed, miss: options.miss, ..TrainSettings::default() };
     let all: Vec<Point> = data.points.iter().filter(|p| p.scheme == SWEEP).cloned().collect();
     let points = comparable(&all);
@@ -84,10 +85,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     };
     let judged = parts.iter().map(fitted).collect::<Result<Vec<_>, _>>()?;
     let accuracy = judge(&judged, profile)?;
-    let guests = options
-        .guests
-        .map(|p| InGuests::of(p, device, &judged, &parts, (&data, &all), &settings))
-        .transpose()?;
+    let guests = guests.map(|g| InGuests::of(g, &judged, &parts, (&data, &all), &settings)).transpose()?;
     // What takes one split takes the first.
     let (Some((train, test)), Some((model, _))) = (parts.into_iter().next(), judged.into_iter().next())
     else {

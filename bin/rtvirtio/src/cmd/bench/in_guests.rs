@@ -1,7 +1,7 @@
 //! Runs in QEMU guests in `rtvirtio bench accuracy`.
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rtvirtio_bench::accuracy::{Accuracy, Held, judge};
@@ -10,7 +10,7 @@ use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::guests::{self, Longer, Pair, longer};
 use rtvirtio_bench::passes::keeps_rate;
 use rtvirtio_bench::train::{TrainError, TrainSettings, fit_guests, median};
-use rtvirtio_measure::VmKind;
+use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
 use rtvirtio_report::BenchSection;
@@ -138,23 +138,37 @@ fn above(h: &Held) -> bool {
     h.with_host_ms > h.upper_ms
 }
 
+/// Runs in QEMU guests on one device, as a file has them.
+pub struct Runs {
+    path: PathBuf,
+    host: HostFacts,
+    profile: Profile,
+    points: Vec<Point>,
+}
+
+impl Runs {
+    /// Reads a file of runs in guests on `device`.
+    pub fn load(path: &Path, device: &str) -> anyhow::Result<Self> {
+        let mut data = Dataset::load(path)?;
+        let Some(profile) = data.header.profiles.remove(device) else {
+            anyhow::bail!("{}: it is not of {device}", path.display());
+        };
+        data.points.retain(|p| p.scheme == SWEEP && p.kind == VmKind::Qemu);
+        anyhow::ensure!(!data.points.is_empty(), "{}: it holds no runs in QEMU guests", path.display());
+        Ok(Self { path: path.to_owned(), host: data.header.host, profile, points: data.points })
+    }
+}
+
 impl InGuests {
     /// `judged` are the models, and `parts` holds what each was fitted on; `all` are the runs of process VMs, of the dataset `processes`.
     pub fn of(
-        path: &Path,
-        device: &str,
+        guests: Runs,
         judged: &[(Arc<HostModel>, Vec<Point>)],
         parts: &[(Vec<Point>, Vec<Point>)],
         (processes, all): (&Dataset, &[Point]),
         settings: &TrainSettings,
     ) -> anyhow::Result<Self> {
-        let data = Dataset::load(path)?;
-        let Some(profile) = data.header.profiles.get(device) else {
-            anyhow::bail!("{}: it is not of {device}", path.display());
-        };
-        let runs: Vec<Point> =
-            data.points.into_iter().filter(|p| p.scheme == SWEEP && p.kind == VmKind::Qemu).collect();
-        anyhow::ensure!(!runs.is_empty(), "{}: it holds no runs in QEMU guests", path.display());
+        let Runs { path, host, profile, points: runs } = guests;
         let models: Vec<(Arc<HostModel>, &[Point])> = judged
             .iter()
             .zip(parts)
@@ -167,19 +181,19 @@ impl InGuests {
             path.display()
         );
         let tasks = unseen.iter().flat_map(|(_, runs)| runs).flat_map(Point::tasks);
-        let (host, theirs) = (&data.header.host, &processes.header.host);
+        let theirs = &processes.header.host;
         let pairs = guests::pairs(&runs, all);
         Ok(Self {
             on: format!("{}, {}, Linux {}", host.vmm, host.accelerator, host.kernel),
             others_on: format!("Linux {}", theirs.kernel),
             elsewhere: host.kernel != theirs.kernel || host.cpus != theirs.cpus,
             short: tasks.filter(|(_, stream, result)| !keeps_rate(stream, result)).count(),
-            accuracy: judge(&unseen, profile)?,
+            accuracy: judge(&unseen, &profile)?,
             longer: longer(&pairs),
             pairs,
             measured: profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest),
-            learned: FromGuests::of(&unseen, (&runs, profile), settings),
-            runs: (runs, profile.guest.clone()),
+            learned: FromGuests::of(&unseen, (&runs, &profile), settings),
+            runs: (runs, profile.guest),
         })
     }
 

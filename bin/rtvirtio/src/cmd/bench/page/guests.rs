@@ -49,7 +49,7 @@ pub fn guests(
     Some(BenchSection {
         title: format!("{device}: QEMU guests beside process VMs"),
         text: vec![format!(
-            "The same loads under the same settings, by processes ({others_on}) and by fio inside guests ({guests_on}): models learn from the former, because a machine runs many more of them. Two runs of the \
+            "The same loads under the same settings, by processes ({others_on}) and by fio inside guests ({guests_on}): models learn from the former, because a machine runs many more of them, and from the latter for what they say of guests. Two runs of the \
                  same thing differ too, most where BFQ idles."
         )],
         plots: vec![("tails of each task both ways".to_owned(), plot)],
