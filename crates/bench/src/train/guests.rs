@@ -210,6 +210,40 @@ mod tests {
     }
 
     #[test]
+    fn plans_take_the_elevators_out_of_guests_that_were_learned_without() {
+        use rtvirtio_model::Elevator;
+        use rtvirtio_planner::{PlanOptions, plan};
+        let seen = in_guests(130, 2);
+        let calm = |p: &&Point| p.vms.iter().flatten().all(|s| s.rate.is_some()) && p.vms.len() == 2;
+        let (mut spec, mut config) = inputs(seen.iter().find(calm).unwrap());
+        for task in spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks) {
+            task.target = Some(rtvirtio_spec::Target {
+                percentile: rtvirtio_units::Percentile::P9999,
+                latency: Nanos::from_secs_f64(30.0),
+            });
+        }
+        config.vms.iter_mut().for_each(|vm| vm.guest_elevator = Elevator::MqDeadline);
+        let knows = both(&seen);
+        let alone = HostModel { guests: None, ..knows.clone() };
+        let taken_out = |model: HostModel, target: f64| {
+            let mut spec = spec.clone();
+            let targets = spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks).filter_map(|t| t.target.as_mut());
+            targets.for_each(|t| t.latency = Nanos::from_secs_f64(target));
+            let options = PlanOptions::bound(config.clone(), Arc::new(model));
+            let plan = plan(&spec, &with_guest(), &options).unwrap();
+            let guests =
+                plan.settings.iter().filter(|s| format!("{:?}", s.knob).contains("GuestElevator")).count();
+            (guests, plan)
+        };
+        let (n, plan) = taken_out(knows.clone(), 0.05);
+        assert_eq!(n, 2, "{:#?}", plan.settings);
+        assert!(plan.tasks.iter().all(|t| t.forecast.upper.as_ref().unwrap().basis == UpperBasis::Guests));
+        assert_eq!(taken_out(alone, 0.05).0, 0);
+        // Where even a widened bound leaves all the margin that is worth something, nothing is touched.
+        assert_eq!(taken_out(knows, 3600.0).0, 0);
+    }
+
+    #[test]
     fn what_cannot_be_learned_from_is_refused() {
         let model = fit(&made_up(130, 0.2, 1), &profile(), "", &quick()).unwrap();
         let told = |n, guest: Option<&GuestPoint>, seconds| {

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_model::{Config, Elevator, ModelKind};
 use rtvirtio_units::Ratio;
 
-use super::{climb, slice, weights_differ};
+use super::{climb, settable_guests, slice, weights_differ};
 use crate::PlanOptions;
 use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
 
@@ -43,7 +43,7 @@ pub(super) fn search(
 ) -> Option<Outcome> {
     let mut found: Vec<Outcome> = start.into_iter().collect();
     for config in shortlist(problem, evaluator) {
-        found.extend(evaluator.outcome(problem, config));
+        found.extend(evaluator.outcome(problem, as_learned(problem, config)));
     }
     found.sort_by(|a, b| b.compare(a));
     let mut best = found.first().cloned()?;
@@ -61,7 +61,8 @@ pub(super) fn search(
 
 /// What the slice model would choose, as the learned model judges it; something else that it holds to be good where the learned model knows that to be far better.
 pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Option<Outcome> {
-    let asked = problem.options.clone();
+    let mut asked = problem.options.clone();
+    asked.start = as_learned(problem, asked.start);
     let options = PlanOptions { model: ModelKind::Slice, learned: None, safety: SAFETY, ..asked };
     let by_slice = Problem::new(problem.spec, &options).with_targets(problem.targets.clone());
     let mut slice = Evaluator::new(evaluator.profile(), problem.spec, &options).ok()?;
@@ -137,6 +138,16 @@ fn unless_far_worse(all: &[Seen]) -> usize {
         return 0;
     }
     all.iter().position(|s| keeps(&s) && worse(s) <= NEAR * nearest).unwrap_or(0)
+}
+
+/// `config` without the elevators that guests have of their own, where the learned model knows guests: it knows them so, and its bounds prove nothing of others.
+fn as_learned(problem: &Problem<'_>, mut config: Config) -> Config {
+    if problem.options.learned.as_ref().is_some_and(|model| model.guests.is_some()) {
+        for i in settable_guests(problem) {
+            config.vms[i].guest_elevator = Elevator::None;
+        }
+    }
+    config
 }
 
 /// The slice model's best of each kind.
