@@ -8,6 +8,7 @@ mod contention;
 mod cores;
 mod cyclictest;
 mod found;
+mod from_guests;
 mod guest;
 mod in_guests;
 mod iod;
