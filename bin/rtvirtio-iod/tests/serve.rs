@@ -122,7 +122,7 @@ fn a_cap_is_kept_and_used() {
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let mut got = || run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
     // Never more. A host that stands still makes it less, and one that others crowd does so every time: then half of it shows that the cap is no tighter than asked
-    // for. How near it comes is a matter of virtual time, in the scheduler's own tests.
+    // for. How near it comes is a matter of virtual time, in the simulator's tests.
     let mut most = 0;
     for _ in 0..5 {
         let n = got();
