@@ -121,18 +121,15 @@ fn a_cap_is_kept_and_used() {
     let plan =
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let mut got = || run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
-    // Never more. A host that stands still makes it less, and one that others crowd does so every time: then half of it shows that the cap is no tighter than asked
-    // for. How near it comes is a matter of virtual time, in the simulator's tests.
-    let mut most = 0;
-    for _ in 0..5 {
+    // Never more. A host that stands still makes it less, but not each time; one that others crowd, most times.
+    let mut used = false;
+    let begin = Instant::now();
+    while !used && begin.elapsed() < Duration::from_secs(60) {
         let n = got();
         assert!(n <= 801 + 32, "{n}");
-        most = most.max(n);
-        if most >= 720 {
-            break;
-        }
+        used = n >= 720;
     }
-    assert!(most >= 400, "{most} of 800 that the cap allows");
+    assert!(used, "never nine tenths of what the cap allows");
     assert!(iod.status().contains("\"cap_hits\":"), "{}", iod.status());
 }
 

@@ -72,9 +72,11 @@ pub enum TrainError {
     NoGuest,
     /// Too few conditions in guests for any confidence.
     #[error(
-        "guests ran {have} different conditions, {need} are needed for a bound at 90 % (24 at 95, 60 at 98): measure more with `bench sweep --qemu N`"
+        "guests ran {have} different conditions, {need} are needed for a bound at {percent:.0} %: measure more with `bench sweep --qemu N`"
     )]
     TooFewGuests {
+        /// Least confidence that is tried, %.
+        percent: f64,
         /// Conditions given.
         have: usize,
         /// Conditions needed.
@@ -257,12 +259,7 @@ pub fn fit(
     if known != 0 && known != rows.len() {
         return Err(TrainError::Mixed { known, of: rows.len() });
     }
-    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let mut table = Rows::new(WIDTH);
-    for (r, w) in rows.iter().zip(equal_runs(&groups)) {
-        table.push(&r.x, r.actual.ln(), w)?;
-    }
-    let (forest, bound, uppers) = bounded_forest(&table, &rows, settings)?;
+    let (forest, bound, uppers) = bounded_forest(&table(&rows)?, &rows, settings)?;
     Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         profile: profile.clone(),
@@ -279,6 +276,16 @@ pub fn fit(
         analytical: fitted(points, profile).ok(),
         guests: None,
     })
+}
+
+/// ln(tail) of every row with its features.
+fn table(rows: &[Row]) -> Result<Rows, TrainError> {
+    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
+    let mut table = Rows::new(WIDTH);
+    for (r, w) in rows.iter().zip(equal_runs(&groups)) {
+        table.push(&r.x, r.actual.ln(), w)?;
+    }
+    Ok(table)
 }
 
 /// The forest, the calibrated scores of its high quantile, and ln(bound) of each row by the trees that did not see it. `table` has a row for each of `rows`, with ln(tail) as its value; its columns

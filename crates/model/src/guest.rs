@@ -83,6 +83,6 @@ fn typical(profile: &Profile) -> f64 {
 }
 
 /// The guest measurement, if it is one of a real guest.
-fn measured_guest(profile: &Profile) -> Option<&GuestPoint> {
+pub(crate) fn measured_guest(profile: &Profile) -> Option<&GuestPoint> {
     profile.guest.as_ref().filter(|g| g.is_of_guest())
 }

@@ -1,10 +1,9 @@
 //! From runs in QEMU guests to the part of a host model that is of guests.
 
-use rtvirtio_model::learned::{GuestModel, WIDTH};
+use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
-use rtvirtio_stats::mlp::Rows;
 
-use super::{TrainError, TrainSettings, bounded_forest, equal_runs, fewest, rows};
+use super::{TrainError, TrainSettings, bounded_forest, fewest, rows, table};
 use crate::dataset::Point;
 use crate::repeat::conditions;
 
@@ -36,19 +35,15 @@ pub fn fit_guests(
     let have = conditions(points).len();
     let Some(miss) = carried(settings.miss, have) else {
         let least = MISSES.into_iter().fold(settings.miss, f64::max);
-        return Err(TrainError::TooFewGuests { have, need: fewest(least) });
+        return Err(TrainError::TooFewGuests { percent: 100.0 * (1.0 - least), have, need: fewest(least) });
     };
     let mut rows = rows(points, &profile)?;
     // As measured, all of them: what is known of a few says nothing of the others.
     for row in &mut rows {
         row.actual = row.with_host.take().unwrap_or(row.actual);
     }
-    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let mut table = Rows::new(WIDTH);
-    for (r, w) in rows.iter().zip(equal_runs(&groups)) {
-        table.push(&r.x, r.actual.ln(), w)?;
-    }
-    let (forest, bound, _) = bounded_forest(&table, &rows, &TrainSettings { miss, ..settings.clone() })?;
+    let (forest, bound, _) =
+        bounded_forest(&table(&rows)?, &rows, &TrainSettings { miss, ..settings.clone() })?;
     Ok(GuestModel {
         guest: guest.clone(),
         points: points.len(),
@@ -215,20 +210,15 @@ mod tests {
         use rtvirtio_planner::{PlanOptions, plan};
         let seen = in_guests(130, 2);
         let calm = |p: &&Point| p.vms.iter().flatten().all(|s| s.rate.is_some()) && p.vms.len() == 2;
-        let (mut spec, mut config) = inputs(seen.iter().find(calm).unwrap());
-        for task in spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks) {
-            task.target = Some(rtvirtio_spec::Target {
-                percentile: rtvirtio_units::Percentile::P9999,
-                latency: Nanos::from_secs_f64(30.0),
-            });
-        }
+        let (spec, mut config) = inputs(seen.iter().find(calm).unwrap());
         config.vms.iter_mut().for_each(|vm| vm.guest_elevator = Elevator::MqDeadline);
         let knows = both(&seen);
         let alone = HostModel { guests: None, ..knows.clone() };
         let taken_out = |model: HostModel, target: f64| {
             let mut spec = spec.clone();
-            let targets = spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks).filter_map(|t| t.target.as_mut());
-            targets.for_each(|t| t.latency = Nanos::from_secs_f64(target));
+            let (percentile, latency) = (rtvirtio_units::Percentile::P9999, Nanos::from_secs_f64(target));
+            let tasks = spec.vms.iter_mut().flat_map(|vm| &mut vm.tasks);
+            tasks.for_each(|t| t.target = Some(rtvirtio_spec::Target { percentile, latency }));
             let options = PlanOptions::bound(config.clone(), Arc::new(model));
             let plan = plan(&spec, &with_guest(), &options).unwrap();
             let guests =

@@ -9,7 +9,8 @@ use rtvirtio_stats::forest::{Forest, Scratch};
 use serde::{Deserialize, Serialize};
 
 use super::features::WIDTH;
-use super::host_model::{Estimate, estimate};
+use super::host_model::{Estimate, check_forest, estimate};
+use crate::guest::measured_guest;
 use crate::load::is_guest;
 use crate::types::{Elevator, GuestPoint, Profile, VmConfig};
 
@@ -44,19 +45,13 @@ impl GuestModel {
         if !self.guest.is_of_guest() {
             return Err(in_guests(&"they were none"));
         }
-        if !(self.high > 0.5 && self.high < 1.0) {
-            return Err(in_guests(&"the high quantile is none"));
-        }
-        self.forest.check().map_err(|e| in_guests(&e))?;
-        if self.forest.ranges.len() != WIDTH {
-            return Err(in_guests(&format!("{} features instead of {WIDTH}", self.forest.ranges.len())));
-        }
+        check_forest(&self.forest, self.high).map_err(|what| in_guests(&what))?;
         self.bound.check().map_err(|e| in_guests(&e))
     }
 
     /// Whether the guests of a profile may be of the kind that was learned from: a profile without one does not contradict, see [`unlike_measured`].
     pub(super) fn is_of(&self, profile: &Profile) -> bool {
-        measured(profile).is_none_or(|g| g.kind == self.guest.kind)
+        measured_guest(profile).is_none_or(|g| g.kind == self.guest.kind)
     }
 
     /// What it says of one row.
@@ -70,11 +65,6 @@ impl GuestModel {
     }
 }
 
-/// The guest that a profile measured.
-fn measured(profile: &Profile) -> Option<&GuestPoint> {
-    profile.guest.as_ref().filter(|g| g.is_of_guest())
-}
-
 /// What of a guest no measured run had, although no feature shows it: in sweeps guests have the standard kernel, no elevator of their own and all the CPU time that
 /// they want. And nobody knows what a guest is of which none was measured.
 pub(super) fn unlike_measured(vm: &Vm, set: &VmConfig, given: &Profile) -> Option<&'static str> {
@@ -86,7 +76,7 @@ pub(super) fn unlike_measured(vm: &Vm, set: &VmConfig, given: &Profile) -> Optio
         Some("the guest's kernel")
     } else if vm.cpu != VmCpu::default() {
         Some("the guest's CPU time")
-    } else if measured(given).is_none() {
+    } else if measured_guest(given).is_none() {
         Some("kind of guest")
     } else {
         None

@@ -160,13 +160,7 @@ impl HostModel {
         if !(self.seconds.is_finite() && self.seconds > 0.0) {
             return damaged("its runs have no length".to_owned());
         }
-        if !(self.high > 0.5 && self.high < 1.0) {
-            return damaged("its high quantile is none".to_owned());
-        }
-        self.forest.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
-        if self.forest.ranges.len() != WIDTH {
-            return damaged(format!("{} features instead of {WIDTH}", self.forest.ranges.len()));
-        }
+        check_forest(&self.forest, self.high).map_err(ModelFileError::Damaged)?;
         if let Some(paper) = &self.paper {
             paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
         }
@@ -278,6 +272,18 @@ impl HostModel {
         }
         Ok((estimate, upper))
     }
+}
+
+/// Checks a forest and the level of its high quantile, as read from a file; the error says what is damaged.
+pub(super) fn check_forest(forest: &Forest, high: f64) -> Result<(), String> {
+    if !(high > 0.5 && high < 1.0) {
+        return Err("its high quantile is none".to_owned());
+    }
+    forest.check().map_err(|e| e.to_string())?;
+    if forest.ranges.len() != WIDTH {
+        return Err(format!("{} features instead of {WIDTH}", forest.ranges.len()));
+    }
+    Ok(())
 }
 
 /// What of a row lies outside of a forest's training rows, in words.

@@ -78,9 +78,7 @@ impl FromGuests {
             );
         }
         for h in a.held.iter().filter(|h| above(h)) {
-            let (id, task, tail, upper) = (&h.id, h.task, h.with_host_ms, h.upper_ms);
-            let _ =
-                writeln!(s, "    above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime);
+            let _ = writeln!(s, "    {}", is_above(h, h.upper_ms));
         }
         s
     }
@@ -107,4 +105,10 @@ impl FromGuests {
 /// Whether a tail is above its bound, both with the host's own stalls.
 fn above(h: &Held) -> bool {
     h.with_host_ms > h.upper_ms
+}
+
+/// A line on a tail above `upper`, its bound in ms.
+pub fn is_above(h: &Held, upper: f64) -> String {
+    let (id, task, tail) = (&h.id, h.task, h.with_host_ms);
+    format!("above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime)
 }

@@ -15,7 +15,7 @@ use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
 use rtvirtio_report::BenchSection;
 
-use super::from_guests::FromGuests;
+use super::from_guests::{FromGuests, is_above};
 use super::page;
 
 /// Models learned with process VMs on runs in QEMU guests of conditions that they did not see, and both kinds of VM side by side.
@@ -32,8 +32,6 @@ pub struct InGuests {
     longer: Vec<Longer>,
     /// Tasks in guests that were judged and got less than 99 % of their rate.
     short: usize,
-    /// Whether what a guest adds was measured before.
-    measured: bool,
     /// The same runs by models that learned from the other guests too; why not, where there are none.
     learned: Result<FromGuests, TrainError>,
     /// Every run, and what a guest adds.
@@ -93,7 +91,6 @@ impl InGuests {
             accuracy: judge(&unseen, &profile)?,
             longer: longer(&pairs),
             pairs,
-            measured: profile.guest.as_ref().is_some_and(GuestPoint::is_of_guest),
             learned: FromGuests::of(&unseen, (&runs, &profile), settings),
             runs: (runs, profile.guest),
         })
@@ -139,16 +136,14 @@ impl InGuests {
             a.held.len(),
             sharpness
         );
-        if !self.measured {
+        if !self.runs.1.as_ref().is_some_and(GuestPoint::is_of_guest) {
             s.push_str("  what a guest adds was not measured before, so predictions take one tick of the scheduler for it\n");
         }
         if self.short > 0 {
             let _ = writeln!(s, "  {} of these tasks got less than 99 % of their rate", self.short);
         }
         for h in a.held.iter().filter(|h| h.with_host_ms > self.upper(h)) {
-            let (id, task, tail, upper) = (&h.id, h.task, h.with_host_ms, self.upper(h));
-            let _ =
-                writeln!(s, "  above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime);
+            let _ = writeln!(s, "  {}", is_above(h, self.upper(h)));
         }
         match &self.learned {
             Ok(learned) => s.push_str(&learned.text()),
