@@ -79,6 +79,24 @@ pub fn path(global: &Global, key: &str) -> PathBuf {
     global.state_dir.join("models").join(format!("{key}.json"))
 }
 
+/// Keeps a model that learned from guests aside before one without takes its place: its runs in guests took an hour or more, and a sweep has none.
+///
+/// # Errors
+/// When it cannot be renamed.
+pub fn keep_aside(path: &Path, ui: &Ui) -> anyhow::Result<()> {
+    if !read(path).is_ok_and(|model| model.guests.is_some()) {
+        return Ok(());
+    }
+    let aside = path.with_extension("json.before");
+    std::fs::rename(path, &aside).with_context(|| format!("cannot keep {} aside", path.display()))?;
+    ui.warn(&format!(
+        "the model that was there had learned from guests too and is kept as {}; the new one has not: `rtvirtio bench accuracy DATA --guests GUESTS --model {}` makes one that has",
+        aside.display(),
+        path.display()
+    ));
+    Ok(())
+}
+
 /// The learned model of the spec's device; `None` when there is none.
 fn load(spec: &Spec, profile: &Profile, global: &Global) -> anyhow::Result<Option<HostModel>> {
     let path = path(global, &site::profile_key(&spec.device)?);

@@ -9,17 +9,57 @@ use crate::{HostError, Root};
 /// Place of the number in a CPU's line, after its name.
 const STEAL: usize = 7;
 
+/// Name of the line of all CPUs together.
+const ALL: &str = "cpu";
+
 /// Stolen time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or whose hypervisor does not tell.
 ///
 /// # Errors
 /// When `/proc/stat` cannot be read, or has no such CPU.
 pub fn stolen(root: &Root, cpu: u32) -> Result<Duration, HostError> {
+    Ok(TICK * u32::try_from(times(root, &format!("cpu{cpu}"))?[STEAL]).unwrap_or(u32::MAX))
+}
+
+/// What a hypervisor gives to others of the time of all CPUs, from a moment on.
+#[derive(Clone, Copy, Debug)]
+pub struct StealWatch {
+    before: [u64; STEAL + 1],
+}
+
+impl StealWatch {
+    /// From now on.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read, or has no such line.
+    pub fn start(root: &Root) -> Result<Self, HostError> {
+        Ok(Self { before: times(root, ALL)? })
+    }
+
+    /// Share of the time of all CPUs since then, 0 to 1; `None` when no time has passed.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn share(&self, root: &Root) -> Result<Option<f64>, HostError> {
+        let now = times(root, ALL)?;
+        // A CPU that goes offline takes its times along.
+        let passed: Vec<u64> =
+            now.iter().zip(self.before).map(|(now, then)| now.saturating_sub(then)).collect();
+        let all: u64 = passed.iter().sum();
+        Ok((all > 0).then(|| passed[STEAL] as f64 / all as f64))
+    }
+}
+
+/// The times of a line, in steps of 10 ms, up to the stolen one. Those that follow are part of others.
+fn times(root: &Root, name: &str) -> Result<[u64; STEAL + 1], HostError> {
     let path = PathBuf::from("/proc/stat");
     let text = root.read(&path)?;
-    let name = format!("cpu{cpu}");
-    let line = text.lines().find_map(|l| l.strip_prefix(name.as_str()).filter(|rest| rest.starts_with(' ')));
-    let ticks = line.and_then(|l| l.split_ascii_whitespace().nth(STEAL)).and_then(|t| t.parse::<u32>().ok());
-    ticks.map(|t| TICK * t).ok_or(HostError::Form { path, text: name, expected: "a line for each CPU" })
+    let line = text.lines().find_map(|l| l.strip_prefix(name).filter(|rest| rest.starts_with(' ')));
+    let parsed = line.and_then(|l| {
+        let times: Option<Vec<u64>> =
+            l.split_ascii_whitespace().take(STEAL + 1).map(|t| t.parse().ok()).collect();
+        times?.try_into().ok()
+    });
+    parsed.ok_or(HostError::Form { path, text: name.to_owned(), expected: "a line for each CPU" })
 }
 
 #[cfg(test)]
@@ -38,5 +78,22 @@ mod tests {
         assert_eq!(stolen(&root, 10).unwrap(), Duration::from_secs(3));
         assert!(stolen(&root, 0).is_err());
         assert!(stolen(&Root::default(), 0).is_ok());
+    }
+
+    #[test]
+    fn the_share_is_of_the_time_that_passed() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        std::fs::create_dir_all(root.at("/proc")).unwrap();
+        let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();
+        put("cpu  100 0 50 1000 10 5 5 30 90 0\n");
+        let watch = StealWatch::start(&root).unwrap();
+        assert_eq!(watch.share(&root).unwrap(), None);
+        // 200 steps passed, 30 of them stolen; time of guests (the ninth) is in the first already.
+        put("cpu  150 0 60 1100 20 5 5 60 990 0\n");
+        assert_eq!(watch.share(&root).unwrap(), Some(0.15));
+        put("cpu  1 2 3\n");
+        assert!(watch.share(&root).is_err());
+        assert!(StealWatch::start(&Root::default()).is_ok());
     }
 }

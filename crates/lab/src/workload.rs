@@ -7,6 +7,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rtvirtio_host::Root;
+use rtvirtio_host::steal::StealWatch;
 use rtvirtio_measure::fio::{FioOutput, IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::noise::{Noise, NoiseProbe, Stalls};
@@ -170,8 +172,12 @@ pub fn run(
 /// As [`run()`].
 pub fn measure(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Measured, WorkloadError> {
     let probe = options.watch.then(NoiseProbe::start);
+    let root = Root::default();
+    let steal = StealWatch::start(&root);
     let tasks = measure_tasks(loads, options);
+    let stolen = steal.and_then(|watch| watch.share(&root)).ok().flatten();
     let (noise, stalls) = probe.map(NoiseProbe::finish).unzip();
+    let noise = noise.map(|noise| Noise { stolen, ..noise });
     let mut measured = Measured { tasks: tasks?, noise, stalls: stalls.flatten() };
     if let Some(stalls) = &measured.stalls {
         measured.tasks.iter_mut().for_each(|t| t.take_off(stalls));

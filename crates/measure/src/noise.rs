@@ -44,6 +44,10 @@ pub struct Noise {
     /// Whether the CPUs were kept from sleeping meanwhile ([`crate::awake`]).
     #[serde(default)]
     pub awake: bool,
+    /// Share of all CPU time that this machine, itself a guest, had work for and its hypervisor gave to others (0 to 1), where it was looked at. Emulated guests, whose
+    /// CPUs are threads like any other, stand still meanwhile.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
 }
 
 /// From and to, in ns of CLOCK_MONOTONIC.

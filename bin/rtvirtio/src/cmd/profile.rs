@@ -91,6 +91,7 @@ fn sweep(
     bed.remove()?;
     let model = learned?;
     let path = model_choice::path(global, key);
+    model_choice::keep_aside(&path, ui)?;
     write_file(&path, &serde_json::to_vec(&model)?)?;
     ui.step(&format!(
         "learned from {} runs; predict and plan use {} from now on",

@@ -25,6 +25,7 @@ use super::page;
 use crate::args::BenchAccuracyArgs;
 use crate::cmd::verify::generated;
 use crate::cmd::write_file;
+use crate::model_choice;
 use crate::ui::Ui;
 
 /// Points of the learning curve.
@@ -135,6 +136,9 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
                 }
                 Err(e) => ui.warn(&format!("the model knows no guests: {e}")),
             }
+        }
+        if model.guests.is_none() {
+            model_choice::keep_aside(out, ui)?;
         }
         write_file(out, &serde_json::to_vec(&model)?)?;
         ui.step(&format!("saved {}", out.display()));
