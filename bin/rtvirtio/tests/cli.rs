@@ -152,7 +152,6 @@ fn a_model_learns_from_guests_what_it_says_of_them() {
     // A model that knows no guests takes its place, and does not cost it.
     let learned = std::fs::read(&model).unwrap();
     let again = site.output(&fit);
-    assert_eq!(again.status.code(), Some(0));
     assert!(text(&again.stderr).contains("had learned from guests too"), "{}", text(&again.stderr));
     assert_eq!(std::fs::read(models.join("twin-emmc.json.before")).unwrap(), learned);
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(&model).unwrap()).unwrap();
