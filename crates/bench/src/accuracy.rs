@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use rtvirtio_model::learned::Regime;
+use rtvirtio_model::learned::{Regime, writes};
 use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel, UpperBasis};
 use rtvirtio_stats::Random;
 use rtvirtio_stats::conformal::{Evaluation, coverage_by, wilson};
@@ -29,6 +29,8 @@ pub struct Held {
     pub regime: &'static str,
     /// Host elevator.
     pub elevator: Elevator,
+    /// Whether anything writes beside it or in it.
+    pub writes: bool,
     /// Utilisation by declared rates, 0 to 1.
     pub load: f64,
     /// Measured without the host's own stalls where they are known, ms: what the models predict.
@@ -211,6 +213,7 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
                 vms: point.vms.iter().filter(|vm| vm.iter().any(|s| s.rate.is_some())).count(),
                 regime: Regime::of(&spec, &config).name(),
                 elevator: config.elevator,
+                writes: writes(&spec),
                 load: x[i][load_at],
                 actual_ms: outcome.tail().as_millis_f64(),
                 with_host_ms: outcome.p9999.as_millis_f64(),
@@ -300,6 +303,7 @@ fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64
     let overall = by("VMs", &|h| h.vms.to_string())?.overall;
     by("regime", &|h| h.regime.to_owned())?;
     by("elevator", &|h| format!("{:?}", h.elevator))?;
+    by("load with", &|h| if h.writes { "writes" } else { "reads only" }.to_owned())?;
     by("load", &|h| {
         if h.load < 0.3 {
             "below 30 %"

@@ -70,6 +70,9 @@ pub struct Service {
     pub depth: u32,
     /// Longest time that a request took beyond what those in flight with it explain, at any depth: stalls of the device and of the host together.
     pub stall: Nanos,
+    /// The same while writing, where that is longer than while reading: a drive that erases or empties its cache stands still now and then, and all
+    /// requests wait. Zero where reads were held up as long, which says nothing about writes.
+    pub write_stall: Nanos,
     /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller one.
     reach: Vec<(u32, f64)>,
 }
@@ -112,12 +115,9 @@ pub fn service(profile: &Profile) -> Result<Service, ModelError> {
     let deepest = profile.write.iter().filter(|p| p.iops.0 > 0.0).max_by_key(|p| p.depth);
     let read = line(&device.read, device.read.capacity);
     let write = deepest.map(|p| line(&device.write, p.iops.0.min(device.write.capacity)));
-    // A closed loop of so many explains that many service times, and the latency that the servers' number adds.
-    let beyond = |points: &[DepthPoint], l: &ServiceLine| {
-        let explained = |p: &DepthPoint| f64::from(p.depth) * l.occupancy + (l.alone - l.occupancy);
-        points.iter().map(|p| p.max.as_secs_f64() - explained(p)).fold(0.0, f64::max)
-    };
-    let stall = beyond(&profile.read, &read).max(write.as_ref().map_or(0.0, |w| beyond(&profile.write, w)));
+    let by_reads = beyond(&profile.read, &read);
+    let by_writes = write.as_ref().map_or(0.0, |w| beyond(&profile.write, w));
+    let stall = by_reads.max(by_writes);
     let share = |points: &[DepthPoint], capacity: f64, depth: u32| {
         let reached = points.iter().filter(|p| p.depth <= depth).map(|p| p.iops.0 / capacity);
         reached.fold(0.0, f64::max).min(1.0)
@@ -140,8 +140,16 @@ pub fn service(profile: &Profile) -> Result<Service, ModelError> {
         block: profile.block,
         depth: depth.max(1),
         stall: Nanos::from_secs_f64(stall),
+        write_stall: Nanos::from_secs_f64(if by_writes > by_reads { by_writes } else { 0.0 }),
         reach,
     })
+}
+
+/// How much longer the longest request of a closed loop took than those in flight with it explain: that many service times, and the latency that
+/// the servers' number adds. At least 0, s.
+fn beyond(points: &[DepthPoint], line: &ServiceLine) -> f64 {
+    let explained = |p: &DepthPoint| f64::from(p.depth) * line.occupancy + (line.alone - line.occupancy);
+    points.iter().map(|p| p.max.as_secs_f64() - explained(p)).fold(0.0, f64::max)
 }
 
 /// The device of a profile under one class of elevator.
@@ -376,6 +384,17 @@ mod tests {
         assert!((s.share_at(99) - 1.0).abs() < 1e-9);
         // The longest at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5 - 0.1 and 8 - 1.07 ms.
         assert!(s.stall > Nanos::from_micros(6_900) && s.stall < Nanos::from_micros(7_000), "{}", s.stall);
+        // Reads were held up as long as writes: nothing is said of writes. A drive that erases for 30 ms while it is written to:
+        assert_eq!(s.write_stall, Nanos(0));
+        let mut erasing = profile.clone();
+        erasing.write[1].max = Nanos::from_millis(30);
+        let held = service(&erasing).unwrap();
+        let explained = Nanos::from_secs_f64(30e-3 - 16.0 / 14_800.0 - (109e-6 - 1.0 / 14_800.0));
+        assert!(
+            held.write_stall.0.abs_diff(explained.0) < 10 && held.stall == held.write_stall,
+            "{}",
+            held.write_stall
+        );
         // Twice as many at once at the same time for each: half the device time, and as long alone.
         for p in &mut profile.read {
             p.iops.0 *= 2.0;

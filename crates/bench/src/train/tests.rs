@@ -216,6 +216,42 @@ fn outside_of_what_was_measured_a_bound_is_doubled_and_says_what_lies_outside() 
 }
 
 #[test]
+fn a_bound_beside_writes_has_room_for_the_drive_to_stand_still() {
+    use rtvirtio_model::learned::writes;
+    use rtvirtio_model::{Forecast, Learned, declared_shares, service};
+    let mut erasing = profile();
+    let longest = erasing.write.iter_mut().max_by_key(|p| p.depth).unwrap();
+    longest.max = Nanos(longest.max.0 + 1_000_000_000);
+    let stall = service(&erasing).unwrap().write_stall;
+    assert!(stall > Nanos::from_millis(900), "{stall}");
+    let points = made_up(130, 0.3, 3);
+    let of = |model: &HostModel, point: &Point| -> Vec<Forecast> {
+        let (spec, config) = inputs(point);
+        Learned::bound(std::sync::Arc::new(model.clone())).forecast(&profile(), &spec, &config).unwrap()
+    };
+    let model = fit(&points, &profile(), "", &quick()).unwrap();
+    let told = HostModel { profile: erasing.clone(), ..model.clone() };
+    let (mut beside, mut alone) = (0, 0);
+    for point in &points {
+        let (spec, config) = inputs(point);
+        let load: f64 = declared_shares(&erasing, &spec, &config).unwrap().iter().sum();
+        for (with, without) in of(&told, point).iter().zip(of(&model, point)) {
+            let bound = |f: &Forecast| f.upper.as_ref().unwrap().latency_ns.as_secs_f64();
+            if writes(&spec) {
+                // The busy period that the stall begins, on top of the expected tail.
+                let room = with.latency_ns.as_secs_f64() + stall.as_secs_f64() / (1.0 - load).max(0.05);
+                assert!(bound(with) >= 0.999 * room, "{} of {room}", bound(with));
+                beside += 1;
+            } else {
+                assert!((bound(with) / bound(&without) - 1.0).abs() < 1e-6);
+                alone += 1;
+            }
+        }
+    }
+    assert!(beside > 50 && alone > 50, "{beside} beside writes, {alone} not");
+}
+
+#[test]
 fn a_lower_confidence_needs_fewer_runs() {
     assert_eq!([0.01, 0.05, 0.1].map(fewest), [120, 24, 12]);
     let settings = TrainSettings { miss: 0.1, epochs: 10, ..quick() };

@@ -6,6 +6,7 @@
 use rtvirtio_spec::{Kernel, Vm, VmCpu};
 use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::forest::{Forest, Scratch};
+use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use super::features::WIDTH;
@@ -60,8 +61,8 @@ impl GuestModel {
     }
 
     /// Upper bound of a row, s, before it is widened.
-    pub(super) fn upper(&self, estimate: &Estimate) -> f64 {
-        estimate.upper(self.bound.score)
+    pub(super) fn upper(&self, estimate: &Estimate, stall: Nanos) -> f64 {
+        estimate.upper(self.bound.score, stall)
     }
 }
 

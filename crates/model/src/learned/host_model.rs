@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::features::{MEANINGS, NAMES, WIDTH, features, paper_features};
 use super::guests::{self, GuestModel};
 use crate::analytical::Coefficients;
+use crate::device::{MIN_SLACK, declared_shares, service};
 use crate::load::is_guest;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
@@ -217,14 +218,14 @@ impl HostModel {
     fn upper(
         &self,
         row: &[f64; WIDTH],
-        regime: Regime,
+        of: &Load,
         estimate: &Estimate,
         unlike: Option<&'static str>,
     ) -> Upper {
-        let bound = self.bound.quantile(regime.category());
+        let bound = self.bound.quantile(of.regime.category());
         let outside = outside(&self.forest, row, unlike);
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
-        let upper = estimate.upper(bound.score) * widen;
+        let upper = estimate.upper(bound.score, of.stall) * widen;
         let basis = match bound.basis {
             _ if !outside.is_empty() => UpperBasis::Extrapolated,
             Basis::Own => UpperBasis::Regime,
@@ -246,13 +247,13 @@ impl HostModel {
         &self,
         guests: &GuestModel,
         row: &[f64; WIDTH],
-        regime: Regime,
+        of: &Load,
         unlike: Option<&'static str>,
         scratch: &mut Scratch,
     ) -> Result<(Estimate, Upper), ModelError> {
         let mut estimate = guests.estimate(row, scratch).map_err(|e| self.unusable(&e))?;
         let mut upper = Upper {
-            latency_ns: Nanos::from_secs_f64(guests.upper(&estimate)),
+            latency_ns: Nanos::from_secs_f64(guests.upper(&estimate, of.stall)),
             confidence: Ratio(guests.confidence()),
             basis: UpperBasis::Guests,
             host_ns: Nanos(0),
@@ -261,7 +262,7 @@ impl HostModel {
         };
         if !upper.outside.is_empty() {
             let process = self.estimate(row, scratch)?;
-            let of_process = self.upper(row, regime, &process, unlike);
+            let of_process = self.upper(row, of, &process, unlike);
             let widened = Nanos((upper.latency_ns.0 as f64 * EXTRAPOLATED) as u64);
             // Bounds of guests hold the host's own stalls.
             let as_measured = Nanos(of_process.latency_ns.0.saturating_add(of_process.host_ns.0));
@@ -300,10 +301,32 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// Upper bound, s: never below the expected tail, also where the calibrated score is negative.
-    pub(super) fn upper(&self, score: f64) -> f64 {
-        (self.high + score).max(self.middle).exp()
+    /// Upper bound, s: never below the expected tail, also where the calibrated score is negative, and the `stall` that any run may meet and most do not.
+    pub(super) fn upper(&self, score: f64, stall: Nanos) -> f64 {
+        (self.high + score).exp().max(self.middle.exp() + stall.as_secs_f64())
     }
+}
+
+/// What the bounds under one spec and configuration share.
+struct Load {
+    regime: Regime,
+    /// How long the drive may stand still because something writes.
+    stall: Nanos,
+}
+
+/// How long a request may be held up because the drive stands still while it arrives, or stood still before and works off what has come since: no longer than
+/// the busy period that the stall begins, `stall / (1 - load)`, whatever the order of service, as long as the device does not idle (fluid limit of
+/// the busy period: Kleinrock, Queueing Systems I, 1975, chapter 5).
+fn held_up(profile: &Profile, spec: &Spec, config: &Config) -> Result<Nanos, ModelError> {
+    let load: f64 = declared_shares(profile, spec, config)?.iter().sum();
+    let stall = service(profile)?.write_stall.as_secs_f64();
+    Ok(Nanos::from_secs_f64(stall / (1.0 - load).max(MIN_SLACK)))
+}
+
+/// Whether anything under a spec writes.
+#[must_use]
+pub fn writes(spec: &Spec) -> bool {
+    spec.tasks().any(|(_, task)| task.op.write_share() > 0.0)
 }
 
 /// What a forest says of one row.
@@ -380,7 +403,8 @@ impl TailModel for Learned {
             Cow::Owned(Profile { guest, ..model.profile.clone() })
         };
         let (rows, slice) = features(&profile, spec, config, model.seconds)?;
-        let regime = Regime::of(spec, config);
+        let stall = if writes(spec) { held_up(&model.profile, spec, config)? } else { Nanos(0) };
+        let of = Load { regime: Regime::of(spec, config), stall };
         let mut scratch = Scratch::default();
         let vms =
             spec.vms.iter().zip(&config.vms).flat_map(|(vm, set)| vm.tasks.iter().map(move |t| (vm, set, t)));
@@ -395,10 +419,10 @@ impl TailModel for Learned {
                     unlike_measured(task).or_else(in_guest)
                 };
                 let (estimate, upper) = match guests.filter(|_| is_guest(vm)) {
-                    Some(guests) => model.in_guest(guests, row, regime, unlike, &mut scratch)?,
+                    Some(guests) => model.in_guest(guests, row, &of, unlike, &mut scratch)?,
                     None => {
                         let estimate = model.estimate(row, &mut scratch)?;
-                        let upper = model.upper(row, regime, &estimate, unlike);
+                        let upper = model.upper(row, &of, &estimate, unlike);
                         (estimate, upper)
                     }
                 };

@@ -6,4 +6,4 @@ mod host_model;
 
 pub use features::{NAMES, PAPER_WIDTH, WIDTH, features, paper_features};
 pub use guests::GuestModel;
-pub use host_model::{HOST_MODEL_SCHEMA, HostModel, Learned, ModelFileError, Regime};
+pub use host_model::{HOST_MODEL_SCHEMA, HostModel, Learned, ModelFileError, Regime, writes};
