@@ -1,7 +1,7 @@
 //! From measured runs to a host model, and how well it holds on runs that it has not seen.
 
 use rtvirtio_model::learned::{
-    HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
+    FlowingModel, HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
 };
 use rtvirtio_model::{Config, Elevator, ModelError, Profile};
 use rtvirtio_spec::{Device, LabKind, Spec};
@@ -16,6 +16,7 @@ use crate::dataset::{Outcome, Point};
 use crate::load::{Stream, spec};
 use crate::repeat::conditions;
 
+mod flowing;
 mod guests;
 
 pub use guests::fit_guests;
@@ -259,7 +260,7 @@ pub fn fit(
     if known != 0 && known != rows.len() {
         return Err(TrainError::Mixed { known, of: rows.len() });
     }
-    let (forest, bound, uppers) = bounded_forest(&table(&rows)?, &rows, settings)?;
+    let bounded = flowing::apart(bounded_forest(&table(&rows)?, &rows, settings)?, &rows, settings)?;
     Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         profile: profile.clone(),
@@ -268,10 +269,11 @@ pub fn fit(
         points: points.len(),
         rows: rows.len(),
         generated: generated.to_owned(),
-        forest,
+        host_stalls: host_stalls(&rows, &bounded.uppers, settings.miss)?,
+        forest: bounded.forest,
         high: 1.0 - settings.miss,
-        bound,
-        host_stalls: host_stalls(&rows, &uppers, settings.miss)?,
+        bound: bounded.bound,
+        flowing: bounded.flowing,
         paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
         guests: None,
@@ -288,29 +290,38 @@ fn table(rows: &[Row]) -> Result<Rows, TrainError> {
     Ok(table)
 }
 
-/// The forest, the calibrated scores of its high quantile, and ln(bound) of each row by the trees that did not see it. `table` has a row for each of `rows`, with ln(tail) as its value; its columns
-/// are the caller's.
+/// What bounds are made of.
+struct Bounded {
+    /// Of all rows.
+    forest: Forest,
+    /// Of those that flow, where it is sharper.
+    flowing: Option<FlowingModel>,
+    /// Calibrated scores.
+    bound: Mondrian,
+    /// What each row's bound starts from, by the trees that did not see it: ln of latency in s.
+    starts: Vec<f64>,
+    /// ln(bound in s) of each row by these trees.
+    uppers: Vec<f64>,
+}
+
+/// One forest, with one calibration of its high quantile. `table` has a row for each of `rows`, with ln(tail) as its value; its columns are the caller's.
 ///
 /// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how uncertain a tail is, the score how far it is off on
-/// runs that its trees did not see. One score for all regimes: a regime alone has about a hundred runs, whose 99 % is their
-/// worst one (docs/model.md has the figures).
+/// runs that its trees did not see. A regime alone has about a hundred runs, whose 99 % is their worst one (docs/model.md has the figures).
 ///
 /// # Errors
 /// [`TrainError`].
-fn bounded_forest(
-    table: &Rows,
-    rows: &[Row],
-    settings: &TrainSettings,
-) -> Result<(Forest, Mondrian, Vec<f64>), TrainError> {
+fn bounded_forest(table: &Rows, rows: &[Row], settings: &TrainSettings) -> Result<Bounded, TrainError> {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let lost: Vec<f64> = rows.iter().map(|r| r.lost).collect();
     let options = ForestOptions { trees: settings.trees, seed: settings.seed, ..ForestOptions::default() };
     let (forest, report) = Forest::fit(table, &lost, &groups, &[1.0 - settings.miss], &options)?;
-    let scores: Vec<f64> = rows.iter().zip(&report.quantiles).map(|(r, q)| r.actual.ln() - q[0]).collect();
+    let starts: Vec<f64> = report.quantiles.iter().map(|q| q[0]).collect();
+    let scores: Vec<f64> = rows.iter().zip(&starts).map(|(r, start)| r.actual.ln() - start).collect();
     let bound = Mondrian::calibrate(&scores, &groups, &vec![POOLED; rows.len()], settings.miss)?;
     let score = bound.quantile(POOLED).score;
-    let uppers = report.quantiles.iter().map(|q| q[0] + score).collect();
-    Ok((forest, bound, uppers))
+    let uppers = starts.iter().map(|start| start + score).collect();
+    Ok(Bounded { forest, flowing: None, bound, starts, uppers })
 }
 
 /// The paper's network: its raw features, mean squared error of the latency itself, on the runs of the paper's kind. `None` with too few of them

@@ -42,15 +42,14 @@ pub fn fit_guests(
     for row in &mut rows {
         row.actual = row.with_host.take().unwrap_or(row.actual);
     }
-    let (forest, bound, _) =
-        bounded_forest(&table(&rows)?, &rows, &TrainSettings { miss, ..settings.clone() })?;
+    let bounded = bounded_forest(&table(&rows)?, &rows, &TrainSettings { miss, ..settings.clone() })?;
     Ok(GuestModel {
         guest: guest.clone(),
         points: points.len(),
         rows: rows.len(),
-        forest,
+        forest: bounded.forest,
         high: 1.0 - miss,
-        bound: bound.pooled,
+        bound: bounded.bound.pooled,
     })
 }
 

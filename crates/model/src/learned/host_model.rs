@@ -16,6 +16,7 @@ use rtvirtio_units::{Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
 use super::features::{MEANINGS, NAMES, WIDTH, features, paper_features};
+use super::flowing::FlowingModel;
 use super::guests::{self, GuestModel};
 use crate::analytical::Coefficients;
 use crate::device::{MIN_SLACK, declared_shares, service};
@@ -24,7 +25,7 @@ use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperB
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
-pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v5";
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v6";
 
 /// How much wider a bound is outside of what was measured. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
@@ -52,8 +53,11 @@ pub struct HostModel {
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
-    /// Calibrated scores `ln(latency) - high quantile`; one for all [`Regime`]s, unless a file has them by regime.
+    /// Calibrated scores `ln(latency) - high quantile`, by [`Regime::class`] where [`HostModel::flowing`] is there, else one for all.
     pub bound: Mondrian,
+    /// What runs in which BFQ does not idle say by themselves; `None` when there were too few, or when one forest for all is sharper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flowing: Option<FlowingModel>,
     /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are learned without the host's own stalls,
     /// because no setting of ours changes them. `None` where the runs could not tell them apart; the tails then hold them.
     pub host_stalls: Option<Nanos>,
@@ -86,7 +90,7 @@ pub enum ModelFileError {
     },
 }
 
-/// Regimes in which tails behave differently. The bound is judged in each, and calibrated on all together (`docs/model.md` says why).
+/// Regimes in which tails behave differently. The bound is judged in each, and calibrated in two classes of them (`docs/model.md` says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Regime {
     /// BFQ idles and all tasks have a rate.
@@ -117,10 +121,22 @@ impl Regime {
         }
     }
 
-    /// Its number in a [`Mondrian`].
+    /// Its number.
     #[must_use]
     pub fn category(self) -> usize {
         self as usize
+    }
+
+    /// Whether requests wait for requests and for nobody's idling.
+    #[must_use]
+    pub fn flows(self) -> bool {
+        matches!(self, Self::Flowing | Self::FlowingBeside)
+    }
+
+    /// The number of its class in a [`Mondrian`]: 1 where requests flow, 0 where BFQ idles.
+    #[must_use]
+    pub fn class(self) -> usize {
+        usize::from(self.flows())
     }
 
     /// For tables.
@@ -165,6 +181,9 @@ impl HostModel {
         if let Some(paper) = &self.paper {
             paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
         }
+        if let Some(flowing) = &self.flowing {
+            flowing.check().map_err(ModelFileError::Damaged)?;
+        }
         if let Some(guests) = &self.guests {
             guests.check().map_err(ModelFileError::Damaged)?;
         }
@@ -202,9 +221,23 @@ impl HostModel {
         1.0 - self.bound.pooled.miss
     }
 
-    /// What the forest says of one row.
-    fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<Estimate, ModelError> {
-        estimate(&self.forest, self.high, row, scratch).map_err(|e| self.unusable(&e))
+    /// What runs of processes say of one row.
+    fn estimate(
+        &self,
+        row: &[f64; WIDTH],
+        regime: Regime,
+        scratch: &mut Scratch,
+    ) -> Result<Estimate, ModelError> {
+        match self.flowing_in(regime) {
+            Some(flowing) => flowing.estimate(row, scratch),
+            None => estimate(&self.forest, self.high, row, scratch),
+        }
+        .map_err(|e| self.unusable(&e))
+    }
+
+    /// The part that speaks of a regime by itself.
+    fn flowing_in(&self, regime: Regime) -> Option<&FlowingModel> {
+        self.flowing.as_ref().filter(|_| regime.flows())
     }
 
     fn unusable(&self, e: &dyn std::fmt::Display) -> ModelError {
@@ -222,8 +255,9 @@ impl HostModel {
         estimate: &Estimate,
         unlike: Option<&'static str>,
     ) -> Upper {
-        let bound = self.bound.quantile(of.regime.category());
-        let outside = outside(&self.forest, row, unlike);
+        let bound = self.bound.quantile(of.regime.class());
+        let forest = self.flowing_in(of.regime).map_or(&self.forest, |f| &f.forest);
+        let outside = outside(forest, row, unlike);
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
         let upper = estimate.upper(bound.score, of.stall) * widen;
         let basis = match bound.basis {
@@ -261,7 +295,7 @@ impl HostModel {
             run_s: self.seconds,
         };
         if !upper.outside.is_empty() {
-            let process = self.estimate(row, scratch)?;
+            let process = self.estimate(row, of.regime, scratch)?;
             let of_process = self.upper(row, of, &process, unlike);
             let widened = Nanos((upper.latency_ns.0 as f64 * EXTRAPOLATED) as u64);
             // Bounds of guests hold the host's own stalls.
@@ -301,6 +335,11 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
+    /// The same of a latency that is `e^ln` times as long.
+    pub(super) fn times(self, ln: f64) -> Self {
+        Self { middle: self.middle + ln, high: self.high + ln, lost: self.lost }
+    }
+
     /// Upper bound, s: never below the expected tail, also where the calibrated score is negative, and the `stall` that any run may meet and most do not.
     pub(super) fn upper(&self, score: f64, stall: Nanos) -> f64 {
         (self.high + score).exp().max(self.middle.exp() + stall.as_secs_f64())
@@ -421,7 +460,7 @@ impl TailModel for Learned {
                 let (estimate, upper) = match guests.filter(|_| is_guest(vm)) {
                     Some(guests) => model.in_guest(guests, row, &of, unlike, &mut scratch)?,
                     None => {
-                        let estimate = model.estimate(row, &mut scratch)?;
+                        let estimate = model.estimate(row, of.regime, &mut scratch)?;
                         let upper = model.upper(row, &of, &estimate, unlike);
                         (estimate, upper)
                     }

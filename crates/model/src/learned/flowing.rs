@@ -1,0 +1,37 @@
+//! What runs in which BFQ does not idle teach, by themselves.
+//!
+//! Where requests wait for requests the slice model is right within a factor of two or three, and two runs of one condition differ by a fifth; where BFQ idles, who has to wait
+//! is chance. One forest with one calibration for both gives the first the width of the second (`docs/model.md`, The learned models, has the figures). So the runs that flow have a forest of their
+//! own, which learns only how far the slice model is off, and a calibration of their own.
+
+use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
+use serde::{Deserialize, Serialize};
+
+use super::features::{LN_SLICE, WIDTH};
+use super::host_model::{Estimate, check_forest, estimate};
+
+/// The part of a learned model that is of runs in which BFQ does not idle.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlowingModel {
+    /// ln(latency / latency by the slice model) of the measured tasks, each with the share of its declared rate that was lost.
+    pub forest: Forest,
+    /// Level of the forest's quantile that the bound starts from, 0 to 1.
+    pub high: f64,
+}
+
+impl FlowingModel {
+    /// Checks what was read; the error says what is damaged.
+    pub(super) fn check(&self) -> Result<(), String> {
+        check_forest(&self.forest, self.high).map_err(|what| format!("where BFQ does not idle, {what}"))
+    }
+
+    /// What it says of one row.
+    pub(super) fn estimate(
+        &self,
+        row: &[f64; WIDTH],
+        scratch: &mut Scratch,
+    ) -> Result<Estimate, ForestError> {
+        Ok(estimate(&self.forest, self.high, row, scratch)?.times(row[LN_SLICE]))
+    }
+}
