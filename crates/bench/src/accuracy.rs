@@ -166,6 +166,22 @@ impl Accuracy {
     }
 }
 
+impl Accuracy {
+    /// The bound where BFQ does not idle, as it does not in most plans: tasks, share below it, median of it over the tail. Both less the host's own stalls where they are known.
+    #[must_use]
+    pub fn flowing(&self) -> (usize, f64, f64) {
+        let names: Vec<&str> = Regime::ALL.into_iter().filter(|r| r.flows()).map(Regime::name).collect();
+        let over: Vec<f64> = self.held.iter().filter(|h| names.contains(&h.regime)).map(over).collect();
+        let below = over.iter().filter(|ratio| **ratio >= 1.0).count();
+        (over.len(), below as f64 / over.len().max(1) as f64, median(over))
+    }
+}
+
+/// Bound over tail.
+fn over(held: &Held) -> f64 {
+    held.upper_ms / held.actual_ms.max(1e-6)
+}
+
 impl WithHost {
     /// `None` where the stalls are not known of the held-out runs.
     fn of(held: &[Held], others: &[Held]) -> Result<Option<Self>, TrainError> {
@@ -258,11 +274,10 @@ fn summarise(
     others: &[Held],
 ) -> Result<Accuracy, TrainError> {
     let (share, groups) = coverage(&held.iter().collect::<Vec<_>>(), &|h| (h.actual_ms, h.upper_ms))?;
-    let ratio = |h: &Held| h.upper_ms / h.actual_ms.max(1e-6);
     let sharpness_by_regime = Regime::ALL
         .iter()
         .map(|r| {
-            let of: Vec<f64> = held.iter().filter(|h| h.regime == r.name()).map(ratio).collect();
+            let of: Vec<f64> = held.iter().filter(|h| h.regime == r.name()).map(over).collect();
             (r.name().to_owned(), of.len(), median(of))
         })
         .collect();
@@ -281,7 +296,7 @@ fn summarise(
         coverage_interval: interval_by_runs(&held, share),
         with_host: WithHost::of(&held, others)?,
         groups,
-        sharpness: median(held.iter().map(ratio).collect()),
+        sharpness: median(held.iter().map(over).collect()),
         sharpness_by_regime,
         held,
     })

@@ -26,6 +26,8 @@ pub struct Repeatability {
     /// standard deviation of ln(tail) between runs of one condition, pooled in each regime. Tails are taken as log-normal here, which
     /// flatters: theirs are heavier.
     pub floor: f64,
+    /// The same of tasks in runs in which BFQ does not idle; `None` without such.
+    pub flowing: Option<f64>,
 }
 
 /// `None` when no condition ran twice.
@@ -61,7 +63,11 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     }
     let factor =
         |(squares, freedom): &(f64, usize)| (Z99 * (squares / (*freedom).max(1) as f64).sqrt()).exp();
-    let floor = median(spread.iter().flat_map(|s| std::iter::repeat_n(factor(s), s.1)).collect());
+    let median_of =
+        |of: &[(f64, usize)]| median(of.iter().flat_map(|s| std::iter::repeat_n(factor(s), s.1)).collect());
+    let of_flowing: Vec<(f64, usize)> =
+        Regime::ALL.iter().filter(|r| r.flows()).map(|r| spread[r.category()]).collect();
+    let flowing = of_flowing.iter().any(|s| s.1 > 0).then(|| median_of(&of_flowing));
     let regimes = Regime::ALL
         .iter()
         .zip(ratios)
@@ -71,7 +77,8 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
             (r.name().to_owned(), of.len(), median(of), p90)
         })
         .collect();
-    Some(Repeatability { conditions: groups.len(), runs: groups.iter().map(Vec::len).sum(), regimes, floor })
+    let runs = groups.iter().map(Vec::len).sum();
+    Some(Repeatability { conditions: groups.len(), runs, regimes, floor: median_of(&spread), flowing })
 }
 
 /// Indices of the points by condition, in order of first appearance.
@@ -114,6 +121,7 @@ mod tests {
         assert_eq!((found.conditions, found.runs), (20, 40));
         let expected = (Z99 * 0.2 / 2f64.sqrt()).exp();
         assert!((found.floor / expected - 1.0).abs() < 0.01, "{} instead of {expected}", found.floor);
+        assert!((found.flowing.unwrap() / expected - 1.0).abs() < 0.01, "{:?}", found.flowing);
         for (name, n, typical, _) in found.regimes.iter().filter(|r| r.1 > 0) {
             assert!((typical / 0.2f64.exp() - 1.0).abs() < 0.01, "{name} {n} {typical}");
         }

@@ -54,3 +54,75 @@ pub(super) fn apart(one: Bounded, rows: &[Row], settings: &TrainSettings) -> Res
     }
     Ok(Bounded { flowing: Some(FlowingModel { forest, high: HIGH }), bound, starts, uppers, ..one })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rtvirtio_model::learned::{ModelFileError, Regime};
+    use rtvirtio_model::{HostModel, Learned, TailModel, UpperBasis};
+    use rtvirtio_stats::Random;
+    use rtvirtio_units::Nanos;
+
+    use super::super::tests::{made_up, profile, quick};
+    use super::super::{fit, inputs};
+    use crate::accuracy::judge;
+    use crate::dataset::Point;
+
+    fn regime(point: &Point) -> Regime {
+        let (spec, config) = inputs(point);
+        Regime::of(&spec, &config)
+    }
+
+    /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a factor of ten.
+    fn chancy(n: usize, seed: u64) -> Vec<Point> {
+        let mut points = made_up(n, 0.1, seed);
+        let mut random = Random::new(seed);
+        for point in points.iter_mut().filter(|p| !regime(p).flows()) {
+            let factor = (2.3 * random.normal()).exp();
+            point.results.iter_mut().for_each(|r| r.p9999 = Nanos((r.p9999.0 as f64 * factor) as u64));
+        }
+        points
+    }
+
+    #[test]
+    fn chance_where_bfq_idles_does_not_widen_the_bounds_elsewhere() {
+        let model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
+        let flowing = model.flowing.clone().expect("a part of its own");
+        // The same without it.
+        let mut one = HostModel { flowing: None, ..model.clone() };
+        one.bound.categories.clear();
+        let test = chancy(200, 9);
+        let of = |model: &HostModel| judge(&[(Arc::new(model.clone()), test.clone())], &profile()).unwrap();
+        let (n, coverage, sharpness) = of(&model).flowing();
+        let (_, _, before) = of(&one).flowing();
+        assert!(n > 100 && coverage > 0.97, "{coverage} of {n}");
+        assert!(sharpness < 2.0 && sharpness < 0.6 * before, "{sharpness} after {before}");
+        // It says that its confidence is of runs like these, and where a load lies outside of these.
+        let point = test.iter().find(|p| regime(p).flows()).unwrap();
+        let (mut spec, config) = inputs(point);
+        let learned = Learned::bound(Arc::new(model.clone()));
+        let upper =
+            |spec: &_| learned.forecast(&profile(), spec, &config).unwrap().swap_remove(0).upper.unwrap();
+        assert_eq!(upper(&spec).basis, UpperBasis::Regime);
+        spec.vms[0].tasks[0].rate = Some(rtvirtio_units::Iops(1e6));
+        assert_eq!(upper(&spec).basis, UpperBasis::Extrapolated);
+        // From a file as it was, and never one that leads nowhere.
+        let text = serde_json::to_string(&model).unwrap();
+        assert_eq!(HostModel::from_json(&text).unwrap(), model);
+        let mut damaged = model;
+        let empty = rtvirtio_model::learned::FlowingModel { high: 0.2, ..flowing };
+        damaged.flowing = Some(empty);
+        let told = damaged.check().unwrap_err();
+        assert!(matches!(&told, ModelFileError::Damaged(what) if what.contains("does not idle")), "{told}");
+    }
+
+    #[test]
+    fn with_a_handful_of_runs_that_flow_there_is_one_forest() {
+        let all = chancy(400, 3);
+        let idling = all.iter().filter(|p| !regime(p).flows());
+        let few: Vec<Point> =
+            idling.chain(all.iter().filter(|p| regime(p).flows()).take(10)).cloned().collect();
+        assert!(fit(&few, &profile(), "", &quick()).unwrap().flowing.is_none());
+    }
+}

@@ -116,7 +116,7 @@ pub fn found(path: &Path, options: &Options<'_>, ui: &Ui) -> anyhow::Result<Foun
     }
     found.claims.extend(of(&accuracy, &curve, 1.0 - options.miss));
     found.runs = runs(&all, &accuracy);
-    found.claims.extend(limits.claim());
+    found.claims.extend(limits.claims());
     found.sections = page::accuracy(device, &accuracy, &curve);
     found.sections.extend(page::sizes(device, &sizes));
     found.sections.extend(guests.as_ref().and_then(|g| g.section(device)));
@@ -170,22 +170,24 @@ impl Limits {
             "{} conditions ran {} times: a bound at 99% of runs needs {:.2} times a condition's own median (median over tasks)",
             r.conditions, r.runs, r.floor
         );
+        if let Some(flowing) = r.flowing {
+            let _ = writeln!(s, "  {flowing:.2} times where BFQ does not idle");
+        }
         for (name, n, typical, p90) in r.regimes.iter().filter(|r| r.1 > 0) {
             let _ = writeln!(s, "  {name:<24} {n:>5} pairs differ by {typical:.2} (median), {p90:.2} (p90)");
         }
         s
     }
 
-    fn claim(&self) -> Option<Claim> {
-        self.repeat.as_ref().map(|r| {
-            Claim::new(
-                "accuracy.bound.floor",
-                "what a perfect bound at 99 % would need above the median, from conditions that ran more than once",
-                r.floor,
-                "ratio",
-                r.runs,
-            )
-        })
+    fn claims(&self) -> Vec<Claim> {
+        let Some(r) = &self.repeat else { return Vec::new() };
+        let needs = "what a perfect bound at 99 % would need above the median, from conditions that ran more than once";
+        let all = Claim::new("accuracy.bound.floor", needs, r.floor, "ratio", r.runs);
+        let flowing = r.flowing.map(|floor| {
+            let needs = format!("{needs}, where BFQ does not idle");
+            Claim::new("accuracy.flowing.floor", needs, floor, "ratio", r.runs)
+        });
+        [all].into_iter().chain(flowing).collect()
     }
 }
 
@@ -220,6 +222,16 @@ fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
             bound("awake", "less the host's own stalls", a.coverage, a.sharpness, n, &a.groups);
         }
         None => bound("bound", "as measured", a.coverage, a.sharpness, n, &a.groups),
+    }
+    let (n, coverage, sharpness) = a.flowing();
+    if n > 0 {
+        let covers = format!(
+            "held-out tails below their upper bound{at} where BFQ does not idle, as it does not in most plans (less the host's own stalls where they are known)"
+        );
+        claims
+            .push(Claim::new("accuracy.flowing.coverage", covers, coverage, "share", n).at_least(confidence));
+        let sharp = "median of that bound over the tail";
+        claims.push(Claim::new("accuracy.flowing.sharpness", sharp, sharpness, "ratio", n));
     }
     let runs = "runs from which on more of them make the expected tail better by less than a tenth (typical factor, learning curve)";
     let enough = enough(curve);
