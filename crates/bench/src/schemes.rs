@@ -24,7 +24,7 @@ pub struct Basis<'a> {
     /// What was learned on this host.
     pub learned: Option<&'a Arc<HostModel>>,
     /// [`PlanOptions::enough`] of our schemes.
-    pub enough: Ratio,
+    pub enough: Option<Ratio>,
 }
 
 /// A way to choose settings.

@@ -127,7 +127,7 @@ impl<'a> Problem<'a> {
             missed: missed_of.iter().sum(),
             missed_by_urgency: self.urgency.iter().map(|&i| missed_of[i]).collect(),
             margin: if margin.is_finite() { margin } else { 0.0 },
-            enough: self.options.enough.0,
+            enough: self.options.enough(),
             changes: changes(&self.options.start, &config),
             given_up: Vec::new(),
             left: self.held().map(|i| config.vms[i].cap.map_or(f64::INFINITY, |c| c.0)).sum(),

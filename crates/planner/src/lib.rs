@@ -16,7 +16,7 @@ use rtvirtio_model::{ModelError, ModelKind, Profile};
 use rtvirtio_spec::Spec;
 
 pub use convert::{check_actable, config_of, settings_of};
-pub use options::{CgroupMode, ENOUGH, PlanOptions, Space};
+pub use options::{CgroupMode, PlanOptions, Space};
 pub use plan::*;
 
 use evaluate::{Evaluator, Problem};

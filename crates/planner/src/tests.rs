@@ -153,7 +153,7 @@ fn a_flood_is_capped_and_nobody_with_a_target_is() {
     };
     assert!(cap(&looser) > cap(&p), "{} {}", cap(&looser), cap(&p));
     // Who wants less to spare leaves the flood more, and the targets are met all the same.
-    let less = PlanOptions { enough: Ratio(0.25), ..PlanOptions::new(start(&s)) };
+    let less = PlanOptions { enough: Some(Ratio(0.25)), ..PlanOptions::new(start(&s)) };
     let less = plan(&s, &profile(), &less).unwrap();
     assert_meets(&less, 0.2);
     assert!(cap(&less) > cap(&p), "{} {}", cap(&less), cap(&p));
@@ -364,7 +364,7 @@ fn options_that_contradict_themselves_are_refused() {
     let mut options = PlanOptions::new(start(&s));
     options.safety = Ratio(1.0);
     assert!(matches!(plan(&s, &profile(), &options), Err(PlanError::BadOptions(_))));
-    options = PlanOptions { enough: Ratio(1.0), ..PlanOptions::new(start(&s)) };
+    options = PlanOptions { enough: Some(Ratio(1.0)), ..PlanOptions::new(start(&s)) };
     assert!(matches!(plan(&s, &profile(), &options), Err(PlanError::BadOptions(_))));
     let mut options = PlanOptions::new(start(&s));
     options.start.vms.pop();

@@ -109,9 +109,9 @@ impl Tuner {
         let given_up: Vec<usize> =
             problem.given_up.iter().copied().filter(|&i| spec.vms[i].tightest_target().is_some()).collect();
         // More than is worth holding them down is not better.
-        let enough = options.enough.0.min(search::ENOUGH_GIVEN_UP);
+        let enough = by_slice.enough().min(search::ENOUGH_GIVEN_UP);
         let least = if given_up.is_empty() { 1e-6 } else { 1.0 - enough };
-        let held = PlanOptions { enough: Ratio(enough), ..by_slice.clone() };
+        let held = PlanOptions { enough: Some(Ratio(enough)), ..by_slice.clone() };
         let problem = if given_up.is_empty() { problem } else { Problem { options: &held, ..problem } };
         let targets = problem.targets.clone();
         // Enough is left of the budget for the candidates, whatever the plan took.

@@ -28,7 +28,7 @@ const WIDEST: f64 = 3.0;
 const STEPS: u32 = 4;
 
 /// Margin that is worth holding a VM down further that declared rates itself: a prediction of half the truth still meets the target then. A flood is held down for
-/// more ([`crate::ENOUGH`]).
+/// more ([`PlanOptions::enough`]).
 pub(crate) const ENOUGH: f64 = 0.5;
 
 /// The share of the device that the rates of each VM take: of what the device can do, not of what some elevator lets it do.
@@ -88,8 +88,8 @@ pub(super) fn search(
     if best.missed == 0 {
         return Some(best);
     }
-    let options =
-        PlanOptions { enough: Ratio(problem.options.enough.0.min(ENOUGH)), ..problem.options.clone() };
+    let said = problem.options.enough.map_or(ENOUGH, |enough| enough.0.min(ENOUGH));
+    let options = PlanOptions { enough: Some(Ratio(said)), ..problem.options.clone() };
     let mut before = Vec::new();
     for ceiling in CEILINGS {
         let given_up = beyond(problem, &shares, ceiling);
