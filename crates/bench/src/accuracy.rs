@@ -166,14 +166,34 @@ impl Accuracy {
     }
 }
 
+/// How the bound did where BFQ does not idle, as it does not in most plans.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Flowing {
+    /// Tasks.
+    pub n: usize,
+    /// Share of tails below the bound.
+    pub coverage: f64,
+    /// Median of bound over tail.
+    pub sharpness: f64,
+}
+
 impl Accuracy {
-    /// The bound where BFQ does not idle, as it does not in most plans: tasks, share below it, median of it over the tail. Both less the host's own stalls where they are known.
+    /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the host's stalls are known.
     #[must_use]
-    pub fn flowing(&self) -> (usize, f64, f64) {
-        let names: Vec<&str> = Regime::ALL.into_iter().filter(|r| r.flows()).map(Regime::name).collect();
-        let over: Vec<f64> = self.held.iter().filter(|h| names.contains(&h.regime)).map(over).collect();
+    pub fn flowing(&self) -> (Flowing, Option<Flowing>) {
+        let flows: Vec<&str> = Regime::ALL.into_iter().filter(|r| r.flows()).map(Regime::name).collect();
+        let held = || self.held.iter().filter(|h| flows.contains(&h.regime));
+        let measured = held().map(|h| Some(h.upper_with_host_ms? / h.with_host_ms.max(1e-6)));
+        (Flowing::of(held().map(over).collect()), measured.collect::<Option<Vec<f64>>>().map(Flowing::of))
+    }
+}
+
+impl Flowing {
+    /// From bound over tail of every task.
+    fn of(over: Vec<f64>) -> Self {
         let below = over.iter().filter(|ratio| **ratio >= 1.0).count();
-        (over.len(), below as f64 / over.len().max(1) as f64, median(over))
+        let coverage = below as f64 / over.len().max(1) as f64;
+        Self { n: over.len(), coverage, sharpness: median(over) }
     }
 }
 

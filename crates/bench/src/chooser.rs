@@ -37,11 +37,12 @@ pub fn least_sure(
         let config = condition.knobs.config();
         let (rows, _) = features(profile, &spec, &config, seconds)
             .map_err(|source| TrainError::Point { id: "candidate".to_owned(), source })?;
+        let regime = Regime::of(&spec, &config);
         let mut widest = 0.0f64;
         for row in &rows {
-            widest = widest.max(model.forest.spread(row)?);
+            widest = widest.max(model.spread(row, regime)?);
         }
-        pool.push((widest, Regime::of(&spec, &config).category(), condition));
+        pool.push((widest, regime.category(), condition));
     }
     pool.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut out = Vec::new();

@@ -26,8 +26,8 @@ pub struct Repeatability {
     /// standard deviation of ln(tail) between runs of one condition, pooled in each regime. Tails are taken as log-normal here, which
     /// flatters: theirs are heavier.
     pub floor: f64,
-    /// The same of tasks in runs in which BFQ does not idle; `None` without such.
-    pub flowing: Option<f64>,
+    /// The same of tasks in runs in which BFQ does not idle, and how many such runs there are; `None` without any.
+    pub flowing: Option<(f64, usize)>,
 }
 
 /// `None` when no condition ran twice.
@@ -41,9 +41,12 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); Regime::ALL.len()];
     // Sum of squares about the mean and degrees of freedom, by regime.
     let mut spread = vec![(0.0f64, 0usize); Regime::ALL.len()];
+    let mut runs_that_flow = 0;
     for group in &groups {
         let (spec, config) = inputs(group[0]);
-        let regime = Regime::of(&spec, &config).category();
+        let regime = Regime::of(&spec, &config);
+        runs_that_flow += if regime.flows() { group.len() } else { 0 };
+        let regime = regime.category();
         for task in 0..group[0].results.len() {
             if group[0].tasks().nth(task).is_none_or(|(_, s, _)| s.rate.is_none()) {
                 continue;
@@ -65,9 +68,10 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
         |(squares, freedom): &(f64, usize)| (Z99 * (squares / (*freedom).max(1) as f64).sqrt()).exp();
     let median_of =
         |of: &[(f64, usize)]| median(of.iter().flat_map(|s| std::iter::repeat_n(factor(s), s.1)).collect());
+    let flows = |r: &&Regime| r.flows();
     let of_flowing: Vec<(f64, usize)> =
-        Regime::ALL.iter().filter(|r| r.flows()).map(|r| spread[r.category()]).collect();
-    let flowing = of_flowing.iter().any(|s| s.1 > 0).then(|| median_of(&of_flowing));
+        Regime::ALL.iter().filter(flows).map(|r| spread[r.category()]).collect();
+    let flowing = (runs_that_flow > 0).then(|| (median_of(&of_flowing), runs_that_flow));
     let regimes = Regime::ALL
         .iter()
         .zip(ratios)
@@ -121,7 +125,7 @@ mod tests {
         assert_eq!((found.conditions, found.runs), (20, 40));
         let expected = (Z99 * 0.2 / 2f64.sqrt()).exp();
         assert!((found.floor / expected - 1.0).abs() < 0.01, "{} instead of {expected}", found.floor);
-        assert!((found.flowing.unwrap() / expected - 1.0).abs() < 0.01, "{:?}", found.flowing);
+        assert!((found.flowing.unwrap().0 / expected - 1.0).abs() < 0.01, "{:?}", found.flowing);
         for (name, n, typical, _) in found.regimes.iter().filter(|r| r.1 > 0) {
             assert!((typical / 0.2f64.exp() - 1.0).abs() < 0.01, "{name} {n} {typical}");
         }

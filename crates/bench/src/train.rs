@@ -1,11 +1,11 @@
 //! From measured runs to a host model, and how well it holds on runs that it has not seen.
 
 use rtvirtio_model::learned::{
-    FlowingModel, HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
+    HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
 };
 use rtvirtio_model::{Config, Elevator, ModelError, Profile};
 use rtvirtio_spec::{Device, LabKind, Spec};
-use rtvirtio_stats::conformal::{ConformalError, Mondrian, calibrate};
+use rtvirtio_stats::conformal::{ConformalError, Quantile, calibrate};
 use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
 use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
@@ -23,9 +23,6 @@ pub use guests::fit_guests;
 
 /// Share of runs whose tail may lie above the bound.
 pub const MISS: f64 = 0.01;
-
-/// A category that no regime has: all rows together.
-const POOLED: usize = usize::MAX;
 
 /// Fewest conditions that a model is fitted on at 99 %.
 pub const FEWEST: usize = fewest(MISS);
@@ -260,7 +257,12 @@ pub fn fit(
     if known != 0 && known != rows.len() {
         return Err(TrainError::Mixed { known, of: rows.len() });
     }
-    let bounded = flowing::apart(bounded_forest(&table(&rows)?, &rows, settings)?, &rows, settings)?;
+    let one = bounded_forest(&rows, &Start::of_all(settings.miss), settings)?;
+    let apart = flowing::apart(&one, &rows, settings)?;
+    let (bound, host_stalls, flowing) = match apart {
+        Some(apart) => (apart.idling, apart.idling_host, Some(apart.flowing)),
+        None => (one.bound, host_stalls(&rows, &one.uppers, settings.miss)?, None),
+    };
     Ok(HostModel {
         schema: HOST_MODEL_SCHEMA.to_owned(),
         profile: profile.clone(),
@@ -269,59 +271,77 @@ pub fn fit(
         points: points.len(),
         rows: rows.len(),
         generated: generated.to_owned(),
-        host_stalls: host_stalls(&rows, &bounded.uppers, settings.miss)?,
-        forest: bounded.forest,
-        high: 1.0 - settings.miss,
-        bound: bounded.bound,
-        flowing: bounded.flowing,
+        forest: one.forest,
+        high: one.high,
+        bound,
+        host_stalls,
+        flowing,
         paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
         guests: None,
     })
 }
 
-/// ln(tail) of every row with its features.
-fn table(rows: &[Row]) -> Result<Rows, TrainError> {
-    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let mut table = Rows::new(WIDTH);
-    for (r, w) in rows.iter().zip(equal_runs(&groups)) {
-        table.push(&r.x, r.actual.ln(), w)?;
-    }
-    Ok(table)
+/// What a bound starts from.
+struct Start {
+    /// Level of the forest's quantile.
+    high: f64,
+    /// Fewest tasks in a leaf.
+    leaf: usize,
+    /// ln of the latency that the forest learns the ratio to, in s.
+    base: fn(&Row) -> f64,
 }
 
-/// What bounds are made of.
+impl Start {
+    /// Of rows of all regimes: the tail itself, from the quantile that the bound is for.
+    fn of_all(miss: f64) -> Self {
+        Self { high: 1.0 - miss, leaf: ForestOptions::default().leaf, base: |_| 0.0 }
+    }
+}
+
+/// A forest with a calibrated score of its high quantile.
 struct Bounded {
-    /// Of all rows.
     forest: Forest,
-    /// Of those that flow, where it is sharper.
-    flowing: Option<FlowingModel>,
-    /// Calibrated scores.
-    bound: Mondrian,
-    /// What each row's bound starts from, by the trees that did not see it: ln of latency in s.
+    high: f64,
+    bound: Quantile,
+    /// ln(high quantile in s) of each row by the trees that did not see it.
     starts: Vec<f64>,
-    /// ln(bound in s) of each row by these trees.
+    /// The same with the score: ln(bound in s).
     uppers: Vec<f64>,
 }
 
-/// One forest, with one calibration of its high quantile. `table` has a row for each of `rows`, with ln(tail) as its value; its columns are the caller's.
+/// Fits a forest on rows and calibrates its bound.
 ///
 /// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how uncertain a tail is, the score how far it is off on
-/// runs that its trees did not see. A regime alone has about a hundred runs, whose 99 % is their worst one (docs/model.md has the figures).
+/// runs that its trees did not see.
 ///
 /// # Errors
 /// [`TrainError`].
-fn bounded_forest(table: &Rows, rows: &[Row], settings: &TrainSettings) -> Result<Bounded, TrainError> {
+fn bounded_forest(rows: &[Row], start: &Start, settings: &TrainSettings) -> Result<Bounded, TrainError> {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let lost: Vec<f64> = rows.iter().map(|r| r.lost).collect();
-    let options = ForestOptions { trees: settings.trees, seed: settings.seed, ..ForestOptions::default() };
-    let (forest, report) = Forest::fit(table, &lost, &groups, &[1.0 - settings.miss], &options)?;
-    let starts: Vec<f64> = report.quantiles.iter().map(|q| q[0]).collect();
-    let scores: Vec<f64> = rows.iter().zip(&starts).map(|(r, start)| r.actual.ln() - start).collect();
-    let bound = Mondrian::calibrate(&scores, &groups, &vec![POOLED; rows.len()], settings.miss)?;
-    let score = bound.quantile(POOLED).score;
-    let uppers = starts.iter().map(|start| start + score).collect();
-    Ok(Bounded { forest, flowing: None, bound, starts, uppers })
+    let mut table = Rows::new(WIDTH);
+    for (r, w) in rows.iter().zip(equal_runs(&groups)) {
+        table.push(&r.x, r.actual.ln() - (start.base)(r), w)?;
+    }
+    let options = ForestOptions {
+        trees: settings.trees,
+        seed: settings.seed,
+        leaf: start.leaf,
+        ..ForestOptions::default()
+    };
+    let (forest, report) = Forest::fit(&table, &lost, &groups, &[start.high], &options)?;
+    let starts: Vec<f64> = rows.iter().zip(&report.quantiles).map(|(r, q)| q[0] + (start.base)(r)).collect();
+    let bound = calibrated(rows, &starts, settings.miss)?;
+    let uppers = starts.iter().map(|s| s + bound.score).collect();
+    Ok(Bounded { forest, high: start.high, bound, starts, uppers })
+}
+
+/// The score by which tails exceed what bounds start from in no more than a share `miss` of new runs.
+fn calibrated(rows: &[Row], starts: &[f64], miss: f64) -> Result<Quantile, ConformalError> {
+    let scores: Vec<f64> = rows.iter().zip(starts).map(|(r, start)| r.actual.ln() - start).collect();
+    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
+    calibrate(&scores, &groups, miss)
 }
 
 /// The paper's network: its raw features, mean squared error of the latency itself, on the runs of the paper's kind. `None` with too few of them

@@ -229,9 +229,9 @@ fn is_zero(ns: &Nanos) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UpperBasis {
-    /// Runs of the same regime on this host.
+    /// Runs on this host in which BFQ idled, or did not, as it would here.
     Regime,
-    /// Runs of all regimes together, as models are calibrated now.
+    /// Runs of all regimes together.
     Pooled,
     /// Runs in QEMU guests, all regimes together.
     Guests,

@@ -12,18 +12,16 @@
 //! and new groups. It needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite, and the answer
 //! [`ConformalError::TooFewGroups`].
 //!
-//! What it does not promise: that share in every single group, or for runs of another kind than the calibrated ones
-//! (for that see [`Mondrian`]).
+//! What it does not promise: that share in every single group, or for runs of another kind than the calibrated ones. Kinds that
+//! differ are calibrated apart (Mondrian conformal prediction: Vovk, Gammerman and Shafer 2005, section 4.5).
 
 mod coverage;
-mod mondrian;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 pub use coverage::{Coverage, Evaluation, coverage, coverage_by, wilson};
-pub use mondrian::{Basis, Bound, Category, Mondrian};
 
 /// Why there is no bound.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -1,65 +1,96 @@
 //! A forest and a calibration of their own for runs in which BFQ does not idle, where that is sharper.
 
-use rtvirtio_model::learned::{FlowingModel, LN_SLICE, WIDTH};
-use rtvirtio_stats::conformal::Mondrian;
-use rtvirtio_stats::forest::{Forest, ForestOptions};
-use rtvirtio_stats::mlp::Rows;
+use rtvirtio_model::learned::{FlowingModel, LN_SLICE};
+use rtvirtio_stats::conformal::{ConformalError, Quantile};
+use rtvirtio_stats::forest::ForestError;
+use rtvirtio_units::Nanos;
 
-use super::{Bounded, Row, TrainError, TrainSettings, equal_runs, median};
+use super::{
+    Bounded, Row, Start, TrainError, TrainSettings, bounded_forest, calibrated, equal_runs, host_stalls,
+    median,
+};
 
-/// Fewest conditions that a forest of their own is fitted on.
-const FEWEST: usize = 20;
-/// Level of the quantile that these bounds start from: what the slice model leaves has short tails, and a quantile that few neighbours carry is no better a start than
-/// one that several do (`docs/model.md` has the figures of others).
-const HIGH: f64 = 0.9;
-/// Fewest tasks in a leaf: what is left to learn is smoother than latency itself.
-const LEAF: usize = 6;
+/// What bounds start from here. What the slice model leaves has short tails, so a quantile that several neighbours carry is as good a start as one that few do, and what is left
+/// to learn is smoother than latency itself (`docs/model.md` has the figures of others).
+const START: Start = Start { high: 0.9, leaf: 6, base: |row| row.x[LN_SLICE] };
 
-/// Splits one forest's bounds in two classes where that makes those of runs that flow sharper, or where they did not hold there. Both are judged by trees that did not see
-/// a row. With too few runs that flow all stays as it is.
+/// A model in two parts.
+pub(super) struct Apart {
+    pub(super) flowing: FlowingModel,
+    /// The score of the one forest where BFQ idles.
+    pub(super) idling: Quantile,
+    /// What the host's own stalls add there.
+    pub(super) idling_host: Option<Nanos>,
+}
+
+/// Bounds of their own for runs that flow, where they are sharper than those of the `one` forest for all, or where that misses more of them than it may (by more than chance: one
+/// standard error). Both are judged by trees that did not see a row. `None` where one forest is better, and where too few conditions flow for the confidence.
+///
+/// A choice between two bounds by the runs that calibrated both may cost some of their confidence; what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
 ///
 /// # Errors
 /// [`TrainError`].
-pub(super) fn apart(one: Bounded, rows: &[Row], settings: &TrainSettings) -> Result<Bounded, TrainError> {
-    let at: Vec<usize> = (0..rows.len()).filter(|i| rows[*i].regime.flows()).collect();
-    let of = |i: &usize| rows[*i].condition;
-    let groups: Vec<usize> = at.iter().map(of).collect();
-    if groups.iter().collect::<std::collections::BTreeSet<_>>().len() < FEWEST {
-        return Ok(one);
+pub(super) fn apart(
+    one: &Bounded,
+    rows: &[Row],
+    settings: &TrainSettings,
+) -> Result<Option<Apart>, TrainError> {
+    let (flow, of_one): (Vec<Row>, Vec<f64>) = part(rows, &one.uppers, true);
+    let own = match bounded_forest(&flow, &START, settings) {
+        Ok(own) => own,
+        Err(
+            TrainError::Forest(ForestError::TooFewGroups { .. })
+            | TrainError::Conformal(ConformalError::TooFewGroups { .. } | ConformalError::Empty),
+        ) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let over =
+        |uppers: &[f64]| median(flow.iter().zip(uppers).map(|(r, upper)| upper - r.actual.ln()).collect());
+    if over(&own.uppers) >= over(&of_one) && !misses_more(&flow, &of_one, settings.miss) {
+        return Ok(None);
     }
-    let mut table = Rows::new(WIDTH);
-    for (i, w) in at.iter().zip(equal_runs(&groups)) {
-        table.push(&rows[*i].x, rows[*i].actual.ln() - rows[*i].x[LN_SLICE], w)?;
-    }
-    let lost: Vec<f64> = at.iter().map(|i| rows[*i].lost).collect();
-    let options =
-        ForestOptions { trees: settings.trees, seed: settings.seed, leaf: LEAF, ..ForestOptions::default() };
-    let (forest, report) = Forest::fit(&table, &lost, &groups, &[HIGH], &options)?;
-    let mut starts = one.starts.clone();
-    for (i, q) in at.iter().zip(&report.quantiles) {
-        starts[*i] = q[0] + rows[*i].x[LN_SLICE];
-    }
-    let scores: Vec<f64> = rows.iter().zip(&starts).map(|(r, start)| r.actual.ln() - start).collect();
-    let all: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let classes: Vec<usize> = rows.iter().map(|r| r.regime.class()).collect();
-    let bound = Mondrian::calibrate(&scores, &all, &classes, settings.miss)?;
-    let uppers: Vec<f64> = starts.iter().zip(&classes).map(|(s, c)| s + bound.quantile(*c).score).collect();
+    let (idle, starts) = part(rows, &one.starts, false);
+    // With too few that idle, the score of all, which those that idle made.
+    let idling = match calibrated(&idle, &starts, settings.miss) {
+        Ok(idling) => idling,
+        Err(ConformalError::TooFewGroups { .. } | ConformalError::Empty) => one.bound,
+        Err(e) => return Err(e.into()),
+    };
+    let idling_host =
+        match host_stalls(&idle, &starts.iter().map(|s| s + idling.score).collect::<Vec<_>>(), settings.miss)
+        {
+            Err(TrainError::Conformal(ConformalError::TooFewGroups { .. } | ConformalError::Empty)) => {
+                host_stalls(rows, &one.uppers, settings.miss)?
+            }
+            known => known?,
+        };
+    let host_stalls = host_stalls(&flow, &own.uppers, settings.miss)?;
+    let flowing = FlowingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
+    Ok(Some(Apart { flowing, idling, idling_host }))
+}
 
-    let over = |uppers: &[f64]| median(at.iter().map(|i| uppers[*i] - rows[*i].actual.ln()).collect());
-    let runs = groups.iter().collect::<std::collections::BTreeSet<_>>().len() as f64;
-    let above = at.iter().zip(equal_runs(&groups)).filter(|(i, _)| one.uppers[**i] < rows[**i].actual.ln());
-    let missed = above.map(|(_, w)| w).sum::<f64>() / runs;
-    if over(&uppers) >= over(&one.uppers) && missed <= settings.miss {
-        return Ok(one);
-    }
-    Ok(Bounded { flowing: Some(FlowingModel { forest, high: HIGH }), bound, starts, uppers, ..one })
+/// The rows that flow, or those that do not, with what is known of each.
+fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
+    let these = rows.iter().zip(of).filter(|(r, _)| r.regime.flows() == flows);
+    these.map(|(r, v)| (r.clone(), *v)).unzip()
+}
+
+/// Whether more runs are above `uppers` than the share `miss` explains, by more than a standard error.
+fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
+    let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
+    let weights = equal_runs(&groups);
+    let runs: f64 = weights.iter().sum();
+    // The row that a score is of lies at its bound, but for rounding.
+    let above = |(r, upper): (&Row, &f64)| r.actual.ln() > upper + 1e-9;
+    let missed: f64 = rows.iter().zip(uppers).zip(&weights).filter(|(r, _)| above(*r)).map(|(_, w)| w).sum();
+    missed > runs * miss + (runs * miss * (1.0 - miss)).sqrt()
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use rtvirtio_model::learned::{ModelFileError, Regime};
+    use rtvirtio_model::learned::{FlowingModel, ModelFileError, Regime};
     use rtvirtio_model::{HostModel, Learned, TailModel, UpperBasis};
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
@@ -89,15 +120,17 @@ mod tests {
     fn chance_where_bfq_idles_does_not_widen_the_bounds_elsewhere() {
         let model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
         let flowing = model.flowing.clone().expect("a part of its own");
-        // The same without it.
-        let mut one = HostModel { flowing: None, ..model.clone() };
-        one.bound.categories.clear();
+        // With one forest for all, the score of the runs that idle goes for all of them.
+        let one = HostModel { flowing: None, ..model.clone() };
         let test = chancy(200, 9);
         let of = |model: &HostModel| judge(&[(Arc::new(model.clone()), test.clone())], &profile()).unwrap();
-        let (n, coverage, sharpness) = of(&model).flowing();
-        let (_, _, before) = of(&one).flowing();
-        assert!(n > 100 && coverage > 0.97, "{coverage} of {n}");
-        assert!(sharpness < 2.0 && sharpness < 0.6 * before, "{sharpness} after {before}");
+        let (with, measured) = of(&model).flowing();
+        let (without, _) = of(&one).flowing();
+        assert!(with.n > 100 && with.coverage > 0.97 && measured.is_none(), "{with:?}");
+        assert!(
+            with.sharpness < 2.0 && with.sharpness < 0.6 * without.sharpness,
+            "{with:?} after {without:?}"
+        );
         // It says that its confidence is of runs like these, and where a load lies outside of these.
         let point = test.iter().find(|p| regime(p).flows()).unwrap();
         let (mut spec, config) = inputs(point);
@@ -110,16 +143,26 @@ mod tests {
         // From a file as it was, and never one that leads nowhere.
         let text = serde_json::to_string(&model).unwrap();
         assert_eq!(HostModel::from_json(&text).unwrap(), model);
-        let mut damaged = model;
-        let empty = rtvirtio_model::learned::FlowingModel { high: 0.2, ..flowing };
-        damaged.flowing = Some(empty);
-        let told = damaged.check().unwrap_err();
-        assert!(matches!(&told, ModelFileError::Damaged(what) if what.contains("does not idle")), "{told}");
+        let spoil: [fn(&mut FlowingModel); 4] = [
+            |f| f.high = 0.2,
+            |f| f.bound.miss = 0.05,
+            |f| f.bound.score = 1e3,
+            |f| *f.forest.targets.last_mut().unwrap() = 1e3,
+        ];
+        for change in spoil {
+            let mut part = flowing.clone();
+            change(&mut part);
+            let told = HostModel { flowing: Some(part), ..model.clone() }.check().unwrap_err();
+            assert!(
+                matches!(&told, ModelFileError::Damaged(what) if what.contains("does not idle")),
+                "{told}"
+            );
+        }
     }
 
     #[test]
     fn with_a_handful_of_runs_that_flow_there_is_one_forest() {
-        let all = chancy(400, 3);
+        let all = chancy(260, 3);
         let idling = all.iter().filter(|p| !regime(p).flows());
         let few: Vec<Point> =
             idling.chain(all.iter().filter(|p| regime(p).flows()).take(10)).cloned().collect();

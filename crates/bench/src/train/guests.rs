@@ -3,7 +3,7 @@
 use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
 
-use super::{TrainError, TrainSettings, bounded_forest, fewest, rows, table};
+use super::{Start, TrainError, TrainSettings, bounded_forest, fewest, rows};
 use crate::dataset::Point;
 use crate::repeat::conditions;
 
@@ -42,14 +42,14 @@ pub fn fit_guests(
     for row in &mut rows {
         row.actual = row.with_host.take().unwrap_or(row.actual);
     }
-    let bounded = bounded_forest(&table(&rows)?, &rows, &TrainSettings { miss, ..settings.clone() })?;
+    let bounded = bounded_forest(&rows, &Start::of_all(miss), &TrainSettings { miss, ..settings.clone() })?;
     Ok(GuestModel {
         guest: guest.clone(),
         points: points.len(),
         rows: rows.len(),
         forest: bounded.forest,
-        high: 1.0 - miss,
-        bound: bounded.bound.pooled,
+        high: bounded.high,
+        bound: bounded.bound,
     })
 }
 

@@ -4,11 +4,13 @@
 //! is chance. One forest with one calibration for both gives the first the width of the second (`docs/model.md`, The learned models, has the figures). So the runs that flow have a forest of their
 //! own, which learns only how far the slice model is off, and a calibration of their own.
 
+use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
+use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use super::features::{LN_SLICE, WIDTH};
-use super::host_model::{Estimate, check_forest, estimate};
+use super::host_model::{Estimate, check_bound, check_forest, estimate};
 
 /// The part of a learned model that is of runs in which BFQ does not idle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,12 +20,20 @@ pub struct FlowingModel {
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
+    /// Calibrated score `ln(latency) - high quantile`, at the confidence of the whole model.
+    pub bound: Quantile,
+    /// What the host's own stalls add here, as [`super::HostModel::host_stalls`] says of the rest.
+    pub host_stalls: Option<Nanos>,
 }
 
 impl FlowingModel {
-    /// Checks what was read; the error says what is damaged.
-    pub(super) fn check(&self) -> Result<(), String> {
-        check_forest(&self.forest, self.high).map_err(|what| format!("where BFQ does not idle, {what}"))
+    /// Checks what was read; the error says what is damaged. `miss` is the share of runs that the whole model's bound may miss.
+    pub(super) fn check(&self, miss: f64) -> Result<(), String> {
+        let here = |what: String| format!("where BFQ does not idle, {what}");
+        if self.bound.miss != miss {
+            return Err(here("its bound has another confidence".to_owned()));
+        }
+        check_forest(&self.forest, self.high).and_then(|()| check_bound(&self.bound)).map_err(here)
     }
 
     /// What it says of one row.

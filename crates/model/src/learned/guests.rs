@@ -10,7 +10,7 @@ use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
 use super::features::WIDTH;
-use super::host_model::{Estimate, check_forest, estimate};
+use super::host_model::{Estimate, check_bound, check_forest, estimate};
 use crate::guest::measured_guest;
 use crate::load::is_guest;
 use crate::types::{Elevator, GuestPoint, Profile, VmConfig};
@@ -47,7 +47,7 @@ impl GuestModel {
             return Err(in_guests(&"they were none"));
         }
         check_forest(&self.forest, self.high).map_err(|what| in_guests(&what))?;
-        self.bound.check().map_err(|e| in_guests(&e))
+        check_bound(&self.bound).map_err(|what| in_guests(&what))
     }
 
     /// Whether the guests of a profile may be of the kind that was learned from: a profile without one does not contradict, see [`unlike_measured`].

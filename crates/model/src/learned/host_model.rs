@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use rtvirtio_spec::{Arrival, Pattern, Spec, Task, Vm};
-use rtvirtio_stats::conformal::{Basis, Mondrian};
+use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::ensemble::{self, Ensemble};
 use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
@@ -26,6 +26,9 @@ use crate::{ModelError, TailModel};
 
 /// Version of the model file's form.
 pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v6";
+
+/// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30 s are 300 000 years, and still a number.
+const LN_MOST: f64 = 30.0;
 
 /// How much wider a bound is outside of what was measured. Not proven; it is said wherever the bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
@@ -53,8 +56,8 @@ pub struct HostModel {
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
-    /// Calibrated scores `ln(latency) - high quantile`, by [`Regime::class`] where [`HostModel::flowing`] is there, else one for all.
-    pub bound: Mondrian,
+    /// Calibrated score `ln(latency) - high quantile`: of all runs, or of those in which BFQ idles where [`HostModel::flowing`] speaks of the others.
+    pub bound: Quantile,
     /// What runs in which BFQ does not idle say by themselves; `None` when there were too few, or when one forest for all is sharper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flowing: Option<FlowingModel>,
@@ -133,12 +136,6 @@ impl Regime {
         matches!(self, Self::Flowing | Self::FlowingBeside)
     }
 
-    /// The number of its class in a [`Mondrian`]: 1 where requests flow, 0 where BFQ idles.
-    #[must_use]
-    pub fn class(self) -> usize {
-        usize::from(self.flows())
-    }
-
     /// For tables.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -182,12 +179,12 @@ impl HostModel {
             paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
         }
         if let Some(flowing) = &self.flowing {
-            flowing.check().map_err(ModelFileError::Damaged)?;
+            flowing.check(self.bound.miss).map_err(ModelFileError::Damaged)?;
         }
         if let Some(guests) = &self.guests {
             guests.check().map_err(ModelFileError::Damaged)?;
         }
-        self.bound.check().map_err(|e| ModelFileError::Damaged(e.to_string()))
+        check_bound(&self.bound).map_err(ModelFileError::Damaged)
     }
 
     /// Refuses to speak of another device or host.
@@ -218,7 +215,7 @@ impl HostModel {
     /// Confidence of the bound.
     #[must_use]
     pub fn confidence(&self) -> f64 {
-        1.0 - self.bound.pooled.miss
+        1.0 - self.bound.miss
     }
 
     /// What runs of processes say of one row.
@@ -233,6 +230,14 @@ impl HostModel {
             None => estimate(&self.forest, self.high, row, scratch),
         }
         .map_err(|e| self.unusable(&e))
+    }
+
+    /// How far the trees that speak of a regime are apart on one row.
+    ///
+    /// # Errors
+    /// [`ForestError::BadInput`].
+    pub fn spread(&self, row: &[f64; WIDTH], regime: Regime) -> Result<f64, ForestError> {
+        self.flowing_in(regime).map_or(&self.forest, |f| &f.forest).spread(row)
     }
 
     /// The part that speaks of a regime by itself.
@@ -255,21 +260,22 @@ impl HostModel {
         estimate: &Estimate,
         unlike: Option<&'static str>,
     ) -> Upper {
-        let bound = self.bound.quantile(of.regime.class());
-        let forest = self.flowing_in(of.regime).map_or(&self.forest, |f| &f.forest);
+        let flowing = self.flowing_in(of.regime);
+        let (forest, bound, host) = flowing
+            .map_or((&self.forest, &self.bound, self.host_stalls), |f| (&f.forest, &f.bound, f.host_stalls));
         let outside = outside(forest, row, unlike);
         let widen = if outside.is_empty() { 1.0 } else { EXTRAPOLATED };
         let upper = estimate.upper(bound.score, of.stall) * widen;
-        let basis = match bound.basis {
+        let basis = match &self.flowing {
             _ if !outside.is_empty() => UpperBasis::Extrapolated,
-            Basis::Own => UpperBasis::Regime,
-            Basis::Pooled | Basis::Unseen => UpperBasis::Pooled,
+            Some(_) => UpperBasis::Regime,
+            None => UpperBasis::Pooled,
         };
         Upper {
             latency_ns: Nanos::from_secs_f64(upper),
             confidence: Ratio(self.confidence()),
             basis,
-            host_ns: self.host_stalls.unwrap_or(Nanos(0)),
+            host_ns: host.unwrap_or(Nanos(0)),
             outside,
             run_s: self.seconds,
         }
@@ -318,7 +324,18 @@ pub(super) fn check_forest(forest: &Forest, high: f64) -> Result<(), String> {
     if forest.ranges.len() != WIDTH {
         return Err(format!("{} features instead of {WIDTH}", forest.ranges.len()));
     }
+    if forest.targets.iter().any(|ln| ln.abs() > LN_MOST) {
+        return Err("a latency that cannot be".to_owned());
+    }
     Ok(())
+}
+
+/// Checks a calibrated score, as read from a file.
+pub(super) fn check_bound(bound: &Quantile) -> Result<(), String> {
+    if bound.score.abs() > LN_MOST {
+        return Err("a score that cannot be".to_owned());
+    }
+    bound.check().map_err(|e| e.to_string())
 }
 
 /// What of a row lies outside of a forest's training rows, in words.

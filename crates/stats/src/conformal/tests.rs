@@ -94,10 +94,6 @@ fn bad_rows_are_refused() {
     assert_eq!(calibrate(&[f64::INFINITY], &[0], 0.5), Err(not_finite(0)));
     assert_eq!(calibrate(&[1.0], &[0, 1], 0.5), Err(ConformalError::Length { left: 1, right: 2 }));
     assert_eq!(calibrate(&[], &[], 0.5), Err(ConformalError::Empty));
-    assert_eq!(
-        Mondrian::calibrate(&[1.0], &[0], &[], 0.5),
-        Err(ConformalError::Length { left: 1, right: 0 })
-    );
     assert_eq!(log_scores(&[1.0, 0.0], &[1.0, 1.0]), Err(above_zero(1)));
     assert_eq!(log_scores(&[1.0], &[f64::NAN]), Err(above_zero(0)));
     assert_eq!(normalised(&[1.0], &[0.0]), Err(above_zero(0)));
@@ -131,83 +127,22 @@ fn normalised_scores_follow_the_scale() {
     assert!(worst(plain, false) < 0.85, "{}", worst(plain, false));
 }
 
-/// Three categories: many runs, many runs with a higher level, and two runs.
-fn three_categories(seed: u64) -> (Vec<f64>, Vec<usize>, Vec<usize>) {
-    let mut random = Random::new(seed);
-    let (mut scores, mut groups, mut categories) = (Vec::new(), Vec::new(), Vec::new());
-    for group in 0..82 {
-        let category = if group < 40 {
-            3
-        } else if group < 80 {
-            7
-        } else {
-            9
-        };
-        let level = random.normal() + if category == 7 { 3.0 } else { 0.0 };
-        for _ in 0..5 {
-            scores.push(level + 0.1 * random.normal());
-            groups.push(group);
-            categories.push(category);
-        }
-    }
-    (scores, groups, categories)
-}
-
-#[test]
-fn every_category_keeps_its_promise() {
-    let seeds = 2_000;
-    let (mut own, mut pooled) = (0, 0);
-    for seed in 0..seeds {
-        let (scores, groups, categories) = three_categories(seed);
-        let m = Mondrian::calibrate(&scores, &groups, &categories, 0.1).unwrap();
-        let new = 3.0 + 1.01f64.sqrt() * Random::new(1_000_000 + seed).normal();
-        own += u32::from(new <= m.quantile(7).score);
-        pooled += u32::from(new <= m.pooled.score);
-    }
-    let share = |n: u32| f64::from(n) / seeds as f64;
-    assert!((0.88..0.94).contains(&share(own)), "{}", share(own));
-    assert!(share(pooled) < 0.86, "{}", share(pooled));
-}
-
-#[test]
-fn small_and_unseen_categories_get_the_careful_bound() {
-    let (mut scores, groups, categories) = three_categories(1);
-    let calibrated = |scores: &[f64]| Mondrian::calibrate(scores, &groups, &categories, 0.1).unwrap();
-    let m = calibrated(&scores);
-    assert_eq!(m.quantile(9), Bound { score: m.pooled.score, basis: Basis::Pooled });
-    assert_eq!(m.quantile(3).basis, Basis::Own);
-    assert!(m.quantile(3).score < m.pooled.score && m.quantile(7).score > m.pooled.score);
-    assert_eq!(m.quantile(8), Bound { score: m.quantile(7).score, basis: Basis::Unseen });
-    let last = scores.len() - 1;
-    scores[last] = 50.0;
-    assert_eq!(calibrated(&scores).quantile(9), Bound { score: 50.0, basis: Basis::Pooled });
-    assert_eq!(calibrated(&scores).categories[2].groups, 2);
-}
-
 #[test]
 fn files_are_checked() {
-    let (scores, groups, categories) = three_categories(2);
-    let good = Mondrian::calibrate(&scores, &groups, &categories, 0.1).unwrap();
+    let (scores, groups) = runs(20, &mut Random::new(2), |_| 5);
+    let good = calibrate(&scores, &groups, 0.1).unwrap();
     assert_eq!(good.check(), Ok(()));
     let text = serde_json::to_string(&good).unwrap();
-    assert_eq!(serde_json::from_str::<Mondrian>(&text).unwrap(), good);
-    type Spoil = (&'static str, fn(&mut Mondrian));
-    let spoil: [Spoil; 12] = [
-        ("score", |m| m.pooled.score = f64::NAN),
-        ("level", |m| m.pooled.miss = 0.0),
-        ("groups", |m| m.pooled.groups = 8),
-        ("rows", |m| m.pooled.rows = 3),
-        ("none", |m| m.categories.clear()),
-        ("order", |m| m.categories.swap(0, 1)),
-        ("largest", |m| m.categories[0].largest = f64::INFINITY),
-        ("own level", |m| m.categories[0].own.as_mut().unwrap().miss = 0.2),
-        ("own score", |m| m.categories[0].own.as_mut().unwrap().score = 1e9),
-        ("own missing", |m| m.categories[0].own = None),
-        ("own rows", |m| m.categories[0].own.as_mut().unwrap().rows = usize::MAX),
-        ("category groups", |m| m.categories[2].groups = 0),
+    assert_eq!(serde_json::from_str::<Quantile>(&text).unwrap(), good);
+    type Spoil = (&'static str, fn(&mut Quantile));
+    let spoil: [Spoil; 4] = [
+        ("score", |q| q.score = f64::NAN),
+        ("level", |q| q.miss = 0.0),
+        ("groups", |q| q.groups = 8),
+        ("rows", |q| q.rows = 3),
     ];
     for (what, change) in spoil {
-        let mut bad = good.clone();
+        let mut bad = good;
         change(&mut bad);
         assert!(bad.check().is_err(), "{what}");
     }
@@ -257,12 +192,7 @@ proptest! {
         let mut order: Vec<usize> = (0..scores.len()).collect();
         Random::new(seed).shuffle(&mut order);
         let shuffled: (Vec<f64>, Vec<usize>) = order.iter().map(|i| (scores[*i], groups[*i])).unzip();
-        let categories: Vec<usize> = groups.iter().map(|g| g % 2).collect();
-        let moved: Vec<usize> = order.iter().map(|i| categories[*i]).collect();
-        prop_assert_eq!(
-            Mondrian::calibrate(&scores, &groups, &categories, miss),
-            Mondrian::calibrate(&shuffled.0, &shuffled.1, &moved, miss)
-        );
+        prop_assert_eq!(calibrate(&scores, &groups, miss), calibrate(&shuffled.0, &shuffled.1, miss));
     }
 
     /// The mass at infinity only raises it.

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use rtvirtio_bench::accuracy::{Accuracy, Group, enough, folds, judge, learning_curve};
+use rtvirtio_bench::accuracy::{Accuracy, Flowing, Group, enough, folds, judge, learning_curve};
 use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
@@ -170,7 +170,7 @@ impl Limits {
             "{} conditions ran {} times: a bound at 99% of runs needs {:.2} times a condition's own median (median over tasks)",
             r.conditions, r.runs, r.floor
         );
-        if let Some(flowing) = r.flowing {
+        if let Some((flowing, _)) = r.flowing {
             let _ = writeln!(s, "  {flowing:.2} times where BFQ does not idle");
         }
         for (name, n, typical, p90) in r.regimes.iter().filter(|r| r.1 > 0) {
@@ -183,9 +183,9 @@ impl Limits {
         let Some(r) = &self.repeat else { return Vec::new() };
         let needs = "what a perfect bound at 99 % would need above the median, from conditions that ran more than once";
         let all = Claim::new("accuracy.bound.floor", needs, r.floor, "ratio", r.runs);
-        let flowing = r.flowing.map(|floor| {
+        let flowing = r.flowing.map(|(floor, runs)| {
             let needs = format!("{needs}, where BFQ does not idle");
-            Claim::new("accuracy.flowing.floor", needs, floor, "ratio", r.runs)
+            Claim::new("accuracy.flowing.floor", needs, floor, "ratio", runs)
         });
         [all].into_iter().chain(flowing).collect()
     }
@@ -223,15 +223,23 @@ fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
         }
         None => bound("bound", "as measured", a.coverage, a.sharpness, n, &a.groups),
     }
-    let (n, coverage, sharpness) = a.flowing();
-    if n > 0 {
+    let (flowing, measured) = a.flowing();
+    let mut flows = |id: &str, of: &str, f: &Flowing| {
         let covers = format!(
-            "held-out tails below their upper bound{at} where BFQ does not idle, as it does not in most plans (less the host's own stalls where they are known)"
+            "held-out tails {of} below their upper bound{at} where BFQ does not idle, as it does not in most plans"
         );
-        claims
-            .push(Claim::new("accuracy.flowing.coverage", covers, coverage, "share", n).at_least(confidence));
-        let sharp = "median of that bound over the tail";
-        claims.push(Claim::new("accuracy.flowing.sharpness", sharp, sharpness, "ratio", n));
+        let claim = Claim::new(format!("accuracy.{id}.coverage"), covers, f.coverage, "share", f.n);
+        claims.push(claim.at_least(confidence));
+        let sharp = format!("median of that bound over the tail {of}");
+        claims.push(Claim::new(format!("accuracy.{id}.sharpness"), sharp, f.sharpness, "ratio", f.n));
+    };
+    match (flowing, measured) {
+        (none, _) if none.n == 0 => {}
+        (awake, Some(measured)) => {
+            flows("flowing", "as measured", &measured);
+            flows("flowing_awake", "less the host's own stalls", &awake);
+        }
+        (measured, None) => flows("flowing", "as measured", &measured),
     }
     let runs = "runs from which on more of them make the expected tail better by less than a tenth (typical factor, learning curve)";
     let enough = enough(curve);
