@@ -7,7 +7,8 @@ use rtvirtio_spec::{Device, LabKind};
 use crate::dataset::Point;
 use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
-use crate::train::{TrainError, TrainSettings, comparable, fit};
+use crate::repeat;
+use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit, inputs};
 
 /// Candidates that the forest is asked about.
 const POOL: usize = 240;
@@ -15,7 +16,19 @@ const POOL: usize = 240;
 /// Epochs of the paper's network, which is not asked here.
 const EPOCHS: usize = 1;
 
-/// The `n` conditions of a pool about which the trees disagree most, in equal parts from each regime, so that one hard regime does
+/// Whose turn it is while too few conditions flow for a bound of their own, which plans are made of: three of four are such.
+const FLOWING_FIRST: [Regime; 8] = [
+    Regime::Flowing,
+    Regime::FlowingBeside,
+    Regime::Idling,
+    Regime::Flowing,
+    Regime::FlowingBeside,
+    Regime::IdlingBeside,
+    Regime::Flowing,
+    Regime::FlowingBeside,
+];
+
+/// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so that one hard regime does
 /// not take all the time.
 ///
 /// # Errors
@@ -30,7 +43,14 @@ pub fn least_sure(
 ) -> Result<Vec<Condition>, TrainError> {
     let settings = TrainSettings { epochs: EPOCHS, seed, ..TrainSettings::default() };
     let seconds = points.first().map_or(10.0, |p| p.seconds);
-    let model = fit(&comparable(points), profile, "", &settings)?;
+    let points = comparable(points);
+    let model = fit(&points, profile, "", &settings)?;
+    let flows = |members: &Vec<usize>| {
+        let (spec, config) = inputs(&points[members[0]]);
+        Regime::of(&spec, &config).flows()
+    };
+    let flowing = repeat::conditions(&points).iter().filter(|members| flows(members)).count();
+    let turns = if flowing < FEWEST { &FLOWING_FIRST[..] } else { &Regime::ALL[..] };
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {
         let spec = spec(&condition.vms, device.clone(), LabKind::Process);
@@ -47,7 +67,7 @@ pub fn least_sure(
     pool.sort_by(|a, b| b.0.total_cmp(&a.0));
     let mut out = Vec::new();
     while out.len() < n && !pool.is_empty() {
-        for regime in Regime::ALL {
+        for regime in turns {
             if let Some(at) = pool.iter().position(|(_, r, _)| *r == regime.category()) {
                 out.push(pool.remove(at).2);
             }

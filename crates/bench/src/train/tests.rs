@@ -312,6 +312,12 @@ fn the_next_runs_are_of_every_regime_and_repeat() {
         })
         .collect();
     assert_eq!(regimes.len(), 4);
+    // Of so few runs too few flow for a bound of their own.
+    let flow = first.iter().filter(|c| {
+        let spec = spec(&c.vms, device.clone(), LabKind::Process);
+        Regime::of(&spec, &c.knobs.config()).flows()
+    });
+    assert_eq!(flow.count(), 6);
 }
 
 #[test]
