@@ -8,7 +8,7 @@ use crate::dataset::Point;
 use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
 use crate::repeat;
-use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit, inputs};
+use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit, regime};
 
 /// Candidates that the forest is asked about.
 const POOL: usize = 240;
@@ -45,11 +45,8 @@ pub fn least_sure(
     let seconds = points.first().map_or(10.0, |p| p.seconds);
     let points = comparable(points);
     let model = fit(&points, profile, "", &settings)?;
-    let flows = |members: &Vec<usize>| {
-        let (spec, config) = inputs(&points[members[0]]);
-        Regime::of(&spec, &config).flows()
-    };
-    let flowing = repeat::conditions(&points).iter().filter(|members| flows(members)).count();
+    let flows = |members: &&Vec<usize>| regime(&points[members[0]]).flows();
+    let flowing = repeat::conditions(&points).iter().filter(flows).count();
     let turns = if flowing < FEWEST { &FLOWING_FIRST[..] } else { &Regime::ALL[..] };
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {

@@ -8,7 +8,7 @@ use rtvirtio_model::learned::Regime;
 use serde::Serialize;
 
 use crate::dataset::Point;
-use crate::train::{inputs, median};
+use crate::train::{median, regime};
 
 /// Normal quantile of 99 %.
 const Z99: f64 = 2.326;
@@ -43,10 +43,9 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     let mut spread = vec![(0.0f64, 0usize); Regime::ALL.len()];
     let mut runs_that_flow = 0;
     for group in &groups {
-        let (spec, config) = inputs(group[0]);
-        let regime = Regime::of(&spec, &config);
-        runs_that_flow += if regime.flows() { group.len() } else { 0 };
-        let regime = regime.category();
+        let of = regime(group[0]);
+        runs_that_flow += if of.flows() { group.len() } else { 0 };
+        let regime = of.category();
         for task in 0..group[0].results.len() {
             if group[0].tasks().nth(task).is_none_or(|(_, s, _)| s.rate.is_none()) {
                 continue;

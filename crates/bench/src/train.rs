@@ -155,6 +155,12 @@ pub fn inputs(point: &Point) -> (Spec, Config) {
     (spec(&point.vms, device, kind), point.knobs.config())
 }
 
+/// The regime that a point ran in.
+pub(crate) fn regime(point: &Point) -> Regime {
+    let (spec, config) = inputs(point);
+    Regime::of(&spec, &config)
+}
+
 /// The tasks with a rate of all points: those without one have no tail that anybody asked for.
 ///
 /// # Errors

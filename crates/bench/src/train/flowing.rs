@@ -50,20 +50,17 @@ pub(super) fn apart(
         return Ok(None);
     }
     let (idle, starts) = part(rows, &one.starts, false);
-    // With too few that idle, the score of all, which those that idle made.
-    let idling = match calibrated(&idle, &starts, settings.miss) {
-        Ok(idling) => idling,
-        Err(ConformalError::TooFewGroups { .. } | ConformalError::Empty) => one.bound,
+    let (idling, idling_host) = match calibrated(&idle, &starts, settings.miss) {
+        Ok(idling) => {
+            let uppers: Vec<f64> = starts.iter().map(|s| s + idling.score).collect();
+            (idling, host_stalls(&idle, &uppers, settings.miss)?)
+        }
+        // With too few that idle, what holds for all.
+        Err(ConformalError::TooFewGroups { .. } | ConformalError::Empty) => {
+            (one.bound, host_stalls(rows, &one.uppers, settings.miss)?)
+        }
         Err(e) => return Err(e.into()),
     };
-    let idling_host =
-        match host_stalls(&idle, &starts.iter().map(|s| s + idling.score).collect::<Vec<_>>(), settings.miss)
-        {
-            Err(TrainError::Conformal(ConformalError::TooFewGroups { .. } | ConformalError::Empty)) => {
-                host_stalls(rows, &one.uppers, settings.miss)?
-            }
-            known => known?,
-        };
     let host_stalls = host_stalls(&flow, &own.uppers, settings.miss)?;
     let flowing = FlowingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
     Ok(Some(Apart { flowing, idling, idling_host }))
@@ -90,20 +87,15 @@ fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use rtvirtio_model::learned::{FlowingModel, ModelFileError, Regime};
+    use rtvirtio_model::learned::{FlowingModel, ModelFileError};
     use rtvirtio_model::{HostModel, Learned, TailModel, UpperBasis};
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
 
     use super::super::tests::{made_up, profile, quick};
-    use super::super::{fit, inputs};
+    use super::super::{fit, inputs, regime};
     use crate::accuracy::judge;
     use crate::dataset::Point;
-
-    fn regime(point: &Point) -> Regime {
-        let (spec, config) = inputs(point);
-        Regime::of(&spec, &config)
-    }
 
     /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a factor of ten.
     fn chancy(n: usize, seed: u64) -> Vec<Point> {
