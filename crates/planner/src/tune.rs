@@ -12,7 +12,7 @@ use rtvirtio_model::{Config, Elevator, ModelError, ModelKind, Profile};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::Ratio;
 
-use crate::evaluate::{Evaluator, Problem, RATE_KEPT};
+use crate::evaluate::{Evaluator, Outcome, Problem, RATE_KEPT};
 use crate::{PlanError, PlanOptions, search};
 use process::Process;
 
@@ -83,8 +83,8 @@ struct Candidate {
 }
 
 impl Tuner {
-    /// Candidates from the space of `options`, judged by its model. Where the device cannot carry all declared rates, those that hold the least urgent VMs down, and
-    /// the targets of the others count.
+    /// Candidates from the space of `options`, judged by its model. Where the device cannot carry all declared rates, the plan by formulas says which VMs are given up, and is
+    /// the first candidate: those that it holds down or, where weights alone decide, those that miss a target in it. The targets of the others count.
     ///
     /// # Errors
     /// [`PlanError`] as for [`crate::plan`].
@@ -105,7 +105,12 @@ impl Tuner {
         };
         let found = search::search(&Problem::new(spec, &planned), &mut slice)?;
         let overloaded = found.missed > 0 && search::asked(&problem, &slice) > 1.0;
-        let problem = problem.without(found.given_up);
+        let given_up = if overloaded && found.given_up.is_empty() {
+            left_out(&problem, &found)
+        } else {
+            found.given_up.clone()
+        };
+        let problem = problem.without(given_up);
         let given_up: Vec<usize> =
             problem.given_up.iter().copied().filter(|&i| spec.vms[i].tightest_target().is_some()).collect();
         // More than is worth holding them down is not better.
@@ -116,7 +121,12 @@ impl Tuner {
         let targets = problem.targets.clone();
         // Enough is left of the budget for the candidates, whatever the plan took.
         let mut slice = Evaluator::new(profile, spec, &by_slice)?;
-        let configs = search::diverse(&problem, &mut slice, PER_KIND, CANDIDATES);
+        let mut configs = search::diverse(&problem, &mut slice, PER_KIND, CANDIDATES);
+        // Where VMs are given up the plan was searched further than the candidates are: limits between their steps, weights one by one.
+        if !given_up.is_empty() {
+            configs.retain(|c| *c != found.config);
+            configs.insert(0, found.config);
+        }
         let evaluator = Evaluator::new(profile, spec, options)?;
         let mut candidates = Vec::new();
         let mut refused: Option<ModelError> = None;
@@ -166,6 +176,10 @@ impl Tuner {
     pub fn next(&self) -> Option<Config> {
         if self.trials.len() >= self.goal.trials || self.reached() {
             return None;
+        }
+        // Limits further down score better than the plan, and starve those that are given up for nothing: the plan is tried before them.
+        if self.trials.is_empty() && !self.given_up.is_empty() {
+            return self.candidates.first().map(|c| c.config.clone());
         }
         // A setting that was good is tried again first.
         if let Some(best) = self.promising().filter(|b| b.0 <= self.goal.score) {
@@ -233,6 +247,20 @@ impl Tuner {
     fn prior(&self, config: &Config) -> f64 {
         self.candidates.iter().find(|c| c.config == *config).map_or(0.0, |c| c.prior)
     }
+}
+
+/// VMs of which `found` misses targets, although it gives nobody up; nobody if it meets those of no VM, for then there is no one to tune for.
+fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
+    let tightest = problem.tightest();
+    let by_urgency = problem.urgency.iter().zip(&found.missed_by_urgency);
+    let (met, mut missed): (Vec<_>, Vec<_>) =
+        by_urgency.filter(|(vm, _)| tightest[**vm].is_some()).partition(|(_, n)| **n == 0);
+    if met.is_empty() {
+        missed.clear();
+    }
+    let mut out: Vec<usize> = missed.into_iter().map(|(vm, _)| *vm).collect();
+    out.sort_unstable();
+    out
 }
 
 /// The largest of measured over target, ns, over all tasks with targets; a lost rate counts as a missed target.

@@ -117,9 +117,62 @@ fn beyond_the_device_it_tunes_for_the_most_urgent() {
         tuner.observe(&config, &kept.map(|kept| Seen { latency_ns: 1e7, kept }));
     }
     assert!(tuner.reached() && tuner.trials().len() == 2, "{:?}", tuner.trials());
-    // With caps forbidden nobody is given up, and nothing is reached.
-    let mut options = options;
+}
+
+#[test]
+fn where_weights_alone_decide_it_tunes_for_the_vms_that_the_plan_serves() {
+    let heavy = |t| vec![task("heavy", 6_000.0, Some(t))];
+    let spec = spec(LabKind::Process, &[heavy(900), heavy(150), heavy(800)]);
+    let mut options = PlanOptions::new(start(&spec));
     options.space.caps = false;
+    options.space.elevators = vec![Elevator::Bfq];
+    options.space.slice_idle = vec![Nanos::from_millis(2), Nanos::from_millis(8)];
+    let planned = crate::plan(&spec, &profile(), &options).unwrap();
+    let served = |vm: &str| !planned.infeasible.as_ref().unwrap().sacrificed.contains(&vm.to_owned());
+    assert!(served("vm1") && !served("vm0"), "{planned:?}");
+
+    let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
+    let given_up = tuner.given_up().to_vec();
+    assert!(tuner.is_overloaded() && given_up.contains(&0) && !given_up.contains(&1), "{given_up:?}");
+    let first = tuner.next().unwrap();
+    assert_eq!(first, planned.config(&spec, &options.start).unwrap());
+    assert!(first.vms[1].weight > first.vms[0].weight, "{first:?}");
+    // Who is left out loses nearly everything, and the tuning is done all the same.
+    while let Some(config) = tuner.next() {
+        let seen: Vec<Seen> = (0..3)
+            .map(|vm| match given_up.contains(&vm) {
+                true => Seen { latency_ns: 3e9, kept: 0.2 },
+                false => Seen { latency_ns: 5e7, kept: 1.0 },
+            })
+            .collect();
+        tuner.observe(&config, &seen);
+    }
+    assert!(tuner.reached() && tuner.trials().len() == 2, "{:?}", tuner.trials());
+}
+
+#[test]
+fn the_plan_is_tried_before_limits_that_starve_whom_it_leaves_something() {
+    let heavy = |t| vec![task("heavy", 6_000.0, Some(t))];
+    let spec = spec(LabKind::Process, &[heavy(900), heavy(150), heavy(800)]);
+    let options = PlanOptions::new(start(&spec));
+    let planned = crate::plan(&spec, &profile(), &options).unwrap().config(&spec, &options.start).unwrap();
+    let mut tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
+    assert_eq!(tuner.next(), Some(planned.clone()));
+    // It is no more than a first try.
+    let seen = spec.tasks().map(|_| Seen { latency_ns: 3e9, kept: 1.0 }).collect::<Vec<_>>();
+    tuner.observe(&planned, &seen);
+    assert!(tuner.next().is_some_and(|c| c != planned));
+}
+
+#[test]
+fn where_nobody_can_be_served_all_targets_count() {
+    // 0.41 of the device each, and no target that the device reaches alone.
+    let vm = |t: u64| vec![Task { depth: 4, arrival: Arrival::Open, ..task("a", 6_000.0, Some(t)) }];
+    let mut spec = spec(LabKind::Process, &[vm(1), vm(1), vm(1)]);
+    for vm in &mut spec.vms {
+        vm.tasks[0].target.as_mut().unwrap().latency = Nanos::from_micros(50);
+    }
+    let options = PlanOptions::new(start(&spec));
     let tuner = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap();
-    assert!(tuner.given_up().is_empty() && tuner.is_overloaded());
+    assert!(tuner.is_overloaded() && tuner.given_up().is_empty());
 }
