@@ -92,6 +92,23 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
     site.assert_clean();
 }
 
+#[test]
+fn without_fio_no_lab_is_made() {
+    let test = "without_fio_no_lab_is_made";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    let out = site.dir.path().join("cases");
+    let args = ["bench", "cases", "twin:qlc-nvme", "--profile", PROFILE, "--out", out.to_str().unwrap()];
+    let refused = site.command(&args).env("PATH", site.dir.path()).output().unwrap();
+    let told = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{told}");
+    assert!(told.contains("apt-get install fio") && !told.contains("lab"), "{told}");
+    assert!(!out.exists());
+    site.assert_clean();
+}
+
 /// From the runs to a bound at 90 %, and from the saved model to a plan that is measured.
 fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     let model = site.dir.path().join("model.json");

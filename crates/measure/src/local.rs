@@ -42,6 +42,18 @@ pub struct Control<'a> {
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
+/// Whether fio can be run here: to be asked before anything is made for runs of it.
+///
+/// # Errors
+/// [`MeasureError::FioMissing`], or [`MeasureError::Start`] where it is there and cannot be started.
+pub fn ensure_fio() -> Result<(), MeasureError> {
+    match Command::new("fio").arg("--version").stdin(Stdio::null()).output() {
+        Ok(_) => Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(MeasureError::FioMissing),
+        Err(source) => Err(MeasureError::Start { cgroups: Vec::new(), source }),
+    }
+}
+
 /// Runs a job here and waits for it. Its directory must exist; files of an earlier run in it are removed first.
 ///
 /// Call it from a thread that lives as long as the run: the kernel ties the parent-death signal to the thread.

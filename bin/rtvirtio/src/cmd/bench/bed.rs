@@ -12,6 +12,7 @@ use rtvirtio_host::Root;
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_measure::awake::Awake;
+use rtvirtio_measure::local::ensure_fio;
 use rtvirtio_model::{Config, DepthPoint, Elevator, GuestPoint, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_units::Bytes;
@@ -84,6 +85,9 @@ impl<'a> Bed<'a> {
         global: &Global,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
+        if kind == LabKind::Process {
+            ensure_fio()?;
+        }
         let mut global = global.clone();
         global.run_dir = global.run_dir.join(BENCH_DIR);
         global.state_dir = global.run_dir.join(DEMO_STATE);
