@@ -47,10 +47,15 @@ pub struct Control<'a> {
 /// # Errors
 /// [`MeasureError::FioMissing`], or [`MeasureError::Start`] where it is there and cannot be started.
 pub fn ensure_fio() -> Result<(), MeasureError> {
-    match Command::new("fio").arg("--version").stdin(Stdio::null()).output() {
-        Ok(_) => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(MeasureError::FioMissing),
-        Err(source) => Err(MeasureError::Start { cgroups: Vec::new(), source }),
+    let asked = Command::new("fio").arg("--version").stdin(Stdio::null()).output();
+    asked.map(drop).map_err(|e| not_started(e, &[]))
+}
+
+/// Why fio could not be started in these cgroups.
+fn not_started(source: io::Error, cgroups: &[PathBuf]) -> MeasureError {
+    match source.kind() {
+        io::ErrorKind::NotFound => MeasureError::FioMissing,
+        _ => MeasureError::Start { cgroups: cgroups.to_vec(), source },
     }
 }
 
@@ -160,11 +165,8 @@ impl Running {
                 Ok(())
             });
         }
-        match command.spawn() {
-            Ok(child) => Ok(Self { child, reaped: false }),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(MeasureError::FioMissing),
-            Err(source) => Err(MeasureError::Start { cgroups: cgroups.to_vec(), source }),
-        }
+        let child = command.spawn().map_err(|e| not_started(e, cgroups))?;
+        Ok(Self { child, reaped: false })
     }
 
     fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {

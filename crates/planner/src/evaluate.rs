@@ -170,6 +170,12 @@ impl Outcome {
             .then_with(|| self.margin.total_cmp(&other.margin))
     }
 
+    /// VMs that miss targets, most urgent first.
+    pub(crate) fn missing(&self, problem: &Problem<'_>) -> impl DoubleEndedIterator<Item = usize> {
+        let by_urgency = problem.urgency.iter().zip(&self.missed_by_urgency);
+        by_urgency.filter(|(_, missed)| **missed > 0).map(|(&vm, _)| vm)
+    }
+
     /// Whether more margin would be worth nothing.
     pub(crate) fn has_enough(&self) -> bool {
         self.margin >= self.enough

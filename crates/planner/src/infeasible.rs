@@ -41,14 +41,8 @@ pub(crate) fn describe(
         let (vm, task) = problem.spec.tasks().nth(i).map_or(("", ""), |(v, t)| (&v.name, &t.name));
         format!("{vm}/{task}")
     };
-    let sacrificed: Vec<String> = problem
-        .urgency
-        .iter()
-        .zip(&found.missed_by_urgency)
-        .rev()
-        .filter(|(_, missed)| **missed > 0)
-        .map(|(&vm, _)| problem.spec.vms[vm].name.clone())
-        .collect();
+    let sacrificed: Vec<String> =
+        found.missing(problem).rev().map(|vm| problem.spec.vms[vm].name.clone()).collect();
     let conflict: Vec<String> = conflict(problem, evaluator)?.into_iter().map(name).collect();
     let asked = search::asked(problem, evaluator);
     // With longer targets alone nobody gets a rate that is not there.

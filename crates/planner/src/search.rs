@@ -99,11 +99,10 @@ impl Pressed {
             }
         }
         let by = |a: &usize, b: &usize| margins[*a].total_cmp(&margins[*b]);
-        let mut missed = problem.urgency.iter().zip(&at.missed_by_urgency);
         Some(Self {
             worst: (0..n).min_by(by),
             easiest: (0..n).max_by(by),
-            missing: missed.find(|(_, m)| **m > 0).map(|(i, _)| *i),
+            missing: at.missing(problem).next(),
         })
     }
 }

@@ -251,14 +251,10 @@ impl Tuner {
 
 /// VMs of which `found` misses targets, although it gives nobody up; nobody if it meets those of no VM, for then there is no one to tune for.
 fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
-    let tightest = problem.tightest();
-    let by_urgency = problem.urgency.iter().zip(&found.missed_by_urgency);
-    let (met, mut missed): (Vec<_>, Vec<_>) =
-        by_urgency.filter(|(vm, _)| tightest[**vm].is_some()).partition(|(_, n)| **n == 0);
-    if met.is_empty() {
-        missed.clear();
+    let mut out: Vec<usize> = found.missing(problem).collect();
+    if out.len() == problem.tightest().iter().flatten().count() {
+        return Vec::new();
     }
-    let mut out: Vec<usize> = missed.into_iter().map(|(vm, _)| *vm).collect();
     out.sort_unstable();
     out
 }
