@@ -99,6 +99,7 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
             warm_up: workload::WARM_UP,
             seed: 1,
             watch: site.lab.is_some(),
+            disk: &site.device.sysfs(),
             work_dir: &work_dir,
             cancel: ui.cancel_flag(),
             on_tick: &mut |t| bar.set(t.as_secs()),
@@ -109,6 +110,6 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
     match tasks {
         Err(e) if e.is_cancelled() => Err(Cancelled.into()),
         Err(e) => Err(e.into()),
-        Ok((tasks, _)) => tasks.into_iter().next().context("the probe has no result"),
+        Ok((tasks, ..)) => tasks.into_iter().next().context("the probe has no result"),
     }
 }

@@ -47,6 +47,7 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
             point["vms"].as_array().unwrap().iter().map(|vm| vm.as_array().unwrap().len()).sum();
         assert_eq!(point["results"].as_array().unwrap().len(), tasks);
         assert!(point["noise"]["n"].as_u64().unwrap() > 100, "the host was watched: {}", point["noise"]);
+        assert!(point["disk"]["n"].as_u64().unwrap() > 100, "and the disk: {}", point["disk"]);
         // Without a cpuidle driver the CPUs cannot be kept awake, which is said and no reason to stop.
         assert_eq!(point["noise"]["awake"], rtvirtio_measure::awake::Awake::hold().is_ok());
         let streams = point["vms"].as_array().unwrap().iter().flat_map(|vm| vm.as_array().unwrap());

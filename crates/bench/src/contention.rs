@@ -258,6 +258,7 @@ mod tests {
             classes: None,
             vms: setup.vms.clone(),
             noise: Noise::default(),
+            disk: None,
             results: vec![outcome; setup.vms.iter().map(Vec::len).sum()],
         }
     }

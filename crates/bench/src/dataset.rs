@@ -12,6 +12,7 @@ use rtvirtio_measure::fio::IoClass;
 use rtvirtio_measure::hist::Latencies;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::TaskMeasurement;
+use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::Profile;
 use rtvirtio_units::{Iops, Nanos, Percentile};
@@ -89,6 +90,9 @@ pub struct Point {
     pub vms: Vec<Vec<Stream>>,
     /// How quiet the host was.
     pub noise: Noise,
+    /// Whether the disk itself stood still; absent in data from before it was looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Standstills>,
     /// What each task got, VM by VM.
     pub results: Vec<Outcome>,
 }

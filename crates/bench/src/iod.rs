@@ -162,6 +162,7 @@ pub fn as_run(
         kind: VmKind::Process,
         seconds,
         noise: Some(noise),
+        disk: None,
         tasks: streams.iter().zip(got).map(task).collect(),
     }
 }

@@ -23,7 +23,7 @@ pub enum Limit {
     Choice,
     /// A declared rate is not kept under any setting that was tried.
     Rate,
-    /// The device alone, with one request in flight, holds some of them for longer than the target.
+    /// The device holds a request for longer than the target: alone, with one in flight, or in the late runs, in which it completed none meanwhile.
     Device,
     /// Requests wait for others' under every setting that was tried.
     Waiting,
@@ -128,6 +128,10 @@ fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<
         });
         return Some((Limit::Rate, format!("{}{asked}{nearest}", task.told())));
     }
+    let still = |p: &Point| p.disk.is_some_and(|disk| disk.longest_ns > task.target);
+    if late.iter().all(|p| still(p)) {
+        return Some((Limit::Device, format!("{}{nearest}", task.told())));
+    }
     if let Some(alone) = profile.and_then(|profile| alone(point, profile))
         && alone > task.target
     {
@@ -153,6 +157,8 @@ struct Judged {
     tail: Nanos,
     target: Nanos,
     rate: Option<(f64, f64)>,
+    /// Longest standstill of the disk in the run, where it is a part of the tail worth telling.
+    still: Option<Nanos>,
 }
 
 impl Judged {
@@ -161,7 +167,11 @@ impl Judged {
             Some((got, asked)) => format!(", {got:.0} of {asked:.0}/s"),
             None => String::new(),
         };
-        format!("{} took {} of {}{rate}", self.name, self.tail, self.target)
+        let still = match self.still {
+            Some(still) => format!(", the disk itself completing nothing for {still}"),
+            None => String::new(),
+        };
+        format!("{} took {} of {}{rate}{still}", self.name, self.tail, self.target)
     }
 }
 
@@ -174,7 +184,9 @@ fn latest(point: &Point) -> Option<Judged> {
         let over = outcome.p9999.0 as f64 / target.0 as f64 + if lost { 1e9 } else { 0.0 };
         if found.as_ref().is_none_or(|(most, _)| over > *most) {
             let rate = stream.rate.filter(|_| lost).map(|asked| (outcome.rate.0, asked.0));
-            found = Some((over, Judged { name: name(vm, stream), tail: outcome.p9999, target, rate }));
+            let longest = point.disk.map(|disk| disk.longest_ns);
+            let still = longest.filter(|still| still.0.saturating_mul(4) >= outcome.p9999.0);
+            found = Some((over, Judged { name: name(vm, stream), tail: outcome.p9999, target, rate, still }));
         }
     }
     found.map(|(_, judged)| judged)
@@ -209,6 +221,7 @@ fn alone(point: &Point, profile: &Profile) -> Option<Nanos> {
 mod tests {
     use super::*;
     use crate::passes::tests::{case, run};
+    use rtvirtio_measure::standstill::Standstills;
     use rtvirtio_units::Iops;
 
     fn one(points: &[Point]) -> Option<Miss> {
@@ -247,6 +260,28 @@ mod tests {
         assert_eq!(rate.limit, Limit::Rate);
         assert!(rate.why.contains("50 of 100/s"), "{}", rate.why);
         assert_eq!(of(&[late(500), run("ionice", 0, 450, 100.0, 0)]).limit, Limit::Waiting);
+    }
+
+    #[test]
+    fn a_disk_that_stood_still_in_every_late_run_is_blamed() {
+        let late = |repetition, still_ms| {
+            let mut p = run("bound", repetition, 500, 100.0, 0);
+            let longest_ns = Nanos::from_millis(still_ms);
+            p.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000 });
+            p
+        };
+        let of = |points: &[Point]| one(points).unwrap();
+        let miss = of(&[late(0, 480), late(1, 401)]);
+        assert_eq!(miss.limit, Limit::Device);
+        assert!(miss.why.contains("the disk itself completing nothing for 480ms"), "{}", miss.why);
+        // Not in every one of them, or for less than the target; the evidence is told all the same where it matters.
+        assert_eq!(of(&[late(0, 480), late(1, 400)]).limit, Limit::Waiting);
+        assert!(of(&[late(0, 125)]).why.contains("for 125ms"));
+        assert!(!of(&[late(0, 124)]).why.contains("the disk"));
+        // What passes at another time under the same setting is chance, with the reason.
+        let chance = of(&[late(0, 480), run("trial", 1, 200, 100.0, 0)]);
+        assert_eq!(chance.limit, Limit::Chance);
+        assert!(chance.why.contains("for 480ms"), "{}", chance.why);
     }
 
     #[test]

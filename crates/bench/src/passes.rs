@@ -101,6 +101,8 @@ pub enum Cause {
     Rate,
     /// Without the host's own stalls it would have passed; where they are not known, the longest was at least half of the worst tail.
     Host,
+    /// The disk itself stood still with requests in it, for at least half of the worst tail ([`rtvirtio_measure::standstill`]).
+    Disk,
     /// Requests waited for other requests or for BFQ.
     Waiting,
 }
@@ -118,6 +120,8 @@ pub fn cause(point: &Point) -> Option<Cause> {
         Cause::Rate
     } else if passed_awake(point) || (!is_known(point) && point.noise.max_ns.0 * 2 >= longest) {
         Cause::Host
+    } else if point.disk.is_some_and(|disk| disk.longest_ns.0.saturating_mul(2) >= longest) {
+        Cause::Disk
     } else {
         Cause::Waiting
     })
@@ -324,6 +328,7 @@ pub fn order(scheme: &str) -> usize {
 pub(crate) mod tests {
     use rtvirtio_measure::VmKind;
     use rtvirtio_measure::noise::Noise;
+    use rtvirtio_measure::standstill::Standstills;
     use rtvirtio_units::{Iops, Nanos};
 
     use super::*;
@@ -351,6 +356,7 @@ pub(crate) mod tests {
             classes: None,
             vms: case().vms,
             noise: Noise { max_ns: Nanos::from_millis(stall_ms), ..Noise::default() },
+            disk: None,
             results: vec![Outcome {
                 n: 1000,
                 rate: Iops(rate),
@@ -376,7 +382,15 @@ pub(crate) mod tests {
         assert_eq!(cause(&run("x", 0, 300, 100.0, 0)), None);
         assert_eq!(cause(&run("x", 0, 1, 90.0, 0)), Some(Cause::Rate));
         assert_eq!(cause(&run("x", 0, 500, 100.0, 300)), Some(Cause::Host));
-        assert_eq!(cause(&run("x", 0, 500, 100.0, 20)), Some(Cause::Waiting));
+        let mut waited = run("x", 0, 500, 100.0, 20);
+        assert_eq!(cause(&waited), Some(Cause::Waiting));
+        for (ms, of) in [(249, Cause::Waiting), (250, Cause::Disk)] {
+            waited.disk =
+                Some(Standstills { longest_ns: Nanos::from_millis(ms), count: 1, ..Standstills::default() });
+            assert_eq!(cause(&waited), Some(of), "{ms}");
+        }
+        waited.results[0].rate = Iops(90.0);
+        assert_eq!(cause(&waited), Some(Cause::Rate));
     }
 
     #[test]

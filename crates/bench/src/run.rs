@@ -70,6 +70,7 @@ pub fn measure(
             classes: job.treatment.classes.clone(),
             vms: job.vms.to_vec(),
             noise: seen.noise.unwrap_or_default(),
+            disk: seen.disk,
             results: seen.tasks.iter().map(Outcome::of).collect(),
         };
         let quiet = !disturbed(&point);
@@ -123,6 +124,7 @@ pub fn as_result(point: &Point) -> Run {
         kind: point.kind,
         seconds: point.seconds,
         noise: Some(point.noise),
+        disk: point.disk,
         tasks: tasks.collect(),
     }
 }

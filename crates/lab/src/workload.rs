@@ -13,6 +13,7 @@ use rtvirtio_measure::fio::{FioOutput, IoClass, JobFile, JobOptions, LogClock, P
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::noise::{Noise, NoiseProbe, Stalls};
 use rtvirtio_measure::run::{TaskMeasurement, task_measurements};
+use rtvirtio_measure::standstill::{DiskWatch, Standstills};
 use rtvirtio_measure::{MeasureError, TaskResult};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
@@ -136,6 +137,8 @@ pub struct RunOptions<'a> {
     pub work_dir: &'a Path,
     /// Whether a probe under SCHED_FIFO on every CPU watches how quiet the host is. Not beside VMs that do real work.
     pub watch: bool,
+    /// Directory in sysfs of the disk that the tasks share, to see whether it stands still itself.
+    pub disk: &'a Path,
     /// Set by anyone to stop.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the seconds since the start.
@@ -151,19 +154,22 @@ pub struct Measured {
     pub noise: Option<Noise>,
     /// When it stood still, where that is known.
     pub stalls: Option<Stalls>,
+    /// Whether the disk did, where the kernel counts its requests.
+    pub disk: Option<Standstills>,
 }
 
-/// Runs the tasks of all VMs at once and judges them, in the order given, with how quiet the host was. When one VM fails the others are
+/// What is kept of a run: what each task got, how quiet the host was, and whether the disk itself stood still.
+pub type Seen = (Vec<TaskResult>, Option<Noise>, Option<Standstills>);
+
+/// Runs the tasks of all VMs at once and judges them, in the order given, with how quiet host and disk were. When one VM fails the others are
 /// stopped.
 ///
 /// # Errors
 /// The first failure that is not a consequence of another one.
-pub fn run(
-    loads: &[VmLoad],
-    options: &mut RunOptions<'_>,
-) -> Result<(Vec<TaskResult>, Option<Noise>), WorkloadError> {
+pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Seen, WorkloadError> {
     let measured = measure(loads, options)?;
-    Ok((measured.tasks.into_iter().map(TaskMeasurement::with_tail).collect(), measured.noise))
+    let tasks = measured.tasks.into_iter().map(TaskMeasurement::with_tail).collect();
+    Ok((tasks, measured.noise, measured.disk))
 }
 
 /// As [`run()`], with every latency.
@@ -172,13 +178,16 @@ pub fn run(
 /// As [`run()`].
 pub fn measure(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Measured, WorkloadError> {
     let probe = options.watch.then(NoiseProbe::start);
+    let disk = DiskWatch::start(options.disk, options.watch);
     let root = Root::default();
     let steal = StealWatch::start(&root);
     let tasks = measure_tasks(loads, options);
     let stolen = steal.and_then(|watch| watch.share(&root)).ok().flatten();
     let (noise, stalls) = probe.map(NoiseProbe::finish).unzip();
     let noise = noise.map(|noise| Noise { stolen, ..noise });
-    let mut measured = Measured { tasks: tasks?, noise, stalls: stalls.flatten() };
+    let stalls = stalls.flatten();
+    let disk = disk.map(|watch| watch.finish(stalls.as_ref()));
+    let mut measured = Measured { tasks: tasks?, noise, stalls, disk };
     if let Some(stalls) = &measured.stalls {
         measured.tasks.iter_mut().for_each(|t| t.take_off(stalls));
     }

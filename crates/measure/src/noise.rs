@@ -240,18 +240,18 @@ fn note(noise: &mut Noise, spans: &mut Vec<Span>, due: u64, woke: u64) {
 }
 
 /// SCHED_FIFO for the calling thread; false where the kernel refuses (no privilege, or a CPU cgroup without a real-time budget).
-fn set_fifo(priority: i32) -> bool {
+pub(crate) fn set_fifo(priority: i32) -> bool {
     let param = libc::sched_param { sched_priority: priority };
     // SAFETY: a thread id of 0 is the caller, and `param` is a valid sched_param.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) == 0 }
 }
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-fn sleep_until(due: u64) {
+pub(crate) fn sleep_until(due: u64) {
     let at =
         rustix::time::Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
     // Interrupted sleeps only make one sample early.

@@ -4,6 +4,7 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::noise::Noise;
+use crate::standstill::Standstills;
 use crate::tail::TailEstimate;
 
 /// Version of the result file's form.
@@ -57,6 +58,9 @@ pub struct Run {
     /// How quiet the host itself was; absent in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<Noise>,
+    /// Whether the disk itself stood still; absent in results of older versions, and where the kernel does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Standstills>,
     /// One entry per task in spec order.
     pub tasks: Vec<TaskResult>,
 }

@@ -76,6 +76,7 @@ pub(crate) fn result() -> ResultFile {
         kind: VmKind::Qemu,
         seconds: 60.0,
         noise: None,
+        disk: None,
         tasks: TASKS
             .iter()
             .map(|t| {

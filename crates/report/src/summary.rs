@@ -57,16 +57,17 @@ pub fn tally(run: &Run) -> Tally {
 /// other's turn on the processor. At one half, a random arrival waits as long as it runs (M/M/1).
 const BUSY: f64 = 0.5;
 
-/// Host stalls of at least this share of the tightest target are told.
+/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target are told.
 const STALLED: f64 = 0.25;
 
 /// From this share of its CPU time on it is told that the machine's own hypervisor gave it to others. On an emulated eMMC four of four runs of 8 s in guests had tails above
 /// their bounds from 12 % on, none of three below 2.5 % (docs/bench.md, In guests).
 const STOLEN: f64 = 0.025;
 
-/// What of a run's latencies is not the doing of the settings: the load generator's own part, and the host's.
+/// What of a run's latencies is not the doing of the settings: the load generator's own part, the host's, and the disk's.
 pub(crate) fn doubts(run: &Run) -> Vec<String> {
-    busy_generators(run).into_iter().chain(host_stalls(run)).chain(stolen_time(run)).collect()
+    let of_others = [host_stalls(run), stolen_time(run), disk_standstills(run)];
+    busy_generators(run).into_iter().chain(of_others.into_iter().flatten()).collect()
 }
 
 /// A sentence when this machine is a guest and had work for CPU time that it did not get.
@@ -90,6 +91,26 @@ fn host_stalls(run: &Run) -> Option<String> {
             noise.max_ns, noise.stalls
         )
     })
+}
+
+/// A sentence when the disk itself completed nothing for a good part of what a target allows.
+fn disk_standstills(run: &Run) -> Option<String> {
+    let disk = run.disk?;
+    let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min()?;
+    (disk.longest_ns.0 as f64 >= STALLED * tightest.0 as f64).then(|| {
+        format!(
+            "the disk itself stood still for up to {} with requests in it ({} for more than 5ms, {} in all; seen in inflight and stat of sysfs): no \
+             order of requests changes that; a lighter load, of writes above all, or another disk may",
+            disk.longest_ns,
+            times(disk.count),
+            disk.total_ns
+        )
+    })
+}
+
+/// `once`, `2 times`.
+fn times(n: u64) -> String {
+    if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
 /// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a rate may: they are
@@ -196,6 +217,7 @@ pub(crate) fn most_critical<'a>(
 mod tests {
     use super::*;
     use rtvirtio_measure::noise::Noise;
+    use rtvirtio_measure::standstill::Standstills;
 
     use crate::fixture;
 
@@ -247,6 +269,17 @@ mod tests {
             assert_eq!(told, notes.iter().any(|n| n.contains("10 % of its CPU time")), "{notes:?}");
         }
         run.noise = None;
+        for (ms, told) in [(74, false), (75, true)] {
+            let longest_ns = Nanos::from_millis(ms);
+            run.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000 });
+            let notes = doubts(&run);
+            assert_eq!(
+                told,
+                notes.iter().any(|n| n.contains("up to 75ms") && n.contains("(once ")),
+                "{notes:?}"
+            );
+        }
+        run.disk = None;
         // A flood is as fast as it can be: no doubt about it.
         run.tasks.iter_mut().for_each(|t| t.declared_rate = None);
         assert!(busy_generators(&run).is_empty());

@@ -423,6 +423,9 @@ pub struct BenchCasesArgs {
     /// Length of each run
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     pub length: Nanos,
+    /// Measure a run at most so often when the host itself stood still in it; the quietest counts
+    #[arg(long, value_name = "N", default_value_t = crate::cmd::bench::runs::TRIES, value_parser = clap::value_parser!(u32).range(1..=10))]
+    pub tries: u32,
     /// Measure nothing: write the cases as spec files
     #[arg(long, value_name = "DIR")]
     pub write: Option<PathBuf>,

@@ -40,6 +40,7 @@ pub fn measure(
         seed: 1,
         // A lab's VMs do nothing else; beside others a probe could be in the way.
         watch: site.lab.is_some(),
+        disk: &site.device.sysfs(),
         work_dir: &work_dir,
         cancel: ui.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
@@ -49,11 +50,12 @@ pub fn measure(
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);
     match result {
-        Ok((tasks, noise)) => Ok(Run {
+        Ok((tasks, noise, disk)) => Ok(Run {
             scheme: scheme.to_owned(),
             kind: site.kind(),
             seconds: length.as_secs_f64(),
             noise,
+            disk,
             tasks,
         }),
         Err(e) if e.is_cancelled() => Err(Cancelled.into()),

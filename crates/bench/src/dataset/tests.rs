@@ -48,6 +48,7 @@ fn point(id: &str) -> Point {
         classes: None,
         vms: vec![vec![Stream::paced(100.0)]],
         noise: Noise::default(),
+        disk: None,
         results: vec![outcome],
     }
 }

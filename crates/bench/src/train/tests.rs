@@ -42,6 +42,7 @@ pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
                 classes: None,
                 vms: c.vms,
                 noise: Noise::default(),
+                disk: None,
                 results: Vec::new(),
             };
             let (spec, config) = inputs(&point);

@@ -17,8 +17,8 @@ use crate::args::BenchRuns;
 use crate::site::{cpus, kernel_release};
 use crate::ui::{Cancelled, Ui};
 
-/// Tries per run when the host is not quiet.
-const TRIES: u32 = 2;
+/// Tries per run when the host is not quiet, unless the user says otherwise.
+pub const TRIES: u32 = 2;
 
 /// The profile that everything rests on, where none need be measured: the one named, or the one that the model was learned with. Both are of this
 /// bed's device, and a model is of this host.
@@ -51,6 +51,8 @@ pub struct Runs<'a> {
     pub profile: Profile,
     /// Every run in the file, oldest first.
     pub points: Vec<Point>,
+    /// How often a run is measured at most when the host is not quiet.
+    pub tries: u32,
     bed: &'a Bed<'a>,
     stage: Stage<'a>,
     recorder: Recorder,
@@ -90,7 +92,7 @@ impl<'a> Runs<'a> {
             ui.step(&format!("going on with {} runs in {}", points.len(), path.display()));
         }
         let length = Duration::from_nanos(length.0);
-        Ok(Self { profile, points, bed, stage: bed.stage()?, recorder, length, ui })
+        Ok(Self { profile, points, tries: TRIES, bed, stage: bed.stage()?, recorder, length, ui })
     }
 
     /// The run of this name, if it was made.
@@ -118,7 +120,7 @@ impl<'a> Runs<'a> {
             length: self.length,
             seed: wanted.seed,
             // Tuning takes the host's own stalls off what it sees: another try shows it nothing new.
-            tries: if wanted.scheme == TRIAL { 1 } else { TRIES },
+            tries: if wanted.scheme == TRIAL { 1 } else { self.tries },
         };
         match run::measure(&job, &self.stage, self.ui.cancel_flag(), &mut |_| {}) {
             Ok(mut point) => {

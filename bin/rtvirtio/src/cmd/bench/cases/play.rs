@@ -18,7 +18,7 @@ use rtvirtio_stats::Random;
 use super::{TUNED, tiers};
 use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
-use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
+use crate::cmd::bench::runs::{Runs, TRIES, Wanted, other_host, profile};
 use crate::model_choice::read_if;
 use crate::ui::Ui;
 
@@ -30,6 +30,9 @@ fn command(args: &BenchCasesArgs) -> String {
     }
     if args.scaled {
         s.push_str(" --scaled");
+    }
+    if args.tries != TRIES {
+        s.push_str(&format!(" --tries {}", args.tries));
     }
     // Files from before there was such an option say none.
     s.extend(args.margin.option().map(|margin| format!(" {margin}")));
@@ -71,7 +74,8 @@ impl<'a> Play<'a> {
         let learned = read_if(args.runs.model.as_deref())?;
         let profile = profile(&args.runs, learned.as_deref(), bed)?;
         let basis = (profile, learned.as_deref());
-        let runs = Runs::begin(bed, path, command(args), args.length, basis, other_host(&args.runs), ui)?;
+        let mut runs = Runs::begin(bed, path, command(args), args.length, basis, other_host(&args.runs), ui)?;
+        runs.tries = args.tries;
         if let Some(model) = &learned {
             model.fits(&runs.profile)?;
         }

@@ -84,7 +84,8 @@ pub fn cases(table: &Table, left: &[Left]) -> BenchSection {
         .map(|s| {
             let of = table.causes(s);
             let n = |c: Cause| of.get(&c).copied().unwrap_or(0);
-            format!("{s}: {} rate, {} host, {} waiting", n(Cause::Rate), n(Cause::Host), n(Cause::Waiting))
+            let (rate, host) = (n(Cause::Rate), n(Cause::Host));
+            format!("{s}: {rate} rate, {host} host, {} disk, {} waiting", n(Cause::Disk), n(Cause::Waiting))
         })
         .collect();
     let (any, ours) = (&table.possible, table.ours_of_possible());
@@ -98,8 +99,8 @@ pub fn cases(table: &Table, left: &[Left]) -> BenchSection {
     )];
     if !causes.is_empty() {
         text.push(format!(
-            "Runs missed because a rate was not kept, because of the host's own stalls alone, or because \
-             requests waited: {}.",
+            "Runs missed because a rate was not kept, because of the host's own stalls alone, because the disk itself stood still (not looked at in \
+             data from before 2026-11-25), or because requests waited: {}.",
             causes.join("; ")
         ));
     }

@@ -1,0 +1,278 @@
+//! When the disk itself stood still during a run: requests were in it, and it completed none.
+//!
+//! The kernel counts both below the elevator. A disk's `inflight` in sysfs holds the requests that its driver has, not those that
+//! still wait in the elevator or under a limit (Documentation/ABI/stable/sysfs-block; of devices without a request queue, such as dm and md, all
+//! that have entered), and `stat` those that are done (Documentation/block/stat.rst). A thread reads both every 2 ms. Readings in
+//! a row that find requests in the driver and the same number of completions lie in one standstill: what is told is never longer than the
+//! truth, and less than three periods shorter, unless the thread itself was late.
+//!
+//! No order of requests changes a standstill. A lighter load may, of writes above all: drives stand still to erase. One long request on a
+//! disk that serves one at a time is told too, for the others wait for it as they do for a pause.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use crate::noise::{Span, Stalls, now, set_fifo, sleep_until};
+
+/// Time between two readings: each takes some microseconds of a processor.
+const PERIOD_NS: u64 = 2_000_000;
+/// A standstill longer than this is kept: above what two readings can mistake for one, below what matters to targets of some 10 ms.
+const KEPT_NS: u64 = 5_000_000;
+/// Most that are kept: at one every 6 ms, what a run of an hour and a half could give.
+const MOST: usize = 1_000_000;
+/// Below the threads of an emulated device (FIFO 40), whose time must not be taken, and above all load.
+const PRIORITY: i32 = 39;
+/// Fields of `stat` that count completed requests: reads, writes, discards (since Linux 4.18), flushes (since 5.5).
+const COMPLETED: [usize; 4] = [0, 4, 11, 15];
+
+/// What was seen of a disk during a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Standstills {
+    /// Longest, less the time in which a CPU of the host stood still where that is known; 0 when none lasted longer than 5 ms.
+    pub longest_ns: Nanos,
+    /// How many lasted longer than 5 ms.
+    pub count: u64,
+    /// Their sum.
+    pub total_ns: Nanos,
+    /// Readings of the counters.
+    pub n: u64,
+}
+
+/// A thread that watches a disk. Dropping it stops the thread.
+#[derive(Debug)]
+pub struct DiskWatch {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Finder>>,
+}
+
+impl DiskWatch {
+    /// Watches a disk, given by its directory in sysfs such as `/sys/block/sda`, under SCHED_FIFO if `realtime` (and the kernel allows it).
+    /// `None` where its counters cannot be read or are switched off (`queue/iostats`).
+    #[must_use]
+    pub fn start(disk: &Path, realtime: bool) -> Option<Self> {
+        let counters = Counters::open(disk)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let watch = move || {
+            if realtime {
+                set_fifo(PRIORITY);
+            }
+            watch(&counters, &seen)
+        };
+        let thread = std::thread::Builder::new().name("disk-watch".to_owned()).spawn(watch).ok()?;
+        Some(Self { stop, thread: Some(thread) })
+    }
+
+    /// Stops watching and tells what was seen, less `stalls` of the host, in which nobody could have seen a completion either.
+    #[must_use]
+    pub fn finish(mut self, stalls: Option<&Stalls>) -> Standstills {
+        self.stop.store(true, Ordering::Relaxed);
+        let finder = self.thread.take().and_then(|t| t.join().ok()).unwrap_or_default();
+        finder.told(stalls)
+    }
+}
+
+impl Drop for DiskWatch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The two files, held open: sysfs writes them anew for each read from the beginning.
+struct Counters {
+    stat: File,
+    inflight: File,
+}
+
+impl Counters {
+    fn open(disk: &Path) -> Option<Self> {
+        let at = |file: &str| -> PathBuf { disk.join(file) };
+        // Without this file (it is a whole disk's) the counters say by themselves whether they can be read.
+        if std::fs::read_to_string(at("queue/iostats")).is_ok_and(|on| on.trim() == "0") {
+            return None;
+        }
+        let counters =
+            Self { stat: File::open(at("stat")).ok()?, inflight: File::open(at("inflight")).ok()? };
+        counters.read().ok()?;
+        Some(counters)
+    }
+
+    fn read(&self) -> io::Result<Reading> {
+        let before = now();
+        let stat = numbers(&self.stat)?;
+        let in_driver = numbers(&self.inflight)?.iter().sum();
+        let completed = COMPLETED.iter().filter_map(|field| stat.get(*field)).sum();
+        Ok(Reading { before, after: now(), completed, in_driver })
+    }
+}
+
+/// The numbers of a short file.
+fn numbers(file: &File) -> io::Result<Vec<u64>> {
+    let mut buffer = [0; 512];
+    let n = file.read_at(&mut buffer, 0)?;
+    let text = String::from_utf8_lossy(&buffer[..n]);
+    let parsed: Result<Vec<u64>, _> = text.split_ascii_whitespace().map(str::parse).collect();
+    parsed.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// One look at the counters: completions first, then what is in the driver.
+struct Reading {
+    /// CLOCK_MONOTONIC in ns just before it.
+    before: u64,
+    /// And just after.
+    after: u64,
+    completed: u64,
+    in_driver: u64,
+}
+
+fn watch(counters: &Counters, stop: &AtomicBool) -> Finder {
+    let mut finder = Finder { spans: Vec::with_capacity(1024), ..Finder::default() };
+    let mut due = now() + PERIOD_NS;
+    while !stop.load(Ordering::Relaxed) {
+        sleep_until(due);
+        // A disk that is gone has no counters any more.
+        let Ok(reading) = counters.read() else { break };
+        finder.take(&reading);
+        due = (due + PERIOD_NS).max(reading.after);
+    }
+    finder
+}
+
+/// Finds standstills in a row of readings.
+#[derive(Debug, Default)]
+struct Finder {
+    /// The first reading of what may be one: its end, and the completions by then.
+    since: Option<(u64, u64)>,
+    /// How far it reaches.
+    until: u64,
+    spans: Vec<Span>,
+    n: u64,
+}
+
+impl Finder {
+    fn take(&mut self, reading: &Reading) {
+        self.n += 1;
+        let busy = reading.in_driver > 0;
+        match self.since {
+            // Requests that were in the driver and have not completed are in it all the time.
+            Some((_, completed)) if busy && completed == reading.completed => self.until = reading.before,
+            _ => {
+                self.close();
+                self.since = busy.then_some((reading.after, reading.completed));
+                self.until = reading.after;
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        if let Some((from, _)) = self.since.take()
+            && self.until > from + KEPT_NS
+            && self.spans.len() < MOST
+        {
+            self.spans.push((from, self.until));
+        }
+    }
+
+    fn told(mut self, stalls: Option<&Stalls>) -> Standstills {
+        self.close();
+        let mut told = Standstills { n: self.n, ..Standstills::default() };
+        for (from, to) in self.spans {
+            let length = to - from - stalls.map_or(0, |s| s.within(from, to));
+            if length > KEPT_NS {
+                told.count += 1;
+                told.total_ns.0 += length;
+                told.longest_ns = told.longest_ns.max(Nanos(length));
+            }
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Readings every 2 ms that take 0.1 ms, given as completions and what is in the driver.
+    fn found(readings: &[(u64, u64)], stalls: Option<&Stalls>) -> Standstills {
+        let mut finder = Finder::default();
+        for (i, (completed, in_driver)) in readings.iter().enumerate() {
+            let before = i as u64 * 2 * MS;
+            finder.take(&Reading {
+                before,
+                after: before + MS / 10,
+                completed: *completed,
+                in_driver: *in_driver,
+            });
+        }
+        finder.told(stalls)
+    }
+
+    #[test]
+    fn a_standstill_needs_requests_and_no_completion() {
+        let idle = [(7, 0); 20];
+        assert_eq!(found(&idle, None), Standstills { n: 20, ..Standstills::default() });
+        let at_work: Vec<(u64, u64)> = (0..20).map(|i| (i, 3)).collect();
+        assert_eq!(found(&at_work, None).count, 0);
+        // From the third reading to the ninth, then one completes; a second one lasts until the end.
+        let mut readings = vec![(1, 0), (2, 1)];
+        readings.extend([(2, 2); 6]);
+        readings.extend([(3, 2); 5]);
+        let told = found(&readings, None);
+        assert_eq!((told.count, told.n), (2, 13));
+        assert_eq!(told.longest_ns, Nanos(12 * MS - MS / 10));
+        assert_eq!(told.total_ns, Nanos(12 * MS - MS / 10 + 8 * MS - MS / 10));
+    }
+
+    #[test]
+    fn an_empty_driver_and_short_pauses_are_none() {
+        // What waits above the driver, by idling or a limit, is not in it.
+        let waiting = [(5, 1), (6, 0), (6, 0), (6, 0), (6, 0), (6, 0), (6, 1), (7, 1)];
+        assert_eq!(found(&waiting, None).count, 0);
+        let short = [(5, 1), (5, 1), (5, 1), (6, 1)];
+        assert_eq!(found(&short, None).count, 0);
+    }
+
+    #[test]
+    fn stalls_of_the_host_are_not_the_disks() {
+        let readings = [(1, 1); 11];
+        assert_eq!(found(&readings, None).longest_ns, Nanos(20 * MS - MS / 10));
+        let some = Stalls::union(vec![(2 * MS, 10 * MS)]);
+        assert_eq!(found(&readings, Some(&some)).longest_ns, Nanos(12 * MS - MS / 10));
+        let most = Stalls::union(vec![(0, 16 * MS)]);
+        assert_eq!(found(&readings, Some(&most)), Standstills { n: 11, ..Standstills::default() });
+    }
+
+    #[test]
+    fn counters_of_every_kernel_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |file: &str, text: &str| std::fs::write(dir.path().join(file), text).unwrap();
+        assert!(Counters::open(dir.path()).is_none());
+        put("inflight", "       1        2\n");
+        // 11 fields until Linux 4.17, 15 until 5.4, 17 since.
+        for (fields, completed) in [(11, 1 + 5), (15, 1 + 5 + 12), (17, 1 + 5 + 12 + 16)] {
+            let line: Vec<String> = (1..=fields).map(|i| i.to_string()).collect();
+            put("stat", &format!("   {}\n", line.join("        ")));
+            let reading = Counters::open(dir.path()).unwrap().read().unwrap();
+            assert_eq!((reading.completed, reading.in_driver), (completed, 3));
+        }
+        std::fs::create_dir(dir.path().join("queue")).unwrap();
+        put("queue/iostats", "1\n");
+        assert!(Counters::open(dir.path()).is_some());
+        put("queue/iostats", "0\n");
+        assert!(Counters::open(dir.path()).is_none(), "nothing is counted");
+        put("queue/iostats", "1\n");
+        put("stat", "no numbers\n");
+        assert!(DiskWatch::start(dir.path(), false).is_none());
+    }
+}

@@ -1,0 +1,52 @@
+//! The watch over a disk, on a loop device whose file really stalls.
+
+mod common;
+
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{LoopDevice, StallingFile, no_fuse, no_loop, skip};
+use rtvirtio_measure::standstill::{DiskWatch, Standstills};
+use rtvirtio_units::Nanos;
+
+/// A block that direct I/O takes.
+#[repr(align(4096))]
+struct Block([u8; 4096]);
+
+/// Reads one block after the other for as long as given, and tells what the watch saw.
+fn read_for(device: &LoopDevice, length: Duration) -> Standstills {
+    let open =
+        |path: &Path| std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
+    let file = open(&device.0);
+    let sysfs = PathBuf::from("/sys/block").join(device.name());
+    let watch = DiskWatch::start(&sysfs, true).expect("a loop device has counters");
+    let (start, mut block) = (Instant::now(), Block([0; 4096]));
+    while start.elapsed() < length {
+        file.read_exact_at(&mut block.0, 0).unwrap();
+    }
+    watch.finish(None)
+}
+
+#[test]
+fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
+    let name = "a_stalling_disk_is_seen_and_an_idle_one_is_not";
+    if let Some(reason) = no_fuse().or(no_loop()) {
+        return skip(name, reason);
+    }
+    let ms = Duration::from_millis;
+    // Times count from the first read, which the kernel makes itself when the device appears (it looks for partitions).
+    let file = StallingFile::new(&[(ms(1_500), ms(2_500)), (ms(3_000), ms(3_400))]);
+    let device = LoopDevice::new(&file.path());
+    let seen = read_for(&device, ms(4_000));
+    eprintln!("{seen:?}");
+    // At least as long as it was made, less a few readings; a busy machine adds to the truth and to what is seen.
+    assert!(seen.longest_ns > Nanos::from_millis(900), "{seen:?}");
+    assert!(seen.count >= 2 && seen.total_ns > Nanos::from_millis(1_250), "{seen:?}");
+
+    let sysfs = PathBuf::from("/sys/block").join(device.name());
+    let watch = DiskWatch::start(&sysfs, false).unwrap();
+    std::thread::sleep(ms(500));
+    let idle = watch.finish(None);
+    assert!(idle.n > 0 && idle.count == 0, "nobody asked anything: {idle:?}");
+}
