@@ -282,6 +282,7 @@ fn a_file_stands_for_a_disk_and_goes_with_the_lab() {
     // Its content is nobody's, so a task may write without further words.
     let (_, result) = site.json(&["verify", &spec, "--for", "1s"]);
     assert!(result["runs"][0]["tasks"][0]["n"].as_u64().unwrap() > 20, "{result:#}");
+    assert!(result["runs"][0]["disk"]["n"].as_u64().unwrap() > 20, "the disk was watched: {result:#}");
     site.ok(&["lab", "down"]);
     assert!(!path.exists());
     assert_eq!(loop_of("backing_file"), "");
