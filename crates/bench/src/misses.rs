@@ -271,7 +271,7 @@ mod tests {
             p
         };
         let of = |points: &[Point]| one(points).unwrap();
-        let miss = of(&[late(0, 480), late(1, 401)]);
+        let miss = of(&[late(0, 401), late(1, 480)]);
         assert_eq!(miss.limit, Limit::Device);
         assert!(miss.why.contains("the disk itself completing nothing for 480ms"), "{}", miss.why);
         // Not in every one of them, or for less than the target; the evidence is told all the same where it matters.
