@@ -99,7 +99,7 @@ fn probe(site: &Site, rate: f64, global: &Global, ui: &Ui) -> anyhow::Result<Tas
             warm_up: workload::WARM_UP,
             seed: 1,
             watch: site.lab.is_some(),
-            disk: &site.device.sysfs(),
+            disk: None,
             work_dir: &work_dir,
             cancel: ui.cancel_flag(),
             on_tick: &mut |t| bar.set(t.as_secs()),

@@ -225,7 +225,7 @@ impl<'a> Stage<'a> {
             warm_up: if self.kind == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },
             seed: plan.seed,
             watch: true,
-            disk: &self.binding.device.sysfs(),
+            disk: Some(&self.binding.device.sysfs()),
             work_dir: &self.work_dir,
             cancel: plan.cancel,
             on_tick: plan.on_tick,

@@ -137,8 +137,8 @@ pub struct RunOptions<'a> {
     pub work_dir: &'a Path,
     /// Whether a probe under SCHED_FIFO on every CPU watches how quiet the host is. Not beside VMs that do real work.
     pub watch: bool,
-    /// Directory in sysfs of the disk that the tasks share, to see whether it stands still itself.
-    pub disk: &'a Path,
+    /// Directory in sysfs of the disk that the tasks share, to see whether it stands still itself; `None` where nobody asks.
+    pub disk: Option<&'a Path>,
     /// Set by anyone to stop.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the seconds since the start.
@@ -154,7 +154,7 @@ pub struct Measured {
     pub noise: Option<Noise>,
     /// When it stood still, where that is known.
     pub stalls: Option<Stalls>,
-    /// Whether the disk did, where the kernel counts its requests.
+    /// Whether the disk did, where it was watched and the kernel counts its requests.
     pub disk: Option<Standstills>,
 }
 
@@ -178,7 +178,7 @@ pub fn run(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Seen, Workl
 /// As [`run()`].
 pub fn measure(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Measured, WorkloadError> {
     let probe = options.watch.then(NoiseProbe::start);
-    let disk = DiskWatch::start(options.disk, options.watch);
+    let disk = options.disk.and_then(|disk| DiskWatch::start(disk, options.watch));
     let root = Root::default();
     let steal = StealWatch::start(&root);
     let tasks = measure_tasks(loads, options);

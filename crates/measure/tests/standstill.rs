@@ -3,7 +3,6 @@
 mod common;
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use common::{LoopDevice, StallingFile, no_fuse, no_loop, skip};
@@ -16,11 +15,8 @@ struct Block([u8; 4096]);
 
 /// Reads one block after the other for as long as given, and tells what the watch saw.
 fn read_for(device: &LoopDevice, length: Duration) -> Standstills {
-    let open =
-        |path: &Path| std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
-    let file = open(&device.0);
-    let sysfs = PathBuf::from("/sys/block").join(device.name());
-    let watch = DiskWatch::start(&sysfs, true).expect("a loop device has counters");
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&device.0).unwrap();
+    let watch = DiskWatch::start(&device.sysfs(), true).expect("a loop device has counters");
     let (start, mut block) = (Instant::now(), Block([0; 4096]));
     while start.elapsed() < length {
         file.read_exact_at(&mut block.0, 0).unwrap();
@@ -44,8 +40,7 @@ fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
     assert!(seen.longest_ns > Nanos::from_millis(900), "{seen:?}");
     assert!(seen.count >= 2 && seen.total_ns > Nanos::from_millis(1_250), "{seen:?}");
 
-    let sysfs = PathBuf::from("/sys/block").join(device.name());
-    let watch = DiskWatch::start(&sysfs, false).unwrap();
+    let watch = DiskWatch::start(&device.sysfs(), false).unwrap();
     std::thread::sleep(ms(500));
     let idle = watch.finish(None);
     assert!(idle.n > 0 && idle.count == 0, "nobody asked anything: {idle:?}");

@@ -80,11 +80,16 @@ fn stolen_time(run: &Run) -> Option<String> {
     ))
 }
 
+/// Whether a pause takes a good part of the tightest target.
+fn matters(run: &Run, pause: Nanos) -> bool {
+    let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min();
+    tightest.is_some_and(|target| pause.0 as f64 >= STALLED * target.0 as f64)
+}
+
 /// A sentence when the host itself stood still for a good part of what a target allows.
 fn host_stalls(run: &Run) -> Option<String> {
     let noise = run.noise.filter(|n| n.realtime)?;
-    let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min()?;
-    (noise.max_ns.0 as f64 >= STALLED * tightest.0 as f64).then(|| {
+    matters(run, noise.max_ns).then(|| {
         format!(
             "the host itself stood still for up to {}, {} times for more than 1ms (seen by probes under SCHED_FIFO): latencies hold that, \
              and no I/O setting changes it",
@@ -96,8 +101,7 @@ fn host_stalls(run: &Run) -> Option<String> {
 /// A sentence when the disk itself completed nothing for a good part of what a target allows.
 fn disk_standstills(run: &Run) -> Option<String> {
     let disk = run.disk?;
-    let tightest = run.tasks.iter().filter_map(|t| t.target_ns).min()?;
-    (disk.longest_ns.0 as f64 >= STALLED * tightest.0 as f64).then(|| {
+    matters(run, disk.longest_ns).then(|| {
         format!(
             "the disk itself stood still for up to {} with requests in it ({} for more than 5ms, {} in all; seen in inflight and stat of sysfs): no \
              order of requests changes that; a lighter load, of writes above all, or another disk may",

@@ -40,7 +40,7 @@ pub fn measure(
         seed: 1,
         // A lab's VMs do nothing else; beside others a probe could be in the way.
         watch: site.lab.is_some(),
-        disk: &site.device.sysfs(),
+        disk: Some(&site.device.sysfs()),
         work_dir: &work_dir,
         cancel: ui.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),

@@ -213,8 +213,12 @@ impl LoopDevice {
         self.0.file_name().unwrap().to_str().unwrap()
     }
 
+    pub fn sysfs(&self) -> PathBuf {
+        Path::new("/sys/block").join(self.name())
+    }
+
     pub fn set_elevator(&self, elevator: &str) -> std::io::Result<()> {
-        std::fs::write(format!("/sys/block/{}/queue/scheduler", self.name()), elevator)
+        std::fs::write(self.sysfs().join("queue/scheduler"), elevator)
     }
 }
 

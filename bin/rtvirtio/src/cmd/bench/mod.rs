@@ -19,7 +19,7 @@ mod page;
 mod plan;
 mod report;
 mod reservation;
-pub mod runs;
+mod runs;
 pub mod sweep;
 mod tails;
 mod turns;

@@ -13,12 +13,9 @@ use rtvirtio_model::{Forecast, HostModel, Profile};
 use rtvirtio_units::Nanos;
 
 use super::bed::Bed;
-use crate::args::BenchRuns;
+use crate::args::{BenchRuns, TRIES};
 use crate::site::{cpus, kernel_release};
 use crate::ui::{Cancelled, Ui};
-
-/// Tries per run when the host is not quiet, unless the user says otherwise.
-pub const TRIES: u32 = 2;
 
 /// The profile that everything rests on, where none need be measured: the one named, or the one that the model was learned with. Both are of this
 /// bed's device, and a model is of this host.

@@ -16,9 +16,9 @@ use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
 
 use super::{TUNED, tiers};
-use crate::args::BenchCasesArgs;
+use crate::args::{BenchCasesArgs, TRIES};
 use crate::cmd::bench::bed::Bed;
-use crate::cmd::bench::runs::{Runs, TRIES, Wanted, other_host, profile};
+use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
 use crate::model_choice::read_if;
 use crate::ui::Ui;
 

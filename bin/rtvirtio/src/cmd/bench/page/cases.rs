@@ -84,8 +84,13 @@ pub fn cases(table: &Table, left: &[Left]) -> BenchSection {
         .map(|s| {
             let of = table.causes(s);
             let n = |c: Cause| of.get(&c).copied().unwrap_or(0);
-            let (rate, host) = (n(Cause::Rate), n(Cause::Host));
-            format!("{s}: {rate} rate, {host} host, {} disk, {} waiting", n(Cause::Disk), n(Cause::Waiting))
+            format!(
+                "{s}: {} rate, {} host, {} disk, {} waiting",
+                n(Cause::Rate),
+                n(Cause::Host),
+                n(Cause::Disk),
+                n(Cause::Waiting)
+            )
         })
         .collect();
     let (any, ours) = (&table.possible, table.ours_of_possible());
