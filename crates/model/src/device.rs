@@ -3,6 +3,8 @@
 use rtvirtio_spec::{Op, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
+use crate::crowd::Crowds;
+use crate::tail_curve::{TailCurve, TailPoint};
 use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
 
@@ -156,6 +158,8 @@ fn beyond(points: &[DepthPoint], line: &ServiceLine) -> f64 {
 pub(crate) struct Device {
     pub(crate) read: Curve,
     pub(crate) write: Curve,
+    /// What requests meet while floods fill it.
+    pub(crate) crowds: Crowds,
     block: Bytes,
 }
 
@@ -168,30 +172,10 @@ pub(crate) struct Curve {
     pub(crate) capacity: f64,
     /// Mean time per request at the smallest depth, s: the time one sample of the tail stands for.
     cycle: f64,
-    /// Shares falling, latencies rising.
-    tail: Vec<TailPoint>,
+    /// Of the smallest depth.
+    tail: TailCurve,
     /// What each byte beyond the profile's size adds; `None` when larger requests were not measured.
     byte: Option<PerByte>,
-}
-
-/// A share of the samples, and the latency in s that it lies above; with their logarithms, in which the tail is a line from point to point.
-#[derive(Clone, Copy)]
-struct TailPoint {
-    share: f64,
-    latency: f64,
-    ln_share: f64,
-    ln_latency: f64,
-}
-
-impl TailPoint {
-    fn new(share: f64, latency: f64) -> Self {
-        Self { share, latency, ln_share: share.ln(), ln_latency: latency.ln() }
-    }
-
-    /// The latency at a part `t`, 0 to 1, of the way to `far` on a logarithmic scale, s.
-    fn towards(&self, far: &Self, t: f64) -> f64 {
-        (self.ln_latency + t.clamp(0.0, 1.0) * (far.ln_latency - self.ln_latency)).exp()
-    }
 }
 
 /// Time per byte, s.
@@ -237,7 +221,7 @@ impl Device {
             },
             None => read.clone(),
         };
-        Ok(Self { read, write, block: profile.block })
+        Ok(Self { read, write, crowds: Crowds::of(profile), block: profile.block })
     }
 
     /// A time of the profile's size, for `block`.
@@ -294,15 +278,7 @@ impl Curve {
         let capacity = points.iter().filter(usable).map(|p| p.iops.0).fold(0.0, f64::max);
         let cycle = f64::from(first.depth) / first.iops.0;
         let base = if first.p50.0 > 0 { first.p50.as_secs_f64() } else { cycle };
-        let n = first.n.max(1) as f64;
-        let mut tail = vec![TailPoint::new(0.5, base)];
-        for (exceedance, latency) in [(1e-2, first.p99), (1e-4, first.p9999), (1.0 / n, first.max)] {
-            let last = tail[tail.len() - 1];
-            // A percentile that n cannot resolve is the maximum; the maximum stands for itself as the last point.
-            if exceedance < last.share && exceedance * n >= 1.0 - 1e-9 {
-                tail.push(TailPoint::new(exceedance, latency.as_secs_f64().max(last.latency)));
-            }
-        }
+        let tail = TailCurve::new(first, base);
         let byte = more.and_then(|(points, bytes)| {
             let large = Self::new(points, None).filter(|_| bytes > 0)?;
             // With many in flight, not the best of all depths: large writes at depth 1 fit into a drive's cache, and a neighbour that
@@ -335,9 +311,8 @@ impl Curve {
         let ln_e = e.ln();
         let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
         let held = |p: &TailPoint| p.ln_share + p.ln_latency - ln_spare;
-        let plain = self.quantile(ln_e);
-        for pair in self.tail.windows(2).rev() {
-            let (near, far) = (&pair[0], &pair[1]);
+        let plain = self.tail.quantile(ln_e);
+        for (near, far) in self.tail.segments().rev() {
             if held(far) > ln_e {
                 return far.latency.max(plain);
             }
@@ -348,17 +323,6 @@ impl Curve {
             }
         }
         plain
-    }
-
-    /// The profile's own percentile: latency that a share of its samples exceeds whose logarithm is `ln_e`.
-    fn quantile(&self, ln_e: f64) -> f64 {
-        for pair in self.tail.windows(2) {
-            let (near, far) = (&pair[0], &pair[1]);
-            if ln_e >= far.ln_share {
-                return near.towards(far, (near.ln_share - ln_e) / (near.ln_share - far.ln_share));
-            }
-        }
-        self.tail[self.tail.len() - 1].latency
     }
 }
 

@@ -5,11 +5,13 @@
 //! sources are in `docs/model.md`.
 
 mod analytical;
+mod crowd;
 mod device;
 mod guest;
 pub mod learned;
 mod load;
 mod slice;
+mod tail_curve;
 mod types;
 
 use std::borrow::Cow;

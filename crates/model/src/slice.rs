@@ -108,6 +108,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
     let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
     let unchecked = Unchecked::of(&flows, &regime);
+    let mut crowded = Crowded::of(spec, config, &flows, device);
     let mut out = Vec::with_capacity(flows.len());
     for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
         let vm = &spec.vms[flow.vm];
@@ -123,7 +124,8 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         sum.add(Side::Host, "cap", cap);
         let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
         let stall = device.stall(flow.op, flow.exceedance, slack);
-        sum.add(Side::Host, "device", (stall - wait.service).max(0.0));
+        let full = crowded.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
+        sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
         let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);
         let limited = |of: &Wait| Share {
             kept: (of.kept * cpu.kept() * flow.through_cap).min(reach),
@@ -148,6 +150,34 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         out.push(sum.whole(kept));
     }
     out
+}
+
+/// What the device was measured to do while it is full of the requests of floods, which all share it where none is held back.
+struct Crowded<'a> {
+    device: &'a Device,
+    /// Empty while BFQ idles: then the floods wait for their slices.
+    floods: Vec<&'a Flow>,
+    /// By exceedance: most tasks ask for the same percentile.
+    known: Vec<(f64, f64)>,
+}
+
+impl<'a> Crowded<'a> {
+    fn of(spec: &Spec, config: &Config, flows: &'a [Flow], device: &'a Device) -> Self {
+        let shares = !idling::acts(spec, config);
+        let floods = flows.iter().filter(|f| shares && f.steady()).collect();
+        Self { device, floods, known: Vec::new() }
+    }
+
+    /// Latency above which a share `exceedance` of requests lies, s; 0 without floods.
+    fn latency(&mut self, exceedance: f64) -> f64 {
+        if let Some((_, latency)) = self.known.iter().find(|(e, _)| *e == exceedance) {
+            return *latency;
+        }
+        let of = |f: &&Flow| self.device.crowds.latency(f, exceedance);
+        let latency = self.floods.iter().map(of).fold(0.0, f64::max);
+        self.known.push((exceedance, latency));
+        latency
+    }
 }
 
 /// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.
