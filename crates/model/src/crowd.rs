@@ -6,7 +6,8 @@
 
 use rtvirtio_spec::Op;
 
-use crate::load::Flow;
+use crate::device::MIN_SLACK;
+use crate::load::{Flow, THROTTLE_SLICE};
 use crate::tail_curve::TailCurve;
 use crate::types::{DepthPoint, Profile};
 
@@ -33,7 +34,8 @@ impl Crowd {
     }
 
     /// Latency that a share of requests exceeds whose logarithm is `ln_e`, with `depth` in flight, s. Between the measured depths it is a line in logarithms;
-    /// beyond the last one it stays. More in flight never take less: where they did, what disturbed the smaller depth was not the crowd.
+    /// beyond the last one it stays. The least of this and all greater depths counts: what took longer with fewer in flight was held up by something else, or is at least
+    /// not what comes of more.
     fn quantile(&self, depth: f64, ln_e: f64) -> f64 {
         let mut above: Option<(f64, f64)> = None;
         for (d, curve) in self.0.iter().rev() {
@@ -50,40 +52,85 @@ impl Crowd {
     }
 }
 
+/// The floods of one direction and size, taken together.
+pub(crate) struct Kind {
+    op: Op,
+    /// Bytes per request.
+    block: f64,
+    /// Requests that all of them may have in flight.
+    depth: f64,
+    /// Share of the time in which they are.
+    share: f64,
+}
+
+/// What the tasks that take all they may get have in flight, by kind. The share of the time is 1 for a flood without a limit; what a limit lets through takes
+///
+/// ```text
+/// share = allowed / slice * time for one / (1 - rho)
+/// ```
+///
+/// with rho the share of the device that tasks at a rate take meanwhile.
+pub(crate) fn kinds<'a>(flows: &'a [Flow], counts: impl Fn(&Flow) -> bool + 'a) -> Vec<Kind> {
+    let rho: f64 = flows.iter().filter(|f| !f.steady()).map(|f| f.rate * f.cost).sum();
+    let left = (1.0 - rho).max(MIN_SLACK);
+    let mut kinds: Vec<Kind> = Vec::new();
+    for f in flows.iter().filter(|f| f.steady() && counts(f)) {
+        let share = match f.allowed {
+            Some(allowed) => allowed / THROTTLE_SLICE * f.cost.max(f.service / f.burst()) / left,
+            None => 1.0,
+        };
+        match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.block) {
+            Some(kind) => {
+                kind.depth += f.burst();
+                kind.share = (kind.share + share).min(1.0);
+            }
+            None => {
+                kinds.push(Kind { op: f.op, block: f.block, depth: f.burst(), share: share.min(1.0) });
+            }
+        }
+    }
+    kinds
+}
+
 impl Crowds {
     pub(crate) fn of(profile: &Profile) -> Self {
+        // Nothing measured of writes: they are taken for reads, as everywhere.
+        let writes = |writes: &[DepthPoint], reads: &[DepthPoint]| {
+            Crowd::of(if profile.write.is_empty() { reads } else { writes })
+        };
         let large = profile.large.as_ref().filter(|l| l.block > profile.block);
         Self {
             read: Crowd::of(&profile.read),
-            write: Crowd::of(&profile.write),
-            large: large
-                .map(|l| (Crowd::of(&l.read), Crowd::of(&l.write), (l.block.0 - profile.block.0) as f64)),
+            write: writes(&profile.write, &profile.read),
+            large: large.map(|l| {
+                let more = (l.block.0 - profile.block.0) as f64;
+                (Crowd::of(&l.read), writes(&l.write, &l.read), more)
+            }),
             block: profile.block.0 as f64,
         }
     }
 
-    /// Latency above which a share `exceedance` of the requests of another task lies while `flood` comes and goes, s; 0 where it is in flight more
+    /// Latency above which a share `exceedance` of the requests of any task lies while these floods come and go, s; 0 where they are in flight more
     /// rarely than that.
     ///
     /// ```text
-    /// latency = quantile of the flood's kind, with as many in flight as it may have, at exceedance / share
-    /// share   = 1, of a flood that a limit holds: rate * time for one
+    /// latency = quantile of the floods' kind, with as many in flight as they may have, at exceedance / share
     /// ```
-    pub(crate) fn latency(&self, flood: &Flow, exceedance: f64) -> f64 {
-        let share = if flood.flood { 1.0 } else { (flood.rate * flood.exclusive()).min(1.0) };
-        if exceedance >= share {
+    pub(crate) fn latency(&self, floods: &Kind, exceedance: f64) -> f64 {
+        if exceedance >= floods.share {
             return 0.0;
         }
-        let ln_e = (exceedance / share).ln();
+        let ln_e = (exceedance / floods.share).ln();
         let of = |small: &Crowd, large: Option<&Crowd>| {
-            let small = small.quantile(flood.burst(), ln_e);
+            let small = small.quantile(floods.depth, ln_e);
             let (Some(large), Some((.., more))) = (large, &self.large) else { return small };
-            let bytes = (flood.block - self.block).max(0.0);
-            small + (large.quantile(flood.burst(), ln_e) - small).max(0.0) * bytes / more
+            // What still larger ones take is in their cost; a stall that the large ones met does not grow with bytes.
+            let bytes = (floods.block - self.block).clamp(0.0, *more);
+            small + (large.quantile(floods.depth, ln_e) - small).max(0.0) * bytes / more
         };
         let read = || of(&self.read, self.large.as_ref().map(|(read, ..)| read));
         let write = || of(&self.write, self.large.as_ref().map(|(_, write, _)| write));
-        match flood.op {
+        match floods.op {
             Op::Read => read(),
             Op::Write => write(),
             Op::Mixed { .. } => read().max(write()),
@@ -110,6 +157,10 @@ mod tests {
 
     fn profile() -> Profile {
         Profile { read: points(), large: None, ..twin() }
+    }
+
+    fn tail(crowds: &Crowds, flows: &[Flow]) -> f64 {
+        kinds(flows, |_| true).iter().map(|kind| crowds.latency(kind, 1e-4)).fold(0.0, f64::max)
     }
 
     /// A flood of 32 reads of 4 KiB, without a limit.
@@ -154,14 +205,39 @@ mod tests {
     #[test]
     fn a_limit_lets_the_crowd_in_for_a_share_of_the_time() {
         let crowds = Crowds::of(&profile());
-        let tail = |flow: &Flow| crowds.latency(flow, 1e-4);
+        let tail = |flow: &Flow| tail(&crowds, std::slice::from_ref(flow));
         assert!(about(tail(&flood()), 4.387e-3));
         // 1 % of the time: as rare among those that meet it as one in a hundred.
         assert!(about(tail(&held(580.0)), 1.016e-3));
         assert!(tail(&held(3_000.0)) > tail(&held(580.0)) && tail(&held(3_000.0)) < 2e-3);
         // Ten at a time, rarely.
         assert!(tail(&held(90.0)) < 0.4e-3);
-        assert_eq!(tail(&held(5.0)), 0.0, "less often than one in 10 000");
+        assert_eq!(tail(&held(2.0)), 0.0, "less often than one in 10 000");
+    }
+
+    #[test]
+    fn floods_of_one_kind_are_one_crowd() {
+        let crowds = Crowds::of(&profile());
+        let parts = |n: usize, flow: Flow| vec![Flow { depth: 32.0 / n as f64, ..flow }; n];
+        for n in [1, 4, 32] {
+            assert!(about(tail(&crowds, &parts(n, flood())), 4.387e-3), "{n}");
+        }
+        // Each too rare to be met, together not.
+        let rare = Flow { depth: 1.0, ..held(1.5) };
+        assert_eq!(tail(&crowds, &[rare.clone()]), 0.0);
+        assert!(tail(&crowds, &vec![rare; 30]) > 0.0);
+        // Where tasks at a rate take most of the device, what a limit lets through is there for longer.
+        let rated = |rate| Flow { rate, flood: false, declared: true, depth: 1.0, ..flood() };
+        let beside = |rate| tail(&crowds, &[held(3_000.0), rated(rate)]);
+        assert!(beside(46_000.0) > 1.3 * beside(10.0), "{} {}", beside(46_000.0), beside(10.0));
+    }
+
+    #[test]
+    fn unmeasured_writes_are_taken_for_reads() {
+        let without = Profile { write: Vec::new(), ..profile() };
+        let writes = [Flow { op: Op::Write, ..flood() }];
+        assert!(about(tail(&Crowds::of(&without), &writes), 4.387e-3));
+        assert!(about(tail(&Crowds::of(&profile()), &writes), 3.5e-3));
     }
 
     #[test]
@@ -174,10 +250,11 @@ mod tests {
             write: Vec::new(),
         });
         let crowds = Crowds::of(&profile);
-        let of = |block: f64, op: Op| crowds.latency(&Flow { block, op, ..flood() }, 1e-4);
+        let of = |block: f64, op: Op| tail(&crowds, &[Flow { block, op, ..flood() }]);
         assert!(about(of(131_072.0, Op::Read), 10.486e-3));
         assert!(about(of(67_584.0, Op::Read), (4.387e-3 + 10.486e-3) / 2.0));
         assert!(about(of(1_024.0, Op::Read), 4.387e-3), "smaller ones count as the profile's");
+        assert!(about(of(1_048_576.0, Op::Read), 10.486e-3), "a stall does not grow with bytes");
         // Large writes were not measured: as the small ones.
         assert!(about(of(131_072.0, Op::Write), 3.5e-3));
     }

@@ -10,6 +10,7 @@ mod phases;
 
 use rtvirtio_spec::Spec;
 
+use crate::crowd::{Kind, kinds};
 use crate::device::{Device, MIN_SLACK};
 use crate::guest::{CpuLoad, overhead, round_trip};
 use crate::load::{Flow, flows, is_guest};
@@ -152,20 +153,19 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     out
 }
 
-/// What the device was measured to do while it is full of the requests of floods, which all share it where none is held back.
+/// What the device was measured to do while it is full of the requests of floods.
 struct Crowded<'a> {
     device: &'a Device,
-    /// Empty while BFQ idles: then the floods wait for their slices.
-    floods: Vec<&'a Flow>,
+    floods: Vec<Kind>,
     /// By exceedance: most tasks ask for the same percentile.
     known: Vec<(f64, f64)>,
 }
 
 impl<'a> Crowded<'a> {
-    fn of(spec: &Spec, config: &Config, flows: &'a [Flow], device: &'a Device) -> Self {
-        let shares = !idling::acts(spec, config);
-        let floods = flows.iter().filter(|f| shares && f.steady()).collect();
-        Self { device, floods, known: Vec::new() }
+    /// While BFQ idles, only what floods without a limit still have in flight when their slices end.
+    fn of(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
+        let idles = idling::acts(spec, config);
+        Self { device, floods: kinds(flows, |f| f.flood || !idles), known: Vec::new() }
     }
 
     /// Latency above which a share `exceedance` of requests lies, s; 0 without floods.
@@ -173,7 +173,7 @@ impl<'a> Crowded<'a> {
         if let Some((_, latency)) = self.known.iter().find(|(e, _)| *e == exceedance) {
             return *latency;
         }
-        let of = |f: &&Flow| self.device.crowds.latency(f, exceedance);
+        let of = |kind: &Kind| self.device.crowds.latency(kind, exceedance);
         let latency = self.floods.iter().map(of).fold(0.0, f64::max);
         self.known.push((exceedance, latency));
         latency

@@ -290,7 +290,7 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let told = model.fits(&elsewhere).unwrap_err().to_string();
     assert!(told.contains("twin-qlc-nvme") && told.contains("sda") && told.contains("--sweep"), "{told}");
     let damaged = |from: &str, to: &str| HostModel::from_json(&text.replacen(from, to, 1));
-    assert!(matches!(damaged("rtvirtio.model.v6", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
+    assert!(matches!(damaged("rtvirtio.model.v7", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
     assert!(matches!(damaged("\"ln_slice\"", "\"other\""), Err(ModelFileError::Damaged(_))));
     assert!(matches!(damaged("\"weights\":[", "\"weights\":[1.0,"), Err(ModelFileError::Damaged(_))));
     assert!(matches!(damaged("\"seconds\":8.0", "\"seconds\":0.0"), Err(ModelFileError::Damaged(_))));

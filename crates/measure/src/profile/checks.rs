@@ -10,6 +10,8 @@ use crate::hist::Latencies;
 const SPREAD: f64 = 0.15;
 /// A fall from one depth to the next that noise alone may cause.
 const NOISE: f64 = 0.10;
+/// A rise of p99.99 to the deepest point, beyond that of the depth, which a device does not cause.
+const HELD_UP: f64 = 4.0;
 /// Samples below which p99.99 is only the maximum.
 const FEW: u64 = 10_000;
 
@@ -47,6 +49,7 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
             ));
         }
     }
+    doubts.extend(held_up(series, summary));
     doubts.extend(identical(series, summary, points));
     for (p, point) in summary.iter().zip(points) {
         if let Some((low, high)) = two_groups(&point.latencies) {
@@ -59,6 +62,19 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
         }
     }
     doubts
+}
+
+/// The deepest point says what a full device does to others, and no deeper one corrects it. One standstill holds up all that is in flight, so it alone can make
+/// one request in 10 000 slow there.
+pub(super) fn held_up(series: &str, summary: &[DepthPoint]) -> Option<String> {
+    let [.., a, b] = summary else { return None };
+    let deeper = f64::from(b.depth) / f64::from(a.depth.max(1));
+    (b.p9999.0 as f64 > HELD_UP * deeper * a.p9999.0 as f64).then(|| {
+        format!(
+            "{series}: one request in 10 000 took {} at depth {} and {} at depth {}: something stood still; what is predicted beside VMs without a limit rests on that, so measure again",
+            a.p9999, a.depth, b.p9999, b.depth
+        )
+    })
 }
 
 /// Numbers that are equal to the last digit were not measured, or not by this run.

@@ -206,8 +206,10 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         let summary = summarise(&DEPTHS, own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
         results.push(summary);
-        // Not doubted by the checks: only their typical time and throughput are used.
-        large.push(summarise(&LARGE_DEPTHS, larger));
+        // Fewer samples than the other checks want: of their tails only the deepest one's is used.
+        let summary = summarise(&LARGE_DEPTHS, larger);
+        doubts.extend(checks::held_up(&format!("large {}", series.label()), &summary));
+        large.push(summary);
     }
     let (mut results, mut large) = (results.into_iter(), large.into_iter());
     let large = LargeRequests {

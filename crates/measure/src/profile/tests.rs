@@ -63,6 +63,11 @@ fn each_check_finds_its_fault() {
         with(0, point([10_000.0, 10_200.0, 9_900.0], (lat, 29_000), (31 * lat, 900))),
         "this looks like a rate limit",
     );
+    // One standstill of 5 ms with 32 in flight.
+    only(
+        with(5, point([80_000.0, 81_600.0, 79_200.0], (400_000, 29_968), (5_000_000, 32))),
+        "at depth 32: something stood still",
+    );
 }
 
 #[test]

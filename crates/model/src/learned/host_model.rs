@@ -24,8 +24,8 @@ use crate::load::is_guest;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
-/// Version of the model file's form.
-pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v6";
+/// Version of the model file's form, and of the slice model whose errors it has learned.
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v7";
 
 /// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30 s are 300 000 years, and still a number.
 const LN_MOST: f64 = 30.0;

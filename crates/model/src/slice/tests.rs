@@ -4,7 +4,7 @@ use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use super::*;
 use crate::testkit::{config, disk, flood, flooded, paper_mix, point, quick, spec, task, twin, with_guest};
-use crate::types::Bfq;
+use crate::types::{Bfq, LargeRequests};
 
 fn run(p: &Profile, s: &Spec, c: &Config) -> Vec<Forecast> {
     Slice.forecast(p, s, c).unwrap()
@@ -329,6 +329,22 @@ fn a_profile_without_reads_is_refused_with_the_remedy() {
     assert!(Slice.forecast(&twin(), &s, &c).unwrap_err().to_string().contains("vm1"));
 }
 
+/// The twin, with larger requests measured too.
+fn measured() -> Profile {
+    let large = LargeRequests {
+        block: Bytes::from_kib(128),
+        read: vec![
+            point(1, 4_300.0, [229, 300, 2_000, 5_000]),
+            point(32, 5_300.0, [6_000, 7_000, 9_000, 9_500]),
+        ],
+        write: vec![
+            point(1, 4_300.0, [229, 300, 2_000, 5_000]),
+            point(32, 4_300.0, [7_400, 8_000, 50_000, 60_000]),
+        ],
+    };
+    Profile { large: Some(large), ..twin() }
+}
+
 fn any_bfq() -> impl Strategy<Value = Bfq> {
     (0u64..20, 1u64..300, any::<bool>(), proptest::option::of(1u64..20_000), any::<bool>()).prop_map(
         |(si, ts, low_latency, budget, strict_guarantees)| Bfq {
@@ -352,7 +368,7 @@ fn any_elevator() -> impl Strategy<Value = Elevator> {
 }
 
 fn any_spec() -> impl Strategy<Value = Spec> {
-    let one = (1.0f64..5_000.0, 1u32..64, 0u32..6, 0u32..10).prop_map(|(rate, depth, shift, what)| {
+    let one = (1.0f64..5_000.0, 1u32..64, 0u32..9, 0u32..10).prop_map(|(rate, depth, shift, what)| {
         let mut t = if what == 0 || what == 7 { flood(depth) } else { task("t", rate, 300) };
         if what == 7 {
             t.burst = Some(Nanos::from_millis(200));
@@ -394,7 +410,7 @@ fn no_better(better: &Forecast, worse: &Forecast) -> Result<(), TestCaseError> {
 proptest! {
     #[test]
     fn terms_sum_to_the_total_and_stay_finite((s, c) in any_case()) {
-        for f in run(&twin(), &s, &c) {
+        for f in run(&measured(), &s, &c) {
             prop_assert_eq!(f.latency_ns.0, f.terms.iter().map(|t| t.latency_ns.0).sum::<u64>());
             prop_assert!(f.latency_ns.0 > 0 && f.latency_ns.0 < 1_000_000_000_000_000);
             prop_assert!((0.0..=1.0).contains(&f.rate_kept));
@@ -405,8 +421,8 @@ proptest! {
     fn a_search_is_told_what_a_forecast_says((s, c) in any_case(), cap in proptest::option::of(10.0f64..20_000.0)) {
         let mut c = c;
         c.vms[0].cap = cap.map(Iops);
-        let search = SliceSearch::new(&twin(), &s).unwrap().briefs(&c).unwrap();
-        let whole = run(&twin(), &s, &c);
+        let search = SliceSearch::new(&measured(), &s).unwrap().briefs(&c).unwrap();
+        let whole = run(&measured(), &s, &c);
         let same = |f: &Forecast| Brief { latency_ns: f.latency_ns, rate_kept: f.rate_kept };
         prop_assert_eq!(search, whole.iter().map(same).collect::<Vec<_>>());
     }
@@ -423,7 +439,7 @@ proptest! {
         for t in &mut more.vms[last].tasks {
             t.rate = t.rate.map(|r| Iops(r.0 * factor));
         }
-        let (a, b) = (run(&twin(), &s, &c), run(&twin(), &more, &c));
+        let (a, b) = (run(&measured(), &s, &c), run(&measured(), &more, &c));
         let mine: usize = s.vms[..last].iter().map(|vm| vm.tasks.len()).sum();
         for (a, b) in a.iter().zip(&b).take(mine) {
             no_better(a, b)?;
@@ -434,7 +450,7 @@ proptest! {
     fn a_heavier_weight_never_hurts_its_vm((s, c) in any_case(), heavier in 1u32..=1000) {
         let mut up = c.clone();
         up.vms[0].weight = up.vms[0].weight.max(heavier);
-        let (a, b) = (run(&twin(), &s, &c), run(&twin(), &s, &up));
+        let (a, b) = (run(&measured(), &s, &c), run(&measured(), &s, &up));
         for (a, b) in a.iter().zip(&b).take(s.vms[0].tasks.len()) {
             no_better(b, a)?;
         }
@@ -447,7 +463,7 @@ proptest! {
     fn a_longer_timeout_never_shortens_the_tail((s, c) in any_case(), more in 0u64..300) {
         let mut up = c.clone();
         up.bfq.timeout_sync = Nanos(c.bfq.timeout_sync.0 + more * 1_000_000);
-        for (a, b) in run(&twin(), &s, &c).iter().zip(&run(&twin(), &s, &up)) {
+        for (a, b) in run(&measured(), &s, &c).iter().zip(&run(&measured(), &s, &up)) {
             no_better(a, b)?;
         }
     }
@@ -458,7 +474,7 @@ proptest! {
         c.bfq.slice_idle = Nanos(c.bfq.slice_idle.0.max(1));
         let mut up = c.clone();
         up.bfq.slice_idle = Nanos(c.bfq.slice_idle.0 + more * 1_000_000);
-        for (a, b) in run(&twin(), &s, &c).iter().zip(&run(&twin(), &s, &up)) {
+        for (a, b) in run(&measured(), &s, &c).iter().zip(&run(&measured(), &s, &up)) {
             no_better(a, b)?;
         }
     }
@@ -474,7 +490,7 @@ proptest! {
         loose.bfq.max_budget = None;
         tight.vms[last].cap = Some(Iops(cap));
         loose.vms[last].cap = Some(Iops(looser));
-        let (a, b) = (run(&twin(), &s, &tight), run(&twin(), &s, &loose));
+        let (a, b) = (run(&measured(), &s, &tight), run(&measured(), &s, &loose));
         let mine: usize = s.vms[..last].iter().map(|vm| vm.tasks.len()).sum();
         for (a, b) in a.iter().zip(&b).take(mine) {
             no_better(a, b)?;
@@ -491,13 +507,13 @@ proptest! {
         let s = spec(LabKind::Qemu, &[vec![t.clone(), flood(1024)], vec![t]]);
         let mut c = config(&s, e, b);
         c.vms[0].weight = weight;
-        for f in run(&twin(), &s, &c) {
+        for f in run(&measured(), &s, &c) {
             prop_assert!(f.latency_ns.0 < u64::MAX / 4 && f.rate_kept.is_finite());
             if rate > 1e9 && f.rate_kept < 1.0 {
                 prop_assert!(ms(&f) > 1_000.0);
             }
         }
-        let f = run(&twin(), &s, &c);
+        let f = run(&measured(), &s, &c);
         if rate > 1e9 {
             prop_assert!(f[0].rate_kept < 1.0 && f[2].rate_kept < 1.0);
         }
