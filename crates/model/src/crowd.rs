@@ -6,7 +6,6 @@
 
 use rtvirtio_spec::Op;
 
-use crate::device::MIN_SLACK;
 use crate::load::{Flow, THROTTLE_SLICE};
 use crate::tail_curve::TailCurve;
 use crate::types::{DepthPoint, Profile};
@@ -66,17 +65,15 @@ pub(crate) struct Kind {
 /// What the tasks that take all they may get have in flight, by kind. The share of the time is 1 for a flood without a limit; what a limit lets through takes
 ///
 /// ```text
-/// share = allowed / slice * time for one / (1 - rho)
+/// share = allowed / slice * time for one
 /// ```
 ///
-/// with rho the share of the device that tasks at a rate take meanwhile.
-pub(crate) fn kinds<'a>(flows: &'a [Flow], counts: impl Fn(&Flow) -> bool + 'a) -> Vec<Kind> {
-    let rho: f64 = flows.iter().filter(|f| !f.steady()).map(|f| f.rate * f.cost).sum();
-    let left = (1.0 - rho).max(MIN_SLACK);
+/// Divided by what tasks at a rate leave of the device, as an ideal server would have it, the learned bounds on top of this were wider (`docs/model.md`, A full device).
+pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = Vec::new();
-    for f in flows.iter().filter(|f| f.steady() && counts(f)) {
+    for f in flows.iter().filter(|f| f.steady()) {
         let share = match f.allowed {
-            Some(allowed) => allowed / THROTTLE_SLICE * f.cost.max(f.service / f.burst()) / left,
+            Some(allowed) => allowed / THROTTLE_SLICE * f.cost.max(f.service / f.burst()),
             None => 1.0,
         };
         match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.block) {
@@ -160,7 +157,7 @@ mod tests {
     }
 
     fn tail(crowds: &Crowds, flows: &[Flow]) -> f64 {
-        kinds(flows, |_| true).iter().map(|kind| crowds.latency(kind, 1e-4)).fold(0.0, f64::max)
+        kinds(flows).iter().map(|kind| crowds.latency(kind, 1e-4)).fold(0.0, f64::max)
     }
 
     /// A flood of 32 reads of 4 KiB, without a limit.
@@ -224,12 +221,8 @@ mod tests {
         }
         // Each too rare to be met, together not.
         let rare = Flow { depth: 1.0, ..held(1.5) };
-        assert_eq!(tail(&crowds, &[rare.clone()]), 0.0);
+        assert_eq!(tail(&crowds, std::slice::from_ref(&rare)), 0.0);
         assert!(tail(&crowds, &vec![rare; 30]) > 0.0);
-        // Where tasks at a rate take most of the device, what a limit lets through is there for longer.
-        let rated = |rate| Flow { rate, flood: false, declared: true, depth: 1.0, ..flood() };
-        let beside = |rate| tail(&crowds, &[held(3_000.0), rated(rate)]);
-        assert!(beside(46_000.0) > 1.3 * beside(10.0), "{} {}", beside(46_000.0), beside(10.0));
     }
 
     #[test]

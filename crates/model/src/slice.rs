@@ -162,10 +162,10 @@ struct Crowded<'a> {
 }
 
 impl<'a> Crowded<'a> {
-    /// While BFQ idles, only what floods without a limit still have in flight when their slices end.
+    /// Nobody while BFQ idles: then the floods wait for their slices.
     fn of(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
-        let idles = idling::acts(spec, config);
-        Self { device, floods: kinds(flows, |f| f.flood || !idles), known: Vec::new() }
+        let floods = if idling::acts(spec, config) { Vec::new() } else { kinds(flows) };
+        Self { device, floods, known: Vec::new() }
     }
 
     /// Latency above which a share `exceedance` of requests lies, s; 0 without floods.
