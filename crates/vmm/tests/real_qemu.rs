@@ -48,8 +48,9 @@ fn machine(test: &str) -> Option<Machine> {
     let child = spawn(command, Vec::new(), Lifetime::WithParent).unwrap();
     let machine = Machine { child, dir };
     let start = Instant::now();
-    while !machine.dir.path().join("qmp").exists() {
-        assert!(start.elapsed() < LIMIT, "QEMU did not open its socket");
+    // The path is there from bind(2) on, but nobody is let in before listen(2).
+    while let Err(error) = Qmp::connect(&machine.dir.path().join("qmp"), LIMIT) {
+        assert!(start.elapsed() < LIMIT, "QEMU's monitor does not answer: {error}");
         thread::sleep(Duration::from_millis(10));
     }
     Some(machine)
