@@ -10,6 +10,7 @@ use rtvirtio_stats::conformal::{Evaluation, coverage_by, wilson};
 use serde::Serialize;
 
 use crate::dataset::Point;
+use crate::rates::Rates;
 use crate::repeat::conditions;
 use crate::train::{TrainError, TrainSettings, fewest, fit, inputs, median};
 
@@ -55,6 +56,10 @@ pub struct Held {
     pub mlp_ms: Option<f64>,
     /// Longest stall of the host itself during the run, ms.
     pub host_stall_ms: f64,
+    /// Share of the declared rate that was kept, 0 to 1.
+    pub kept: f64,
+    /// The same as expected by the learned model.
+    pub expected_kept: f64,
 }
 
 /// How one predictor did.
@@ -181,11 +186,23 @@ impl Accuracy {
     /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the host's stalls are known.
     #[must_use]
     pub fn flowing(&self) -> (Flowing, Option<Flowing>) {
-        let flows: Vec<&str> = Regime::ALL.into_iter().filter(|r| r.flows()).map(Regime::name).collect();
-        let held = || self.held.iter().filter(|h| flows.contains(&h.regime));
+        let held = || self.held.iter().filter(|h| flows(h));
         let measured = held().map(|h| Some(h.upper_with_host_ms? / h.with_host_ms.max(1e-6)));
         (Flowing::of(held().map(over).collect()), measured.collect::<Option<Vec<f64>>>().map(Flowing::of))
     }
+}
+
+impl Accuracy {
+    /// How well rates were foretold: of all tasks, and of those in runs where BFQ does not idle.
+    #[must_use]
+    pub fn rates(&self) -> (Rates, Rates) {
+        (Rates::of(&self.held, |_| true), Rates::of(&self.held, flows))
+    }
+}
+
+/// Whether a task ran where BFQ does not idle.
+fn flows(held: &Held) -> bool {
+    Regime::ALL.into_iter().any(|r| r.flows() && r.name() == held.regime)
 }
 
 impl Flowing {
@@ -262,6 +279,8 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
                 fitted_ms: calibrated.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
                 mlp_ms: mlp.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
                 host_stall_ms: point.noise.max_ns.as_millis_f64(),
+                kept: stream.rate.map_or(1.0, |r| (outcome.rate.0 / r.0).min(1.0)),
+                expected_kept: learned[i].rate_kept,
             });
         }
     }

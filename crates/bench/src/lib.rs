@@ -26,6 +26,7 @@ pub mod networks;
 pub mod passes;
 pub mod planning;
 pub mod promises;
+pub mod rates;
 pub mod repeat;
 pub mod reservation;
 pub mod run;

@@ -296,12 +296,14 @@ struct Start {
     leaf: usize,
     /// ln of the latency that the forest learns the ratio to, in s.
     base: fn(&Row) -> f64,
+    /// Share of the rate whose loss it takes for granted.
+    lost: fn(&Row) -> f64,
 }
 
 impl Start {
     /// Of rows of all regimes: the tail itself, from the quantile that the bound is for.
     fn of_all(miss: f64) -> Self {
-        Self { high: 1.0 - miss, leaf: ForestOptions::default().leaf, base: |_| 0.0 }
+        Self { high: 1.0 - miss, leaf: ForestOptions::default().leaf, base: |_| 0.0, lost: |_| 0.0 }
     }
 }
 
@@ -325,7 +327,7 @@ struct Bounded {
 /// [`TrainError`].
 fn bounded_forest(rows: &[Row], start: &Start, settings: &TrainSettings) -> Result<Bounded, TrainError> {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
-    let lost: Vec<f64> = rows.iter().map(|r| r.lost).collect();
+    let lost: Vec<f64> = rows.iter().map(|r| r.lost - (start.lost)(r)).collect();
     let mut table = Rows::new(WIDTH);
     for (r, w) in rows.iter().zip(equal_runs(&groups)) {
         table.push(&r.x, r.actual.ln() - (start.base)(r), w)?;

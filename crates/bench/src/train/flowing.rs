@@ -1,6 +1,6 @@
 //! A forest and a calibration of their own for runs in which BFQ does not idle, where that is sharper.
 
-use rtvirtio_model::learned::{FlowingModel, LN_SLICE};
+use rtvirtio_model::learned::{FlowingModel, LN_SLICE, SLICE_KEPT};
 use rtvirtio_stats::conformal::{ConformalError, Quantile};
 use rtvirtio_stats::forest::ForestError;
 use rtvirtio_units::Nanos;
@@ -12,7 +12,13 @@ use super::{
 
 /// What bounds start from here. What the slice model leaves has short tails, so a quantile that several neighbours carry is as good a start as one that few do, and what is left
 /// to learn is smoother than latency itself (`docs/model.md` has the figures of others).
-const START: Start = Start { high: 0.9, leaf: 6, base: |row| row.x[LN_SLICE] };
+const START: Start = Start {
+    high: 0.9,
+    leaf: 6,
+    base: |row| row.x[LN_SLICE],
+    // One leaf holds runs that are full and runs that are not, where the slice model is right of both.
+    lost: |row| 1.0 - row.x[SLICE_KEPT],
+};
 
 /// A model in two parts.
 pub(super) struct Apart {
@@ -92,7 +98,7 @@ mod tests {
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
 
-    use super::super::tests::{made_up, profile, quick};
+    use super::super::tests::{follow, made_up, profile, quick};
     use super::super::{fit, inputs, regime};
     use crate::accuracy::judge;
     use crate::dataset::Point;
@@ -150,6 +156,62 @@ mod tests {
                 "{told}"
             );
         }
+    }
+
+    /// The same, but every other run in which BFQ does not idle asks for more than the device has.
+    fn half_full(n: usize, seed: u64) -> Vec<Point> {
+        let mut points = chancy(n, seed);
+        let mut random = Random::new(seed);
+        for point in points.iter_mut().filter(|p| regime(p).flows()).step_by(2) {
+            for rate in point.vms.iter_mut().flatten().filter_map(|s| s.rate.as_mut()) {
+                rate.0 *= 60.0;
+            }
+            follow(point, 0.1, &mut random);
+        }
+        points
+    }
+
+    #[test]
+    fn full_runs_do_not_make_others_doubt_their_rates() {
+        // Tails of full runs differ from those of the slice model by as much as others, so they are in the same leaves.
+        let mut model = fit(&half_full(400, 1), &profile(), "", &quick()).unwrap();
+        // A bound that proves no rate.
+        model.flowing.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
+        let judged = judge(&[(Arc::new(model), half_full(200, 9))], &profile()).unwrap();
+        let (_, rates) = judged.rates();
+        let lost = judged.flowing().0.n - rates.kept;
+        assert!(rates.kept > 80 && lost > 80, "{lost} {rates:?}");
+        assert_eq!((rates.broken, rates.refused), (0, 0), "{rates:?}");
+    }
+
+    #[test]
+    fn a_bound_leaves_no_room_for_a_loss() {
+        let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
+        // What was measured says that half of each rate is lost.
+        let part = model.flowing.as_mut().expect("a part of its own");
+        part.forest.companions.iter_mut().for_each(|c| *c = 0.5);
+        let learned = Learned::bound(Arc::new(model));
+        let mut proven = 0;
+        for point in chancy(200, 9).iter().filter(|p| regime(p).flows()) {
+            let (spec, config) = inputs(point);
+            for forecast in learned.forecast(&profile(), &spec, &config).unwrap() {
+                let lost = 1.0 - forecast.rate_kept;
+                let room = forecast.promised().as_secs_f64() / point.seconds;
+                assert!(
+                    lost <= room + 1e-9 && (lost - room.min(0.5)).abs() < 1e-6 || room > 0.5,
+                    "{lost} {room}"
+                );
+                proven += usize::from(lost < 0.01);
+            }
+        }
+        assert!(proven > 80, "{proven}");
+        // A limit below the rate loses it, whatever the bound says.
+        let point = &chancy(200, 9)[0];
+        let (spec, mut config) = inputs(point);
+        let rate = spec.vms[0].declared_rate();
+        config.vms[0].cap = Some(rtvirtio_units::Iops(rate.0 / 2.0));
+        let kept = learned.forecast(&profile(), &spec, &config).unwrap()[0].rate_kept;
+        assert!(kept <= 0.51, "{kept}");
     }
 
     #[test]

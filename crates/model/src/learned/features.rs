@@ -57,6 +57,9 @@ pub const NAMES: [&str; 37] = [
 /// Index of `ln_slice`, ln(tail in s) by the slice model over a run.
 pub const LN_SLICE: usize = 0;
 
+/// Index of `slice_kept`, the share of the declared rate that the slice model says is kept, 0 to 1.
+pub const SLICE_KEPT: usize = 4;
+
 /// The same in words, for those who read that something lies outside what was measured.
 pub const MEANINGS: [&str; WIDTH] = [
     "predicted latency",
@@ -294,7 +297,7 @@ mod tests {
         assert_eq!(rows.len(), slice.len());
         assert!(rows.iter().flatten().all(|v| v.is_finite()));
         let at = |name: &str| NAMES.iter().position(|n| *n == name).unwrap();
-        assert_eq!(at("ln_slice"), LN_SLICE);
+        assert_eq!((at("ln_slice"), at("slice_kept")), (LN_SLICE, SLICE_KEPT));
         let mut other = config.clone();
         other.elevator = Elevator::None;
         let (none, _) = features(&profile, &spec, &other, 10.0).unwrap();

@@ -9,14 +9,14 @@ use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use super::features::{LN_SLICE, WIDTH};
+use super::features::{LN_SLICE, SLICE_KEPT, WIDTH};
 use super::host_model::{Estimate, check_bound, check_forest, estimate};
 
 /// The part of a learned model that is of runs in which BFQ does not idle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlowingModel {
-    /// ln(latency / latency by the slice model) of the measured tasks, each with the share of its declared rate that was lost.
+    /// ln(latency / latency by the slice model) of the measured tasks, each with the share of its declared rate that was lost beyond what the slice model says, -1 to 1.
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
@@ -42,6 +42,6 @@ impl FlowingModel {
         row: &[f64; WIDTH],
         scratch: &mut Scratch,
     ) -> Result<Estimate, ForestError> {
-        Ok(estimate(&self.forest, self.high, row, scratch)?.times(row[LN_SLICE]))
+        Ok(estimate(&self.forest, self.high, row, scratch)?.beyond(row[LN_SLICE], 1.0 - row[SLICE_KEPT]))
     }
 }

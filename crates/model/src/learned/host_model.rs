@@ -25,7 +25,7 @@ use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperB
 use crate::{ModelError, TailModel};
 
 /// Version of the model file's form, and of the slice model whose errors it has learned.
-pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v7";
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v8";
 
 /// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30 s are 300 000 years, and still a number.
 const LN_MOST: f64 = 30.0;
@@ -352,9 +352,9 @@ pub(super) struct Estimate {
 }
 
 impl Estimate {
-    /// The same of a latency that is `e^ln` times as long.
-    pub(super) fn times(self, ln: f64) -> Self {
-        Self { middle: self.middle + ln, high: self.high + ln, lost: self.lost }
+    /// The same where a latency of `e^ln` s and a loss of `lost` are what it is measured against.
+    pub(super) fn beyond(self, ln: f64, lost: f64) -> Self {
+        Self { middle: self.middle + ln, high: self.high + ln, lost: self.lost + lost }
     }
 
     /// Upper bound, s: never below the expected tail, also where the calibrated score is negative, and the `stall` that any run may meet and most do not.
@@ -482,12 +482,21 @@ impl TailModel for Learned {
                         (estimate, upper)
                     }
                 };
-                let kept = 1.0 - estimate.lost.clamp(0.0, 1.0);
+                let kept = kept(&estimate, &upper, held_below_its_rates(vm, set).then_some(slice.rate_kept));
                 let expected = Nanos::from_secs_f64(estimate.middle.exp());
                 Ok(rescaled(slice, expected, Some(kept), Some(upper)))
             })
             .collect()
     }
+}
+
+/// Share of the declared rate that is kept, 0 to 1: what is expected, or what the bound proves where that is more. A request's latency counts from when it was due, so a task
+/// that loses a share of its rate for a whole run is late by that share of the run at its end: a tail that stays below a bound leaves no room for a larger loss. `capped` is what
+/// a limit below the VM's rates leaves, which no run was measured with.
+fn kept(estimate: &Estimate, upper: &Upper, capped: Option<f64>) -> f64 {
+    let latest = upper.latency_ns.as_secs_f64() + upper.host_ns.as_secs_f64();
+    let lost = estimate.lost.clamp(0.0, 1.0).min(latest / upper.run_s);
+    (1.0 - lost).min(capped.unwrap_or(1.0))
 }
 
 /// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with rates so far down.

@@ -5,7 +5,7 @@ mod flowing;
 mod guests;
 mod host_model;
 
-pub use features::{LN_SLICE, NAMES, PAPER_WIDTH, WIDTH, features, paper_features};
+pub use features::{LN_SLICE, NAMES, PAPER_WIDTH, SLICE_KEPT, WIDTH, features, paper_features};
 pub use flowing::FlowingModel;
 pub use guests::GuestModel;
 pub use host_model::{HOST_MODEL_SCHEMA, HostModel, Learned, ModelFileError, Regime, writes};
