@@ -125,6 +125,10 @@ pub struct Accuracy {
     pub sharpness: f64,
     /// The same per regime.
     pub sharpness_by_regime: Vec<(String, usize, f64)>,
+    /// How well rates were foretold where BFQ idles; also of runs whose tails nobody knows without the host's stalls, once these are judged.
+    pub idling_rates: Rates,
+    /// The same where BFQ does not idle.
+    pub flowing_rates: Rates,
     /// All held-out tasks.
     pub held: Vec<Held>,
 }
@@ -189,14 +193,6 @@ impl Accuracy {
         let held = || self.held.iter().filter(|h| flows(h));
         let measured = held().map(|h| Some(h.upper_with_host_ms? / h.with_host_ms.max(1e-6)));
         (Flowing::of(held().map(over).collect()), measured.collect::<Option<Vec<f64>>>().map(Flowing::of))
-    }
-}
-
-impl Accuracy {
-    /// How well rates were foretold: of all tasks, and of those in runs where BFQ does not idle.
-    #[must_use]
-    pub fn rates(&self) -> (Rates, Rates) {
-        (Rates::of(&self.held, |_| true), Rates::of(&self.held, flows))
     }
 }
 
@@ -337,6 +333,8 @@ fn summarise(
         groups,
         sharpness: median(held.iter().map(over).collect()),
         sharpness_by_regime,
+        idling_rates: Rates::of(held.iter().chain(others).filter(|h| !flows(h))),
+        flowing_rates: Rates::of(held.iter().chain(others).filter(|h| flows(h))),
         held,
     })
 }

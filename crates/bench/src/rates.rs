@@ -1,11 +1,12 @@
 //! How well models foretell whether a task keeps its declared rate: a plan needs the rate as much as the tail, and a rate that is doubted without need rules out good settings.
 
 use rtvirtio_measure::verdict::RATE_KEPT;
+use serde::Serialize;
 
 use crate::accuracy::Held;
 
 /// Tasks whose rate was foretold and then measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rates {
     /// Tasks that were to keep their rate, which is [`RATE_KEPT`] of it.
     pub promised: usize,
@@ -18,10 +19,10 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Counts the tasks that `these` picks.
-    pub fn of(held: &[Held], these: impl Fn(&Held) -> bool) -> Self {
+    /// Counts tasks.
+    pub fn of<'a>(held: impl IntoIterator<Item = &'a Held>) -> Self {
         let mut all = Self::default();
-        for h in held.iter().filter(|h| these(h)) {
+        for h in held {
             let (promised, kept) = (h.expected_kept >= RATE_KEPT, h.kept >= RATE_KEPT);
             all.promised += usize::from(promised);
             all.broken += usize::from(promised && !kept);
@@ -78,10 +79,10 @@ mod tests {
     #[test]
     fn promises_and_doubts_are_counted_apart() {
         let all = [held(1.0, 0.995), held(0.992, 0.98), held(0.5, 0.99), held(0.1, 0.2)];
-        let rates = Rates::of(&all, |_| true);
+        let rates = Rates::of(&all);
         assert_eq!(rates, Rates { promised: 2, broken: 1, kept: 2, refused: 1 });
         assert_eq!((rates.broken_share(), rates.refused_share()), (0.5, 0.5));
-        let none = Rates::of(&all, |h| h.vms > 1);
+        let none = Rates::of(&[]);
         assert_eq!((none, none.broken_share(), none.refused_share()), (Rates::default(), 0.0, 0.0));
     }
 }

@@ -94,7 +94,7 @@ mod tests {
     use std::sync::Arc;
 
     use rtvirtio_model::learned::{FlowingModel, ModelFileError};
-    use rtvirtio_model::{HostModel, Learned, TailModel, UpperBasis};
+    use rtvirtio_model::{Elevator, HostModel, Learned, TailModel, UpperBasis};
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
 
@@ -141,10 +141,11 @@ mod tests {
         // From a file as it was, and never one that leads nowhere.
         let text = serde_json::to_string(&model).unwrap();
         assert_eq!(HostModel::from_json(&text).unwrap(), model);
-        let spoil: [fn(&mut FlowingModel); 4] = [
+        let spoil: [fn(&mut FlowingModel); 5] = [
             |f| f.high = 0.2,
             |f| f.bound.miss = 0.05,
             |f| f.bound.score = 1e3,
+            |f| f.forest.companions[0] = -1.1,
             |f| *f.forest.targets.last_mut().unwrap() = 1e3,
         ];
         for change in spoil {
@@ -158,15 +159,23 @@ mod tests {
         }
     }
 
-    /// The same, but every other run in which BFQ does not idle asks for more than the device has.
+    /// The same, but every other run in which BFQ does not idle asks for more than the device has, and without a scheduler a fifth more is lost than the slice model says.
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
         let mut random = Random::new(seed);
-        for point in points.iter_mut().filter(|p| regime(p).flows()).step_by(2) {
-            for rate in point.vms.iter_mut().flatten().filter_map(|s| s.rate.as_mut()) {
-                rate.0 *= 60.0;
+        for (i, point) in points.iter_mut().filter(|p| regime(p).flows()).enumerate() {
+            if i % 2 == 0 {
+                for rate in point.vms.iter_mut().flatten().filter_map(|s| s.rate.as_mut()) {
+                    rate.0 *= 60.0;
+                }
             }
             follow(point, 0.1, &mut random);
+            if point.knobs.elevator == Elevator::None {
+                for r in &mut point.results {
+                    r.rate.0 *= 0.8;
+                    r.p9999 = Nanos(r.p9999.0 + Nanos::from_secs_f64(0.2 * point.seconds).0);
+                }
+            }
         }
         points
     }
@@ -175,43 +184,54 @@ mod tests {
     fn full_runs_do_not_make_others_doubt_their_rates() {
         // Tails of full runs differ from those of the slice model by as much as others, so they are in the same leaves.
         let mut model = fit(&half_full(400, 1), &profile(), "", &quick()).unwrap();
-        // A bound that proves no rate.
+        // A bound that shows no rate.
         model.flowing.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
         let judged = judge(&[(Arc::new(model), half_full(200, 9))], &profile()).unwrap();
-        let (_, rates) = judged.rates();
+        let rates = judged.flowing_rates;
         let lost = judged.flowing().0.n - rates.kept;
-        assert!(rates.kept > 80 && lost > 80, "{lost} {rates:?}");
-        assert_eq!((rates.broken, rates.refused), (0, 0), "{rates:?}");
+        assert!(rates.kept > 40 && lost > 80, "{lost} {rates:?}");
+        assert!(rates.broken == 0 && rates.refused < rates.kept / 10, "{rates:?}");
     }
 
     #[test]
-    fn a_bound_leaves_no_room_for_a_loss() {
+    fn a_bound_leaves_no_room_for_a_loss_where_it_holds() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
         // What was measured says that half of each rate is lost.
         let part = model.flowing.as_mut().expect("a part of its own");
         part.forest.companions.iter_mut().for_each(|c| *c = 0.5);
         let learned = Learned::bound(Arc::new(model));
-        let mut proven = 0;
+        let (mut shown, mut guessed) = (0, 0);
         for point in chancy(200, 9).iter().filter(|p| regime(p).flows()) {
             let (spec, config) = inputs(point);
             for forecast in learned.forecast(&profile(), &spec, &config).unwrap() {
-                let lost = 1.0 - forecast.rate_kept;
                 let room = forecast.promised().as_secs_f64() / point.seconds;
-                assert!(
-                    lost <= room + 1e-9 && (lost - room.min(0.5)).abs() < 1e-6 || room > 0.5,
-                    "{lost} {room}"
-                );
-                proven += usize::from(lost < 0.01);
+                let upper = forecast.upper.as_ref().unwrap();
+                if upper.basis == UpperBasis::Extrapolated {
+                    assert!(forecast.rate_kept <= 0.5, "{forecast:?}");
+                    guessed += 1;
+                } else {
+                    assert!(forecast.rate_kept >= 1.0 - room - 1e-9, "{forecast:?}");
+                    shown += usize::from(forecast.rate_kept > 0.99);
+                }
             }
         }
-        assert!(proven > 80, "{proven}");
-        // A limit below the rate loses it, whatever the bound says.
-        let point = &chancy(200, 9)[0];
+        assert!(shown > 80 && guessed > 0, "{shown} {guessed}");
+    }
+
+    #[test]
+    fn a_limit_below_the_rates_takes_them_whatever_was_measured() {
+        let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
+        // Nobody lost anything.
+        model.forest.companions.iter_mut().for_each(|c| *c = 0.0);
+        let learned = Learned::bound(Arc::new(model));
+        let points = chancy(200, 9);
+        let point = points.iter().find(|p| !regime(p).flows()).unwrap();
         let (spec, mut config) = inputs(point);
+        let kept = |config: &_| learned.forecast(&profile(), &spec, config).unwrap()[0].rate_kept;
+        assert_eq!(kept(&config), 1.0);
         let rate = spec.vms[0].declared_rate();
         config.vms[0].cap = Some(rtvirtio_units::Iops(rate.0 / 2.0));
-        let kept = learned.forecast(&profile(), &spec, &config).unwrap()[0].rate_kept;
-        assert!(kept <= 0.51, "{kept}");
+        assert!(kept(&config) <= 0.5 + 1e-9, "{}", kept(&config));
     }
 
     #[test]

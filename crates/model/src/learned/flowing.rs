@@ -33,7 +33,9 @@ impl FlowingModel {
         if self.bound.miss != miss {
             return Err(here("its bound has another confidence".to_owned()));
         }
-        check_forest(&self.forest, self.high).and_then(|()| check_bound(&self.bound)).map_err(here)
+        check_forest(&self.forest, self.high, -1.0..=1.0)
+            .and_then(|()| check_bound(&self.bound))
+            .map_err(here)
     }
 
     /// What it says of one row.

@@ -6,6 +6,7 @@
 //! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what coverage was seen: `docs/model.md`.
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use rtvirtio_spec::{Arrival, Pattern, Spec, Task, Vm};
@@ -174,7 +175,7 @@ impl HostModel {
         if !(self.seconds.is_finite() && self.seconds > 0.0) {
             return damaged("its runs have no length".to_owned());
         }
-        check_forest(&self.forest, self.high).map_err(ModelFileError::Damaged)?;
+        check_forest(&self.forest, self.high, 0.0..=1.0).map_err(ModelFileError::Damaged)?;
         if let Some(paper) = &self.paper {
             paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
         }
@@ -315,8 +316,8 @@ impl HostModel {
     }
 }
 
-/// Checks a forest and the level of its high quantile, as read from a file; the error says what is damaged.
-pub(super) fn check_forest(forest: &Forest, high: f64) -> Result<(), String> {
+/// Checks a forest and the level of its high quantile, as read from a file; the error says what is damaged. Shares of lost rates lie in `lost`.
+pub(super) fn check_forest(forest: &Forest, high: f64, lost: RangeInclusive<f64>) -> Result<(), String> {
     if !(high > 0.5 && high < 1.0) {
         return Err("its high quantile is none".to_owned());
     }
@@ -326,6 +327,9 @@ pub(super) fn check_forest(forest: &Forest, high: f64) -> Result<(), String> {
     }
     if forest.targets.iter().any(|ln| ln.abs() > LN_MOST) {
         return Err("a latency that cannot be".to_owned());
+    }
+    if forest.companions.iter().any(|share| !lost.contains(share)) {
+        return Err("a loss of rate that cannot be".to_owned());
     }
     Ok(())
 }
@@ -490,13 +494,13 @@ impl TailModel for Learned {
     }
 }
 
-/// Share of the declared rate that is kept, 0 to 1: what is expected, or what the bound proves where that is more. A request's latency counts from when it was due, so a task
-/// that loses a share of its rate for a whole run is late by that share of the run at its end: a tail that stays below a bound leaves no room for a larger loss. `capped` is what
-/// a limit below the VM's rates leaves, which no run was measured with.
+/// Share of the declared rate that is kept, 0 to 1: what is expected, or what the bound shows where that is more. A request's latency counts from when it was due, so a task
+/// that loses a share of its rate through a run is late by that share of the run at its end: a tail of p99.99 below the bound leaves no room for a larger loss, but in a run that ends
+/// within a wait. Outside of what was measured a bound shows nothing. `capped` is what a limit below the VM's rates leaves, which no run was measured with.
 fn kept(estimate: &Estimate, upper: &Upper, capped: Option<f64>) -> f64 {
     let latest = upper.latency_ns.as_secs_f64() + upper.host_ns.as_secs_f64();
-    let lost = estimate.lost.clamp(0.0, 1.0).min(latest / upper.run_s);
-    (1.0 - lost).min(capped.unwrap_or(1.0))
+    let room = if upper.outside.is_empty() { latest / upper.run_s } else { 1.0 };
+    (1.0 - estimate.lost.clamp(0.0, 1.0).min(room)).min(capped.unwrap_or(1.0))
 }
 
 /// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with rates so far down.

@@ -34,6 +34,9 @@ const SIZES: [usize; 7] = [120, 150, 200, 300, 450, 700, 1000];
 /// Largest share of the rates that are kept where BFQ does not idle, and that a forecast may doubt: each rules out a setting that is good.
 const DOUBTED: f64 = 0.1;
 
+/// Largest share of the tasks that were to keep their rate, and did not.
+const BROKEN: f64 = 0.01;
+
 /// How it is judged.
 pub struct Options<'a> {
     /// Parts of the conditions, each judged by models fitted on the others.
@@ -244,7 +247,7 @@ fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
         }
         (measured, None) => flows("flowing", "as measured", &measured),
     }
-    claims.extend(of_rates(a, &at, confidence));
+    claims.extend(of_rates(a));
     let runs = "runs from which on more of them make the expected tail better by less than a tenth (typical factor, learning curve)";
     let enough = enough(curve);
     let mut claim =
@@ -258,21 +261,25 @@ fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     claims
 }
 
-/// Claims of rates; `at` names the confidence where it is not the usual one.
-fn of_rates(a: &Accuracy, at: &str, confidence: f64) -> Vec<Claim> {
-    let (all, flowing) = a.rates();
-    let broken = format!(
-        "held-out tasks that were to keep their rate, and lost more than a hundredth of it, beside a bound{at}"
-    );
-    let broken = Claim::new("accuracy.rates.broken", broken, all.broken_share(), "share", all.promised);
-    let doubted = "held-out tasks that kept their rate, although the forecast said they would not";
-    let refused = Claim::new("accuracy.rates.refused", doubted, all.refused_share(), "share", all.kept);
-    let mut claims = vec![broken.at_most(1.0 - confidence), refused];
-    if flowing.kept > 0 {
-        let of = format!("{doubted}, where BFQ does not idle");
-        let share = flowing.refused_share();
-        claims
-            .push(Claim::new("accuracy.flowing.refused", of, share, "share", flowing.kept).at_most(DOUBTED));
+/// Claims of rates, by whether BFQ idles.
+fn of_rates(a: &Accuracy) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for (id, place, rates) in
+        [("flowing", "does not idle", a.flowing_rates), ("idling", "idles", a.idling_rates)]
+    {
+        let what = format!(
+            "held-out tasks that lost more than a hundredth of their rate, of those that were to keep it, where BFQ {place}"
+        );
+        let broken =
+            Claim::new(format!("accuracy.{id}.broken"), what, rates.broken_share(), "share", rates.promised);
+        let what =
+            format!("held-out tasks that were to lose it, of those that kept their rate, where BFQ {place}");
+        let refused =
+            Claim::new(format!("accuracy.{id}.refused"), what, rates.refused_share(), "share", rates.kept);
+        // Where BFQ idles who waits is chance, and a forecast that says so is right to doubt.
+        let refused = if id == "flowing" { refused.at_most(DOUBTED) } else { refused };
+        claims.extend((rates.promised > 0).then(|| broken.at_most(BROKEN)));
+        claims.extend((rates.kept > 0).then_some(refused));
     }
     claims
 }
@@ -336,12 +343,13 @@ fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
     for (name, n, ratio) in &a.sharpness_by_regime {
         let _ = writeln!(s, "  {name:<24} n {n:>5}  upper/actual {ratio:.2}");
     }
-    let (rates, flowing) = a.rates();
-    let _ = writeln!(
-        s,
-        "rates: {} of {} tasks that were to keep theirs did not; {} of {} that kept theirs were doubted, where BFQ does not idle {} of {}",
-        rates.broken, rates.promised, rates.refused, rates.kept, flowing.refused, flowing.kept
-    );
+    for (place, rates) in [("does not idle", a.flowing_rates), ("idles", a.idling_rates)] {
+        let _ = writeln!(
+            s,
+            "rates where BFQ {place}: {} of {} tasks that were to keep theirs did not, {} of {} that kept theirs were doubted",
+            rates.broken, rates.promised, rates.refused, rates.kept
+        );
+    }
     s.push_str("worst groups:");
     for (name, n, share) in a.groups.iter().take(4) {
         let _ = write!(s, "  {name} {:.1}% of {n}", 100.0 * share);
