@@ -191,8 +191,10 @@ impl Forest {
                 // In every tree's part, which takes very few trees.
                 forest.weigh(row_of(rows, row), &mut scratch)?;
             }
-            report.quantiles.push(levels.iter().map(|q| forest.quantile_of(&scratch.weights, *q)).collect());
-            report.companions.push(forest.companion_of(&scratch.weights));
+            let total: f64 = scratch.weights.iter().sum();
+            let quantile = |q: &f64| forest.quantile_of(&scratch.weights, total, *q);
+            report.quantiles.push(levels.iter().map(quantile).collect());
+            report.companions.push(forest.companion_of(&scratch.weights, total));
         }
         Ok((forest, report))
     }
@@ -252,10 +254,12 @@ impl Forest {
         out: &mut [f64],
     ) -> Result<f64, ForestError> {
         self.weigh(x, scratch)?;
+        let weights = &scratch.weights;
+        let total: f64 = weights.iter().sum();
         for (level, out) in levels.iter().zip(out) {
-            *out = self.quantile_of(&scratch.weights, *level);
+            *out = self.quantile_of(weights, total, *level);
         }
-        Ok(self.companion_of(&scratch.weights))
+        Ok(self.companion_of(weights, total))
     }
 
     /// Standard deviation of the trees' means: large where the forest is unsure. It is no confidence interval.
@@ -319,8 +323,9 @@ impl Forest {
         }
     }
 
-    fn quantile_of(&self, weights: &[f64], level: f64) -> f64 {
-        let wanted = level.clamp(0.0, 1.0) * weights.iter().sum::<f64>() * (1.0 - 1e-12);
+    /// The quantile at `level` of neighbours whose weights sum up to `total`.
+    fn quantile_of(&self, weights: &[f64], total: f64, level: f64) -> f64 {
+        let wanted = level.clamp(0.0, 1.0) * total * (1.0 - 1e-12);
         let mut sum = 0.0;
         for (target, weight) in self.targets.iter().zip(weights) {
             sum += weight;
@@ -331,9 +336,8 @@ impl Forest {
         self.targets.last().copied().unwrap_or(0.0)
     }
 
-    fn companion_of(&self, weights: &[f64]) -> f64 {
-        let sum: f64 = weights.iter().sum();
-        self.companions.iter().zip(weights).map(|(c, w)| c * w).sum::<f64>() / sum.max(f64::MIN_POSITIVE)
+    fn companion_of(&self, weights: &[f64], total: f64) -> f64 {
+        self.companions.iter().zip(weights).map(|(c, w)| c * w).sum::<f64>() / total.max(f64::MIN_POSITIVE)
     }
 }
 
