@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::dataset::Point;
 use crate::rates::Rates;
 use crate::repeat::conditions;
-use crate::train::{TrainError, TrainSettings, fewest, fit, inputs, median};
+use crate::train::{TrainError, TrainSettings, fewest, fit, inputs, lost, median};
 
 /// Folds where nothing else is said.
 pub const FOLDS: usize = 5;
@@ -253,9 +253,7 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
             rtvirtio_model::learned::features(profile, &spec, &config, point.seconds).map_err(bad)?;
         let load_at = rtvirtio_model::learned::NAMES.iter().position(|n| *n == "load").unwrap_or(0);
         for (i, (_, stream, outcome)) in point.tasks().enumerate() {
-            if stream.rate.is_none() {
-                continue;
-            }
+            let Some(lost) = lost(stream, outcome) else { continue };
             held.push(Held {
                 id: point.id.clone(),
                 task: i,
@@ -275,7 +273,7 @@ fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<
                 fitted_ms: calibrated.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
                 mlp_ms: mlp.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
                 host_stall_ms: point.noise.max_ns.as_millis_f64(),
-                kept: stream.rate.map_or(1.0, |r| (outcome.rate.0 / r.0).min(1.0)),
+                kept: 1.0 - lost,
                 expected_kept: learned[i].rate_kept,
             });
         }

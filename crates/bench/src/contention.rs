@@ -229,24 +229,11 @@ mod tests {
     use rtvirtio_units::Iops;
 
     use super::*;
+    use crate::dataset::tests::alike;
 
     fn point(setup: &Setup, repetition: usize, tail_ms: u64) -> Point {
         let tail = Nanos::from_millis(tail_ms);
-        let latencies = std::iter::repeat_n(tail, 100).collect();
-        let outcome = Outcome {
-            n: 100,
-            rate: Iops(100.0),
-            p50: tail,
-            p99: tail,
-            p9999: tail,
-            max: tail,
-            p9999_awake: None,
-            p9999_placebo: None,
-            p9999_fio: None,
-            hist: crate::dataset::pack(&latencies),
-            upper: None,
-            promised: None,
-        };
+        let outcome = alike(100, Iops(100.0), tail);
         Point {
             id: setup.id(repetition),
             device: "qlc-nvme".to_owned(),

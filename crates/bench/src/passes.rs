@@ -334,6 +334,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::cases::{CaseOptions, cases};
     use crate::dataset::Outcome;
+    use crate::dataset::tests::alike;
     use crate::load::Knobs;
 
     /// The smallest one of the paper.
@@ -357,20 +358,7 @@ pub(crate) mod tests {
             vms: case().vms,
             noise: Noise { max_ns: Nanos::from_millis(stall_ms), ..Noise::default() },
             disk: None,
-            results: vec![Outcome {
-                n: 1000,
-                rate: Iops(rate),
-                p50: tail,
-                p99: tail,
-                p9999: tail,
-                max: tail,
-                p9999_awake: None,
-                p9999_placebo: None,
-                p9999_fio: None,
-                hist: vec![1, 1000],
-                upper: None,
-                promised: None,
-            }],
+            results: vec![Outcome { hist: vec![1, 1000], ..alike(1000, Iops(rate), tail) }],
         }
     }
 

@@ -196,7 +196,7 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
 }
 
 /// Share of the declared rate that was lost; `None` without a rate.
-fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
+pub(crate) fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
     stream.rate.map(|r| (1.0 - outcome.rate.0 / r.0).clamp(0.0, 1.0))
 }
 

@@ -21,21 +21,33 @@ fn header() -> Header {
     }
 }
 
-fn point(id: &str) -> Point {
-    let latencies: Latencies = (1..=100u64).map(|i| Nanos(i * 10_000)).collect();
-    let outcome = Outcome {
-        n: 100,
-        rate: Iops(100.0),
-        p50: Nanos(500_000),
-        p99: Nanos(990_000),
-        p9999: Nanos(1_000_000),
-        max: Nanos(1_000_000),
-        p9999_awake: Some(Nanos(900_000)),
+/// What a task did whose `n` requests all took as long.
+pub(crate) fn alike(n: u64, rate: Iops, tail: Nanos) -> Outcome {
+    let latencies = std::iter::repeat_n(tail, n as usize).collect();
+    Outcome {
+        n,
+        rate,
+        p50: tail,
+        p99: tail,
+        p9999: tail,
+        max: tail,
+        p9999_awake: None,
         p9999_placebo: None,
         p9999_fio: None,
         hist: pack(&latencies),
         upper: None,
         promised: None,
+    }
+}
+
+fn point(id: &str) -> Point {
+    let latencies: Latencies = (1..=100u64).map(|i| Nanos(i * 10_000)).collect();
+    let outcome = Outcome {
+        p50: Nanos(500_000),
+        p99: Nanos(990_000),
+        p9999_awake: Some(Nanos(900_000)),
+        hist: pack(&latencies),
+        ..alike(100, Iops(100.0), Nanos(1_000_000))
     };
     Point {
         id: id.to_owned(),

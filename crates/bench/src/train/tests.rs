@@ -10,6 +10,7 @@ use rtvirtio_units::{Iops, Nanos};
 use super::*;
 use crate::accuracy::{evaluate, folds, judge, learning_curve};
 use crate::chooser::least_sure;
+use crate::dataset::tests::alike;
 use crate::design::{Limits, conditions};
 
 pub(crate) fn profile() -> Profile {
@@ -63,20 +64,7 @@ pub(super) fn follow(point: &mut Point, spread: f64, random: &mut Random) {
             let factor = (spread * (0.8 * common + 0.6 * random.normal())).exp();
             let tail = Nanos((f.latency_ns.0 as f64 * factor) as u64);
             let rate = Iops(stream.rate.map_or(1000.0, |r| r.0) * f.rate_kept);
-            Outcome {
-                n: 1000,
-                rate,
-                p50: tail,
-                p99: tail,
-                p9999: tail,
-                max: tail,
-                p9999_awake: None,
-                p9999_placebo: None,
-                p9999_fio: None,
-                hist: vec![400, 1000],
-                upper: None,
-                promised: None,
-            }
+            Outcome { hist: vec![400, 1000], ..alike(1000, rate, tail) }
         })
         .collect();
 }

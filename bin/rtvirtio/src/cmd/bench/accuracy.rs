@@ -12,6 +12,7 @@ use rtvirtio_bench::calibrate::{Calibration, calibrate};
 use rtvirtio_bench::claims::Claim;
 use rtvirtio_bench::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_bench::networks::{self, Networks};
+use rtvirtio_bench::rates::Rates;
 use rtvirtio_bench::repeat::{Repeatability, repeatability};
 use rtvirtio_bench::run::as_result;
 use rtvirtio_bench::sizes::{Size, loss_by_size};
@@ -261,12 +262,19 @@ fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     claims
 }
 
-/// Claims of rates, by whether BFQ idles.
+/// Rates by whether BFQ idles: a name for claims, what it does, how well they were foretold, and the share of those kept that may be doubted.
+fn rates(a: &Accuracy) -> [(&'static str, &'static str, Rates, Option<f64>); 2] {
+    [
+        ("flowing", "does not idle", a.flowing_rates, Some(DOUBTED)),
+        // Who waits is chance, and a forecast that says so is right to doubt.
+        ("idling", "idles", a.idling_rates, None),
+    ]
+}
+
+/// Claims of rates.
 fn of_rates(a: &Accuracy) -> Vec<Claim> {
     let mut claims = Vec::new();
-    for (id, place, rates) in
-        [("flowing", "does not idle", a.flowing_rates), ("idling", "idles", a.idling_rates)]
-    {
+    for (id, place, rates, doubted) in rates(a) {
         let what = format!(
             "held-out tasks that lost more than a hundredth of their rate, of those that were to keep it, where BFQ {place}"
         );
@@ -276,10 +284,11 @@ fn of_rates(a: &Accuracy) -> Vec<Claim> {
             format!("held-out tasks that were to lose it, of those that kept their rate, where BFQ {place}");
         let refused =
             Claim::new(format!("accuracy.{id}.refused"), what, rates.refused_share(), "share", rates.kept);
-        // Where BFQ idles who waits is chance, and a forecast that says so is right to doubt.
-        let refused = if id == "flowing" { refused.at_most(DOUBTED) } else { refused };
         claims.extend((rates.promised > 0).then(|| broken.at_most(BROKEN)));
-        claims.extend((rates.kept > 0).then_some(refused));
+        claims.extend((rates.kept > 0).then(|| match doubted {
+            Some(most) => refused.at_most(most),
+            None => refused,
+        }));
     }
     claims
 }
@@ -343,7 +352,7 @@ fn shown(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
     for (name, n, ratio) in &a.sharpness_by_regime {
         let _ = writeln!(s, "  {name:<24} n {n:>5}  upper/actual {ratio:.2}");
     }
-    for (place, rates) in [("does not idle", a.flowing_rates), ("idles", a.idling_rates)] {
+    for (_, place, rates, _) in rates(a) {
         let _ = writeln!(
             s,
             "rates where BFQ {place}: {} of {} tasks that were to keep theirs did not, {} of {} that kept theirs were doubted",
