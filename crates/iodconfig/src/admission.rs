@@ -1,6 +1,6 @@
 //! Whether a device keeps the deadlines that its file promises, and how late a request can be.
 
-use rtvirtio_iosched::bound::{self, Flow, Refusal};
+use rtvirtio_iosched::bound::{self, Deallocations, Flow, Refusal};
 use rtvirtio_iosched::{Config, Policy};
 use rtvirtio_units::Nanos;
 
@@ -38,7 +38,14 @@ impl Device {
 
     fn known(&self, sched: &Config, latency: Nanos) -> bound::Device {
         let window = sched.window.most.max(sched.window.start);
-        bound::Device { parallel: self.parallel, window, latency, stretch: 1.0 }
+        // Read-only disks offer no discards.
+        let discards = self.disks.iter().any(|disk| disk.discard && !disk.read_only);
+        let deallocations = Deallocations {
+            piece: Nanos(sched.cost.discard_ns),
+            share: f64::from(sched.discard_share) / 100.0,
+        };
+        let deallocations = if discards { deallocations } else { Deallocations::default() };
+        bound::Device { parallel: self.parallel, window, latency, stretch: 1.0, deallocations }
     }
 
     /// Whether every reservation's deadline can be kept, as the scheduler is configured.

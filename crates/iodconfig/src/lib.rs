@@ -81,6 +81,9 @@ pub struct Device {
     /// The guest's class goes on to the host's I/O scheduler, which must be `mq-deadline` to act on it.
     #[serde(default)]
     pub pass_priority: bool,
+    /// Most of the device's time that discards and zeroing take while other VMs use it.
+    #[serde(default = "discard_share", deserialize_with = "text")]
+    pub discard_share: Ratio,
     /// Less important requests of a VM go first when they waited for so long.
     #[serde(default = "aging", deserialize_with = "text")]
     pub aging: Nanos,
@@ -95,6 +98,10 @@ fn edf() -> Policy {
 
 fn quantum() -> Bytes {
     Bytes::from_kib(64)
+}
+
+fn discard_share() -> Ratio {
+    Ratio(0.05)
 }
 
 fn aging() -> Nanos {
@@ -142,6 +149,10 @@ pub struct CostText {
     /// A flush.
     #[serde(default, deserialize_with = "text")]
     pub flush: Nanos,
+    /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. As a write of one quantum when
+    /// not said.
+    #[serde(default, deserialize_with = "maybe")]
+    pub discard: Option<Nanos>,
 }
 
 /// `base + MiB * per_mib`.
@@ -181,6 +192,9 @@ pub struct Disk {
     /// Others write it too, and that is meant.
     #[serde(default)]
     pub shared: bool,
+    /// The guest may discard and zero ranges, where the backing can. Without, bounds need not cover it.
+    #[serde(default = "yes")]
+    pub discard: bool,
     /// Its QEMU brings huge pages, and is trusted not to give them back.
     #[serde(default)]
     pub hugepages: bool,
@@ -210,6 +224,10 @@ pub struct Disk {
     pub write_cap: CapText,
     /// Whether, and how far, the guest's word about priorities counts.
     pub guest_priority: Option<PriorityText>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn queues() -> u16 {
@@ -413,11 +431,12 @@ impl Device {
         };
         let cost = self.cost.map_or(Cost::UNIT, |c| {
             let line = |l: LineText| Line { base_ns: l.base.0, per_mib_ns: l.per_mib.0 };
+            let write = line(c.write);
             Cost {
                 read: line(c.read),
-                write: line(c.write),
+                write,
                 flush_ns: c.flush.0.max(c.write.base.0),
-                discard_ns: c.write.base.0,
+                discard_ns: c.discard.map_or_else(|| write.of(self.quantum.0), |d| d.0),
             }
         });
         let config = Config {
@@ -426,6 +445,7 @@ impl Device {
             window,
             cost,
             aging: self.aging,
+            discard_share: whole(self.discard_share.0 * 100.0).clamp(1, 100) as u32,
             ..Config::default()
         };
         let vms = self.disks.iter().map(|d| d.vm(&config)).collect();

@@ -1,6 +1,6 @@
 //! A device as a scheduler above it must know it.
 
-use rtvirtio_iosched::bound::Device;
+use rtvirtio_iosched::bound::{Deallocations, Device};
 use rtvirtio_iosched::{Cost, Line, Op};
 use rtvirtio_model::{ModelError, Profile, Service, ServiceLine, service};
 use rtvirtio_twin::{Timing, TwinProfile};
@@ -76,7 +76,7 @@ impl DeviceModel {
             read: line(&twin.read, 0.0, 0.0),
             write,
             flush_ns: write.base_ns,
-            discard_ns: write.base_ns,
+            discard_ns: write.of(LARGEST_PIECE),
         };
         Self {
             name: name.to_owned(),
@@ -108,7 +108,8 @@ impl DeviceModel {
             read: line(&s.read),
             write: line(&write),
             flush_ns: line(&write).of(s.block.0),
-            discard_ns: line(&write).of(s.block.0),
+            // Not measured: the domain sizes pieces so that they take no longer than the largest write.
+            discard_ns: line(&write).of(LARGEST_PIECE),
         };
         // Seen from outside, k servers are one that is k times as fast and answers later (see [`rtvirtio_model::Service`]): later by what the largest piece needs.
         let largest = (LARGEST_PIECE as f64 - s.block.0 as f64).max(0.0);
@@ -165,7 +166,9 @@ impl DeviceModel {
     /// For bounds, with so many pieces at the device.
     #[must_use]
     pub fn with_window(&self, window: u32) -> Device {
-        Device { parallel: self.parallel, window, latency: self.latency, stretch: 1.0 }
+        let share = f64::from(rtvirtio_iosched::Config::default().discard_share) / 100.0;
+        let deallocations = Deallocations { piece: Nanos(self.cost.discard_ns), share };
+        Device { parallel: self.parallel, window, latency: self.latency, stretch: 1.0, deallocations }
     }
 
     /// Device time of a request of `len` bytes that is served in pieces of `quantum` bytes, ns.

@@ -1,6 +1,6 @@
 //! Which reservations make a spec's targets hold in the worst case.
 
-use rtvirtio_iosched::bound::{Flow, Refusal, admit, bounds};
+use rtvirtio_iosched::bound::{Flow, Refusal, admit, behind_discard, bounds};
 use rtvirtio_iosched::{Op, Policy};
 use rtvirtio_spec::{Spec, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
@@ -237,9 +237,10 @@ fn dearest(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
 
 fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> String {
     match refusal {
-        Refusal::Deadline { vm, needed, blocking, latency, .. } if *vm == asking => format!(
-            "{needed} may pass in the worst case, {deadline} are left for the device: {blocking} behind what it holds already, {latency} for its own stalls, the rest behind \
-             this VM's own requests and those of more urgent ones"
+        Refusal::Deadline { vm, needed, blocking, latency, discard, .. } if *vm == asking => format!(
+            "{needed} may pass in the worst case, {deadline} are left for the device: {blocking} behind what it holds already, {latency} for its own stalls{}, the rest behind \
+             this VM's own requests and those of more urgent ones",
+            behind_discard(*discard)
         ),
         Refusal::Deadline { vm, .. } => {
             let other = spec.vms.get(*vm).map_or("another VM", |vm| vm.name.as_str());

@@ -61,13 +61,14 @@ impl DomainPlan {
         let _ = writeln!(
             s,
             "window = {}\n# What requests take of the device, pieces that it serves at once, and how long it may do nothing.\n\
-             cost = {{ read = {{ base = \"{}\", per_mib = \"{}\" }}, write = {{ base = \"{}\", per_mib = \"{}\" }}, flush = \"{}\" }}\nparallel = {}\nstall = \"{}\"",
+             cost = {{ read = {{ base = \"{}\", per_mib = \"{}\" }}, write = {{ base = \"{}\", per_mib = \"{}\" }}, flush = \"{}\", discard = \"{}\" }}\nparallel = {}\nstall = \"{}\"",
             self.window,
             exact(cost.read.base_ns),
             exact(cost.read.per_mib_ns),
             exact(cost.write.base_ns),
             exact(cost.write.per_mib_ns),
             exact(cost.flush_ns),
+            exact(cost.discard_ns),
             self.device.parallel,
             exact(self.device.latency.0),
         );

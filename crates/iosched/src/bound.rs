@@ -2,7 +2,7 @@
 //!
 //! Network calculus (Le Boudec and Thiran, *Network Calculus*, 2001) in units of device time. The flow i asks at most `b_i + r_i t` in any interval t. The device, while it has
 //! something to do, works off at least `k (t - T)` in any interval: k pieces at once ([`Device::parallel`], no more than the window), after a latency T for its stalls, its
-//! wake-ups and everything between guest and device. Two terms are the price of not being alone:
+//! wake-ups and everything between guest and device. Where VMs may discard, [`Deallocations`] are taken off: `k (t (1 - s) - T - C)`. Two terms are the price of not being alone:
 //!
 //! - *blocking* `B = W C`: the window's pieces that were given before and cannot be taken back, each of at most C;
 //! - of k servers the last piece starts when the work before it is done and then takes its own time c: `work / k + c (1 - 1/k)`.
@@ -36,6 +36,18 @@ pub struct Device {
     pub latency: Nanos,
     /// Longest service time over the cost that is charged for it, at least 1.
     pub stretch: f64,
+    /// Discards and zeroing of any VM.
+    pub deallocations: Deallocations,
+}
+
+/// What discards and zeroing take from a device at most: `piece + share t` in any interval t, during which it does nothing
+/// else (see the scheduler's pacing). The default is a device without them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Deallocations {
+    /// Longest time of one piece.
+    pub piece: Nanos,
+    /// Share of the time, 0 to 1.
+    pub share: f64,
 }
 
 /// What one flow asks at most, in ns of device time.
@@ -87,8 +99,8 @@ pub enum Refusal {
     },
     /// A deadline that cannot be met in the worst case.
     #[error(
-        "VM {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for its own stalls; \
-         allow more, reserve less, or lower the window or the quantum"
+        "VM {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for its own stalls{}; \
+         allow more, reserve less, or lower the window or the quantum", behind_discard(*.discard)
     )]
     Deadline {
         /// Whose.
@@ -101,7 +113,15 @@ pub enum Refusal {
         blocking: Nanos,
         /// T of it.
         latency: Nanos,
+        /// One piece of a discard or zeroing; 0 where no VM may do that.
+        discard: Nanos,
     },
+}
+
+/// Words for the time behind a discard, to be appended to the others.
+#[must_use]
+pub fn behind_discard(piece: Nanos) -> String {
+    if piece == Nanos(0) { String::new() } else { format!(", {piece} behind a discard") }
 }
 
 /// Longest time of each flow's requests from arrival to completion; `None` where there is no bound.
@@ -133,6 +153,7 @@ pub fn admit(device: &Device, flows: &[Flow]) -> Result<(), Refusal> {
                 needed,
                 blocking: ns(device.blocking(flows) / device.speed()),
                 latency: device.latency,
+                discard: device.deallocations.piece,
             });
         }
     }
@@ -150,7 +171,17 @@ impl Device {
 
     /// Charged device time that is worked off per time.
     fn speed(&self) -> f64 {
-        self.servers() / self.stretch.max(1.0)
+        self.servers() * self.left() / self.stretch.max(1.0)
+    }
+
+    /// Share of the time that deallocations leave.
+    fn left(&self) -> f64 {
+        (1.0 - self.deallocations.share).clamp(0.01, 1.0)
+    }
+
+    /// T and one piece of a deallocation, ns. The service left is `k (t (1 - s) - T - C)`, which begins at `(T + C) / (1 - s)`.
+    fn latency(&self) -> f64 {
+        (self.latency.0 as f64 + self.deallocations.piece.0 as f64) / self.left()
     }
 
     /// Work that cannot be taken back, in charged time.
@@ -169,7 +200,7 @@ fn fifo(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let fits = flows.iter().map(|f| f.rate).sum::<f64>() <= device.speed();
     let ahead: f64 = flows.iter().map(|f| f.ahead(fits)).sum();
     let bound = |f: &Flow| {
-        let t = device.latency.0 as f64 + ahead / device.speed() + device.own(f.piece);
+        let t = device.latency() + ahead / device.speed() + device.own(f.piece);
         (rate <= device.speed() && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
@@ -206,7 +237,7 @@ fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
         // Pieces, not time, are shared: what small pieces ask per time counts as whole pieces of a round.
         let pieces = (ahead / least).ceil();
         let sustained = rate / least * round <= device.speed();
-        let t = device.latency.0 as f64
+        let t = device.latency()
             + (device.blocking(flows) + pieces * round) / device.speed()
             + device.own(f.piece);
         (sustained && t.is_finite()).then(|| ns(t))
@@ -239,7 +270,7 @@ fn drr(device: &Device, flows: &[Flow], rest: &Rest) -> Vec<Option<Nanos>> {
         let share = q / frame * rest.speed;
         let (rate, ahead) = of_vm(flows, vm, share);
         let latency = ((frame - q) * (1.0 + piece / q) + largest) / rest.speed;
-        let t = device.latency.0 as f64 * device.speed() / rest.speed
+        let t = device.latency() * device.speed() / rest.speed
             + rest.before / rest.speed
             + latency
             + ahead / share
@@ -258,7 +289,7 @@ fn edf(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let slack = |t: f64| {
         let demand: f64 =
             promised.iter().filter(|(_, d)| *d <= t).map(|(f, d)| f.burst + f.rate * (t - d)).sum();
-        t - (device.latency.0 as f64 + (blocking + demand) / device.speed() + own)
+        t - (device.latency() + (blocking + demand) / device.speed() + own)
     };
     // What nobody reserved, for those who have no deadline or go beyond theirs.
     let rest = Rest { speed: device.speed() - rate, before: blocking + burst };
@@ -300,7 +331,13 @@ mod tests {
         }
     }
 
-    const DISK: Device = Device { parallel: 1, window: 1, latency: Nanos(0), stretch: 1.0 };
+    const DISK: Device = Device {
+        parallel: 1,
+        window: 1,
+        latency: Nanos(0),
+        stretch: 1.0,
+        deallocations: Deallocations { piece: Nanos(0), share: 0.0 },
+    };
 
     #[test]
     fn by_hand_for_two_flows() {
@@ -317,6 +354,25 @@ mod tests {
             bounds(Policy::RoundRobin, &DISK, &flows),
             [Some(Nanos::from_micros(300)), Some(Nanos::from_micros(500))]
         );
+    }
+
+    /// One piece of a discard before anything else, and then its share of the time.
+    #[test]
+    fn discards_are_part_of_every_bound() {
+        let deallocations = Deallocations { piece: Nanos::from_micros(90), share: 0.1 };
+        let device = Device { deallocations, ..DISK };
+        let flows = [flow(0, 0.3, 100.0 * US, Some(500))];
+        // (90 + 100 + 100) / 0.9.
+        let expected = Nanos(322_223);
+        for policy in [Policy::Fifo, Policy::Edf] {
+            let without = bounds(policy, &DISK, &flows)[0].unwrap();
+            let with = bounds(policy, &device, &flows)[0].unwrap();
+            assert!(with.0 >= without.0 * 10 / 9 + 100_000, "{with} {without}");
+        }
+        assert_eq!(bounds(Policy::Edf, &device, &flows), [Some(expected)]);
+        let all = [flow(0, 0.95, 100.0 * US, Some(500_000))];
+        assert_eq!(admit(&DISK, &all), Ok(()));
+        assert!(matches!(admit(&device, &all), Err(Refusal::Rate { able, .. }) if able == 90.0));
     }
 
     #[test]

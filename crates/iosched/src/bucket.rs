@@ -74,6 +74,27 @@ impl Bucket {
         self.at = now;
     }
 
+    /// Takes `tokens` that were used without having been there: what is missing is paid by the next tokens that come.
+    ///
+    /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the nanosecond.
+    pub fn owe(&mut self, now: Nanos, tokens: u64) {
+        let now = now.max(self.at);
+        let need = u128::from(tokens) * u128::from(SCALE);
+        let level = self.level_at(now);
+        self.at = now;
+        match need.checked_sub(u128::from(level)) {
+            None | Some(0) => self.level = level - need as u64,
+            Some(missing) => {
+                self.level = 0;
+                let wait = match u128::from(self.rate) {
+                    0 => u64::MAX,
+                    rate => u64::try_from(missing.div_ceil(rate)).unwrap_or(u64::MAX),
+                };
+                self.at = Nanos(now.0.saturating_add(wait));
+            }
+        }
+    }
+
     /// The level in billionths at a moment not before `at`.
     fn level_at(&self, t: Nanos) -> u64 {
         let gained = u128::from(t.0 - self.at.0) * u128::from(self.rate);
@@ -169,6 +190,13 @@ impl Regulator {
         }
     }
 
+    /// Charges device time beyond what a piece was charged for when it went, in ns.
+    pub(crate) fn owe_time(&mut self, now: Nanos, time: u64) {
+        for bucket in self.buckets[2].iter_mut().flatten() {
+            bucket.owe(now, time);
+        }
+    }
+
     /// Notes that a piece is held back; one that is held for long counts once.
     pub(crate) fn hold(&mut self) {
         self.hits += u64::from(!self.holding);
@@ -227,6 +255,19 @@ mod tests {
         bucket.take(Nanos(0), 5);
         assert_eq!(bucket.ready_at(Nanos(7), 1), Nanos(u64::MAX));
         assert_eq!(bucket.ready_at(Nanos(7), 0), Nanos(7));
+    }
+
+    #[test]
+    fn a_debt_is_paid_before_anything_goes() {
+        let mut bucket = Bucket::new(1_000, 10);
+        bucket.owe(Nanos(0), 4);
+        assert_eq!(bucket.ready_at(Nanos(0), 6), Nanos(0));
+        // 6 are left; 16 are used: 10 tokens are missing, which take 10 ms, and one more token 1 ms.
+        bucket.owe(Nanos(0), 16);
+        assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(11_000_000));
+        let mut never = Bucket::new(0, 5);
+        never.owe(Nanos(3), 6);
+        assert_eq!(never.ready_at(Nanos(3), 1), Nanos(u64::MAX));
     }
 
     #[test]

@@ -88,6 +88,10 @@ pub struct Config {
     pub quantum: u64,
     /// Largest piece of a discard in bytes.
     pub discard_quantum: u64,
+    /// Smallest piece of a discard in bytes: no smaller than what the device or file system can deallocate at once.
+    pub discard_least: u64,
+    /// Share of the device's time in percent, 1 to 100, that discards and zeroing take while other VMs use the device.
+    pub discard_share: u32,
     /// Pieces at the device.
     pub window: WindowConfig,
     /// What pieces cost.
@@ -104,6 +108,8 @@ impl Default for Config {
             policy: Policy::Edf,
             quantum: 64 << 10,
             discard_quantum: 16 << 20,
+            discard_least: 64 << 10,
+            discard_share: 5,
             window: WindowConfig::fixed(4),
             cost: Cost::UNIT,
             aging: Nanos::from_millis(1_000),
@@ -166,6 +172,8 @@ impl Config {
             return Err(ConfigError::Multiple { quantum: self.quantum });
         }
         range("discard quantum", self.discard_quantum, 4 << 10, 1 << 40)?;
+        range("smallest piece of a discard", self.discard_least, 512, 1 << 40)?;
+        range("share of discards in percent", self.discard_share.into(), 1, 100)?;
         range("window.start", self.window.start.into(), 1, 65_536)?;
         range("window.least", self.window.least.into(), 1, self.window.most.into())?;
         range("window.most", self.window.most.into(), 1, 65_536)?;

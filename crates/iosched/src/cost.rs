@@ -34,7 +34,7 @@ pub struct Cost {
     pub write: Line,
     /// A flush, in ns.
     pub flush_ns: u64,
-    /// A discard of one piece, in ns.
+    /// Longest time of one piece of a discard, in ns: pieces are sized to take no longer.
     pub discard_ns: u64,
 }
 
@@ -44,7 +44,7 @@ impl Cost {
         read: Line { base_ns: 1_000, per_mib_ns: 0 },
         write: Line { base_ns: 1_000, per_mib_ns: 0 },
         flush_ns: 1_000,
-        discard_ns: 1_000,
+        discard_ns: 1_000_000,
     };
 
     /// Device time of a piece, in ns; at least 1.
@@ -58,10 +58,10 @@ impl Cost {
         }
     }
 
-    /// The most that one piece can cost which holds a place at the device: all but flushes.
+    /// The most that one piece can cost which holds a place in the window: reads and writes.
     #[must_use]
     pub fn dearest(&self, quantum: u64) -> u64 {
-        self.read.of(quantum).max(self.write.of(quantum)).max(self.discard_ns)
+        self.read.of(quantum).max(self.write.of(quantum))
     }
 
     /// The most that one piece of a direction can cost.

@@ -13,6 +13,7 @@
 //!   held piece may go is exact ([`Next::Wait`]).
 //! - The *policy* ([`Policy`]) chooses among VMs. Under `edf` a *reservation* ([`Reservation`]) gives requests a deadline as long as they keep to their declared
 //!   rate and burst; what goes beyond shares the rest by weight, so a flood can only take what nobody reserved.
+//! - *Deallocations* (discards, zeroing) go one at a time outside of the window, sized and paced by the time that they take.
 //! - The *window* bounds what the device holds, so that the order stays ours.
 //! - [`bound`] says how long a request may take at most, and admission refuses what cannot be promised.
 
@@ -20,6 +21,7 @@ pub mod bound;
 mod bucket;
 mod config;
 mod cost;
+mod deallocation;
 mod fair;
 mod meter;
 mod priority;
@@ -31,6 +33,7 @@ mod window;
 pub use bucket::{Bucket, Cap, Charge, Regulator, Reservation, Tspec};
 pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
+pub use deallocation::DeallocationStatus;
 pub use meter::{Contract, Meter};
 pub use priority::{Class, Priority, PriorityRule};
 pub use request::{Direction, Op, Piece, Request};

@@ -9,8 +9,10 @@ use crate::request::{Direction, Op, Request};
 const TRANSFER_LISTS: usize = 3 * LEVELS as usize * 2;
 /// The list of flushes: whatever their priority, and at an odd place, for they count as writes.
 const FLUSH_LIST: usize = TRANSFER_LISTS + 1;
+/// The list of deallocations (discards and zeroing): whatever their priority, at an odd place too.
+const DEALLOCATION_LIST: usize = FLUSH_LIST + 2;
 /// Lists of a VM.
-pub const LISTS: usize = FLUSH_LIST + 1;
+pub const LISTS: usize = DEALLOCATION_LIST + 1;
 
 /// The end of a list.
 const NONE: u32 = u32::MAX;
@@ -18,11 +20,14 @@ const NONE: u32 = u32::MAX;
 /// A set of lists, a bit each.
 pub type Mask = u64;
 
-/// All lists but that of flushes.
+/// All lists but those of flushes and deallocations.
 pub const TRANSFERS: Mask = (1 << TRANSFER_LISTS) - 1;
 
 /// The list of flushes.
 pub const FLUSHES: Mask = 1 << FLUSH_LIST;
+
+/// The list of deallocations.
+pub const DEALLOCATIONS: Mask = 1 << DEALLOCATION_LIST;
 
 /// All lists of a direction.
 pub const fn of_direction(direction: Direction) -> Mask {
@@ -77,6 +82,9 @@ pub struct Queue {
     sequence: u64,
     held: usize,
     waiting: usize,
+    /// Deallocations of `held` and of `waiting`.
+    deallocations_held: usize,
+    deallocations_waiting: usize,
 }
 
 impl Queue {
@@ -101,6 +109,8 @@ impl Queue {
             sequence: 0,
             held: 0,
             waiting: 0,
+            deallocations_held: 0,
+            deallocations_waiting: 0,
         }
     }
 
@@ -112,6 +122,16 @@ impl Queue {
     /// Requests of which something is still to give.
     pub fn waiting(&self) -> usize {
         self.waiting
+    }
+
+    /// Discards and zeroing requests of which something is still to give.
+    pub fn deallocations_waiting(&self) -> usize {
+        self.deallocations_waiting
+    }
+
+    /// Requests waiting and running that are no deallocations.
+    pub fn transfers_held(&self) -> usize {
+        self.held - self.deallocations_held
     }
 
     /// Which lists hold something.
@@ -130,6 +150,8 @@ impl Queue {
         self.held += 1;
         self.waiting += 1;
         let list = list_of(&request);
+        self.deallocations_held += usize::from(list == DEALLOCATION_LIST);
+        self.deallocations_waiting += usize::from(list == DEALLOCATION_LIST);
         if self.heads[list] == NONE {
             self.heads[list] = i;
         } else {
@@ -187,6 +209,7 @@ impl Queue {
         slot.all_given = true;
         let (list, next) = (list_of(&slot.request), slot.next);
         self.waiting -= 1;
+        self.deallocations_waiting -= usize::from(list == DEALLOCATION_LIST);
         self.heads[list] = next;
         if next == NONE {
             self.tails[list] = NONE;
@@ -224,6 +247,7 @@ impl Queue {
             self.heads[list] = NONE;
             self.tails[list] = NONE;
         }
+        self.deallocations_waiting = 0;
         self.filled = 0;
     }
 
@@ -231,14 +255,19 @@ impl Queue {
         let s = &mut self.slots[slot as usize];
         s.used = false;
         s.next = self.free;
+        let deallocates = s.request.op.deallocates();
         self.free = slot;
         self.held -= 1;
+        self.deallocations_held -= usize::from(deallocates);
     }
 }
 
 fn list_of(request: &Request) -> usize {
     if request.op == Op::Flush {
         return FLUSH_LIST;
+    }
+    if request.op.deallocates() {
+        return DEALLOCATION_LIST;
     }
     let p = request.priority;
     (p.class as usize * LEVELS as usize + usize::from(p.level.min(LEVELS - 1))) * 2

@@ -52,6 +52,13 @@ impl Op {
         }
     }
 
+    /// Whether it changes the allocation of a range instead of moving data: its device time depends on the file
+    /// system and the device, not on its length.
+    #[must_use]
+    pub const fn deallocates(self) -> bool {
+        matches!(self, Self::Discard | Self::WriteZeroes)
+    }
+
     /// Whether bytes move between VM and device.
     #[must_use]
     pub const fn moves_data(self) -> bool {

@@ -5,10 +5,11 @@ use rtvirtio_units::Nanos;
 use crate::bucket::{Bucket, Charge, Regulator, Reservation};
 use crate::config::{Config, ConfigError, Policy, VmConfig};
 use crate::cost::Cost;
+use crate::deallocation::{DeallocationStatus, Lane, QUIET};
 use crate::fair::Turns;
 use crate::meter::{Contract, Meter};
 use crate::priority::{Class, PriorityRule};
-use crate::queue::{FLUSHES, Head, Mask, Queue, TRANSFERS, of_class, of_direction};
+use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, Queue, TRANSFERS, of_class, of_direction};
 use crate::request::{Direction, Op, Piece, Request};
 use crate::window::Window;
 
@@ -93,6 +94,8 @@ struct Vm {
     counters: VmCounters,
     /// A flush of it is at the device.
     flushing: bool,
+    /// When its last transfer came or ended.
+    last_transfer: Nanos,
 }
 
 /// How the next request of a VM is chosen.
@@ -115,12 +118,12 @@ struct Candidate {
 struct Cutter {
     cost: Cost,
     quantum: u64,
-    discard_quantum: u64,
 }
 
 impl Cutter {
     fn cut(&self, head: Head, quantum: u64) -> Candidate {
-        let quantum = if head.op == Op::Discard { self.discard_quantum } else { quantum };
+        // Zeroes are written where the device has no better way, so they are cut as writes are.
+        let quantum = if head.op == Op::WriteZeroes { quantum.min(self.quantum) } else { quantum };
         let len = head.rest.min(quantum);
         let charge = Charge::of(head.op, len, head.given == 0, self.cost.of(head.op, len));
         Candidate { head, len, charge }
@@ -130,8 +133,9 @@ impl Cutter {
         Charge { requests: 1, bytes: quantum, time: self.cost.most(direction, quantum) }
     }
 
+    /// The most that one piece of a transfer costs, in ns.
     fn most_time(&self) -> u64 {
-        Direction::ALL.iter().map(|d| self.most(*d, self.quantum).time).max().unwrap_or(1)
+        self.cost.dearest(self.quantum)
     }
 }
 
@@ -152,11 +156,15 @@ pub struct Scheduler {
     aging: Nanos,
     window: Window,
     turns: Turns,
+    /// Discards and zeroing.
+    lane: Lane,
     vms: Vec<Vm>,
     /// Requests of which something is still to give.
     waiting: usize,
     /// Flushes of these.
     flushes: usize,
+    /// Discards and zeroing of these.
+    deallocations: usize,
     in_flight: u32,
     shared_in_flight: u32,
 }
@@ -168,8 +176,7 @@ impl Scheduler {
     /// A configuration that cannot be used.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         config.check()?;
-        let cutter =
-            Cutter { cost: config.cost, quantum: config.quantum, discard_quantum: config.discard_quantum };
+        let cutter = Cutter { cost: config.cost, quantum: config.quantum };
         let weights: Vec<u32> = config.vms.iter().map(|v| v.weight).collect();
         let turns = turns(config.policy, &weights, &cutter);
         let vms = config.vms.iter().map(|v| Vm::new(v, &cutter)).collect();
@@ -179,9 +186,16 @@ impl Scheduler {
             aging: config.aging,
             window: Window::new(config.window),
             turns,
+            lane: Lane::new(
+                config.vms.len(),
+                (config.discard_least.max(config.quantum), config.discard_quantum),
+                config.cost.discard_ns,
+                config.discard_share,
+            ),
             vms,
             waiting: 0,
             flushes: 0,
+            deallocations: 0,
             in_flight: 0,
             shared_in_flight: 0,
         })
@@ -221,6 +235,7 @@ impl Scheduler {
             self.turns = turns(config.policy, &weights, &self.cutter);
         }
         self.window.reconfigure(config.window);
+        self.lane.set_share(config.discard_share);
         self.aging = config.aging;
         Ok(())
     }
@@ -243,6 +258,14 @@ impl Scheduler {
         v.meters[direction].begin(request.arrival);
         self.waiting += 1;
         self.flushes += usize::from(request.op == Op::Flush);
+        if request.op.deallocates() {
+            self.deallocations += 1;
+            if v.queue.deallocations_waiting() == 1 {
+                self.lane.begin(vm);
+            }
+        } else {
+            v.last_transfer = v.last_transfer.max(request.arrival);
+        }
         Ok(())
     }
 
@@ -255,7 +278,11 @@ impl Scheduler {
         if let Some((vm, candidate)) = self.flush(now, &mut wake) {
             return Next::Piece(self.give(vm, &candidate, now, false));
         }
-        if self.waiting == self.flushes {
+        if let Some((vm, candidate)) = self.deallocation(now, &mut wake) {
+            self.lane.submit(vm, now);
+            return Next::Piece(self.give(vm, &candidate, now, false));
+        }
+        if self.waiting == self.flushes + self.deallocations {
             return rest_until(wake);
         }
         if self.in_flight >= self.window.limit() {
@@ -295,6 +322,34 @@ impl Scheduler {
             let how = (Order::Age, cutter.quantum);
             vm.pick(FLUSHES, how, now, cutter, wake).map(|c| (i, c))
         })
+    }
+
+    /// The discard or zeroing request whose turn it is, when the device has none and their share allows it.
+    fn deallocation(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
+        if self.deallocations == 0 || self.lane.is_busy() {
+            return None;
+        }
+        let Self { vms, cutter, lane, .. } = self;
+        let mut best: Option<(usize, Candidate)> = None;
+        for i in 0..vms.len() {
+            if vms[i].queue.filled() & DEALLOCATIONS == 0
+                || best.as_ref().is_some_and(|(b, _)| lane.used(*b) <= lane.used(i))
+            {
+                continue;
+            }
+            let others = vms.iter().enumerate().filter(|(j, _)| *j != i);
+            let quiet_at = others.map(|(_, vm)| vm.quiet_at()).max().unwrap_or(Nanos(0));
+            let ready = lane.ready_at(quiet_at);
+            if ready > now {
+                *wake = (*wake).min(ready);
+                continue;
+            }
+            let how = (Order::Age, lane.piece());
+            if let Some(c) = vms[i].pick(DEALLOCATIONS, how, now, cutter, wake) {
+                best = Some((i, c));
+            }
+        }
+        best
     }
 
     /// The earliest deadline among requests that keep to their reservation.
@@ -355,14 +410,17 @@ impl Scheduler {
 
     fn give(&mut self, vm: usize, c: &Candidate, now: Nanos, reserved: bool) -> Piece {
         let v = &mut self.vms[vm];
-        let before = v.queue.waiting();
+        let before = (v.queue.waiting(), v.queue.deallocations_waiting());
         v.queue.give(&c.head, c.len);
-        self.waiting -= before - v.queue.waiting();
+        self.waiting -= before.0 - v.queue.waiting();
+        self.deallocations -= before.1 - v.queue.deallocations_waiting();
         v.caps[c.head.op.direction().index()].take(now, &c.charge);
         // A flush may take as long as the device's whole cache: it holds no place in the window, so that nobody waits for it, and a VM has one at a time.
         if c.head.op == Op::Flush {
             v.flushing = true;
             self.flushes -= 1;
+        } else if c.head.op.deallocates() {
+            v.counters.shared += 1;
         } else {
             self.in_flight += 1;
             self.shared_in_flight += u32::from(!reserved);
@@ -397,13 +455,22 @@ impl Scheduler {
         let done = v.queue.take_back(piece.slot).map_err(|()| SubmitError::NotRunning(piece.vm))?;
         if piece.op == Op::Flush {
             v.flushing = false;
+        } else if piece.op.deallocates() {
+            let took = self.lane.complete(now, (piece.vm, v.weight), piece.len);
+            // What it took beyond what it was charged for is paid before the next one.
+            let beyond = took.0.saturating_sub(piece.cost);
+            v.caps[piece.op.direction().index()].owe_time(now, beyond);
         } else {
-            let busy = self.in_flight >= self.window.limit() && self.waiting > 0;
+            let transfers = self.waiting - self.flushes - self.deallocations;
+            let busy = self.in_flight >= self.window.limit() && transfers > 0;
             self.window.completed(now, piece.cost, busy);
             self.in_flight = self.in_flight.saturating_sub(1);
             if !piece.reserved {
                 self.shared_in_flight = self.shared_in_flight.saturating_sub(1);
             }
+        }
+        if !piece.op.deallocates() {
+            v.last_transfer = v.last_transfer.max(now);
         }
         let direction = piece.op.direction().index();
         v.outstanding[direction] -= u32::from(done.is_some());
@@ -418,6 +485,7 @@ impl Scheduler {
     pub fn drop_waiting(&mut self, now: Nanos, vm: usize, mut gone: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         self.waiting -= v.queue.waiting();
+        self.deallocations -= v.queue.deallocations_waiting();
         let (outstanding, meters, flushes) = (&mut v.outstanding, &mut v.meters, &mut self.flushes);
         v.queue.drop_waiting(|request| {
             *flushes -= usize::from(request.op == Op::Flush);
@@ -430,7 +498,13 @@ impl Scheduler {
         });
     }
 
-    /// Pieces at the device, without flushes.
+    /// What discards and zeroing took.
+    #[must_use]
+    pub fn deallocation_status(&self) -> DeallocationStatus {
+        self.lane.status()
+    }
+
+    /// Pieces at the device, without flushes and deallocations.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
@@ -499,7 +573,17 @@ impl Vm {
             outstanding: [0; 2],
             counters: VmCounters::default(),
             flushing: false,
+            last_transfer: Nanos(0),
         }
+    }
+
+    /// From when on it does not use the device; the end of time while it has transfers outstanding.
+    fn quiet_at(&self) -> Nanos {
+        if self.queue.transfers_held() > 0 {
+            return Nanos(u64::MAX);
+        }
+        // A VM that never asked for anything is quiet from the beginning.
+        if self.last_transfer == Nanos(0) { Nanos(0) } else { Nanos(self.last_transfer.0 + QUIET.0) }
     }
 
     /// The next piece of a set of lists that its caps let go; `wake` becomes no later than the moment at which one that is held may go.

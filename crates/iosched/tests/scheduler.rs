@@ -78,8 +78,124 @@ fn discards_use_requests_only() {
         s.submit(0, request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
     }
     let (pieces, end) = drain(&mut s, Nanos(0));
-    assert_eq!(pieces, 6, "two of 16 MiB each");
+    // Each takes as long as is declared for one of the smallest size, so they stay that small.
+    assert_eq!(pieces, 3 * 512);
     assert!((0.2..0.25).contains(&end.as_secs_f64()), "{end}");
+}
+
+/// Two VMs on a device that takes `piece_ns` for each piece of a discard and 100 us for a read. VM 1 keeps one read
+/// outstanding; VM 0 has a discard of `mib` MiB. The longest read, and the share of the time that discards took.
+fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
+    let config = Config {
+        cost: Cost { discard_ns: 400_000, ..COST },
+        window: WindowConfig::fixed(1),
+        vms: vec![VmConfig::default(), VmConfig::default()],
+        ..Config::default()
+    };
+    let mut s = Scheduler::new(&config).unwrap();
+    let mut now = Nanos(0);
+    s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
+    s.submit(0, request(1, Op::Discard, mib << 20, now)).unwrap();
+    let (mut longest, mut discards, mut asked) = (0, 0, now);
+    // One server: what is at the device is served in order.
+    let mut at_device = Vec::new();
+    let mut free_at = now;
+    while now < Nanos(2_000_000_000) {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                let took = if piece.op == Op::Discard { piece_ns } else { 100_000 };
+                discards += if piece.op == Op::Discard { took } else { 0 };
+                free_at = Nanos(free_at.0.max(now.0) + took);
+                at_device.push((free_at, piece));
+            }
+            rest if !at_device.is_empty() => {
+                let (done, piece) = at_device.remove(0);
+                if let Next::Wait(at) = rest {
+                    if at < done {
+                        now = at;
+                        at_device.insert(0, (done, piece));
+                        continue;
+                    }
+                }
+                now = done;
+                s.complete(now, &piece).unwrap();
+                if piece.op == Op::Read {
+                    longest = longest.max(now.0 - asked.0);
+                    asked = now;
+                    s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
+                }
+            }
+            Next::Wait(at) => now = at,
+            other => panic!("{other:?}"),
+        }
+    }
+    (longest, discards as f64 / now.0 as f64)
+}
+
+/// A VM that discards delays its neighbour's requests by one piece, and takes no more than the share of discards.
+#[test]
+fn discards_delay_a_neighbour_by_one_piece() {
+    for piece_ns in [50_000, 400_000, 5_000_000] {
+        let (longest, share) = reads_beside_discards(piece_ns, 2_048);
+        assert!(longest <= 100_000 + piece_ns, "{longest} ns with pieces of {piece_ns} ns");
+        assert!(share <= 0.051, "{share} with pieces of {piece_ns} ns");
+        assert!(
+            share > 0.02 || piece_ns < 100_000,
+            "{share}: they make progress, with pieces of {piece_ns} ns"
+        );
+    }
+}
+
+/// Discards of a VM that is alone wait for nothing, and use no place in the window.
+#[test]
+fn discards_of_a_vm_alone_wait_for_nothing() {
+    let config = Config {
+        cost: COST,
+        window: WindowConfig::fixed(1),
+        vms: vec![VmConfig::default(), VmConfig::default()],
+        ..Config::default()
+    };
+    let mut s = Scheduler::new(&config).unwrap();
+    s.submit(0, request(1, Op::Read, 4_096, Nanos(0))).unwrap();
+    let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
+    s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
+    // The window is full, and the discard goes all the same; the second piece waits for the first.
+    let Next::Piece(discard) = s.next(Nanos(0)) else { panic!("the discard goes") };
+    assert_eq!((discard.op, s.in_flight()), (Op::Discard, 1));
+    assert_eq!(s.next(Nanos(0)), Next::Full);
+    s.complete(Nanos(1_000), &discard).unwrap();
+    assert!(matches!(s.next(Nanos(1_000)), Next::Piece(p) if p.op == Op::Discard));
+    s.complete(Nanos(2_000), &read).unwrap();
+    // Dropped in the middle, nothing of it is left but the piece at the device.
+    let mut gone = 0;
+    s.drop_waiting(Nanos(2_000), 0, |_| gone += 1);
+    assert_eq!((gone, s.outstanding(0), s.waiting()), (0, 1, 0));
+    assert_eq!(s.next(Nanos(2_000)), Next::Idle);
+}
+
+/// A VM's limit on device time counts what its discards take, not what was assumed.
+#[test]
+fn discards_are_charged_what_they_take() {
+    let time = Cap { time: Some(Tspec { rate: 10_000_000, burst: 100_000, peak: None }), ..Cap::default() };
+    let vms = vec![VmConfig { caps: [Cap::default(), time], ..VmConfig::default() }];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    s.submit(0, request(1, Op::Discard, 64 << 20, Nanos(0))).unwrap();
+    let (mut now, mut used) = (Nanos(0), 0);
+    while now < Nanos(5_000_000_000) {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                now = Nanos(now.0 + 2_000_000);
+                used += 2_000_000;
+                s.complete(now, &piece).unwrap();
+            }
+            Next::Wait(at) => now = at,
+            other => panic!("{other:?}"),
+        }
+    }
+    // One percent, and one piece of which the length was not known.
+    let share = used as f64 / now.0 as f64;
+    assert!((0.009..=0.0105).contains(&share), "{share}");
 }
 
 /// What a VM drops is gone, what runs comes back, and others are not touched.

@@ -1,7 +1,7 @@
 //! A device whose pieces take exactly what is charged for them.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use rtvirtio_iosched::bound::Device;
+use rtvirtio_iosched::bound::{Deallocations, Device};
 use rtvirtio_iosched::{Config, Cost, Line, Policy, VmConfig, WindowConfig};
 use rtvirtio_twin::TwinProfile;
 use rtvirtio_units::Nanos;
@@ -27,7 +27,13 @@ pub const COST: Cost = Cost {
 
 /// The same as a device of which bounds are computed.
 pub fn known(channels: u32, window: u32) -> Device {
-    Device { parallel: channels, window, latency: Nanos(0), stretch: 1.0 }
+    Device {
+        parallel: channels,
+        window,
+        latency: Nanos(0),
+        stretch: 1.0,
+        deallocations: Deallocations::default(),
+    }
 }
 
 pub fn config(policy: Policy, window: u32, vms: Vec<VmConfig>) -> Config {

@@ -1,0 +1,198 @@
+//! Discards and zeroing: one piece at a time for the whole device, sized and paced by the time that pieces take.
+//!
+//! How long a deallocation takes depends on the file system and the device, not on its length: a hole of 16 MiB may be a
+//! change in one extent, or a journal commit that sends discards to the device. So no cost is assumed:
+//!
+//! - A piece holds no place in the window. The device has one at a time, whatever the number of VMs.
+//! - The size of pieces adapts: half as long after a piece that took longer than the declared time of one
+//!   ([`crate::Cost::discard_ns`]), twice as long after one that took less than a quarter of it.
+//! - While other VMs use the device, the next piece waits until deallocations have taken no more than their share: a piece
+//!   that took `t` is followed by a pause of `t (1 - s) / s`. In an interval of length T they take at most `C + s T`, with C
+//!   one piece, which is what [`crate::bound`] charges for them.
+//! - VMs take turns by measured time over weight: the one that has used least goes next (start-time fair queueing, Goyal,
+//!   Vin and Cheng, IEEE/ACM ToN 5(5), 1997).
+
+use rtvirtio_units::Nanos;
+
+/// A VM whose last transfer ended this long ago does not use the device.
+pub const QUIET: Nanos = Nanos(10_000_000);
+
+/// What deallocations took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeallocationStatus {
+    /// Pieces that came back.
+    pub pieces: u64,
+    /// The longest of them.
+    pub longest: Nanos,
+    /// Pieces of the smallest size that took longer than declared: bounds do not cover them.
+    pub overruns: u64,
+    /// Size of the next piece in bytes.
+    pub piece: u64,
+}
+
+/// The one place that deallocations of a device have.
+#[derive(Debug)]
+pub struct Lane {
+    /// When the piece at the device was submitted.
+    started: Option<Nanos>,
+    /// The share is used up until then.
+    not_before: Nanos,
+    /// Size of the next piece in bytes, between these.
+    piece: u64,
+    least: u64,
+    most: u64,
+    /// Longest time of one piece in ns, as declared.
+    declared: u64,
+    /// Percent of the device's time while other VMs use it.
+    share: u32,
+    /// Virtual time of each VM: ns of measured time over weight, in thousandths.
+    used: Vec<u64>,
+    /// Virtual time of the VM that was served last.
+    floor: u64,
+    status: DeallocationStatus,
+}
+
+impl Lane {
+    /// For `vms` VMs; pieces of `least` to `most` bytes that take no longer than `declared` ns.
+    pub fn new(vms: usize, (least, most): (u64, u64), declared: u64, share: u32) -> Self {
+        Self {
+            started: None,
+            not_before: Nanos(0),
+            piece: least,
+            least,
+            most: most.max(least),
+            declared,
+            share: share.clamp(1, 100),
+            used: vec![0; vms],
+            floor: 0,
+            status: DeallocationStatus::default(),
+        }
+    }
+
+    /// Another share; what is running and what was measured stay.
+    pub fn set_share(&mut self, share: u32) {
+        self.share = share.clamp(1, 100);
+    }
+
+    /// Whether a piece is at the device.
+    pub fn is_busy(&self) -> bool {
+        self.started.is_some()
+    }
+
+    /// When the next piece may go while other VMs use the device until `quiet_at`.
+    pub fn ready_at(&self, quiet_at: Nanos) -> Nanos {
+        self.not_before.min(quiet_at)
+    }
+
+    /// Size of the next piece in bytes.
+    pub fn piece(&self) -> u64 {
+        self.piece
+    }
+
+    /// Virtual time of a VM: the least goes next.
+    pub fn used(&self, vm: usize) -> u64 {
+        self.used.get(vm).copied().unwrap_or(u64::MAX)
+    }
+
+    /// A VM that had no deallocations has one: an idle VM accumulates no credit.
+    pub fn begin(&mut self, vm: usize) {
+        if let Some(used) = self.used.get_mut(vm) {
+            *used = (*used).max(self.floor);
+        }
+    }
+
+    /// A piece of this VM goes to the device.
+    pub fn submit(&mut self, vm: usize, now: Nanos) {
+        self.started = Some(now);
+        self.floor = self.floor.max(self.used(vm).min(u64::MAX - 1));
+    }
+
+    /// The piece of this VM, of `len` bytes, is back; how long it took.
+    pub fn complete(&mut self, now: Nanos, (vm, weight): (usize, u32), len: u64) -> Nanos {
+        let Some(started) = self.started.take() else { return Nanos(0) };
+        let took = now.0.saturating_sub(started.0);
+        let pause = u128::from(took) * u128::from(100 - self.share) / u128::from(self.share);
+        self.not_before = Nanos(now.0.saturating_add(u64::try_from(pause).unwrap_or(u64::MAX)));
+        if let Some(used) = self.used.get_mut(vm) {
+            let virtual_time = u128::from(took) * 1_000 / u128::from(weight.max(1));
+            *used = used.saturating_add(u64::try_from(virtual_time).unwrap_or(u64::MAX));
+        }
+        self.status.pieces += 1;
+        self.status.longest = self.status.longest.max(Nanos(took));
+        if took > self.declared {
+            self.status.overruns += u64::from(len <= self.least);
+            self.piece = (self.piece / 2).max(self.least);
+        } else if took < self.declared / 4 && len == self.piece {
+            self.piece = (self.piece * 2).min(self.most);
+        }
+        Nanos(took)
+    }
+
+    /// What was measured.
+    pub fn status(&self) -> DeallocationStatus {
+        DeallocationStatus { piece: self.piece, ..self.status }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_shrink_when_they_take_long_and_grow_when_they_do_not() {
+        let mut lane = Lane::new(1, (64, 1_024), 1_000, 10);
+        for expected in [128, 256, 512, 1_024, 1_024] {
+            lane.submit(0, Nanos(0));
+            let len = lane.piece();
+            lane.complete(Nanos(200), (0, 100), len);
+            assert_eq!(lane.piece(), expected);
+        }
+        // The end of a request says nothing about longer pieces.
+        lane.submit(0, Nanos(0));
+        lane.complete(Nanos(5_000), (0, 100), 1_024);
+        lane.submit(0, Nanos(0));
+        lane.complete(Nanos(100), (0, 100), 10);
+        assert_eq!((lane.piece(), lane.status().overruns), (512, 0));
+        for _ in 0..5 {
+            lane.submit(0, Nanos(0));
+            let len = lane.piece();
+            lane.complete(Nanos(5_000), (0, 100), len);
+        }
+        assert_eq!((lane.piece(), lane.status().overruns), (64, 2));
+    }
+
+    #[test]
+    fn the_pause_leaves_the_share() {
+        let mut lane = Lane::new(1, (64, 64), 1_000, 20);
+        lane.submit(0, Nanos(1_000));
+        assert!(lane.is_busy());
+        lane.complete(Nanos(2_000), (0, 100), 64);
+        // 1 us of 5.
+        assert_eq!(lane.ready_at(Nanos(u64::MAX)), Nanos(6_000));
+        assert_eq!(lane.ready_at(Nanos(3_000)), Nanos(3_000), "quiet before");
+    }
+
+    #[test]
+    fn turns_go_by_measured_time_over_weight() {
+        let mut lane = Lane::new(2, (64, 64), 1_000, 100);
+        let mut time = [0u64; 2];
+        for _ in 0..1_000 {
+            let vm = usize::from(lane.used(1) < lane.used(0));
+            // The pieces of VM 0 take three times as long; it has twice the weight.
+            let (took, weight) = if vm == 0 { (300, 200) } else { (100, 100) };
+            lane.submit(vm, Nanos(0));
+            lane.complete(Nanos(took), (vm, weight), 64);
+            time[vm] += took;
+        }
+        let ratio = time[0] as f64 / time[1] as f64;
+        assert!((1.9..2.1).contains(&ratio), "{time:?}");
+        // A VM that was idle does not have the lane for itself afterwards.
+        let mut lane = Lane::new(2, (64, 64), 1_000, 100);
+        for _ in 0..100 {
+            lane.submit(0, Nanos(0));
+            lane.complete(Nanos(100), (0, 100), 64);
+        }
+        lane.begin(1);
+        assert!(lane.used(0) - lane.used(1) <= 1_000);
+    }
+}
