@@ -87,8 +87,9 @@ impl Opened {
                     .iter()
                     .flat_map(|d| &d.disks)
                     .any(|d| d.name != disk.name && d.path == disk.path);
-                let backing = Backing::open(&config)
+                let mut backing = Backing::open(&config)
                     .map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })?;
+                backing.limits.discard &= disk.discard;
                 disks.push(backing);
             }
             backings.push(disks);

@@ -6,6 +6,7 @@
 mod command;
 mod data;
 mod run;
+mod slot;
 mod table;
 mod trace;
 mod uring;

@@ -86,7 +86,7 @@ struct Attachment {
 }
 
 fn said(disk: &str, what: &str, e: impl std::fmt::Display) -> Error {
-    eprintln!("rtvirtio-iod: {disk}: {what}: {e}");
+    crate::log::line(disk, format_args!("{what}: {e}"));
     Error::ReqHandlerError(io::Error::other(format!("{what}: {e}")))
 }
 
@@ -295,8 +295,9 @@ impl VhostUserBackendReqHandlerMut for Attachment {
         let q = self.queue(index.into())?;
         q.call = fd.as_ref().map(File::try_clone).transpose().map_err(|e| said(&name, "call", e))?;
         if q.running {
-            let call = Command::Call { vm, index: index.into(), call: fd };
-            engine.send(call).map_err(|e| said(&name, "engine", e))?;
+            engine
+                .ask(|reply| Command::Call { vm, index: index.into(), call: fd, reply })
+                .map_err(|e| said(&name, "engine", e))?;
         }
         Ok(())
     }
@@ -478,7 +479,7 @@ impl Frontend {
                 }
                 // A defect that one QEMU can reach is between it and us: its connection ends, and the next one is served.
                 if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
-                    eprintln!("rtvirtio-iod: {}: a defect ended the connection", disk.name);
+                    crate::log::line(&disk.name, "a defect ended the connection");
                 }
                 if let Ok(mut current) = current.lock() {
                     *current = None;
@@ -499,7 +500,7 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
             Err(Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_)) => {}
             Err(Error::Disconnected) => break,
             Err(e) => {
-                eprintln!("rtvirtio-iod: {}: connection ends: {e}", disk.name);
+                crate::log::line(&disk.name, format_args!("connection ends: {e}"));
                 break;
             }
         }

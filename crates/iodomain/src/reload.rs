@@ -99,7 +99,7 @@ macro_rules! differ {
 
 fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
     let place = format!("device \"{}\": ", new.name);
-    differ!(list, place, old, new, policy, window, aging, poll, parallel, stall);
+    differ!(list, place, old, new, policy, window, aging, poll, parallel, stall, discard_share);
 }
 
 fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
@@ -134,6 +134,7 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
             poll: _,
             parallel: _,
             stall: _,
+            discard_share: _,
         } = new;
         differ!(list, place, old, new, quantum, cost, cpus, fifo, pass_priority);
         let most = |d: &Device| d.sched().window.most.max(d.sched().window.start);
@@ -163,6 +164,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         cached: _,
         shared: _,
         hugepages: _,
+        discard: _,
         serial: _,
         queues: _,
         depth: _,
@@ -176,7 +178,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     differ!(list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages);
-    differ!(list, place, old, new, serial, queues, depth, urgent_quantum);
+    differ!(list, place, old, new, serial, queues, depth, urgent_quantum, discard);
 }
 
 fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {

@@ -67,6 +67,12 @@ pub struct DeviceReport {
     pub late_p50_ns: u64,
     /// 99.99th percentile; the maximum where there are fewer than 10 000.
     pub late_p9999_ns: u64,
+    /// Pieces of discards and zeroing.
+    pub discard_pieces: u64,
+    /// The longest of them, in ns.
+    pub discard_longest_ns: u64,
+    /// Those of the smallest size that took longer than the configuration declares: bounds do not cover them.
+    pub discard_overruns: u64,
 }
 
 /// Everybody.
@@ -124,6 +130,9 @@ pub fn report(handles: &[(String, EngineHandle)]) -> Report {
             held: status.late.n(),
             late_p50_ns: status.late.at(50.0).0,
             late_p9999_ns: tail(&status.late),
+            discard_pieces: status.deallocations.pieces,
+            discard_longest_ns: status.deallocations.longest.0,
+            discard_overruns: status.deallocations.overruns,
         });
         all.vms.extend(status.vms.into_iter().map(|vm| vm_report(name, vm)));
     }

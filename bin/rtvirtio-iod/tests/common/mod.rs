@@ -111,10 +111,19 @@ impl Drop for Iod {
     }
 }
 
-/// Somebody who uses the other disk all the time and checks what comes back.
+/// A guest of the other disk that writes and reads at depth 1 all the time, and checks what comes back.
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<(u64, Duration)>,
+    thread: JoinHandle<Vec<Duration>>,
+}
+
+/// What a neighbour's pairs of a write and a read took.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairs {
+    pub n: usize,
+    pub p50: Duration,
+    pub p999: Duration,
+    pub longest: Duration,
 }
 
 impl Neighbour {
@@ -123,25 +132,35 @@ impl Neighbour {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut client = Client::connect(&socket, Options::default()).unwrap();
-            let (mut n, mut longest) = (0u64, Duration::ZERO);
+            let mut took = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
+                let n = took.len() as u64;
                 let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
                 let sector = n % 100 * 8;
                 let begin = Instant::now();
                 assert_eq!(ask(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
                 assert_eq!(ask(&mut client, &read(sector, 4_096), None), (0, data));
-                longest = longest.max(begin.elapsed());
-                n += 1;
+                took.push(begin.elapsed());
             }
-            (n, longest)
+            took
         });
         Self { stop, thread }
     }
 
     /// How many pairs of a write and a read it did, and the longest of them.
     pub fn end(self) -> (u64, Duration) {
+        let pairs = self.measured();
+        (pairs.n as u64, pairs.longest)
+    }
+
+    /// The same with percentiles.
+    pub fn measured(self) -> Pairs {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the neighbour got every answer")
+        let mut took = self.thread.join().expect("the neighbour got every answer");
+        took.sort_unstable();
+        let at = |q: f64| took.get((took.len() as f64 * q) as usize).copied().unwrap_or_default();
+        let longest = took.last().copied().unwrap_or_default();
+        Pairs { n: took.len(), p50: at(0.5), p999: at(0.999), longest }
     }
 }
 

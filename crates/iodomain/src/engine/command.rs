@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_iosched::{Config, Contract, VmCounters};
+use rtvirtio_iosched::{Config, Contract, DeallocationStatus, VmCounters};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
@@ -75,6 +75,8 @@ pub enum Command {
         index: u16,
         /// As in [`VringStart::call`].
         call: Option<File>,
+        /// Done. A QEMU has one command under way at a time, so that the engine's time for commands is bounded.
+        reply: SyncSender<()>,
     },
     /// The VM is gone: drop all that waits and answer nothing more.
     Disconnect {
@@ -124,6 +126,8 @@ pub struct EngineStatus {
     pub window: u32,
     /// How much later than the exact moment pieces went that a regulator had held.
     pub late: Latencies,
+    /// What discards and zeroing took.
+    pub deallocations: DeallocationStatus,
 }
 
 /// How a VM is served.

@@ -1,6 +1,8 @@
 //! The loop.
 
 mod commands;
+mod fetch;
+mod notify;
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,28 +11,30 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use io_uring::opcode;
 use io_uring::types::Fd;
-use rtvirtio_iosched::{Config, Finished, Next, Op, Piece, Request, Scheduler};
+use rtvirtio_iosched::{Config, Finished, Next, Op, Piece, Scheduler};
 use rtvirtio_units::Nanos;
-use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress};
 
+use self::fetch::finish;
 use super::command::Command;
-use super::data::{fill, host_priority, transfer, unbounce, write_id};
+use super::data::{fill, host_priority, transfer, unbounce};
+use super::slot::QueueSlot;
 use super::table::{Bounce, Latencies, Requests, Running};
 use super::trace::{Event, Tracer};
 use super::uring::{About, Answer, Uring};
 use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
-use crate::blk::{self, Parsed, SEGMENTS};
+use crate::blk::{self, SEGMENTS};
 
-/// Chains taken from one queue before the next one has its turn: bounds what one guest can make the others wait for.
-const BATCH: usize = 32;
-/// And no longer than this, whatever they are: chains may be long, and their memory cold.
-const BATCH_NS: u64 = 50_000;
+/// Commands carried out in one round: each takes some microseconds of all guests.
+const COMMANDS: usize = 16;
 
 struct Vm {
     disk: Disk,
-    vrings: Vec<Option<Vring>>,
+    slots: Vec<QueueSlot>,
+    /// The queue that has its turn first.
+    next_queue: usize,
+    /// It made more work that costs no device time than a round has room for, and comes after all others.
+    throttled: bool,
     requests: Requests,
     latencies: [Latencies; 2],
     malformed: u64,
@@ -38,8 +42,15 @@ struct Vm {
     broken: u64,
     /// It has as many requests outstanding as it may, and perhaps more in its queues.
     starved: bool,
-    /// Who waits for the last piece after a disconnect.
+    /// Where to tell that nothing of it is left after a disconnect.
     leaving: Option<SyncSender<()>>,
+}
+
+impl Vm {
+    /// Whether something is to be taken from one of its queues.
+    fn wants(&self) -> bool {
+        self.slots.iter().filter_map(|s| s.vring.as_ref()).any(Vring::wants)
+    }
 }
 
 /// All that the engine's thread has.
@@ -53,6 +64,10 @@ pub struct Loop {
     commands: Receiver<Command>,
     doorbell: Arc<OwnedFd>,
     generation: u32,
+    /// More commands wait than one round carries out.
+    commands_wait: bool,
+    /// The throttled VM that has its turn first.
+    next_throttled: usize,
     /// When a regulator lets the next piece go.
     held_until: Option<Nanos>,
     late: Latencies,
@@ -92,7 +107,9 @@ impl Loop {
             });
         }
         let vms = disks.into_iter().zip(&sched.vms).map(|(disk, vm)| Vm {
-            vrings: (0..disk.queues).map(|_| None).collect(),
+            slots: (0..disk.queues).map(|_| QueueSlot::default()).collect(),
+            next_queue: 0,
+            throttled: false,
             requests: Requests::new(vm.depth),
             latencies: [Latencies::new(), Latencies::new()],
             malformed: 0,
@@ -112,6 +129,8 @@ impl Loop {
             commands,
             doorbell,
             generation: 0,
+            commands_wait: false,
+            next_throttled: 0,
             held_until: None,
             late: Latencies::new(),
             trace: None,
@@ -135,10 +154,10 @@ impl Loop {
                 Ok(wake) => wake,
                 Err(e) => self.failed(&e),
             };
-            if let Err(e) = self.tell() {
+            if let Err(e) = self.notify_guests() {
                 self.failed(&e);
             }
-            busy |= self.vms.iter().flat_map(|vm| vm.vrings.iter().flatten()).any(Vring::wants);
+            busy |= self.commands_wait || self.vms.iter().any(Vm::wants);
             let time = now();
             if busy {
                 last_work = time;
@@ -148,6 +167,11 @@ impl Loop {
                 self.failed(&e);
             }
             let time = now();
+            if std::mem::take(&mut self.commands_wait) {
+                if let Err(e) = self.carry_out_commands(time) {
+                    self.failed(&e);
+                }
+            }
             let mut answered = false;
             while let Some(answer) = self.ring.answer() {
                 answered = true;
@@ -158,7 +182,7 @@ impl Loop {
             if answered {
                 last_work = time;
             } else if polling {
-                self.look();
+                self.poll_avail_rings();
             }
         }
     }
@@ -167,118 +191,6 @@ impl Loop {
         // Guests find a domain that is started anew, and what was in flight with it; one that lives on without an engine helps nobody, and its memory may still be written by the kernel.
         eprintln!("rtvirtio-iod: {}: io_uring failed, the process ends: {e}", self.config.name);
         std::process::abort();
-    }
-
-    /// Finds out whether guests put something into their queues without being asked to kick.
-    fn look(&mut self) {
-        for vring in self.vms.iter_mut().flat_map(|vm| vm.vrings.iter_mut().flatten()) {
-            let there = vring.queue.avail_idx(&vring.mem.mem, std::sync::atomic::Ordering::Acquire);
-            if there.is_ok_and(|i| i.0 != vring.queue.next_avail()) {
-                vring.active = true;
-            }
-        }
-    }
-
-    /// Takes requests from the queues, a batch of each in turn. Returns whether there was one.
-    fn fetch(&mut self) -> bool {
-        let mut any = false;
-        for vm in 0..self.vms.len() {
-            for q in 0..self.vms[vm].vrings.len() {
-                if self.vms[vm].vrings[q].as_ref().is_some_and(Vring::wants) {
-                    any |= self.fetch_from(vm, q);
-                }
-            }
-        }
-        any
-    }
-
-    fn fetch_from(&mut self, vm: usize, q: usize) -> bool {
-        let time = now();
-        let Self { vms, scheduler, .. } = self;
-        let Vm { disk, vrings, requests, malformed, broken, starved, .. } = &mut vms[vm];
-        let Some(vring) = vrings[q].as_mut() else { return false };
-        let mem = Arc::clone(&vring.mem);
-        if vring.queue.disable_notification(&mem.mem).is_err() {
-            vring.broken = true;
-        }
-        let rule = scheduler.rule(vm);
-        let (mut taken, mut nothing) = (0, 0);
-        while taken < BATCH && !vring.broken && now().0 - time.0 < BATCH_NS {
-            let Some((slot, room)) = requests.free() else {
-                // As many as it may have: goes on when one is answered.
-                vring.active = false;
-                *starved = true;
-                break;
-            };
-            let (head, parsed) = if let Some(head) = vring.again.pop() {
-                let chain =
-                    blk::chain_at(&mem.mem, GuestAddress(vring.queue.desc_table()), vring.queue.size(), head);
-                (head, blk::parse(&mem.mem, chain, &disk.backing.limits, &mut room.segments))
-            } else {
-                let chain = match vring.queue.iter(&mem.mem) {
-                    Ok(mut chains) => chains.next(),
-                    Err(_) => {
-                        vring.broken = true;
-                        break;
-                    }
-                };
-                let Some(chain) = chain else {
-                    match vring.queue.enable_notification(&mem.mem) {
-                        Ok(true) => {
-                            // Something is there now; when it still cannot be read, it never can.
-                            nothing += 1;
-                            vring.broken |=
-                                nothing > 1 || vring.queue.disable_notification(&mem.mem).is_err();
-                            continue;
-                        }
-                        Ok(false) => vring.active = false,
-                        Err(_) => vring.broken = true,
-                    }
-                    break;
-                };
-                nothing = 0;
-                let head = chain.head_index();
-                if let Some(inflight) = &mut vring.inflight {
-                    inflight.taken(head);
-                }
-                (head, blk::parse(&mem.mem, chain, &disk.backing.limits, &mut room.segments))
-            };
-            taken += 1;
-            match parsed {
-                // Without flushes there is no way to say when these are on stable storage.
-                Ok(Parsed::Io { op: Op::Discard | Op::WriteZeroes, status, .. }) if vring.write_through => {
-                    finish(vring, head, status, blk::UNSUPPORTED, 0);
-                }
-                Ok(Parsed::Io { op, offset, len, priority, unmap, status }) => {
-                    (room.vring, room.generation, room.head) = (q as u16, vring.generation, head);
-                    (room.op, room.len, room.unmap, room.status) = (op, len, unmap, status);
-                    (room.offset, room.failed, room.unsupported) =
-                        (disk.backing.start + offset, false, false);
-                    (room.write_through, room.given) = (vring.write_through, Nanos(0));
-                    room.mem = Some(Arc::clone(&mem));
-                    let priority = rule.of(priority);
-                    let request = Request { tag: slot.into(), op, len, priority, arrival: time };
-                    if scheduler.submit(vm, request).is_ok() {
-                        requests.take();
-                        vring.outstanding += 1;
-                    } else {
-                        // The tables have the same size, so this is a defect; the guest must not wait for ever.
-                        finish(vring, head, status, blk::IO_ERROR, 0);
-                    }
-                }
-                Ok(Parsed::Id { status }) => {
-                    let written = write_id(&mem.mem, &room.segments, &disk.serial);
-                    finish(vring, head, status, blk::OK, written);
-                }
-                Ok(Parsed::Answer { status, code }) => finish(vring, head, status, code, 0),
-                Err(_) => {
-                    *malformed += 1;
-                    vring.answer(head, 0);
-                }
-            }
-        }
-        *broken += u64::from(vring.broken);
-        taken > 0
     }
 
     /// Gives the device what the scheduler lets go; the moment at which it wants to be asked again.
@@ -347,61 +259,16 @@ impl Loop {
         self.ring.push(&entry.user_data(About::Piece(place).pack()))
     }
 
-    /// Writes the calls of guests who want to know of their answers.
-    fn tell(&mut self) -> io::Result<()> {
-        for (i, vm) in self.vms.iter_mut().enumerate() {
-            for (q, vring) in vm.vrings.iter_mut().enumerate() {
-                let Some(vring) = vring else { continue };
-                let told = std::mem::take(&mut vring.tell);
-                // Asked only when something was added: asking starts the count anew.
-                let wanted = told && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
-                vring.must_call |= wanted;
-                let Some(call) = vring.call.as_ref().filter(|_| vring.must_call) else { continue };
-                vring.must_call = false;
-                if vring.calling {
-                    vring.call_again = true;
-                    continue;
-                }
-                vring.calling = true;
-                let about = About::Call(i as u16, q as u16, vring.generation as u16);
-                self.ring.ring(call.as_raw_fd(), about)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn vring(&mut self, vm: u16, q: u16, generation: u16) -> Option<&mut Vring> {
-        let vring = self.vms.get_mut(usize::from(vm))?.vrings.get_mut(usize::from(q))?.as_mut()?;
-        (vring.generation as u16 == generation).then_some(vring)
-    }
-
     fn answer(&mut self, time: Nanos, answer: Answer) -> io::Result<()> {
         match answer.about {
             About::Nothing => Ok(()),
             About::Piece(place) => self.back(time, place, answer.result),
-            About::Kick(vm, q, generation) => {
-                let Some(vring) = self.vring(vm, q, generation) else { return Ok(()) };
-                if !answer.more && answer.result < 0 {
-                    // A descriptor that cannot be waited for.
-                    vring.broken = true;
-                    return Ok(());
-                }
-                vring.active = true;
-                let fd = vring.kick.as_raw_fd();
-                if answer.more { Ok(()) } else { self.ring.watch(fd, answer.about) }
-            }
-            About::Call(vm, q, generation) => {
-                let Some(vring) = self.vring(vm, q, generation) else { return Ok(()) };
-                vring.calling = false;
-                vring.must_call |= std::mem::take(&mut vring.call_again);
-                Ok(())
-            }
+            About::Kick(vm, q, generation) => self.on_kick((vm, q, generation), answer),
+            About::Call(vm, q, generation) => self.on_call((vm, q, generation)),
             About::Doorbell => {
                 let mut count = [0u8; 8];
                 let _ = rustix::io::read(&self.doorbell, &mut count);
-                while let Ok(command) = self.commands.try_recv() {
-                    self.command(time, command)?;
-                }
+                self.carry_out_commands(time)?;
                 if answer.more { Ok(()) } else { self.ring.watch(self.doorbell.as_raw_fd(), About::Doorbell) }
             }
         }
@@ -433,16 +300,15 @@ impl Loop {
                 taken.failed |= unbounce(running, taken, &mem.mem, &piece).is_err();
             }
         }
-        if let Ok(Some(finished)) = self.scheduler.complete(time, &piece) {
-            self.finished(time, &finished);
-        }
-        Ok(())
+        // A piece that the scheduler does not know of would hold its place for ever, and its guest would wait for ever.
+        let done = self.scheduler.complete(time, &piece).map_err(io::Error::other)?;
+        done.map_or(Ok(()), |finished| self.finished(time, &finished))
     }
 
-    fn finished(&mut self, time: Nanos, finished: &Finished) {
+    fn finished(&mut self, time: Nanos, finished: &Finished) -> io::Result<()> {
         let vm = &mut self.vms[finished.vm];
         let slot = finished.request.tag as u32;
-        let Some(taken) = vm.requests.get(slot) else { return };
+        let Some(taken) = vm.requests.get(slot) else { return Ok(()) };
         let latency = Nanos(time.0.saturating_sub(finished.request.arrival.0));
         vm.latencies[taken.op.direction().index()].add(latency);
         vm.errors += u64::from(taken.failed && !taken.unsupported);
@@ -458,61 +324,37 @@ impl Loop {
             trace.add(Event::of(time, finished, taken, code));
         }
         vm.requests.release(slot);
-        self.answered(finished.vm, q, generation, |vring| finish(vring, head, status, code, len));
+        self.answered(finished.vm, q, generation, |vring| finish(vring, head, status, code, len))
     }
 
     /// One request less on a queue; the queue ends when it was the last one of one that stops.
-    fn answered(&mut self, i: usize, q: usize, generation: u32, answer: impl FnOnce(&mut Vring)) {
+    fn answered(
+        &mut self,
+        i: usize,
+        q: usize,
+        generation: u32,
+        answer: impl FnOnce(&mut Vring),
+    ) -> io::Result<()> {
         let vm = &mut self.vms[i];
         let mut stopped = false;
-        if let Some(vring) =
-            vm.vrings.get_mut(q).and_then(Option::as_mut).filter(|v| v.generation == generation)
-        {
+        let vring = vm.slots.get_mut(q).and_then(|s| s.vring.as_mut());
+        if let Some(vring) = vring.filter(|v| v.generation == generation) {
             answer(vring);
             vring.outstanding -= 1;
             stopped = vring.outstanding == 0 && vring.stopping.is_some();
         }
         if stopped {
-            self.end(i, q);
+            self.end(i, q)?;
         }
         let vm = &mut self.vms[i];
         if std::mem::take(&mut vm.starved) {
-            for vring in vm.vrings.iter_mut().flatten() {
+            for vring in vm.slots.iter_mut().filter_map(|s| s.vring.as_mut()) {
                 vring.active = true;
             }
         }
-        if vm.leaving.is_some() && self.scheduler.outstanding(i) == 0 {
-            if let Some(reply) = vm.leaving.take() {
-                let _ = reply.send(());
-            }
-        }
+        self.tell_of_leaving(i);
+        Ok(())
     }
-
-    /// A queue is not served any more.
-    fn end(&mut self, vm: usize, q: usize) {
-        let Some(vring) = self.vms[vm].vrings[q].take() else { return };
-        let _ = self.ring.forget(About::Kick(vm as u16, q as u16, vring.generation as u16));
-        // The last answers are told before QEMU hears that the queue has stopped; by io_uring, for somebody may have filled the descriptor.
-        if let Some(call) = vring.call.as_ref().filter(|_| vring.tell || vring.must_call || vring.call_again)
-        {
-            let _ = self.ring.ring(call.as_raw_fd(), About::Nothing);
-        }
-        // Handed over before the descriptors are closed and their numbers given to others.
-        let _ = self.ring.enter(false, Nanos(0), Nanos(0));
-        if let Some(reply) = vring.stopping {
-            let _ = reply.send(vring.queue.next_avail());
-        }
-    }
-}
-
-/// Status byte and used ring.
-fn finish(vring: &mut Vring, head: u16, status: GuestAddress, code: u8, len: u64) {
-    let mem = Arc::clone(&vring.mem);
-    if mem.mem.write_obj(code, status).is_err() {
-        vring.answer(head, 0);
-        return;
-    }
-    vring.answer(head, u32::try_from(len + 1).unwrap_or(u32::MAX));
 }
 
 fn prepare_thread(config: &EngineConfig) -> io::Result<()> {

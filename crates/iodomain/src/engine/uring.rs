@@ -1,7 +1,9 @@
 //! The ring, and what its answers mean.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 use io_uring::register::Restriction;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
@@ -67,14 +69,25 @@ const OPCODES: [u8; 7] = [
     opcode::Fsync::CODE,
     opcode::Fallocate::CODE,
     opcode::PollAdd::CODE,
-    opcode::PollRemove::CODE,
+    opcode::AsyncCancel::CODE,
 ];
+
+/// How long the kernel may refuse to take what is queued before that counts as a failure of the ring.
+const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between two tries while the kernel is busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// io_uring, with the few things that the engine does.
 pub struct Uring {
     ring: IoUring,
     /// The kernel refuses everything but [`OPCODES`].
     pub restricted: bool,
+    /// Completions that were taken from the kernel to make room, in order, before [`Uring::answer`] asked for them.
+    reaped: VecDeque<cqueue::Entry>,
+    /// Times at which the kernel was too busy to take what was queued.
+    busy: u64,
+    /// Since when it has taken nothing.
+    busy_since: Option<Instant>,
 }
 
 /// Written to a guest's call descriptor.
@@ -86,10 +99,16 @@ impl Uring {
         // From the best that a kernel can do to the least: each feature is younger than the one behind it.
         for (own, restricted) in [(true, true), (false, true), (true, false)] {
             if let Ok(ring) = build(entries, own, restricted) {
-                return Ok(Self { ring, restricted });
+                return Ok(Self::of(ring, restricted));
             }
         }
-        Ok(Self { ring: build(entries, false, false)?, restricted: false })
+        Ok(Self::of(build(entries, false, false)?, false))
+    }
+
+    fn of(ring: IoUring, restricted: bool) -> Self {
+        // The kernel holds no more operations than it has room for completions.
+        let reaped = VecDeque::with_capacity(ring.params().cq_entries() as usize);
+        Self { ring, restricted, reaped, busy: 0, busy_since: None }
     }
 
     /// Queues an entry, handing what is queued to the kernel first when there is no room.
@@ -99,7 +118,8 @@ impl Uring {
             match unsafe { self.ring.submission().push(entry) } {
                 Ok(()) => return Ok(()),
                 Err(_) => {
-                    self.ring.submit().map(|_| ()).or_else(quiet)?;
+                    let done = self.ring.submit().map(|_| ());
+                    self.settle(done)?;
                 }
             }
         }
@@ -111,9 +131,11 @@ impl Uring {
         self.push(&entry.user_data(about.pack()))
     }
 
-    /// Ends a watch.
-    pub fn forget(&mut self, about: About) -> io::Result<()> {
-        let entry = opcode::PollRemove::new(about.pack()).build();
+    /// Cancels a poll or a write: it ends with a completion of its own, whatever it was doing.
+    ///
+    /// `IORING_OP_POLL_REMOVE` does not do for polls: it leaves one armed whose descriptor has just become readable.
+    pub fn cancel(&mut self, about: About) -> io::Result<()> {
+        let entry = opcode::AsyncCancel::new(about.pack()).build();
         self.push(&entry.user_data(About::Nothing.pack()))
     }
 
@@ -125,22 +147,54 @@ impl Uring {
 
     /// Hands over what is queued, and waits for an answer if `wait`: until `until` at most.
     pub fn enter(&mut self, wait: bool, now: Nanos, until: Nanos) -> io::Result<()> {
-        if !wait {
+        let done = if !wait || !self.reaped.is_empty() {
             // With deferred work the kernel only looks for answers when it is asked to.
-            return self.ring.submitter().submit_and_wait(0).map(|_| ()).or_else(quiet);
+            self.ring.submitter().submit_and_wait(0)
+        } else if until.0 == u64::MAX {
+            self.ring.submit_and_wait(1)
+        } else {
+            let rest = until.0.saturating_sub(now.0);
+            let time = Timespec::new().sec(rest / 1_000_000_000).nsec((rest % 1_000_000_000) as u32);
+            let args = SubmitArgs::new().timespec(&time);
+            self.ring.submitter().submit_with_args(1, &args)
+        };
+        self.settle(done.map(|_| ()))
+    }
+
+    /// A timeout and a signal are no errors. A kernel that is busy (`EBUSY`: completions wait; `EAGAIN`: no memory for a
+    /// request) is asked again later, after all completions are taken from it; one that stays busy has failed.
+    fn settle(&mut self, done: io::Result<()>) -> io::Result<()> {
+        let Err(e) = done else {
+            self.busy_since = None;
+            return Ok(());
+        };
+        match e.raw_os_error() {
+            Some(libc::ETIME | libc::EINTR) => Ok(()),
+            Some(libc::EBUSY | libc::EAGAIN) => {
+                let begin = *self.busy_since.get_or_insert_with(Instant::now);
+                if begin.elapsed() > BUSY_PATIENCE {
+                    return Err(e);
+                }
+                self.busy += 1;
+                if self.busy.is_power_of_two() {
+                    eprintln!("rtvirtio-iod: io_uring is busy ({e}), {} times so far", self.busy);
+                }
+                let before = self.reaped.len();
+                // No more than there is room for: what is left stays with the kernel.
+                let room = self.reaped.capacity() - before;
+                self.reaped.extend(self.ring.completion().take(room));
+                if self.reaped.len() == before {
+                    std::thread::sleep(BUSY_PAUSE);
+                }
+                Ok(())
+            }
+            _ => Err(e),
         }
-        if until.0 == u64::MAX {
-            return self.ring.submit_and_wait(1).map(|_| ()).or_else(quiet);
-        }
-        let rest = until.0.saturating_sub(now.0);
-        let time = Timespec::new().sec(rest / 1_000_000_000).nsec((rest % 1_000_000_000) as u32);
-        let args = SubmitArgs::new().timespec(&time);
-        self.ring.submitter().submit_with_args(1, &args).map(|_| ()).or_else(quiet)
     }
 
     /// The next answer.
     pub fn answer(&mut self) -> Option<Answer> {
-        let entry = self.ring.completion().next()?;
+        let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
         Some(Answer {
             about: About::unpack(entry.user_data()),
             result: entry.result(),
@@ -170,16 +224,10 @@ fn build(entries: u32, own: bool, restricted: bool) -> io::Result<IoUring> {
     Ok(ring)
 }
 
-/// A timeout, a signal and a full completion queue are no errors: there is something to look at, or nothing.
-fn quiet(e: io::Error) -> io::Result<()> {
-    match e.raw_os_error() {
-        Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
-        _ => Err(e),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     /// An operation that the engine never asks for is refused by the kernel itself, and so is lifting that.
@@ -206,6 +254,57 @@ mod tests {
         uring.push(&opcode::Fsync::new(Fd(-1)).build().user_data(About::Piece(2).pack())).unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
         assert_eq!(uring.answer().unwrap().result, -libc::EBADF);
+    }
+
+    fn wait_for(uring: &mut Uring, about: About) -> i32 {
+        loop {
+            while let Some(answer) = uring.answer() {
+                if answer.about == about && !answer.more {
+                    return answer.result;
+                }
+            }
+            uring.enter(true, Nanos(0), Nanos(1_000_000_000)).unwrap();
+        }
+    }
+
+    /// Cancelling ends a write to an eventfd that is full, and a poll that has just been woken.
+    #[test]
+    fn what_is_cancelled_ends() {
+        let flags = rustix::event::EventfdFlags::CLOEXEC;
+        let full = rustix::event::eventfd(0, flags).unwrap();
+        rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
+        let mut uring = Uring::new(64).unwrap();
+        let call = About::Call(0, 0, 1);
+        uring.ring(full.as_raw_fd(), call).unwrap();
+        uring.enter(false, Nanos(0), Nanos(0)).unwrap();
+        uring.cancel(call).unwrap();
+        assert!(wait_for(&mut uring, call) < 0);
+        let kick = rustix::event::eventfd(0, flags).unwrap();
+        let about = About::Kick(0, 0, 1);
+        for _ in 0..1_000 {
+            uring.watch(kick.as_raw_fd(), about).unwrap();
+            uring.enter(false, Nanos(0), Nanos(0)).unwrap();
+            rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+            uring.cancel(about).unwrap();
+            wait_for(&mut uring, about);
+        }
+    }
+
+    /// A kernel that stays busy is a failure after some time; completions are not lost meanwhile.
+    #[test]
+    fn a_busy_kernel_is_asked_again() {
+        let mut uring = Uring::new(64).unwrap();
+        let fsync = opcode::Fsync::new(Fd(-1)).build();
+        uring.push(&fsync.user_data(About::Piece(7).pack())).unwrap();
+        uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
+        let busy = || Err(io::Error::from_raw_os_error(libc::EBUSY));
+        uring.settle(busy()).unwrap();
+        uring.settle(busy()).unwrap();
+        assert_eq!((uring.busy, uring.reaped.len()), (2, 1));
+        assert_eq!(uring.answer().unwrap().about, About::Piece(7));
+        uring.busy_since = Instant::now().checked_sub(BUSY_PATIENCE * 2);
+        assert!(uring.settle(busy()).is_err());
+        assert!(uring.settle(Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub struct Vring {
     pub queue: Queue,
     pub mem: Arc<GuestMem>,
     pub kick: File,
-    pub call: Option<File>,
+    pub call: Option<Arc<File>>,
     pub inflight: Option<Inflight>,
     pub write_through: bool,
     pub generation: u32,
@@ -30,8 +30,10 @@ pub struct Vring {
     pub tell: bool,
     /// The guest is to be called whatever its event index says: nobody knows what it was told before.
     pub must_call: bool,
-    /// A call is on its way; another one must follow.
-    pub calling: bool,
+    /// The poll of the kick descriptor is armed.
+    pub kick_armed: bool,
+    /// The write of a call to this descriptor is under way; another one must follow.
+    pub calling: Option<Arc<File>>,
     pub call_again: bool,
     /// The guest broke it.
     pub broken: bool,
@@ -77,7 +79,7 @@ impl Vring {
             queue,
             mem,
             kick,
-            call,
+            call: call.map(Arc::new),
             inflight,
             write_through,
             generation,
@@ -86,7 +88,8 @@ impl Vring {
             tell: false,
             // Our predecessor may have answered and been killed before it called.
             must_call: true,
-            calling: false,
+            kick_armed: false,
+            calling: None,
             call_again: false,
             broken: false,
             stopping: None,

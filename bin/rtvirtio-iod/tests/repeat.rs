@@ -1,0 +1,309 @@
+//! What a QEMU can repeat, repeated: kernel objects, descriptors, memory and the log are afterwards where they were.
+//!
+//! `RTVIRTIO_REPEAT=100000 cargo test --release -p rtvirtio-iod --test repeat -- --nocapture` is the long form.
+
+mod common;
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Iod, Neighbour, answer, ask, disk, read, two};
+use rtvirtio_ioclient::{Client, Options};
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Repetitions of each step.
+fn repetitions() -> usize {
+    std::env::var("RTVIRTIO_REPEAT").ok().and_then(|n| n.parse().ok()).unwrap_or(1_500)
+}
+
+/// What the kernel and the process hold.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// Requests of all io_urings of this machine; `None` where the kernel does not say.
+    requests: Option<i64>,
+    /// Open files of this machine.
+    files: i64,
+    descriptors: i64,
+    resident_kib: i64,
+    threads: i64,
+}
+
+impl Held {
+    fn by(pid: u32) -> Self {
+        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}"));
+        // Only root reads it.
+        let slabs = std::fs::read_to_string("/proc/slabinfo").ok();
+        let requests = slabs.and_then(|s| {
+            let line = s.lines().find(|l| l.starts_with("io_kiocb "))?.to_owned();
+            line.split_ascii_whitespace().nth(1)?.parse().ok()
+        });
+        let status = text(&format!("/proc/{pid}/status"));
+        let field = |name: &str| -> i64 {
+            let line = status.lines().find(|l| l.starts_with(name)).expect("a field");
+            line.split_ascii_whitespace().nth(1).and_then(|v| v.parse().ok()).expect("a number")
+        };
+        Self {
+            requests,
+            files: text("/proc/sys/fs/file-nr")
+                .split_ascii_whitespace()
+                .next()
+                .and_then(|v| v.parse().ok())
+                .expect("a number"),
+            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors").count() as i64,
+            resident_kib: field("VmRSS:"),
+            threads: field("Threads:"),
+        }
+    }
+}
+
+struct Place {
+    dir: tempfile::TempDir,
+    iod: Iod,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = disk(64);
+        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+        Self { dir, iod }
+    }
+
+    /// Repeats a step on one connection, beside a neighbour. Everything is counted when the connection has ended.
+    fn repeat(&mut self, name: &str, mut step: impl FnMut(&mut Client, usize)) {
+        let socket = self.dir.path().join("a");
+        self.repeat_on(name, |n| {
+            let mut client = connect(&socket);
+            (0..n).for_each(|i| step(&mut client, i));
+        });
+    }
+
+    fn repeat_on(&mut self, name: &str, steps: impl FnOnce(usize)) {
+        let n = repetitions();
+        // Once before: memory that is there for good after the first use does not count.
+        let socket = self.dir.path().join("a");
+        drop(connect(&socket));
+        let neighbour = Neighbour::start(self.dir.path().join("b"));
+        std::thread::sleep(Duration::from_millis(100));
+        let before = Held::by(self.iod.pid());
+        steps(n);
+        // The attacker is gone; what the kernel frees later (RCU) is freed.
+        std::thread::sleep(Duration::from_millis(500));
+        let mut after = Held::by(self.iod.pid());
+        for _ in 0..20 {
+            // Others open files too.
+            if after.files - before.files < n as i64 / 20 {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(250));
+            after = Held::by(self.iod.pid());
+        }
+        let pairs = neighbour.measured();
+        eprintln!(
+            "{name}, {n} times: io_uring requests {:?} -> {:?}, files {} -> {}, descriptors {} -> {}, \
+             resident {} -> {} KiB, threads {} -> {}; neighbour: {pairs:?}",
+            before.requests,
+            after.requests,
+            before.files,
+            after.files,
+            before.descriptors,
+            after.descriptors,
+            before.resident_kib,
+            after.resident_kib,
+            before.threads,
+            after.threads,
+        );
+        assert!(self.iod.is_alive(), "{name}: the domain died");
+        assert!(pairs.n > 0, "{name}: the neighbour got nothing");
+        let few = n as i64 / 10;
+        if let (Some(before), Some(after)) = (before.requests, after.requests) {
+            assert!(after - before < few.max(200), "{name}: {} requests stay", after - before);
+        }
+        assert!(after.files - before.files < few.max(200), "{name}: files stay");
+        assert_eq!(after.descriptors, before.descriptors, "{name}: descriptors stay");
+        // A write to an eventfd may get a worker of the kernel, one for each queue at most, which ends after some seconds.
+        assert!(after.threads - before.threads <= 2, "{name}: threads stay");
+        assert!(after.resident_kib - before.resident_kib < 4_096, "{name}: memory stays");
+        let mut next = connect(&socket);
+        assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+    }
+}
+
+fn connect(socket: &Path) -> Client {
+    Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
+}
+
+/// A call descriptor that takes nothing more: a write to it waits until there is a reader.
+fn full() -> EventFd {
+    let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&fd, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
+    // SAFETY: the descriptor is ours and open, and handed over.
+    unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
+}
+
+fn kick() -> EventFd {
+    EventFd::new(0).unwrap()
+}
+
+/// A queue is disabled and enabled, or stopped and started, with a call descriptor that is full.
+#[test]
+fn calls_that_nobody_reads() {
+    let mut place = Place::new();
+    let call = full();
+    place.repeat("enable and disable with a full call", |client, i| {
+        if i == 0 {
+            client.raw().set_vring_call(0, &call).unwrap();
+        }
+        client.raw().set_vring_enable(0, false).unwrap();
+        client.raw().set_vring_enable(0, true).unwrap();
+    });
+    place.repeat("a fresh full call each time", |client, _| {
+        client.raw().set_vring_call(0, &full()).unwrap();
+        client.raw().set_vring_enable(0, false).unwrap();
+        client.raw().set_vring_enable(0, true).unwrap();
+    });
+    place.repeat("fresh full calls for a queue that runs", |client, _| {
+        client.raw().set_vring_call(0, &full()).unwrap();
+    });
+    place.repeat("a full call that is emptied each time", |client, _| {
+        let call = full();
+        client.raw().set_vring_call(0, &call).unwrap();
+        client.raw().set_vring_enable(0, false).unwrap();
+        call.read().unwrap();
+        client.raw().set_vring_enable(0, true).unwrap();
+    });
+}
+
+/// A queue is stopped and started with kick descriptors that are being kicked.
+#[test]
+fn kicks_of_queues_that_stop() {
+    let mut place = Place::new();
+    place.repeat("stop and start with a fresh kick that is kicked", |client, _| {
+        let (kick, call) = (kick(), client.queues[0].call.try_clone().unwrap());
+        kick.write(1).unwrap();
+        client.raw().get_vring_base(0).unwrap();
+        client.raw().set_vring_call(0, &call).unwrap();
+        client.raw().set_vring_kick(0, &kick).unwrap();
+        kick.write(1).unwrap();
+    });
+    place.repeat("another kick for a queue that runs", |client, _| {
+        let kick = kick();
+        kick.write(1).unwrap();
+        client.raw().set_vring_kick(0, &kick).unwrap();
+        kick.write(1).unwrap();
+    });
+    // Another thread kicks without a pause.
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let storm = EventFd::new(0).unwrap();
+    let (stopped, kicks) = (std::sync::Arc::clone(&stop), storm.try_clone().unwrap());
+    let thread = std::thread::spawn(move || {
+        while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+            let _ = kicks.write(1);
+            let _ = kicks.read();
+        }
+    });
+    place.repeat("enable and disable while another thread kicks", |client, i| {
+        if i == 0 {
+            client.raw().set_vring_kick(0, &storm).unwrap();
+        }
+        client.raw().set_vring_enable(0, false).unwrap();
+        client.raw().set_vring_enable(0, true).unwrap();
+    });
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+/// Memory tables, in-flight memory and ring addresses are set anew, with requests under way.
+#[test]
+fn memory_that_is_set_again() {
+    let mut place = Place::new();
+    place.repeat("set the memory table", |client, _| {
+        let region = VhostUserMemoryRegionInfo {
+            guest_phys_addr: rtvirtio_ioclient::SharedMemory::BASE,
+            memory_size: client.mem.len() as u64,
+            userspace_addr: client.mem.address(),
+            mmap_offset: 0,
+            mmap_handle: client.mem.fd(),
+        };
+        let _ = client.queues[0].push(&read(0, 4_096));
+        client.queues[0].notify().unwrap();
+        client.raw().set_mem_table(&[region]).unwrap();
+        assert_eq!(answer(&mut client.queues[0]).map(|a| a.status), Some(0));
+    });
+    place.repeat("set ring addresses", |client, _| {
+        let size = client.queues[0].size();
+        let (desc, avail, used) = client.queues[0].places();
+        let at = |offset: usize| client.mem.address() + offset as u64;
+        let addresses = VringConfigData {
+            queue_max_size: size,
+            queue_size: size,
+            flags: 0,
+            desc_table_addr: at(desc),
+            used_ring_addr: at(used),
+            avail_ring_addr: at(avail),
+            log_addr: None,
+        };
+        client.raw().set_vring_addr(0, &addresses).unwrap();
+    });
+    place.repeat("get and set in-flight memory", |client, i| {
+        if i == 0 {
+            let there = client.raw().get_protocol_features().unwrap();
+            client.raw().set_protocol_features(there).unwrap();
+        }
+        let wanted = vhost::vhost_user::message::VhostUserInflight::new(0, 0, 1, 256);
+        let (made, file) = client.raw().get_inflight_fd(&wanted).unwrap();
+        client.raw().set_inflight_fd(&made, file.as_raw_fd()).unwrap();
+    });
+}
+
+/// What is refused leaves nothing, and no more than a bounded number of lines in the log.
+#[test]
+fn messages_that_are_refused() {
+    let mut place = Place::new();
+    let zero = File::open("/dev/zero").unwrap().into_raw_fd();
+    // SAFETY: the descriptor is ours and open, and handed over.
+    let zero = unsafe { EventFd::from_raw_fd(zero) };
+    place.repeat("messages that are refused", |client, i| match i % 4 {
+        0 => assert!(client.raw().set_vring_num(0, 3).is_err()),
+        1 => assert!(client.raw().set_vring_kick(0, &zero).is_err()),
+        2 => assert!(client.raw().set_vring_enable(0, true).is_ok()),
+        _ => {
+            let region = VhostUserMemoryRegionInfo {
+                guest_phys_addr: 0,
+                memory_size: 1 << 40,
+                userspace_addr: client.mem.address(),
+                mmap_offset: 0,
+                mmap_handle: client.mem.fd(),
+            };
+            assert!(client.raw().set_mem_table(&[region]).is_err());
+        }
+    });
+    let (status, said) = place.iod.end();
+    assert!(status.success());
+    let lines = said.lines().count();
+    eprintln!("the log has {lines} lines");
+    // 20 at once, one in 2 s after that, and what the start says.
+    assert!(lines < 120, "{lines} lines");
+}
+
+/// A QEMU connects and disconnects, with requests under way and a call that is full.
+#[test]
+fn connections() {
+    let mut place = Place::new();
+    let socket = place.dir.path().join("a");
+    let call = full();
+    place.repeat_on("connect and disconnect", |n| {
+        // Each of them is eleven messages, a mapping and two queues' worth of commands.
+        for i in 0..n / 5 {
+            let mut client = connect(&socket);
+            if i % 2 == 0 {
+                client.raw().set_vring_call(0, &call).unwrap();
+            }
+            let _ = client.queues[0].push(&read(0, 4_096));
+            client.queues[0].notify().unwrap();
+        }
+    });
+}

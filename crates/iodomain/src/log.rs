@@ -1,0 +1,67 @@
+//! Lines on standard error about one VM, bounded in number.
+//!
+//! A QEMU can repeat a message that is refused as often as it likes, and each refusal is worth a line once, not a full disk.
+//! Each VM has a control thread, so the bound is one of the thread: a VM that says much does not silence another one.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+/// Lines at once.
+const BURST: u32 = 20;
+/// One more line after this time.
+const INTERVAL: Duration = Duration::from_secs(2);
+
+struct Limit {
+    left: u32,
+    since: Instant,
+    suppressed: u64,
+}
+
+impl Limit {
+    /// Whether a line may be written now, and how many were not since the last one.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        let earned = now.saturating_duration_since(self.since).as_secs() / INTERVAL.as_secs();
+        if earned > 0 {
+            self.left = BURST.min(self.left.saturating_add(u32::try_from(earned).unwrap_or(BURST)));
+            self.since = now;
+        }
+        if self.left == 0 {
+            self.suppressed += 1;
+            return None;
+        }
+        self.left -= 1;
+        Some(std::mem::take(&mut self.suppressed))
+    }
+}
+
+thread_local! {
+    static LIMIT: RefCell<Limit> =
+        RefCell::new(Limit { left: BURST, since: Instant::now(), suppressed: 0 });
+}
+
+/// Writes `rtvirtio-iod: DISK: TEXT`, unless this thread has written too many lines.
+pub fn line(disk: &str, text: impl std::fmt::Display) {
+    let Some(suppressed) = LIMIT.with_borrow_mut(|limit| limit.admit(Instant::now())) else { return };
+    if suppressed > 0 {
+        eprintln!("rtvirtio-iod: {disk}: {suppressed} more lines were not written");
+    }
+    eprintln!("rtvirtio-iod: {disk}: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_and_then_one_at_a_time() {
+        let begin = Instant::now();
+        let mut limit = Limit { left: BURST, since: begin, suppressed: 0 };
+        let written = (0..1_000).filter(|_| limit.admit(begin).is_some()).count();
+        assert_eq!(written, 20);
+        assert_eq!(limit.admit(begin + INTERVAL), Some(980));
+        assert_eq!(limit.admit(begin + INTERVAL), None);
+        // No more than a burst, however long it was quiet.
+        let later = begin + INTERVAL * 1_000;
+        assert_eq!((0..1_000).filter(|_| limit.admit(later).is_some()).count(), 20);
+    }
+}
