@@ -1,13 +1,15 @@
 //! The control socket: one command a line, one answer a line.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use rtvirtio_iodomain::confine::{Confine, Role};
 use rtvirtio_iodomain::engine::EngineHandle;
+use rtvirtio_iodomain::listen::Listening;
 use rtvirtio_iodomain::reload::Reloader;
 use rtvirtio_iodomain::report::report;
 
@@ -18,8 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The socket; its name goes when this is dropped.
 pub struct Control {
-    path: PathBuf,
-    listener: Option<UnixListener>,
+    socket: Listening,
 }
 
 /// What is asked about.
@@ -33,19 +34,14 @@ impl Control {
     /// Listens, so that nothing has to be opened later.
     pub fn bind(path: &Path) -> anyhow::Result<Self> {
         if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+            make_directory(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         }
-        if UnixStream::connect(path).is_ok() {
-            anyhow::bail!("{}: another I/O domain answers there", path.display());
-        }
-        let _ = std::fs::remove_file(path);
-        let listener = UnixListener::bind(path).with_context(|| path.display().to_string())?;
-        Ok(Self { path: path.to_owned(), listener: Some(listener) })
+        Ok(Self { socket: Listening::start(path).context("control")? })
     }
 
     /// Answers by a thread of its own, which is confined when this returns.
     pub fn serve(&mut self, subject: Subject, confine: &Confine) -> anyhow::Result<()> {
-        let Some(listener) = self.listener.take() else { return Ok(()) };
+        let listener = self.socket.listener().try_clone()?;
         let desk = Desk::start(subject.engines.clone(), confine)?;
         let serve = move || {
             for stream in listener.incoming().flatten() {
@@ -57,9 +53,18 @@ impl Control {
     }
 }
 
-impl Drop for Control {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+/// A directory that other users may enter, whatever the umask: the sockets in it have modes of their own.
+fn make_directory(dir: &Path) -> std::io::Result<()> {
+    if dir.as_os_str().is_empty() || dir.is_dir() {
+        return Ok(());
+    }
+    if let Some(parent) = dir.parent() {
+        make_directory(parent)?;
+    }
+    match std::fs::create_dir(dir) {
+        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        Err(e) => Err(e),
+        Ok(()) => std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o755)),
     }
 }
 

@@ -53,6 +53,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
         println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
         return Ok(());
     }
+    // Nothing that is made here is for other users unless its mode says so.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
     // Each guest brings descriptors: memory, kicks, calls.
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);

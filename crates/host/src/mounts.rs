@@ -60,7 +60,7 @@ fn parse(line: &str) -> Option<Mount> {
 }
 
 /// Undoes the octal escapes (`\040` for a space) that the kernel uses in paths.
-fn unescape(text: &str) -> String {
+pub(crate) fn unescape(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {

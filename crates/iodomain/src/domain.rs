@@ -6,7 +6,8 @@ use crate::backing::{Backing, BackingConfig, BackingError};
 use crate::config::{Device, File};
 use crate::confine::Confine;
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
-use crate::frontend::{DiskInfo, Frontend, Listening};
+use crate::frontend::{DiskInfo, Frontend};
+use crate::listen::Listening;
 use crate::reload::Reloader;
 
 /// Why a domain does not start.

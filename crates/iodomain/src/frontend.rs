@@ -5,9 +5,8 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -25,6 +24,7 @@ use crate::blk::{Limits, config_space};
 use crate::confine::{Confine, Role};
 use crate::engine::{Command, EngineHandle, VringStart};
 use crate::inflight::Region;
+pub use crate::listen::Listening;
 use crate::memory::GuestMem;
 
 /// Largest queue of virtio 1.2, which is what QEMU allows too.
@@ -409,36 +409,6 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     }
 }
 
-/// A socket that somebody may connect to; its name goes when this is dropped.
-#[derive(Debug)]
-pub struct Listening {
-    path: PathBuf,
-    listener: UnixListener,
-}
-
-impl Listening {
-    /// Listens. A socket that nobody answers any more is replaced.
-    ///
-    /// # Errors
-    /// When another process listens there, or no socket can be made.
-    pub fn start(path: &Path) -> io::Result<Self> {
-        Ok(Self { path: path.to_owned(), listener: listen(path)? })
-    }
-
-    /// What it accepts from.
-    #[must_use]
-    pub fn listener(&self) -> &UnixListener {
-        &self.listener
-    }
-}
-
-impl Drop for Listening {
-    fn drop(&mut self) {
-        // It may be gone with its directory.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 /// A socket that is served by a thread of its own, one QEMU after the other.
 #[derive(Debug)]
 pub struct Frontend {
@@ -459,7 +429,7 @@ impl Frontend {
         engine: EngineHandle,
         confine: &Confine,
     ) -> io::Result<Self> {
-        let listener = socket.listener.try_clone()?;
+        let listener = socket.listener().try_clone()?;
         let stop = Arc::new(AtomicBool::new(false));
         let connection = Arc::new(Mutex::new(None));
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
@@ -507,22 +477,6 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
     }
 }
 
-/// A socket at `path`; a stale one there, left by a process that was killed, is replaced.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(e) if e.kind() == io::ErrorKind::AddrInUse => {
-            if UnixStream::connect(path).is_ok() {
-                let text = format!("{}: another process listens there", path.display());
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
-            }
-            std::fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        Err(e) => Err(io::Error::new(e.kind(), format!("{}: {e}", path.display()))),
-        ok => ok,
-    }
-}
-
 impl Drop for Frontend {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
@@ -532,7 +486,7 @@ impl Drop for Frontend {
             }
         }
         // Wakes the thread that accepts, also when somebody removed the socket's name.
-        let _ = rustix::net::shutdown(self.socket.listener.as_fd(), rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

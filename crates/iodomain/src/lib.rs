@@ -19,6 +19,7 @@ pub mod domain;
 pub mod engine;
 pub mod frontend;
 pub mod inflight;
+pub mod listen;
 mod log;
 pub mod memory;
 pub mod reload;

@@ -1,0 +1,313 @@
+//! What uses a block device or a file, and the claim that has to be made before its data is overwritten.
+//!
+//! The same bytes can be reached by several names: a disk and its partitions, a device-mapper or md device above it, a loop
+//! device and its backing file. All of them are looked at, for processes that have them open, mounts, swap space, devices
+//! above, and the locks of QEMU ([`image_lock`]) and of `flock`.
+
+pub mod image_lock;
+mod processes;
+mod target;
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use self::image_lock::{Sharing, lock_image};
+use self::target::Target;
+use crate::HostError;
+
+/// How long a holder may last that goes by itself, such as udev's `blkid`.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// One use of a device or file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Holder {
+    /// A process has it open or mapped.
+    Process {
+        /// Its id.
+        pid: u32,
+        /// Its program's name, as in `/proc/PID/comm`.
+        program: String,
+        /// What it has open: `/dev/loop0`, a partition, an image.
+        what: String,
+        /// Whether it may write by that descriptor.
+        writes: bool,
+    },
+    /// A file system on it is mounted.
+    Mount {
+        /// The device.
+        device: String,
+        /// Where.
+        point: PathBuf,
+    },
+    /// It is swap space.
+    Swap {
+        /// Device or file.
+        what: String,
+    },
+    /// A device-mapper, md or other device is built on it.
+    Stacked {
+        /// The device below.
+        device: String,
+        /// The device above.
+        by: String,
+    },
+    /// A loop device shows the same bytes.
+    Loop {
+        /// Its backing file.
+        file: String,
+        /// The loop device.
+        device: String,
+    },
+    /// The kernel refuses an exclusive open, and nothing above says why.
+    Exclusive {
+        /// The device.
+        device: String,
+    },
+    /// Another open file has `flock`ed it, as `rtvirtio-iod` does.
+    FileLock {
+        /// Device or file.
+        what: String,
+    },
+    /// Another open file has QEMU's image locks on it.
+    ImageLock {
+        /// Device or file.
+        what: String,
+    },
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Process { pid, program, what, writes } => {
+                let how = if *writes { "for writing" } else { "for reading" };
+                write!(f, "process {pid} ({program}) has {what} open {how}")
+            }
+            Self::Mount { device, point } => write!(f, "{device} is mounted on {}", point.display()),
+            Self::Swap { what } => write!(f, "{what} is swap space"),
+            Self::Stacked { device, by } => write!(f, "{device} is part of {by}"),
+            Self::Loop { file, device } => {
+                write!(f, "{file} is the backing file of {device} (`losetup -d {device}` detaches it)")
+            }
+            Self::Exclusive { device } => write!(f, "the kernel or another process has {device} exclusively"),
+            Self::FileLock { what } => write!(f, "another process has locked {what} (flock)"),
+            Self::ImageLock { what } => write!(f, "another process has QEMU's image locks on {what}"),
+        }
+    }
+}
+
+/// A process whose open files cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unseen {
+    /// Its id.
+    pub pid: u32,
+    /// Its program's name.
+    pub program: String,
+}
+
+/// Everything that uses a device or file, as far as it can be seen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holders {
+    /// What was found.
+    pub found: Vec<Holder>,
+    /// Processes that could not be looked into: one of them may use it.
+    pub unseen: Vec<Unseen>,
+}
+
+impl Holders {
+    /// Looks at this machine. Processes of `except`, and this one, do not count.
+    ///
+    /// # Errors
+    /// When the path, sysfs, the mount table or `/proc` cannot be read.
+    pub fn of(path: &Path, except: &[u32]) -> Result<Self, HostError> {
+        let target = Target::find(path)?;
+        let mut found = target.above.clone();
+        found.extend(target.mounts()?);
+        found.extend(target.swaps()?);
+        let unseen = processes::holding(&target, except, &mut found)?;
+        Ok(Self { found, unseen })
+    }
+}
+
+/// What is not known, for people; `None` when every process could be looked into.
+#[must_use]
+pub fn describe_unseen(unseen: &[Unseen]) -> Option<String> {
+    const NAMED: usize = 3;
+    let mut names: Vec<String> =
+        unseen.iter().take(NAMED).map(|u| format!("{} ({})", u.pid, u.program)).collect();
+    if unseen.len() > NAMED {
+        names.push("...".into());
+    }
+    let remedy = if rustix::process::geteuid().is_root() {
+        "they have privileges that this process lacks, so run outside of the container, or look by yourself"
+    } else {
+        "run as root"
+    };
+    (!unseen.is_empty()).then(|| {
+        format!("cannot see the open files of {} processes: {}; {remedy}", unseen.len(), names.join(", "))
+    })
+}
+
+/// Why something may not be overwritten.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClaimError {
+    /// It is in use.
+    #[error(
+        "{} is in use, and writing to it would destroy data: {}. Stop what uses it first, or choose another device",
+        path.display(),
+        describe(holders)
+    )]
+    InUse {
+        /// What was to be written.
+        path: PathBuf,
+        /// What uses it.
+        holders: Vec<Holder>,
+    },
+    /// Not everything can be seen.
+    #[error(
+        "it is not known whether {} is in use: {}",
+        path.display(),
+        describe_unseen(processes).unwrap_or_default()
+    )]
+    Unseen {
+        /// What was to be written.
+        path: PathBuf,
+        /// Those whose open files cannot be read.
+        processes: Vec<Unseen>,
+    },
+    /// It cannot be opened or locked.
+    #[error("{}: cannot {what}: {source}", path.display())]
+    Io {
+        /// What was to be written.
+        path: PathBuf,
+        /// What failed.
+        what: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The machine cannot be read.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+fn describe(holders: &[Holder]) -> String {
+    holders.iter().map(Holder::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// A device or file of which nothing else has hold. While this lives, a mount, another exclusive open, a QEMU with its
+/// default locking and another I/O domain are refused.
+#[derive(Debug)]
+pub struct Claim {
+    _file: File,
+    unseen: Vec<Unseen>,
+}
+
+impl Claim {
+    /// Claims a device or file, to be called right before its data is overwritten. Holders that go within 2 s are waited
+    /// for. Processes of `except` may have it open; they must not have locked it.
+    ///
+    /// Without root, processes that cannot be looked into are an error. Root may lack a privilege of one of them, as in a
+    /// container: then [`Self::unseen`] names them.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing is held then.
+    pub fn take(path: &Path, except: &[u32]) -> Result<Self, ClaimError> {
+        let begin = Instant::now();
+        loop {
+            let holders = match Self::try_take(path, except)? {
+                Ok(claim) => return Ok(claim),
+                Err(holders) => holders,
+            };
+            if begin.elapsed() >= PATIENCE {
+                return Err(ClaimError::InUse { path: path.to_owned(), holders });
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn try_take(path: &Path, except: &[u32]) -> Result<Result<Self, Vec<Holder>>, ClaimError> {
+        let look = || -> Result<Holders, ClaimError> {
+            let holders = Holders::of(path, except)?;
+            let is_root = rustix::process::geteuid().is_root();
+            if holders.found.is_empty() && !holders.unseen.is_empty() && !is_root {
+                return Err(ClaimError::Unseen { path: path.to_owned(), processes: holders.unseen });
+            }
+            Ok(holders)
+        };
+        let before = look()?;
+        if !before.found.is_empty() {
+            return Ok(Err(before.found));
+        }
+        let file = match exclusive(path)? {
+            Ok(file) => file,
+            Err(holder) => return Ok(Err(vec![holder])),
+        };
+        // What has opened it since, without a lock.
+        let Holders { found, unseen } = look()?;
+        Ok(if found.is_empty() { Ok(Self { _file: file, unseen }) } else { Err(found) })
+    }
+
+    /// Claims what this program has made itself, such as a lab's device, whose content may be lost whatever has it open:
+    /// only a mount or another exclusive use is refused.
+    ///
+    /// # Errors
+    /// [`ClaimError`]; nothing is held then.
+    pub fn of_made(path: &Path) -> Result<Self, ClaimError> {
+        match open_exclusively(path)? {
+            Ok(file) => Ok(Self { _file: file, unseen: Vec::new() }),
+            Err(holder) => Err(ClaimError::InUse { path: path.to_owned(), holders: vec![holder] }),
+        }
+    }
+
+    /// Processes that could not be looked into, for a warning ([`describe_unseen`]).
+    #[must_use]
+    pub fn unseen(&self) -> &[Unseen] {
+        &self.unseen
+    }
+}
+
+fn failed<'a>(path: &'a Path, what: &'static str) -> impl FnOnce(io::Error) -> ClaimError + 'a {
+    move |source| ClaimError::Io { path: path.to_owned(), what, source }
+}
+
+/// Opens it exclusively (block devices), with `flock` and QEMU's locks.
+fn exclusive(path: &Path) -> Result<Result<File, Holder>, ClaimError> {
+    let what = path.display().to_string();
+    let file = match open_exclusively(path)? {
+        Ok(file) => file,
+        holder => return Ok(holder),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Ok(Err(Holder::FileLock { what })),
+        other => other.map_err(|e| failed(path, "lock it")(e.into()))?,
+    }
+    let sharing = Sharing { writes: true, others_write: false };
+    let locked = lock_image(&file, sharing).map_err(failed(path, "lock it"))?;
+    Ok(if locked.is_ok() { Ok(file) } else { Err(Holder::ImageLock { what }) })
+}
+
+fn open_exclusively(path: &Path) -> Result<Result<File, Holder>, ClaimError> {
+    let meta = std::fs::metadata(path).map_err(failed(path, "look at it"))?;
+    // Without O_CREAT, O_EXCL claims a block device: a mount or another claim is refused (open(2)).
+    let flags = if meta.file_type().is_block_device() { libc::O_EXCL } else { 0 };
+    // For reading: closing a block device that was open for writing makes udev probe it.
+    match OpenOptions::new().read(true).custom_flags(flags | libc::O_NONBLOCK).open(path) {
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+            Ok(Err(Holder::Exclusive { device: path.display().to_string() }))
+        }
+        other => other.map(Ok).map_err(failed(path, "open it")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! QEMU's image locks: open-file-description locks on single bytes, so that two QEMU processes do not write one image.
+//!
+//! Byte `100 + n` is read-locked for each permission `n` that a user has, byte `200 + n` for each that it does not share
+//! with others (`raw_apply_lock_bytes()` in QEMU's `block/file-posix.c`, permissions in `include/block/block-common.h`).
+//! Whether another one conflicts is asked with a write lock that is tested and never set.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// First byte for permissions that are held (`RAW_LOCK_PERM_BASE`).
+const HELD: i64 = 100;
+/// First byte for permissions that are not shared (`RAW_LOCK_SHARED_BASE`).
+const NOT_SHARED: i64 = 200;
+
+/// `BLK_PERM_CONSISTENT_READ`.
+const READ: i64 = 0;
+/// `BLK_PERM_WRITE`.
+const WRITE: i64 = 1;
+/// `BLK_PERM_RESIZE`.
+const RESIZE: i64 = 3;
+
+/// What is done with an image, and what others may do with it meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sharing {
+    /// It is written.
+    pub writes: bool,
+    /// Others may write it too, as with QEMU's `share-rw=on`.
+    pub others_write: bool,
+}
+
+impl Sharing {
+    fn held(self) -> &'static [i64] {
+        if self.writes { &[READ, WRITE] } else { &[READ] }
+    }
+
+    fn not_shared(self) -> &'static [i64] {
+        if self.others_write { &[] } else { &[WRITE, RESIZE] }
+    }
+}
+
+/// Another open file uses the image in a way that does not go with ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conflict;
+
+/// Locks an image as QEMU does; the locks go with the last descriptor of this open file. With a conflict nothing stays locked.
+///
+/// # Errors
+/// When the file system has no such locks, or the file is not open for reading.
+pub fn lock_image(file: &File, sharing: Sharing) -> io::Result<Result<(), Conflict>> {
+    let done = try_lock(file, sharing);
+    if !matches!(done, Ok(Ok(()))) {
+        // All bytes at once: what is not locked is no error.
+        set(file, HELD, NOT_SHARED + 64 - HELD, libc::F_UNLCK)?;
+    }
+    done
+}
+
+fn try_lock(file: &File, sharing: Sharing) -> io::Result<Result<(), Conflict>> {
+    // Locked first and looked at after, so that of two at once not both go on.
+    let ours = sharing.held().iter().map(|n| HELD + n);
+    for byte in ours.chain(sharing.not_shared().iter().map(|n| NOT_SHARED + n)) {
+        if !set(file, byte, 1, libc::F_RDLCK)? {
+            return Ok(Err(Conflict));
+        }
+    }
+    let theirs = sharing.held().iter().map(|n| NOT_SHARED + n);
+    for byte in theirs.chain(sharing.not_shared().iter().map(|n| HELD + n)) {
+        if is_locked(file, byte)? {
+            return Ok(Err(Conflict));
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn lock(start: i64, len: i64, kind: i32) -> libc::flock {
+    // SAFETY: all zeroes is a value of this plain structure; `l_pid` must be 0 for these locks.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    lock.l_start = start;
+    lock.l_len = len;
+    lock
+}
+
+/// False when another one has a write lock there.
+fn set(file: &File, start: i64, len: i64, kind: i32) -> io::Result<bool> {
+    let lock = lock(start, len, kind);
+    // SAFETY: the descriptor is open and `lock` outlives the call.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } == 0 {
+        return Ok(true);
+    }
+    let e = io::Error::last_os_error();
+    match e.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(e),
+    }
+}
+
+fn is_locked(file: &File, byte: i64) -> io::Result<bool> {
+    let mut lock = lock(byte, 1, libc::F_WRLCK);
+    // SAFETY: as above; the kernel writes what it found into `lock`.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITER: Sharing = Sharing { writes: true, others_write: false };
+    const READER: Sharing = Sharing { writes: false, others_write: false };
+    const SHARED: Sharing = Sharing { writes: true, others_write: true };
+
+    /// The same table as QEMU's.
+    #[test]
+    fn users_that_go_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::write(&path, "").unwrap();
+        let goes = |first: Sharing, second: Sharing| {
+            let (a, b) = (File::open(&path).unwrap(), File::open(&path).unwrap());
+            assert_eq!(lock_image(&a, first).unwrap(), Ok(()));
+            let done = lock_image(&b, second).unwrap();
+            if done.is_err() {
+                // Nothing of it stays: the first one's user can come again.
+                drop(a);
+                let c = File::open(&path).unwrap();
+                assert_eq!(lock_image(&c, WRITER).unwrap(), Ok(()));
+            }
+            done.is_ok()
+        };
+        assert!(!goes(WRITER, WRITER));
+        assert!(!goes(WRITER, READER));
+        assert!(!goes(READER, WRITER));
+        assert!(goes(READER, READER));
+        assert!(goes(SHARED, SHARED));
+        assert!(!goes(SHARED, WRITER));
+        assert!(!goes(READER, SHARED));
+    }
+}

@@ -1,0 +1,336 @@
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
+
+use rtvirtio_testkit::{Need, has};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn image(dir: &tempfile::TempDir, name: &str) -> PathBuf {
+    let path = dir.path().join(name);
+    File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    path
+}
+
+/// Detached when dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn new(file: &Path, more: &[&str]) -> Self {
+        let out = Command::new("losetup").args(["--find", "--show"]).args(more).arg(file).output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        Self(String::from_utf8(out.stdout).unwrap().trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+/// Ended when dropped.
+struct Process(Child);
+
+impl Process {
+    /// With this file as its standard input.
+    fn with(file: File) -> Self {
+        Self(Command::new("sleep").arg("1000").stdin(file).spawn().unwrap())
+    }
+
+    fn qemu(drive: &str, more: &[&str]) -> Self {
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"]);
+        command.args(["-drive", drive, "-device", "virtio-blk-pci,drive=d", "-qmp", "stdio"]).args(more);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // Its greeting: everything is open.
+        let mut line = String::new();
+        let mut out = io::BufReader::new(child.stdout.take().unwrap());
+        io::BufRead::read_line(&mut out, &mut line).unwrap();
+        assert!(line.contains("QMP"), "{line}");
+        child.stdout = Some(out.into_inner());
+        Self(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn ext4(device: &Path, point: &Path) -> Self {
+        std::fs::create_dir_all(point).unwrap();
+        run("mkfs.ext4", &["-q", "-F", device.to_str().unwrap()]);
+        run("mount", &[device.to_str().unwrap(), point.to_str().unwrap()]);
+        Self(point.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+fn run(program: &str, args: &[&str]) {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let out = Command::new(program).args(args).env("PATH", path).output().unwrap();
+    assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+fn refusal(path: &Path) -> String {
+    match Claim::take(path, &[]) {
+        Err(e @ ClaimError::InUse { .. }) => e.to_string(),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn can_loop(test: &str) -> bool {
+    has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")])
+}
+
+fn open(path: &Path, writes: bool) -> File {
+    OpenOptions::new().read(true).write(writes).open(path).unwrap()
+}
+
+#[test]
+fn a_process_is_named_with_what_it_has_open() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(&dir, "image");
+    let reader = Process::with(open(&path, false));
+    let writer = Process::with(open(&path, true));
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let said = refusal(&link);
+    assert!(said.contains(&format!("process {} (sleep) has {}", reader.pid(), link.display())), "{said}");
+    assert!(said.contains("open for reading"), "{said}");
+    assert!(said.contains(&format!("process {} (sleep)", writer.pid())), "{said}");
+    assert!(said.contains("open for writing"), "{said}");
+    // One that is known and meant does not count.
+    let claim = Claim::take(&path, &[reader.pid(), writer.pid()]).unwrap();
+    drop((claim, reader, writer));
+    // A free file goes through, and is free again after.
+    drop(Claim::take(&path, &[]).unwrap());
+    drop(Claim::take(&path, &[]).unwrap());
+}
+
+/// Its descriptor is closed, the memory is still the file.
+#[test]
+fn a_mapping_counts() {
+    let test = "a_mapping_counts";
+    if !has(test, &[Need::Root]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(&dir, "image");
+    let file = open(&path, true);
+    let (mut ready, tell) = std::io::pipe().unwrap();
+    // SAFETY: the child makes system calls only, and is ended below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: a new mapping of an open file, and descriptors of this process alone.
+        unsafe {
+            let at = libc::mmap(std::ptr::null_mut(), 4_096, prot, flags, file.as_raw_fd(), 0);
+            libc::write(tell.as_raw_fd(), [u8::from(at != libc::MAP_FAILED)].as_ptr().cast(), 1);
+            libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0);
+            loop {
+                libc::pause();
+            }
+        }
+    }
+    drop((file, tell));
+    let mut done = [0];
+    io::Read::read_exact(&mut ready, &mut done).unwrap();
+    // All its descriptors are closed when the pipe's other end is.
+    assert_eq!(io::Read::read(&mut ready, &mut [0]).unwrap(), 0);
+    let taken = Claim::take(&path, &[]);
+    // SAFETY: a child of this process, which has not been waited for.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+    assert_eq!(done, [1], "mapped");
+    let said = taken.unwrap_err().to_string();
+    assert!(said.contains(&format!("process {pid} ")) && said.contains("for writing"), "{said}");
+}
+
+/// What goes within the patience, as udev's probes do, is waited for.
+#[test]
+fn a_short_use_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(&dir, "image");
+    let process = Process::with(open(&path, false));
+    let ends = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(process);
+    });
+    drop(Claim::take(&path, &[]).unwrap());
+    ends.join().unwrap();
+}
+
+#[test]
+fn locks_are_seen_and_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(&dir, "image");
+    // Of this process, whose descriptors do not count.
+    let other = open(&path, true);
+    rustix::fs::flock(&other, FlockOperation::LockExclusive).unwrap();
+    assert!(refusal(&path).contains("(flock)"));
+    rustix::fs::flock(&other, FlockOperation::Unlock).unwrap();
+    assert_eq!(lock_image(&other, Sharing { writes: false, others_write: false }).unwrap(), Ok(()));
+    assert!(refusal(&path).contains("QEMU's image locks"));
+    drop(other);
+    let claim = Claim::take(&path, &[]).unwrap();
+    let other = open(&path, true);
+    assert!(rustix::fs::flock(&other, FlockOperation::NonBlockingLockShared).is_err());
+    assert!(lock_image(&other, Sharing { writes: false, others_write: false }).unwrap().is_err());
+    drop(claim);
+}
+
+/// A disk, its partitions, the file below and a loop device above are one thing.
+#[test]
+fn every_name_of_the_same_bytes_counts() {
+    let test = "every_name_of_the_same_bytes_counts";
+    if !can_loop(test) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = image(&dir, "image");
+    let disk = Loop::new(&file, &["--partscan"]);
+    let [first, second] = [1, 2].map(|n| PathBuf::from(format!("{}p{n}", disk.0.display())));
+    // As a partition table would make them, where the kernel reads none.
+    for (number, first) in [("1", "2048"), ("2", "45056")] {
+        run("addpart", &[disk.0.to_str().unwrap(), number, first, "40960"]);
+    }
+    // The file below, from the file: the loop device is its user.
+    let said = refusal(&file);
+    assert!(said.contains("is the backing file of") && said.contains(disk.0.to_str().unwrap()), "{said}");
+    let with = |opened: &Path, claimed: &Path| {
+        let process = Process::with(open(opened, true));
+        let said = Claim::take(claimed, &[]).map(drop).map_err(|e| e.to_string());
+        said.map_err(|said| {
+            let process = format!("process {} (sleep) has {}", process.pid(), opened.display());
+            assert!(said.contains(&process), "{said}");
+        })
+    };
+    assert!(with(&first, &disk.0).is_err(), "a partition, when the disk is meant");
+    assert!(with(&disk.0, &first).is_err(), "the disk, when a partition is meant");
+    assert!(with(&first, &second).is_ok(), "another partition is another thing");
+    assert!(with(&file, &disk.0).is_err(), "the backing file, when the loop device is meant");
+    assert!(with(&file, &second).is_err(), "the backing file, when a partition of the loop device is meant");
+    // Another loop device over the same bytes, and one over other bytes.
+    let above = Loop::new(&first, &[]);
+    let said = refusal(&disk.0);
+    assert!(
+        said.contains(&format!("{} is the backing file of {}", first.display(), above.0.display())),
+        "{said}"
+    );
+    drop(above);
+    drop(disk);
+    let lower = Loop::new(&file, &["--sizelimit", "33554432"]);
+    let upper = Loop::new(&file, &["--offset", "33554432"]);
+    drop(Claim::take(&lower.0, &[]).unwrap());
+    let whole = Loop::new(&file, &[]);
+    let said = refusal(&lower.0);
+    assert!(said.contains(whole.0.to_str().unwrap()) && !said.contains(upper.0.to_str().unwrap()), "{said}");
+}
+
+#[test]
+fn mounts_and_swap_are_uses() {
+    let test = "mounts_and_swap_are_uses";
+    if !can_loop(test) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = image(&dir, "image");
+    let disk = Loop::new(&file, &[]);
+    let mounted = Mounted::ext4(&disk.0, &dir.path().join("mnt"));
+    let before = std::fs::read(&file).unwrap();
+    let said = refusal(&disk.0);
+    let point = format!("{} is mounted on {}", disk.0.display(), mounted.0.display());
+    assert!(said.contains(&point), "{said}");
+    assert!(refusal(&file).contains(&point), "through the file");
+    assert!(matches!(Claim::of_made(&disk.0), Err(ClaimError::InUse { .. })));
+    assert!(before == std::fs::read(&file).unwrap(), "looking changes nothing");
+    drop(mounted);
+    drop(Claim::take(&disk.0, &[]).unwrap());
+    run("mkswap", &["-q", disk.0.to_str().unwrap()]);
+    run("swapon", &[disk.0.to_str().unwrap()]);
+    let holders = Holders::of(&disk.0, &[]);
+    run("swapoff", &[disk.0.to_str().unwrap()]);
+    let holders = holders.unwrap();
+    assert_eq!(holders.found, [Holder::Swap { what: disk.0.display().to_string() }]);
+}
+
+/// The kernel's own word, where nothing else is seen.
+#[test]
+fn an_exclusive_open_is_respected_and_made() {
+    let test = "an_exclusive_open_is_respected_and_made";
+    if !can_loop(test) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Loop::new(&image(&dir, "image"), &[]);
+    let exclusively = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&disk.0);
+    let held = exclusively().unwrap();
+    assert!(refusal(&disk.0).contains("exclusively"));
+    drop(held);
+    let claim = Claim::take(&disk.0, &[]).unwrap();
+    assert_eq!(exclusively().unwrap_err().raw_os_error(), Some(libc::EBUSY));
+    assert!(open(&disk.0, true).as_raw_fd() >= 0, "who writes it opens it by itself");
+    drop(claim);
+}
+
+/// A stock QEMU with its default locking, and the other way round.
+#[test]
+fn qemu_is_seen_and_sees_the_claim() {
+    let test = "qemu_is_seen_and_sees_the_claim";
+    if !has(test, &[Need::QEMU]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(&dir, "image");
+    let drive = format!("file={},format=raw,if=none,id=d", path.display());
+    let qemu = Process::qemu(&drive, &[]);
+    let said = refusal(&path);
+    assert!(said.contains(&format!("process {} (qemu-system-x86)", qemu.pid())), "{said}");
+    // Should its descriptors not be seen, its locks are.
+    let holders = exclusive(&path).unwrap().unwrap_err();
+    assert!(matches!(holders, Holder::ImageLock { .. }), "{holders}");
+    drop(qemu);
+    let claim = Claim::take(&path, &[]).unwrap();
+    let mut refused = Command::new("qemu-system-x86_64");
+    refused.args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"]);
+    refused.args(["-drive", &drive, "-device", "virtio-blk-pci,drive=d"]);
+    let out = refused.output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(!out.status.success() && said.contains("Failed to get \"write\" lock"), "{said}");
+    drop(claim);
+}
+
+#[test]
+fn what_cannot_be_seen_is_said() {
+    let unseen = |n: u32| -> Vec<Unseen> { (1..=n).map(|pid| Unseen { pid, program: "p".into() }).collect() };
+    assert_eq!(describe_unseen(&[]), None);
+    let said = describe_unseen(&unseen(5)).unwrap();
+    assert!(
+        said.starts_with("cannot see the open files of 5 processes: 1 (p), 2 (p), 3 (p), ...; "),
+        "{said}"
+    );
+    let missing = Claim::take(Path::new("/nowhere/disk"), &[]).unwrap_err();
+    assert!(missing.to_string().contains("/nowhere/disk"), "{missing}");
+    assert!(Claim::take(Path::new("/dev/null"), &[]).is_err());
+}

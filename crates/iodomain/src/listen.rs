@@ -1,0 +1,296 @@
+//! Unix sockets at a path: bound with an explicit mode, removed again, and never in the place of anything but a dead socket.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Gid, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
+
+/// A socket that listens; its name goes when this is dropped.
+#[derive(Debug)]
+pub struct Listening {
+    path: PathBuf,
+    /// Device and inode of the name that was bound: only that one is removed.
+    identity: (u64, u64),
+    listener: UnixListener,
+}
+
+impl Listening {
+    /// Listens at `path`, for processes of the same user only (mode 0600). A socket there that refuses connections,
+    /// as one that a killed process left, is replaced; anything else is not.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AddrInUse`] when another process listens there, [`io::ErrorKind::AlreadyExists`] when something
+    /// else than a socket is there; whatever the kernel refuses. The text names the path.
+    pub fn start(path: &Path) -> io::Result<Self> {
+        Self::start_for(path, None)
+    }
+
+    /// The same; with the id of a group, its members may connect too (mode 0660).
+    ///
+    /// # Errors
+    /// As [`Self::start`], or when the group cannot be given to the socket.
+    pub fn start_for(path: &Path, group: Option<u32>) -> io::Result<Self> {
+        let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+        let _turn = turn(path);
+        let socket = bind(path).map_err(named)?;
+        let name = File::from(
+            rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+                .map_err(|e| named(e.into()))?,
+        );
+        let meta = name.metadata().map_err(named)?;
+        let listening =
+            Self { path: path.to_owned(), identity: identity(&meta), listener: UnixListener::from(socket) };
+        permit(&name, &meta, group).map_err(named)?;
+        rustix::net::listen(&listening.listener, BACKLOG).map_err(|e| named(e.into()))?;
+        Ok(listening)
+    }
+
+    /// What it accepts from.
+    #[must_use]
+    pub fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        // It may be gone with its directory, and what another process has put there meanwhile stays.
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|there| identity(&there) == self.identity) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Only one process at a time looks for a dead socket in a directory, removes it and binds its own: without, of two that
+/// start at once the second takes the first one's socket, which does not listen yet, for dead. A lock that is not to be
+/// had hinders nothing.
+fn turn(path: &Path) -> Option<File> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = File::open(dir).ok()?;
+    for _ in 0..200 {
+        match rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_millis(5)),
+            _ => return Some(dir),
+        }
+    }
+    None
+}
+
+fn identity(meta: &Metadata) -> (u64, u64) {
+    (meta.dev(), meta.ino())
+}
+
+/// A socket that is bound to `path` and does not listen yet.
+fn bind(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    loop {
+        let socket = socket(SocketFlags::CLOEXEC)?;
+        // The name gets this mode, less the umask's bits (unix_bind_bsd of Linux): nobody else can connect before `permit`.
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
+        match rustix::net::bind(&socket, &address) {
+            Err(Errno::ADDRINUSE) => remove_stale(path, &address)?,
+            done => return done.map(|()| socket).map_err(Into::into),
+        }
+    }
+}
+
+fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+}
+
+/// Removes a socket of which the kernel says that no process listens to it.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
+    match answer(path, address)? {
+        Answer::Gone => Ok(()),
+        Answer::Refused(seen) => {
+            // Not what another process has bound since.
+            let there = match std::fs::symlink_metadata(path) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+                other => other?,
+            };
+            if identity(&there) == seen { std::fs::remove_file(path) } else { Ok(()) }
+        }
+        Answer::Listens => Err(io::Error::new(
+            io::ErrorKind::AddrInUse,
+            "another process listens there; stop it, or choose another path",
+        )),
+        Answer::NoSocket(kind) => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            format!("there is {kind}, which is not removed; choose another path"),
+        )),
+    }
+}
+
+/// What is at a socket's path.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// Nothing.
+    Gone,
+    /// A socket without a listener; device and inode.
+    Refused((u64, u64)),
+    /// A socket with a listener.
+    Listens,
+    /// Something else.
+    NoSocket(&'static str),
+}
+
+/// Looks at what is at a path, and asks a socket there whether a process listens to it. Never waits.
+pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer> {
+    let meta = match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Answer::Gone),
+        other => other?,
+    };
+    let kind = meta.file_type();
+    if !kind.is_socket() {
+        return Ok(Answer::NoSocket(match () {
+            () if kind.is_file() => "a regular file",
+            () if kind.is_dir() => "a directory",
+            () if kind.is_symlink() => "a symbolic link",
+            () if kind.is_block_device() => "a block device",
+            () => "something that is no socket",
+        }));
+    }
+    let probe = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
+    match rustix::net::connect(&probe, address) {
+        // A full backlog is a listener's too.
+        Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Ok(Answer::Listens),
+        // A socket of another type, as syslog's.
+        Err(Errno::PROTOTYPE) => Ok(Answer::Listens),
+        Err(Errno::CONNREFUSED) => Ok(Answer::Refused(identity(&meta))),
+        Err(Errno::NOENT) => Ok(Answer::Gone),
+        Err(e) => Err(io::Error::new(
+            io::Error::from(e).kind(),
+            format!("cannot find out whether another process listens there: {}", io::Error::from(e)),
+        )),
+    }
+}
+
+/// Mode and group of a name that is bound, through the descriptor: the path may have become another file's.
+fn permit(name: &File, meta: &Metadata, group: Option<u32>) -> io::Result<()> {
+    if !meta.file_type().is_socket() {
+        return Err(io::Error::other("another process has replaced the socket"));
+    }
+    let mode = if let Some(group) = group {
+        rustix::fs::chownat(name.as_fd(), c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)
+            .map_err(|e| {
+                let e = io::Error::from(e);
+                io::Error::new(e.kind(), format!("cannot give the socket to group {group}: {e}"))
+            })?;
+        0o660
+    } else {
+        0o600
+    };
+    // chmod(2) takes no descriptor of O_PATH before Linux 6.6; its name in /proc does.
+    let through = format!("/proc/self/fd/{}", name.as_raw_fd());
+    std::fs::set_permissions(through, std::fs::Permissions::from_mode(mode))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
+    }
+
+    /// What is no socket stays, whatever it is, and the refusal says what it is.
+    #[test]
+    fn only_a_socket_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        std::fs::write(&path, "precious").unwrap();
+        let refused = Listening::start(&path).unwrap_err();
+        assert!(refused.to_string().contains("a regular file, which is not removed"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let refused = Listening::start(&link).unwrap_err();
+        assert!(refused.to_string().contains("a symbolic link"), "{refused}");
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        let refused = Listening::start(dir.path()).unwrap_err();
+        assert!(refused.to_string().contains("a directory"), "{refused}");
+        // A socket that is left of a dead process.
+        std::fs::remove_file(&path).unwrap();
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        drop(Listening::start(&path).unwrap());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_its_own_name_is_removed_at_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let first = Listening::start(&path).unwrap();
+        std::fs::rename(&path, dir.path().join("moved")).unwrap();
+        let second = UnixListener::bind(&path).unwrap();
+        drop(first);
+        assert!(UnixStream::connect(&path).is_ok(), "the other's socket is there");
+        drop(second);
+    }
+
+    /// A listener with a full backlog is one, and is found out at once: a connection to it would wait for ever.
+    #[test]
+    fn a_full_backlog_is_a_listener() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let busy = socket(SocketFlags::CLOEXEC).unwrap();
+        rustix::net::bind(&busy, &address).unwrap();
+        rustix::net::listen(&busy, 0).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let next = socket(SocketFlags::NONBLOCK).unwrap();
+            match rustix::net::connect(&next, &address) {
+                Ok(()) => waiting.push(next),
+                Err(e) => break assert_eq!(e, Errno::AGAIN),
+            }
+        }
+        let (done, is_done) = channel();
+        std::thread::spawn(move || done.send(Listening::start(&path).map(drop)));
+        let refused = is_done.recv_timeout(Duration::from_secs(60)).expect("an answer").unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
+    }
+
+    #[test]
+    fn a_socket_of_another_type_is_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _log = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        assert_eq!(Listening::start(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+    }
+
+    #[test]
+    fn modes_are_explicit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listening = Listening::start(&path).unwrap();
+        assert_eq!(mode(&path), 0o600);
+        drop(listening);
+        // Its own group may be given to it without privileges.
+        let group = rustix::process::getgid().as_raw();
+        let listening = Listening::start_for(&path, Some(group)).unwrap();
+        assert_eq!((mode(&path), path.symlink_metadata().unwrap().gid()), (0o660, group));
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(listening);
+        if rustix::process::geteuid().is_root() {
+            let listening = Listening::start_for(&path, Some(65_534)).unwrap();
+            assert_eq!(path.symlink_metadata().unwrap().gid(), 65_534);
+            drop(listening);
+        }
+    }
+}
