@@ -1,22 +1,18 @@
 //! The control socket: one command a line, one answer a line.
 
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 use rtvirtio_iodomain::confine::{Confine, Role};
 use rtvirtio_iodomain::engine::EngineHandle;
+use rtvirtio_iodomain::line_server::{Limits, Reply, serve};
 use rtvirtio_iodomain::listen::Listening;
 use rtvirtio_iodomain::reload::Reloader;
 use rtvirtio_iodomain::report::report;
 
 use crate::trace::Desk;
-
-/// Who asks and then says nothing keeps nobody else waiting for longer.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The socket; its name goes when this is dropped.
 pub struct Control {
@@ -43,9 +39,10 @@ impl Control {
     pub fn serve(&mut self, subject: Subject, confine: &Confine) -> anyhow::Result<()> {
         let listener = self.socket.listener().try_clone()?;
         let desk = Desk::start(subject.engines.clone(), confine)?;
+        listener.set_nonblocking(true)?;
         let serve = move || {
-            for stream in listener.incoming().flatten() {
-                let _ = answer(stream, &subject, &desk);
+            if let Err(e) = serve(&listener, Limits::default(), |line, s| answer(line, s, &subject, &desk)) {
+                eprintln!("rtvirtio-iod: the control socket is served no more: {e}");
             }
         };
         confine.spawn("iod-control", Role::Control, serve).context("cannot confine the control thread")?;
@@ -68,30 +65,25 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-fn answer(stream: UnixStream, subject: &Subject, desk: &Desk) -> anyhow::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new((&stream).take(4_096)).read_line(&mut line)?;
-    let asked: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
-    let mut stream = stream;
+fn answer(line: &str, mut stream: UnixStream, subject: &Subject, desk: &Desk) -> Reply {
+    let asked: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
     let reply = match asked.get("command").and_then(|c| c.as_str()) {
-        Some("status") => serde_json::to_value(report(&subject.engines))?,
+        Some("status") => serde_json::to_value(report(&subject.engines))
+            .unwrap_or_else(|e| serde_json::json!({ "error": e.to_string() })),
         Some("reload") => match reload(&subject.reloader, &subject.config) {
             Ok(changed) => serde_json::json!({ "changed": changed }),
             Err(error) => serde_json::json!({ "error": error }),
         },
         Some("trace") => match desk.take(stream, &asked) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Reply::Taken,
             Err(refused) => {
                 stream = refused;
-                serde_json::json!({ "error": "somebody else traces this domain; wait until he is done" })
+                serde_json::json!({ "error": "another listener traces this domain; wait until it ends" })
             }
         },
         _ => serde_json::json!({ "error": "there are the commands \"status\", \"reload\" and \"trace\"" }),
     };
-    writeln!(stream, "{reply}")?;
-    Ok(())
+    Reply::Line(stream, format!("{reply}\n"))
 }
 
 /// Reads the configuration again; the log has it too, whoever asked.

@@ -39,7 +39,7 @@ impl Listener {
             if first["trace"]["devices"] == 1 {
                 return listener;
             }
-            assert!(first["error"].as_str().unwrap().contains("somebody else"), "{first}");
+            assert!(first["error"].as_str().unwrap().contains("another listener"), "{first}");
             std::thread::sleep(Duration::from_millis(20));
         }
         panic!("the one before is still served");
@@ -199,7 +199,7 @@ fn a_listener_who_sleeps_stops_nobody() {
     flood();
     // Others are told that they cannot listen now, and all the same what they ask.
     let (_, refused) = Listener::ask(dir.path(), r#"{"command": "trace"}"#);
-    assert!(refused["error"].as_str().unwrap().contains("somebody else"), "{refused}");
+    assert!(refused["error"].as_str().unwrap().contains("another listener"), "{refused}");
     let all = answered() - before;
     let (events, end) = listener.rest();
     let (told, dropped) = (end["events"].as_u64().unwrap(), end["dropped"].as_u64().unwrap());

@@ -197,6 +197,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
+        // All at once, and then each is waited for.
+        self.frontends.iter().for_each(Frontend::close);
         self.frontends.clear();
         self.engines.clear();
     }

@@ -437,15 +437,19 @@ impl Frontend {
         let thread = confine.spawn(&name, Role::Frontend, move || {
             while !stopped.load(Ordering::Acquire) {
                 let Ok((stream, _)) = listener.accept() else {
+                    if stopped.load(Ordering::Acquire) {
+                        break;
+                    }
                     // Out of descriptors, say: that passes, and QEMU tries again.
                     std::thread::sleep(std::time::Duration::from_millis(50));
                     continue;
                 };
-                if stopped.load(Ordering::Acquire) {
-                    break;
-                }
+                // Known before it is asked whether to stop: either this thread or the one that closes sees the other.
                 if let (Ok(copy), Ok(mut current)) = (stream.try_clone(), current.lock()) {
                     *current = Some(copy);
+                }
+                if stopped.load(Ordering::Acquire) {
+                    break;
                 }
                 // A defect that one QEMU can reach is between it and us: its connection ends, and the next one is served.
                 if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
@@ -477,16 +481,24 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
     }
 }
 
-impl Drop for Frontend {
-    fn drop(&mut self) {
+impl Frontend {
+    /// Ends the connection and the listener; the thread ends soon. Dropping waits for it, so several are closed first and
+    /// then dropped.
+    pub fn close(&self) {
         self.stop.store(true, Ordering::Release);
         if let Ok(current) = self.connection.lock() {
             if let Some(stream) = current.as_ref() {
                 let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Both);
             }
         }
-        // Wakes the thread that accepts, also when somebody removed the socket's name.
+        // Wakes the thread that accepts, also when the socket's name was removed.
         let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
+    }
+}
+
+impl Drop for Frontend {
+    fn drop(&mut self) {
+        self.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -19,6 +19,7 @@ pub mod domain;
 pub mod engine;
 pub mod frontend;
 pub mod inflight;
+pub mod line_server;
 pub mod listen;
 mod log;
 pub mod memory;

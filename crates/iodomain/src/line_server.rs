@@ -1,0 +1,271 @@
+//! One line asked, one line answered, on a Unix socket, for many connections at once.
+//!
+//! A connection has one deadline for all of it, from accept to the last byte of the answer, so a peer that says nothing, says it
+//! byte by byte, or does not read holds nothing for longer. There is room for a fixed number; a new connection takes the
+//! place of the oldest one.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+
+/// Bounds of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once.
+    pub connections: usize,
+    /// Bytes of a line.
+    pub line: usize,
+    /// From accept to the last byte of the answer.
+    pub deadline: Duration,
+    /// Pause after a connection could not be accepted, for want of descriptors or memory.
+    pub pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 64,
+            line: 4_096,
+            deadline: Duration::from_secs(5),
+            pause: Duration::from_millis(100),
+        }
+    }
+}
+
+/// What becomes of a connection that has asked.
+#[derive(Debug)]
+pub enum Reply {
+    /// It gets this line, which ends with its own newline, and is closed.
+    Line(UnixStream, String),
+    /// It is served elsewhere.
+    Taken,
+}
+
+struct Connection {
+    stream: UnixStream,
+    until: Instant,
+    asked: Vec<u8>,
+    /// What is to be sent, once it has asked; how much of it is sent.
+    reply: Option<(Vec<u8>, usize)>,
+}
+
+/// How a connection goes on.
+enum Next {
+    Wait(Connection),
+    Asked(Connection),
+    Close,
+}
+
+/// Serves until `handle` or the listener fails for good. `listener` is made non-blocking by the caller, because a confined
+/// thread may not; `handle` gets each line that was asked, without its newline.
+///
+/// # Errors
+/// Of `poll`; a listener that was shut down.
+pub fn serve(
+    listener: &UnixListener,
+    limits: Limits,
+    mut handle: impl FnMut(&str, UnixStream) -> Reply,
+) -> io::Result<()> {
+    let mut connections: Vec<Connection> = Vec::with_capacity(limits.connections);
+    let mut paused_until: Option<Instant> = None;
+    loop {
+        let now = Instant::now();
+        connections.retain(|c| c.until > now);
+        paused_until = paused_until.filter(|until| *until > now);
+        let ready = wait(listener, &connections, paused_until, now)?;
+        if ready.listener {
+            match accept_with(listener, SocketFlags::CLOEXEC) {
+                Ok(stream) => {
+                    if connections.len() >= limits.connections {
+                        connections.remove(0);
+                    }
+                    let until = Instant::now() + limits.deadline;
+                    let stream = UnixStream::from(stream);
+                    connections.push(Connection { stream, until, asked: Vec::new(), reply: None });
+                }
+                // The peer has gone, or another thread was faster.
+                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::INVAL | Errno::BADF) => return Err(Errno::INVAL.into()),
+                // The connection waits in the backlog, so asking again at once would turn in circles.
+                Err(_) => paused_until = Some(Instant::now() + limits.pause),
+            }
+        }
+        let mut left = Vec::with_capacity(limits.connections);
+        for (i, connection) in connections.drain(..).enumerate() {
+            let next = match ready.connections.get(i) {
+                Some(true) => go_on(connection, limits.line),
+                _ => Next::Wait(connection),
+            };
+            match next {
+                Next::Wait(connection) => left.push(connection),
+                Next::Close => {}
+                Next::Asked(Connection { stream, until, asked, .. }) => {
+                    let line = String::from_utf8_lossy(&asked);
+                    if let Reply::Line(stream, line) = handle(line.trim_end(), stream) {
+                        let reply = Some((line.into_bytes(), 0));
+                        // Whatever the answer took, its peer has time to read it.
+                        let until = until.max(Instant::now() + limits.deadline / 2);
+                        let connection = Connection { stream, until, asked: Vec::new(), reply };
+                        if let Next::Wait(connection) = go_on(connection, limits.line) {
+                            left.push(connection);
+                        }
+                    }
+                }
+            }
+        }
+        connections = left;
+    }
+}
+
+/// What can be done without waiting.
+struct Ready {
+    listener: bool,
+    connections: Vec<bool>,
+}
+
+fn wait(
+    listener: &UnixListener,
+    connections: &[Connection],
+    paused_until: Option<Instant>,
+    now: Instant,
+) -> io::Result<Ready> {
+    let wants = |c: &Connection| if c.reply.is_some() { PollFlags::OUT } else { PollFlags::IN };
+    let mut fds: Vec<PollFd<'_>> =
+        connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), wants(c))).collect();
+    if paused_until.is_none() {
+        fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
+    }
+    let first = connections.iter().map(|c| c.until).chain(paused_until).min();
+    let timeout = first.map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
+    let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
+    match poll(&mut fds, timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(e) => return Err(e.into()),
+    }
+    let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+    Ok(Ready {
+        listener: paused_until.is_none() && fds.last().is_some_and(is_ready),
+        connections: fds.iter().take(connections.len()).map(is_ready).collect(),
+    })
+}
+
+/// Reads or writes what can be read or written without waiting.
+fn go_on(mut c: Connection, line: usize) -> Next {
+    if let Some((reply, sent)) = &mut c.reply {
+        loop {
+            match send(&c.stream, &reply[*sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(n) if *sent + n >= reply.len() => return Next::Close,
+                Ok(n) => *sent += n,
+                Err(Errno::AGAIN) => return Next::Wait(c),
+                Err(Errno::INTR) => {}
+                Err(_) => return Next::Close,
+            }
+        }
+    }
+    let mut bytes = [0u8; 1_024];
+    match recv(&c.stream, &mut bytes, RecvFlags::DONTWAIT) {
+        Ok((_, 0)) if c.asked.is_empty() => Next::Close,
+        // A last line without a newline is one too.
+        Ok((_, 0)) => Next::Asked(c),
+        Ok((_, n)) => {
+            let bytes = &bytes[..n];
+            let end = bytes.iter().position(|b| *b == b'\n');
+            c.asked.extend_from_slice(&bytes[..end.unwrap_or(n)]);
+            if end.is_some() {
+                Next::Asked(c)
+            } else if c.asked.len() >= line {
+                Next::Close
+            } else {
+                Next::Wait(c)
+            }
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Next::Wait(c),
+        Err(_) => Next::Close,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Read, Write};
+    use std::path::Path;
+
+    use super::*;
+
+    const QUICK: Limits = Limits {
+        connections: 8,
+        line: 4_096,
+        deadline: Duration::from_millis(1_500),
+        pause: Duration::from_millis(50),
+    };
+
+    /// A server that answers each line with `len` times itself.
+    fn start(path: &Path, len: usize) {
+        let listener = UnixListener::bind(path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        std::thread::spawn(move || {
+            serve(&listener, QUICK, |line, stream| Reply::Line(stream, line.repeat(len) + "\n"))
+        });
+    }
+
+    fn ask(path: &Path) -> String {
+        let stream = UnixStream::connect(path).unwrap();
+        (&stream).write_all(b"ping\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).unwrap();
+        line
+    }
+
+    #[test]
+    fn peers_that_say_nothing_hold_no_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        start(&path, 1);
+        // Many more than there is room for.
+        let idle: Vec<UnixStream> = (0..50).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        for _ in 0..5 {
+            assert_eq!(ask(&path), "ping\n");
+        }
+        drop(idle);
+        assert_eq!(ask(&path), "ping\n");
+    }
+
+    /// A byte now and then does not put the end off.
+    #[test]
+    fn one_deadline_for_all_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        start(&path, 1);
+        let mut slow = UnixStream::connect(&path).unwrap();
+        let begin = Instant::now();
+        let closed = (0..200).any(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            slow.write_all(b"x").is_err()
+        });
+        assert!(closed && begin.elapsed() >= QUICK.deadline, "{:?}", begin.elapsed());
+        // A line that does not end.
+        let mut endless = UnixStream::connect(&path).unwrap();
+        assert!((0..100).any(|_| {
+            std::thread::sleep(Duration::from_millis(2));
+            endless.write_all(&[b'x'; 1_024]).is_err()
+        }));
+    }
+
+    /// A peer that does not read its answer keeps no other one waiting.
+    #[test]
+    fn a_long_answer_is_sent_in_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        start(&path, 1 << 20);
+        let deaf = UnixStream::connect(&path).unwrap();
+        (&deaf).write_all(b"ping\n").unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(ask(&path).len(), (4 << 20) + 1);
+        let mut rest = Vec::new();
+        let _ = (&deaf).read_to_end(&mut rest);
+    }
+}
