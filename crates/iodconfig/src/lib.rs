@@ -149,8 +149,8 @@ pub struct CostText {
     /// A flush.
     #[serde(default, deserialize_with = "text")]
     pub flush: Nanos,
-    /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. As a write of one quantum when
-    /// not said.
+    /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. 500 us, or as a write of one
+    /// quantum where that is longer, when not said.
     #[serde(default, deserialize_with = "maybe")]
     pub discard: Option<Nanos>,
 }
@@ -436,7 +436,7 @@ impl Device {
                 read: line(c.read),
                 write,
                 flush_ns: c.flush.0.max(c.write.base.0),
-                discard_ns: c.discard.map_or_else(|| write.of(self.quantum.0), |d| d.0),
+                discard_ns: c.discard.map_or_else(|| write.of(self.quantum.0).max(500_000), |d| d.0),
             }
         });
         let config = Config {

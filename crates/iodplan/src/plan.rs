@@ -103,7 +103,21 @@ struct Shape {
     window: u32,
     quantum: Bytes,
     catch_up: Nanos,
+    /// Longest time of one piece of a discard.
+    discard: Nanos,
 }
+
+impl Shape {
+    /// The device as it is with this shape.
+    fn of(&self, device: &DeviceModel) -> DeviceModel {
+        let mut device = device.at(self.window);
+        device.cost.discard_ns = self.discard.0;
+        device
+    }
+}
+
+/// Time of a discard's piece that leaves room for large pieces: a hole of one block takes nearly as long as a large one.
+const DISCARD: Nanos = Nanos(500_000);
 
 struct Try {
     shape: Shape,
@@ -114,7 +128,8 @@ struct Try {
 /// Chooses reservations, window and quantum.
 ///
 /// The most urgent VM is admitted first; who cannot be admitted beside the more urgent ones has no reservation, and the reason. Of all shapes the one that admits most VMs is
-/// taken: with the largest window (a smaller one costs everybody throughput), then with the longest stand-still that guests may catch up from, then with the largest pieces.
+/// taken: with the largest window (a smaller one costs everybody throughput), then with the longest stand-still that guests may catch up from, then with the largest pieces, then with
+/// the largest pieces of discards.
 #[must_use]
 pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
     let full = device.window.max(1);
@@ -122,25 +137,29 @@ pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan 
     for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
         for catch_up in &options.catch_up {
             for quantum in &options.quanta {
-                let shape = Shape { window, quantum: *quantum, catch_up: *catch_up };
-                let this = attempt(spec, device, options, shape);
-                let admitted = |t: &Try| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
-                if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
-                    best = Some(this);
+                let short = Nanos(device.cost.discard_ns);
+                for discard in [short.max(DISCARD), short] {
+                    let shape = Shape { window, quantum: *quantum, catch_up: *catch_up, discard };
+                    let this = attempt(spec, device, options, shape);
+                    let admitted = |t: &Try| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
+                    if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
+                        best = Some(this);
+                    }
                 }
             }
         }
     }
     // `options` may offer nothing to choose from.
     let best = best.unwrap_or_else(|| {
-        let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0) };
+        let discard = Nanos(device.cost.discard_ns);
+        let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0), discard };
         attempt(spec, device, options, shape)
     });
     finish(spec, device, options, full, best)
 }
 
 fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Try {
-    let device = &device.at(shape.window);
+    let device = &shape.of(device);
     let known = device.with_window(shape.window);
     let free = |vm: usize| Flow {
         vm,
@@ -251,7 +270,7 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
 }
 
 fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Try) -> DomainPlan {
-    let device = &device.at(best.shape.window);
+    let device = &best.shape.of(device);
     let known = device.with_window(best.shape.window);
     let of_flows = bounds(Policy::Edf, &known, &best.flows);
     let bound_of = |vm: usize| {

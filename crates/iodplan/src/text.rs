@@ -220,7 +220,7 @@ depth = 32
         let text = plan.text("spec\n[[device]].toml", Path::new("/run/x/control"), &[place(0), place(1)]);
         let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
         let sched = file.devices[0].sched();
-        assert_eq!(sched.cost, device.cost);
+        assert_eq!(sched.cost, plan.device.cost);
         assert_eq!(sched.window.start, plan.window);
         let (a, b) = (plan.vms[0].reserve.unwrap(), plan.vms[1].reserve.unwrap());
         let normal = sched.vms[0].normal.unwrap();

@@ -197,6 +197,11 @@ impl Regulator {
         }
     }
 
+    /// Whether it limits bytes.
+    pub(crate) fn counts_bytes(&self) -> bool {
+        self.buckets[1].iter().any(Option::is_some)
+    }
+
     /// Notes that a piece is held back; one that is held for long counts once.
     pub(crate) fn hold(&mut self) {
         self.hits += u64::from(!self.holding);

@@ -30,11 +30,11 @@ impl Line {
 pub struct Cost {
     /// Reads.
     pub read: Line,
-    /// Writes, and zeroes that are written.
+    /// Writes.
     pub write: Line,
     /// A flush, in ns.
     pub flush_ns: u64,
-    /// Longest time of one piece of a discard, in ns: pieces are sized to take no longer.
+    /// Longest time of one piece of a discard or zeroing, in ns: pieces are sized to take no longer.
     pub discard_ns: u64,
 }
 
@@ -52,9 +52,10 @@ impl Cost {
     pub fn of(&self, op: Op, len: u64) -> u64 {
         match op {
             Op::Read => self.read.of(len),
-            Op::Write | Op::WriteZeroes => self.write.of(len),
+            Op::Write => self.write.of(len),
             Op::Flush => self.flush_ns.max(1),
-            Op::Discard => self.discard_ns.max(1),
+            // Not known before: what it took beyond this is charged when it is back.
+            Op::Discard | Op::WriteZeroes => self.discard_ns.max(1),
         }
     }
 

@@ -5,7 +5,7 @@
 //!
 //! - A piece holds no place in the window. The device has one at a time, whatever the number of VMs.
 //! - The size of pieces adapts: half as long after a piece that took longer than the declared time of one
-//!   ([`crate::Cost::discard_ns`]), twice as long after one that took less than a quarter of it.
+//!   ([`crate::Cost::discard_ns`]), twice as long after one that took no more than half of it.
 //! - While other VMs use the device, the next piece waits until deallocations have taken no more than their share: a piece
 //!   that took `t` is followed by a pause of `t (1 - s) / s`. In an interval of length T they take at most `C + s T`, with C
 //!   one piece, which is what [`crate::bound`] charges for them.
@@ -122,7 +122,7 @@ impl Lane {
         if took > self.declared {
             self.status.overruns += u64::from(len <= self.least);
             self.piece = (self.piece / 2).max(self.least);
-        } else if took < self.declared / 4 && len == self.piece {
+        } else if took <= self.declared / 2 && len == self.piece {
             self.piece = (self.piece * 2).min(self.most);
         }
         Nanos(took)

@@ -122,8 +122,6 @@ struct Cutter {
 
 impl Cutter {
     fn cut(&self, head: Head, quantum: u64) -> Candidate {
-        // Zeroes are written where the device has no better way, so they are cut as writes are.
-        let quantum = if head.op == Op::WriteZeroes { quantum.min(self.quantum) } else { quantum };
         let len = head.rest.min(quantum);
         let charge = Charge::of(head.op, len, head.given == 0, self.cost.of(head.op, len));
         Candidate { head, len, charge }
@@ -603,8 +601,10 @@ impl Vm {
                 Order::Age => self.queue.oldest(mask),
             };
             let Some(head) = head else { continue };
-            let candidate = cutter.cut(head, quantum);
             let cap = &mut self.caps[direction.index()];
+            // A limit on bytes has room for one quantum at least, and counts zeroes as written.
+            let whole = head.op != Op::WriteZeroes || !cap.counts_bytes();
+            let candidate = cutter.cut(head, if whole { quantum } else { quantum.min(cutter.quantum) });
             let ready = cap.ready_at(now, &candidate.charge);
             if ready > now {
                 cap.hold();

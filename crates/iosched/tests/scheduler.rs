@@ -37,9 +37,9 @@ fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
     }
 }
 
-/// Zeroes are written where the device has no better way: they are cut and charged as writes are, and never wait for ever.
+/// A limit on bytes counts zeroes as written, in pieces that it has room for; under every limit they make progress.
 #[test]
-fn zeroes_are_cut_and_charged_as_writes() {
+fn zeroes_count_as_written_where_bytes_are_limited() {
     for policy in Policy::ALL {
         let cap =
             Cap { bytes: Some(Tspec { rate: 80_000_000, burst: 65_536, peak: None }), ..Cap::default() };

@@ -1,0 +1,161 @@
+//! What one guest can do within the protocol, and what its neighbour notices of it: each attack, and a control run without it.
+//!
+//! The figures are printed; what is asserted does not depend on a quiet machine. `cargo test --release -p rtvirtio-iod --test
+//! share -- --nocapture --test-threads=1` on an idle machine measures.
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{Iod, Neighbour, Pairs, ask, disk, read};
+use rtvirtio_ioclient::{Ask, Client, Options};
+
+/// How long each run takes: `RTVIRTIO_SHARE_SECONDS`, or one second.
+fn length() -> Duration {
+    let seconds = std::env::var("RTVIRTIO_SHARE_SECONDS").ok().and_then(|s| s.parse().ok());
+    Duration::from_secs_f64(seconds.unwrap_or(1.0))
+}
+
+/// The neighbour alone, and beside the attack.
+fn compare(name: &str, socket: &Path, control: impl FnOnce(), attack: impl FnOnce()) -> [Pairs; 2] {
+    let measure = |run: &mut dyn FnMut()| {
+        let neighbour = Neighbour::start(socket.to_owned());
+        std::thread::sleep(Duration::from_millis(100));
+        run();
+        neighbour.measured()
+    };
+    let (mut control, mut attack) = (Some(control), Some(attack));
+    let without = measure(&mut || control.take().expect("once")());
+    let with = measure(&mut || attack.take().expect("once")());
+    eprintln!("{name}: without {without:?}, with {with:?}");
+    assert!(with.n > 0, "{name}: the neighbour got nothing");
+    // A neighbour that is stopped by an attack stays stopped.
+    assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
+    [without, with]
+}
+
+/// Attackers in threads of their own, for as long as a run takes.
+fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 'static) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let attacker = Arc::new(attacker);
+    let threads: Vec<_> = (0..n)
+        .map(|i| {
+            let (stop, attacker) = (Arc::clone(&stop), Arc::clone(&attacker));
+            std::thread::spawn(move || attacker(i, &stop))
+        })
+        .collect();
+    std::thread::sleep(length());
+    stop.store(true, Ordering::Relaxed);
+    threads.into_iter().for_each(|t| t.join().expect("an attacker"));
+}
+
+/// Discards and zeroing, 128 MiB each, 32 at once, beside a neighbour with a reservation of 40 % and a deadline of 20 ms.
+#[test]
+fn a_flood_of_discards() {
+    let dir = disk(1);
+    let d = dir.path().display().to_string();
+    for (name, mib) in [("large", 1_024), ("small", 64)] {
+        std::fs::File::create(dir.path().join(name)).unwrap().set_len(mib << 20).unwrap();
+    }
+    let config = format!(
+        "[[device]]\nname = \"d\"\nwindow = 4\n\
+         cost = {{ read = {{ base = \"60us\", per_mib = \"1ms\" }}, write = {{ base = \"60us\", per_mib = \"1ms\" }} }}\n\
+         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{d}/large\"\n\
+         [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{d}/small\"\n\
+         reserve = {{ share = \"40%\", burst = \"1ms\", deadline = \"20ms\" }}\n"
+    );
+    let mut iod = Iod::start(dir.path(), &config);
+    let socket = dir.path().join("a");
+    for (name, kinds) in [("discards", [11, 11]), ("zeroing", [13, 13]), ("zeroing and discards", [13, 11])] {
+        let socket = socket.clone();
+        // Something to discard.
+        let zero = |from: u64| range(from, 128 << 11);
+        let mut fill = Client::connect(&socket, Options::default()).unwrap();
+        for i in 0..8 {
+            assert_eq!(ask(&mut fill, &deallocate(13), Some(&zero(i * (128 << 11)))).0, 0);
+        }
+        drop(fill);
+        let attack = move || {
+            in_threads(1, move |_, stop| {
+                let mut client = Client::connect(&socket, Options::default()).unwrap();
+                let mem = Arc::clone(&client.mem);
+                let queue = &mut client.queues[0];
+                let mut i = 0u64;
+                let mut outstanding = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    while outstanding < 32 {
+                        let Some(slot) = queue.push(&deallocate(kinds[i as usize % 2])) else { break };
+                        mem.write(queue.data(slot), &range(i / 2 % 8 * (128 << 11), 128 << 11));
+                        (i, outstanding) = (i + 1, outstanding + 1);
+                    }
+                    queue.notify().unwrap();
+                    while queue.answer().is_some() {
+                        outstanding -= 1;
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                eprintln!("{name}: {} requests of 128 MiB were answered", i - outstanding);
+            });
+        };
+        compare(name, &dir.path().join("b"), || std::thread::sleep(length()), attack);
+        assert!(iod.is_alive());
+    }
+    eprintln!("{}", iod.status());
+}
+
+fn deallocate(kind: u32) -> Ask {
+    Ask { kind, priority: 0, sector: 0, len: 16 }
+}
+
+/// The range of a discard or of zeroing.
+fn range(sector: u64, sectors: u32) -> Vec<u8> {
+    let mut range = sector.to_le_bytes().to_vec();
+    range.extend(sectors.to_le_bytes());
+    range.extend(0u32.to_le_bytes());
+    range
+}
+
+/// Requests that are completed at once, by 8 VMs with 4 queues each, of 64 disks. The control run burns as many CPUs.
+#[test]
+fn a_flood_of_requests_that_cost_no_device_time() {
+    let dir = disk(64);
+    let d = dir.path().display();
+    let mut config = "[[device]]\nname = \"d\"\nwindow = 4\n".to_owned();
+    for i in 0..64 {
+        config += &format!(
+            "[[device.disk]]\nname = \"vm{i}\"\nsocket = \"{d}/{i}\"\npath = \"{d}/disk\"\noffset = \"{i}MiB\"\nsize = \"1MiB\"\nqueues = 4\n"
+        );
+    }
+    let mut iod = Iod::start(dir.path(), &config);
+    let at = dir.path().to_owned();
+    let attacker = move |i: usize, stop: &AtomicBool| {
+        let options = Options { queues: 4, size: 256, ..Options::default() };
+        let mut client = Client::connect(&at.join(i.to_string()), options).unwrap();
+        let get_id = Ask { kind: 8, priority: 0, sector: 0, len: 20 };
+        while !stop.load(Ordering::Relaxed) {
+            for queue in &mut client.queues {
+                while queue.push(&get_id).is_some() {}
+                queue.notify().unwrap();
+                while queue.answer().is_some() {}
+            }
+        }
+    };
+    let busy = |_: usize, stop: &AtomicBool| {
+        while !stop.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+    };
+    let pairs = compare(
+        "requests that cost no device time",
+        &dir.path().join("63"),
+        || in_threads(8, busy),
+        || in_threads(8, attacker),
+    );
+    drop(pairs);
+    assert!(iod.is_alive());
+    let mut next = Client::connect(&dir.path().join("0"), Options::default()).unwrap();
+    assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0);
+}
