@@ -38,20 +38,27 @@ impl Place {
         self.dir.path().join("a")
     }
 
-    /// Plays an attack beside the neighbour, and looks at what is left.
+    /// Plays an attack beside the neighbour, and looks at what is left. A run without the attack, as long as the attack took
+    /// but no longer than a second, tells the stalls of the host apart.
     fn attack(&mut self, name: &str, attack: impl FnOnce(&Path)) {
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(Duration::from_millis(50));
+        let begin = Instant::now();
         attack(&self.socket());
+        let took = begin.elapsed();
         std::thread::sleep(Duration::from_millis(50));
-        let (n, longest) = neighbour.end();
+        let with = neighbour.measured();
         assert!(self.iod.is_alive(), "{name}: the domain died");
-        assert!(n > 0, "{name}: the neighbour got nothing");
+        assert!(with.n > 0, "{name}: the neighbour got nothing");
         // A host of tests is busy; a neighbour that is stopped by an attack stays stopped.
-        assert!(longest < Duration::from_secs(2), "{name}: the neighbour waited {longest:?}");
+        assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
         let mut next = Client::connect(&self.socket(), Options::default()).expect(name);
         assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
-        eprintln!("{name}: the neighbour did {n} writes and reads, the longest pair took {longest:?}");
+        drop(next);
+        let neighbour = Neighbour::start(self.dir.path().join("b"));
+        std::thread::sleep(took.min(Duration::from_secs(1)) + Duration::from_millis(100));
+        let without = neighbour.measured();
+        eprintln!("{name}: the neighbour's pairs with {with:?}, without {without:?}");
     }
 }
 
