@@ -136,6 +136,13 @@ impl Holders {
         let unseen = processes::holding(&target, except, &mut found)?;
         Ok(Self { found, unseen })
     }
+
+    /// All of them, and what could not be seen, in one line; empty when there is nothing to say.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let found = self.found.iter().map(Holder::to_string);
+        found.chain(describe_unseen(&self.unseen)).collect::<Vec<_>>().join("; ")
+    }
 }
 
 /// What is not known, for people; `None` when every process could be looked into.
@@ -208,6 +215,7 @@ fn describe(holders: &[Holder]) -> String {
 /// default locking and another I/O domain are refused.
 #[derive(Debug)]
 pub struct Claim {
+    path: PathBuf,
     _file: File,
     unseen: Vec<Unseen>,
 }
@@ -254,7 +262,8 @@ impl Claim {
         };
         // What has opened it since, without a lock.
         let Holders { found, unseen } = look()?;
-        Ok(if found.is_empty() { Ok(Self { _file: file, unseen }) } else { Err(found) })
+        let path = path.to_owned();
+        Ok(if found.is_empty() { Ok(Self { path, _file: file, unseen }) } else { Err(found) })
     }
 
     /// Claims what this program has made itself, such as a lab's device, whose content may be lost whatever has it open:
@@ -264,9 +273,15 @@ impl Claim {
     /// [`ClaimError`]; nothing is held then.
     pub fn of_made(path: &Path) -> Result<Self, ClaimError> {
         match open_exclusively(path)? {
-            Ok(file) => Ok(Self { _file: file, unseen: Vec::new() }),
+            Ok(file) => Ok(Self { path: path.to_owned(), _file: file, unseen: Vec::new() }),
             Err(holder) => Err(ClaimError::InUse { path: path.to_owned(), holders: vec![holder] }),
         }
+    }
+
+    /// What is claimed.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Processes that could not be looked into, for a warning ([`describe_unseen`]).
