@@ -34,11 +34,11 @@ pub struct Subject {
 impl Control {
     /// Listens, so that nothing has to be opened later.
     pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
-        let group = check::group(group).context("control_group")?;
+        let group = check::group(group).context("`control_group`")?;
         if let Some(dir) = path.parent() {
             make_directory(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         }
-        Ok(Self { socket: Listening::start_for(path, group).context("control")? })
+        Ok(Self { socket: Listening::start_for(path, group).context("`control`")? })
     }
 
     /// Answers by a thread of its own, which is confined when this returns.

@@ -45,7 +45,10 @@ enum Place {
 
 /// `None` when even its directory does not exist.
 fn place(named: &NamedPath) -> Result<Option<Place>, DomainError> {
-    let failed = |source| DomainError::Path { what: named.what.clone(), path: named.path.clone(), source };
+    let failed = |source: io::Error| {
+        let source = io::Error::new(source.kind(), format!("{}: {source}", named.path.display()));
+        DomainError::Path { what: named.what.clone(), source }
+    };
     let look = |path: &Path| match std::fs::metadata(path) {
         Ok(meta) => Ok(Some((meta.dev(), meta.ino()))),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
@@ -70,26 +73,25 @@ fn directory(path: &Path) -> &Path {
 pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
-    let socket = |what: String| {
-        move |source: io::Error| DomainError::Path { what: what.clone(), path: PathBuf::new(), source }
-    };
-    let failed = socket("`control`".into());
-    can_bind(&file.control, true).map_err(&failed)?;
-    group(file.control_group.as_deref()).map_err(&failed)?;
-    let running = match answers(&file.control).map_err(&failed)? {
+    let failed = |source| DomainError::Path { what: "`control`".into(), source };
+    can_bind(&file.control, true).map_err(failed)?;
+    group(file.control_group.as_deref())
+        .map_err(|source| DomainError::Path { what: "`control_group`".into(), source })?;
+    let running = match answers(&file.control).map_err(failed)? {
         None => None,
         Some(listener) => {
-            let pid = listener.map_err(&failed)?;
+            let pid = listener.map_err(failed)?;
             notes.push(format!("process {pid} answers on {}", file.control.display()));
             Some(pid)
         }
     };
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
-        let failed = socket(format!("`socket` of disk \"{}\"", disk.name));
-        can_bind(&disk.socket, false).map_err(&failed)?;
-        group(disk.socket_group.as_deref()).map_err(&failed)?;
-        if let Some(listener) = answers(&disk.socket).map_err(&failed)? {
-            let pid = listener.map_err(&failed)?;
+        let failed = |source| DomainError::path(disk, "socket", source);
+        can_bind(&disk.socket, false).map_err(failed)?;
+        group(disk.socket_group.as_deref())
+            .map_err(|source| DomainError::path(disk, "socket_group", source))?;
+        if let Some(listener) = answers(&disk.socket).map_err(failed)? {
+            let pid = listener.map_err(failed)?;
             if running != Some(pid) {
                 let text = format!("{}: process {pid} listens there", disk.socket.display());
                 return Err(failed(io::Error::new(io::ErrorKind::AddrInUse, text)));

@@ -50,8 +50,6 @@ pub enum DomainError {
     Path {
         /// Key and disk.
         what: String,
-        /// The path.
-        path: PathBuf,
         /// Why not, with the path.
         source: io::Error,
     },
@@ -71,6 +69,12 @@ pub enum DomainError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl DomainError {
+    pub(crate) fn path(disk: &Disk, key: &str, source: io::Error) -> Self {
+        Self::Path { what: format!("`{key}` of disk \"{}\"", disk.name), source }
+    }
 }
 
 /// All that a domain reaches by a path, open: its disks, its locks, its sockets. Nobody is served yet, so this is the place to give up the right to open anything else.
@@ -105,9 +109,10 @@ impl Opened {
         let mut sockets = Vec::new();
         for device in &file.devices {
             let listen = |disk: &crate::config::Disk| {
-                check::group(disk.socket_group.as_deref())
-                    .and_then(|group| Listening::start_for(&disk.socket, group))
-                    .map_err(|source| DomainError::Socket { disk: disk.name.clone(), source })
+                let group = check::group(disk.socket_group.as_deref())
+                    .map_err(|source| DomainError::path(disk, "socket_group", source))?;
+                Listening::start_for(&disk.socket, group)
+                    .map_err(|source| DomainError::path(disk, "socket", source))
             };
             sockets.push(device.disks.iter().map(listen).collect::<Result<Vec<_>, _>>()?);
         }
@@ -212,10 +217,14 @@ fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError>
     let there = identity(&std::fs::metadata(&disk.path).map_err(io)?);
     let lock = locks.iter().find(|lock| lock.identity == there);
     let lock = lock.ok_or_else(|| BackingError::Replaced { path: disk.path.clone() })?;
+    // Before its size is looked at, which is the container's.
+    if disk.format.is_none() {
+        lock.refuse_format(disk.offset.0, None)?;
+    }
     Backing::open_locked(&BackingConfig::from(disk), lock)
 }
 
-/// Looks for image formats on one file: at the start of each disk, and at the file's start and end. A disk with `format = "raw"`
+/// Looks for image formats at the start and end of one file, for the first and the last of its disks. A disk with `format = "raw"`
 /// is not looked at: its guest may write there what it likes, and no other disk of the file is refused for it.
 fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Result<(), DomainError> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).zip(backings.iter().flatten());
