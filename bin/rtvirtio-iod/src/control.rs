@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use rtvirtio_iodomain::check;
 use rtvirtio_iodomain::confine::{Confine, Role};
 use rtvirtio_iodomain::engine::EngineHandle;
 use rtvirtio_iodomain::line_server::{Limits, Reply, serve};
@@ -28,11 +29,12 @@ pub struct Subject {
 
 impl Control {
     /// Listens, so that nothing has to be opened later.
-    pub fn bind(path: &Path) -> anyhow::Result<Self> {
+    pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
+        let group = check::group(group).context("`control_group`")?;
         if let Some(dir) = path.parent() {
             make_directory(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         }
-        Ok(Self { socket: Listening::start(path).context("control")? })
+        Ok(Self { socket: Listening::start_for(path, group).context("`control`")? })
     }
 
     /// Answers by a thread of its own, which is confined when this returns.

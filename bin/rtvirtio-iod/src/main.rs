@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use rtvirtio_iodconfig::File;
+use rtvirtio_iodomain::check;
 use rtvirtio_iodomain::confine::Role;
 use rtvirtio_iodomain::domain::Opened;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -31,7 +32,7 @@ struct Args {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Read the file, say whether it is right, and end
+    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change nothing, and end
     #[arg(long)]
     check: bool,
 }
@@ -40,17 +41,32 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("rtvirtio-iod: {e:#}");
+            eprintln!("rtvirtio-iod: {}", describe(&e));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error with its causes, each once: many errors have the text of their cause in their own.
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let file = File::load(&args.config)?;
     if args.check {
         let disks: usize = file.devices.iter().map(|d| d.disks.len()).sum();
+        let notes = check::check(&file, &args.config)?;
         println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
+        for note in notes {
+            println!("{note}");
+        }
         return Ok(());
     }
     // Nothing that is made here is for other users unless its mode says so.
@@ -61,8 +77,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     files.current = files.maximum;
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
     // All that has a path is opened first, then the process shuts itself in, then there are threads.
+    check::refuse_collisions(&file, &args.config)?;
     let opened = Opened::open(&file)?;
-    let mut control = Control::bind(&file.control)?;
+    let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
     let sandbox = Sandbox::enter(&file, &args.config)?;
     let confine = sandbox.confine()?;
     // Threads are born without these signals, so that all of them come to this one.

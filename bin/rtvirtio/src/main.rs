@@ -4,6 +4,7 @@ mod args;
 mod cmd;
 mod contracts;
 mod cpu_plan;
+mod data_guard;
 mod elevator;
 mod guest_point;
 mod guests;

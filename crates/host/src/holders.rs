@@ -129,12 +129,29 @@ impl Holders {
     /// # Errors
     /// When the path, sysfs, the mount table or `/proc` cannot be read.
     pub fn of(path: &Path, except: &[u32]) -> Result<Self, HostError> {
+        let mut found = Self::of_kernel(path)?;
+        let target = Target::find(path)?;
+        let unseen = processes::holding(&target, except, &mut found)?;
+        Ok(Self { found, unseen })
+    }
+
+    /// What the kernel does with it: mounts, swap, devices above, loop devices. Needs no privileges, and sees no process.
+    ///
+    /// # Errors
+    /// When the path, sysfs or the mount table cannot be read.
+    pub fn of_kernel(path: &Path) -> Result<Vec<Holder>, HostError> {
         let target = Target::find(path)?;
         let mut found = target.above.clone();
         found.extend(target.mounts()?);
         found.extend(target.swaps()?);
-        let unseen = processes::holding(&target, except, &mut found)?;
-        Ok(Self { found, unseen })
+        Ok(found)
+    }
+
+    /// All of them, and what could not be seen, in one line; empty when there is nothing to say.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let found = self.found.iter().map(Holder::to_string);
+        found.chain(describe_unseen(&self.unseen)).collect::<Vec<_>>().join("; ")
     }
 }
 
@@ -208,6 +225,7 @@ fn describe(holders: &[Holder]) -> String {
 /// default locking and another I/O domain are refused.
 #[derive(Debug)]
 pub struct Claim {
+    path: PathBuf,
     _file: File,
     unseen: Vec<Unseen>,
 }
@@ -254,7 +272,8 @@ impl Claim {
         };
         // What has opened it since, without a lock.
         let Holders { found, unseen } = look()?;
-        Ok(if found.is_empty() { Ok(Self { _file: file, unseen }) } else { Err(found) })
+        let path = path.to_owned();
+        Ok(if found.is_empty() { Ok(Self { path, _file: file, unseen }) } else { Err(found) })
     }
 
     /// Claims what this program has made itself, such as a lab's device, whose content may be lost whatever has it open:
@@ -264,9 +283,15 @@ impl Claim {
     /// [`ClaimError`]; nothing is held then.
     pub fn of_made(path: &Path) -> Result<Self, ClaimError> {
         match open_exclusively(path)? {
-            Ok(file) => Ok(Self { _file: file, unseen: Vec::new() }),
+            Ok(file) => Ok(Self { path: path.to_owned(), _file: file, unseen: Vec::new() }),
             Err(holder) => Err(ClaimError::InUse { path: path.to_owned(), holders: vec![holder] }),
         }
+    }
+
+    /// What is claimed.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Processes that could not be looked into, for a warning ([`describe_unseen`]).

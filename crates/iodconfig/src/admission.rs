@@ -1,6 +1,6 @@
 //! Whether a device keeps the deadlines that its file promises, and how late a request can be.
 
-use rtvirtio_iosched::bound::{self, Deallocations, Flow, Refusal};
+use rtvirtio_iosched::bound::{self, Deallocations, Flow};
 use rtvirtio_iosched::{Config, Policy};
 use rtvirtio_units::Nanos;
 
@@ -55,12 +55,8 @@ impl Device {
             return Ok(());
         }
         bound::admit(&self.known(&sched, self.stall), &self.flows(&sched)).map_err(|source| {
-            let vm = match source {
-                Refusal::Deadline { vm, .. } => vm,
-                _ => 0,
-            };
-            let disk = self.disks.get(vm).map_or_else(String::new, |d| d.name.clone());
-            FileError::Refused { device: self.name.clone(), disk, source }
+            let message = self.with_disk_names(&source.to_string());
+            FileError::Refused { device: self.name.clone(), message, source }
         })
     }
 

@@ -1,6 +1,9 @@
 //! The domain's configuration file: TOML, with units in the text. Unknown keys are errors, with their line.
 
 mod admission;
+mod paths;
+
+pub use paths::{NamedPath, PathKind};
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -22,6 +25,8 @@ pub struct File {
     /// Where `rtvirtio iod status` asks.
     #[serde(default = "control")]
     pub control: PathBuf,
+    /// Group whose members may connect to it too, by name or number; its socket has mode 0660 then, 0600 without.
+    pub control_group: Option<String>,
     /// What the process may still do once it serves.
     #[serde(default)]
     pub sandbox: Sandbox,
@@ -175,8 +180,14 @@ pub struct Disk {
     pub name: String,
     /// Where its QEMU connects.
     pub socket: PathBuf,
+    /// Group whose members may connect, by name or number, such as the `kvm` of libvirt's QEMU; its socket has mode 0660
+    /// then, 0600 without.
+    pub socket_group: Option<String>,
     /// File or block device.
     pub path: PathBuf,
+    /// Serves it raw without a look at what is on it. Without, a file that looks like a container of another format is
+    /// refused.
+    pub format: Option<Format>,
     /// Where the disk begins in it.
     #[serde(default, deserialize_with = "text")]
     pub offset: Bytes,
@@ -228,6 +239,14 @@ pub struct Disk {
 
 fn yes() -> bool {
     true
+}
+
+/// A disk's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// Its bytes are the guest's.
+    Raw,
 }
 
 fn queues() -> u16 {
@@ -337,10 +356,12 @@ pub enum FileError {
         message: String,
     },
     /// Numbers that do not go together.
-    #[error("device \"{device}\": {source}")]
+    #[error("device \"{device}\": {message}")]
     Sched {
         /// The device.
         device: String,
+        /// What, with the disk's name.
+        message: String,
         /// What.
         source: ConfigError,
     },
@@ -353,14 +374,24 @@ pub enum FileError {
         device: String,
     },
     /// A reservation's deadline that cannot be kept.
-    #[error("device \"{device}\", disk \"{disk}\": {source}")]
+    #[error("device \"{device}\": {message}")]
     Refused {
         /// The device.
         device: String,
-        /// The disk; the first of all when no single one is at fault.
-        disk: String,
+        /// Why, with the disk's name where a single one is at fault.
+        message: String,
         /// Why, with the number.
         source: Refusal,
+    },
+    /// Two paths that would be the same file.
+    #[error("{first} and {second} are the same path, {}; give each its own", path.display())]
+    Collision {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+        /// The path, absolute.
+        path: PathBuf,
     },
     /// A name or socket twice.
     #[error("{what} \"{name}\" is there twice")]
@@ -400,12 +431,14 @@ impl File {
                 once(&mut seen, "disk", &disk.name)?;
                 once(&mut seen, "socket", &disk.socket.to_string_lossy())?;
             }
-            device
-                .sched()
-                .check()
-                .map_err(|source| FileError::Sched { device: device.name.clone(), source })?;
+            device.sched().check().map_err(|source| FileError::Sched {
+                device: device.name.clone(),
+                message: device.with_disk_names(&source.to_string()),
+                source,
+            })?;
             device.admit()?;
         }
+        file.refuse_collisions(path)?;
         Ok(file)
     }
 }
@@ -422,6 +455,18 @@ fn once(
 }
 
 impl Device {
+    /// The scheduler knows disks by their numbers ("VM 0"); people know them by their names.
+    fn with_disk_names(&self, text: &str) -> String {
+        let Some((before, (number, after))) = text.split_once("VM ").and_then(|(before, rest)| {
+            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+            Some((before, (rest[..digits].parse::<usize>().ok()?, &rest[digits..])))
+        }) else {
+            return text.to_owned();
+        };
+        let Some(disk) = self.disks.get(number) else { return text.to_owned() };
+        format!("{before}disk \"{}\"{after}", disk.name)
+    }
+
     /// As the scheduler wants it.
     #[must_use]
     pub fn sched(&self) -> Config {

@@ -65,5 +65,29 @@ fn mistakes_are_named_with_their_place() {
     assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
     assert!(of("logger.sock", "plc.sock").contains("twice"));
     let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");
-    assert!(burst.contains("device \"nvme0\": VM 1: Write bytes: a burst of 4096"), "{burst}");
+    assert!(burst.contains("device \"nvme0\": disk \"logger\": Write bytes: a burst of 4096"), "{burst}");
+    assert!(late.contains("device \"nvme0\": disk \"plc\" cannot be promised"), "{late}");
+    assert!(of("name = \"plc\"", "name = \"plc\"\nformat = \"qcow2\"").contains("`qcow2`"));
+}
+
+#[test]
+fn sockets_disks_and_the_file_itself_are_apart() {
+    let of = |from: &str, to: &str| {
+        assert!(TEXT.contains(from));
+        File::parse(Path::new("/etc/iod.toml"), &TEXT.replace(from, to)).map_err(|e| e.to_string())
+    };
+    let refused = |from: &str, to: &str| of(from, to).unwrap_err();
+    let said = refused("/run/plc.sock", "/run/../etc/./iod.toml");
+    assert!(said.contains("the configuration file and `socket` of disk \"plc\" are the same path"), "{said}");
+    let said = refused("[[device]]", "control = \"/run//plc.sock\"\n[[device]]");
+    assert!(said.contains("`control` and `socket` of disk \"plc\""), "{said}");
+    let said = refused("/run/logger.sock", "/dev/loop0");
+    assert!(said.contains("`path` of disk \"plc\" and `socket` of disk \"logger\""), "{said}");
+    let said = refused("path = \"/dev/loop0\"\nsize", "path = \"/etc/iod.toml\"\nsize");
+    assert!(said.contains("the configuration file and `path` of disk \"plc\""), "{said}");
+    let said = refused("logger.sock", "x/../plc.sock");
+    assert!(said.contains("`socket` of disk \"plc\" and `socket` of disk \"logger\""), "{said}");
+    let file = of("size = \"1GiB\"", "size = \"1GiB\"\nsocket_group = \"kvm\"\nformat = \"raw\"").unwrap();
+    let disk = &file.devices[0].disks[0];
+    assert_eq!((disk.socket_group.as_deref(), disk.format), (Some("kvm"), Some(Format::Raw)));
 }

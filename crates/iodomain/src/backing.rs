@@ -2,15 +2,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+
+use rtvirtio_host::HostError;
 
 use crate::blk::{Limits, SECTOR};
-
-/// How long a file may still be locked by a domain that is gone: the longest time that its last requests take.
-const LOCK_PATIENCE: Duration = Duration::from_secs(3);
+use crate::disk_lock::{DiskLock, PATIENCE, Use, identity};
 
 /// How to open it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +56,8 @@ pub struct Backing {
     pub direct: bool,
     /// The file system and file, or the block device, that it lies on: two disks with the same one share it.
     pub identity: (u64, u64),
+    /// For a disk that is opened alone.
+    _lock: Option<DiskLock>,
 }
 
 /// Why a disk cannot be served.
@@ -101,23 +102,68 @@ pub enum BackingError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else has it.
-    #[error("{}: in use by another process; two writers on one image destroy it. Stop the other one, or say `shared = true` if both know of each other", path.display())]
+    /// It is used by something else.
+    #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or say `shared = true` if both know of each other", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
+        /// What uses it, in words.
+        by: String,
+        /// The processes among it that were seen.
+        processes: Vec<u32>,
     },
+    /// Less than a disk.
+    #[error("{}: it has {there} bytes, less than one sector of 512", path.display())]
+    TooShort {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        there: u64,
+    },
+    /// Not a whole number of sectors.
+    #[error("{}: its length of {there} bytes is no multiple of 512, so the last {} bytes would be lost; is it a raw image? Make it longer (`truncate -s %512`), or give the disk a `size`", path.display(), there % 512)]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        there: u64,
+    },
+    /// It is the container of another format.
+    #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or say `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// Which.
+        format: &'static str,
+    },
+    /// Another file has taken its place between two looks.
+    #[error("{}: it was replaced while it was opened; start again", path.display())]
+    Replaced {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The machine cannot be read.
+    #[error(transparent)]
+    Host(#[from] HostError),
 }
 
 const BLKGETSIZE64: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<usize>(0x12, 114);
 const BLKSSZGET: rustix::ioctl::Opcode = rustix::ioctl::opcode::none(0x12, 104);
 
 impl Backing {
-    /// Opens a disk, and takes the file's lock unless it is shared.
+    /// Opens a disk and takes its locks.
     ///
     /// # Errors
     /// [`BackingError`].
     pub fn open(config: &BackingConfig) -> Result<Self, BackingError> {
+        let wanted = Use { read_only: config.read_only, shared: config.shared };
+        let lock = DiskLock::take(&config.path, wanted, PATIENCE)?;
+        let opened = Self::open_locked(config, &lock)?;
+        Ok(Self { _lock: Some(lock), ..opened })
+    }
+
+    /// Opens a disk whose file is locked.
+    pub(crate) fn open_locked(config: &BackingConfig, lock: &DiskLock) -> Result<Self, BackingError> {
         let path = &config.path;
         let io = |what| move |source: io::Error| BackingError::Io { path: path.clone(), what, source };
         let flags = if config.direct { libc::O_DIRECT } else { 0 };
@@ -128,19 +174,23 @@ impl Backing {
             .open(path)
             .map_err(io(if config.direct { "cannot open for direct I/O" } else { "cannot open" }))?;
         let meta = file.metadata().map_err(io("cannot read its size"))?;
-        let (there, block, identity) = if meta.file_type().is_block_device() {
-            let (size, block) = block_geometry(&file).map_err(io("cannot read its size"))?;
-            (size, block, (u64::MAX, meta.rdev()))
+        let identity = identity(&meta);
+        if identity != lock.identity {
+            return Err(BackingError::Replaced { path: path.clone() });
+        }
+        let (there, block) = if meta.file_type().is_block_device() {
+            block_geometry(&file).map_err(io("cannot read its size"))?
         } else if meta.is_file() {
-            (meta.len(), direct_alignment(&file, config.direct), (meta.dev(), meta.ino()))
+            (meta.len(), direct_alignment(&file, config.direct))
         } else {
             return Err(BackingError::Kind { path: path.clone() });
         };
-        if !config.shared {
-            lock(&file, config.read_only).map_err(|source| match source.kind() {
-                io::ErrorKind::WouldBlock => BackingError::InUse { path: path.clone() },
-                _ => BackingError::Io { path: path.clone(), what: "cannot lock", source },
-            })?;
+        lock.extend(&file).map_err(io("cannot lock"))?;
+        if there < SECTOR {
+            return Err(BackingError::TooShort { path: path.clone(), there });
+        }
+        if there % SECTOR != 0 && config.size.is_none() {
+            return Err(BackingError::Length { path: path.clone(), there });
         }
         let size = match config.size {
             Some(size) => size,
@@ -160,7 +210,8 @@ impl Backing {
         }
         let discard = !config.read_only && can_discard(&file, &meta);
         let limits = Limits { size, read_only: config.read_only, discard };
-        Ok(Self { file, start: config.offset, limits, block, direct: config.direct, identity })
+        let _lock = None;
+        Ok(Self { file, start: config.offset, limits, block, direct: config.direct, identity, _lock })
     }
 
     /// Whether two disks lie on the same file or device and overlap there.
@@ -210,35 +261,6 @@ fn direct_alignment(file: &File, direct: bool) -> u32 {
     stat.stx_dio_offset_align.max(stat.stx_dio_mem_align).clamp(512, 65_536)
 }
 
-/// A file that is only locked, for disks that are parts of it.
-pub(crate) fn lock_file(path: &Path, read_only: bool) -> Result<File, BackingError> {
-    let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
-    let file = File::open(path).map_err(io("cannot open"))?;
-    lock(&file, read_only).map_err(|source| match source.kind() {
-        io::ErrorKind::WouldBlock => BackingError::InUse { path: path.to_owned() },
-        _ => io("cannot lock")(source),
-    })?;
-    Ok(file)
-}
-
-/// `flock`: other I/O domains see it, and it goes with the file. QEMU's own locks are of another kind and do not see it, nor it them.
-///
-/// The lock of a domain that was killed stays until the kernel has ended what it had in its io_uring, which is after the process is gone. That is waited for: a write of the dead one that
-/// landed after ours would undo it.
-fn lock(file: &File, read_only: bool) -> io::Result<()> {
-    use rustix::fs::FlockOperation::{NonBlockingLockExclusive, NonBlockingLockShared};
-    let how = if read_only { NonBlockingLockShared } else { NonBlockingLockExclusive };
-    let begin = Instant::now();
-    loop {
-        match rustix::fs::flock(file.as_fd(), how) {
-            Err(rustix::io::Errno::WOULDBLOCK) if begin.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            other => return other.map_err(Into::into),
-        }
-    }
-}
-
 fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
     if meta.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
@@ -257,6 +279,8 @@ fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn file(size: u64) -> (tempfile::TempDir, BackingConfig) {
@@ -271,13 +295,14 @@ mod tests {
     #[test]
     fn a_part_of_a_file() {
         let (_dir, config) = file(1 << 20);
+        let config = BackingConfig { shared: true, ..config };
         let b =
             Backing::open(&BackingConfig { offset: 65_536, size: Some(131_072), ..config.clone() }).unwrap();
         assert_eq!((b.start, b.limits.size), (65_536, 131_072));
-        let whole = Backing::open(&BackingConfig { shared: true, ..config.clone() }).unwrap();
+        let whole = Backing::open(&config).unwrap();
         assert_eq!(whole.limits.size, 1 << 20);
         assert!(whole.overlaps(&b));
-        let rest = BackingConfig { offset: 196_608, shared: true, ..config };
+        let rest = BackingConfig { offset: 196_608, ..config };
         assert!(!Backing::open(&rest).unwrap().overlaps(&b));
     }
 
@@ -288,6 +313,18 @@ mod tests {
         assert!(matches!(Backing::open(&long), Err(BackingError::Short { .. })));
         let odd = BackingConfig { offset: 100, ..config.clone() };
         assert!(matches!(Backing::open(&odd), Err(BackingError::Alignment { .. })));
+        let length = |len: u64| {
+            OpenOptions::new().write(true).open(&config.path).unwrap().set_len(len).unwrap();
+            Backing::open(&config).unwrap_err().to_string()
+        };
+        assert!(
+            length(1_000).contains("its length of 1000 bytes is no multiple of 512, so the last 488 bytes")
+        );
+        assert!(length(100).contains("it has 100 bytes, less than one sector"));
+        assert!(length(0).contains("it has 0 bytes"));
+        OpenOptions::new().write(true).open(&config.path).unwrap().set_len(1_000).unwrap();
+        let said = BackingConfig { size: Some(512), ..config.clone() };
+        assert_eq!(Backing::open(&said).unwrap().limits.size, 512);
         let missing = BackingConfig { path: "/nowhere/disk".into(), ..config };
         assert!(Backing::open(&missing).unwrap_err().to_string().contains("/nowhere/disk"));
         let dir = BackingConfig { path: "/".into(), read_only: true, ..missing };
@@ -311,7 +348,12 @@ mod tests {
         let (_dir, config) = file(1 << 20);
         let first = Backing::open(&config).unwrap();
         assert!(matches!(Backing::open(&config), Err(BackingError::InUse { .. })));
-        assert!(Backing::open(&BackingConfig { shared: true, ..config.clone() }).is_ok());
+        let shared = BackingConfig { shared: true, ..config.clone() };
+        assert!(Backing::open(&shared).is_err(), "one of them has not said that it shares");
+        drop(first);
+        let first = Backing::open(&shared).unwrap();
+        assert!(Backing::open(&shared).is_ok());
+        assert!(Backing::open(&config).is_err());
         drop(first);
         assert!(Backing::open(&config).is_ok());
     }

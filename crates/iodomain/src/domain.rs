@@ -1,10 +1,13 @@
 //! All devices of a configuration, running.
 
 use std::io;
+use std::path::{Path, PathBuf};
 
 use crate::backing::{Backing, BackingConfig, BackingError};
-use crate::config::{Device, File};
+use crate::check;
+use crate::config::{Device, Disk, File};
 use crate::confine::Confine;
+use crate::disk_lock::{DiskLock, Identity, PATIENCE, Use, identity};
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
 use crate::frontend::{DiskInfo, Frontend};
 use crate::listen::Listening;
@@ -32,6 +35,24 @@ pub enum DomainError {
         /// The other.
         second: String,
     },
+    /// Two paths of the configuration lead to the same place.
+    #[error("{first} and {second} lead to the same file, {}; give each its own", path.display())]
+    Collision {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+        /// Where the other leads.
+        path: PathBuf,
+    },
+    /// A path that cannot be used.
+    #[error("{what}: {source}")]
+    Path {
+        /// Key and disk.
+        what: String,
+        /// Why not, with the path.
+        source: io::Error,
+    },
     /// An engine.
     #[error("device \"{device}\": {source}")]
     Engine {
@@ -50,6 +71,12 @@ pub enum DomainError {
     },
 }
 
+impl DomainError {
+    pub(crate) fn path(disk: &Disk, key: &str, source: io::Error) -> Self {
+        Self::Path { what: format!("`{key}` of disk \"{}\"", disk.name), source }
+    }
+}
+
 /// All that a domain reaches by a path, open: its disks, its locks, its sockets. Nobody is served yet, so this is the place to give up the right to open anything else.
 #[derive(Debug)]
 pub struct Opened {
@@ -57,7 +84,7 @@ pub struct Opened {
     /// For each device, its disks.
     backings: Vec<Vec<Backing>>,
     sockets: Vec<Vec<Listening>>,
-    locks: Vec<std::fs::File>,
+    locks: Vec<DiskLock>,
 }
 
 /// A running domain; it ends when this is dropped.
@@ -66,7 +93,7 @@ pub struct Domain {
     // Frontends end before the engines that they talk to.
     frontends: Vec<Frontend>,
     /// Files of which several disks are parts are locked once for all of them.
-    _locks: Vec<std::fs::File>,
+    _locks: Vec<DiskLock>,
     engines: Vec<(String, Engine)>,
     file: File,
 }
@@ -77,31 +104,15 @@ impl Opened {
     /// # Errors
     /// [`DomainError`]; nothing is left then.
     pub fn open(file: &File) -> Result<Self, DomainError> {
-        let mut backings: Vec<Vec<Backing>> = Vec::new();
-        for device in &file.devices {
-            let mut disks: Vec<Backing> = Vec::new();
-            for disk in &device.disks {
-                // Disks of one file take its lock once; whether they collide is found out below.
-                let mut config = BackingConfig::from(disk);
-                config.shared |= file
-                    .devices
-                    .iter()
-                    .flat_map(|d| &d.disks)
-                    .any(|d| d.name != disk.name && d.path == disk.path);
-                let mut backing = Backing::open(&config)
-                    .map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })?;
-                backing.limits.discard &= disk.discard;
-                disks.push(backing);
-            }
-            backings.push(disks);
-        }
-        refuse_overlaps(file, &backings)?;
-        let locks = locks(file)?;
+        let locks = take_locks(file, |path, wanted| DiskLock::take(path, wanted, PATIENCE))?;
+        let backings = open_backings(file, &locks)?;
         let mut sockets = Vec::new();
         for device in &file.devices {
             let listen = |disk: &crate::config::Disk| {
-                Listening::start(&disk.socket)
-                    .map_err(|source| DomainError::Socket { disk: disk.name.clone(), source })
+                let group = check::group(disk.socket_group.as_deref())
+                    .map_err(|source| DomainError::path(disk, "socket_group", source))?;
+                Listening::start_for(&disk.socket, group)
+                    .map_err(|source| DomainError::path(disk, "socket", source))
             };
             sockets.push(device.disks.iter().map(listen).collect::<Result<Vec<_>, _>>()?);
         }
@@ -159,6 +170,81 @@ fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
     infos.collect()
 }
 
+/// Locks each file and device once, whatever the number of disks on it.
+pub(crate) fn take_locks(
+    file: &File,
+    take: impl Fn(&Path, Use) -> Result<DiskLock, BackingError>,
+) -> Result<Vec<DiskLock>, DomainError> {
+    let mut by_identity: Vec<(Identity, Vec<&Disk>)> = Vec::new();
+    for disk in file.devices.iter().flat_map(|d| &d.disks) {
+        let meta = std::fs::metadata(&disk.path).map_err(|source| DomainError::Disk {
+            disk: disk.name.clone(),
+            source: BackingError::Io { path: disk.path.clone(), what: "cannot open", source },
+        })?;
+        let identity = identity(&meta);
+        match by_identity.iter_mut().find(|(known, _)| *known == identity) {
+            Some((_, disks)) => disks.push(disk),
+            None => by_identity.push((identity, vec![disk])),
+        }
+    }
+    let lock = |(_, disks): (Identity, Vec<&Disk>)| {
+        let wanted =
+            Use { read_only: disks.iter().all(|d| d.read_only), shared: disks.iter().all(|d| d.shared) };
+        take(&disks[0].path, wanted)
+            .map_err(|source| DomainError::Disk { disk: disks[0].name.clone(), source })
+    };
+    by_identity.into_iter().map(lock).collect()
+}
+
+/// Opens all disks and looks at what is on them, and whether they collide.
+pub(crate) fn open_backings(file: &File, locks: &[DiskLock]) -> Result<Vec<Vec<Backing>>, DomainError> {
+    let mut backings: Vec<Vec<Backing>> = Vec::new();
+    for device in &file.devices {
+        let open = |disk: &Disk| {
+            open_locked(disk, locks).map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })
+        };
+        backings.push(device.disks.iter().map(open).collect::<Result<_, _>>()?);
+    }
+    refuse_overlaps(file, &backings)?;
+    for lock in locks {
+        refuse_formats(file, &backings, lock)?;
+    }
+    Ok(backings)
+}
+
+fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError> {
+    let io = |source| BackingError::Io { path: disk.path.clone(), what: "cannot open", source };
+    let there = identity(&std::fs::metadata(&disk.path).map_err(io)?);
+    let lock = locks.iter().find(|lock| lock.identity == there);
+    let lock = lock.ok_or_else(|| BackingError::Replaced { path: disk.path.clone() })?;
+    // Before its size is looked at, which is the container's.
+    if disk.format.is_none() {
+        lock.refuse_format(disk.offset.0, None)?;
+    }
+    let mut backing = Backing::open_locked(&BackingConfig::from(disk), lock)?;
+    backing.limits.discard &= disk.discard;
+    Ok(backing)
+}
+
+/// Looks for image formats at the start and end of one file, for the first and the last of its disks. A disk with `format = "raw"`
+/// is not looked at: its guest may write there what it likes, and no other disk of the file is refused for it.
+fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Result<(), DomainError> {
+    let disks = file.devices.iter().flat_map(|d| &d.disks).zip(backings.iter().flatten());
+    let on_it: Vec<(&Disk, &Backing)> = disks.filter(|(_, b)| b.identity == lock.identity).collect();
+    let first = on_it.iter().map(|(_, b)| b.start).min();
+    let last = on_it.iter().map(|(_, b)| b.start + b.limits.size).max();
+    for (disk, backing) in on_it.iter().filter(|(disk, _)| disk.format.is_none()) {
+        let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
+        let end = lock.end().map_err(failed)?;
+        let is_last = last == Some(backing.start + backing.limits.size);
+        lock.refuse_format(backing.start, is_last.then_some(end)).map_err(failed)?;
+        if first == Some(backing.start) && backing.start > 0 {
+            lock.refuse_format(0, None).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
 fn refuse_overlaps(file: &File, backings: &[Vec<Backing>]) -> Result<(), DomainError> {
     let named = || {
         let disks = file.devices.iter().flat_map(|d| &d.disks);
@@ -202,20 +288,4 @@ impl Drop for Domain {
         self.frontends.clear();
         self.engines.clear();
     }
-}
-
-/// Locks of files that several disks are parts of.
-fn locks(file: &File) -> Result<Vec<std::fs::File>, DomainError> {
-    let mut by_path: std::collections::BTreeMap<_, Vec<_>> = std::collections::BTreeMap::new();
-    for disk in file.devices.iter().flat_map(|d| &d.disks) {
-        by_path.entry(&disk.path).or_default().push(disk);
-    }
-    let parted = by_path.values().filter(|disks| disks.len() > 1 && !disks.iter().all(|d| d.shared));
-    parted
-        .map(|disks| {
-            let read_only = disks.iter().all(|d| d.read_only);
-            crate::backing::lock_file(&disks[0].path, read_only)
-                .map_err(|source| DomainError::Disk { disk: disks[0].name.clone(), source })
-        })
-        .collect()
 }

@@ -14,10 +14,13 @@
 
 pub mod backing;
 pub mod blk;
+pub mod check;
 pub mod confine;
+mod disk_lock;
 pub mod domain;
 pub mod engine;
 pub mod frontend;
+mod image_format;
 pub mod inflight;
 pub mod line_server;
 pub mod listen;

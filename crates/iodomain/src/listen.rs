@@ -120,26 +120,29 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
             };
             if identity(&there) == seen { std::fs::remove_file(path) } else { Ok(()) }
         }
-        Answer::Listens => Err(io::Error::new(
+        Answer::Listens(_) => Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another process listens there; stop it, or choose another path",
         )),
-        Answer::NoSocket(kind) => Err(io::Error::new(
-            io::ErrorKind::AlreadyExists,
-            format!("there is {kind}, which is not removed; choose another path"),
-        )),
+        Answer::NoSocket(kind) => Err(no_socket(kind)),
     }
 }
 
+/// The error where a path leads to something else.
+pub(crate) fn no_socket(kind: &str) -> io::Error {
+    let text = format!("there is {kind}, which is not removed; choose another path");
+    io::Error::new(io::ErrorKind::AlreadyExists, text)
+}
+
 /// What is at a socket's path.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Answer {
     /// Nothing.
     Gone,
     /// A socket without a listener; device and inode.
     Refused((u64, u64)),
-    /// A socket with a listener.
-    Listens,
+    /// A socket with a listener; connected, where it has room for a connection.
+    Listens(Option<OwnedFd>),
     /// Something else.
     NoSocket(&'static str),
 }
@@ -162,10 +165,10 @@ pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer
     }
     let probe = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&probe, address) {
-        // A full backlog is a listener's too.
-        Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Ok(Answer::Listens),
-        // A socket of another type, as syslog's.
-        Err(Errno::PROTOTYPE) => Ok(Answer::Listens),
+        // A full backlog (EAGAIN) is a listener's too.
+        Ok(()) => Ok(Answer::Listens(Some(probe))),
+        // The last: a socket of another type, as syslog's.
+        Err(Errno::AGAIN | Errno::INPROGRESS | Errno::PROTOTYPE) => Ok(Answer::Listens(None)),
         Err(Errno::CONNREFUSED) => Ok(Answer::Refused(identity(&meta))),
         Err(Errno::NOENT) => Ok(Answer::Gone),
         Err(e) => Err(io::Error::new(

@@ -110,8 +110,8 @@ fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
 /// What a running domain cannot take over, each with its place.
 fn needs_restart(old: &File, new: &File) -> Vec<String> {
     let mut list = Vec::new();
-    let File { control: _, sandbox: _, devices: _ } = new;
-    differ!(list, "", old, new, control, sandbox);
+    let File { control: _, control_group: _, sandbox: _, devices: _ } = new;
+    differ!(list, "", old, new, control, control_group, sandbox);
     if !same_names(&old.devices, &new.devices, |d| &d.name) {
         list.push("another list of devices".into());
         return list;
@@ -157,7 +157,9 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     let Disk {
         name: _,
         socket: _,
+        socket_group: _,
         path: _,
+        format: _,
         offset: _,
         size: _,
         read_only: _,
@@ -178,7 +180,7 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         guest_priority: _,
     } = new;
     differ!(list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages);
-    differ!(list, place, old, new, serial, queues, depth, urgent_quantum, discard);
+    differ!(list, place, old, new, socket_group, format, serial, queues, depth, urgent_quantum, discard);
 }
 
 fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {

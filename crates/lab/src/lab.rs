@@ -7,7 +7,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rtvirtio_host::{BlockDevice, Cgroups, HostError, Root};
+use rtvirtio_host::holders::describe_unseen;
+use rtvirtio_host::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root};
 use rtvirtio_spec::{Device, Kernel, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
@@ -51,7 +52,7 @@ pub enum LabError {
         "vm {0} is not a lab VM: give it `lab = \"qemu\"` or `lab = \"process\"`, or use `rtvirtio verify` for existing VMs"
     )]
     NotALab(String),
-    /// The device is too small or in use.
+    /// The device is too small.
     #[error("device {}: {message}", path.display())]
     Device {
         /// The device.
@@ -70,6 +71,9 @@ pub enum LabError {
     /// The user stopped it.
     #[error("cancelled")]
     Cancelled,
+    /// The device is in use; a lab needs one of its own.
+    #[error("a lab needs a device of its own: {0}")]
+    Claim(#[from] ClaimError),
     /// A kernel file.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -256,10 +260,12 @@ impl Lab {
         match &spec.device {
             Device::Path(path) => {
                 let device = BlockDevice::find(&root, path)?;
-                if let Some(usage) = device.uses(&root)?.first() {
-                    let message = format!("in use ({usage}); a lab needs a device of its own");
-                    return Err(LabError::Device { path: path.clone(), message });
+                // The guests may overwrite it.
+                let claim = Claim::take(path, &[])?;
+                if let Some(unseen) = describe_unseen(claim.unseen()) {
+                    (options.progress)(&format!("whether {} is in use: {unseen}", path.display()));
                 }
+                drop(claim);
                 let size = Bytes(device.size(&root)?);
                 self.state.device = Some(path.clone());
                 self.state.device_text = format!("{} ({size})", device.name);

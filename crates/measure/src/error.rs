@@ -115,16 +115,6 @@ pub enum MeasureError {
         /// The caller's error as text.
         reason: String,
     },
-    /// The device to be written is in use.
-    #[error(
-        "{} is in use (mounted, or held by another driver): writing to it would destroy data; \
-         unmount it, or profile it without writes",
-        device.display()
-    )]
-    InUse {
-        /// The device.
-        device: PathBuf,
-    },
     /// A profile file that this version cannot use.
     #[error("profile {}: {reason}; make a new one with `rtvirtio profile`", path.display())]
     Profile {

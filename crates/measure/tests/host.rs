@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{LoopDevice, disk_dir, filled_file, no_fio, no_loop, p99, skip, task, vm};
+use rtvirtio_host::Claim;
 use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::profile::{DEPTHS, ProfileControl, ProfileOptions, load, measure, save};
@@ -347,11 +348,15 @@ fn profile_of_a_loop_device() {
         steps.push(done);
     };
     let cancel = AtomicBool::new(false);
-    let mut control =
-        ProfileControl { set_elevator: &mut set_elevator, progress: &mut progress, cancel: &cancel };
+    let claim = Claim::take(&device.0, &[]).unwrap();
+    let mut control = ProfileControl {
+        set_elevator: &mut set_elevator,
+        claim: Some(&claim),
+        progress: &mut progress,
+        cancel: &cancel,
+    };
     let mut options = ProfileOptions::new(device.0.clone(), Bytes(64 << 20), dir.path().to_owned());
     options.budget = Duration::from_secs(18);
-    options.allow_write = true;
     let start = Instant::now();
     let profile = measure(&options, &mut control).unwrap();
     eprintln!("{:?} for {}", start.elapsed(), serde_json::to_string(&profile).unwrap());
@@ -394,8 +399,12 @@ fn profile_without_writes_leaves_the_device_alone_and_cancels() {
     let cancel = AtomicBool::new(false);
     let mut progress = |done, _, _: &str| cancel.store(done >= 8, Ordering::Relaxed);
     let mut set_elevator = |e: &str| device.set_elevator(e).map_err(Into::into);
-    let mut control =
-        ProfileControl { set_elevator: &mut set_elevator, progress: &mut progress, cancel: &cancel };
+    let mut control = ProfileControl {
+        set_elevator: &mut set_elevator,
+        claim: None,
+        progress: &mut progress,
+        cancel: &cancel,
+    };
     let mut options = ProfileOptions::new(device.0.clone(), Bytes(8 << 20), dir.path().to_owned());
     options.budget = Duration::from_secs(12);
     let e = measure(&options, &mut control).unwrap_err();
@@ -404,15 +413,19 @@ fn profile_without_writes_leaves_the_device_alone_and_cancels() {
     assert_eq!(processes_of(dir.path()).len(), 0);
 
     let mut refuse = |_: &str| Err("read-only file system".into());
-    let mut control =
-        ProfileControl { set_elevator: &mut refuse, progress: &mut |_, _, _| {}, cancel: &cancel };
+    let mut control = ProfileControl {
+        set_elevator: &mut refuse,
+        claim: None,
+        progress: &mut |_, _, _| {},
+        cancel: &cancel,
+    };
     let e = measure(&options, &mut control).unwrap_err();
     assert_eq!(e.to_string(), "cannot set elevator none: read-only file system");
 }
 
 #[test]
-fn a_mounted_device_is_not_written() {
-    let name = "a_mounted_device_is_not_written";
+fn only_the_device_that_is_claimed_is_written() {
+    let name = "only_the_device_that_is_claimed_is_written";
     if let Some(reason) = no_loop() {
         return skip(name, reason);
     }
@@ -420,16 +433,18 @@ fn a_mounted_device_is_not_written() {
     let file = dir.path().join("disk");
     filled_file(&file, 8);
     let device = LoopDevice::new(&file);
-    // Held exclusively, as a mount or a volume manager holds it.
-    use std::os::unix::fs::OpenOptionsExt;
-    let held = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&device.0).unwrap();
+    let other = dir.path().join("other");
+    filled_file(&other, 1);
+    let claim = Claim::take(&other, &[]).unwrap();
     let mut set_elevator = |_: &str| panic!("nothing may be touched");
     let cancel = AtomicBool::new(false);
-    let mut control =
-        ProfileControl { set_elevator: &mut set_elevator, progress: &mut |_, _, _| {}, cancel: &cancel };
-    let mut options = ProfileOptions::new(device.0.clone(), Bytes(8 << 20), dir.path().to_owned());
-    options.allow_write = true;
+    let mut control = ProfileControl {
+        set_elevator: &mut set_elevator,
+        claim: Some(&claim),
+        progress: &mut |_, _, _| {},
+        cancel: &cancel,
+    };
+    let options = ProfileOptions::new(device.0.clone(), Bytes(8 << 20), dir.path().to_owned());
     let e = measure(&options, &mut control).unwrap_err();
-    assert!(matches!(e, MeasureError::InUse { .. }), "{e}");
-    drop(held);
+    assert!(e.to_string().contains("the claim is on another device"), "{e}");
 }

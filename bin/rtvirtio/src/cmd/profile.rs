@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_host::{BlockDevice, Root};
+use rtvirtio_host::{BlockDevice, Claim, Root};
 use rtvirtio_lab::Lab;
 use rtvirtio_lab::twin::TwinProfile;
 
@@ -21,6 +21,7 @@ use super::bench::bed::Bed;
 use super::bench::sweep::learn;
 use super::{lab, need_root, show, style, write_file};
 use crate::args::{AccelName, Global, ProfileArgs, ProfileCommand};
+use crate::data_guard;
 use crate::elevator::MeasuredElevator;
 use crate::model_choice;
 use crate::site::{self, Site};
@@ -148,24 +149,30 @@ fn of_device(
         // The measurement is of the whole disk: writing would reach the partition table and the other partitions.
         bail!("{partition} is a partition of {}: writes can be measured on a whole disk only", device.name);
     }
+    let path = PathBuf::from("/dev").join(device.name.replace('!', "/"));
     site::load_bfq(device)?;
     let dir = work_dir(global)?;
-    let mut options = ProfileOptions::new(
-        PathBuf::from("/dev").join(&device.name),
-        Bytes(device.size(&root)?),
-        dir.path().to_owned(),
-    );
-    options.allow_write = destroy_data;
+    let mut options = ProfileOptions::new(path.clone(), Bytes(device.size(&root)?), dir.path().to_owned());
     // A made device has the machine for itself, as a real-time host: its CPUs do not sleep, and what the host still stood still is not the device's.
     let _awake = if made { Awake::hold().ok() } else { None };
     options.watch = made;
     options.budget = length;
+    let claim = match (destroy_data, made) {
+        (true, true) => Some(Claim::of_made(&path)?),
+        (true, false) => Some(data_guard::claim(&path, &[], ui)?),
+        (false, true) => None,
+        (false, false) => {
+            data_guard::warn_of_load(&path, ui)?;
+            None
+        }
+    };
     let elevator = MeasuredElevator::open(device, global)?;
     let mut bar = ui.bar(&format!("measuring {}", device.name), 100);
     let result = measure(
         &options,
         &mut ProfileControl {
             set_elevator: &mut |name| elevator.set(name).map_err(Into::into),
+            claim: claim.as_ref(),
             progress: &mut |done, total, what| {
                 bar.say(&format!("measuring {}: {what}", device.name));
                 bar.set(done * 100 / total.max(1));

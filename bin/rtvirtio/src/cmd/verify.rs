@@ -12,6 +12,7 @@ use rtvirtio_units::Nanos;
 use super::apply::plan_in_force;
 use super::{need_root, plan, show, style, write_file};
 use crate::args::{Global, ModelName, VerifyArgs};
+use crate::data_guard;
 use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
@@ -31,6 +32,7 @@ pub fn measure(
     ui: &Ui,
 ) -> anyhow::Result<Run> {
     let loads = site.loads(predicted)?;
+    let _claims = data_guard::claim_targets(site, &loads, ui)?;
     let total = length.as_secs() + 1;
     let mut bar = ui.bar(&format!("running {} tasks ({scheme})", site.spec.tasks().count()), total);
     let work_dir = global.run_dir.join("fio");

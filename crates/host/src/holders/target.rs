@@ -149,8 +149,11 @@ impl Target {
         let dir = sysfs(rdev);
         for name in list(&dir)? {
             let part = dir.join(&name);
-            if exists(&part.join("partition"))? {
-                self.add(Node::Block(number_in(&part)?), format!("/dev/{}", name.replace('!', "/")));
+            if !exists(&part.join("partition"))? {
+                continue;
+            }
+            if let Some(rdev) = unless_gone(number_in(&part))? {
+                self.add(Node::Block(rdev), format!("/dev/{}", name.replace('!', "/")));
             }
         }
         Ok(())
@@ -160,13 +163,9 @@ impl Target {
     fn add_stacked(&mut self, rdev: u64, name: &str) -> Result<(), HostError> {
         let holders = sysfs(rdev).join("holders");
         for by in list(&holders)? {
-            let above = holders.join(&by);
-            // Gone meanwhile.
-            if !exists(&above)? {
-                continue;
-            }
+            let Some(above) = unless_gone(number_in(&holders.join(&by)))? else { continue };
             let device = format!("/dev/{}", by.replace('!', "/"));
-            self.add(Node::Block(number_in(&above)?), device.clone());
+            self.add(Node::Block(above), device.clone());
             self.above.push(Holder::Stacked { device: name.to_owned(), by: device });
         }
         Ok(())
@@ -235,6 +234,14 @@ fn list(dir: &Path) -> Result<Vec<String>, HostError> {
     }
 }
 
+/// `None` for a device that has gone between two looks.
+fn unless_gone<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
+    match result {
+        Err(e) if e.is_gone() => Ok(None),
+        other => other.map(Some),
+    }
+}
+
 fn number_in(dir: &Path) -> Result<u64, HostError> {
     let path = dir.join("dev");
     let text = fs::read_to_string(&path).map_err(read(&path))?;
@@ -259,7 +266,9 @@ fn loops() -> Result<Vec<Loop>, HostError> {
             Ok(text.parse().unwrap_or(0))
         };
         let part = (number("loop/offset")?, number("size")?.saturating_mul(512));
-        out.push(Loop { rdev: number_in(&dir)?, name: device, backing, file: text, part });
+        if let Some(rdev) = unless_gone(number_in(&dir))? {
+            out.push(Loop { rdev, name: device, backing, file: text, part });
+        }
     }
     Ok(out)
 }

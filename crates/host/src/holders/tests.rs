@@ -44,11 +44,14 @@ impl Process {
         command.args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"]);
         command.args(["-drive", drive, "-device", "virtio-blk-pci,drive=d", "-qmp", "stdio"]).args(more);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // Its greeting: everything is open.
-        let mut line = String::new();
+        // Its answer to a command comes from its main loop: the devices are made and locked by then.
+        let input = child.stdin.as_mut().unwrap();
+        io::Write::write_all(input, b"{\"execute\": \"qmp_capabilities\"}\n").unwrap();
         let mut out = io::BufReader::new(child.stdout.take().unwrap());
-        io::BufRead::read_line(&mut out, &mut line).unwrap();
-        assert!(line.contains("QMP"), "{line}");
+        let mut said = String::new();
+        while !said.contains("return") {
+            assert!(io::BufRead::read_line(&mut out, &mut said).unwrap() > 0, "{said}");
+        }
         child.stdout = Some(out.into_inner());
         Self(child)
     }

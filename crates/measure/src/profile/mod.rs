@@ -12,12 +12,11 @@ mod watched;
 pub use store::{load, save};
 
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use rtvirtio_host::Claim;
 use rtvirtio_model::{DepthPoint, LargeRequests, PROFILE_SCHEMA, Profile};
 use rtvirtio_units::{Bytes, Iops, Percentile};
 
@@ -55,8 +54,6 @@ pub struct ProfileOptions {
     pub size: Bytes,
     /// Block size; [`Bytes::from_kib`]`(4)` is what the models expect.
     pub block: Bytes,
-    /// Whether writes are measured too. **Destroys the data on the device.**
-    pub allow_write: bool,
     /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and that is taken off the latencies. Not on a
     /// machine that does real work.
     pub watch: bool,
@@ -76,7 +73,6 @@ impl ProfileOptions {
             device,
             size,
             block: Bytes::from_kib(4),
-            allow_write: false,
             watch: false,
             budget: Duration::from_secs(36),
             dir,
@@ -90,6 +86,8 @@ pub struct ProfileControl<'a> {
     /// Sets the device's elevator to `none` or `bfq`. The caller reads the old one before and restores it afterwards, whatever happens.
     #[expect(clippy::type_complexity, reason = "the error is the caller's; it is only shown")]
     pub set_elevator: &'a mut dyn FnMut(&str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
+    /// A claim on the device: then writes are measured too, which **destroys the data on it**.
+    pub claim: Option<&'a Claim>,
     /// Called with steps done, steps in total, and what is running.
     pub progress: &'a mut dyn FnMut(u64, u64, &str),
     /// Set by anyone to stop.
@@ -136,7 +134,7 @@ struct Point {
 /// Measures a device. [`Profile::guest`] is left empty.
 ///
 /// # Errors
-/// [`MeasureError::InUse`] when writes are allowed and the device is mounted or held; [`MeasureError::Elevator`]; whatever fio reports.
+/// [`MeasureError::Elevator`]; whatever fio reports; a claim on another device.
 pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Result<Profile, MeasureError> {
     let refuse = |reason: &str| MeasureError::JobFile {
         vm: options.device.display().to_string(),
@@ -145,10 +143,10 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     if options.size.0 < options.block.0.max(1) * 64 {
         return Err(refuse("the device is smaller than 64 blocks"));
     }
-    if options.allow_write {
-        refuse_if_in_use(&options.device)?;
+    if control.claim.is_some_and(|claim| claim.path() != options.device) {
+        return Err(refuse("the claim is on another device"));
     }
-    let series: &[Series] = if options.allow_write {
+    let series: &[Series] = if control.claim.is_some() {
         &[Series::Read, Series::ReadBfq, Series::Write]
     } else {
         &[Series::Read, Series::ReadBfq]
@@ -352,17 +350,6 @@ fn summarise(depths: &[u32], points: &[Point]) -> Vec<DepthPoint> {
             }
         })
         .collect()
-}
-
-/// The kernel refuses an exclusive open of a block device that is mounted or held (open(2), `O_EXCL` without `O_CREAT`).
-fn refuse_if_in_use(device: &Path) -> Result<(), MeasureError> {
-    match OpenOptions::new().read(true).write(true).custom_flags(libc::O_EXCL).open(device) {
-        Ok(_) => Ok(()),
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-            Err(MeasureError::InUse { device: device.to_owned() })
-        }
-        Err(e) => Err(io_error("open for writing", device)(e)),
-    }
 }
 
 fn device_name(device: &Path) -> String {

@@ -1,0 +1,73 @@
+//! Before a device of the user is overwritten, or flooded: what uses it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::bail;
+use rtvirtio_host::holders::describe_unseen;
+use rtvirtio_host::{Claim, Holders};
+use rtvirtio_lab::workload::{Place, VmLoad};
+
+use crate::site::Site;
+use crate::ui::Ui;
+
+/// Claims a device whose data is about to be overwritten; refused while anything uses it but the processes of `except`.
+/// What could not be seen is a warning.
+pub fn claim(path: &Path, except: &[u32], ui: &Ui) -> anyhow::Result<Claim> {
+    let claim = Claim::take(path, except)?;
+    if let Some(unseen) = describe_unseen(claim.unseen()) {
+        ui.warn(&format!("{} is about to be overwritten: {unseen}", path.display()));
+    }
+    Ok(claim)
+}
+
+/// Warns of what is slowed while a device is measured by reads only.
+pub fn warn_of_load(path: &Path, ui: &Ui) -> anyhow::Result<()> {
+    let holders = Holders::of(path, &[])?;
+    if !holders.found.is_empty() {
+        ui.warn(&format!(
+            "{} is in use, and what uses it is slowed meanwhile: it is flooded with reads, up to 32 at a time, and its \
+             elevator changes between none and bfq ({})",
+            path.display(),
+            holders.describe()
+        ));
+    } else if !holders.unseen.is_empty() {
+        ui.warn(&format!("it is not known whether {} is in use: {}", path.display(), holders.describe()));
+    }
+    Ok(())
+}
+
+/// Claims what a site's tasks are about to overwrite from the host. A lab's own devices and processes are known; a guest's
+/// tasks write the disk that the guest has.
+pub fn claim_targets(site: &Site, loads: &[VmLoad], ui: &Ui) -> anyhow::Result<Vec<Claim>> {
+    if site.spec.device.is_made() {
+        return Ok(Vec::new());
+    }
+    let mut targets = BTreeSet::new();
+    for load in loads {
+        match &load.place {
+            Place::Host { target, .. } if load.vm.tasks.iter().any(|t| t.op.write_share() > 0.0) => {
+                targets.insert(target);
+            }
+            _ => {}
+        }
+    }
+    let mut ours = Vec::new();
+    if let Some(lab) = &site.lab {
+        ours.extend(lab.state().iod.iter().map(|iod| iod.pid));
+        ours.extend(lab.state().vms.iter().filter_map(|vm| vm.qemu.as_ref()).map(|qemu| qemu.process.pid));
+    }
+    let mut claims = Vec::new();
+    for target in targets {
+        if ours.is_empty() {
+            claims.push(claim(target, &[], ui)?);
+            continue;
+        }
+        // The lab's own processes have locked it, each its part.
+        let holders = Holders::of(target, &ours)?;
+        if !holders.found.is_empty() {
+            bail!("{} is in use, and the tasks would overwrite it: {}", target.display(), holders.describe());
+        }
+    }
+    Ok(claims)
+}

@@ -1,0 +1,87 @@
+//! The paths that a file names, and which of them may not be the same.
+
+use std::path::{Component, Path, PathBuf};
+
+use crate::{File, FileError};
+
+/// What a path of the file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PathKind {
+    /// The file itself.
+    Config,
+    /// A socket that the domain makes: `control`, or a disk's.
+    Socket,
+    /// What a disk is made of; several disks may be parts of one file.
+    Disk,
+}
+
+/// A path of the file, with the words that name it in an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPath {
+    /// Key and disk, such as `socket of disk "a"`.
+    pub what: String,
+    /// As it is written.
+    pub path: PathBuf,
+    /// What it is for.
+    pub kind: PathKind,
+}
+
+impl NamedPath {
+    /// Whether these two may lead to the same place.
+    #[must_use]
+    pub fn may_share_with(&self, other: &Self) -> bool {
+        self.kind == PathKind::Disk && other.kind == PathKind::Disk
+    }
+}
+
+impl File {
+    /// All paths that the file names, and its own.
+    #[must_use]
+    pub fn paths(&self, config: &Path) -> Vec<NamedPath> {
+        let named = |what: String, path: &Path, kind| NamedPath { what, path: path.to_owned(), kind };
+        let mut paths = vec![
+            named("the configuration file".into(), config, PathKind::Config),
+            named("`control`".into(), &self.control, PathKind::Socket),
+        ];
+        for disk in self.devices.iter().flat_map(|d| &d.disks) {
+            let what = |key: &str| format!("`{key}` of disk \"{}\"", disk.name);
+            paths.push(named(what("socket"), &disk.socket, PathKind::Socket));
+            paths.push(named(what("path"), &disk.path, PathKind::Disk));
+        }
+        paths
+    }
+
+    /// Refuses two of them that are the same by their text, which is compared as absolute paths without `.` and `..`.
+    pub(crate) fn refuse_collisions(&self, config: &Path) -> Result<(), FileError> {
+        let paths = self.paths(config);
+        let normal: Vec<PathBuf> = paths.iter().map(|p| normalize(&p.path)).collect();
+        for (i, first) in paths.iter().enumerate() {
+            for (j, second) in paths.iter().enumerate().skip(i + 1) {
+                if normal[i] == normal[j] && !first.may_share_with(second) {
+                    return Err(FileError::Collision {
+                        first: first.what.clone(),
+                        second: second.what.clone(),
+                        path: normal[i].clone(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn normalize(path: &Path) -> PathBuf {
+    // Without a current directory it stays relative, and is compared as such.
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                out.pop();
+            }
+            Component::CurDir => {}
+            other => out.push(other),
+        }
+    }
+    out
+}

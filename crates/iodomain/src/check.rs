@@ -1,0 +1,189 @@
+//! What a start would find, without starting: `rtvirtio-iod --check`.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::Access;
+use rustix::net::SocketAddrUnix;
+
+use crate::backing::BackingError;
+use crate::config::{File, NamedPath};
+use crate::disk_lock::{DiskLock, PATIENCE, Use};
+use crate::domain::{DomainError, open_backings, take_locks};
+use crate::listen::{self, Answer};
+
+/// Refuses paths of a configuration that lead to the same file: a socket in the place of a disk or of the file itself. Paths
+/// of things that do not exist yet are compared by the directory that they are in.
+///
+/// # Errors
+/// [`DomainError::Collision`], or a path that cannot be looked at.
+pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> {
+    let paths = file.paths(config);
+    let places: Vec<Option<Place>> = paths.iter().map(place).collect::<Result<_, _>>()?;
+    for (i, first) in paths.iter().enumerate() {
+        for (j, second) in paths.iter().enumerate().skip(i + 1) {
+            let same = places[i].is_some() && places[i] == places[j];
+            if same && !first.may_share_with(second) {
+                let (first, second) = (first.what.clone(), second.what.clone());
+                return Err(DomainError::Collision { first, second, path: paths[j].path.clone() });
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(PartialEq, Eq)]
+enum Place {
+    /// Device and inode.
+    There(u64, u64),
+    /// A name in a directory.
+    Name((u64, u64), PathBuf),
+}
+
+/// `None` when even its directory does not exist.
+fn place(named: &NamedPath) -> Result<Option<Place>, DomainError> {
+    let failed = |source: io::Error| {
+        let source = io::Error::new(source.kind(), format!("{}: {source}", named.path.display()));
+        DomainError::Path { what: named.what.clone(), source }
+    };
+    let look = |path: &Path| match std::fs::metadata(path) {
+        Ok(meta) => Ok(Some((meta.dev(), meta.ino()))),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(failed(e)),
+    };
+    if let Some((dev, ino)) = look(&named.path)? {
+        return Ok(Some(Place::There(dev, ino)));
+    }
+    let name = named.path.file_name().unwrap_or_default().into();
+    Ok(look(directory(&named.path))?.map(|dir| Place::Name(dir, name)))
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Looks at all that a start looks at: paths, groups, sockets, disks with their locks, formats, sizes and overlaps. Nothing is
+/// changed, and no lock is kept. A domain that answers on `control` and has the disks is no error; the answer says so.
+///
+/// # Errors
+/// The first thing for which a start would fail.
+pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
+    refuse_collisions(file, config)?;
+    let mut notes = Vec::new();
+    let failed = |source| DomainError::Path { what: "`control`".into(), source };
+    can_bind(&file.control, true).map_err(failed)?;
+    group(file.control_group.as_deref())
+        .map_err(|source| DomainError::Path { what: "`control_group`".into(), source })?;
+    let running = match answers(&file.control).map_err(failed)? {
+        None => None,
+        Some(listener) => {
+            let pid = listener.map_err(failed)?;
+            notes.push(format!("process {pid} answers on {}", file.control.display()));
+            Some(pid)
+        }
+    };
+    for disk in file.devices.iter().flat_map(|d| &d.disks) {
+        let failed = |source| DomainError::path(disk, "socket", source);
+        can_bind(&disk.socket, false).map_err(failed)?;
+        group(disk.socket_group.as_deref())
+            .map_err(|source| DomainError::path(disk, "socket_group", source))?;
+        if let Some(listener) = answers(&disk.socket).map_err(failed)? {
+            let pid = listener.map_err(failed)?;
+            if running != Some(pid) {
+                let text = format!("{}: process {pid} listens there", disk.socket.display());
+                return Err(failed(io::Error::new(io::ErrorKind::AddrInUse, text)));
+            }
+        }
+    }
+    let patience = if running.is_some() { Duration::ZERO } else { PATIENCE };
+    let take = |path: &Path, wanted: Use| match (DiskLock::take(path, wanted, patience), running) {
+        (Err(BackingError::InUse { processes, .. }), Some(pid))
+            if processes.iter().all(|p| *p == pid) && !processes.is_empty() =>
+        {
+            DiskLock::look(path)
+        }
+        (done, _) => done,
+    };
+    let locks = take_locks(file, take)?;
+    if locks.iter().any(|lock| !lock.is_held()) {
+        notes.push("its disks are in use by that domain, and were not locked".into());
+    }
+    open_backings(file, &locks)?;
+    Ok(notes)
+}
+
+/// The id of a group by name or number, when this process may give it to a socket.
+///
+/// # Errors
+/// No such group, or one that this process may not give.
+pub fn group(name: Option<&str>) -> io::Result<Option<u32>> {
+    let Some(name) = name else { return Ok(None) };
+    let id = match name.parse() {
+        Ok(id) => id,
+        Err(_) => group_id(name)?,
+    };
+    let ours = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|g| g.as_raw() == id));
+    let may = rustix::process::geteuid().is_root() || rustix::process::getegid().as_raw() == id || ours();
+    if may {
+        return Ok(Some(id));
+    }
+    let text = format!("this user is not in group \"{name}\", and only root may give a socket to it");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+fn group_id(name: &str) -> io::Result<u32> {
+    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group \"{name}\""));
+    let name = std::ffi::CString::new(name).map_err(|_| unknown())?;
+    // Entries of large groups need more than libc's advice.
+    let mut buffer = vec![0_u8; 1 << 20];
+    // SAFETY: all zeroes is a value of this plain structure of numbers and pointers.
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: all pointers are to memory that outlives the call, and the buffer's length is its own.
+    let e = unsafe {
+        libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr().cast(), buffer.len(), &mut found)
+    };
+    match (e, found.is_null()) {
+        (0, false) => Ok(entry.gr_gid),
+        (0, true) => Err(unknown()),
+        (e, _) => Err(io::Error::from_raw_os_error(e)),
+    }
+}
+
+/// Whether a socket can be made there: what is there is a socket or nothing, and its directory can be written.
+fn can_bind(path: &Path, makes_directory: bool) -> io::Result<()> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
+    let mut dir = directory(path);
+    loop {
+        match std::fs::metadata(dir) {
+            // The domain makes the directory of `control`.
+            Err(e) if e.kind() == io::ErrorKind::NotFound && makes_directory => dir = directory(dir),
+            Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", dir.display()))),
+            Ok(_) => break,
+        }
+    }
+    rustix::fs::access(dir, Access::WRITE_OK | Access::EXEC_OK)
+        .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{}: {e}", dir.display())))
+}
+
+/// The process that listens at a path; `None` when nothing does. A listener that takes no connection is an error in itself.
+fn answers(path: &Path) -> io::Result<Option<io::Result<u32>>> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    let address = SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
+    match listen::answer(path, &address).map_err(named)? {
+        Answer::Gone | Answer::Refused(_) => Ok(None),
+        Answer::Listens(connected) => Ok(Some(peer(connected).map_err(named))),
+        Answer::NoSocket(kind) => Err(named(listen::no_socket(kind))),
+    }
+}
+
+fn peer(connected: Option<OwnedFd>) -> io::Result<u32> {
+    let busy =
+        || io::Error::new(io::ErrorKind::AddrInUse, "another process listens there and does not answer");
+    let peer = rustix::net::sockopt::socket_peercred(connected.ok_or_else(busy)?)?;
+    Ok(peer.pid.as_raw_nonzero().get().unsigned_abs())
+}
