@@ -8,15 +8,16 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
+use rtvirtio_planner::BfqTunable;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::ApplyError;
 use crate::readable::Readable;
 use crate::state_dir::StateDir;
-use crate::target::{Place, Target};
+use crate::target::Target;
 
 /// Version of the journal's form.
 pub const JOURNAL_SCHEMA: &str = "rtvirtio.journal.v2";
@@ -52,10 +53,16 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The elevator whose tunable this is: where, and its directory.
-    pub fn elevator(&self) -> Option<(&Place, &Path)> {
-        let dir = self.target.path.parent().filter(|dir| dir.ends_with("iosched"))?;
-        Some((&self.target.place, dir))
+    /// Whether writing this file changes the other one: setting `strict_guarantees` raises `slice_idle`
+    /// (`bfq_strict_guarantees_store()`).
+    pub fn moves(&self, other: &Self) -> bool {
+        let name = |e: &Self| e.target.path.file_name().map(|n| n.to_string_lossy().into_owned());
+        let of_one_elevator = self.target.place == other.target.place
+            && self.target.path.parent() == other.target.path.parent();
+        let is_mover = name(self).is_some_and(|n| n == BfqTunable::StrictGuarantees.file_name());
+        is_mover
+            && of_one_elevator
+            && name(other).is_some_and(|n| ["slice_idle", "slice_idle_us"].contains(&n.as_str()))
     }
 }
 

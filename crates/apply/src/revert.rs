@@ -216,9 +216,8 @@ fn keep_open(
     let open = |id: &usize| fates.get(id).is_some_and(Fate::is_open);
     let stays =
         |e: &Entry| open(&e.id) || (!fates.contains_key(&e.id) && e.changed_by.as_ref().is_some_and(open));
-    // Tunables of one elevator move each other: those that are back must be known when another one is put back later.
-    let moving: Vec<_> = journal.entries.iter().filter(|e| stays(e)).filter_map(Entry::elevator).collect();
-    let moved_later = |e: &Entry| e.elevator().is_some_and(|at| moving.contains(&at));
+    // What is back must still be known when a knob that moves it is put back later.
+    let moved_later = |e: &Entry| journal.entries.iter().any(|other| stays(other) && other.moves(e));
     let ids: BTreeSet<usize> =
         journal.entries.iter().filter(|e| stays(e) || moved_later(e)).map(|e| e.id).collect();
     journal.entries.retain(|e| ids.contains(&e.id));

@@ -112,7 +112,7 @@ impl<'a, 'm> Pass<'a, 'm> {
             }
             self.fates.insert(id, fate);
         }
-        self.leave_elevators_alone();
+        self.leave_movers_alone();
         // What a blocked or accepted knob brought into being stays with it.
         for entry in self.journal.entries.iter().filter(|e| e.old.is_none()) {
             let creator = entry.created_by.and_then(|id| self.fates.get(&id)).cloned();
@@ -129,17 +129,14 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// Tunables of one elevator move each other (`strict_guarantees` raises `slice_idle`). While one cannot be read, writing another
-    /// could change it so that it is not known for ours the next time.
-    fn leave_elevators_alone(&mut self) {
+    /// A knob that moves another is left alone while that other cannot be read: else its value would not be known for ours the next time.
+    fn leave_movers_alone(&mut self) {
         let failed = |e: &&Entry| matches!(self.fates.get(&e.id), Some(Fate::Failed { .. }));
-        let unreadable: Vec<_> =
-            self.journal.entries.iter().filter(failed).filter_map(|e| Some((e.elevator()?, e))).collect();
-        for (at, failed) in unreadable {
-            for entry in self.journal.entries.iter().filter(|e| e.elevator().as_ref() == Some(&at)) {
-                if self.todo.remove(&entry.id).is_some() {
-                    self.fates.insert(entry.id, Fate::Blocked { by: failed.target.to_string() });
-                }
+        let unreadable: Vec<&Entry> = self.journal.entries.iter().filter(failed).collect();
+        for entry in &self.journal.entries {
+            let Some(moved) = unreadable.iter().find(|e| entry.moves(e)) else { continue };
+            if self.todo.remove(&entry.id).is_some() {
+                self.fates.insert(entry.id, Fate::Blocked { by: moved.target.to_string() });
             }
         }
     }
