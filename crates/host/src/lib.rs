@@ -19,7 +19,7 @@ pub mod text;
 pub use block::{BlockDevice, DeviceUse};
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
-pub use error::HostError;
+pub use error::{HostError, is_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
 pub use root::Root;
 pub use root_domain::root_domain;
