@@ -1,7 +1,5 @@
 //! Adding threads to what is in force.
 
-use std::path::Path;
-
 use rtvirtio_host::sched::Attr;
 use serde::Serialize;
 
@@ -12,6 +10,7 @@ use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine, PRESENT};
 use crate::resolve::{Write, cannot};
 use crate::session::{Observer, Step};
+use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
 /// What became of writes that were added.
@@ -38,7 +37,7 @@ const NOT_GIVEN: &str = "left out: what it takes was not given by a setting befo
 /// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
 /// forgotten. A cut anywhere leaves a journal from which everything can be put back.
 pub(crate) fn amend(
-    dir: &Path,
+    dir: &StateDir,
     writes: &[Write],
     machine: &Machine<'_>,
     observer: &mut dyn Observer,

@@ -1,7 +1,5 @@
 //! Journal, write, read back, compare; undo on failure.
 
-use std::path::Path;
-
 use serde::Serialize;
 
 use crate::capture::{Line, capture, value_of};
@@ -11,6 +9,7 @@ use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
 use crate::revert::{OnConflict, revert};
 use crate::session::{Observer, Step};
+use crate::state_dir::StateDir;
 
 /// What was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -22,7 +21,7 @@ pub struct Applied {
 }
 
 pub(crate) fn apply(
-    dir: &Path,
+    dir: &StateDir,
     writes: &[Write],
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
@@ -90,7 +89,7 @@ pub(crate) fn rebooted(journal: &Journal, machine: &Machine<'_>) -> bool {
 
 /// Returns how many knobs had their value already.
 fn write_all(
-    dir: &Path,
+    dir: &StateDir,
     journal: &mut Journal,
     machine: &Machine<'_>,
     observer: &mut dyn Observer,

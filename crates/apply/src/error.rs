@@ -142,6 +142,18 @@ pub enum ApplyError {
         /// Ours.
         known: &'static str,
     },
+    /// Another user could have changed what is in the state directory, or can make root write elsewhere.
+    #[error(
+        "the state directory {path} cannot be trusted: {why}; choose another one with --state-dir, or, when everything in it is yours, \
+         `chown {} {path}` and `chmod go-w {path}`",
+        rustix::process::geteuid().as_raw()
+    )]
+    UntrustedState {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
     /// The state directory could not be used.
     #[error("cannot {action} {path}: {source}{}", state_hint(source))]
     State {

@@ -1,20 +1,20 @@
 //! The journal: what every knob was before, on disk before the first write.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::ApplyError;
+use crate::state_dir::StateDir;
 use crate::target::Target;
 
 /// Version of the journal's form.
 pub const JOURNAL_SCHEMA: &str = "rtvirtio.journal.v1";
 /// Its name in the state directory.
 pub const JOURNAL_FILE: &str = "journal.json";
-const TEMP_FILE: &str = "journal.json.new";
+/// It names devices and processes: of no use to other users.
+const MODE: u32 = 0o600;
 
 /// One knob, or one file that changes along with a knob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,9 +85,9 @@ impl Journal {
 }
 
 /// Reads the journal; `None` when there is none.
-pub(crate) fn load(dir: &Path) -> Result<Option<Journal>, ApplyError> {
-    let path = dir.join(JOURNAL_FILE);
-    let bytes = match fs::read(&path) {
+pub(crate) fn load(dir: &StateDir) -> Result<Option<Journal>, ApplyError> {
+    let path = path(dir);
+    let bytes = match dir.read(JOURNAL_FILE) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(ApplyError::State { action: "read", path, source }),
@@ -109,45 +109,21 @@ pub(crate) fn load(dir: &Path) -> Result<Option<Journal>, ApplyError> {
     Ok(Some(journal))
 }
 
-/// Writes the journal so that after a crash either the old or the new one is there, whole.
-pub(crate) fn store(dir: &Path, journal: &Journal) -> Result<(), ApplyError> {
-    let temp = dir.join(TEMP_FILE);
-    let path = dir.join(JOURNAL_FILE);
-    let mut text = serde_json::to_vec_pretty(journal).map_err(|e| ApplyError::State {
-        action: "serialise",
-        path: path.clone(),
-        source: e.into(),
-    })?;
+/// Writes the journal so that after a crash either the old or the new one is there, whole. After an error too, but which of them
+/// is not known.
+pub(crate) fn store(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError> {
+    let failed = |action, source| ApplyError::State { action, path: path(dir), source };
+    let mut text = serde_json::to_vec_pretty(journal).map_err(|e| failed("serialise", e.into()))?;
     text.push(b'\n');
-    let written =
-        write_synced(&temp, &text).and_then(|()| fs::rename(&temp, &path)).and_then(|()| sync_dir(dir));
-    written.map_err(|source| {
-        // The old journal, if any, is untouched; a partial new one is of no use, and may fill the disk.
-        let _ = fs::remove_file(&temp);
-        ApplyError::State { action: "write", path, source }
-    })
+    dir.replace(JOURNAL_FILE, MODE, &text).map_err(|e| failed("write", e))
 }
 
 /// Removes the journal, durably.
-pub(crate) fn remove(dir: &Path) -> Result<(), ApplyError> {
-    let path = dir.join(JOURNAL_FILE);
-    fs::remove_file(&path).and_then(|()| sync_dir(dir)).map_err(|source| ApplyError::State {
-        action: "remove",
-        path,
-        source,
-    })
+pub(crate) fn remove(dir: &StateDir) -> Result<(), ApplyError> {
+    let removed = dir.remove(JOURNAL_FILE).and_then(|()| dir.sync());
+    removed.map_err(|source| ApplyError::State { action: "remove", path: path(dir), source })
 }
 
-pub(crate) fn path(dir: &Path) -> PathBuf {
-    dir.join(JOURNAL_FILE)
-}
-
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
+pub(crate) fn path(dir: &StateDir) -> PathBuf {
+    dir.path().join(JOURNAL_FILE)
 }

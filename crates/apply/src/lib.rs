@@ -15,6 +15,7 @@ pub mod points;
 mod resolve;
 mod revert;
 mod session;
+mod state_dir;
 mod status;
 mod target;
 
@@ -28,6 +29,7 @@ pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};
 pub use resolve::{Binding, VmBinding, Write, append, elevator_writes, resolve};
 pub use revert::{Fate, OnConflict, Outcome, Reverted};
 pub use session::{Observer, Session, Silent, Step};
+pub use state_dir::StateDir;
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
 

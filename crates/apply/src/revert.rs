@@ -3,7 +3,6 @@
 mod restore;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use rtvirtio_host::sched::Attr;
 use rtvirtio_host::text;
@@ -14,6 +13,7 @@ use crate::error::ApplyError;
 use crate::journal::{self, Entry, Journal, Kept};
 use crate::machine::{Fault, Machine};
 use crate::session::{Observer, Step};
+use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
 /// What to do about a knob that somebody else changed since.
@@ -184,7 +184,7 @@ struct Pass<'a, 'm> {
 }
 
 pub(crate) fn revert(
-    dir: &Path,
+    dir: &StateDir,
     mut journal: Journal,
     on_conflict: OnConflict,
     machine: &Machine<'_>,
@@ -241,7 +241,7 @@ pub(crate) fn revert(
 
 /// After a restart of the host there is nothing to put back: the kernel has forgotten the settings, the guests with it, and the
 /// journal's names (`/sys/block/sdb`, `8:16`) may now stand for other devices.
-fn forgotten(dir: &Path, journal: &Journal, observer: &mut dyn Observer) -> Result<Reverted, ApplyError> {
+fn forgotten(dir: &StateDir, journal: &Journal, observer: &mut dyn Observer) -> Result<Reverted, ApplyError> {
     let why = "the host was restarted since: its kernel has forgotten this setting".to_owned();
     let outcomes = journal.entries.iter().map(|e| Outcome {
         knob: e.knob.clone(),

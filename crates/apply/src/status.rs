@@ -9,6 +9,7 @@ use crate::error::ApplyError;
 use crate::journal;
 use crate::machine::Machine;
 use crate::revert::{State, look};
+use crate::state_dir::StateDir;
 
 /// A journal held against the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -73,7 +74,8 @@ pub enum KnobState {
 /// # Errors
 /// When the journal cannot be read as one.
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
-    let Some(journal) = journal::load(dir)? else { return Ok(None) };
+    let Some(dir) = StateDir::find(dir)? else { return Ok(None) };
+    let Some(journal) = journal::load(&dir)? else { return Ok(None) };
     let rebooted = rebooted(&journal, machine);
     let knobs = journal
         .entries

@@ -424,7 +424,7 @@ fn a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert() {
     let lab = Lab::new("none");
     fs::create_dir(lab.state()).unwrap();
     let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=64k", "rtvirtio-test"])
+        .args(["-t", "tmpfs", "-o", "size=64k,mode=0755", "rtvirtio-test"])
         .arg(lab.state())
         .output();
     match mounted {
