@@ -8,9 +8,10 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -96,6 +97,26 @@ pub fn search(path: &Path, file: &File) -> io::Result<Search> {
         }
     }
     Ok(search)
+}
+
+/// The process at the other end of a connection, which for a client is the one that began to listen (`SO_PEERCRED` in unix(7));
+/// `None` for one outside of this PID namespace.
+///
+/// # Errors
+/// As getsockopt(2) says.
+pub fn peer(stream: &UnixStream) -> io::Result<Option<u32>> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
+    let fd = stream.as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, which is that large and may hold any bits; both outlive the call.
+    let done = unsafe {
+        let to = std::ptr::from_mut(&mut peer).cast();
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len)
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(peer.pid).ok().filter(|pid| *pid > 0))
 }
 
 struct Wanted<'a> {

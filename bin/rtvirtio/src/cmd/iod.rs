@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_vmm::holder;
 use serde_json::Value;
 
 use crate::args::{Global, IodCommand};
@@ -62,9 +63,41 @@ pub fn ask(control: &Path) -> anyhow::Result<Value> {
     say(control, "status")
 }
 
+/// What a domain says about itself, if it is one of these processes: another one may listen at that path.
+pub fn ask_one_of(control: &Path, pids: &[u32]) -> anyhow::Result<Value> {
+    let stream = connect(control)?;
+    let peer = holder::peer(&stream)?;
+    anyhow::ensure!(
+        peer.is_some_and(|pid| pids.contains(&pid)),
+        "{}: another process than the I/O domain answers there{}",
+        control.display(),
+        peer.map_or_else(String::new, |pid| format!(" ({pid})"))
+    );
+    exchange(stream, control, "status")
+}
+
+/// The process that listens at a control socket; `None` where none does.
+///
+/// # Errors
+/// When that cannot be told.
+pub fn listener(control: &Path) -> anyhow::Result<Option<String>> {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    match UnixStream::connect(control) {
+        Ok(stream) => {
+            let pid = holder::peer(&stream)?;
+            Ok(Some(pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string())))
+        }
+        Err(e) if matches!(e.kind(), NotFound | ConnectionRefused) => Ok(None),
+        Err(e) => Err(e).with_context(|| control.display().to_string()),
+    }
+}
+
 /// One command and its answer.
 fn say(control: &Path, command: &str) -> anyhow::Result<Value> {
-    let stream = connect(control)?;
+    exchange(connect(control)?, control, command)
+}
+
+fn exchange(stream: UnixStream, control: &Path, command: &str) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
     (&stream).write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
     let mut line = String::new();

@@ -71,7 +71,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let site = Site::find(spec, global)?;
     site.guard_data(args.destroy_data)?;
     let profile = plan::load_profile(&site.spec, None, global).ok();
-    let in_force = plan_in_force(&global.state_dir);
+    let in_force = plan_in_force(&global.state_dir)?;
     let name = match in_force.as_ref().map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,

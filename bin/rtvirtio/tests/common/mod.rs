@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod plane;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -74,6 +76,21 @@ impl Site {
         (out.status.code().unwrap_or(-1), value)
     }
 
+    /// A configuration of the I/O domain, with one disk `a` in a file of its own.
+    pub fn domain_of_a_file(&self) -> PathBuf {
+        let image = self.dir.path().join("disk.img");
+        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let (file, run) = (self.dir.path().join("file.toml"), self.run_dir());
+        let text = format!(
+            "control = \"{run}/iod.sock\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\n\
+             socket = \"{run}/disks/a.sock\"\npath = \"{image}\"\n",
+            run = run.display(),
+            image = image.display()
+        );
+        fs::write(&file, text).unwrap();
+        file
+    }
+
     /// Starts it in the background.
     pub fn spawn(&self, args: &[&str]) -> Child {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -139,6 +156,15 @@ pub fn can_run(test: &str) -> bool {
         Need::Program("fio"),
     ];
     has(test, &needs)
+}
+
+/// Whether the I/O domain's program is there; [`rtvirtio_testkit::skip`]s the test if not.
+pub fn iod_is_built(test: &str) -> bool {
+    let program = Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
+    if !program.exists() {
+        rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
+    }
+    program.exists()
 }
 
 /// Waits for a condition.

@@ -78,3 +78,12 @@ fn only_an_exclusive_flock_counts() {
     assert!(!has_lock("pos:\t0\nlock:\t1: POSIX  ADVISORY  WRITE 77 fe:00:123 0 EOF\n"));
     assert!(!has_lock("pos:\t0\nflags:\t0100000\n"));
 }
+
+#[test]
+fn the_peer_of_a_client_is_the_listener() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let stream = UnixStream::connect(&path).unwrap();
+    assert_eq!(peer(&stream).unwrap(), Some(std::process::id()));
+}
