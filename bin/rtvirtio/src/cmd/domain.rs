@@ -5,6 +5,7 @@ pub mod process;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Session, StateDir};
@@ -28,6 +29,11 @@ use crate::args::{Global, PlanArgs};
 use crate::site;
 use crate::ui::Ui;
 use process::{Domain, FILE, LOG};
+
+/// How long a domain may take from its start to its first answer.
+const START: Duration = Duration::from_secs(3);
+/// Between two looks at one that does not answer yet.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// `rtvirtio plan --domain`.
 pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -330,7 +336,7 @@ pub fn stop(global: &Global, under_guests: bool) -> Fate {
     let may_stop = match processes.as_slice() {
         _ if under_guests => Ok(()),
         [] => nothing_answers(global),
-        _ => no_guest(global, &pids),
+        _ => no_guest(global, &processes),
     };
     match may_stop.and_then(|()| process::stop(&processes, &global.state_dir)) {
         Ok(()) => Fate::Stopped { pids },
@@ -346,16 +352,26 @@ fn applied(global: &Global) -> anyhow::Result<File> {
 }
 
 /// Fails where a guest is attached, or where that cannot be told.
-fn no_guest(global: &Global, pids: &[u32]) -> anyhow::Result<()> {
+fn no_guest(global: &Global, processes: &[Process]) -> anyhow::Result<()> {
+    let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
+    let control = applied(global).context(unknown)?.control;
     let attached = || -> anyhow::Result<Vec<String>> {
-        let status = super::iod::ask_one_of(&applied(global)?.control, pids)?;
+        let status = super::iod::ask_one_of(&control, &pids(processes))?;
         let vms = status["vms"].as_array().context("its status names no VMs")?;
         let attached = vms.iter().filter(|vm| vm["attached"] != false);
         Ok(attached.map(|vm| vm["name"].as_str().unwrap_or("a VM").to_owned()).collect())
     };
-    let attached = attached().context(
-        "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`",
-    )?;
+    let deadline = Instant::now() + START;
+    let attached = loop {
+        match attached() {
+            Ok(attached) => break attached,
+            // One that has ended serves none.
+            Err(_) if have_ended(processes)? => return Ok(()),
+            Err(e) if Instant::now() > deadline => return Err(e).context(unknown),
+            // After a crash of `apply` it may be starting still.
+            Err(_) => std::thread::sleep(LOOK),
+        }
+    };
     if !attached.is_empty() {
         bail!(
             "it serves the disks of {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until a domain runs again",
@@ -363,6 +379,15 @@ fn no_guest(global: &Global, pids: &[u32]) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+fn have_ended(processes: &[Process]) -> anyhow::Result<bool> {
+    for process in processes {
+        if !process.has_ended(Duration::ZERO)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Fails where the configuration's control socket is answered although no process holds the lock, as that of a domain which
