@@ -17,7 +17,7 @@ use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
 use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::threads::process_of;
+use rtvirtio_vmm::threads::{process_of, serves};
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
@@ -389,8 +389,15 @@ fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Foun
 fn qemu_pid(socket: &Path) -> anyhow::Result<u32> {
     let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
     let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
-    process_of(&Root::default(), thread.try_into()?)
-        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))
+    let root = Root::default();
+    let pid = process_of(&root, thread.try_into()?)
+        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
+    anyhow::ensure!(
+        serves(&root, pid, socket),
+        "the monitor {} names thread {thread}, which belongs to process {pid} here, and that does not serve it: QEMU seems to run in another pid namespace (a container): name the VM by `cgroup`",
+        socket.display()
+    );
+    Ok(pid)
 }
 
 fn elevator(name: &str) -> Elevator {

@@ -196,6 +196,7 @@ fn carry_out(session: &Session, writes: &[Write], machine: &Machine<'_>, ui: &Ui
         Err(ApplyError::RolledBack { cause, rollback })
             if matches!(*cause, ApplyError::Interrupted) && rollback.done =>
         {
+            ui.step(&rollback.summary());
             Err(Cancelled.into())
         }
         Err(e) => Err(e.into()),

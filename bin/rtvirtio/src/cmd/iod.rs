@@ -3,7 +3,7 @@
 mod trace;
 mod watch;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,11 +22,14 @@ use crate::ui::Ui;
 const PROGRAM: &str = "rtvirtio-iod";
 /// A domain that does not answer for so long has a fault.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of an answer that are read: more than that of the largest domain.
+const LONGEST: u64 = 16 << 20;
 
 /// The domain's program: beside this one, or in the path.
 pub fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().map(|p| p.with_file_name(PROGRAM));
-    beside.filter(|p| p.exists()).unwrap_or_else(|| PROGRAM.into())
+    // Another one of the path is taken only where there is none.
+    beside.filter(|p| !matches!(p.try_exists(), Ok(false))).unwrap_or_else(|| PROGRAM.into())
 }
 
 /// `rtvirtio iod ...`.
@@ -73,7 +76,7 @@ pub fn ask_one_of(control: &Path, pids: &[u32]) -> anyhow::Result<Value> {
         control.display(),
         peer.map_or_else(String::new, |pid| format!(" ({pid})"))
     );
-    exchange(stream, control, "status")
+    exchange(&stream, control, "status")
 }
 
 /// The process that listens at a control socket; `None` where none does.
@@ -94,14 +97,15 @@ pub fn listener(control: &Path) -> anyhow::Result<Option<String>> {
 
 /// One command and its answer.
 fn say(control: &Path, command: &str) -> anyhow::Result<Value> {
-    exchange(connect(control)?, control, command)
+    exchange(&connect(control)?, control, command)
 }
 
-fn exchange(stream: UnixStream, control: &Path, command: &str) -> anyhow::Result<Value> {
+fn exchange(stream: &UnixStream, control: &Path, command: &str) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    (&stream).write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
+    let mut to = stream;
+    to.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
     let mut line = String::new();
-    BufReader::new(&stream).read_line(&mut line)?;
+    BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))
 }
 

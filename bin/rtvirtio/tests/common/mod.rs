@@ -22,7 +22,7 @@ pub fn lines(path: &Path) -> Vec<Value> {
     text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
 }
 
-/// The program under test, with state and run directories that vanish with it. Dropping it removes its lab.
+/// The program under test, with state and run directories that vanish with it. Dropping it puts back what is in force and removes its lab.
 pub struct Site {
     pub dir: tempfile::TempDir,
 }
@@ -133,6 +133,10 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
+        // What a test that failed has left in force.
+        if self.state_dir().exists() {
+            let _ = self.output(&["revert", "--force", "--stop-domain", "--quiet"]);
+        }
         let _ = self.output(&["lab", "down", "--quiet"]);
         let demo = self.run_dir().join("demo");
         let _ = self.command(&["lab", "down", "--quiet"]).env("RTVIRTIO_RUN_DIR", demo).output();
