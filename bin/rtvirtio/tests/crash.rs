@@ -11,33 +11,11 @@ use std::process::Output;
 use std::time::{Duration, Instant};
 
 use common::plane::{Plane, Snapshot, differences};
-use common::{Site, iod_is_built, text};
+use common::{Random, Site, iod_is_built, number, text};
 use rtvirtio_testkit::{Machine, Need, has};
 
 /// What `revert` says when all is back, or when there was nothing.
 const CLAIMS: [&str; 3] = ["everything was put back", "every setting was put back", "nothing to put back"];
-
-/// A number from the environment.
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).ok().map_or(otherwise, |n| n.parse().unwrap())
-}
-
-/// Random numbers (xorshift64) from 0 to 1.
-struct Random(u64);
-
-impl Random {
-    fn new() -> Self {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-        Self(number("RTVIRTIO_SEED", now.as_nanos() as u64 | 1))
-    }
-
-    fn next(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
-    }
-}
 
 /// What was seen of one kind of `apply`.
 #[derive(Debug, Default)]
@@ -77,7 +55,7 @@ fn crash(kind: &str, site: &Site, args: &[&str], look: impl Fn() -> Snapshot) ->
     let mut tally = Tally::default();
     tally.judge(&site.output(&["revert"]), differences(&before, &look()));
     let mut random = Random::new();
-    println!("{kind}: {:.0} ms in whole, seed {}", whole.as_secs_f64() * 1e3, random.0);
+    println!("{kind}: {:.0} ms in whole, seed {}", whole.as_secs_f64() * 1e3, random.seed());
     for _ in 0..number("RTVIRTIO_CRASHES", 12) {
         let wait = whole.mul_f64(random.next());
         let mut child = site.spawn(args);

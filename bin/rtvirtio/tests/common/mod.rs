@@ -185,3 +185,31 @@ pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
 }
+
+/// A number from the environment.
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().map_or(otherwise, |n| n.parse().unwrap())
+}
+
+/// Random numbers (xorshift64); `RTVIRTIO_SEED` makes them the same again.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new() -> Self {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        Self(number("RTVIRTIO_SEED", now.as_nanos() as u64).max(1))
+    }
+
+    /// What it begins with, as long as none was taken.
+    pub fn seed(&self) -> u64 {
+        self.0
+    }
+
+    /// The next one, from 0 to 1.
+    pub fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
