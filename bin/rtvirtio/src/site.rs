@@ -21,7 +21,6 @@ use rtvirtio_vmm::threads::{process_of, serves};
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
-use crate::cmd::is_there;
 use crate::model_choice::ModelChoice;
 use crate::ui::Ui;
 
@@ -373,7 +372,7 @@ fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Foun
     };
     let cgroup = match host {
         HostHandle::Cgroup(path) => {
-            if !is_there(&root.at(cgroups.dir(path)?))? {
+            if !root.exists(cgroups.dir(path)?)? {
                 bail!("cgroup {} does not exist: is the VM running?", path.display());
             }
             path.clone()
@@ -393,7 +392,7 @@ fn qemu_pid(socket: &Path) -> anyhow::Result<u32> {
     let pid = process_of(&root, thread.try_into()?)
         .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
     anyhow::ensure!(
-        serves(&root, pid, socket),
+        serves(&root, pid, socket)?,
         "the monitor {} names thread {thread}, which belongs to process {pid} here, and that does not serve it: QEMU seems to run in another pid namespace (a container): name the VM by `cgroup`",
         socket.display()
     );

@@ -428,7 +428,7 @@ impl Lab {
         if !self.state.cgroups.is_empty() {
             let cgroups = Cgroups::detect(&root)?;
             for cgroup in self.state.cgroups.iter().rev() {
-                if is_there(&root.at(cgroups.dir(cgroup)?))? {
+                if root.exists(cgroups.dir(cgroup)?)? {
                     // A crash between starting a process and saving its id leaves it only here. The groups are the lab's own.
                     for pid in cgroups.pids(&root, cgroup)? {
                         stop_in(&cgroups, &root, cgroup, pid)?;
@@ -441,7 +441,7 @@ impl Lab {
         for file in self.state.io_enabled.iter().rev() {
             // Files below the removed cgroups are gone with them. Refused (EBUSY) when somebody uses the controller below by now: then
             // it is theirs and stays on.
-            if is_there(&root.at(file))? {
+            if root.exists(file)? {
                 let _ = root.write(file, "-io");
             }
         }
@@ -477,11 +477,6 @@ impl Lab {
 
 fn load(run_dir: &Path) -> Result<Option<LabState>, LabError> {
     LabState::load(run_dir).map_err(|source| LabError::State { path: run_dir.to_owned(), source })
-}
-
-/// Whether a path exists. Only what the kernel calls missing is missing.
-fn is_there(path: &Path) -> Result<bool, LabError> {
-    path.try_exists().map_err(|source| LabError::State { path: path.to_owned(), source })
 }
 
 /// Stops a process that was listed in a cgroup, if the process that has this id is still in it.
