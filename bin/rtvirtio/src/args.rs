@@ -155,16 +155,23 @@ Each new thread is journaled before it is touched, so `rtvirtio revert` puts it 
 at any time, and ends by itself after a revert, or with the VMs.")]
     Keep(KeepArgs),
     /// What is applied, and whether it is still in force
-    #[command(after_help = "EXAMPLES\n  rtvirtio status\n  rtvirtio status --json")]
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio status
+  sudo rtvirtio status --json | jq '.knobs[] | select(.state != \"in_force\")'
+
+Exit code 3 when a setting is not as applied or cannot be read, when `apply` or `revert` was cut off, and when the I/O domain does not run. Settings that are gone
+with a thread, a VM or a device are counted and are no reason, unless all are.")]
     Status,
-    /// Put back every setting as it was before `apply`, also after a crash of rtvirtio
+    /// Put back every setting as it was before `apply`, and stop the I/O domain; also after a crash of rtvirtio
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio revert
-  sudo rtvirtio revert --force    also settings that somebody else changed since
-  sudo rtvirtio revert --keep     leave those as they are, and forget about them
+  sudo rtvirtio revert --force         also settings that were changed since
+  sudo rtvirtio revert --keep          leave those as they are, and forget about them
+  sudo rtvirtio revert --stop-domain   stop the I/O domain also while guests are attached to it
 
-Exit code 3 when a setting was left alone because somebody else changed it.")]
+Each part is put back by itself. Exit code 3 when something was left: a setting that was changed since, or an I/O domain that serves guests.")]
     Revert(RevertArgs),
     /// Run the declared tasks where they belong and judge them against their targets
     #[command(after_help = "\
@@ -361,12 +368,15 @@ pub struct ApplyArgs {
 /// `revert`.
 #[derive(Args, Debug)]
 pub struct RevertArgs {
-    /// Also put back settings that somebody else changed since
+    /// Also put back settings that were changed since
     #[arg(long)]
     pub force: bool,
-    /// Leave settings that somebody else changed since as they are, for good
+    /// Leave settings that were changed since as they are, for good
     #[arg(long, conflicts_with = "force")]
     pub keep: bool,
+    /// Stop the I/O domain also while guests are attached: their requests wait until a domain runs again
+    #[arg(long)]
+    pub stop_domain: bool,
 }
 
 /// `verify`.

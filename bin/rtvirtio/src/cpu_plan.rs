@@ -18,7 +18,7 @@ use rtvirtio_vmm::{Role, Thread};
 use serde::{Deserialize, Serialize};
 
 use crate::args::Global;
-use crate::cmd::write_file;
+use crate::cmd::{is_there, write_state};
 use crate::site;
 use crate::ui::Ui;
 use crate::vm_threads;
@@ -76,7 +76,7 @@ pub fn save(all: &[VmCpu], state_dir: &Path) -> anyhow::Result<()> {
         backend: v.settings.backend,
     };
     let all: Vec<InForce> = all.iter().map(one).collect();
-    write_file(&state_dir.join(IN_FORCE_FILE), &serde_json::to_vec_pretty(&all)?)
+    write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
 }
 
 /// The contracts in force.
@@ -129,7 +129,7 @@ pub fn profile_path(global: &Global, vm: &str) -> PathBuf {
 fn profile_of(vm: &Vm, files: &[String], global: &Global, ui: &Ui) -> anyhow::Result<CpuProfile> {
     let named = files.iter().filter_map(|f| f.split_once('=')).find(|(name, _)| *name == vm.name);
     let path = named.map_or_else(|| profile_path(global, &vm.name), |(_, file)| PathBuf::from(file));
-    if !path.exists() {
+    if !is_there(&path)? {
         bail!(
             "vm {}: its demand needs its throughput over budget, which has not been measured ({} does not exist): run `rtvirtio profile cpu {} --spec SPEC --url \
              http://...`, or write cpu = {{ budget = ..., period = ... }}",

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, ensure};
 use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
-use rtvirtio_host::{BlockDevice, Cgroups, Root};
+use rtvirtio_host::{BlockDevice, Cgroups, HostError, Root};
 
 use crate::args::Global;
 use crate::cmd::apply::forget_plan;
@@ -29,8 +29,12 @@ impl MeasuredElevator {
             );
         }
         forget_plan(&global.state_dir)?;
-        // Without the controller there are no weights to keep.
-        let cgroups = Cgroups::detect(&root).ok();
+        let cgroups = match Cgroups::detect(&root) {
+            Ok(cgroups) => Some(cgroups),
+            // Without the controller there are no weights to keep.
+            Err(HostError::NoIoController { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
         let binding = Binding { device: device.clone(), cgroups, vms: Default::default() };
         Ok(Self { session, binding, root })
     }
@@ -64,7 +68,9 @@ impl MeasuredElevator {
 
 impl Drop for MeasuredElevator {
     fn drop(&mut self) {
-        // An earlier error is being told already; what could not be put back stays in the journal.
-        let _ = self.put_back();
+        // After an error that is told already; what could not be put back stays in the journal.
+        if let Err(e) = self.put_back() {
+            eprintln!("rtvirtio: {e:#}");
+        }
     }
 }

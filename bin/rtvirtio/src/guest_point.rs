@@ -34,14 +34,17 @@ pub fn measure(site: &Site, profile: &Profile, global: &Global, ui: &Ui) -> anyh
     elevator.set("none")?;
     let state = lab.state();
     let qemu = state.vms.first().and_then(|vm| vm.qemu.as_ref());
-    let mut runs = Vec::new();
-    for rate in rates {
-        let before = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid));
-        let task = probe(site, rate, global, ui)?;
-        let used = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before;
-        runs.push((task, used));
-    }
+    let probed: anyhow::Result<Vec<_>> = rates
+        .into_iter()
+        .map(|rate| {
+            let before = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid));
+            let task = probe(site, rate, global, ui)?;
+            Ok((task, qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before))
+        })
+        .collect();
+    // First of all, also after Ctrl-C.
     elevator.put_back()?;
+    let runs = probed?;
     let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { anyhow::bail!("a probe is missing") };
     ensure!(task.n > low.n, "the VM completed no more requests at {}/s than at {}/s", rates[1], rates[0]);
     let cpu_per_request = (high_cpu - low_cpu).max(0.0) / (task.n - low.n) as f64;

@@ -9,6 +9,7 @@ use rtvirtio_planner::PlanOptions;
 use rtvirtio_spec::Spec;
 
 use crate::args::{Global, ModelName};
+use crate::cmd::is_there;
 use crate::site;
 use crate::ui::Ui;
 
@@ -100,7 +101,7 @@ pub fn keep_aside(path: &Path, ui: &Ui) -> anyhow::Result<()> {
 /// The learned model of the spec's device; `None` when there is none.
 fn load(spec: &Spec, profile: &Profile, global: &Global) -> anyhow::Result<Option<HostModel>> {
     let path = path(global, &site::profile_key(&spec.device)?);
-    if !path.exists() {
+    if !is_there(&path)? {
         return Ok(None);
     }
     let model = read(&path)?;

@@ -17,11 +17,12 @@ use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
 use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::threads::process_of;
+use rtvirtio_vmm::threads::{process_of, serves};
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
 use crate::model_choice::ModelChoice;
+use crate::ui::Ui;
 
 /// How long a guest's agent may take to answer when it is only asked for its settings.
 const AGENT_PATIENCE: Duration = Duration::from_secs(5);
@@ -59,14 +60,36 @@ pub fn lock(global: &Global) -> anyhow::Result<Session> {
     Ok(Session::open(&global.run_dir)?)
 }
 
-/// Loads BFQ where it is a module, as on Debian. The module stays loaded; it does nothing to devices that do not use it.
+/// Loads BFQ where it is a module, as on Debian, and says so. The module stays loaded; it does nothing to devices that do not use
+/// it.
+///
+/// # Errors
+/// When the device does not offer BFQ then.
 pub fn load_bfq(device: &BlockDevice) -> anyhow::Result<()> {
     let root = Root::default();
-    if device.offers(&root, "bfq").is_err() {
+    if lacks_bfq_module(device, &root) {
         // Whether it helped is seen below.
-        let _ = Command::new("modprobe").args(["-q", "bfq"]).status();
+        let done = Command::new("modprobe").args(["-q", "bfq"]).status();
+        if done.is_ok_and(|status| status.success()) {
+            // A change of the host that `revert` does not undo is told also when quiet.
+            eprintln!("rtvirtio: module bfq is loaded and stays loaded");
+        }
     }
     Ok(device.offers(&root, "bfq")?)
+}
+
+/// Whether a device that has a choice of elevators lacks BFQ, and this kernel has it as a module.
+fn lacks_bfq_module(device: &BlockDevice, root: &Root) -> bool {
+    let lacks = device.elevators(root).is_ok_and(|e| e.available.iter().all(|name| name != "bfq"));
+    lacks && has_module(root, &kernel_release(), "bfq")
+}
+
+/// Whether a kernel's modules, as depmod(8) lists them, include this one. A list that cannot be read lists none: then nothing is
+/// loaded, and what the device offers is taken as it is.
+fn has_module(root: &Root, release: &str, module: &str) -> bool {
+    let list = root.read(format!("/lib/modules/{release}/modules.dep")).unwrap_or_default();
+    let names = list.lines().filter_map(|line| line.split(':').next()?.rsplit('/').next());
+    names.filter_map(|file| file.split_once(".ko")).any(|(name, _)| name == module)
 }
 
 /// Name under which a device's profile is saved.
@@ -91,7 +114,24 @@ pub fn profile_path(global: &Global, key: &str) -> PathBuf {
 }
 
 impl Site {
-    /// Finds the device and every VM.
+    /// For commands that change settings: loads BFQ, where it is a module, so that a plan can choose it. Whether it is offered then
+    /// is for the plan to see.
+    pub fn load_bfq(&self) {
+        // The error says that it is not offered.
+        let _ = load_bfq(&self.device);
+    }
+
+    /// For commands that change nothing: says where BFQ could be had.
+    pub fn warn_without_bfq(&self, ui: &Ui) {
+        if lacks_bfq_module(&self.device, &self.root) {
+            ui.warn(&format!(
+                "{} does not offer BFQ now, so the plan does without it; `apply` loads the module first, and so does `modprobe bfq`",
+                self.device.name
+            ));
+        }
+    }
+
+    /// Finds the device and every VM. Changes nothing.
     pub fn find(spec: Spec, global: &Global) -> anyhow::Result<Self> {
         let root = Root::default();
         let cgroups = Cgroups::detect(&root)?;
@@ -104,10 +144,6 @@ impl Site {
             (Device::Path(path), None) => BlockDevice::find(&root, path)?,
             (Device::Twin { .. } | Device::File { .. }, None) => bail!("the device exists only in a lab"),
         };
-        if rustix::process::geteuid().is_root() {
-            // Without BFQ the plan is made from what there is.
-            let _ = load_bfq(&device);
-        }
         let mut vms = Vec::new();
         for (i, vm) in spec.vms.iter().enumerate() {
             vms.push(match &lab {
@@ -352,8 +388,15 @@ fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Foun
 fn qemu_pid(socket: &Path) -> anyhow::Result<u32> {
     let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
     let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
-    process_of(&Root::default(), thread.try_into()?)
-        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))
+    let root = Root::default();
+    let pid = process_of(&root, thread.try_into()?)
+        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
+    anyhow::ensure!(
+        serves(&root, pid, socket)?,
+        "the monitor {} names thread {thread}, which belongs to process {pid} here, and that does not serve it: QEMU seems to run in another pid namespace (a container): name the VM by `cgroup`",
+        socket.display()
+    );
+    Ok(pid)
 }
 
 fn elevator(name: &str) -> Elevator {
@@ -409,3 +452,7 @@ pub fn kernel_release() -> String {
 pub fn cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }
+
+#[cfg(test)]
+#[path = "site_tests.rs"]
+mod tests;

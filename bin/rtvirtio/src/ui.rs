@@ -134,7 +134,7 @@ pub struct Cancelled;
 
 impl std::fmt::Display for Cancelled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("stopped as asked; everything is put back")
+        f.write_str("stopped as asked")
     }
 }
 

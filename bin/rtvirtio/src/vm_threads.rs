@@ -87,6 +87,12 @@ fn of_lab(global: &Global, ui: &Ui) -> anyhow::Result<Vec<NamedVm>> {
 fn of_lab_vm(vm: &LabVm, ui: &Ui) -> anyhow::Result<NamedVm> {
     let root = Root::default();
     let handle = match &vm.qemu {
+        // Its number may be another process's by now.
+        Some(qemu) if !qemu.is_alive() => bail!(
+            "the lab's QEMU of vm {} (process {}) has ended: `rtvirtio lab down`, then `lab up` again",
+            vm.name,
+            qemu.process.pid
+        ),
         Some(qemu) => of_monitor(&vm.name, &qemu.qmp_socket(), Some(qemu.process.pid), ui)?,
         None => of_cgroup(&root, &Cgroups::detect(&root)?, &vm.cgroup)?,
     };

@@ -4,7 +4,8 @@ mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{Site, can_run, text};
+use common::plane::{Plane, differences};
+use common::{Site, can_run, iod_is_built, text};
 use rtvirtio_ioclient::{Ask, Client, Options};
 use rtvirtio_lab::RamDisk;
 use rtvirtio_units::Bytes;
@@ -19,14 +20,6 @@ fn vm(name: &str, reach: &str, task: &str) -> String {
 }
 
 const RATE: &str = "rate = \"500/s\"\ntarget = { percentile = \"p99.99\", latency = \"80ms\" }";
-
-fn iod_is_built(test: &str) -> bool {
-    let program = Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
-    if !program.exists() {
-        rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
-    }
-    program.exists()
-}
 
 #[test]
 fn a_simulation_shows_worst_case_and_bound() {
@@ -134,21 +127,132 @@ fn a_domain_is_planned_applied_and_stopped() {
     });
     assert_eq!(answer.unwrap().status, 0);
     let out = site.output(&["revert"]);
-    assert!(
-        !out.status.success() && text(&out.stderr).contains("serves the disks of a"),
-        "{}",
-        text(&out.stderr)
-    );
-    // Also not when the file does not say any more whom it serves.
+    assert_eq!(out.status.code(), Some(3), "{}{}", text(&out.stdout), text(&out.stderr));
+    let said = text(&out.stdout);
+    assert!(said.contains("serves the disks of a:") && said.contains("--stop-domain"), "{said}");
+    assert!(!said.contains("put back"), "{said}");
+    // Also not when the file does not say any more which guests it serves; and to force settings is not to stop guests.
     let applied = site.state_dir().join("iod.toml");
     let right = std::fs::read_to_string(&applied).unwrap();
     std::fs::write(&applied, "[[device]]\nnam = 1\n").unwrap();
-    let out = site.output(&["revert"]);
-    assert!(!out.status.success() && text(&out.stderr).contains("mend the file"), "{}", text(&out.stderr));
+    let (code, out) = site.json(&["revert", "--force"]);
+    assert_eq!((code, &out["domain"]["fate"], &out["done"]), (3, &"left".into(), &false.into()), "{out:#}");
+    assert!(out["domain"]["why"].as_str().unwrap().contains("mend that"), "{out:#}");
     std::fs::write(&applied, right).unwrap();
+    let (code, out) = site.json(&["revert", "--stop-domain"]);
+    assert_eq!((code, &out["domain"]["fate"], &out["done"]), (0, &"stopped".into(), &true.into()), "{out:#}");
     drop(client);
-    site.ok(&["revert", "--force"]);
     assert!(site.ok(&["status"]).contains("no plan is in force"));
+    assert!(site.ok(&["revert"]).contains("nothing to put back"));
+    site.assert_clean();
+}
+
+/// Each part is put back by itself: a domain with guests keeps no setting from going back.
+#[test]
+fn settings_go_back_while_the_domain_serves_guests() {
+    let test = "settings_go_back_while_the_domain_serves_guests";
+    let site = Site::new();
+    let Some(plane) = Plane::new(test, &site).filter(|_| iod_is_built(test)) else { return };
+    let before = plane.snapshot();
+    site.ok(&["apply", site.domain_of_a_file().to_str().unwrap()]);
+    site.ok(&["apply", plane.plan()]);
+    assert!(!differences(&before, &plane.snapshot()).is_empty());
+    let client = Client::connect(&site.run_dir().join("disks/a.sock"), Options::default()).unwrap();
+    let out = site.output(&["revert"]);
+    let said = text(&out.stdout);
+    assert_eq!(out.status.code(), Some(3), "{said}{}", text(&out.stderr));
+    assert!(said.contains("every setting was put back, the I/O domain was not"), "{said}");
+    assert!(said.contains("--stop-domain") && !said.contains("everything was put back"), "{said}");
+    assert_eq!(differences(&before, &plane.snapshot()), [""; 0]);
+    assert!(site.ok(&["status"]).contains("I/O domain: process"));
+    drop(client);
+    // The guest is gone: now the rest goes too, without a word of force.
+    common::wait_for("the guest's end", std::time::Duration::from_secs(60), || {
+        site.output(&["revert"]).status.success()
+    });
+    assert!(site.ok(&["status"]).contains("no plan is in force"));
+    drop(plane);
+    site.assert_clean();
+}
+
+/// The domain is known by its lock: neither a process that has its name and arguments, nor one that writes its files, stands for it.
+#[test]
+fn a_process_of_another_user_with_the_domains_name_is_none() {
+    use std::os::unix::process::CommandExt as _;
+    let test = "a_process_of_another_user_with_the_domains_name_is_none";
+    if !can_run(test) || !iod_is_built(test) {
+        return;
+    }
+    let site = Site::new();
+    let config = site.state_dir().join("iod.toml");
+    struct Owned(std::process::Child);
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let mut foreign = Owned(
+        std::process::Command::new("sh")
+            .arg0("/usr/bin/rtvirtio-iod")
+            .args(["-c", "read x", "rtvirtio-iod", "--config"])
+            .arg(&config)
+            .stdin(std::process::Stdio::piped())
+            .uid(65534)
+            .gid(65534)
+            .current_dir("/")
+            .spawn()
+            .unwrap(),
+    );
+    site.ok(&["apply", site.domain_of_a_file().to_str().unwrap()]);
+    let (_, status) = site.json(&["status"]);
+    let pids: Vec<u64> =
+        status["domain"]["pids"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
+    assert_eq!(pids.len(), 1, "{status:#}");
+    assert_ne!(pids[0], u64::from(foreign.0.id()));
+    let record: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(site.state_dir().join("iod.json")).unwrap()).unwrap();
+    assert_eq!(record["pid"], pids[0], "{record}");
+    let said = site.ok(&["revert", "--force", "--stop-domain"]);
+    assert!(said.contains("the I/O domain is stopped"), "{said}");
+    assert_eq!(foreign.0.try_wait().unwrap(), None, "the other user's process is alive");
+    assert!(site.ok(&["revert"]).contains("nothing to put back"));
+    assert_eq!(foreign.0.try_wait().unwrap(), None);
+    drop(foreign);
+    site.assert_clean();
+}
+
+/// Files of the state directory are made anew: a symbolic link that lies there leads nowhere.
+#[test]
+fn links_in_the_state_directory_are_not_followed() {
+    let test = "links_in_the_state_directory_are_not_followed";
+    let site = Site::new();
+    let Some(plane) = Plane::new(test, &site).filter(|_| iod_is_built(test)) else { return };
+    let victim = site.dir.path().join("victim");
+    std::fs::write(&victim, "precious").unwrap();
+    std::fs::create_dir(site.state_dir()).unwrap();
+    let names = ["iod.toml", "iod.log", "iod.json", "plan.json", "cpu.json", "iod.toml.new", "plan.json.new"];
+    for name in names {
+        std::os::unix::fs::symlink(&victim, site.state_dir().join(name)).unwrap();
+    }
+    // One that is there already is a domain in force, which has ended.
+    let config = site.domain_of_a_file();
+    let out = site.output(&["apply", config.to_str().unwrap()]);
+    assert!(!out.status.success());
+    std::fs::remove_file(site.state_dir().join("iod.toml")).unwrap();
+    std::fs::remove_file(site.state_dir().join("iod.json")).unwrap();
+    site.ok(&["apply", config.to_str().unwrap()]);
+    site.ok(&["apply", plane.plan()]);
+    assert!(site.ok(&["status"]).contains("in force"));
+    assert!(site.ok(&["revert"]).contains("everything was put back"));
+    assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+    // A directory of another user is none to write in.
+    std::os::unix::fs::chown(site.state_dir(), Some(65534), Some(65534)).unwrap();
+    for args in [vec!["apply", config.to_str().unwrap()], vec!["apply", plane.plan()], vec!["revert"]] {
+        let out = site.output(&args);
+        assert!(!out.status.success() && text(&out.stderr).contains("65534"), "{}", text(&out.stderr));
+    }
+    drop(plane);
     site.assert_clean();
 }
 

@@ -43,7 +43,8 @@ impl FileDisk {
         cancel: &AtomicBool,
         save: &mut dyn FnMut(&Self) -> Result<(), LabError>,
     ) -> Result<(Self, PathBuf), LabError> {
-        if path.symlink_metadata().is_ok() {
+        let looked = path.symlink_metadata();
+        if !looked.is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
             let message =
                 "exists already; the lab makes and removes a file of its own: give another name".to_owned();
             return Err(LabError::Device { path: path.to_owned(), message });
@@ -92,12 +93,15 @@ impl FileDisk {
     /// # Errors
     /// The first part that cannot be removed.
     pub fn remove(&mut self) -> Result<(), TwinError> {
-        for device in loops_on(&self.path) {
+        for device in loops_on(&self.path)? {
             set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));
             detach(&device)?;
         }
         self.device = None;
-        let Ok(there) = self.path.symlink_metadata() else { return Ok(()) };
+        let there = match self.path.symlink_metadata() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            looked => looked.map_err(io_at("look at", &self.path))?,
+        };
         // A crash right after the file was made leaves it empty and its identity unknown.
         let ours = match self.identity {
             Some(made) => identity(&there) == made,

@@ -1,6 +1,6 @@
 //! The I/O domain of a lab: its process between the device and the guests.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -44,14 +44,27 @@ pub fn is_ready(domain: &mut Child) -> bool {
     line.trim_end() == READY
 }
 
+/// What a domain is born with.
+pub struct Inherited<'a> {
+    /// Its standard input.
+    pub stdin: Stdio,
+    /// Where it writes its log.
+    pub log: File,
+    /// Reads that log, for the error when it does not start.
+    pub read_log: &'a dyn Fn() -> io::Result<Vec<u8>>,
+}
+
 /// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and waits until guests may connect.
 ///
 /// # Errors
 /// What it said, when it did not start.
-pub fn start(mut command: Command, cgroup_procs: Option<&Path>, log: &Path) -> Result<ProcessId, IodError> {
+pub fn start(
+    mut command: Command,
+    cgroup_procs: Option<&Path>,
+    inherited: Inherited<'_>,
+) -> Result<ProcessId, IodError> {
     let failed = |what: &str, e: &io::Error| IodError::new(format!("{what}: {e}"));
-    let out = fs::File::create(log).map_err(|e| failed(&log.display().to_string(), &e))?;
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(out);
+    command.stdin(inherited.stdin).stdout(Stdio::piped()).stderr(inherited.log);
     let program = command.get_program().to_string_lossy().into_owned();
     let cgroups = match cgroup_procs {
         Some(path) => {
@@ -63,11 +76,13 @@ pub fn start(mut command: Command, cgroup_procs: Option<&Path>, log: &Path) -> R
     let mut child = spawn::spawn(command, cgroups, Lifetime::Detached).map_err(|e| failed(&program, &e))?;
     let ready = is_ready(&mut child);
     match ProcessId::of(child.id()) {
-        Some(id) if ready => Ok(id),
+        Ok(Some(id)) if ready => Ok(id),
         _ => {
+            // A child that has ended already is only reaped.
             let _ = child.kill();
             let _ = child.wait();
-            let said = fs::read_to_string(log).unwrap_or_default();
+            let said = (inherited.read_log)().map_err(|e| failed("its log cannot be read", &e))?;
+            let said = String::from_utf8_lossy(&said).into_owned();
             Err(IodError::new(said.trim().lines().last().unwrap_or("it said nothing")))
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use rtvirtio_host::holders::describe_unseen;
 use rtvirtio_host::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root};
 use rtvirtio_spec::{Device, Kernel, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
+use rtvirtio_vmm::holder::Process;
 use rtvirtio_vmm::spawn::Lifetime;
 
 use crate::FileDisk;
 use crate::image::{GuestImage, ImageError};
 use crate::iod::{self, IodError};
-use crate::proc::ProcessId;
 use crate::qemu::{Accel, DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest};
 use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError, TwinHandle, TwinProfile};
@@ -168,9 +168,11 @@ impl Lab {
     }
 
     /// Whether a lab, complete or not, is in this run directory.
-    #[must_use]
-    pub fn is_there(run_dir: &Path) -> bool {
-        load(run_dir).is_ok_and(|state| state.is_some())
+    ///
+    /// # Errors
+    /// When its state cannot be read.
+    pub fn is_there(run_dir: &Path) -> Result<bool, LabError> {
+        Ok(load(run_dir)?.is_some())
     }
 
     /// Removes what a lab left in this run directory, complete or not. False when there was none.
@@ -355,7 +357,11 @@ impl Lab {
             Some(own) => Some(cgroups.dir(own)?.join("cgroup.procs")),
             None => None,
         };
-        self.state.iod = Some(iod::start(command, procs.as_deref(), &dir.join("log"))?);
+        let path = dir.join("log");
+        let log =
+            std::fs::File::create(&path).map_err(|source| LabError::State { path: path.clone(), source })?;
+        let inherited = iod::Inherited { stdin: Stdio::null(), log, read_log: &|| std::fs::read(&path) };
+        self.state.iod = Some(iod::start(command, procs.as_deref(), inherited)?);
         self.save()
     }
 
@@ -425,12 +431,13 @@ impl Lab {
         if let Some(iod) = self.state.iod.take() {
             iod.stop(STOP_PATIENCE);
         }
-        if let Ok(cgroups) = Cgroups::detect(&root) {
+        if !self.state.cgroups.is_empty() {
+            let cgroups = Cgroups::detect(&root)?;
             for cgroup in self.state.cgroups.iter().rev() {
                 if root.exists(cgroups.dir(cgroup)?)? {
                     // A crash between starting a process and saving its id leaves it only here. The groups are the lab's own.
-                    for process in cgroups.pids(&root, cgroup)?.into_iter().filter_map(ProcessId::of) {
-                        process.stop(STOP_PATIENCE);
+                    for pid in cgroups.pids(&root, cgroup)? {
+                        stop_in(&cgroups, &root, cgroup, pid)?;
                     }
                     cgroups.remove(&root, cgroup)?;
                 }
@@ -476,6 +483,18 @@ impl Lab {
 
 fn load(run_dir: &Path) -> Result<Option<LabState>, LabError> {
     LabState::load(run_dir).map_err(|source| LabError::State { path: run_dir.to_owned(), source })
+}
+
+/// Stops a process that was listed in a cgroup, if the process that has this id is still in it.
+fn stop_in(cgroups: &Cgroups, root: &Root, cgroup: &Path, pid: u32) -> Result<(), LabError> {
+    let failed = |source| LabError::State { path: format!("/proc/{pid}").into(), source };
+    let Some(process) = Process::open(pid).map_err(failed)? else { return Ok(()) };
+    // The pidfd is of the process that is in the list now, not of one that got the id since the list was made.
+    if cgroups.pids(root, cgroup)?.contains(&pid) {
+        // One that does not end keeps the cgroup busy, which is told when that is removed.
+        process.stop(STOP_PATIENCE).map_err(failed)?;
+    }
+    Ok(())
 }
 
 fn stop_when_cancelled(options: &UpOptions<'_>) -> Result<(), LabError> {

@@ -1,6 +1,7 @@
 //! Loop devices: attached with direct I/O, found again, detached.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -60,7 +61,14 @@ pub(crate) fn detach(device: &Path) -> Result<(), TwinError> {
     let backing =
         Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("loop/backing_file");
     let deadline = Instant::now() + STOP_DEADLINE;
-    while backing.exists() {
+    let there = || {
+        backing.try_exists().map_err(|source| TwinError::Io {
+            what: "look at",
+            path: backing.clone(),
+            source,
+        })
+    };
+    while there()? {
         if Instant::now() > deadline {
             return Err(TwinError::Loop {
                 path: device.to_owned(),
@@ -73,14 +81,23 @@ pub(crate) fn detach(device: &Path) -> Result<(), TwinError> {
 }
 
 /// Loop devices whose backing file is `file`. From sysfs, because the file's own file system may be dead.
-pub(crate) fn loops_on(file: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir("/sys/block") else { return Vec::new() };
-    entries
-        .flatten()
-        .filter(|e| {
-            fs::read_to_string(e.path().join("loop/backing_file"))
-                .is_ok_and(|b| Path::new(b.trim_end()) == file)
-        })
-        .map(|e| Path::new("/dev").join(e.file_name()))
-        .collect()
+pub(crate) fn loops_on(file: &Path) -> Result<Vec<PathBuf>, TwinError> {
+    let failed = |path: &Path, source| TwinError::Io { what: "read", path: path.to_owned(), source };
+    let block = Path::new("/sys/block");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(block).map_err(|e| failed(block, e))? {
+        let entry = entry.map_err(|e| failed(block, e))?;
+        let backing = entry.path().join("loop/backing_file");
+        match fs::read_to_string(&backing) {
+            Ok(text) if Path::new(text.trim_end()) == file => {
+                found.push(Path::new("/dev").join(entry.file_name()));
+            }
+            Ok(_) => {}
+            // No loop device, or one that is detached at this moment.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error()) => {}
+            Err(e) => return Err(failed(&backing, e)),
+        }
+    }
+    Ok(found)
 }

@@ -219,13 +219,22 @@ impl QemuGuest {
         let files = Files::new(&config.run_dir, &config.name);
         files.prepare()?;
         let command = args::command(config, &files).inspect_err(|_| files.remove())?;
-        let child = spawn::spawn(command, cgroups, config.lifetime).map_err(|source| {
+        let mut child = spawn::spawn(command, cgroups, config.lifetime).map_err(|source| {
             files.remove();
             QemuError::Spawn { name: config.name.clone(), cgroups: config.cgroup_procs.clone(), source }
         })?;
         let pid = child.id();
         // A child that has ended at once is a zombie without a start time; `died` below tells why it ended.
-        let process = ProcessId::of(pid).unwrap_or(ProcessId { pid, start_time: 0 });
+        let process = match ProcessId::of(pid) {
+            Ok(found) => found.unwrap_or(ProcessId { pid, start_time: 0 }),
+            Err(source) => {
+                // The first error is the one to tell.
+                let _ = child.kill().and_then(|()| child.wait());
+                files.remove();
+                let path = PathBuf::from(format!("/proc/{pid}/stat"));
+                return Err(QemuError::Io { operation: "read", path, source });
+            }
+        };
         let handle = QemuHandle { name: config.name.clone(), process, run_dir: config.run_dir.clone() };
         let mut guest = QemuGuest {
             handle,

@@ -1,30 +1,27 @@
-//! `rtvirtio apply`, `status` and `revert`.
+//! `rtvirtio apply`.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{
-    ApplyError, Fate, JOURNAL_FILE, KnobState, Machine, Observer, OnConflict, Reverted, Session, Silent,
-    Status, Step, Write, append, dry_run, resolve,
+    ApplyError, JOURNAL_FILE, Machine, Observer, Session, StateDir, Step, Write, append, dry_run, resolve,
 };
 use rtvirtio_host::Root;
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
-use rtvirtio_report::{terminal, text};
+use rtvirtio_report::text;
 
-use super::plan::{INFEASIBLE, load, load_profile, old_values};
-use super::{need_root, show, style, write_file};
-use crate::args::{ApplyArgs, Global, RevertArgs};
+use super::plan::{INFEASIBLE, load, load_profile, old_values, parse};
+use super::status::status;
+use super::{need_root, show, style, write_state};
+use crate::args::{ApplyArgs, Global};
 use crate::cpu_plan::{self, IN_FORCE_FILE, VmCpu};
 use crate::guests::GuestAgents;
 use crate::model_choice::ModelChoice;
 use crate::site::{self, Site};
 use crate::ui::{Cancelled, Ui};
 
-/// Exit code when a setting was left alone because somebody else changed it.
-const CONFLICT: u8 = 3;
 /// The plan in force, beside the journal.
 const PLAN_FILE: &str = "plan.json";
 
@@ -66,6 +63,12 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         },
     };
     let site = Site::find(site::load_spec(&spec_path)?, global)?;
+    if args.dry_run {
+        site.warn_without_bfq(ui);
+    } else {
+        // Before the search, which knows only what the device offers. Without BFQ the plan is made from what there is.
+        site.load_bfq();
+    }
     let plan = match saved {
         Some(plan) => {
             // It may have been made, or edited, for another machine than this one.
@@ -104,7 +107,8 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     cpu_plan::explain(&held, ui);
     ui.step(&format!("applied {count} settings; put them back with `rtvirtio revert`"));
     if ui.json {
-        return status(global, ui);
+        // What it says of the settings was compared when they were written.
+        status(global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -142,7 +146,7 @@ fn apply_with(
     append(&mut writes, more);
     // Before the journal: a plan file without a journal means nothing, see `plan_in_force`.
     if !session.in_force()? {
-        write_file(&global.state_dir.join(PLAN_FILE), &serde_json::to_vec_pretty(plan)?)?;
+        write_state(&global.state_dir, PLAN_FILE, &serde_json::to_vec_pretty(plan)?)?;
         cpu_plan::save(held, &global.state_dir)?;
     }
     carry_out(&session, &writes, &machine, ui)
@@ -192,27 +196,34 @@ fn carry_out(session: &Session, writes: &[Write], machine: &Machine<'_>, ui: &Ui
         Err(ApplyError::RolledBack { cause, rollback })
             if matches!(*cause, ApplyError::Interrupted) && rollback.done =>
         {
+            ui.step(&rollback.summary());
             Err(Cancelled.into())
         }
         Err(e) => Err(e.into()),
     }
 }
 
-/// The plan whose journal is in force.
-pub fn plan_in_force(state_dir: &Path) -> Option<Plan> {
-    state_dir.join(JOURNAL_FILE).exists().then(|| load(&state_dir.join(PLAN_FILE)).ok()).flatten()
+/// The plan whose journal is there; `None` without a journal, and for a journal without a plan, as that of `apply --cpu-only`.
+///
+/// # Errors
+/// When that cannot be told.
+pub fn plan_in_force(state_dir: &Path) -> anyhow::Result<Option<Plan>> {
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
+    let at = |name: &'static str| move || state_dir.join(name).display().to_string();
+    if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))? {
+        return Ok(None);
+    }
+    match dir.read(PLAN_FILE) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => parse(&state_dir.join(PLAN_FILE), &read.with_context(at(PLAN_FILE))?).map(Some),
+    }
 }
 
 /// Forgets the plan and the contracts of a journal that is gone: the next journal is not of these.
 pub fn forget_plan(state_dir: &Path) -> anyhow::Result<()> {
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(()) };
     for file in [PLAN_FILE, IN_FORCE_FILE] {
-        let path = state_dir.join(file);
-        match std::fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-                return Err(e).with_context(|| format!("cannot remove {}", path.display()));
-            }
-            _ => {}
-        }
+        dir.remove(file).with_context(|| format!("cannot remove {}", state_dir.join(file).display()))?;
     }
     Ok(())
 }
@@ -226,120 +237,4 @@ impl Observer for Watch<'_> {
     fn stop(&mut self) -> bool {
         self.0.is_cancelled()
     }
-}
-
-/// `rtvirtio status`.
-pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let root = Root::default();
-    let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
-    let domain = super::domain::status(global);
-    let mut value = serde_json::to_value(&status)?;
-    if let Some(pids) = super::domain::pids(global) {
-        if value.is_null() {
-            value = serde_json::json!({});
-        }
-        value["domain"] = serde_json::json!({ "pids": pids });
-    }
-    show(ui, &value, || {
-        let plan = match &status {
-            None if domain.is_some() => String::new(),
-            None => "no plan is in force\n".to_owned(),
-            Some(status) => status_text(status, plan_in_force(&global.state_dir).as_ref()),
-        };
-        plan + domain.as_deref().unwrap_or_default()
-    })?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn status_text(status: &Status, plan: Option<&Plan>) -> String {
-    let mut out = String::new();
-    let scheme = plan.map_or("a plan", |p| p.scheme.as_str());
-    let state = match (status.complete, status.reverting) {
-        (true, false) => "in force",
-        (_, true) => "half put back: run `rtvirtio revert` again",
-        (false, false) => "half applied: run `rtvirtio revert`",
-    };
-    // Writing to a String cannot fail.
-    let _ = writeln!(out, "{scheme}: {state} (applied by process {})", status.pid);
-    if status.rebooted {
-        let _ = writeln!(out, "the host was restarted since: the kernel has forgotten its settings");
-    }
-    for knob in &status.knobs {
-        let old = knob.old.as_deref().unwrap_or("-");
-        let state = match &knob.state {
-            KnobState::InForce => "in force".to_owned(),
-            KnobState::Original => "as before the plan".to_owned(),
-            KnobState::Changed { found } => format!("CHANGED by somebody else to {}", terminal(found, false)),
-            KnobState::Gone { why } => format!("gone: {why}"),
-            KnobState::Unknown { error } => format!("not readable: {error}"),
-        };
-        let _ = writeln!(out, "  {:<28} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
-    }
-    out
-}
-
-/// `rtvirtio revert`.
-pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("revert")?;
-    let on_conflict = match (args.force, args.keep) {
-        (true, _) => OnConflict::Force,
-        (_, true) => OnConflict::Accept,
-        _ => OnConflict::Report,
-    };
-    let stopped = super::domain::stop(global, args.force)?;
-    if stopped {
-        ui.step("the I/O domain is stopped");
-    }
-    let Some(reverted) = revert_with(global, on_conflict)? else {
-        if stopped && !ui.json {
-            return Ok(ExitCode::SUCCESS);
-        }
-        show(ui, &Option::<Reverted>::None, || "no plan is in force: nothing to put back\n".to_owned())?;
-        return Ok(ExitCode::SUCCESS);
-    };
-    show(ui, &reverted, || revert_text(&reverted))?;
-    Ok(if reverted.done { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
-}
-
-fn revert_text(reverted: &Reverted) -> String {
-    let mut out = String::new();
-    for o in &reverted.outcomes {
-        let old = o.old.as_deref().unwrap_or("(absent)");
-        let fate = match &o.fate {
-            Fate::Restored { from } => format!("{from} -> {old}"),
-            Fate::Untouched => format!("{old} already"),
-            Fate::Conflict { found } => {
-                format!("left alone: somebody else set {found} (it was {old}; --force puts it back)")
-            }
-            Fate::Blocked { by } => format!("left alone because of {by}"),
-            Fate::Accepted => "left as somebody else set it".to_owned(),
-            Fate::Gone { why } => format!("gone: {why}"),
-            Fate::Failed { error } => format!("FAILED: {error}"),
-        };
-        let _ = writeln!(out, "  {:<28} {fate}", o.knob);
-    }
-    let _ = writeln!(out, "{}", reverted.summary());
-    out
-}
-
-fn revert_with(global: &Global, on_conflict: OnConflict) -> anyhow::Result<Option<Reverted>> {
-    if !global.state_dir.exists() {
-        return Ok(None);
-    }
-    let root = Root::default();
-    let session = Session::open(&global.state_dir)?;
-    let reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
-    if reverted.as_ref().is_some_and(|r| r.done) {
-        // Without a journal they mean nothing.
-        let _ = forget_plan(&global.state_dir);
-    }
-    Ok(reverted)
-}
-
-/// Puts everything back and says how many settings there were; an error when something was left.
-pub fn revert_all(global: &Global) -> anyhow::Result<usize> {
-    let Some(reverted) = revert_with(global, OnConflict::Report).context("putting settings back")? else {
-        return Ok(0);
-    };
-    if reverted.done { Ok(reverted.outcomes.len()) } else { bail!(reverted.summary()) }
 }

@@ -58,7 +58,7 @@ fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
             }
             Err(e) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "see the message"),
         }
-    } else if !Path::new("/dev/kvm").exists() {
+    } else if matches!(Path::new("/dev/kvm").try_exists(), Ok(false)) {
         KvmProbe::Absent { reason: "there is no /dev/kvm".to_owned() }
     } else if let Some((kernel, initrd)) = own_kernel() {
         ui.step("starting this host's own kernel under KVM");

@@ -13,9 +13,10 @@ use rtvirtio_planner::{Plan, TaskOutlook, plan};
 use rtvirtio_report::{ReportInput, html, tally, text};
 use rtvirtio_units::Nanos;
 
-use super::apply::{apply_plan, revert_all};
+use super::apply::apply_plan;
 use super::plan::{old_values, outlook};
 use super::profile::of_site;
+use super::revert::revert_all;
 use super::verify::{exit_code, generated, measure};
 use super::{lab, need_root, style, write_file};
 use crate::args::{DemoArgs, Global};

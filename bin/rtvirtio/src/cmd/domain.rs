@@ -1,23 +1,26 @@
 //! The I/O domain for a spec: `plan --domain`, `apply iod.toml`, and what `status` and `revert` do about it.
 
+pub mod process;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rtvirtio_apply::Session;
-use rtvirtio_host::{BlockDevice, Root, task};
+use rtvirtio_apply::{Session, StateDir};
+use rtvirtio_host::{BlockDevice, Root};
 use rtvirtio_iodconfig::File;
 use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
 use rtvirtio_lab::iod::IodError;
-use rtvirtio_lab::proc::ProcessId;
 use rtvirtio_lab::state::LabVm;
 use rtvirtio_model::Profile;
 use rtvirtio_report::text::{Cell, Column, Table};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::{Device, Spec};
 use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_vmm::holder::Process;
+use serde::Serialize;
 
 use super::iod::program;
 use super::plan::{INFEASIBLE, load_profile};
@@ -25,12 +28,12 @@ use super::{show, style, write_file};
 use crate::args::{Global, PlanArgs};
 use crate::site;
 use crate::ui::Ui;
+use process::{Domain, FILE, LOG};
 
-/// The configuration in force, in the state directory.
-const FILE: &str = "iod.toml";
-const LOG: &str = "iod.log";
-/// How long a domain may take to finish what it holds.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a domain may take from its start to its first answer.
+const START: Duration = Duration::from_secs(3);
+/// Between two looks at one that does not answer yet.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// `rtvirtio plan --domain`.
 pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -84,11 +87,6 @@ fn control(global: &Global) -> PathBuf {
 /// Independent of where this program was started.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
-/// The configuration in force.
-fn ours(global: &Global) -> PathBuf {
-    absolute(&global.state_dir).join(FILE)
 }
 
 /// Where every VM's disk is, as the user says.
@@ -170,7 +168,6 @@ pub fn is_config(path: &Path) -> bool {
 pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let file = File::parse(path, &text)?;
-    let ours = ours(global);
     let paths = file.devices.iter().flat_map(|d| &d.disks).flat_map(|d| [&d.socket, &d.path]);
     if let Some(relative) = paths.chain([&file.control]).find(|p| p.is_relative()) {
         bail!(
@@ -180,6 +177,7 @@ pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Re
         );
     }
     if dry_run {
+        let ours = process::config_path(&global.state_dir);
         let lines = [
             format!("{}: -> {}", ours.display(), path.display()),
             format!("start {} --config {}", program().display(), ours.display()),
@@ -187,12 +185,16 @@ pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Re
         show(ui, &lines, || lines.join("\n") + "\n" + &how_to_connect(&file))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // Nobody else applies or reverts meanwhile.
+    // No other process applies or reverts meanwhile.
     let _session = Session::open(&global.state_dir)?;
-    if !running(global).is_empty() || ours.exists() {
-        bail!(
+    match process::find(&global.state_dir)? {
+        Domain::Absent => {}
+        Domain::Runs(_) => bail!(
             "an I/O domain is applied already: `rtvirtio revert` stops it; to change limits of a running one, edit its file and reload it"
-        );
+        ),
+        Domain::Ended => bail!(
+            "an I/O domain is applied already, but does not run ({LOG} in the state directory has its last words): `rtvirtio revert` first"
+        ),
     }
     for dir in file.devices.iter().flat_map(|d| &d.disks).filter_map(|d| d.socket.parent()) {
         std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
@@ -210,18 +212,9 @@ pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Re
             }
         }
     }
-    // Before it runs: whatever happens now, `revert` finds it by this file.
-    write_file(&ours, text.as_bytes())?;
-    let mut command = Command::new(program());
-    command.arg("--config").arg(&ours);
-    match rtvirtio_lab::iod::start(command, None, &global.state_dir.join(LOG)) {
-        Ok(id) => ui.step(&format!("the I/O domain runs as process {}; `rtvirtio revert` stops it", id.pid)),
-        Err(e) => {
-            let _ = std::fs::remove_file(&ours);
-            return Err(e.into());
-        }
-    }
-    let status = super::iod::ask(&file.control)?;
+    let pid = process::start(Command::new(program()), &text, &global.state_dir)?;
+    ui.step(&format!("the I/O domain runs as process {pid}; `rtvirtio revert` stops it"));
+    let status = super::iod::ask_one_of(&file.control, &[pid])?;
     show(ui, &status, || how_to_connect(&file))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -257,78 +250,161 @@ fn how_to_connect(file: &File) -> String {
     s
 }
 
-/// Processes that serve this state directory's configuration.
-fn running(global: &Global) -> Vec<ProcessId> {
-    let ours = ours(global);
-    let serves = |pid: u32| {
-        let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let mut args = line.split(|b| *b == 0);
-        let program = PathBuf::from(String::from_utf8_lossy(args.next()?).into_owned());
-        let ours = std::os::unix::ffi::OsStrExt::as_bytes(ours.as_os_str());
-        let named = program.file_name().is_some_and(|n| n == "rtvirtio-iod");
-        (named && args.any(|a| a == ours)).then(|| ProcessId::of(pid)).flatten()
-    };
-    task::pids(&Root::default()).unwrap_or_default().into_iter().filter_map(serves).collect()
+/// The domain's part of `rtvirtio status`.
+#[derive(Serialize)]
+pub struct DomainStatus {
+    /// Its processes; more than one only while it is started.
+    pub pids: Vec<u32>,
+    /// Why it is not known whether it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
-/// Process ids of an applied domain, for programs; `None` where none was applied.
-pub fn pids(global: &Global) -> Option<Vec<u32>> {
-    ours(global).exists().then(|| running(global).iter().map(|p| p.pid).collect())
-}
-
-/// One line for `rtvirtio status`, when a domain was applied.
-pub fn status(global: &Global) -> Option<String> {
-    ours(global).exists().then(|| match running(global).as_slice() {
-        [] => "I/O domain: applied, but NOT RUNNING; its last words are in iod.log in the state directory\n"
-            .to_owned(),
-        all => {
-            let pids: Vec<String> = all.iter().map(|p| p.pid.to_string()).collect();
-            format!(
-                "I/O domain: process {}; `rtvirtio iod status` shows what each VM gets\n",
-                pids.join(", ")
-            )
-        }
-    })
-}
-
-/// Stops an applied domain. False when there was none.
-pub fn stop(global: &Global, force: bool) -> anyhow::Result<bool> {
-    let ours = ours(global);
-    if !ours.exists() && running(global).is_empty() {
-        return Ok(false);
+/// What became of an applied domain; `None` where none is applied.
+pub fn status(global: &Global) -> Option<DomainStatus> {
+    match process::find(&global.state_dir) {
+        Ok(Domain::Absent) => None,
+        Ok(Domain::Ended) => Some(DomainStatus { pids: Vec::new(), error: None }),
+        Ok(Domain::Runs(all)) => Some(DomainStatus { pids: pids(&all), error: None }),
+        Err(e) => Some(DomainStatus { pids: Vec::new(), error: Some(format!("{e:#}")) }),
     }
-    let _session = Session::open(&global.state_dir)?;
-    let running = running(global);
-    if !force && !running.is_empty() {
-        let file = File::load(&ours)
-            .context("which guests the I/O domain serves is not known, and they would stand still: mend the file, or say --force")?;
-        let status = super::iod::ask(&file.control)?;
-        let vms = status["vms"].as_array().cloned().unwrap_or_default();
-        let attached: Vec<&str> =
-            vms.iter().filter(|vm| vm["attached"] == true).filter_map(|vm| vm["name"].as_str()).collect();
-        if !attached.is_empty() {
-            bail!(
-                "the I/O domain serves the disks of {}: shut these VMs down first, or say --force, after which their requests wait until a domain runs again",
-                terminal(&attached.join(", "), false)
+}
+
+fn pids(processes: &[Process]) -> Vec<u32> {
+    processes.iter().map(Process::pid).collect()
+}
+
+impl DomainStatus {
+    /// Whether it runs, for all that is known.
+    pub fn runs(&self) -> bool {
+        !self.pids.is_empty()
+    }
+
+    /// One line.
+    pub fn text(&self) -> String {
+        if let Some(error) = &self.error {
+            return format!("I/O domain: NOT KNOWN: {}\n", terminal(error, false));
+        }
+        if self.pids.is_empty() {
+            return format!(
+                "I/O domain: applied, but NOT RUNNING; its last words are in {LOG} in the state directory\n"
             );
         }
+        let pids: Vec<String> = self.pids.iter().map(u32::to_string).collect();
+        format!("I/O domain: process {}; `rtvirtio iod status` shows what each VM gets\n", pids.join(", "))
     }
-    for process in running {
-        process.stop(PATIENCE);
-        if process.is_alive() {
-            bail!("the I/O domain (process {}) does not end", process.pid);
+}
+
+/// What `revert` did about the domain.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case", tag = "fate")]
+pub enum Fate {
+    /// None was applied.
+    None,
+    /// It is stopped, or had ended already; its files are removed.
+    Stopped {
+        /// Its processes.
+        pids: Vec<u32>,
+    },
+    /// It is as it was.
+    Left {
+        /// Its processes, as far as they are known.
+        pids: Vec<u32>,
+        /// Why, with the remedy.
+        why: String,
+    },
+}
+
+impl Fate {
+    /// Whether nothing of the domain is left.
+    pub fn is_settled(&self) -> bool {
+        !matches!(self, Self::Left { .. })
+    }
+}
+
+/// Stops an applied domain, unless guests are attached and it is not to be stopped under them. The state directory is locked by
+/// the caller.
+pub fn stop(global: &Global, under_guests: bool) -> Fate {
+    let left = |pids, e: anyhow::Error| Fate::Left { pids, why: format!("{e:#}") };
+    let processes = match process::find(&global.state_dir) {
+        Ok(Domain::Absent) => return Fate::None,
+        Ok(Domain::Ended) => Vec::new(),
+        Ok(Domain::Runs(processes)) => processes,
+        Err(e) => return left(Vec::new(), e),
+    };
+    let pids = pids(&processes);
+    let may_stop = match processes.as_slice() {
+        _ if under_guests => Ok(()),
+        [] => nothing_answers(global),
+        _ => no_guest(global, &processes),
+    };
+    match may_stop.and_then(|()| process::stop(&processes, &global.state_dir)) {
+        Ok(()) => Fate::Stopped { pids },
+        Err(e) => left(pids, e),
+    }
+}
+
+/// The configuration in force.
+fn applied(global: &Global) -> anyhow::Result<File> {
+    let path = process::config_path(&global.state_dir);
+    let text = StateDir::open(&global.state_dir)?.read(FILE).with_context(|| path.display().to_string())?;
+    Ok(File::parse(&path, &String::from_utf8(text).with_context(|| path.display().to_string())?)?)
+}
+
+/// Fails where a guest is attached, or where that cannot be told.
+fn no_guest(global: &Global, processes: &[Process]) -> anyhow::Result<()> {
+    let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
+    let control = applied(global).context(unknown)?.control;
+    let attached = || -> anyhow::Result<Vec<String>> {
+        let status = super::iod::ask_one_of(&control, &pids(processes))?;
+        let vms = status["vms"].as_array().context("its status names no VMs")?;
+        let attached = vms.iter().filter(|vm| vm["attached"] != false);
+        Ok(attached.map(|vm| vm["name"].as_str().unwrap_or("a VM").to_owned()).collect())
+    };
+    let deadline = Instant::now() + START;
+    let attached = loop {
+        match attached() {
+            Ok(attached) => break attached,
+            // One that has ended serves none.
+            Err(_) if have_ended(processes)? => return Ok(()),
+            Err(e) if Instant::now() > deadline => return Err(e).context(unknown),
+            // After a crash of `apply` it may be starting still.
+            Err(_) => std::thread::sleep(LOOK),
         }
+    };
+    if !attached.is_empty() {
+        bail!(
+            "it serves the disks of {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until a domain runs again",
+            terminal(&attached.join(", "), false)
+        );
     }
-    for file in [FILE, LOG] {
-        match std::fs::remove_file(global.state_dir.join(file)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e).context(file),
-            _ => {}
+    Ok(())
+}
+
+fn have_ended(processes: &[Process]) -> anyhow::Result<bool> {
+    for process in processes {
+        if !process.has_ended(Duration::ZERO)? {
+            return Ok(false);
         }
     }
     Ok(true)
 }
 
-/// Who is promised nothing, and why.
+/// Fails where the configuration's control socket is answered although no process holds the lock, as that of a domain which
+/// another program started.
+fn nothing_answers(global: &Global) -> anyhow::Result<()> {
+    // A file that cannot be read says nothing of a process; it is removed with the rest.
+    let Ok(file) = applied(global) else { return Ok(()) };
+    if let Some(pid) = super::iod::listener(&file.control)? {
+        bail!(
+            "process {pid} answers at {} but was not started by `rtvirtio apply`: end it and revert again, or leave it and forget the domain that has ended with `rtvirtio revert --stop-domain`",
+            file.control.display()
+        );
+    }
+    Ok(())
+}
+
+/// VMs that are promised nothing, and why.
 pub fn refusals(plan: &DomainPlan) -> String {
     let ascii = style().ascii;
     let refused = plan.vms.iter().filter_map(|vm| Some((vm, vm.refused.as_ref()?)));

@@ -3,7 +3,7 @@
 mod trace;
 mod watch;
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_vmm::holder;
 use serde_json::Value;
 
 use crate::args::{Global, IodCommand};
@@ -21,11 +22,14 @@ use crate::ui::Ui;
 const PROGRAM: &str = "rtvirtio-iod";
 /// A domain that does not answer for so long has a fault.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Bytes of an answer that are read: more than that of the largest domain.
+const LONGEST: u64 = 16 << 20;
 
 /// The domain's program: beside this one, or in the path.
 pub fn program() -> PathBuf {
     let beside = std::env::current_exe().ok().map(|p| p.with_file_name(PROGRAM));
-    beside.filter(|p| p.exists()).unwrap_or_else(|| PROGRAM.into())
+    // Another one of the path is taken only where there is none.
+    beside.filter(|p| !matches!(p.try_exists(), Ok(false))).unwrap_or_else(|| PROGRAM.into())
 }
 
 /// `rtvirtio iod ...`.
@@ -62,13 +66,46 @@ pub fn ask(control: &Path) -> anyhow::Result<Value> {
     say(control, "status")
 }
 
+/// What a domain says about itself, if it is one of these processes: another one may listen at that path.
+pub fn ask_one_of(control: &Path, pids: &[u32]) -> anyhow::Result<Value> {
+    let stream = connect(control)?;
+    let peer = holder::peer(&stream)?;
+    anyhow::ensure!(
+        peer.is_some_and(|pid| pids.contains(&pid)),
+        "{}: another process than the I/O domain answers there{}",
+        control.display(),
+        peer.map_or_else(String::new, |pid| format!(" ({pid})"))
+    );
+    exchange(&stream, control, "status")
+}
+
+/// The process that listens at a control socket; `None` where none does.
+///
+/// # Errors
+/// When that cannot be told.
+pub fn listener(control: &Path) -> anyhow::Result<Option<String>> {
+    use std::io::ErrorKind::{ConnectionRefused, NotFound};
+    match UnixStream::connect(control) {
+        Ok(stream) => {
+            let pid = holder::peer(&stream)?;
+            Ok(Some(pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string())))
+        }
+        Err(e) if matches!(e.kind(), NotFound | ConnectionRefused) => Ok(None),
+        Err(e) => Err(e).with_context(|| control.display().to_string()),
+    }
+}
+
 /// One command and its answer.
 fn say(control: &Path, command: &str) -> anyhow::Result<Value> {
-    let stream = connect(control)?;
+    exchange(&connect(control)?, control, command)
+}
+
+fn exchange(stream: &UnixStream, control: &Path, command: &str) -> anyhow::Result<Value> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    (&stream).write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
+    let mut to = stream;
+    to.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
     let mut line = String::new();
-    BufReader::new(&stream).read_line(&mut line)?;
+    BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))
 }
 

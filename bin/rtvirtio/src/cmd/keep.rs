@@ -14,7 +14,7 @@ use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 use serde::Serialize;
 
-use super::need_root;
+use super::{is_there, need_root};
 use crate::args::{Global, KeepArgs};
 use crate::cpu_plan::{self, InForce};
 use crate::site;
@@ -61,7 +61,7 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     let root = Root::default();
     let spec = site::load_spec(&args.spec)?;
     let by = match applied_by(global)? {
-        Some(by) if global.state_dir.join(cpu_plan::IN_FORCE_FILE).exists() => by,
+        Some(by) if is_there(&global.state_dir.join(cpu_plan::IN_FORCE_FILE))? => by,
         _ => bail!("no CPU contract is in force: `rtvirtio apply {}` first", args.spec.display()),
     };
     let probe = probe(&root)?;
@@ -86,7 +86,7 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     }
     let mut next = Instant::now();
     while !ui.is_cancelled() {
-        if !global.state_dir.join(JOURNAL_FILE).exists() {
+        if !is_there(&global.state_dir.join(JOURNAL_FILE))? {
             ui.step("the contracts were put back: nothing is left to be kept");
             return Ok(ExitCode::SUCCESS);
         }
@@ -108,7 +108,7 @@ pub fn run(args: &KeepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
 
 /// Who applied what is in force.
 fn applied_by(global: &Global) -> anyhow::Result<Option<u32>> {
-    if !global.state_dir.exists() {
+    if !is_there(&global.state_dir)? {
         return Ok(None);
     }
     Ok(Session::open(&global.state_dir)?.applied_by()?)

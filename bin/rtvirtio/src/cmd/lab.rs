@@ -14,8 +14,8 @@ use rtvirtio_spec::Spec;
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
-use super::apply::revert_all;
 use super::bench::BENCH_DIR;
+use super::revert::revert_all;
 use super::verify::{exit_code, measure};
 use super::{need_root, show, style};
 use crate::args::{AccelName, Global, LabCommand, LabRunArgs, LabUpArgs};
@@ -142,7 +142,8 @@ pub fn up(
         progress: &progress,
     };
     let made = Lab::up(spec, name, text, &options);
-    if made.is_err() && Lab::is_there(&global.run_dir) {
+    // An unreadable state is no sign that nothing is left.
+    if made.is_err() && Lab::is_there(&global.run_dir).unwrap_or(true) {
         ui.warn("not all of the lab could be removed: try `rtvirtio lab down`");
         return Ok(made?);
     }

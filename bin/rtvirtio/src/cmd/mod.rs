@@ -11,7 +11,9 @@ pub mod lab;
 pub mod plan;
 pub mod profile;
 pub mod profile_cpu;
+pub mod revert;
 pub mod simulate;
+pub mod status;
 pub mod threads;
 pub mod tune;
 pub mod verify;
@@ -20,9 +22,11 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 
 use anyhow::Context;
+use rtvirtio_apply::StateDir;
 use rtvirtio_report::text::Style;
 use serde::Serialize;
 
+use crate::args::Global;
 use crate::ui::Ui;
 
 /// How text is drawn on standard output.
@@ -52,8 +56,35 @@ pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> 
     }
 }
 
-/// Writes a result file so that a crash leaves the old or the new one.
+/// Writes a file of the state directory, or of a directory in it, so that a crash leaves the old or the new one. No symbolic link
+/// is followed, and a directory that another user owns or can write to is refused.
+pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> anyhow::Result<()> {
+    let path = dir.join(name);
+    let dir = StateDir::open_or_create(dir)?;
+    dir.replace(name, 0o644, content).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Writes a result where the user wants it; a symbolic link there is followed. What is meant for the state directory goes the way
+/// of [`write_state`].
+pub fn write_result(path: &Path, content: &[u8], global: &Global) -> anyhow::Result<()> {
+    match (path.parent(), path.file_name().and_then(|name| name.to_str())) {
+        (Some(dir), Some(name)) if dir.starts_with(&global.state_dir) => {
+            StateDir::open_or_create(&global.state_dir)?;
+            write_state(dir, name, content)
+        }
+        _ => write_file(path, content),
+    }
+}
+
+/// Writes a user's file so that a crash leaves the old or the new one. Where it is a symbolic link, what it leads to is written.
 pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    let is_link = match path.symlink_metadata() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+        looked => looked.with_context(failed)?.is_symlink(),
+    };
+    let target = if is_link { path.canonicalize().with_context(failed)? } else { path.to_owned() };
+    let path = target.as_path();
     let dir = match path.parent() {
         Some(dir) if !dir.as_os_str().is_empty() => dir,
         _ => Path::new("."),
@@ -76,4 +107,9 @@ pub fn need_root(what: &str) -> anyhow::Result<()> {
     } else {
         anyhow::bail!("{what} needs root: run it with sudo")
     }
+}
+
+/// Whether a path exists. What cannot be told, as without permission, is an error and not absence.
+pub fn is_there(path: &Path) -> anyhow::Result<bool> {
+    path.try_exists().with_context(|| format!("cannot look at {}: run it with sudo?", path.display()))
 }

@@ -11,7 +11,7 @@ use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;
 use rtvirtio_spec::{CpuNeed, Device, Spec};
 
-use super::{show, style, write_file};
+use super::{is_there, show, style, write_file};
 use crate::args::{Global, ModelArgs, PlanArgs, PredictArgs};
 use crate::cpu_plan::{self, Contracted};
 use crate::model_choice::ModelChoice;
@@ -40,7 +40,7 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, global: &Global) -> anyhow
     }
     let key = site::profile_key(&spec.device)?;
     let path = site::profile_path(global, &key);
-    if !path.exists() {
+    if !is_there(&path)? {
         let remedy = match &spec.device {
             Device::Path(path) => format!("run `rtvirtio profile {}` first", path.display()),
             Device::Twin { profile, .. } => format!("run `rtvirtio profile twin:{profile}` first"),
@@ -91,6 +91,7 @@ impl Basis {
         }
         // A plan for VMs that do not run yet starts from the defaults; that is said, never silently assumed.
         let options = match Site::find(spec.clone(), global)
+            .inspect(|site| site.warn_without_bfq(ui))
             .and_then(|site| site.plan_options(site.config()?, &choice))
         {
             Ok(options) => options,
@@ -187,8 +188,12 @@ pub fn old_values(spec: &Spec, start: &Config, plan: &Plan) -> BTreeMap<Knob, St
 
 /// Reads a plan file.
 pub fn load(path: &Path) -> anyhow::Result<Plan> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    let plan: Plan = serde_json::from_str(&text).with_context(|| {
+    parse(path, &std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
+}
+
+/// The plan in a file's content.
+pub fn parse(path: &Path, text: &[u8]) -> anyhow::Result<Plan> {
+    let plan: Plan = serde_json::from_slice(text).with_context(|| {
         format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display())
     })?;
     anyhow::ensure!(

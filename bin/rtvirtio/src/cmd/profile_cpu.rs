@@ -23,7 +23,7 @@ use rtvirtio_vmm::{Role, Thread, VmHandle};
 use self::load::{Background, Load};
 use self::steps::{Step, steps};
 use super::verify::generated;
-use super::{apply, show, style, write_file};
+use super::{apply, show, style, write_result};
 use crate::args::{Global, ProfileCpuArgs};
 use crate::contracts::{Contracts, Wanted};
 use crate::cpu_plan;
@@ -107,11 +107,11 @@ pub fn run(args: &ProfileCpuArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     let contracts = Contracts::new(session, probe, backend);
     let length = Duration::from_nanos(args.length.0);
     let mut bench = Bench { vm, neighbour, contracts, setup, length, split: Vec::new() };
-    let profile = bench.measure(&path, ui)?;
+    let profile = bench.measure(&path, global, ui)?;
     let json = profile.to_json()?;
     // Shown first: a full disk must not cost the measurement.
     show(ui, &json, || text(&profile))?;
-    write_file(&path, serde_json::to_string_pretty(&json)?.as_bytes())?;
+    write_result(&path, serde_json::to_string_pretty(&json)?.as_bytes(), global)?;
     // It holds nothing more than the profile.
     let _ = std::fs::remove_file(partial(&path));
     ui.step(&format!("saved {}", path.display()));
@@ -258,7 +258,7 @@ struct Bench {
 
 impl Bench {
     /// All of it, or what is left of an earlier one.
-    fn measure(&mut self, path: &Path, ui: &Ui) -> anyhow::Result<CpuProfile> {
+    fn measure(&mut self, path: &Path, global: &Global, ui: &Ui) -> anyhow::Result<CpuProfile> {
         let free = choose(self.contracts.probe(), Some(self.setup.backend), false);
         let all = steps(&self.setup, free.map_or(0.0, |f| f.grant.free()));
         let each = self.vm.load.warm_up() + self.length;
@@ -290,7 +290,7 @@ impl Bench {
         for (i, step) in all.iter().enumerate().skip(profile.runs.len()) {
             bar.set(i as u64);
             profile.runs.push(self.step(*step, ui).with_context(|| step.to_string())?);
-            write_file(&partial, &serde_json::to_vec(&profile)?)?;
+            write_result(&partial, &serde_json::to_vec(&profile)?, global)?;
         }
         self.contracts.release()?;
         Ok(profile)

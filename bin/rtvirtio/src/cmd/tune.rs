@@ -13,8 +13,9 @@ use rtvirtio_report::{knob_name, text};
 use rtvirtio_spec::Task;
 use serde::Serialize;
 
-use super::apply::{apply_plan, revert_all};
+use super::apply::apply_plan;
 use super::plan::{INFEASIBLE, load_profile, outlook};
+use super::revert::revert_all;
 use super::verify::{exit_code, measure};
 use super::{need_root, show, style, write_file};
 use crate::args::{Global, TuneArgs};
@@ -71,6 +72,7 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         args.spec.display()
     );
     let site = Site::find(spec, global)?;
+    site.load_bfq();
     site.guard_data(args.destroy_data)?;
     let profile = load_profile(&site.spec, args.profile.as_deref(), global)?;
     let choice = ModelChoice::find(args.model, &site.spec, &profile, global, ui)?;

@@ -72,8 +72,10 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let spec = site::load_spec(&args.spec)?;
     let site = Site::find(spec, global)?;
     site.guard_data(args.destroy_data)?;
-    let profile = plan::load_profile(&site.spec, None, global).ok();
-    let in_force = plan_in_force(&global.state_dir);
+    let profile = plan::load_profile(&site.spec, None, global)
+        .inspect_err(|e| ui.step(&format!("no prediction beside the measurement: {e:#}")))
+        .ok();
+    let in_force = plan_in_force(&global.state_dir)?;
     let name = match in_force.as_ref().map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod plane;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -20,7 +22,7 @@ pub fn lines(path: &Path) -> Vec<Value> {
     text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
 }
 
-/// The program under test, with state and run directories that vanish with it. Dropping it removes its lab.
+/// The program under test, with state and run directories that vanish with it. Dropping it puts back what is in force and removes its lab.
 pub struct Site {
     pub dir: tempfile::TempDir,
 }
@@ -74,6 +76,21 @@ impl Site {
         (out.status.code().unwrap_or(-1), value)
     }
 
+    /// A configuration of the I/O domain, with one disk `a` in a file of its own.
+    pub fn domain_of_a_file(&self) -> PathBuf {
+        let image = self.dir.path().join("disk.img");
+        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let (file, run) = (self.dir.path().join("file.toml"), self.run_dir());
+        let text = format!(
+            "control = \"{run}/iod.sock\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\n\
+             socket = \"{run}/disks/a.sock\"\npath = \"{image}\"\n",
+            run = run.display(),
+            image = image.display()
+        );
+        fs::write(&file, text).unwrap();
+        file
+    }
+
     /// Starts it in the background.
     pub fn spawn(&self, args: &[&str]) -> Child {
         self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -116,6 +133,10 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
+        // What a test that failed has left in force.
+        if self.state_dir().exists() {
+            let _ = self.output(&["revert", "--force", "--stop-domain", "--quiet"]);
+        }
         let _ = self.output(&["lab", "down", "--quiet"]);
         let demo = self.run_dir().join("demo");
         let _ = self.command(&["lab", "down", "--quiet"]).env("RTVIRTIO_RUN_DIR", demo).output();
@@ -141,6 +162,15 @@ pub fn can_run(test: &str) -> bool {
     has(test, &needs)
 }
 
+/// Whether the I/O domain's program is there; [`rtvirtio_testkit::skip`]s the test if not.
+pub fn iod_is_built(test: &str) -> bool {
+    let program = Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
+    if !program.exists() {
+        rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
+    }
+    program.exists()
+}
+
 /// Waits for a condition.
 pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -154,4 +184,32 @@ pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> b
 pub fn signal(child: &Child, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// A number from the environment.
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().map_or(otherwise, |n| n.parse().unwrap())
+}
+
+/// Random numbers (xorshift64); `RTVIRTIO_SEED` makes them the same again.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new() -> Self {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        Self(number("RTVIRTIO_SEED", now.as_nanos() as u64).max(1))
+    }
+
+    /// What it begins with, as long as none was taken.
+    pub fn seed(&self) -> u64 {
+        self.0
+    }
+
+    /// The next one, from 0 to 1.
+    pub fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
 }

@@ -121,7 +121,8 @@ impl TwinHandle {
             .stderr(out)
             .spawn()
             .map_err(err("start the twin's process for", &mount))?;
-        self.process = ProcessId::of(child.id());
+        // Without its start time it could not be ended later; it ends by itself when its standard input is closed.
+        self.process = ProcessId::of(child.id()).map_err(err("look at the twin's process for", &mount))?;
         save(self).map_err(err("save the lab's state for", &mount))?;
         // It mounts nothing before this, and ends when we do: killed between its start and the line above, we leave
         // nothing that nobody knows of.
@@ -155,7 +156,7 @@ impl TwinHandle {
     pub fn remove(&mut self) -> Result<(), TwinError> {
         let file = self.mount.join(FILE_NAME);
         // Also devices that were attached in the moment before a crash, when the handle did not know them yet.
-        for device in loops_on(&file) {
+        for device in loops_on(&file)? {
             // Unknown after a crash at the worst moment: then the loop driver's own default.
             set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));
             detach(&device)?;
@@ -166,7 +167,7 @@ impl TwinHandle {
             self.process = None;
         }
         // After SIGKILL the dead mount stays; lazily, because a process may still hold it.
-        if is_mounted(&self.mount) {
+        if is_mounted(&self.mount)? {
             rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::DETACH)
                 .map_err(|e| TwinError::Io { what: "unmount", path: self.mount.clone(), source: e.into() })?;
         }
@@ -179,7 +180,12 @@ impl TwinHandle {
     }
 }
 
-fn is_mounted(path: &Path) -> bool {
-    let Ok(table) = fs::read_to_string("/proc/self/mountinfo") else { return false };
-    table.lines().any(|line| line.split(' ').nth(4) == path.to_str())
+fn is_mounted(path: &Path) -> Result<bool, TwinError> {
+    let mounts = Path::new("/proc/self/mountinfo");
+    let table = fs::read_to_string(mounts).map_err(|source| TwinError::Io {
+        what: "read",
+        path: mounts.to_owned(),
+        source,
+    })?;
+    Ok(table.lines().any(|line| line.split(' ').nth(4) == path.to_str()))
 }

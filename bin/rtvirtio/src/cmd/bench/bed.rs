@@ -105,7 +105,10 @@ impl<'a> Bed<'a> {
             ui,
         };
         match Site::find(spec, &global) {
-            Ok(site) => Ok(bed(site)),
+            Ok(site) => {
+                site.load_bfq();
+                Ok(bed(site))
+            }
             Err(e) => {
                 let _ = lab::remove(&global);
                 Err(e)

@@ -1,0 +1,132 @@
+//! `rtvirtio status`.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use rtvirtio_apply::{KnobState, Machine, Status};
+use rtvirtio_host::Root;
+use rtvirtio_planner::Plan;
+use rtvirtio_report::terminal;
+
+use super::apply::plan_in_force;
+use super::revert::CONFLICT;
+use super::show;
+use crate::args::Global;
+use crate::guests::GuestAgents;
+use crate::ui::Ui;
+
+/// `rtvirtio status`. Changes nothing.
+pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let root = Root::default();
+    let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
+    let domain = super::domain::status(global);
+    let mut value = serde_json::to_value(&status)?;
+    if let Some(domain) = &domain {
+        if value.is_null() {
+            value = serde_json::json!({});
+        }
+        value["domain"] = serde_json::to_value(domain)?;
+    }
+    // It only gives the name; the knobs are the journal's.
+    let plan = match plan_in_force(&global.state_dir) {
+        Ok(plan) => plan,
+        Err(e) => {
+            ui.warn(&format!("the plan's file is not used: {e:#}"));
+            None
+        }
+    };
+    show(ui, &value, || {
+        let plan = match &status {
+            None if domain.is_some() => String::new(),
+            None => "no plan is in force\n".to_owned(),
+            Some(status) => text(status, plan.as_ref()),
+        };
+        plan + &domain.as_ref().map(super::domain::DomainStatus::text).unwrap_or_default()
+    })?;
+    let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s)) && domain.is_none_or(|d| d.runs());
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
+}
+
+/// How many settings stand how.
+#[derive(Default)]
+struct Count {
+    in_force: usize,
+    /// Changed since, or as before the plan.
+    other: usize,
+    unreadable: usize,
+    gone: usize,
+}
+
+impl Count {
+    fn of(status: &Status) -> Self {
+        let mut count = Self::default();
+        for knob in &status.knobs {
+            *match &knob.state {
+                KnobState::InForce => &mut count.in_force,
+                KnobState::Original | KnobState::Changed { .. } => &mut count.other,
+                KnobState::Unknown { .. } => &mut count.unreadable,
+                KnobState::Gone { .. } => &mut count.gone,
+            } += 1;
+        }
+        count
+    }
+
+    /// Whether all is as it was applied. What is gone with its thread, VM or device does not count: threads end all the time.
+    fn is_whole(&self, status: &Status) -> bool {
+        status.complete
+            && !status.reverting
+            && !status.rebooted
+            && self.other == 0
+            && self.unreadable == 0
+            && (self.in_force > 0 || status.knobs.is_empty())
+    }
+
+    fn text(&self) -> String {
+        let of = |n: usize, what: &str| (n > 0).then(|| format!("{n} {what}"));
+        let all = self.in_force + self.other + self.unreadable + self.gone;
+        let parts: Vec<String> = [
+            of(self.other, "not as applied"),
+            of(self.unreadable, "not readable"),
+            of(self.gone, "gone with their device, cgroup, thread or guest"),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        match parts.as_slice() {
+            [] => format!("in force, {all} settings"),
+            parts => format!("{} of {all} settings in force, {}", self.in_force, parts.join(", ")),
+        }
+    }
+}
+
+fn text(status: &Status, plan: Option<&Plan>) -> String {
+    let mut out = String::new();
+    let scheme = plan.map_or("a plan", |p| p.scheme.as_str());
+    let count = Count::of(status).text();
+    let state = match (status.complete, status.reverting) {
+        (true, false) => count,
+        (_, true) => format!("HALF PUT BACK ({count}): run `rtvirtio revert` again"),
+        (false, false) => format!("HALF APPLIED ({count}): run `rtvirtio revert`"),
+    };
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "{scheme}: {state} (applied by process {})", status.pid);
+    if status.rebooted {
+        let _ = writeln!(out, "the host was restarted since: the kernel has forgotten its settings");
+    }
+    for knob in &status.knobs {
+        let old = knob.old.as_deref().unwrap_or("-");
+        let state = match &knob.state {
+            KnobState::InForce => "in force".to_owned(),
+            KnobState::Original => "as before the plan".to_owned(),
+            KnobState::Changed { found } => format!("CHANGED to {}", terminal(found, false)),
+            KnobState::Gone { why } => format!("gone: {why}"),
+            KnobState::Unknown { error } => format!("NOT READABLE: {error}"),
+        };
+        let _ = writeln!(out, "  {:<28} {old:>12} -> {:<12} {state}", knob.knob, knob.new);
+    }
+    out
+}
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

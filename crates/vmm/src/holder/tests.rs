@@ -1,0 +1,89 @@
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// A child that is killed and reaped at the end.
+struct Owned(Child);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn sleeper(stdin: Stdio) -> Owned {
+    Owned(Command::new("sleep").arg("600").arg0("rtvirtio-iod").stdin(stdin).spawn().unwrap())
+}
+
+fn pids(search: &Search) -> Vec<u32> {
+    search.holders.iter().map(Process::pid).collect()
+}
+
+#[test]
+fn the_holder_is_the_process_with_the_locked_open_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("held.lock");
+    let file = File::create_new(&path).unwrap();
+    assert!(lock(&file).unwrap());
+    let holder = sleeper(file.into());
+    let look = File::open(&path).unwrap();
+    // The same file open without the lock, and the same name elsewhere.
+    let _reader = sleeper(File::open(&path).unwrap().into());
+    let other = dir.path().join("other");
+    fs::create_dir(&other).unwrap();
+    let other = File::create_new(other.join("held.lock")).unwrap();
+    assert!(lock(&other).unwrap());
+    let _other = sleeper(other.into());
+
+    assert!(is_held(&look).unwrap() && !lock(&look).unwrap());
+    let found = search(&path, &look).unwrap();
+    assert_eq!(pids(&found), [holder.0.id()]);
+    let mine: Vec<_> =
+        found.unknown.iter().filter(|(_, e)| e.kind() != io::ErrorKind::PermissionDenied).collect();
+    assert!(mine.is_empty(), "{mine:?}");
+    // Also when the name is gone.
+    fs::remove_file(&path).unwrap();
+    assert_eq!(pids(&search(&path, &look).unwrap()), [holder.0.id()]);
+
+    let process = &found.holders[0];
+    assert!(!process.has_ended(Duration::ZERO).unwrap());
+    assert!(process.stop(Duration::from_secs(60)).unwrap());
+    assert!(process.stop(Duration::ZERO).unwrap(), "one that has ended is no error");
+    assert!(!is_held(&look).unwrap());
+    assert!(pids(&search(&path, &look).unwrap()).is_empty());
+}
+
+#[test]
+fn a_lock_that_this_process_holds_is_held_and_found_in_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("held.lock");
+    let file = File::create_new(&path).unwrap();
+    assert!(lock(&file).unwrap());
+    let look = File::open(&path).unwrap();
+    assert!(is_held(&look).unwrap());
+    assert!(pids(&search(&path, &look).unwrap()).is_empty());
+    drop(file);
+    assert!(!is_held(&look).unwrap());
+    // To ask leaves no lock.
+    let third = File::open(&path).unwrap();
+    assert!(lock(&third).unwrap());
+}
+
+#[test]
+fn only_an_exclusive_flock_counts() {
+    assert!(has_lock("pos:\t0\nlock:\t1: FLOCK  ADVISORY  WRITE 77 fe:00:123 0 EOF\n"));
+    assert!(!has_lock("pos:\t0\nlock:\t1: FLOCK  ADVISORY  READ 77 fe:00:123 0 EOF\n"));
+    assert!(!has_lock("pos:\t0\nlock:\t1: POSIX  ADVISORY  WRITE 77 fe:00:123 0 EOF\n"));
+    assert!(!has_lock("pos:\t0\nflags:\t0100000\n"));
+}
+
+#[test]
+fn the_peer_of_a_client_is_the_listener() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let stream = UnixStream::connect(&path).unwrap();
+    assert_eq!(peer(&stream).unwrap(), Some(std::process::id()));
+}
