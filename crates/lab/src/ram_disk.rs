@@ -27,7 +27,8 @@ impl RamDisk {
     pub fn new(size: Bytes) -> Result<Self, TwinError> {
         let path = Path::new(DIR).join(format!("rtvirtio-ram-{}", std::process::id()));
         let fail = |e: std::io::Error| TwinError::Loop { path: path.clone(), message: e.to_string() };
-        let made = File::create(&path).and_then(|file| {
+        // Never a file that is there, or one that a link of that name leads to: the directory is everybody's.
+        let made = File::create_new(&path).and_then(|file| {
             let zeroes = vec![0u8; 1 << 20];
             let mut left = size.0;
             while left > 0 {
