@@ -20,6 +20,7 @@ need cc gcc
 need make make
 need fio fio
 need qemu-system-x86_64 qemu-system-x86
+need qemu-img qemu-utils
 need losetup util-linux
 need depmod kmod
 need mkfs.ext4 e2fsprogs

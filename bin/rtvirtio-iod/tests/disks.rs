@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{Iod, ask, configure, disk, program, read, two, write};
-use rtvirtio_ioclient::{Client, Options};
+use rtvirtio_ioclient::{Ask, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
 /// One disk that is all of a file.
@@ -461,6 +461,13 @@ fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.set_len(1 << 20).unwrap();
     assert_eq!(ask(&mut a, &read(8_192, 4_096), None).0, 1);
+    // Discard and write-zeroes leave the length: at sector 8192, of 8 sectors, no flags.
+    let mut range = 8_192_u64.to_le_bytes().to_vec();
+    range.extend([8_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat());
+    for kind in [11, 13] {
+        let _ = ask(&mut a, &Ask { kind, priority: 0, sector: 0, len: 16 }, Some(&range));
+        assert_eq!(std::fs::metadata(&file).unwrap().len(), 1 << 20, "kind {kind}");
+    }
     assert_eq!(ask(&mut a, &write(8_192, 4_096), Some(&data)).0, 0);
     assert_eq!(std::fs::metadata(&file).unwrap().len(), (4 << 20) + 4_096);
     assert_eq!(ask(&mut a, &read(8_192, 4_096), None), (0, data.clone()));

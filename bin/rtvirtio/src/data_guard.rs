@@ -59,6 +59,10 @@ pub fn claim_targets(site: &Site, loads: &[VmLoad], ui: &Ui) -> anyhow::Result<V
     }
     let mut claims = Vec::new();
     for target in targets {
+        // fio makes a file that does not exist: nothing is overwritten.
+        if matches!(target.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound) {
+            continue;
+        }
         if ours.is_empty() {
             claims.push(claim(target, &[], ui)?);
             continue;

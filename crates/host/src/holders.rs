@@ -129,8 +129,8 @@ impl Holders {
     /// # Errors
     /// When the path, sysfs, the mount table or `/proc` cannot be read.
     pub fn of(path: &Path, except: &[u32]) -> Result<Self, HostError> {
-        let mut found = Self::of_kernel(path)?;
         let target = Target::find(path)?;
+        let mut found = target.kernel_uses()?;
         let unseen = processes::holding(&target, except, &mut found)?;
         Ok(Self { found, unseen })
     }
@@ -140,11 +140,7 @@ impl Holders {
     /// # Errors
     /// When the path, sysfs or the mount table cannot be read.
     pub fn of_kernel(path: &Path) -> Result<Vec<Holder>, HostError> {
-        let target = Target::find(path)?;
-        let mut found = target.above.clone();
-        found.extend(target.mounts()?);
-        found.extend(target.swaps()?);
-        Ok(found)
+        Target::find(path)?.kernel_uses()
     }
 
     /// All of them, and what could not be seen, in one line; empty when there is nothing to say.

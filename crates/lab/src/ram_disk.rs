@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rtvirtio_units::Bytes;
 
@@ -25,9 +26,13 @@ impl RamDisk {
     /// # Errors
     /// No memory, or no loop device.
     pub fn new(size: Bytes) -> Result<Self, TwinError> {
-        let path = Path::new(DIR).join(format!("rtvirtio-ram-{}", std::process::id()));
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = Path::new(DIR).join(format!("rtvirtio-ram-{}-{number}", std::process::id()));
         let fail = |e: std::io::Error| TwinError::Loop { path: path.clone(), message: e.to_string() };
-        let made = File::create(&path).and_then(|file| {
+        // Never a file that is there, or one that a link of that name leads to: the directory is everybody's.
+        let file = File::create_new(&path).map_err(fail)?;
+        let fill = || -> std::io::Result<()> {
             let zeroes = vec![0u8; 1 << 20];
             let mut left = size.0;
             while left > 0 {
@@ -36,8 +41,8 @@ impl RamDisk {
                 left -= part;
             }
             Ok(())
-        });
-        let attached = made.map_err(fail).and_then(|()| loops::attach_buffered(&path));
+        };
+        let attached = fill().map_err(fail).and_then(|()| loops::attach_buffered(&path));
         let device = attached.inspect_err(|_| {
             let _ = std::fs::remove_file(&path);
         })?;

@@ -47,7 +47,7 @@ pub(super) struct Target {
     /// Each with its name.
     parts: Vec<(Node, String)>,
     /// Devices that were found above.
-    pub(super) above: Vec<Holder>,
+    above: Vec<Holder>,
 }
 
 fn read(path: &Path) -> impl Fn(io::Error) -> HostError + '_ {
@@ -176,8 +176,16 @@ impl Target {
         self.parts.iter().find(|(n, _)| *n == node).map(|(_, name)| name.as_str())
     }
 
+    /// Devices above, mounts and swap.
+    pub(super) fn kernel_uses(&self) -> Result<Vec<Holder>, HostError> {
+        let mut found = self.above.clone();
+        found.extend(self.mounts()?);
+        found.extend(self.swaps()?);
+        Ok(found)
+    }
+
     /// File systems on its devices that this process sees.
-    pub(super) fn mounts(&self) -> Result<Vec<Holder>, HostError> {
+    fn mounts(&self) -> Result<Vec<Holder>, HostError> {
         let mut found = Vec::new();
         for mount in mounts(&Root::default())? {
             let by_number = parse_number(&mount.dev).and_then(|rdev| self.name(Node::Block(rdev)));
@@ -195,7 +203,7 @@ impl Target {
     }
 
     /// Swap devices and files.
-    pub(super) fn swaps(&self) -> Result<Vec<Holder>, HostError> {
+    fn swaps(&self) -> Result<Vec<Holder>, HostError> {
         let text = Root::default().read_optional("/proc/swaps")?.unwrap_or_default();
         let mut found = Vec::new();
         for path in text.lines().skip(1).filter_map(|line| line.split_whitespace().next()) {

@@ -324,6 +324,42 @@ fn qemu_is_seen_and_sees_the_claim() {
     drop(claim);
 }
 
+/// Another user sees no descriptors of root's processes: that is not the same as that there are none.
+#[test]
+fn without_root_it_is_not_known() {
+    let test = "without_root_it_is_not_known";
+    if !has(test, &[Need::Root]) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(&dir, "image");
+    std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let process = Process::with(open(&path, true));
+    // SAFETY: the child becomes another user, allocates (glibc's locks are whole after fork), and leaves by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid == 0 {
+        // SAFETY: as above.
+        let done = unsafe { libc::syscall(libc::SYS_setresuid, 65_533, 65_533, 65_533) };
+        let taken = Claim::take(&path, &[]);
+        let fine = match &taken {
+            Err(e @ ClaimError::Unseen { processes, .. }) => {
+                processes.iter().any(|p| p.pid == process.pid())
+                    && e.to_string().contains("cannot see the open files of")
+                    && e.to_string().ends_with("run as root")
+            }
+            _ => false,
+        };
+        // SAFETY: ends the child without running what belongs to the parent.
+        unsafe { libc::_exit(if done == 0 { i32::from(!fine) } else { 2 }) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` outlives the call.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status), "{status}");
+    assert_eq!(libc::WEXITSTATUS(status), 0);
+}
+
 #[test]
 fn what_cannot_be_seen_is_said() {
     let unseen = |n: u32| -> Vec<Unseen> { (1..=n).map(|pid| Unseen { pid, program: "p".into() }).collect() };

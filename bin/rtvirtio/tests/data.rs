@@ -1,0 +1,254 @@
+//! No data of the user is overwritten while anything uses it, and the refusal names what does.
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use common::{Site, can_run, text};
+use rtvirtio_testkit::{Need, has};
+
+const SIZE: usize = 64 << 20;
+
+/// A loop device over a file full of data; detached when dropped.
+struct Disk {
+    file: PathBuf,
+    device: String,
+    _dir: tempfile::TempDir,
+}
+
+impl Disk {
+    fn new() -> Self {
+        let dir = tempfile::Builder::new().prefix("rtv-data-").tempdir_in("/var/tmp").unwrap();
+        let file = dir.path().join("disk");
+        let bytes: Vec<u8> = (0..SIZE as u64 / 8).flat_map(|i| (i ^ 0x5555).to_le_bytes()).collect();
+        std::fs::write(&file, bytes).unwrap();
+        let device = attach(&file);
+        Self { file, device, _dir: dir }
+    }
+
+    /// FNV-1a of all that is on it.
+    fn checksum(&self) -> u64 {
+        run("blockdev", &["--flushbufs", &self.device]);
+        let mut bytes = Vec::new();
+        File::open(&self.device).unwrap().read_to_end(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), SIZE);
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.device]).status();
+    }
+}
+
+fn attach(file: &Path) -> String {
+    let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    text(&out.stdout).trim().to_owned()
+}
+
+fn run(program: &str, args: &[&str]) {
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let out = Command::new(program).args(args).env("PATH", path).output().unwrap();
+    assert!(out.status.success(), "{program} {args:?}: {}", text(&out.stderr));
+}
+
+/// Ended when dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A stock QEMU, paused, with its default locking.
+fn qemu(disk: &str) -> Process {
+    let mut child = Command::new("qemu-system-x86_64")
+        .args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"])
+        .args(["-drive", &format!("file={disk},format=raw,if=none,id=d")])
+        .args(["-device", "virtio-blk-pci,drive=d", "-qmp", "stdio"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // An answer comes from its main loop: the devices are made by then.
+    child.stdin.as_mut().unwrap().write_all(b"{\"execute\": \"qmp_capabilities\"}\n").unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("return") {
+        assert!(out.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    child.stdout = Some(out.into_inner());
+    Process(child)
+}
+
+fn sleeper(file: File) -> Process {
+    Process(Command::new("sleep").arg("1000").stdin(file).spawn().unwrap())
+}
+
+/// Every way of the program to overwrite a device says `names`, and changes nothing.
+fn refused(site: &Site, disk: &Disk, names: &[&str]) {
+    let before = disk.checksum();
+    let spec = |name: &str, vm: &str| {
+        let path = site.dir.path().join(name);
+        let text = format!(
+            "[device]\npath = \"{}\"\n[[vm]]\nname = \"a\"\n{vm}\n[[vm.task]]\nname = \"t\"\nop = \"write\"\n\
+             block = \"4KiB\"\nrate = \"100/s\"\n",
+            disk.device
+        );
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let lab = spec("lab.toml", "lab = \"process\"");
+    let existing =
+        spec("existing.toml", &format!("pid = {}\ndisk = \"{}\"", std::process::id(), disk.device));
+    let ways: [&[&str]; 3] = [
+        &["profile", &disk.device, "--destroy-data"],
+        &["lab", "up", &lab],
+        &["verify", &existing, "--destroy-data", "--for", "3s"],
+    ];
+    for way in ways {
+        let out = site.output(way);
+        let said = text(&out.stderr);
+        assert!(!out.status.success(), "{way:?} was not refused: {}{said}", text(&out.stdout));
+        for name in names {
+            assert!(said.contains(name), "{way:?} does not name {name}: {said}");
+        }
+    }
+    assert_eq!(disk.checksum(), before, "the data was changed");
+    assert!(!site.run_dir().join("lab.json").exists(), "a lab was left");
+}
+
+#[test]
+fn a_disk_that_is_in_use_is_never_overwritten() {
+    let test = "a_disk_that_is_in_use_is_never_overwritten";
+    if !can_run(test) || !has(test, &[Need::QEMU]) {
+        return;
+    }
+    let (site, disk) = (Site::new(), Disk::new());
+    {
+        let qemu = qemu(&disk.device);
+        let pid = format!("process {} (qemu-system-x86) has {} open for writing", qemu.0.id(), disk.device);
+        refused(&site, &disk, &[&pid]);
+    }
+    {
+        let qemu = qemu(disk.file.to_str().unwrap());
+        let pid = format!("process {} (qemu-system-x86) has {}", qemu.0.id(), disk.file.display());
+        refused(&site, &disk, &[&pid]);
+    }
+    {
+        let reader = sleeper(File::open(&disk.device).unwrap());
+        refused(&site, &disk, &[&format!("process {} (sleep)", reader.0.id()), "open for reading"]);
+    }
+    {
+        let other = attach(&disk.file);
+        let detach = || Command::new("losetup").args(["-d", &other]).status();
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            refused(&site, &disk, &[&format!("is the backing file of {other}")]);
+        }));
+        detach().unwrap();
+        done.unwrap();
+    }
+    {
+        let point = site.dir.path().join("mnt");
+        std::fs::create_dir(&point).unwrap();
+        run("mkfs.ext4", &["-q", "-F", &disk.device]);
+        // Read-only, so that the mount itself changes nothing.
+        run("mount", &["-o", "ro,noload", &disk.device, point.to_str().unwrap()]);
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            refused(&site, &disk, &[&format!("{} is mounted on {}", disk.device, point.display())]);
+        }));
+        run("umount", &[point.to_str().unwrap()]);
+        done.unwrap();
+    }
+    site.assert_clean();
+}
+
+#[test]
+fn a_disk_that_the_io_domain_serves_is_never_overwritten() {
+    let test = "a_disk_that_the_io_domain_serves_is_never_overwritten";
+    let program = Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
+    if !can_run(test) {
+        return;
+    }
+    if !program.exists() {
+        return rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
+    }
+    let (site, disk) = (Site::new(), Disk::new());
+    let d = site.dir.path().display().to_string();
+    let config = site.dir.path().join("iod.toml");
+    let text = format!(
+        "control = \"{d}/ctl\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{}\"\n",
+        disk.device
+    );
+    std::fs::write(&config, text).unwrap();
+    let mut child =
+        Command::new(program).arg("--config").arg(&config).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let domain = Process(child);
+    refused(&site, &disk, &[&format!("process {} (rtvirtio-iod) has {}", domain.0.id(), disk.device)]);
+}
+
+/// A device that nothing uses goes through, and is written; while it is, nothing else gets it. Reads alone warn.
+#[test]
+fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
+    let test = "a_free_device_is_measured_and_one_in_use_with_a_warning";
+    if !can_run(test) {
+        return;
+    }
+    let (site, disk) = (Site::new(), Disk::new());
+    let before = disk.checksum();
+    let out = site.dir.path().join("out.json");
+    let (device, out) = (disk.device.as_str(), out.to_str().unwrap());
+    site.ok(&["profile", device, "--destroy-data", "--for", "18s", "-o", out]);
+    let profile: serde_json::Value = serde_json::from_slice(&std::fs::read(out).unwrap()).unwrap();
+    assert!(!profile["write"].as_array().unwrap().is_empty(), "writes were measured");
+    assert_ne!(disk.checksum(), before, "writes were measured");
+    // Reads: what uses it is named, and nothing is changed.
+    let reader = sleeper(File::open(device).unwrap());
+    let before = disk.checksum();
+    let (mut child, wanted) =
+        (site.spawn(&["profile", device]), format!("process {} (sleep)", reader.0.id()));
+    let mut said = String::new();
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    while !said.contains(&wanted) && err.read_line(&mut said).unwrap() > 0 {}
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    err.read_to_string(&mut String::new()).unwrap();
+    child.wait().unwrap();
+    assert!(said.contains(&wanted) && said.contains("is slowed meanwhile"), "{said}");
+    assert_eq!(disk.checksum(), before);
+    drop(reader);
+    // A file that a task may overwrite is looked at as a device is.
+    let file = site.dir.path().join("scratch");
+    std::fs::write(&file, vec![7; 1 << 20]).unwrap();
+    let holder = sleeper(OpenOptions::new().read(true).write(true).open(&file).unwrap());
+    let spec = site.dir.path().join("file.toml");
+    let text_of = format!(
+        "[device]\npath = \"{device}\"\n[[vm]]\nname = \"a\"\npid = {}\ndisk = \"{}\"\n[[vm.task]]\nname = \"t\"\n\
+         op = \"write\"\nblock = \"4KiB\"\nrate = \"100/s\"\n",
+        std::process::id(),
+        file.display()
+    );
+    std::fs::write(&spec, text_of).unwrap();
+    let verify = ["verify", spec.to_str().unwrap(), "--destroy-data", "--for", "3s"];
+    let refused = site.output(&verify);
+    let said = text(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains(&format!("process {} (sleep)", holder.0.id())),
+        "{said}"
+    );
+    let mut byte = [0];
+    File::open(&file).unwrap().read_exact_at(&mut byte, 4_096).unwrap();
+    assert_eq!(byte, [7]);
+    site.assert_clean();
+}
