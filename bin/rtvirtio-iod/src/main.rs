@@ -32,9 +32,17 @@ struct Args {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change nothing, and end
-    #[arg(long)]
-    check: bool,
+    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change nothing, and end; with `disks`,
+    /// at the file and the disks alone
+    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
+    check: Option<Check>,
+}
+
+/// What `--check` looks at.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Check {
+    All,
+    Disks,
 }
 
 fn main() -> ExitCode {
@@ -60,9 +68,12 @@ fn describe(error: &anyhow::Error) -> String {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let file = File::load(&args.config)?;
-    if args.check {
+    if let Some(what) = args.check {
         let disks: usize = file.devices.iter().map(|d| d.disks.len()).sum();
-        let notes = check::check(&file, &args.config)?;
+        let notes = match what {
+            Check::All => check::check(&file, &args.config)?,
+            Check::Disks => check::check_disks(&file)?,
+        };
         println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
         for note in notes {
             println!("{note}");
@@ -79,6 +90,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     // All that has a path is opened first, then the process shuts itself in, then there are threads.
     check::refuse_collisions(&file, &args.config)?;
     let opened = Opened::open(&file)?;
+    warn_of_formats(&file);
     let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
     let sandbox = Sandbox::enter(&file, &args.config)?;
     let confine = sandbox.confine()?;
@@ -108,6 +120,18 @@ fn run(args: &Args) -> anyhow::Result<()> {
     drop(control);
     drop(domain);
     Ok(())
+}
+
+/// A guest may write what it likes, also the first bytes of an image, which the next start refuses where no format is declared.
+fn warn_of_formats(file: &File) {
+    let undeclared = file.devices.iter().flat_map(|d| &d.disks).filter(|d| d.format.is_none());
+    let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();
+    if !names.is_empty() {
+        eprintln!(
+            "rtvirtio-iod: no format is declared for {}: a guest that writes an image's first bytes keeps the domain from its next start; say `format = \"raw\"`",
+            names.join(", ")
+        );
+    }
 }
 
 /// Blocks the signals that are waited for in the calling thread and in those that it starts from now on, or takes them again.

@@ -73,18 +73,13 @@ fn directory(path: &Path) -> &Path {
 pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
-    let failed = |source| DomainError::Path { what: "`control`".into(), source };
-    can_bind(&file.control, true).map_err(failed)?;
+    can_bind(&file.control, true).map_err(control_failed)?;
     group(file.control_group.as_deref())
         .map_err(|source| DomainError::Path { what: "`control_group`".into(), source })?;
-    let running = match answers(&file.control).map_err(failed)? {
-        None => None,
-        Some(listener) => {
-            let pid = listener.map_err(failed)?;
-            notes.push(format!("process {pid} answers on {}", file.control.display()));
-            Some(pid)
-        }
-    };
+    let running = running(file)?;
+    if let Some(pid) = running {
+        notes.push(format!("process {pid} answers on {}", file.control.display()));
+    }
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
         let failed = |source| DomainError::path(disk, "socket", source);
         can_bind(&disk.socket, false).map_err(failed)?;
@@ -98,6 +93,31 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
             }
         }
     }
+    notes.extend(look_at_disks(file, running)?);
+    Ok(notes)
+}
+
+/// Looks at the disks alone: whether they exist and are free, their format, size and overlaps. A domain that answers on
+/// `control` and has them is no error; the answer says so.
+///
+/// # Errors
+/// The first disk with which a start would fail.
+pub fn check_disks(file: &File) -> Result<Vec<String>, DomainError> {
+    let running = running(file)?;
+    look_at_disks(file, running)
+}
+
+fn control_failed(source: io::Error) -> DomainError {
+    DomainError::Path { what: "`control`".into(), source }
+}
+
+/// The process that answers on `control`.
+fn running(file: &File) -> Result<Option<u32>, DomainError> {
+    let listener = answers(&file.control).map_err(control_failed)?;
+    listener.transpose().map_err(control_failed)
+}
+
+fn look_at_disks(file: &File, running: Option<u32>) -> Result<Vec<String>, DomainError> {
     let patience = if running.is_some() { Duration::ZERO } else { PATIENCE };
     let take = |path: &Path, wanted: Use| match (DiskLock::take(path, wanted, patience), running) {
         (Err(BackingError::InUse { processes, .. }), Some(pid))
@@ -108,11 +128,12 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
         (done, _) => done,
     };
     let locks = take_locks(file, take)?;
-    if locks.iter().any(|lock| !lock.is_held()) {
-        notes.push("its disks are in use by that domain, and were not locked".into());
-    }
     open_backings(file, &locks)?;
-    Ok(notes)
+    let unlocked = locks.iter().any(|lock| !lock.is_held());
+    Ok(unlocked
+        .then(|| "its disks are in use by that domain, and were not locked".to_owned())
+        .into_iter()
+        .collect())
 }
 
 /// The id of a group by name or number, when this process may give it to a socket.

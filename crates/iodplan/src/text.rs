@@ -21,6 +21,8 @@ pub struct DiskPlace {
     pub path: PathBuf,
     /// Where the disk begins, and how long it is; all of it when `None`.
     pub part: Option<(Bytes, Bytes)>,
+    /// It was looked at, and is no image of another format.
+    pub is_raw: bool,
 }
 
 impl DomainPlan {
@@ -29,8 +31,12 @@ impl DomainPlan {
     /// # Errors
     /// What the domain would refuse.
     pub fn sched(&self) -> Result<Config, FileError> {
-        let place =
-            |i: usize| DiskPlace { socket: format!("/{i}").into(), path: "/device".into(), part: None };
+        let place = |i: usize| DiskPlace {
+            socket: format!("/{i}").into(),
+            path: "/device".into(),
+            part: None,
+            is_raw: true,
+        };
         let places: Vec<DiskPlace> = (0..self.vms.len()).map(place).collect();
         let file = File::parse(Path::new("the plan"), &self.text("plan", Path::new("/control"), &places))?;
         // The text has one device.
@@ -105,6 +111,10 @@ impl DomainPlan {
             quoted(&place.socket.display().to_string()),
             quoted(&place.path.display().to_string())
         );
+        if place.is_raw {
+            // Otherwise a guest that writes an image's first bytes keeps the domain from its next start.
+            s.push_str("format = \"raw\"\n");
+        }
         if let Some((offset, size)) = place.part {
             let _ = writeln!(s, "offset = \"{offset}\"\nsize = \"{size}\"");
         }
@@ -216,6 +226,7 @@ depth = 32
             socket: format!("/run/x/{i}.sock").into(),
             path: "/dev/loop0".into(),
             part: Some((Bytes(i << 29), Bytes(1 << 29))),
+            is_raw: i == 0,
         };
         let text = plan.text("spec\n[[device]].toml", Path::new("/run/x/control"), &[place(0), place(1)]);
         let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -231,5 +242,7 @@ depth = 32
         assert_eq!(sched.vms[1].urgent.unwrap().deadline, b.deadline);
         assert!(sched.vms[1].priority.read && !sched.vms[0].priority.read);
         assert_eq!(file.devices[0].disks[1].offset, Bytes(1 << 29));
+        assert_eq!(file.devices[0].disks[0].format, Some(rtvirtio_iodconfig::Format::Raw));
+        assert_eq!(file.devices[0].disks[1].format, None);
     }
 }

@@ -3,6 +3,7 @@
 pub mod process;
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
@@ -42,11 +43,18 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     let plan = of_profile(&spec, &profile)?;
     doubts(&profile, ui);
     if let Some(out) = &args.out {
-        let places = places(&spec, &args.disks, global)?;
-        let text = plan.text(&args.model.spec.display().to_string(), &control(global), &places);
+        let mut places = places(&spec, &args.disks, global)?;
+        let name = args.model.spec.display().to_string();
+        let text = |places: &[DiskPlace]| plan.text(&name, &control(global), places);
         // By the domain's own eyes: what it would refuse is not written.
-        File::parse(out, &text)?;
-        write_file(out, text.as_bytes())?;
+        File::parse(out, &text(&places))?;
+        if rustix::process::geteuid().is_root() {
+            check_disks(&text(&places))?;
+            places.iter_mut().for_each(|place| place.is_raw = true);
+        } else {
+            ui.warn("the disks were not looked at, and their format is not declared: that needs root");
+        }
+        write_file(out, text(&places).as_bytes())?;
         ui.step(&format!(
             "saved {}; start it with `rtvirtio apply {}`",
             terminal(&out.display().to_string(), false),
@@ -55,6 +63,20 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     }
     show(ui, &plan, || table(&plan))?;
     Ok(if plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
+}
+
+/// Has the domain's program look at the disks of a configuration: in use, formats, sizes, overlaps. Nothing is changed.
+fn check_disks(config: &str) -> anyhow::Result<()> {
+    let mut file = tempfile::NamedTempFile::new().context("a file for the check of the disks")?;
+    file.write_all(config.as_bytes()).context("a file for the check of the disks")?;
+    let mut command = Command::new(program());
+    command.arg("--config").arg(file.path()).arg("--check=disks");
+    let out = command.output().with_context(|| program().display().to_string())?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    bail!("{}", terminal(said.trim().trim_start_matches("rtvirtio-iod: "), false))
 }
 
 /// Whether the domain can promise every target of a spec.
@@ -115,6 +137,7 @@ fn places(spec: &Spec, disks: &[String], global: &Global) -> anyhow::Result<Vec<
             socket: absolute(&global.run_dir).join("disks").join(format!("{name}.sock")),
             path: std::path::absolute(path).with_context(|| (*path).to_owned())?,
             part: None,
+            is_raw: false,
         })
     };
     spec.vms.iter().map(|vm| place(&vm.name)).collect()
@@ -147,6 +170,8 @@ pub fn for_lab(
                 socket: rtvirtio_lab::iod::socket(run_dir, &vm.name),
                 path: device.to_owned(),
                 part: Some((Bytes(vm.offset), Bytes(vm.size))),
+                // The lab has made it.
+                is_raw: true,
             })
             .collect();
         let file = run_dir.join(rtvirtio_lab::iod::DIR).join(FILE);
@@ -177,6 +202,11 @@ pub fn apply(path: &Path, dry_run: bool, global: &Global, ui: &Ui) -> anyhow::Re
         );
     }
     if dry_run {
+        if rustix::process::geteuid().is_root() {
+            check_disks(&text)?;
+        } else {
+            ui.warn("the disks were not looked at: that needs root");
+        }
         let ours = process::config_path(&global.state_dir);
         let lines = [
             format!("{}: -> {}", ours.display(), path.display()),

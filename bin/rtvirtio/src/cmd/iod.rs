@@ -130,6 +130,14 @@ fn table(status: &Value) -> String {
             d["held"],
             Nanos(d["late_p9999_ns"].as_u64().unwrap_or(0)),
         ));
+        if d["discard_pieces"].as_u64().unwrap_or(0) > 0 {
+            s.push_str(&format!(
+                "                 discards: {} pieces, the longest took {}; {} took longer than `cost.discard`\n",
+                d["discard_pieces"],
+                Nanos(d["discard_longest_ns"].as_u64().unwrap_or(0)),
+                d["discard_overruns"],
+            ));
+        }
     }
     s.push_str(&format!(
         "{:<16} {:<6} {:>10} {:>12} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>7}\n",
