@@ -262,7 +262,8 @@ fn cgroups_that_are_gone_are_no_errors() {
     assert_eq!(elevators.current, "none");
 }
 
-/// The journal is damaged: the commands that are printed, run by a shell, put everything back all the same.
+/// The journal is damaged: the commands that are printed, run by a shell, put everything back all
+/// the same.
 #[test]
 fn the_commands_of_a_damaged_journal_put_back() {
     const NAME: &str = "the_commands_of_a_damaged_journal_put_back";
@@ -290,7 +291,8 @@ fn the_commands_of_a_damaged_journal_put_back() {
     fs::remove_file(path).unwrap();
 }
 
-/// The real kernel interface answers a stat of a cgroup with EIO, and an open of its limit with EMFILE: the limit is still in force.
+/// The real kernel interface answers a stat of a cgroup with EIO, and an open of its limit with
+/// EMFILE: the limit is still in force.
 #[test]
 fn an_injected_error_of_a_system_call_is_not_absence() {
     const NAME: &str = "an_injected_error_of_a_system_call_is_not_absence";
