@@ -93,8 +93,9 @@ pub(crate) fn amend(
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
     let fresh = capture(&fresh, machine)?;
     let before: Vec<_> = fresh.iter().map(|e| before_us(&journal, &e.target, machine)).collect();
-    // What is ours must not be taken for what a thread had before. Such a thread is left out as a whole: one that is in our group and
-    // in no journal goes home with the group, one with half of its settings in the journal could not.
+    // What is ours must not be taken for what a thread had before. Such a thread is left out as a
+    // whole: one that is in our group and in no journal goes home with the group, one with half of
+    // its settings in the journal could not.
     let unknown: Vec<Place> =
         fresh.iter().zip(&before).filter(|(_, b)| b.is_err()).map(|(e, _)| e.target.place.clone()).collect();
     for (mut entry, before) in fresh.into_iter().zip(before) {

@@ -44,7 +44,8 @@ pub(crate) fn apply(
         entries,
     };
     if let Err(e) = journal::store(dir, &journal) {
-        // Nothing was touched, so a journal that is there all the same has nothing to put back; nor is it wrong to be found.
+        // Nothing was touched, so a journal that is there all the same has nothing to put back; nor
+        // is it wrong to be found.
         let _ = journal::remove(dir);
         return Err(e);
     }
@@ -83,7 +84,8 @@ pub(crate) fn apply(
 /// The file that identifies this run of the kernel.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Identifies this run of the kernel. Every Linux has it; without it the names in a journal could be those of other devices by now.
+/// Identifies this run of the kernel. Every Linux has it; without it the names in a journal could
+/// be those of other devices by now.
 fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
     let text = machine.host().read(Path::new(BOOT_ID)).map_err(|source| ApplyError::Capture {
         label: BOOT_ID.to_owned(),

@@ -92,7 +92,8 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
                 Ok(text) => text,
                 Err(Fault::Gone(_)) => continue,
                 Err(Fault::Io(e)) if is_not_readable(target, &e) => continue,
-                // Neither a guest that is only slow nor any other error may lose an old value for good.
+                // Neither a guest that is only slow nor any other error may lose an old value for
+                // good.
                 Err(fault) => return Err(unreadable(target, fault)),
             };
             entries.push(Entry {
@@ -154,8 +155,8 @@ fn identity(target: &Target, made: bool, machine: &Machine<'_>) -> Result<Option
     }
 }
 
-/// Whether a file has no value by the kernel's own word: `wbt_lat_usec` answers `EINVAL` while the device has no writeback throttling
-/// (`queue_wb_lat_show()` in `block/blk-sysfs.c`).
+/// Whether a file has no value by the kernel's own word: `wbt_lat_usec` answers `EINVAL` while the
+/// device has no writeback throttling (`queue_wb_lat_show()` in `block/blk-sysfs.c`).
 fn is_not_readable(target: &Target, error: &io::Error) -> bool {
     target.place == Place::Host && error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }

@@ -130,7 +130,8 @@ pub enum ApplyError {
         path: PathBuf,
         /// What is wrong.
         why: String,
-        /// What can still be read of it, with the commands that would restore it. Not part of the error's text.
+        /// What can still be read of it, with the commands that would restore it. Not part of the
+        /// error's text.
         readable: Readable,
     },
     /// The journal was written by another version; nothing was touched.
@@ -145,7 +146,8 @@ pub enum ApplyError {
         /// Ours.
         known: &'static str,
     },
-    /// Another user could have changed what is in the state directory, or can make root write elsewhere.
+    /// Another user could have changed what is in the state directory, or can make root write
+    /// elsewhere.
     #[error(
         "the state directory {path} cannot be trusted: {why}; choose another one with --state-dir, or, when everything in it is yours, \
          `chown {} {path}` and `chmod go-w {path}`",

@@ -1,10 +1,12 @@
 //! The journal: what every knob was before, on disk before the first write.
 //!
-//! The first line is `{"schema":"rtvirtio.journal.v2","sha256":"..."}`, the rest is the journal as JSON. The digest covers the schema
-//! and every byte of the rest, and the first line must be byte for byte the one that is computed from them, so nothing in the file
-//! can change without being noticed: not a letter of a path, not the boot id, not the header. SHA-256 rather than a CRC, because
-//! damage need not be a single bit: a block of another file, or of an older journal, must not pass with a chance of 2^-32 either. It
-//! protects from damage, not from somebody who may write to the file.
+//! The first line is `{"schema":"rtvirtio.journal.v2","sha256":"..."}`, the rest is the journal as
+//! JSON. The digest covers the schema and every byte of the rest, and the first line must be byte
+//! for byte the one that is computed from them, so nothing in the file can change without being
+//! noticed: not a letter of a path, not the boot id, not the header. SHA-256 rather than a CRC,
+//! because damage need not be a single bit: a block of another file, or of an older journal, must
+//! not pass with a chance of 2^-32 either. It protects from damage, not from a program that may write
+//! to the file.
 
 use std::fmt::Write as _;
 use std::io;
@@ -53,8 +55,8 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether writing this file changes the other one: setting `strict_guarantees` raises `slice_idle`
-    /// (`bfq_strict_guarantees_store()`).
+    /// Whether writing this file changes the other one: setting `strict_guarantees` raises
+    /// `slice_idle` (`bfq_strict_guarantees_store()`).
     pub fn moves(&self, other: &Self) -> bool {
         let name = |e: &Self| e.target.path.file_name().map(|n| n.to_string_lossy().into_owned());
         let of_one_elevator = self.target.place == other.target.place
@@ -194,8 +196,8 @@ pub(crate) fn load(dir: &StateDir) -> Result<Option<Journal>, ApplyError> {
     }
 }
 
-/// Writes the journal so that after a crash either the old or the new one is there, whole. After an error too, but which of them
-/// is not known.
+/// Writes the journal so that after a crash either the old or the new one is there, whole. After an
+/// error too, but which of them is not known.
 pub(crate) fn store(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError> {
     let failed = |action, source| ApplyError::State { action, path: path(dir), source };
     let bytes = journal.encode().map_err(|e| failed("serialise", e.into()))?;

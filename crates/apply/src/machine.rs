@@ -114,7 +114,8 @@ pub trait GuestFiles {
     /// The whole content of a file.
     ///
     /// # Errors
-    /// Kind `NotFound` when the file does not exist in the guest, which then has no such setting; any other kind when it may have.
+    /// Kind `NotFound` when the file does not exist in the guest, which then has no such setting;
+    /// any other kind when it may have.
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>>;
     /// Writes one whole value to a file that exists.
     ///
@@ -128,8 +129,8 @@ pub trait Guests {
     /// Connects to the agent at a socket.
     ///
     /// # Errors
-    /// Kind `NotFound` (no such socket) or `ConnectionRefused` (nothing listens) when the guest's QEMU has ended; any other kind when
-    /// it may be running.
+    /// Kind `NotFound` (no such socket) or `ConnectionRefused` (nothing listens) when the guest's
+    /// QEMU has ended; any other kind when it may be running.
     fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>>;
 }
 
@@ -174,14 +175,15 @@ impl Fault {
         }
     }
 
-    /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the thing itself is gone. After any other error it may still be there, and have
-    /// our value.
+    /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the thing itself is gone. After any other error
+    /// it may still be there, and have our value.
     pub(crate) fn of(error: io::Error) -> Self {
         if rtvirtio_host::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
     }
 
-    /// Of connecting to a guest's agent. QEMU listens on the socket as long as it runs; the kernel refuses a connection where nothing
-    /// listens. A connection that breaks later proves nothing: the agent may have been restarted.
+    /// Of connecting to a guest's agent. QEMU listens on the socket as long as it runs; the kernel
+    /// refuses a connection where nothing listens. A connection that breaks later proves nothing:
+    /// the agent may have been restarted.
     fn of_connect(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => Self::Gone(error),

@@ -1,7 +1,8 @@
 //! What can still be read of a journal that cannot be trusted, for a person who restores by hand.
 //!
-//! Every word of it is taken from a damaged file. So nothing here is ever carried out by this program, commands are quoted for the
-//! shell and touch nothing outside of `/sys` and of a thread's scheduling, and each line says that it is unverified.
+//! Every word of it is taken from a damaged file. So nothing here is ever carried out by this
+//! program, commands are quoted for the shell and touch nothing outside of `/sys` and of a thread's
+//! scheduling, and each line says that it is unverified.
 
 mod command;
 
@@ -20,12 +21,13 @@ const LIMIT: usize = 16 << 20;
 /// Entries of a damaged journal. Prints as a shell script of unverified lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Readable {
-    /// In the order in which they are to be restored: the last write first, then files that the kernel changes along with others.
+    /// In the order in which they are to be restored: the last write first, then files that the
+    /// kernel changes along with others.
     pub entries: Vec<ReadableEntry>,
 }
 
-/// One entry, as far as it can be read. The texts are those of the file, which may hold anything: [`Readable`] escapes them when it
-/// prints.
+/// One entry, as far as it can be read. The texts are those of the file, which may hold anything:
+/// [`Readable`] escapes them when it prints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReadableEntry {
     /// The setting as users know it.
@@ -34,17 +36,19 @@ pub struct ReadableEntry {
     pub path: String,
     /// Value before the plan; `None` when its file did not exist, or when that cannot be read.
     pub old: Option<String>,
-    /// Value that was to be written; `None` for a file that only changes along, or when that cannot be read.
+    /// Value that was to be written; `None` for a file that only changes along, or when that cannot
+    /// be read.
     pub new: Option<String>,
     /// Whether the kernel changes it along with another setting.
     pub changes_along: bool,
-    /// Shell commands that would restore it, each on one line and quoted, or the reason why there is none.
+    /// Shell commands that would restore it, each on one line and quoted, or the reason why there
+    /// is none.
     pub commands: Result<Vec<String>, String>,
 }
 
 impl Readable {
-    /// Reads leniently: each JSON object that looks like an entry, whatever is around it. What is cut off or changed in its form is
-    /// left out.
+    /// Reads leniently: each JSON object that looks like an entry, whatever is around it. What is
+    /// cut off or changed in its form is left out.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let bytes = &bytes[..bytes.len().min(LIMIT)];
         let mut entries = Vec::new();
@@ -136,8 +140,8 @@ impl fmt::Display for Readable {
     }
 }
 
-/// Characters that a terminal, or a reader, could take for something else: control characters, and those that change the direction of
-/// text or cannot be seen.
+/// Characters that a terminal, or a reader, could take for something else: control characters, and
+/// those that change the direction of text or cannot be seen.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')

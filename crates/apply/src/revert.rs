@@ -193,7 +193,8 @@ fn forgotten(dir: &StateDir, journal: &Journal, observer: &mut dyn Observer) -> 
     Reverted { done, rebooted: true, outcomes, warnings }
 }
 
-/// Removes the journal; whether it is gone. That what was put back stays so does not depend on it, so an error is a warning.
+/// Removes the journal; whether it is gone. That what was put back stays so does not depend on it,
+/// so an error is a warning.
 fn remove_journal(dir: &StateDir, warnings: &mut Vec<String>) -> bool {
     if let Err(e) = journal::remove(dir) {
         warnings.push(format!("the journal is still there: {e}"));
@@ -206,7 +207,8 @@ fn remove_journal(dir: &StateDir, warnings: &mut Vec<String>) -> bool {
     true
 }
 
-/// Leaves in the journal only what is still to be put back. `moved` are knobs that an error has left somewhere between two values.
+/// Leaves in the journal only what is still to be put back. `moved` are knobs that an error has
+/// left somewhere between two values.
 fn keep_open(
     journal: &mut Journal,
     fates: &BTreeMap<usize, Fate>,
@@ -235,7 +237,8 @@ fn keep_open(
             entry.new = now;
         }
     }
-    // A knob may be back although the kernel reported an error; what changed along with it is then still to be put back.
+    // A knob may be back although the kernel reported an error; what changed along with it is then
+    // still to be put back.
     journal.reverting = journal.entries.iter().any(|e| e.unsettled);
     journal.rest = true;
 }

@@ -66,8 +66,8 @@ impl Session {
     /// Makes the state directory if need be, and locks it.
     ///
     /// # Errors
-    /// [`ApplyError::Locked`] with the holder's process id; [`ApplyError::UntrustedState`] or [`ApplyError::State`] when the
-    /// directory cannot be used.
+    /// [`ApplyError::Locked`] with the holder's process id; [`ApplyError::UntrustedState`] or
+    /// [`ApplyError::State`] when the directory cannot be used.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, ApplyError> {
         let dir = StateDir::open_or_create(dir)?;
         let lock = Lock::take(&dir)?;

@@ -1,4 +1,5 @@
-//! The state directory: root writes there, so only a directory that no other user can change is used.
+//! The state directory: root writes there, so only a directory that no other user can change is
+//! used.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -17,11 +18,11 @@ const OTHERS_WRITE: u32 = 0o022;
 /// Mode of a new directory; private files have their own mode.
 const DIR_MODE: u32 = 0o755;
 
-/// A directory that belongs to this user or to root and that no other user can write to. Its files are opened relative to it,
-/// without following symbolic links.
+/// A directory that belongs to this user or to root and that no other user can write to. Its files
+/// are opened relative to it, without following symbolic links.
 ///
-/// The check covers the directory itself, not those above it: a user that owns a directory above can move the state away, but can
-/// never make this process write somewhere else.
+/// The check covers the directory itself, not those above it: a user that owns a directory above
+/// can move the state away, but can never make this process write somewhere else.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
@@ -32,8 +33,8 @@ impl StateDir {
     /// Opens a directory that exists.
     ///
     /// # Errors
-    /// [`ApplyError::UntrustedState`] when another user owns it or can write to it; [`ApplyError::State`] when it cannot be opened,
-    /// with kind `NotFound` when there is none.
+    /// [`ApplyError::UntrustedState`] when another user owns it or can write to it;
+    /// [`ApplyError::State`] when it cannot be opened, with kind `NotFound` when there is none.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ApplyError> {
         let path = path.into();
         let failed = |source: io::Error| ApplyError::State { action: "open", path: path.clone(), source };
@@ -68,7 +69,8 @@ impl StateDir {
         }
     }
 
-    /// Opens a directory, and makes it first where there is none. The mode of one that exists is left as it is.
+    /// Opens a directory, and makes it first where there is none. The mode of one that exists is
+    /// left as it is.
     ///
     /// # Errors
     /// As [`StateDir::open`], or when it cannot be made.
@@ -88,21 +90,24 @@ impl StateDir {
         &self.path
     }
 
-    /// Makes a new, empty file for writing, with at most the permissions `mode` (such as `0o600`). A file or symbolic link of that
-    /// name is removed first, never written to.
+    /// Makes a new, empty file for writing, with at most the permissions `mode` (such as `0o600`).
+    /// A file or symbolic link of that name is removed first, never written to.
     ///
     /// # Errors
-    /// As the system calls say; kind `InvalidInput` when `name` is not the name of a file in this directory.
+    /// As the system calls say; kind `InvalidInput` when `name` is not the name of a file in this
+    /// directory.
     pub fn create_file(&self, name: &str, mode: u32) -> io::Result<File> {
         self.remove(name)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         self.open_at(name, flags, mode).map(File::from)
     }
 
-    /// Opens a file for reading and writing, and makes it with the permissions `mode` where there is none. Its content stays.
+    /// Opens a file for reading and writing, and makes it with the permissions `mode` where there
+    /// is none. Its content stays.
     ///
     /// # Errors
-    /// As the system calls say; kind `InvalidData` for a symbolic link, anything but a regular file, or a file of another user.
+    /// As the system calls say; kind `InvalidData` for a symbolic link, anything but a regular
+    /// file, or a file of another user.
     pub fn open_file(&self, name: &str, mode: u32) -> io::Result<File> {
         self.writable(name, OFlags::RDWR | OFlags::CREATE, mode)
     }
@@ -127,11 +132,12 @@ impl StateDir {
         Ok(bytes)
     }
 
-    /// Replaces a file's content so that after a crash either the old or the new one is there, whole. The new content is first
-    /// written to `NAME.new`.
+    /// Replaces a file's content so that after a crash either the old or the new one is there,
+    /// whole. The new content is first written to `NAME.new`.
     ///
     /// # Errors
-    /// As the system calls say; which of the two contents is there is not known then, but one of them is, whole.
+    /// As the system calls say; which of the two contents is there is not known then, but one of
+    /// them is, whole.
     pub fn replace(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         let temp = format!("{name}.new");
         let written = self.create_file(&temp, mode).and_then(|mut file| {
@@ -146,7 +152,8 @@ impl StateDir {
         renamed.and_then(|()| self.sync())
     }
 
-    /// Removes a file; none is no error. Of a symbolic link the link itself is removed. [`StateDir::sync`] makes it durable.
+    /// Removes a file; none is no error. Of a symbolic link the link itself is removed.
+    /// [`StateDir::sync`] makes it durable.
     ///
     /// # Errors
     /// As the system call says.
@@ -189,7 +196,8 @@ impl StateDir {
     }
 
     fn open_at(&self, name: &str, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
-        // NONBLOCK: a FIFO of that name must not hold the process; it has no effect on a regular file.
+        // NONBLOCK: a FIFO of that name must not hold the process; it has no effect on a regular
+        // file.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         rustix::fs::openat(&self.dir, one_name(name)?, flags, Mode::from_raw_mode(mode)).map_err(
             |e| match e {

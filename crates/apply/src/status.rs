@@ -72,8 +72,8 @@ pub enum KnobState {
 /// Reads the journal and looks at every knob; `None` when no plan is in force. Needs no lock.
 ///
 /// # Errors
-/// When the journal cannot be read as one: [`ApplyError::BadJournal`] has what can be read of it. When it cannot be told whether the
-/// host was restarted since.
+/// When the journal cannot be read as one: [`ApplyError::BadJournal`] has what can be read of it.
+/// When it cannot be told whether the host was restarted since.
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
     let Some(dir) = StateDir::find(dir)? else { return Ok(None) };
     let Some(journal) = journal::load(&dir)? else { return Ok(None) };

@@ -262,7 +262,8 @@ fn cgroups_that_are_gone_are_no_errors() {
     assert_eq!(elevators.current, "none");
 }
 
-/// The journal is damaged: the commands that are printed, run by a shell, put everything back all the same.
+/// The journal is damaged: the commands that are printed, run by a shell, put everything back all
+/// the same.
 #[test]
 fn the_commands_of_a_damaged_journal_put_back() {
     const NAME: &str = "the_commands_of_a_damaged_journal_put_back";
@@ -288,6 +289,51 @@ fn the_commands_of_a_damaged_journal_put_back() {
     assert!(output.status.success() && errors.is_empty(), "{errors}\n{script}");
     assert_same(&before, &snapshot(&real.dirs()), "by hand");
     fs::remove_file(path).unwrap();
+}
+
+/// The real kernel interface answers a stat of a cgroup with EIO, and an open of its limit with
+/// EMFILE: the limit is still in force.
+#[test]
+fn an_injected_error_of_a_system_call_is_not_absence() {
+    const NAME: &str = "an_injected_error_of_a_system_call_is_not_absence";
+    let Some(real) = Real::new(NAME) else { return };
+    if !Command::new("strace").arg("-V").output().is_ok_and(|o| o.status.success()) {
+        return skip(NAME, "no strace");
+    }
+    if real.cgroups.hierarchy == Hierarchy::V2 {
+        return skip(NAME, "the io controller is not enabled for a group of ours");
+    }
+    let mut case = real.case();
+    case.plan = support::plan(&[(support::limit(0, rtvirtio_planner::LimitKind::ReadIops), "50")]);
+    let before = snapshot(&real.dirs());
+    let file = real.vm(0, "blkio.throttle.read_iops_device");
+    let group = file.parent().unwrap();
+    act(&case, "apply", &Points::new(0, || {})).unwrap();
+    let applied = fs::read_to_string(&file).unwrap();
+    assert!(applied.ends_with(" 50\n"), "{applied}");
+    for (path, inject) in [
+        (group, "inject=statx,newfstatat:error=EIO"),
+        (group, "inject=statx,newfstatat:error=EACCES"),
+        (file.as_path(), "inject=openat:error=EMFILE"),
+    ] {
+        let child = support::child::command(&case, "revert", 0);
+        let log = real.dir.path().join("strace");
+        let mut strace = Command::new("strace");
+        strace.args(["-f", "-o"]).arg(&log).arg("-P").arg(path).args(["-e", inject, "--"]);
+        strace.arg(child.get_program()).args(child.get_args());
+        strace.envs(child.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        let output = strace.output().unwrap();
+        if !fs::read_to_string(&log).unwrap_or_default().contains("(INJECTED)") {
+            return skip(NAME, "strace cannot inject errors here");
+        }
+        let said = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+        assert!(!output.status.success() && said.contains("not put back: "), "{inject}: {said}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), applied);
+        assert!(case.state.join(JOURNAL_FILE).exists(), "{inject}: the journal is lost");
+    }
+    act(&case, "revert", &Points::new(0, || {})).unwrap();
+    assert_same(&before, &snapshot(&real.dirs()), "put back in the end");
+    assert!(!case.state.join(JOURNAL_FILE).exists());
 }
 
 /// Once more in the box: cgroup v2 with the I/O controller still to be enabled, and Debian's kernel with BFQ as a module. Two tests above need

@@ -23,7 +23,8 @@ struct Lab {
     state: PathBuf,
 }
 
-/// With a plan in force for settings of the kernel, of cgroups and of guests, or with a contract for threads.
+/// With a plan in force for settings of the kernel, of cgroups and of guests, or with a contract
+/// for threads.
 fn in_force(v2: bool, threads: bool) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let (root, guests, state) =

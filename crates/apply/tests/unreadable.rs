@@ -1,5 +1,5 @@
-//! An error of the kernel is not absence: after any error at any call, what is reported as put back is back, and the rest is still in
-//! the journal.
+//! An error of the kernel is not absence: after any error at any call, what is reported as put back
+//! is back, and the rest is still in the journal.
 
 mod support;
 
@@ -73,7 +73,8 @@ impl Lab {
         Self { root: Root::new(root), kernel, case, dir }
     }
 
-    /// The same with a contract: a group of ours with a budget, threads moved into it, and their policies.
+    /// The same with a contract: a group of ours with a budget, threads moved into it, and their
+    /// policies.
     fn with_contract(mut self) -> Self {
         self.kernel.cpu_root();
         self.kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();

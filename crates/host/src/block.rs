@@ -112,7 +112,8 @@ impl BlockDevice {
             if !idle_loop && !name.starts_with("ram") && !name.starts_with("zram") {
                 match Self::find(root, &name) {
                     Ok(device) => out.push(device),
-                    // A hidden path of a multipath device has no number, and a device may vanish: neither is worth the whole list.
+                    // A hidden path of a multipath device has no number, and a device may vanish:
+                    // neither is worth the whole list.
                     Err(e) if e.is_gone() => {}
                     Err(e) => return Err(e),
                 }
@@ -259,7 +260,8 @@ impl BlockDevice {
             match root.read_optional(self.sysfs().join(file)) {
                 Ok(Some(id)) if !id.is_empty() => return Ok(Some(id)),
                 Ok(_) => {}
-                // A SCSI disk without an identifier in its pages (`sdev_show_wwid()` in drivers/scsi/scsi_sysfs.c).
+                // A SCSI disk without an identifier in its pages (`sdev_show_wwid()` in
+                // drivers/scsi/scsi_sysfs.c).
                 Err(e) if e.is_errno(Errno::NXIO) || e.is_errno(Errno::INVAL) => {}
                 Err(e) => return Err(e),
             }

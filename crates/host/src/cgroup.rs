@@ -301,7 +301,8 @@ impl Cgroups {
     /// Where the BFQ weight of a cgroup is, or will be once the controller is enabled for it.
     ///
     /// # Errors
-    /// When the path is not a cgroup's, or cannot be read. The file exists only while BFQ is built in or its module is loaded.
+    /// When the path is not a cgroup's, or cannot be read. The file exists only while BFQ is built
+    /// in or its module is loaded.
     pub fn weight_file(&self, root: &Root, cgroup: &Path) -> Result<WeightFile, HostError> {
         let dir = self.dir(cgroup)?;
         Ok(match self.hierarchy {

@@ -95,8 +95,8 @@ impl Root {
     /// Whether a path exists; a symbolic link is followed.
     ///
     /// # Errors
-    /// [`HostError::Read`] when that cannot be told. Only `ENOENT`, `ENODEV` and `ESRCH` mean that there is nothing, and `ENOTDIR`: below
-    /// what is not a directory there can be nothing.
+    /// [`HostError::Read`] when that cannot be told. Only `ENOENT`, `ENODEV` and `ESRCH` mean that
+    /// there is nothing, and `ENOTDIR`: below what is not a directory there can be nothing.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool, HostError> {
         let path = path.as_ref();
         match fs::metadata(self.at(path)) {

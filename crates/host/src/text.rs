@@ -101,7 +101,8 @@ pub fn throttle_limit(text: &str, dev: &str) -> Option<u64> {
     throttle_value(text, dev).flatten()
 }
 
-/// The same, `Some(None)` without a line. `None` for a line that is not understood, which is not the same as no limit.
+/// The same, `Some(None)` without a line. `None` for a line that is not understood, which is not
+/// the same as no limit.
 #[must_use]
 pub fn throttle_value(text: &str, dev: &str) -> Option<Option<u64>> {
     let Some(rest) = device_line(text, dev) else { return Some(None) };
@@ -114,7 +115,8 @@ pub fn io_max_limit(text: &str, dev: &str, key: &str) -> Option<u64> {
     io_max_value(text, dev, key).flatten()
 }
 
-/// The same, `Some(None)` for `max` or no line. `None` for a line that is not understood, which is not the same as no limit.
+/// The same, `Some(None)` for `max` or no line. `None` for a line that is not understood, which is
+/// not the same as no limit.
 #[must_use]
 pub fn io_max_value(text: &str, dev: &str, key: &str) -> Option<Option<u64>> {
     let Some(rest) = device_line(text, dev) else { return Some(None) };

@@ -246,7 +246,8 @@ fn look(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<T
     let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
         None => None,
         Some(Ok(attr)) => Some(attr),
-        // A security module may forbid it. Only a deadline thread has a reservation, and without it would be taken for an ordinary one.
+        // A security module may forbid it. Only a deadline thread has a reservation, and without it
+        // would be taken for an ordinary one.
         Some(Err(e)) if !is_gone(&e) && stat.policy.is_some_and(|p| p != Policy::Deadline) => None,
         Some(Err(source)) => {
             return Err(HostError::Read { path: format!("/proc/{pid}/task/{tid}/sched").into(), source });

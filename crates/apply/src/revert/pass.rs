@@ -37,7 +37,8 @@ impl<'a, 'm> Pass<'a, 'm> {
         (self.fates, self.todo)
     }
 
-    /// Does what was decided. Returns the fates, and the knobs that an error has left somewhere between two values.
+    /// Does what was decided. Returns the fates, and the knobs that an error has left somewhere
+    /// between two values.
     pub fn carry_out(
         &mut self,
         (fates, todo): Decided,
@@ -129,7 +130,8 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// A knob that moves another is left alone while that other cannot be read: else its value would not be known for ours the next time.
+    /// A knob that moves another is left alone while that other cannot be read: else its value
+    /// would not be known for ours the next time.
     fn leave_movers_alone(&mut self) {
         let failed = |e: &&Entry| matches!(self.fates.get(&e.id), Some(Fate::Failed { .. }));
         let unreadable: Vec<&Entry> = self.journal.entries.iter().filter(failed).collect();
@@ -141,8 +143,10 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// What keeps a thread in the group of ours that it is in: a real-time policy that is not ours to put back, where its old group has no budget for
-    /// one and so lets it in no more (`sched_rt_can_attach()`). With force it loses that policy. An error when that cannot be told.
+    /// What keeps a thread in the group of ours that it is in: a real-time policy that is not ours
+    /// to put back, where its old group has no budget for one and so lets it in no more
+    /// (`sched_rt_can_attach()`). With force it loses that policy. An error when that cannot be
+    /// told.
     fn stuck(&self, entry: &Entry) -> Result<Option<String>, String> {
         let (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }, Some(old)) =
             (&entry.target.form, &entry.target.place, &entry.old)
@@ -182,13 +186,15 @@ impl<'a, 'm> Pass<'a, 'm> {
         self.journal.entries.iter().find(is).map(|e| e.id)
     }
 
-    /// Files that change along with a knob: decided before anything is written, because from then on they move.
+    /// Files that change along with a knob: decided before anything is written, because from then
+    /// on they move.
     fn classify_side_effects(&mut self) {
         for entry in &self.journal.entries {
             let Some(cause) = entry.changed_by else { continue };
             let ours = match self.fates.get(&cause) {
                 Some(Fate::Restored { .. }) => true,
-                // After a cut between the knob and this file; without one, the knob was never ours when it was left.
+                // After a cut between the knob and this file; without one, the knob was never ours
+                // when it was left.
                 Some(Fate::Untouched) => self.journal.reverting,
                 _ => continue,
             };
@@ -218,8 +224,8 @@ impl<'a, 'm> Pass<'a, 'm> {
                 self.fates.insert(entry.id, Fate::Blocked { by });
                 continue;
             }
-            // Without an old value the file vanishes with the one that brought it into being; a cgroup's must be unset first, to
-            // tell that nobody relies on it.
+            // Without an old value the file vanishes with the one that brought it into being; a
+            // cgroup's must be unset first, to tell that nobody relies on it.
             let Some(old) = entry.old.as_deref().or(entry.target.form.unset()) else { continue };
             if let Err(error) = restore::restore(&entry.target, old, self.machine) {
                 self.fail(entry, error);
@@ -235,7 +241,8 @@ impl<'a, 'm> Pass<'a, 'm> {
         self.fates.insert(entry.id, fate);
     }
 
-    /// A knob that was not put back and needs this one: a file that this one brings into being, a thread in this group.
+    /// A knob that was not put back and needs this one: a file that this one brings into being, a
+    /// thread in this group.
     fn held_by(&self, entry: &Entry) -> Option<String> {
         let needs = |e: &&Entry| {
             let within = || self.todo.get(&e.id).and_then(|found| self.group_of(e, found)) == Some(entry.id);
@@ -244,8 +251,8 @@ impl<'a, 'm> Pass<'a, 'm> {
         self.journal.entries.iter().find(needs).map(|e| e.target.to_string())
     }
 
-    /// A knob that could not be put back keeps what it brought into being, and what changed along with it: putting it back the next time
-    /// moves that again.
+    /// A knob that could not be put back keeps what it brought into being, and what changed along
+    /// with it: putting it back the next time moves that again.
     fn keep_what_stays(&mut self) {
         for entry in &self.journal.entries {
             let open = |id: &usize| self.fates.get(id).is_some_and(Fate::is_open);
@@ -261,10 +268,12 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
     }
 
-    /// Puts back what changes along with knobs, and what putting one knob back did to another (`strict_guarantees` raises
-    /// `slice_idle`): looks again at all, until everything stays as it is.
+    /// Puts back what changes along with knobs, and what putting one knob back did to another
+    /// (`strict_guarantees` raises `slice_idle`): looks again at all, until everything stays as it
+    /// is.
     fn settle(&mut self, observer: &mut dyn Observer) {
-        // One round moves at most what depends on it; the second finds everything in place. One to spare.
+        // One round moves at most what depends on it; the second finds everything in place. One to
+        // spare.
         for _ in 0..3 {
             if !self.settle_once(observer) {
                 return;

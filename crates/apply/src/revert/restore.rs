@@ -80,7 +80,8 @@ fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
             let path = dir.join(&name).join(file);
             let text = match machine.host().read(&path) {
                 Ok(text) => text,
-                // The names in a group's directory are its own files too, and a group need not have every file.
+                // The names in a group's directory are its own files too, and a group need not have
+                // every file.
                 Err(e) if e.kind() == io::ErrorKind::NotADirectory || rtvirtio_host::is_gone(&e) => continue,
                 Err(e) => return Err(unknown(&path, e)),
             };

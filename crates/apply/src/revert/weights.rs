@@ -1,4 +1,5 @@
-//! Weights of other devices, in files whose default must be rewritten: that erases the lines of all devices.
+//! Weights of other devices, in files whose default must be rewritten: that erases the lines of all
+//! devices.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,8 @@ use crate::journal::{Journal, Kept};
 use crate::machine::{Fault, Machine};
 use crate::target::Form;
 
-/// Notes the lines of other devices in the journal, before any is erased. A knob whose file cannot be read is not touched.
+/// Notes the lines of other devices in the journal, before any is erased. A knob whose file cannot
+/// be read is not touched.
 pub(super) fn remember(
     journal: &mut Journal,
     todo: &mut BTreeMap<usize, String>,
@@ -45,8 +47,8 @@ pub(super) fn remember(
     }
 }
 
-/// Writes lines again that are missing, after a cut or an error while a default was rewritten. Those that may still be missing stay in
-/// the journal; returns what became of them.
+/// Writes lines again that are missing, after a cut or an error while a default was rewritten.
+/// Those that may still be missing stay in the journal; returns what became of them.
 pub(super) fn rewrite(journal: &mut Journal, machine: &Machine<'_>) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
     journal.kept.retain(|kept| match rewrite_one(kept, machine) {

@@ -52,8 +52,8 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
 /// one who is cut off here can go on.
 pub(super) fn give_back(dir: &Path, machine: &Machine<'_>) {
     let file = dir.join("cpu.rt_runtime_us");
-    // A kernel without such budgets has no such file. Where it cannot be read or is refused, the next group may have to wait: nothing
-    // worse.
+    // A kernel without such budgets has no such file. Where it cannot be read or is refused, the
+    // next group may have to wait: nothing worse.
     if machine.host().read(&file).is_ok() {
         let _ = machine.host().write(&file, "0");
     }
