@@ -73,7 +73,7 @@ fn all_short_sequences() {
     let mut judged = 0;
     for rate in RATES {
         for burst in 0..=3 {
-            let case = Case { rate, burst, gaps: &[0, 1, 4] };
+            let case = Case { rate, burst, gaps: &[0, 1, 2, 5] };
             judged += all(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
         }
     }

@@ -29,7 +29,8 @@ pub fn load(path: &Path) -> Result<Profile, MeasureError> {
 /// The profile that the bytes of the file at `path` hold; the path stands in errors only.
 ///
 /// # Errors
-/// [`MeasureError::Profile`] when it is not a profile of this version, or larger than [`MAX_FILE_BYTES`].
+/// [`MeasureError::Profile`] when it is not a profile of this version, holds numbers that cannot be ([`Profile::check`]), or is larger than
+/// [`MAX_FILE_BYTES`].
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
     let refuse = |reason: String| MeasureError::Profile { path: path.to_owned(), reason };
     if bytes.len() > MAX_FILE_BYTES {
@@ -44,7 +45,9 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
         None => return Err(refuse("it has no schema".to_owned())),
     }
     // Parsed from the text again: errors then have a line and a column.
-    serde_json::from_slice(bytes).map_err(|e| refuse(e.to_string()))
+    let profile: Profile = serde_json::from_slice(bytes).map_err(|e| refuse(e.to_string()))?;
+    profile.check().map_err(refuse)?;
+    Ok(profile)
 }
 
 /// Writes a profile as JSON. After a crash the file is the old one or the new one, never half.
