@@ -38,7 +38,8 @@ impl GuestFiles for Files {
 fn io_error(error: VmmError) -> io::Error {
     let kind = match &error {
         VmmError::Connect { source, .. } => source.kind(),
-        VmmError::Closed { .. } => io::ErrorKind::ConnectionRefused,
+        // Of an answer that did not come: QEMU, or only the agent, may have ended.
+        VmmError::Closed { .. } => io::ErrorKind::ConnectionReset,
         VmmError::Timeout { .. } => io::ErrorKind::TimedOut,
         // The agent tells errors as text only; these are strerror(3)'s.
         VmmError::Refused { desc, .. } if desc.contains("No such file") => io::ErrorKind::NotFound,

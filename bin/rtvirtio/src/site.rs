@@ -336,7 +336,7 @@ fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> anyhow::Result<Foun
     };
     let cgroup = match host {
         HostHandle::Cgroup(path) => {
-            if !root.exists(cgroups.dir(path)?) {
+            if !root.exists(cgroups.dir(path)?)? {
                 bail!("cgroup {} does not exist: is the VM running?", path.display());
             }
             path.clone()

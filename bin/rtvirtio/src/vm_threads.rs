@@ -128,7 +128,7 @@ fn of_monitor(vm: &str, socket: &Path, pid: Option<u32>, ui: &Ui) -> anyhow::Res
             let pid = process_of(&root, thread).with_context(|| {
                 format!("the monitor names thread {thread}, which is not here: {ELSEWHERE}")
             })?;
-            if !serves(&root, pid, socket) {
+            if !serves(&root, pid, socket)? {
                 let name = full_name(&root, pid).unwrap_or_default();
                 bail!(
                     "the monitor {} names thread {thread}; here that belongs to process {pid} ({name}), which does not serve it: {ELSEWHERE}",

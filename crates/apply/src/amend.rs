@@ -1,7 +1,5 @@
 //! Adding threads to what is in force.
 
-use std::path::Path;
-
 use rtvirtio_host::sched::Attr;
 use serde::Serialize;
 
@@ -12,6 +10,7 @@ use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine, PRESENT};
 use crate::resolve::{Write, cannot};
 use crate::session::{Observer, Step};
+use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
 /// What became of writes that were added.
@@ -21,8 +20,10 @@ pub struct Amended {
     pub written: Vec<Line>,
     /// Settings that somebody else has changed since, which are left to them: the setting, and what it is now.
     pub left: Vec<(String, String)>,
-    /// Settings that could not be changed, and why. They are as they were.
+    /// Settings that could not be changed, or not read back, and why.
     pub failed: Vec<(String, String)>,
+    /// What went wrong beside the settings.
+    pub warnings: Vec<String>,
 }
 
 impl Amended {
@@ -38,13 +39,13 @@ const NOT_GIVEN: &str = "left out: what it takes was not given by a setting befo
 /// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
 /// forgotten. A cut anywhere leaves a journal from which everything can be put back.
 pub(crate) fn amend(
-    dir: &Path,
+    dir: &StateDir,
     writes: &[Write],
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
     let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || journal.rest || !journal.complete || rebooted(&journal, machine) {
+    if journal.reverting || journal.rest || !journal.complete || rebooted(&journal, machine)? {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
     if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
@@ -92,9 +93,16 @@ pub(crate) fn amend(
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
     for mut entry in capture(&fresh, machine)? {
         entry.id += next;
-        if let (Some(own), Some(found)) = (before_us(&journal, &entry.target, machine), entry.old.clone()) {
-            entry.passing.push(found);
-            entry.old = Some(own);
+        match before_us(&journal, &entry.target, machine) {
+            Ok(Some(own)) => {
+                entry.passing.extend(entry.old.replace(own));
+            }
+            Ok(None) => {}
+            // Without it, what is ours would be taken for what the thread had before.
+            Err(why) => {
+                out.failed.push((entry.knob, why));
+                continue;
+            }
         }
         let place = writes.iter().position(|w| w.target == entry.target);
         touched.extend(place.map(|place| (entry.id, place)));
@@ -136,19 +144,27 @@ pub(crate) fn amend(
             entry.passing.clone_from(&writes[*place].passing);
         }
     }
-    journal::store(dir, &journal)?;
+    // The journal on disk holds these values too, so everything can be put back from it.
+    if let Err(e) = journal::store(dir, &journal) {
+        out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
+    }
     Ok(out)
 }
 
 /// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the real-time policy
-/// that we gave to QEMU's main thread.
-fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Option<String> {
-    let Place::Thread { pid, tid, start } = target.place else { return None };
-    let inherited = Target::scheduling(pid, tid, start);
-    let inherited = machine.read(&inherited).ok()?.trim().parse::<Attr>().ok()?;
+/// that we gave to QEMU's main thread. An error when that cannot be told.
+fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
+    let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
+    let read = |target: &Target| match machine.read(target) {
+        Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),
+        Err(Fault::Gone(_)) => Ok(None),
+        Err(Fault::Io(e)) => Err(format!("{target} cannot be read: {e}")),
+    };
+    let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
+    let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };
     let is_policy = target.form == Form::Scheduling;
-    if is_policy && !inherited.policy.is_real_time() {
-        return None;
+    if is_policy && !attr(&inherited)?.policy.is_real_time() {
+        return Ok(None);
     }
     for entry in journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)) {
         let (Form::Group { home, scheduling }, Some(mount)) =
@@ -156,20 +172,21 @@ fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Optio
         else {
             continue;
         };
-        let cgroup = Target::thread_cgroup(pid, tid, start, "cpu", mount);
-        let now = machine.read(&cgroup).ok().and_then(|t| cgroup.form.value(&t))?;
+        let Some(now) = read(&Target::thread_cgroup(pid, tid, start, "cpu", mount))? else { return Ok(None) };
         if mount.join(now.trim_start_matches('/')) != entry.target.path {
             continue;
         }
-        return if is_policy {
-            Some(scheduling.clone())
-        } else {
-            Some(format!("/{}", home.strip_prefix(mount).ok()?.display()))
-        };
+        if is_policy {
+            return Ok(Some(scheduling.clone()));
+        }
+        let home =
+            home.strip_prefix(mount).map_err(|_| format!("{} is in another hierarchy", home.display()))?;
+        return Ok(Some(format!("/{}", home.display())));
     }
-    let main = journal.entries.iter().find(|e| is_main(e, pid)).filter(|_| is_policy)?;
-    let old = main.old.as_ref()?.parse::<Attr>().ok()?;
-    Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string())
+    let main = journal.entries.iter().find(|e| is_main(e, pid)).filter(|_| is_policy);
+    let Some(old) = main.and_then(|e| e.old.as_deref()) else { return Ok(None) };
+    let old = attr(old)?;
+    Ok(Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string()))
 }
 
 /// Whether this is the policy of a process's first thread.

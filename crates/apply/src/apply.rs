@@ -6,11 +6,12 @@ use serde::Serialize;
 
 use crate::capture::{Line, capture, value_of};
 use crate::error::ApplyError;
-use crate::journal::{self, Entry, JOURNAL_SCHEMA, Journal};
+use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine};
 use crate::resolve::Write;
 use crate::revert::{OnConflict, revert};
 use crate::session::{Observer, Step};
+use crate::state_dir::StateDir;
 
 /// What was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -22,7 +23,7 @@ pub struct Applied {
 }
 
 pub(crate) fn apply(
-    dir: &Path,
+    dir: &StateDir,
     writes: &[Write],
     machine: &Machine<'_>,
     observer: &mut dyn Observer,
@@ -33,9 +34,8 @@ pub(crate) fn apply(
     let entries = capture(writes, machine)?;
     observer.step(Step::Captured);
     let mut journal = Journal {
-        schema: JOURNAL_SCHEMA.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        boot_id: boot_id(machine),
+        boot_id: boot_id(machine)?,
         pid: std::process::id(),
         complete: false,
         reverting: false,
@@ -43,7 +43,11 @@ pub(crate) fn apply(
         kept: Vec::new(),
         entries,
     };
-    journal::store(dir, &journal)?;
+    if let Err(e) = journal::store(dir, &journal) {
+        // Nothing was touched, so a journal that is there all the same has nothing to put back; nor is it wrong to be found.
+        let _ = journal::remove(dir);
+        return Err(e);
+    }
     observer.step(Step::Journaled);
     match write_all(dir, &mut journal, machine, observer) {
         Ok(unchanged) => {
@@ -76,21 +80,30 @@ pub(crate) fn apply(
     }
 }
 
-/// Identifies this run of the kernel; empty when the kernel does not say.
-fn boot_id(machine: &Machine<'_>) -> String {
-    let text = machine.root().read("/proc/sys/kernel/random/boot_id");
-    text.map(|t| t.trim().to_owned()).unwrap_or_default()
+/// The file that identifies this run of the kernel.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Identifies this run of the kernel. Every Linux has it; without it the names in a journal could be those of other devices by now.
+fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
+    let text = machine.host().read(Path::new(BOOT_ID)).map_err(|source| ApplyError::Capture {
+        label: BOOT_ID.to_owned(),
+        source,
+        hint: "; it tells whether the host was restarted since: is /proc mounted?".to_owned(),
+    })?;
+    match text.trim() {
+        "" => Err(ApplyError::Form { label: BOOT_ID.to_owned(), text }),
+        id => Ok(id.to_owned()),
+    }
 }
 
-/// Whether the machine was restarted since the journal was written; false when the kernel does not say.
-pub(crate) fn rebooted(journal: &Journal, machine: &Machine<'_>) -> bool {
-    let now = boot_id(machine);
-    !now.is_empty() && !journal.boot_id.is_empty() && now != journal.boot_id
+/// Whether the machine was restarted since the journal was written.
+pub(crate) fn rebooted(journal: &Journal, machine: &Machine<'_>) -> Result<bool, ApplyError> {
+    Ok(boot_id(machine)? != journal.boot_id)
 }
 
 /// Returns how many knobs had their value already.
 fn write_all(
-    dir: &Path,
+    dir: &StateDir,
     journal: &mut Journal,
     machine: &Machine<'_>,
     observer: &mut dyn Observer,

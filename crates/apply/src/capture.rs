@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::error::ApplyError;
@@ -66,6 +67,7 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
             created_by: write.created_by,
             changed_by: None,
             identity: identity(&write.target, write.created_by.is_some(), machine)?,
+            unsettled: false,
         });
     }
     // A knob that already has its value is not written, so nothing changes along.
@@ -86,14 +88,12 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
             if later {
                 continue;
             }
-            // A kernel without the file, or one that does not let it be read (wbt_lat_usec without writeback throttling).
             let text = match machine.read(target) {
                 Ok(text) => text,
-                // A guest that is only slow must not lose an old value for good.
-                Err(fault @ Fault::Io(_)) if matches!(target.place, Place::Guest { .. }) => {
-                    return Err(unreadable(target, fault));
-                }
-                Err(_) => continue,
+                Err(Fault::Gone(_)) => continue,
+                Err(Fault::Io(e)) if is_not_readable(target, &e) => continue,
+                // Neither a guest that is only slow nor any other error may lose an old value for good.
+                Err(fault) => return Err(unreadable(target, fault)),
             };
             entries.push(Entry {
                 id: entries.len(),
@@ -105,6 +105,7 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
                 created_by: None,
                 changed_by: Some(cause),
                 identity: identity(target, false, machine)?,
+                unsettled: false,
             });
         }
     }
@@ -144,11 +145,19 @@ fn identity(target: &Target, made: bool, machine: &Machine<'_>) -> Result<Option
     match (target.in_cgroup(), target.path.parent()) {
         (true, Some(dir)) => match machine.host().identity(dir) {
             Ok(id) => Ok(Some(id)),
-            Err(e) if made && e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(unreadable(target, Fault::Gone(e))),
+            Err(e) => match Fault::of(e) {
+                Fault::Gone(_) if made => Ok(None),
+                fault => Err(unreadable(target, fault)),
+            },
         },
         _ => Ok(None),
     }
+}
+
+/// Whether a file has no value by the kernel's own word: `wbt_lat_usec` answers `EINVAL` while the device has no writeback throttling
+/// (`queue_wb_lat_show()` in `block/blk-sysfs.c`).
+fn is_not_readable(target: &Target, error: &io::Error) -> bool {
+    target.place == Place::Host && error.raw_os_error() == Some(Errno::INVAL.raw_os_error())
 }
 
 fn unreadable(target: &Target, fault: Fault) -> ApplyError {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use rtvirtio_host::HostError;
 
+use crate::readable::Readable;
 use crate::revert::Reverted;
 
 /// A plan that was not applied, or a journal that could not be used.
@@ -119,16 +120,18 @@ pub enum ApplyError {
         /// Its process id, when it has written it.
         pid: Option<u32>,
     },
-    /// The journal cannot be read as one; nothing was touched.
+    /// The journal cannot be trusted; nothing was touched, and the file is kept as it is.
     #[error(
-        "the journal {path} is damaged: {why}; no knob was touched. Compare the old values in it with the machine by hand, \
-         or reboot (kernel knobs then have their defaults), and then move the file away"
+        "the journal {path} is damaged: {why}; no knob was touched, and the file is kept. Restore by hand what is listed below, \
+         or reboot (the kernel then has its defaults), and then move the file away\n{readable}"
     )]
     BadJournal {
         /// The journal.
         path: PathBuf,
         /// What is wrong.
         why: String,
+        /// What can still be read of it, with the commands that would restore it.
+        readable: Readable,
     },
     /// The journal was written by another version; nothing was touched.
     #[error(
@@ -141,6 +144,18 @@ pub enum ApplyError {
         found: String,
         /// Ours.
         known: &'static str,
+    },
+    /// Another user could have changed what is in the state directory, or can make root write elsewhere.
+    #[error(
+        "the state directory {path} cannot be trusted: {why}; choose another one with --state-dir, or, when everything in it is yours, \
+         `chown {} {path}` and `chmod go-w {path}`",
+        rustix::process::geteuid().as_raw()
+    )]
+    UntrustedState {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
     },
     /// The state directory could not be used.
     #[error("cannot {action} {path}: {source}{}", state_hint(source))]

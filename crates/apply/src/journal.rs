@@ -1,20 +1,30 @@
 //! The journal: what every knob was before, on disk before the first write.
+//!
+//! The first line is `{"schema":"rtvirtio.journal.v2","sha256":"..."}`, the rest is the journal as JSON. The digest covers the schema
+//! and every byte of the rest, and the first line must be byte for byte the one that is computed from them, so nothing in the file
+//! can change without being noticed: not a letter of a path, not the boot id, not the header. SHA-256 rather than a CRC, because
+//! damage need not be a single bit: a block of another file, or of an older journal, must not pass with a chance of 2^-32 either. It
+//! protects from damage, not from somebody who may write to the file.
 
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::fmt::Write as _;
+use std::io;
+use std::path::PathBuf;
 
+use rtvirtio_planner::BfqTunable;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use crate::error::ApplyError;
+use crate::readable::Readable;
+use crate::state_dir::StateDir;
 use crate::target::Target;
 
 /// Version of the journal's form.
-pub const JOURNAL_SCHEMA: &str = "rtvirtio.journal.v1";
+pub const JOURNAL_SCHEMA: &str = "rtvirtio.journal.v2";
 /// Its name in the state directory.
 pub const JOURNAL_FILE: &str = "journal.json";
-const TEMP_FILE: &str = "journal.json.new";
+/// It names devices and processes: of no use to other users.
+const MODE: u32 = 0o600;
 
 /// One knob, or one file that changes along with a knob.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +48,22 @@ pub(crate) struct Entry {
     pub changed_by: Option<usize>,
     /// Inode of the cgroup's directory: a VM that was restarted has another cgroup of the same name.
     pub identity: Option<u64>,
+    /// Whether putting it back failed on the way, so that any value that it has now may be ours.
+    pub unsettled: bool,
+}
+
+impl Entry {
+    /// Whether writing this file changes the other one: setting `strict_guarantees` raises `slice_idle`
+    /// (`bfq_strict_guarantees_store()`).
+    pub fn moves(&self, other: &Self) -> bool {
+        let name = |e: &Self| e.target.path.file_name().map(|n| n.to_string_lossy().into_owned());
+        let of_one_elevator = self.target.place == other.target.place
+            && self.target.path.parent() == other.target.path.parent();
+        let is_mover = name(self).is_some_and(|n| n == BfqTunable::StrictGuarantees.file_name());
+        is_mover
+            && of_one_elevator
+            && name(other).is_some_and(|n| ["slice_idle", "slice_idle_us"].contains(&n.as_str()))
+    }
 }
 
 /// A weight of another device in a file where we must rewrite the default.
@@ -46,14 +72,14 @@ pub(crate) struct Entry {
 pub(crate) struct Kept {
     pub target: Target,
     pub value: String,
+    /// Inode of the cgroup's directory, as in [`Entry`].
+    pub identity: Option<u64>,
 }
 
-/// The whole file.
+/// Everything after the first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Journal {
-    /// Always [`JOURNAL_SCHEMA`].
-    pub schema: String,
     /// Version of the program that wrote it.
     pub version: String,
     /// `/proc/sys/kernel/random/boot_id`: tells whether the machine was restarted since.
@@ -65,7 +91,6 @@ pub(crate) struct Journal {
     /// Whether putting back has begun. From then on a file that changes along may show the kernel's default.
     pub reverting: bool,
     /// Whether this is what putting back has left, because somebody else had changed it: nothing is in force any more.
-    #[serde(default)]
     pub rest: bool,
     /// Weights of other devices to be written again should putting back be cut off.
     pub kept: Vec<Kept>,
@@ -73,81 +98,118 @@ pub(crate) struct Journal {
     pub entries: Vec<Entry>,
 }
 
+/// Start of the schema of any version.
+const SCHEMA_FAMILY: &str = "rtvirtio.journal.v";
+
+/// The part of the first line that can be told from journals of other versions.
 #[derive(Deserialize)]
 struct Header {
     schema: String,
+}
+
+/// Why bytes are not a journal of this version.
+#[derive(Debug, PartialEq, Eq)]
+enum Unusable {
+    /// Bytes were changed or lost.
+    Damaged(String),
+    /// It has another schema.
+    Other(String),
 }
 
 impl Journal {
     pub fn entry(&self, id: usize) -> Option<&Entry> {
         self.entries.iter().find(|e| e.id == id)
     }
+
+    /// The bytes of the file.
+    fn encode(&self) -> serde_json::Result<Vec<u8>> {
+        let mut body = serde_json::to_vec_pretty(self)?;
+        body.push(b'\n');
+        let mut bytes = header(&body).into_bytes();
+        bytes.append(&mut body);
+        Ok(bytes)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Unusable> {
+        let end = bytes.iter().position(|b| *b == b'\n').map_or(bytes.len(), |newline| newline + 1);
+        let (first, body) = bytes.split_at(end);
+        let expected = header(body);
+        if first != expected.as_bytes() {
+            return Err(unusable(bytes, first, &expected));
+        }
+        let journal: Self = serde_json::from_slice(body).map_err(|e| Unusable::Damaged(e.to_string()))?;
+        // References to entries that do not exist would make putting back skip something silently.
+        for entry in &journal.entries {
+            for reference in [entry.created_by, entry.changed_by].into_iter().flatten() {
+                if journal.entry(reference).is_none() {
+                    let why = format!("entry {} refers to entry {reference}, which is missing", entry.id);
+                    return Err(Unusable::Damaged(why));
+                }
+            }
+        }
+        Ok(journal)
+    }
+}
+
+/// The only first line that goes with a body.
+fn header(body: &[u8]) -> String {
+    let digest = Sha256::new().chain_update(JOURNAL_SCHEMA).chain_update(b"\n").chain_update(body).finalize();
+    let mut line = format!("{{\"schema\":\"{JOURNAL_SCHEMA}\",\"sha256\":\"");
+    for byte in digest {
+        // Writing to a String cannot fail.
+        let _ = write!(line, "{byte:02x}");
+    }
+    line.push_str("\"}\n");
+    line
+}
+
+/// Tells another version from damage, which may have hit the version itself.
+fn unusable(bytes: &[u8], first: &[u8], expected: &str) -> Unusable {
+    let found = serde_json::Deserializer::from_slice(bytes).into_iter::<Header>().next();
+    let Some(Ok(Header { schema })) = found else {
+        return Unusable::Damaged("its first line is not a journal's".to_owned());
+    };
+    let digest_fits =
+        expected.split_once(JOURNAL_SCHEMA).is_some_and(|(_, tail)| first.ends_with(tail.as_bytes()));
+    if schema.starts_with(SCHEMA_FAMILY) && schema != JOURNAL_SCHEMA && !digest_fits {
+        return Unusable::Other(schema);
+    }
+    Unusable::Damaged("its checksum does not fit: a part of it was changed or lost".to_owned())
 }
 
 /// Reads the journal; `None` when there is none.
-pub(crate) fn load(dir: &Path) -> Result<Option<Journal>, ApplyError> {
-    let path = dir.join(JOURNAL_FILE);
-    let bytes = match fs::read(&path) {
+pub(crate) fn load(dir: &StateDir) -> Result<Option<Journal>, ApplyError> {
+    let path = path(dir);
+    let bytes = match dir.read(JOURNAL_FILE) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(ApplyError::State { action: "read", path, source }),
     };
-    let bad = |why: String| ApplyError::BadJournal { path: path.clone(), why };
-    let header: Header = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
-    if header.schema != JOURNAL_SCHEMA {
-        return Err(ApplyError::OtherVersion { path, found: header.schema, known: JOURNAL_SCHEMA });
-    }
-    let journal: Journal = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
-    // References to entries that do not exist would make putting back skip something silently.
-    for entry in &journal.entries {
-        for reference in [entry.created_by, entry.changed_by].into_iter().flatten() {
-            if journal.entry(reference).is_none() {
-                return Err(bad(format!("entry {} refers to entry {reference}, which is missing", entry.id)));
-            }
+    match Journal::decode(&bytes) {
+        Ok(journal) => Ok(Some(journal)),
+        Err(Unusable::Other(found)) => Err(ApplyError::OtherVersion { path, found, known: JOURNAL_SCHEMA }),
+        Err(Unusable::Damaged(why)) => {
+            Err(ApplyError::BadJournal { path, why, readable: Readable::of(&bytes) })
         }
     }
-    Ok(Some(journal))
 }
 
-/// Writes the journal so that after a crash either the old or the new one is there, whole.
-pub(crate) fn store(dir: &Path, journal: &Journal) -> Result<(), ApplyError> {
-    let temp = dir.join(TEMP_FILE);
-    let path = dir.join(JOURNAL_FILE);
-    let mut text = serde_json::to_vec_pretty(journal).map_err(|e| ApplyError::State {
-        action: "serialise",
-        path: path.clone(),
-        source: e.into(),
-    })?;
-    text.push(b'\n');
-    let written =
-        write_synced(&temp, &text).and_then(|()| fs::rename(&temp, &path)).and_then(|()| sync_dir(dir));
-    written.map_err(|source| {
-        // The old journal, if any, is untouched; a partial new one is of no use, and may fill the disk.
-        let _ = fs::remove_file(&temp);
-        ApplyError::State { action: "write", path, source }
-    })
+/// Writes the journal so that after a crash either the old or the new one is there, whole. After an error too, but which of them
+/// is not known.
+pub(crate) fn store(dir: &StateDir, journal: &Journal) -> Result<(), ApplyError> {
+    let failed = |action, source| ApplyError::State { action, path: path(dir), source };
+    let bytes = journal.encode().map_err(|e| failed("serialise", e.into()))?;
+    dir.replace(JOURNAL_FILE, MODE, &bytes).map_err(|e| failed("write", e))
 }
 
-/// Removes the journal, durably.
-pub(crate) fn remove(dir: &Path) -> Result<(), ApplyError> {
-    let path = dir.join(JOURNAL_FILE);
-    fs::remove_file(&path).and_then(|()| sync_dir(dir)).map_err(|source| ApplyError::State {
-        action: "remove",
-        path,
-        source,
-    })
+/// Removes the journal.
+pub(crate) fn remove(dir: &StateDir) -> Result<(), ApplyError> {
+    dir.remove(JOURNAL_FILE).map_err(|source| ApplyError::State { action: "remove", path: path(dir), source })
 }
 
-pub(crate) fn path(dir: &Path) -> PathBuf {
-    dir.join(JOURNAL_FILE)
+pub(crate) fn path(dir: &StateDir) -> PathBuf {
+    dir.path().join(JOURNAL_FILE)
 }
 
-fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
-}
-
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
+#[cfg(test)]
+mod tests;

@@ -12,9 +12,11 @@ mod journal;
 mod lock;
 mod machine;
 pub mod points;
+mod readable;
 mod resolve;
 mod revert;
 mod session;
+mod state_dir;
 mod status;
 mod target;
 
@@ -25,9 +27,11 @@ pub use error::ApplyError;
 pub use journal::{JOURNAL_FILE, JOURNAL_SCHEMA};
 pub use lock::LOCK_FILE;
 pub use machine::{GuestFiles, Guests, HostFiles, Machine, NoGuests};
+pub use readable::{Readable, ReadableEntry};
 pub use resolve::{Binding, VmBinding, Write, append, elevator_writes, resolve};
 pub use revert::{Fate, OnConflict, Outcome, Reverted};
 pub use session::{Observer, Session, Silent, Step};
+pub use state_dir::StateDir;
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
 

@@ -1,9 +1,7 @@
 //! One rtvirtio at a time.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -11,6 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::error::ApplyError;
+use crate::state_dir::StateDir;
 
 /// Its name in the state directory. The file stays; the lock ends with the process, however it ends.
 pub const LOCK_FILE: &str = "lock";
@@ -26,24 +25,11 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Makes the state directory if need be and takes the lock.
-    pub fn take(dir: &Path) -> Result<Self, ApplyError> {
-        let failed =
-            |action, path: &Path, source| ApplyError::State { action, path: path.to_owned(), source };
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(dir)
-            .map_err(|e| failed("create", dir, e))?;
-        let path = dir.join(LOCK_FILE);
-        let mut file = fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|e| failed("open", &path, e))?;
+    /// Takes the lock of a state directory.
+    pub fn take(dir: &StateDir) -> Result<Self, ApplyError> {
+        let path = dir.path().join(LOCK_FILE);
+        let failed = |action, source| ApplyError::State { action, path: path.clone(), source };
+        let mut file = dir.open_file(LOCK_FILE, 0o600).map_err(|e| failed("open", e))?;
         let mut taken = flock(&file, FlockOperation::NonBlockingLockExclusive);
         for _ in 0..TRIES {
             if taken != Err(Errno::WOULDBLOCK) {
@@ -59,7 +45,7 @@ impl Lock {
                 let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
                 return Err(ApplyError::Locked { path, pid });
             }
-            Err(e) => return Err(failed("lock", &path, e.into())),
+            Err(e) => return Err(failed("lock", e.into())),
         }
         // The pid only serves the message to others: a full disk must not keep anyone from reverting.
         let _ = record_pid(&mut file);

@@ -114,7 +114,7 @@ pub trait GuestFiles {
     /// The whole content of a file.
     ///
     /// # Errors
-    /// Kind `NotFound` when the file does not exist in the guest.
+    /// Kind `NotFound` when the file does not exist in the guest, which then has no such setting; any other kind when it may have.
     fn read(&mut self, path: &str) -> io::Result<Vec<u8>>;
     /// Writes one whole value to a file that exists.
     ///
@@ -128,7 +128,8 @@ pub trait Guests {
     /// Connects to the agent at a socket.
     ///
     /// # Errors
-    /// Kind `NotFound` or `ConnectionRefused` when the guest is gone; any other kind when it may only be slow.
+    /// Kind `NotFound` (no such socket) or `ConnectionRefused` (nothing listens) when the guest's QEMU has ended; any other kind when
+    /// it may be running.
     fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>>;
 }
 
@@ -173,17 +174,19 @@ impl Fault {
         }
     }
 
+    /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the thing itself is gone. After any other error it may still be there, and have
+    /// our value.
     pub(crate) fn of(error: io::Error) -> Self {
-        let errno = error.raw_os_error();
-        let gone = [Errno::NODEV, Errno::NXIO, Errno::SRCH].iter().any(|e| errno == Some(e.raw_os_error()));
-        // The connection kinds come from a guest's agent: the guest has ended.
-        let ended = [
-            io::ErrorKind::NotFound,
-            io::ErrorKind::ConnectionRefused,
-            io::ErrorKind::ConnectionReset,
-            io::ErrorKind::BrokenPipe,
-        ];
-        if gone || ended.contains(&error.kind()) { Self::Gone(error) } else { Self::Io(error) }
+        if rtvirtio_host::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
+    }
+
+    /// Of connecting to a guest's agent. QEMU listens on the socket as long as it runs; the kernel refuses a connection where nothing
+    /// listens. A connection that breaks later proves nothing: the agent may have been restarted.
+    fn of_connect(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Self::Gone(error),
+            _ => Self::of(error),
+        }
     }
 }
 
@@ -220,8 +223,10 @@ impl<'a> Machine<'a> {
             }
             (_, Form::Group { .. }) => match self.host.identity(&target.path) {
                 Ok(_) => Ok(PRESENT.to_owned()),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(ABSENT.to_owned()),
-                Err(e) => Err(Fault::of(e)),
+                Err(e) => match Fault::of(e) {
+                    Fault::Gone(_) => Ok(ABSENT.to_owned()),
+                    fault => Err(fault),
+                },
             },
             (place, _) => self.read_at(place, &target.path),
         }
@@ -293,7 +298,7 @@ impl<'a> Machine<'a> {
     ) -> Result<T, Fault> {
         let mut open = self.open.borrow_mut();
         if !open.contains_key(agent) {
-            let guest = self.guests.connect(agent).map_err(Fault::of)?;
+            let guest = self.guests.connect(agent).map_err(Fault::of_connect)?;
             open.insert(agent.to_owned(), guest);
         }
         let Some(guest) = open.get_mut(agent) else {

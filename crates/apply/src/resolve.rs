@@ -184,10 +184,12 @@ fn reset_by_elevator(binding: &Binding, machine: &Machine<'_>, old: &str) -> Res
         let form = || Form::DeviceWeight { dev: device.dev.clone() };
         for dir in cgroups.all_dirs(root)? {
             for name in ["io.bfq.weight", "blkio.bfq.weight_device"] {
-                let file = root.read_optional(dir.join(name))?;
-                let weights = file.and_then(|f| text::weights(&f)).unwrap_or_default();
+                let path = dir.join(name);
+                let Some(file) = root.read_optional(&path)? else { continue };
+                let weights = text::weights(&file)
+                    .ok_or_else(|| ApplyError::Form { label: path.display().to_string(), text: file })?;
                 if weights.devices.contains_key(&device.dev) {
-                    targets.push(Target::host(dir.join(name), form()));
+                    targets.push(Target::host(path, form()));
                 }
             }
         }

@@ -10,6 +10,7 @@ use crate::lock::Lock;
 use crate::machine::Machine;
 use crate::resolve::Write;
 use crate::revert::{OnConflict, Reverted, revert};
+use crate::state_dir::StateDir;
 
 /// A point that was passed. Everything before it has happened, nothing after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +58,7 @@ impl Observer for Silent {
 /// A locked state directory. The lock ends when this is dropped, or with the process.
 #[derive(Debug)]
 pub struct Session {
-    dir: PathBuf,
+    dir: StateDir,
     _lock: Lock,
 }
 
@@ -65,16 +66,23 @@ impl Session {
     /// Makes the state directory if need be, and locks it.
     ///
     /// # Errors
-    /// [`ApplyError::Locked`] with the holder's process id; [`ApplyError::State`] when the directory cannot be used.
+    /// [`ApplyError::Locked`] with the holder's process id; [`ApplyError::UntrustedState`] or [`ApplyError::State`] when the
+    /// directory cannot be used.
     pub fn open(dir: impl Into<PathBuf>) -> Result<Self, ApplyError> {
-        let dir = dir.into();
+        let dir = StateDir::open_or_create(dir)?;
         let lock = Lock::take(&dir)?;
         Ok(Self { dir, _lock: lock })
     }
 
-    /// The state directory.
+    /// The state directory's path.
     #[must_use]
     pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The state directory, for further files beside the journal.
+    #[must_use]
+    pub fn state(&self) -> &StateDir {
         &self.dir
     }
 

@@ -9,6 +9,7 @@ use crate::error::ApplyError;
 use crate::journal;
 use crate::machine::Machine;
 use crate::revert::{State, look};
+use crate::state_dir::StateDir;
 
 /// A journal held against the machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -19,7 +20,7 @@ pub struct Status {
     pub version: String,
     /// Whether applying came to its end; when not, `revert` puts back the part that happened.
     pub complete: bool,
-    /// Whether putting back was begun and cut off.
+    /// Whether putting back was begun and cut off, or failed on the way.
     pub reverting: bool,
     /// Whether the machine was restarted since.
     pub rebooted: bool,
@@ -71,10 +72,12 @@ pub enum KnobState {
 /// Reads the journal and looks at every knob; `None` when no plan is in force. Needs no lock.
 ///
 /// # Errors
-/// When the journal cannot be read as one.
+/// When the journal cannot be read as one: [`ApplyError::BadJournal`] has what can be read of it. When it cannot be told whether the
+/// host was restarted since.
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
-    let Some(journal) = journal::load(dir)? else { return Ok(None) };
-    let rebooted = rebooted(&journal, machine);
+    let Some(dir) = StateDir::find(dir)? else { return Ok(None) };
+    let Some(journal) = journal::load(&dir)? else { return Ok(None) };
+    let rebooted = rebooted(&journal, machine)?;
     let knobs = journal
         .entries
         .iter()

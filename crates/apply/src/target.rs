@@ -105,8 +105,8 @@ impl Form {
                 Some(weight) => weight.to_string(),
                 None => "default".to_owned(),
             },
-            Self::Throttle { dev } => or(text::throttle_limit(file, dev)),
-            Self::IoMax { dev, key } => or(text::io_max_limit(file, dev, key)),
+            Self::Throttle { dev } => or(text::throttle_value(file, dev)?),
+            Self::IoMax { dev, key } => or(text::io_max_value(file, dev, key)?),
             Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
             Self::Scheduling => file.trim().parse::<Attr>().ok()?.to_string(),
             Self::ThreadCgroup { controller, .. } => {

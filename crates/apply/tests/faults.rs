@@ -273,22 +273,31 @@ fn a_journal_that_cannot_be_used_stops_everything() {
     lab.apply(&basic()).unwrap();
     let good = fs::read_to_string(lab.journal()).unwrap();
     let applied = lab.snapshot();
-    let dangling = good.replace("\"created_by\": 0", "\"created_by\": 99");
-    assert_ne!(dangling, good);
+    let other_path = good.replace("queue/scheduler", "queue/schedulez");
+    assert_ne!(other_path, good);
+    let (_, body) = good.split_once('\n').unwrap();
+    let first = body.trim_start().trim_start_matches('{');
     for (text, expected) in [
         (good[..good.len() / 2].to_owned(), "is damaged"),
         (String::new(), "is damaged"),
         ("\u{0}\u{0}".to_owned(), "is damaged"),
-        (dangling, "which is missing"),
-        (good.replace("journal.v1", "journal.v9"), "has form `rtvirtio.journal.v9`"),
+        (body.to_owned(), "is damaged"),
+        (other_path, "its checksum does not fit"),
+        (good.replace("journal.v2", "journal.v9"), "its checksum does not fit"),
+        (format!("{{\n  \"schema\": \"rtvirtio.journal.v1\",{first}"), "has form `rtvirtio.journal.v1`"),
+        (
+            "{\"schema\":\"rtvirtio.journal.v9\",\"blake3\":\"00\"}\n{}\n".to_owned(),
+            "run `revert` with the version that applied",
+        ),
     ] {
-        fs::write(lab.journal(), text).unwrap();
+        fs::write(lab.journal(), &text).unwrap();
         let session = Session::open(lab.state()).unwrap();
         let error = session.revert(OnConflict::Force, &lab.machine(), &mut Silent).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         drop(session);
         assert!(status(&lab.state(), &lab.machine()).is_err() && lab.apply(&basic()).is_err());
         assert_same(&applied, &lab.snapshot(), "nothing touched");
+        assert_eq!(fs::read_to_string(lab.journal()).unwrap(), text, "kept as it is");
     }
     fs::write(lab.journal(), good).unwrap();
     assert!(lab.revert(OnConflict::Report).done);
@@ -424,7 +433,7 @@ fn a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert() {
     let lab = Lab::new("none");
     fs::create_dir(lab.state()).unwrap();
     let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=64k", "rtvirtio-test"])
+        .args(["-t", "tmpfs", "-o", "size=64k,mode=0755", "rtvirtio-test"])
         .arg(lab.state())
         .output();
     match mounted {

@@ -88,7 +88,10 @@ pub struct Probe {
 /// When `/proc` or the cgroup files cannot be read.
 pub fn probe(root: &Root) -> Result<Probe, HostError> {
     let online = root.read("/sys/devices/system/cpu/online")?;
-    let cpus = text::cpu_list(&online).map_or(1, |c| u32::try_from(c.len().max(1)).unwrap_or(1));
+    let cpus = text::cpu_list(&online)
+        .filter(|c| !c.is_empty())
+        .ok_or_else(|| form(Path::new("/sys/devices/system/cpu/online"), &online, "a list of CPUs"))?;
+    let cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
     let cgroups = Cgroups::detect_cpu(root);
     let mut probe = Probe { found: Vec::new(), missing: Vec::new(), cpus, cgroups: None };
     let global = limits(root)?;
@@ -96,10 +99,10 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
     for backend in [Backend::Hcbs, Backend::RtGroup, Backend::Deadline, Backend::CpuMax, Backend::Throttle] {
         let result = match (backend, &cgroups) {
             (Backend::Deadline, _) => deadline(root, cpus, &global)?,
-            (Backend::Throttle, _) => throttle(root, &global),
+            (Backend::Throttle, _) => throttle(root, &global)?,
             (Backend::Hcbs, Ok(c)) => hcbs(root, c)?,
             (Backend::RtGroup, Ok(c)) => rt_group(root, c, cpus, &global)?,
-            (Backend::CpuMax, Ok(c)) => cpu_max(root, c),
+            (Backend::CpuMax, Ok(c)) => cpu_max(root, c)?,
             (_, Err(_)) => Err(no_cgroups.clone().unwrap_or_default()),
         };
         match result {
@@ -124,9 +127,7 @@ pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option
 
 /// `sched_rt_runtime_us / sched_rt_period_us`; `None` without a limit (-1).
 fn limits(root: &Root) -> Result<Option<f64>, HostError> {
-    let read = |name: &str| -> Result<Option<i64>, HostError> {
-        Ok(root.read_optional(Path::new("/proc/sys/kernel").join(name))?.and_then(|t| t.parse().ok()))
-    };
+    let read = |name: &str| number(root, &Path::new("/proc/sys/kernel").join(name));
     let (runtime, period) = (read("sched_rt_runtime_us")?, read("sched_rt_period_us")?);
     Ok(match (runtime, period) {
         (Some(runtime), Some(period)) if runtime >= 0 && period > 0 => Some(runtime as f64 / period as f64),
@@ -134,19 +135,32 @@ fn limits(root: &Root) -> Result<Option<f64>, HostError> {
     })
 }
 
+fn form(path: &Path, text: &str, expected: &'static str) -> HostError {
+    HostError::Form { path: path.to_owned(), text: text.trim().to_owned(), expected }
+}
+
+/// The number in a file; `None` without the file.
+fn number(root: &Root, path: &Path) -> Result<Option<i64>, HostError> {
+    let Some(text) = root.read_optional(path)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| form(path, &text, "a number"))
+}
+
 /// Groups directly below the root with a share each; deeper ones live from theirs.
 fn taken(
     root: &Root,
     cgroups: &Cgroups,
-    share: impl Fn(&Path) -> Option<f64>,
+    share: impl Fn(&Path) -> Result<Option<f64>, HostError>,
 ) -> Result<Vec<Load>, HostError> {
     let children = cgroups.all_dirs(root)?.into_iter().filter(|d| d.parent() == Some(&cgroups.mount));
-    let load = |dir: PathBuf| {
-        let share = share(&dir).filter(|s| *s > 0.0)?;
-        let name = dir.file_name().map(|n| format!("cgroup {}", n.to_string_lossy()))?;
-        Some(Load { name, share: Ratio(share) })
-    };
-    Ok(children.filter_map(load).collect())
+    let mut loads = Vec::new();
+    for dir in children {
+        // One that is not counted would be promised a second time.
+        let share = share(&dir)?.filter(|s| *s > 0.0);
+        if let (Some(share), Some(name)) = (share, dir.file_name()) {
+            loads.push(Load { name: format!("cgroup {}", name.to_string_lossy()), share: Ratio(share) });
+        }
+    }
+    Ok(loads)
 }
 
 type Looked = Result<Result<Grant, String>, HostError>;
@@ -167,29 +181,33 @@ fn hcbs(root: &Root, cgroups: &Cgroups) -> Looked {
         let why = format!("{} is `{text}`: the server is off; write `950000 1000000` to it", file.display());
         return Ok(Err(why));
     };
-    let share = |dir: &Path| ratio(&root.read_optional(dir.join("cpu.rt.max")).ok()??);
+    let share = |dir: &Path| {
+        let Some(text) = root.read_optional(dir.join("cpu.rt.max"))? else { return Ok(None) };
+        Ok(ratio(&text))
+    };
     Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
 }
 
 fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> Looked {
     let share = |dir: &Path| {
-        let read = |name: &str| root.read_optional(dir.join(name)).ok()??.parse::<i64>().ok();
+        let read = |name: &str| number(root, &dir.join(name));
         let (runtime, period) = (read("cpu.rt_runtime_us")?, read("cpu.rt_period_us")?);
-        match runtime {
-            -1 => Some(1.0),
-            _ => (period > 0).then(|| runtime as f64 / period as f64),
-        }
+        Ok(match (runtime, period) {
+            (Some(-1), _) => Some(1.0),
+            (Some(runtime), Some(period)) if period > 0 => Some(runtime as f64 / period as f64),
+            _ => None,
+        })
     };
     if cgroups.hierarchy == Hierarchy::V2 {
         return Ok(Err(
             "the cpu controller is on cgroup v2, where groups have no real-time budget".to_owned()
         ));
     }
-    let Some(limit) = share(&cgroups.mount) else {
+    let Some(limit) = share(&cgroups.mount)? else {
         return Ok(Err("this kernel has no CONFIG_RT_GROUP_SCHED, as most distributions'".to_owned()));
     };
     // Without RT throttling the fair server still takes its share, where there is one.
-    let server = rtvirtio_host::check::fair_server(root).unwrap_or(0.0);
+    let server = rtvirtio_host::check::fair_server(root)?.unwrap_or(0.0);
     let limit = Ratio(limit.min(global.unwrap_or(1.0 - server)));
     if limit.0 <= 0.0 {
         return Ok(Err(
@@ -208,7 +226,7 @@ fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
     }
     // Without a limit the kernel admits everything, and late deadlines are nobody's fault; we still stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
-    let fair_server = Ratio(rtvirtio_host::check::fair_server(root).unwrap_or(0.0));
+    let fair_server = Ratio(rtvirtio_host::check::fair_server(root)?.unwrap_or(0.0));
     Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)?.into_iter().collect() }))
 }
 
@@ -220,11 +238,13 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
     }
     let mut taken = 0.0;
     for pid in task::pids(root)? {
-        for tid in task::tids(root, pid).unwrap_or_default() {
-            let Ok(stat) = task::stat(root, pid, tid) else { continue };
+        for tid in optional(task::tids(root, pid))?.unwrap_or_default() {
+            let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
             // Those of schedutil only look like it: the kernel lets them in without counting them (SCHED_FLAG_SUGOV).
             if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
-                let reservation = sched::get(tid).ok().and_then(|a| a.reservation);
+                let path = || PathBuf::from(format!("/proc/{pid}/task/{tid}/sched"));
+                let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
+                let reservation = optional(attr)?.and_then(|a| a.reservation);
                 taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
             }
         }
@@ -233,24 +253,32 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
     Ok((taken > 0.0).then(|| Load { name: "deadline threads that run already".to_owned(), share }))
 }
 
-fn cpu_max(root: &Root, cgroups: &Cgroups) -> Result<Grant, String> {
-    // The root group has no limit of its own; on v2 its children show the file once the controller is enabled for them.
-    let there = cgroups.hierarchy == Hierarchy::V2 || root.exists(cgroups.mount.join("cpu.cfs_quota_us"));
-    if !there {
-        return Err("this kernel has no CONFIG_CFS_BANDWIDTH".to_owned());
+/// A thread that ended meanwhile takes nothing.
+fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
+    match result {
+        Err(e) if e.is_gone() => Ok(None),
+        other => other.map(Some),
     }
-    Ok(Grant { limit: Ratio(1.0), fair_server: Ratio(0.0), taken: Vec::new() })
 }
 
-fn throttle(root: &Root, global: &Option<f64>) -> Result<Grant, String> {
-    let server = rtvirtio_host::check::least_fair_server(root).unwrap_or(0.0);
+fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {
+    // The root group has no limit of its own; on v2 its children show the file once the controller is enabled for them.
+    let there = cgroups.hierarchy == Hierarchy::V2 || root.exists(cgroups.mount.join("cpu.cfs_quota_us"))?;
+    if !there {
+        return Ok(Err("this kernel has no CONFIG_CFS_BANDWIDTH".to_owned()));
+    }
+    Ok(Ok(Grant { limit: Ratio(1.0), fair_server: Ratio(0.0), taken: Vec::new() }))
+}
+
+fn throttle(root: &Root, global: &Option<f64>) -> Looked {
+    let server = rtvirtio_host::check::least_fair_server(root)?.unwrap_or(0.0);
     let limit = if server > 0.0 { Some(1.0 - server) } else { *global };
-    match limit {
+    Ok(match limit {
         Some(limit) if limit > 0.0 && limit < 1.0 => {
             Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: Vec::new() })
         }
         _ => Err("nothing keeps a share for ordinary threads: neither the fair server nor sched_rt_runtime_us; a spinning real-time \
                   thread would stop the host"
             .to_owned()),
-    }
+    })
 }

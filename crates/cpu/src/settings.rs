@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_host::sched::Attr;
-use rtvirtio_host::{Cgroups, Hierarchy, Root, task, text};
+use rtvirtio_host::{Cgroups, Hierarchy, HostError, Root, task, text};
 use rtvirtio_planner::Strength;
 use rtvirtio_vmm::{Role, Thread};
 use serde::Serialize;
 
 use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, deadline};
+
+const ONLINE: &str = "/sys/devices/system/cpu/online";
 
 /// Name of the cgroup that is made for a VM, directly below the root.
 #[must_use]
@@ -114,8 +116,12 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
 
 /// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has threads.
 fn reach(root: &Root, ask: &Ask<'_>) -> Result<u64, CpuError> {
-    let online = root.read("/sys/devices/system/cpu/online")?;
-    let online = text::cpu_list(&online).unwrap_or_default();
+    let online = root.read(ONLINE)?;
+    let online = text::cpu_list(&online).ok_or_else(|| HostError::Form {
+        path: ONLINE.into(),
+        text: online.trim().to_owned(),
+        expected: "a list of CPUs",
+    })?;
     let masks = ask.threads.iter().filter_map(|t| text::cpu_list(&t.affinity));
     let may: BTreeSet<_> = masks.flatten().filter(|cpu| online.contains(cpu)).collect();
     Ok(may.len().min(ask.threads.len()).max(1) as u64)
@@ -163,7 +169,7 @@ fn own_group(
 ) -> Result<(), CpuError> {
     let group = Path::new("/").join(group_name(ask.vm));
     let dir = cgroups.dir(&group)?;
-    if root.exists(&dir) {
+    if root.exists(&dir)? {
         return Err(CpuError::GroupExists { vm: ask.vm.to_owned(), path: dir });
     }
     let main = main_thread(ask);
@@ -214,7 +220,7 @@ fn units_file(
         return Err(cannot(format!("process {other} runs in its cgroup {} too", unit.display()), alone));
     }
     let path = cgroups.dir(&unit)?.join(file);
-    if !root.exists(&path) {
+    if !root.exists(&path)? {
         let why = format!("{} does not exist: the cpu controller is not enabled for it", path.display());
         return Err(cannot(
             why,

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::path::{Component, Path, PathBuf};
+
+use rustix::io::Errno;
 
 use crate::mounts::mounts;
 use crate::text::{self, Elevators};
-use crate::{HostError, Root};
+use crate::{HostError, Root, is_gone};
 
 /// Files below `queue/` that a change of the elevator resets.
 ///
@@ -68,7 +71,7 @@ impl BlockDevice {
         let given = name.as_ref();
         let no = |why: String| HostError::NoDevice { name: given.display().to_string(), why };
         let path = if given.is_absolute() { given.to_owned() } else { Path::new("/dev").join(given) };
-        let target = resolve_links(root, &path);
+        let target = resolve_links(root, &path)?;
         let Ok(below) = target.strip_prefix("/dev") else {
             return Err(no(format!("{} does not lie below /dev", target.display())));
         };
@@ -78,10 +81,10 @@ impl BlockDevice {
             return Err(no("no name is given".into()));
         }
         let class = Path::new("/sys/class/block").join(&kernel);
-        if !root.exists(&class) {
+        if !root.exists(&class)? {
             return Err(no(format!("{} does not exist", class.display())));
         }
-        let (disk, partition) = if root.exists(class.join("partition")) {
+        let (disk, partition) = if root.exists(class.join("partition"))? {
             let real = fs::canonicalize(root.at(&class))
                 .map_err(|source| HostError::Read { path: class.clone(), source })?;
             let parent = real.parent().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
@@ -100,15 +103,19 @@ impl BlockDevice {
     /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a file.
     ///
     /// # Errors
-    /// When `/sys/block` cannot be read.
+    /// When `/sys/block`, or a device in it that is there, cannot be read.
     pub fn all(root: &Root) -> Result<Vec<Self>, HostError> {
         let mut out = Vec::new();
         for name in root.list("/sys/block")? {
             let idle_loop =
-                name.starts_with("loop") && !root.exists(format!("/sys/block/{name}/loop/backing_file"));
+                name.starts_with("loop") && !root.exists(format!("/sys/block/{name}/loop/backing_file"))?;
             if !idle_loop && !name.starts_with("ram") && !name.starts_with("zram") {
-                // A hidden path of a multipath device has no number, and a device may vanish: neither is worth the whole list.
-                out.extend(Self::find(root, &name));
+                match Self::find(root, &name) {
+                    Ok(device) => out.push(device),
+                    // A hidden path of a multipath device has no number, and a device may vanish: neither is worth the whole list.
+                    Err(e) if e.is_gone() => {}
+                    Err(e) => return Err(e),
+                }
             }
         }
         Ok(out)
@@ -244,10 +251,20 @@ impl BlockDevice {
     }
 
     /// What tells this drive from another one of the same name: its WWID or serial number. `None` where the kernel knows none, as of a loop device.
-    #[must_use]
-    pub fn identity(&self, root: &Root) -> Option<String> {
-        let read = |file: &&str| root.read(self.sysfs().join(file)).ok().map(|text| text.trim().to_owned());
-        ["wwid", "device/wwid", "device/serial", "serial"].iter().filter_map(read).find(|id| !id.is_empty())
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn identity(&self, root: &Root) -> Result<Option<String>, HostError> {
+        for file in ["wwid", "device/wwid", "device/serial", "serial"] {
+            match root.read_optional(self.sysfs().join(file)) {
+                Ok(Some(id)) if !id.is_empty() => return Ok(Some(id)),
+                Ok(_) => {}
+                // A SCSI disk without an identifier in its pages (`sdev_show_wwid()` in drivers/scsi/scsi_sysfs.c).
+                Err(e) if e.is_errno(Errno::NXIO) || e.is_errno(Errno::INVAL) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
     }
 
     fn number(&self, root: &Root, path: &Path) -> Result<u64, HostError> {
@@ -272,7 +289,7 @@ impl BlockDevice {
         let mut parts = vec![(self.name.clone(), self.sysfs(), self.dev.clone())];
         for name in root.list(self.sysfs())? {
             let dir = self.sysfs().join(&name);
-            if root.exists(dir.join("partition")) {
+            if root.exists(dir.join("partition"))? {
                 let dev = root.read(dir.join("dev"))?.trim().to_owned();
                 parts.push((name, dir, dev));
             }
@@ -286,8 +303,11 @@ impl BlockDevice {
             for mount in mounts.iter().filter(|m| m.dev == dev || m.source == node) {
                 uses.push(DeviceUse::Mounted { part: part.clone(), point: mount.point.clone() });
             }
-            for by in root.list(dir.join("holders")).unwrap_or_default() {
-                uses.push(DeviceUse::Held { part: part.clone(), by });
+            let holders = dir.join("holders");
+            if root.exists(&holders)? {
+                uses.extend(
+                    root.list(&holders)?.into_iter().map(|by| DeviceUse::Held { part: part.clone(), by }),
+                );
             }
             if swaps.lines().any(|l| l.split_whitespace().next() == Some(&node)) {
                 uses.push(DeviceUse::Swap { part: part.clone() });
@@ -298,14 +318,24 @@ impl BlockDevice {
 }
 
 /// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of the test's machine.
-fn resolve_links(root: &Root, path: &Path) -> PathBuf {
+fn resolve_links(root: &Root, path: &Path) -> Result<PathBuf, HostError> {
     let mut path = path.to_owned();
     for _ in 0..8 {
-        let Ok(link) = fs::read_link(root.at(&path)) else { break };
+        let link = match fs::read_link(root.at(&path)) {
+            Ok(link) => link,
+            // Not a link, or nothing at all.
+            Err(e)
+                if is_gone(&e)
+                    || [io::ErrorKind::InvalidInput, io::ErrorKind::NotADirectory].contains(&e.kind()) =>
+            {
+                break;
+            }
+            Err(source) => return Err(HostError::Read { path, source }),
+        };
         let base = path.parent().unwrap_or(Path::new("/"));
         path = normalise(&base.join(link));
     }
-    path
+    Ok(path)
 }
 
 /// Removes `.` and `..` without looking at the file system.

@@ -301,7 +301,7 @@ impl Cgroups {
     /// Where the BFQ weight of a cgroup is, or will be once the controller is enabled for it.
     ///
     /// # Errors
-    /// When the path is not a cgroup's. The file exists only while BFQ is built in or its module is loaded.
+    /// When the path is not a cgroup's, or cannot be read. The file exists only while BFQ is built in or its module is loaded.
     pub fn weight_file(&self, root: &Root, cgroup: &Path) -> Result<WeightFile, HostError> {
         let dir = self.dir(cgroup)?;
         Ok(match self.hierarchy {
@@ -309,7 +309,7 @@ impl Cgroups {
             Hierarchy::V1 => {
                 let per_device = dir.join("blkio.bfq.weight_device");
                 let plain = dir.join("blkio.bfq.weight");
-                if root.exists(&plain) && !root.exists(&per_device) {
+                if root.exists(&plain)? && !root.exists(&per_device)? {
                     WeightFile { path: plain, per_device: false }
                 } else {
                     WeightFile { path: per_device, per_device: true }

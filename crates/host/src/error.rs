@@ -109,10 +109,15 @@ impl HostError {
         }
     }
 
+    /// Whether the kernel answered with this error number.
+    pub(crate) fn is_errno(&self, errno: Errno) -> bool {
+        self.io().is_some_and(|e| e.raw_os_error() == Some(errno.raw_os_error()))
+    }
+
     /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded cgroup.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
-        self.io().is_some_and(|e| e.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()))
+        self.is_errno(Errno::OPNOTSUPP)
     }
 
     /// Whether the file, or the device or cgroup that it belongs to, does not exist (any more).
@@ -122,14 +127,12 @@ impl HostError {
     }
 }
 
-/// Whether an I/O error says that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or `ENODEV`/`ENXIO` from an open kernel
-/// file.
+/// Whether an I/O error says that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or `ENODEV` from an open kernel file. After
+/// any other error it may be there.
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
-        || [Errno::NODEV, Errno::NXIO, Errno::SRCH]
-            .iter()
-            .any(|e| error.raw_os_error() == Some(e.raw_os_error()))
+        || [Errno::NODEV, Errno::SRCH].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()))
 }
 
 /// The remedy that an error number suggests, ready to be appended.

@@ -18,6 +18,6 @@ pub mod text;
 pub use block::{BlockDevice, DeviceUse};
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
-pub use error::HostError;
+pub use error::{HostError, is_gone};
 pub use root::Root;
 pub use root_domain::root_domain;

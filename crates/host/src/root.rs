@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::HostError;
+use crate::{HostError, is_gone};
 
 /// The directory below which `/proc`, `/sys` and `/dev` are looked for: `/`, or a temporary directory in tests.
 ///
@@ -92,10 +92,18 @@ impl Root {
         }
     }
 
-    /// Whether a path exists.
-    #[must_use]
-    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
-        self.at(path).exists()
+    /// Whether a path exists; a symbolic link is followed.
+    ///
+    /// # Errors
+    /// [`HostError::Read`] when that cannot be told. Only `ENOENT`, `ENODEV` and `ESRCH` mean that there is nothing, and `ENOTDIR`: below
+    /// what is not a directory there can be nothing.
+    pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool, HostError> {
+        let path = path.as_ref();
+        match fs::metadata(self.at(path)) {
+            Ok(_) => Ok(true),
+            Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => Ok(false),
+            Err(source) => Err(HostError::Read { path: path.to_owned(), source }),
+        }
     }
 
     /// Names in a directory, sorted.

@@ -19,16 +19,22 @@ const CPUS: &str = "/sys/devices/system/cpu";
 /// # Errors
 /// When the mounts or the list of CPUs that are online cannot be read.
 pub fn root_domain(root: &Root, cgroups: &[Membership], affinity: &str) -> Result<BTreeSet<u32>, HostError> {
-    let list = |text: &str| text::cpu_list(text).unwrap_or_default();
-    let online = list(&root.read(format!("{CPUS}/online"))?);
-    let isolated = list(&root.read_optional(format!("{CPUS}/isolated"))?.unwrap_or_default());
+    let online = cpus_in(root, Path::new(&format!("{CPUS}/online")))?.unwrap_or_default();
+    let isolated = cpus_in(root, Path::new(&format!("{CPUS}/isolated")))?.unwrap_or_default();
     let domain = partition(root, cgroups)?.unwrap_or(online);
-    let mask = list(affinity);
+    let mask = text::cpu_list(affinity).unwrap_or_default();
     if !mask.is_empty() && mask.is_subset(&isolated) {
         return Ok(isolated);
     }
     let rest: BTreeSet<u32> = domain.difference(&isolated).copied().collect();
     Ok(if rest.is_empty() { domain } else { rest })
+}
+
+/// The CPUs that a file lists; `None` without the file.
+fn cpus_in(root: &Root, path: &Path) -> Result<Option<BTreeSet<u32>>, HostError> {
+    let Some(text) = root.read_optional(path)? else { return Ok(None) };
+    let form = || HostError::Form { path: path.to_owned(), text: text.clone(), expected: "a list of CPUs" };
+    text::cpu_list(&text).ok_or_else(form).map(Some)
 }
 
 /// CPUs of the nearest partition around the thread; the hierarchy's own root, which alone has no file for that, always is one.
@@ -38,25 +44,23 @@ fn partition(root: &Root, cgroups: &[Membership]) -> Result<Option<BTreeSet<u32>
     let (Some(mount), Some(own)) = (whole, cgroups.iter().find(|m| m.controllers.is_empty())) else {
         return Ok(None);
     };
-    let read = |group: &Path, file: &str| {
-        let dir = mount.point.join(group.strip_prefix("/").unwrap_or(group));
-        root.read_optional(dir.join(file)).ok().flatten()
-    };
-    let cpus = |group: &Path, file: &str| {
-        read(group, file).and_then(|t| text::cpu_list(&t)).filter(|c| !c.is_empty())
+    let file =
+        |group: &Path, name: &str| mount.point.join(group.strip_prefix("/").unwrap_or(group)).join(name);
+    let cpus = |group: &Path, name: &str| {
+        Ok::<_, HostError>(cpus_in(root, &file(group, name))?.filter(|c| !c.is_empty()))
     };
     let top = Path::new("/");
     for group in own.path.ancestors() {
-        let kind = read(group, "cpuset.cpus.partition");
+        let kind = root.read_optional(file(group, "cpuset.cpus.partition"))?;
         // `root invalid (...)` is none.
         match kind.as_deref().map(str::trim) {
-            Some("root") => return Ok(cpus(group, "cpuset.cpus.effective")),
+            Some("root") => return cpus(group, "cpuset.cpus.effective"),
             // Before Linux 6.7 nobody tells of the others.
             Some("isolated") => {
-                let all = cpus(top, "cpuset.cpus.isolated");
-                return Ok(all.or_else(|| cpus(group, "cpuset.cpus.effective")));
+                let all = cpus(top, "cpuset.cpus.isolated")?;
+                return if all.is_some() { Ok(all) } else { cpus(group, "cpuset.cpus.effective") };
             }
-            None if group == top => return Ok(cpus(group, "cpuset.cpus.effective")),
+            None if group == top => return cpus(group, "cpuset.cpus.effective"),
             _ => {}
         }
     }

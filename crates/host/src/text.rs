@@ -98,15 +98,30 @@ pub fn weights(text: &str) -> Option<Weights> {
 /// The limit that a v1 `blkio.throttle.*_device` file sets for a device; `None` without a line (no limit).
 #[must_use]
 pub fn throttle_limit(text: &str, dev: &str) -> Option<u64> {
-    device_line(text, dev).and_then(|rest| rest.trim().parse().ok())
+    throttle_value(text, dev).flatten()
+}
+
+/// The same, `Some(None)` without a line. `None` for a line that is not understood, which is not the same as no limit.
+#[must_use]
+pub fn throttle_value(text: &str, dev: &str) -> Option<Option<u64>> {
+    let Some(rest) = device_line(text, dev) else { return Some(None) };
+    rest.trim().parse().ok().map(Some)
 }
 
 /// One limit of a device in v2 `io.max` (`7:0 rbps=max wbps=1048576 riops=max wiops=max`), by its key; `None` for `max` or no line.
 #[must_use]
 pub fn io_max_limit(text: &str, dev: &str, key: &str) -> Option<u64> {
-    let rest = device_line(text, dev)?;
-    let value = rest.split_whitespace().find_map(|kv| kv.strip_prefix(key)?.strip_prefix('='))?;
-    value.parse().ok()
+    io_max_value(text, dev, key).flatten()
+}
+
+/// The same, `Some(None)` for `max` or no line. `None` for a line that is not understood, which is not the same as no limit.
+#[must_use]
+pub fn io_max_value(text: &str, dev: &str, key: &str) -> Option<Option<u64>> {
+    let Some(rest) = device_line(text, dev) else { return Some(None) };
+    match rest.split_whitespace().find_map(|kv| kv.strip_prefix(key)?.strip_prefix('='))? {
+        "max" => Some(None),
+        number => number.parse().ok().map(Some),
+    }
 }
 
 /// Whether a word stands in a list such as `cgroup.controllers` or `cgroup.subtree_control`.

@@ -421,7 +421,7 @@ impl Lab {
         }
         if let Ok(cgroups) = Cgroups::detect(&root) {
             for cgroup in self.state.cgroups.iter().rev() {
-                if root.exists(cgroups.dir(cgroup)?) {
+                if root.exists(cgroups.dir(cgroup)?)? {
                     // A crash between starting a process and saving its id leaves it only here. The groups are the lab's own.
                     for process in cgroups.pids(&root, cgroup)?.into_iter().filter_map(ProcessId::of) {
                         process.stop(STOP_PATIENCE);
@@ -434,7 +434,7 @@ impl Lab {
         for file in self.state.io_enabled.iter().rev() {
             // Files below the removed cgroups are gone with them. Refused (EBUSY) when somebody uses the controller below by now: then
             // it is theirs and stays on.
-            if root.exists(file) {
+            if root.exists(file)? {
                 let _ = root.write(file, "-io");
             }
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rtvirtio_host::sched::{self, Attr, Policy, Reservation};
 use rtvirtio_host::task::{self, Membership, TaskStat};
-use rtvirtio_host::{HostError, Root};
+use rtvirtio_host::{HostError, Root, is_gone};
 use serde::Serialize;
 
 use crate::{Qmp, VmmError};
@@ -146,9 +146,11 @@ pub fn process_of(root: &Root, tid: u32) -> Result<u32, HostError> {
 
 /// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's (proc_net(5), proc_pid_fd(5)). The numbers that a monitor
 /// in another pid namespace tells mean other threads here, and the wrong one must not become real-time.
-#[must_use]
-pub fn serves(root: &Root, pid: u32, socket: &Path) -> bool {
-    let Ok(table) = root.read(format!("/proc/{pid}/net/unix")) else { return false };
+///
+/// # Errors
+/// When its sockets cannot be read.
+pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
+    let table = root.read(format!("/proc/{pid}/net/unix"))?;
     let bound = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(6);
         let inode = format!("socket:[{}]", fields.next()?);
@@ -157,9 +159,17 @@ pub fn serves(root: &Root, pid: u32, socket: &Path) -> bool {
     };
     let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
     let dir = PathBuf::from(format!("/proc/{pid}/fd"));
-    let fds = root.list(&dir).unwrap_or_default();
-    let mut links = fds.iter().filter_map(|fd| std::fs::read_link(root.at(dir.join(fd))).ok());
-    links.any(|link| link.to_str().is_some_and(|l| inodes.contains(l)))
+    for fd in root.list(&dir)? {
+        let path = dir.join(fd);
+        match std::fs::read_link(root.at(&path)) {
+            Ok(link) if link.to_str().is_some_and(|l| inodes.contains(l)) => return Ok(true),
+            Ok(_) => {}
+            // Closed meanwhile.
+            Err(e) if is_gone(&e) => {}
+            Err(source) => return Err(HostError::Read { path, source }),
+        }
+    }
+    Ok(false)
 }
 
 /// All threads of a VM at this moment. Threads that end meanwhile are left out.
@@ -233,7 +243,15 @@ fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
 
 fn look(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
     // What /proc does not say; only the real machine can be asked.
-    let attr: Option<Attr> = if root.is_real() { sched::get(tid).ok() } else { None };
+    let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
+        None => None,
+        Some(Ok(attr)) => Some(attr),
+        // A security module may forbid it. Only a deadline thread has a reservation, and without it would be taken for an ordinary one.
+        Some(Err(e)) if !is_gone(&e) && stat.policy.is_some_and(|p| p != Policy::Deadline) => None,
+        Some(Err(source)) => {
+            return Err(HostError::Read { path: format!("/proc/{pid}/task/{tid}/sched").into(), source });
+        }
+    };
     Ok(Thread {
         pid,
         tid,

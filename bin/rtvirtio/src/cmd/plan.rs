@@ -58,7 +58,11 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, global: &Global) -> anyhow
 /// Refuses the profile of another disk that had the name before. A disk that is not here, as in a plan for another machine, is nobody's mistake.
 fn same_drive(device: &Path, profile: &Profile) -> anyhow::Result<()> {
     let root = Root::default();
-    let now = BlockDevice::find(&root, device).ok().and_then(|found| found.identity(&root));
+    let now = match BlockDevice::find(&root, device) {
+        Ok(found) => found.identity(&root)?,
+        Err(e) if e.is_gone() => None,
+        Err(e) => return Err(e.into()),
+    };
     if let (Some(then), Some(now)) = (&profile.identity, now) {
         let name = device.display();
         anyhow::ensure!(

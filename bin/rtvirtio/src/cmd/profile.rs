@@ -177,7 +177,7 @@ fn of_device(
     elevator.put_back()?;
     match result {
         Err(MeasureError::Cancelled) => Err(Cancelled.into()),
-        other => Ok(Profile { identity: device.identity(&root), ..other? }),
+        other => Ok(Profile { identity: device.identity(&root)?, ..other? }),
     }
 }
 

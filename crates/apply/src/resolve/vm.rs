@@ -167,8 +167,8 @@ fn weight(
         return Err(cannot(&ask.knob, why, "correct it in the plan"));
     }
     let file = cgroups.weight_file(machine.root(), &ask.cgroup)?;
-    if !not_there_yet && !machine.root().exists(&file.path) {
-        if !machine.root().exists(cgroups.dir(&ask.cgroup)?) {
+    if !not_there_yet && !machine.root().exists(&file.path)? {
+        if !machine.root().exists(cgroups.dir(&ask.cgroup)?)? {
             return Err(gone(ask));
         }
         return Err(cannot(

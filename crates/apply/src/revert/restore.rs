@@ -2,6 +2,7 @@
 
 mod group;
 
+use std::io;
 use std::path::Path;
 
 use rtvirtio_host::text;
@@ -67,7 +68,9 @@ fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(
 /// Takes the I/O controller from the groups below, unless somebody has come to rely on it.
 fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
     let dir = target.path.parent().unwrap_or(Path::new("/"));
-    for name in machine.host().list(dir).unwrap_or_default() {
+    let unknown =
+        |path: &Path, e: io::Error| failed(format!("whether {} uses it cannot be read: {e}", path.display()));
+    for name in machine.host().list(dir).map_err(|e| unknown(dir, e))? {
         for (file, unset) in [
             ("io.max", ""),
             ("io.latency", ""),
@@ -75,7 +78,12 @@ fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
             ("io.bfq.weight", "default 100"),
         ] {
             let path = dir.join(&name).join(file);
-            let text = machine.host().read(&path).unwrap_or_default();
+            let text = match machine.host().read(&path) {
+                Ok(text) => text,
+                // The names in a group's directory are its own files too, and a group need not have every file.
+                Err(e) if e.kind() == io::ErrorKind::NotADirectory || rtvirtio_host::is_gone(&e) => continue,
+                Err(e) => return Err(unknown(&path, e)),
+            };
             let text = text.trim();
             // BFQ shows a bare number where no device has a line (before 5.4).
             if !text.is_empty() && text != unset && text != unset.trim_start_matches("default ") {

@@ -57,12 +57,12 @@ fn every_way_to_name_a_disk_leads_to_it() {
 fn a_drive_is_known_by_its_wwid_or_serial_number() {
     let f = nvme();
     let disk = BlockDevice::find(&f.root, "nvme0n1").unwrap();
-    assert_eq!(disk.identity(&f.root), None);
+    assert_eq!(disk.identity(&f.root).unwrap(), None);
     f.file("sys/devices/pci/nvme0n1/wwid", "\n");
     f.file("sys/devices/pci/nvme0n1/serial", "  S123 \n");
-    assert_eq!(disk.identity(&f.root).as_deref(), Some("S123"), "an empty file says nothing");
+    assert_eq!(disk.identity(&f.root).unwrap().as_deref(), Some("S123"), "an empty file says nothing");
     f.file("sys/devices/pci/nvme0n1/device/wwid", "nvme.1234-acme\n");
-    assert_eq!(disk.identity(&f.root).as_deref(), Some("nvme.1234-acme"));
+    assert_eq!(disk.identity(&f.root).unwrap().as_deref(), Some("nvme.1234-acme"));
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use rustix::io::Errno;
+
 use super::Finding;
-use crate::mounts::mounts;
+use crate::mounts::{Mount, mounts};
 use crate::{HostError, Root};
 
 const CPUS: &str = "/sys/devices/system/cpu";
@@ -38,13 +40,14 @@ fn throttling(root: &Root, found: &mut Vec<Finding>) {
     found.push(match values {
         Err(e) => Finding::unknown(ID, &e, WHY),
         Ok((-1, _)) => match super::least_fair_server(root) {
-            Some(share) if share > 0.0 => {
+            Err(e) => Finding::unknown(ID, &e, WHY),
+            Ok(Some(share)) if share > 0.0 => {
                 Finding::ok(ID, "off; the fair server keeps a share for ordinary threads", WHY)
             }
-            Some(_) => {
+            Ok(Some(_)) => {
                 Finding::warn(ID, "off, and so is the fair server of a CPU", WHY, "see rt.fair_server")
             }
-            None => Finding::warn(
+            Ok(None) => Finding::warn(
                 ID,
                 "off, and this kernel has no fair server: a runaway real-time thread can hang a CPU",
                 WHY,
@@ -67,17 +70,18 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.group";
     const WHY: &str =
         "with CONFIG_RT_GROUP_SCHED a new cgroup has no real-time budget: SCHED_FIFO in it is refused";
-    let cpu = mounts(root)
-        .unwrap_or_default()
-        .into_iter()
-        .find(|m| m.fs == "cgroup" && m.options.iter().any(|o| o == "cpu"));
-    let file = cpu.map(|m| m.point.join("cpu.rt_runtime_us")).filter(|f| root.exists(f));
-    let Some(file) = file else {
-        return found.push(Finding::ok(ID, "no real-time budget per cgroup", WHY));
-    };
-    found.push(match number(root, &file) {
+    let is_cpu = |m: &Mount| m.fs == "cgroup" && m.options.iter().any(|o| o == "cpu");
+    let budget = mounts(root).and_then(|all| {
+        let file = all.into_iter().find(is_cpu).map(|m| m.point.join("cpu.rt_runtime_us"));
+        match file {
+            Some(file) if root.exists(&file)? => number(root, &file).map(Some),
+            _ => Ok(None),
+        }
+    });
+    found.push(match budget {
         Err(e) => Finding::unknown(ID, &e, WHY),
-        Ok(budget) => Finding::warn(
+        Ok(None) => Finding::ok(ID, "no real-time budget per cgroup", WHY),
+        Ok(Some(budget)) => Finding::warn(
             ID,
             format!("RT_GROUP_SCHED is on (root budget {budget} us)"),
             WHY,
@@ -89,9 +93,13 @@ fn group_budget(root: &Root, found: &mut Vec<Finding>) {
 fn preemption(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str =
         "without PREEMPT_RT a kernel section can hold up a VM's thread; matters for targets below about 1 ms";
-    let rt = root.read_optional("/sys/kernel/realtime").ok().flatten().is_some_and(|t| t == "1");
-    let what = if rt { "PREEMPT_RT kernel" } else { "not a PREEMPT_RT kernel" };
-    found.push(Finding::ok("preempt_rt", what, WHY));
+    found.push(match root.read_optional("/sys/kernel/realtime") {
+        Ok(text) => {
+            let rt = text.is_some_and(|t| t == "1");
+            Finding::ok("preempt_rt", if rt { "PREEMPT_RT kernel" } else { "not a PREEMPT_RT kernel" }, WHY)
+        }
+        Err(e) => Finding::unknown("preempt_rt", &e, WHY),
+    });
 }
 
 fn governor(root: &Root, found: &mut Vec<Finding>) {
@@ -99,16 +107,29 @@ fn governor(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str = "a CPU that is clocked down takes longer to submit and complete requests";
     let mut slow = Vec::new();
     let mut any = false;
-    for name in root.list(CPUS).unwrap_or_default() {
-        let file = Path::new(CPUS).join(&name).join("cpufreq/scaling_governor");
-        if let Ok(governor) = root.read(&file) {
-            any = true;
-            if governor.trim() != "performance" {
-                slow.push(format!("{name} {}", governor.trim()));
+    let mut unread = None;
+    let names = root.list(CPUS).unwrap_or_else(|e| {
+        unread = Some(e);
+        Vec::new()
+    });
+    for name in names.iter().filter(|n| n.starts_with("cpu")) {
+        let file = Path::new(CPUS).join(name).join("cpufreq/scaling_governor");
+        match root.read_optional(&file) {
+            Ok(None) => {}
+            Ok(Some(governor)) => {
+                any = true;
+                if governor != "performance" {
+                    slow.push(format!("{name} {governor}"));
+                }
             }
+            // Of a CPU that is offline (`show()` in drivers/cpufreq/cpufreq.c).
+            Err(e) if e.is_errno(Errno::BUSY) => {}
+            Err(e) => unread = Some(e),
         }
     }
-    found.push(if !any {
+    found.push(if let (Some(e), true) = (&unread, slow.is_empty()) {
+        Finding::unknown(ID, e, WHY)
+    } else if !any {
         Finding::ok(ID, "the clock is not set by this kernel (a VM, or the firmware)", WHY)
     } else if slow.is_empty() {
         Finding::ok(ID, "performance on all CPUs", WHY)
@@ -120,20 +141,11 @@ fn governor(root: &Root, found: &mut Vec<Finding>) {
 fn idle(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "cpu.idle";
     const WHY: &str = "waking from a deep idle state adds its exit latency to a request";
-    let driver = root.read_optional(Path::new(CPUS).join("cpuidle/current_driver")).ok().flatten();
-    let driver = driver.filter(|d| d != "none");
-    let states = Path::new(CPUS).join("cpu0/cpuidle");
-    let deepest = root
-        .list(&states)
-        .unwrap_or_default()
-        .iter()
-        .filter(|s| root.read(states.join(s).join("disable")).is_ok_and(|d| d.trim() == "0"))
-        .filter_map(|s| {
-            let latency = number(root, states.join(s).join("latency")).ok()?;
-            let name = root.read(states.join(s).join("name")).ok()?;
-            Some((u64::try_from(latency).ok()?, name.trim().to_owned()))
-        })
-        .max();
+    let driver = root.read_optional(Path::new(CPUS).join("cpuidle/current_driver"));
+    let (driver, deepest) = match driver.and_then(|d| Ok((d.filter(|d| d != "none"), deepest_idle(root)?))) {
+        Ok(both) => both,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
     found.push(match (driver, deepest) {
         (None, _) => Finding::ok(ID, "no idle driver", WHY),
         (Some(driver), Some((us, state))) if us > DEEP_US => Finding::warn(
@@ -149,9 +161,29 @@ fn idle(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
+/// Exit latency in microseconds and name of the deepest idle state that is in use on CPU 0.
+fn deepest_idle(root: &Root) -> Result<Option<(u64, String)>, HostError> {
+    let states = Path::new(CPUS).join("cpu0/cpuidle");
+    let mut deepest = None;
+    if !root.exists(&states)? {
+        return Ok(deepest);
+    }
+    for state in root.list(&states)? {
+        let dir = states.join(state);
+        if number(root, dir.join("disable"))? == 0 {
+            let latency = u64::try_from(number(root, dir.join("latency"))?).unwrap_or(0);
+            deepest = deepest.max(Some((latency, root.read(dir.join("name"))?.trim().to_owned())));
+        }
+    }
+    Ok(deepest)
+}
+
 fn smt(root: &Root, found: &mut Vec<Finding>) {
     const WHY: &str = "two threads of one core slow each other; pin VMs so that they do not share a core";
-    let active = root.read_optional(Path::new(CPUS).join("smt/active")).ok().flatten();
+    let active = match root.read_optional(Path::new(CPUS).join("smt/active")) {
+        Ok(active) => active,
+        Err(e) => return found.push(Finding::unknown("cpu.smt", &e, WHY)),
+    };
     found.push(match active.as_deref() {
         Some("1") => Finding::warn(
             "cpu.smt",

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Finding;
-use crate::{BlockDevice, Cgroups, Hierarchy, Root, text};
+use crate::{BlockDevice, Cgroups, Hierarchy, HostError, Root, text};
 
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     privilege(root, found);
@@ -57,15 +57,26 @@ fn kernel(root: &Root, found: &mut Vec<Finding>) -> String {
 
 fn bfq(root: &Root, release: &str, found: &mut Vec<Finding>) {
     const WHY: &str = "weights and slices are BFQ's; without it only limits remain";
-    let offered = BlockDevice::all(root)
-        .unwrap_or_default()
-        .iter()
-        .any(|d| d.elevators(root).is_ok_and(|e| e.available.iter().any(|a| a == "bfq")));
+    let mut unread = None;
+    let mut is = |found: Result<bool, HostError>| {
+        found.unwrap_or_else(|e| {
+            unread = Some(e);
+            false
+        })
+    };
+    let offered = is(BlockDevice::all(root).map(|all| {
+        all.iter().any(|d| d.elevators(root).is_ok_and(|e| e.available.iter().any(|a| a == "bfq")))
+    }));
     let modules = Path::new("/lib/modules").join(release);
-    let named_in = |file: &str| root.read(modules.join(file)).is_ok_and(|t| t.contains("/bfq.ko"));
-    found.push(if offered || root.exists("/sys/module/bfq") || named_in("modules.builtin") {
+    let named_in =
+        |file: &str| Ok(root.read_optional(modules.join(file))?.is_some_and(|t| t.contains("/bfq.ko")));
+    let built_in = offered || is(root.exists("/sys/module/bfq")) || is(named_in("modules.builtin"));
+    let module = is(named_in("modules.dep"));
+    found.push(if built_in {
         Finding::ok("bfq", "BFQ is in the kernel", WHY)
-    } else if named_in("modules.dep") {
+    } else if let Some(e) = unread {
+        Finding::unknown("bfq", &e, WHY)
+    } else if module {
         Finding::warn(
             "bfq",
             "BFQ is a module that is not loaded",
@@ -124,12 +135,17 @@ fn cgroups(root: &Root, found: &mut Vec<Finding>) {
             found.push(Finding::ok("cgroup.io", format!("cgroup v1, blkio at {at}"), WHY));
         }
         Hierarchy::V2 => {
-            let enabled = root
-                .read(cgroups.mount.join("cgroup.subtree_control"))
-                .is_ok_and(|t| text::has_word(&t, "io"));
-            let state =
-                if enabled { "enabled" } else { "not yet enabled; apply enables it, revert puts it back" };
-            found.push(Finding::ok("cgroup.io", format!("cgroup v2 at {at}, io controller {state}"), WHY));
+            found.push(match root.read(cgroups.mount.join("cgroup.subtree_control")) {
+                Ok(text) => {
+                    let state = if text::has_word(&text, "io") {
+                        "enabled"
+                    } else {
+                        "not yet enabled; apply enables it, revert puts it back"
+                    };
+                    Finding::ok("cgroup.io", format!("cgroup v2 at {at}, io controller {state}"), WHY)
+                }
+                Err(e) => Finding::unknown("cgroup.io", &e, WHY),
+            });
             rivals(root, &cgroups, found);
         }
     }
@@ -139,28 +155,34 @@ fn cgroups(root: &Root, found: &mut Vec<Finding>) {
 fn rivals(root: &Root, cgroups: &Cgroups, found: &mut Vec<Finding>) {
     const COST: &str =
         "io.cost delays requests by a cost model of its own; with BFQ both act and neither holds";
-    let qos = root.read(cgroups.mount.join("io.cost.qos")).unwrap_or_default();
-    let on: Vec<_> = qos
-        .lines()
-        .filter(|l| text::has_word(l, "enable=1"))
-        .filter_map(|l| l.split_whitespace().next())
-        .collect();
-    found.push(if on.is_empty() {
-        Finding::ok("io.cost", "io.cost is off", COST)
-    } else {
-        Finding::warn(
+    let on = root.read_optional(cgroups.mount.join("io.cost.qos")).map(|qos| {
+        let qos = qos.unwrap_or_default();
+        let on = qos.lines().filter(|l| text::has_word(l, "enable=1"));
+        on.filter_map(|l| l.split_whitespace().next()).map(str::to_owned).collect::<Vec<_>>()
+    });
+    found.push(match on {
+        Err(e) => Finding::unknown("io.cost", &e, COST),
+        Ok(on) if on.is_empty() => Finding::ok("io.cost", "io.cost is off", COST),
+        Ok(on) => Finding::warn(
             "io.cost",
             format!("io.cost is on for device {}", on.join(", ")),
             COST,
             format!("echo '{} enable=0' >{}/io.cost.qos", on[0], cgroups.mount.display()),
-        )
+        ),
     });
     const LATENCY: &str = "io.latency throttles all other groups when one misses its target";
-    let dirs = cgroups.all_dirs(root).unwrap_or_default();
-    let used = dirs.iter().find(|d| root.read(d.join("io.latency")).is_ok_and(|t| !t.trim().is_empty()));
+    let used = cgroups.all_dirs(root).and_then(|dirs| {
+        for dir in dirs {
+            if root.read_optional(dir.join("io.latency"))?.is_some_and(|t| !t.is_empty()) {
+                return Ok(Some(dir));
+            }
+        }
+        Ok(None)
+    });
     found.push(match used {
-        None => Finding::ok("io.latency", "io.latency is not used", LATENCY),
-        Some(dir) => Finding::warn(
+        Err(e) => Finding::unknown("io.latency", &e, LATENCY),
+        Ok(None) => Finding::ok("io.latency", "io.latency is not used", LATENCY),
+        Ok(Some(dir)) => Finding::warn(
             "io.latency",
             format!("io.latency is set in {}", dir.display()),
             LATENCY,

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use super::Finding;
 use crate::mounts::mounts;
-use crate::{Root, task};
+use crate::{HostError, Root, task};
 
 /// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root only.
 const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
@@ -22,53 +24,84 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
 }
 
 /// Share of each CPU that the fair server takes from the deadline class for ordinary threads: the largest of all CPUs, or the default
-/// where debugfs cannot be read. `None` on a kernel without one.
-#[must_use]
-pub fn fair_server(root: &Root) -> Option<f64> {
+/// where debugfs is not mounted or not for this user. `None` on a kernel without one.
+///
+/// # Errors
+/// When it cannot be told.
+pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::max)
 }
 
 /// The smallest of all CPUs: what is certain on each.
-#[must_use]
-pub fn least_fair_server(root: &Root) -> Option<f64> {
+///
+/// # Errors
+/// As [`fair_server`].
+pub fn least_fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::min)
 }
 
-fn of_servers(root: &Root, pick: fn(f64, f64) -> f64) -> Option<f64> {
-    let shares = shares(root);
+fn of_servers(root: &Root, pick: fn(f64, f64) -> f64) -> Result<Option<f64>, HostError> {
+    let shares = shares(root)?;
     if !shares.is_empty() {
-        return shares.into_iter().map(|s| s.1).reduce(pick);
+        return Ok(shares.into_iter().map(|s| s.1).reduce(pick));
     }
-    (version(root)? >= SINCE).then_some(DEFAULT_SHARE)
+    Ok((version(root)? >= SINCE).then_some(DEFAULT_SHARE))
 }
 
-fn version(root: &Root) -> Option<(u32, u32)> {
-    let release = root.read("/proc/sys/kernel/osrelease").ok()?;
-    let mut parts = release.trim().split(['.', '-']);
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+fn version(root: &Root) -> Result<(u32, u32), HostError> {
+    const PATH: &str = "/proc/sys/kernel/osrelease";
+    let release = root.read(PATH)?;
+    let mut parts = release.trim().split(['.', '-']).map(|n| n.parse().ok());
+    match (parts.next().flatten(), parts.next().flatten()) {
+        (Some(major), Some(minor)) => Ok((major, minor)),
+        _ => Err(HostError::Form {
+            path: PATH.into(),
+            text: release.trim().to_owned(),
+            expected: "a kernel version",
+        }),
+    }
 }
 
-/// Name and share of each CPU's server.
-fn shares(root: &Root) -> Vec<(String, f64)> {
+/// Name and share of each CPU's server; none where debugfs is not mounted, or not for this user.
+fn shares(root: &Root) -> Result<Vec<(String, f64)>, HostError> {
     let dir = Path::new(SERVERS);
-    let number = |cpu: &str, file: &str| -> Option<f64> {
-        root.read(dir.join(cpu).join(file)).ok()?.trim().parse().ok()
+    let names = match root.list(dir) {
+        Ok(names) => names,
+        Err(e) if e.is_gone() || e.is_errno(Errno::ACCESS) || e.is_errno(Errno::PERM) => {
+            return Ok(Vec::new());
+        }
+        Err(e) => return Err(e),
     };
-    let share = |cpu: String| {
+    let number = |cpu: &str, file: &str| -> Result<f64, HostError> {
+        let path = dir.join(cpu).join(file);
+        let text = root.read(&path)?.trim().to_owned();
+        text.parse().map_err(|_| HostError::Form { path, text, expected: "a number" })
+    };
+    let mut shares = Vec::new();
+    for cpu in names {
         let share = number(&cpu, "runtime")? / number(&cpu, "period")?;
-        share.is_finite().then_some((cpu, share))
-    };
-    root.list(dir).unwrap_or_default().into_iter().filter_map(share).collect()
+        if share.is_finite() {
+            shares.push((cpu, share));
+        }
+    }
+    Ok(shares)
 }
 
 fn server(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.fair_server";
     const WHY: &str = "the fair server keeps a share of each CPU for ordinary threads: it is what lets a shell survive a spinning \
                        real-time guest, and deadline reservations get that much less";
-    let all = shares(root);
+    let read = || {
+        let throttled =
+            root.read_optional("/proc/sys/kernel/sched_rt_runtime_us")?.is_some_and(|t| t != "-1");
+        Ok::<_, HostError>((shares(root)?, throttled, version(root)?))
+    };
+    let (all, throttled, version) = match read() {
+        Ok(read) => read,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
     let off: Vec<_> = all.iter().filter(|s| s.1 <= 0.0).map(|s| s.0.as_str()).collect();
-    let throttled = root.read("/proc/sys/kernel/sched_rt_runtime_us").is_ok_and(|t| t.trim() != "-1");
-    found.push(match (version(root), all.is_empty()) {
+    found.push(match (version, all.is_empty()) {
         _ if !off.is_empty() => Finding::warn(
             ID,
             format!("switched off on {}", off.join(", ")),
@@ -79,7 +112,7 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
             let most = all.iter().map(|s| s.1).fold(0.0, f64::max);
             Finding::ok(ID, format!("{:.1} % of each CPU", most * 100.0), WHY)
         }
-        (Some(v), true) if v >= SINCE => Finding::ok(
+        (v, true) if v >= SINCE => Finding::ok(
             ID,
             format!(
                 "this kernel has one, by default {:.0} % of each CPU; mount debugfs to see it",
@@ -87,16 +120,13 @@ fn server(root: &Root, found: &mut Vec<Finding>) {
             ),
             WHY,
         ),
-        (Some(_), true) if throttled => {
-            Finding::ok(ID, "none before Linux 6.12; RT throttling does its work", WHY)
-        }
-        (Some(_), true) => Finding::warn(
+        (_, true) if throttled => Finding::ok(ID, "none before Linux 6.12; RT throttling does its work", WHY),
+        (_, true) => Finding::warn(
             ID,
             "none before Linux 6.12, and RT throttling is off",
             WHY,
             "sysctl kernel.sched_rt_runtime_us=950000",
         ),
-        (None, true) => Finding::warn(ID, "not known: no kernel version", WHY, "mount /proc"),
     });
 }
 
@@ -104,8 +134,16 @@ fn halt_poll(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "kvm.halt_poll";
     const WHY: &str =
         "a vCPU that halts polls for so long before it sleeps, and that time is taken from its budget";
-    let text = root.read_optional("/sys/module/kvm/parameters/halt_poll_ns").ok().flatten();
-    let nanos = text.and_then(|t| t.parse::<u64>().ok());
+    const PATH: &str = "/sys/module/kvm/parameters/halt_poll_ns";
+    let nanos = root.read_optional(PATH).and_then(|text| {
+        let Some(text) = text else { return Ok(None) };
+        let form = |_| HostError::Form { path: PATH.into(), text: text.clone(), expected: "a number" };
+        text.parse::<u64>().map(Some).map_err(form)
+    });
+    let nanos = match nanos {
+        Ok(nanos) => nanos,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
     found.push(match nanos {
         None => Finding::ok(ID, "KVM is not loaded", WHY),
         Some(ns) if ns <= SHORT_POLL => Finding::ok(ID, format!("{ns} ns"), WHY),
@@ -122,9 +160,16 @@ fn halt_poll(root: &Root, found: &mut Vec<Finding>) {
 fn hcbs(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "rt.hcbs";
     const WHY: &str = "with cpu.rt.max a VM's real-time threads share one budget on cgroup v2";
-    let mount = mounts(root).unwrap_or_default().into_iter().find(|m| m.fs == "cgroup2");
-    let file: Option<PathBuf> = mount.map(|m| m.point.join("cpu.rt.max"));
-    let text = file.as_ref().and_then(|f| root.read_optional(f).ok().flatten());
+    let read = mounts(root).and_then(|all| {
+        let mount = all.into_iter().find(|m| m.fs == "cgroup2");
+        let file: Option<PathBuf> = mount.map(|m| m.point.join("cpu.rt.max"));
+        let text = file.as_ref().map_or(Ok(None), |f| root.read_optional(f))?;
+        Ok((file, text))
+    });
+    let (file, text) = match read {
+        Ok(read) => read,
+        Err(e) => return found.push(Finding::unknown(ID, &e, WHY)),
+    };
     found.push(match (file, text) {
         (Some(file), Some(text)) if text.starts_with("max") || text.starts_with("0 ") => Finding::warn(
             ID,
@@ -143,7 +188,13 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
 #[must_use]
 pub fn vms(root: &Root) -> Vec<Finding> {
     let mut found = Vec::new();
-    for pid in task::pids(root).unwrap_or_default() {
+    let pids = match task::pids(root) {
+        Ok(pids) => pids,
+        Err(e) => {
+            return vec![Finding::unknown("vm", &e, "what the VMs have in memory, and on which images")];
+        }
+    };
+    for pid in pids {
         let name = task::full_name(root, pid).unwrap_or_default();
         if name.starts_with("qemu-system-") || name == "qemu-kvm" {
             found.extend(locked(root, pid));

@@ -46,10 +46,10 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
 }
 
 fn device(root: &Root, found: &mut Vec<Finding>, id: &str, path: &str, why: &str, remedy: &str) {
-    found.push(if root.exists(path) {
-        Finding::ok(id, format!("{path} exists"), why)
-    } else {
-        Finding::warn(id, format!("no {path}"), why, remedy)
+    found.push(match root.exists(path) {
+        Ok(true) => Finding::ok(id, format!("{path} exists"), why),
+        Ok(false) => Finding::warn(id, format!("no {path}"), why, remedy),
+        Err(e) => Finding::unknown(id, &e, why),
     });
 }
 

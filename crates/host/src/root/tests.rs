@@ -20,8 +20,54 @@ fn a_missing_file_is_never_made() {
     let error = root.write("/knob", "1").unwrap_err();
     assert!(error.is_gone(), "{error}");
     assert!(error.to_string().contains("cannot write `1` to /knob"), "{error}");
-    assert!(!root.exists("/knob"));
+    assert!(!root.exists("/knob").unwrap());
     assert_eq!(root.read_optional("/knob").unwrap(), None);
     assert!(root.list("/none").unwrap_err().is_gone());
     assert!(root.inode("/none").unwrap_err().is_gone());
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_not_absent() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    std::fs::write(root.at("/file"), "").unwrap();
+    assert!(root.exists("/file").unwrap());
+    assert!(!root.exists("/file/below").unwrap(), "there can be nothing below a file");
+    // ELOOP and ENAMETOOLONG stand for all errors that say nothing of the thing itself.
+    std::os::unix::fs::symlink("loop", root.at("/loop")).unwrap();
+    for path in ["/loop".to_owned(), format!("/{}", "x".repeat(300))] {
+        let error = root.exists(&path).unwrap_err();
+        assert!(!error.is_gone() && error.to_string().contains("cannot read /"), "{error}");
+    }
+}
+
+#[test]
+fn only_three_error_numbers_mean_gone() {
+    use rustix::io::Errno;
+    for errno in [Errno::NOENT, Errno::NODEV, Errno::SRCH] {
+        assert!(crate::is_gone(&errno.into()), "{errno}");
+    }
+    let others = [
+        Errno::IO,
+        Errno::ACCESS,
+        Errno::PERM,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOMEM,
+        Errno::INTR,
+        Errno::NXIO,
+        Errno::BUSY,
+        Errno::INVAL,
+        Errno::STALE,
+        Errno::LOOP,
+        Errno::TIMEDOUT,
+        Errno::CONNRESET,
+        Errno::PIPE,
+        Errno::CONNREFUSED,
+        Errno::AGAIN,
+        Errno::NOTDIR,
+    ];
+    for errno in others {
+        assert!(!crate::is_gone(&errno.into()), "{errno}");
+    }
 }

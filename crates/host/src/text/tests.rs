@@ -73,3 +73,16 @@ fn lists_of_cpus() {
         assert_eq!(list(bad), None, "{bad}");
     }
 }
+
+#[test]
+fn a_limit_that_is_not_understood_is_not_no_limit() {
+    assert_eq!(throttle_value("7:0 500\n", "7:0"), Some(Some(500)));
+    assert_eq!(throttle_value("7:1 500\n", "7:0"), Some(None));
+    assert_eq!(throttle_value("7:0 many\n", "7:0"), None);
+    let line = "7:0 rbps=max wbps=4096 riops=? wiops=max\n";
+    assert_eq!(io_max_value(line, "7:0", "rbps"), Some(None));
+    assert_eq!(io_max_value(line, "7:0", "wbps"), Some(Some(4096)));
+    assert_eq!(io_max_value(line, "7:0", "riops"), None);
+    assert_eq!(io_max_value("7:0 rbps=max\n", "7:0", "wbps"), None);
+    assert_eq!(io_max_value("", "7:0", "wbps"), Some(None));
+}

@@ -6,9 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use rtvirtio_host::sched::Attr;
+use rustix::io::Errno;
 
 use super::{Fate, failed};
-use crate::machine::{Fault, Machine, TASKS};
+use crate::machine::{Machine, TASKS};
 use crate::target::Target;
 
 /// A thread that is moved may start another meanwhile, which then is still there: so often we look again.
@@ -23,7 +24,7 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
     for _ in 0..ROUNDS {
         let tasks = match host.read(&dir.join(TASKS)) {
             Ok(tasks) => tasks,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if rtvirtio_host::is_gone(&e) => return Ok(()),
             Err(e) => return Err(failed(format!("reading its threads: {e}"))),
         };
         let left: Vec<u32> = tasks.split_whitespace().filter_map(|t| t.parse().ok()).collect();
@@ -35,10 +36,11 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
             let moved = host
                 .set_scheduling(tid, tid, &attr)
                 .and_then(|()| host.write(&home.join(TASKS), &tid.to_string()));
-            match moved.map_err(Fault::of) {
-                // One that has ended has left by itself.
-                Ok(()) | Err(Fault::Gone(_)) => {}
-                Err(Fault::Io(e)) => return Err(failed(format!("moving thread {tid} out of it: {e}"))),
+            match moved {
+                Ok(()) => {}
+                // One that has ended has left by itself. A missing group is not a missing thread.
+                Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+                Err(e) => return Err(failed(format!("moving thread {tid} out of it: {e}"))),
             }
         }
     }
@@ -50,8 +52,9 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
 /// one who is cut off here can go on.
 pub(super) fn give_back(dir: &Path, machine: &Machine<'_>) {
     let file = dir.join("cpu.rt_runtime_us");
+    // A kernel without such budgets has no such file. Where it cannot be read or is refused, the next group may have to wait: nothing
+    // worse.
     if machine.host().read(&file).is_ok() {
-        // Where it is refused, the next group may have to wait: nothing worse.
         let _ = machine.host().write(&file, "0");
     }
 }
@@ -61,7 +64,7 @@ pub(super) fn remove(target: &Target, machine: &Machine<'_>) -> Result<(), Fate>
     for _ in 0..ROUNDS {
         match machine.host().remove_dir(&target.path) {
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy => thread::sleep(PAUSE),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if rtvirtio_host::is_gone(&e) => return Ok(()),
             other => return other.map_err(|e| failed(format!("removing it: {e}"))),
         }
     }

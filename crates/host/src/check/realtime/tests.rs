@@ -27,13 +27,13 @@ fn finding(root: &Root, id: &str) -> Finding {
 #[test]
 fn the_fair_servers_share_is_read_or_known_by_version() {
     let (_d, root) = host();
-    assert_eq!(fair_server(&root), Some(DEFAULT_SHARE));
+    assert_eq!(fair_server(&root).unwrap(), Some(DEFAULT_SHARE));
     assert!(finding(&root, "rt.fair_server").what.contains("by default 5 %"));
     for (cpu, runtime) in [("cpu0", "50000000"), ("cpu1", "100000000")] {
         put(&root, &format!("{SERVERS}/{cpu}/runtime"), runtime);
         put(&root, &format!("{SERVERS}/{cpu}/period"), "1000000000\n");
     }
-    assert_eq!(fair_server(&root), Some(0.1));
+    assert_eq!(fair_server(&root).unwrap(), Some(0.1));
     assert_eq!(finding(&root, "rt.fair_server").level, Level::Ok);
     put(&root, &format!("{SERVERS}/cpu1/runtime"), "0\n");
     let off = finding(&root, "rt.fair_server");
@@ -44,7 +44,7 @@ fn the_fair_servers_share_is_read_or_known_by_version() {
 fn without_fair_server_and_throttling_nothing_saves_the_shell() {
     let (_d, root) = host();
     put(&root, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
-    assert_eq!(fair_server(&root), None);
+    assert_eq!(fair_server(&root).unwrap(), None);
     assert_eq!(finding(&root, "rt.fair_server").level, Level::Ok);
     put(&root, "/proc/sys/kernel/sched_rt_runtime_us", "-1\n");
     let none = finding(&root, "rt.fair_server");
@@ -116,4 +116,21 @@ fn an_open_qcow2_image_is_told_and_a_raw_one_is_not() {
     let found = vms(&root);
     assert_eq!((found.len(), found[1].id.as_str(), found[1].level), (2, "vm.qcow2.42", Level::Warn));
     assert!(found[1].what.contains("disk.img") && found[1].remedy.contains("qemu-img convert"));
+}
+
+#[test]
+fn what_cannot_be_read_is_not_taken_for_off() {
+    let (_d, root) = host();
+    // A directory in the place of a file: EISDIR.
+    for file in ["/sys/module/kvm/parameters/halt_poll_ns", "/proc/self/mountinfo"] {
+        let _ = std::fs::remove_file(root.at(file));
+        std::fs::create_dir_all(root.at(file)).unwrap();
+    }
+    put(&root, &format!("{SERVERS}/cpu0/period"), "1000000000\n");
+    std::fs::create_dir_all(root.at(format!("{SERVERS}/cpu0/runtime"))).unwrap();
+    for id in ["kvm.halt_poll", "rt.hcbs", "rt.fair_server"] {
+        let found = finding(&root, id);
+        assert!(found.level == Level::Warn && found.what.contains("not known"), "{found:?}");
+    }
+    assert!(fair_server(&root).is_err() && least_fair_server(&root).is_err());
 }

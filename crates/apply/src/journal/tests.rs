@@ -1,0 +1,76 @@
+use super::*;
+use crate::target::Form;
+
+fn entry(id: usize, created_by: Option<usize>) -> Entry {
+    Entry {
+        id,
+        knob: format!("knob {id}"),
+        target: Target::host(format!("/sys/block/loop{id}/queue/scheduler"), Form::Elevator),
+        old: Some("none".to_owned()),
+        new: Some("bfq".to_owned()),
+        passing: Vec::new(),
+        created_by,
+        changed_by: None,
+        identity: Some(4711),
+        unsettled: false,
+    }
+}
+
+fn journal(entries: Vec<Entry>) -> Journal {
+    Journal {
+        version: "0.1.0".to_owned(),
+        boot_id: "7c0ef8a8".to_owned(),
+        pid: 1,
+        complete: true,
+        reverting: false,
+        rest: false,
+        kept: Vec::new(),
+        entries,
+    }
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let journal = journal(vec![entry(0, None), entry(1, Some(0))]);
+    let bytes = journal.encode().unwrap();
+    assert_eq!(Journal::decode(&bytes).unwrap(), journal);
+    // The first line is one, and JSON, and so is the rest.
+    let text = String::from_utf8(bytes).unwrap();
+    let (first, rest) = text.split_once('\n').unwrap();
+    let first: serde_json::Value = serde_json::from_str(first).unwrap();
+    assert_eq!(first["schema"], JOURNAL_SCHEMA);
+    assert_eq!(first["sha256"].as_str().unwrap().len(), 64);
+    assert!(serde_json::from_str::<serde_json::Value>(rest).unwrap().is_object());
+}
+
+#[test]
+fn every_bit_matters() {
+    let bytes = journal(vec![entry(0, None)]).encode().unwrap();
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let result = Journal::decode(&damaged);
+        assert!(matches!(result, Err(Unusable::Damaged(_))), "bit {bit}: {result:?}");
+    }
+}
+
+#[test]
+fn a_reference_that_leads_nowhere_is_refused() {
+    let bytes = journal(vec![entry(0, Some(99))]).encode().unwrap();
+    let Err(Unusable::Damaged(why)) = Journal::decode(&bytes) else { panic!("accepted") };
+    assert!(why.contains("refers to entry 99, which is missing"), "{why}");
+}
+
+#[test]
+fn another_version_is_told_from_damage() {
+    let other = |text: &str| Journal::decode(text.as_bytes()).unwrap_err();
+    let v1 = "{\n  \"schema\": \"rtvirtio.journal.v1\",\n  \"entries\": []\n}\n";
+    assert_eq!(other(v1), Unusable::Other("rtvirtio.journal.v1".to_owned()));
+    assert_eq!(
+        other("{\"schema\":\"rtvirtio.journal.v3\",\"sha256\":\"00\"}\n{}\n"),
+        Unusable::Other("rtvirtio.journal.v3".to_owned())
+    );
+    for text in ["", "\n", "{}", "[]", "{\"schema\":\"elsewhere\"}\n", "{\"schema\":7}"] {
+        assert!(matches!(other(text), Unusable::Damaged(_)), "{text}");
+    }
+}

@@ -1,0 +1,64 @@
+//! One knob, held against the journal.
+
+use crate::journal::Entry;
+use crate::machine::{Fault, Machine};
+
+/// What a knob's file says, seen from the journal.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    /// As before the plan (or absent, as before).
+    Old,
+    /// As the plan set it, or as the kernel left it on our account.
+    Ours(String),
+    /// Anything else.
+    Foreign(String),
+    /// The thing itself is gone.
+    Gone(String),
+    /// It cannot be told.
+    Unreadable(String),
+}
+
+impl State {
+    fn of(fault: Fault, what: &str) -> Self {
+        match fault {
+            Fault::Gone(e) => Self::Gone(format!("{what}: {e}")),
+            Fault::Io(e) => Self::Unreadable(format!("{what}: {e}")),
+        }
+    }
+}
+
+/// Looks at one knob. Only what the kernel says is gone counts as gone: behind any other error our value may still be in force.
+pub(crate) fn look(entry: &Entry, complete: bool, machine: &Machine<'_>) -> State {
+    if let (Some(identity), Some(dir)) = (entry.identity, entry.target.path.parent()) {
+        match machine.host().identity(dir) {
+            Ok(now) if now == identity => {}
+            Ok(_) => return State::Gone(format!("{} was removed and made again", dir.display())),
+            Err(e) => return State::of(Fault::of(e), &dir.display().to_string()),
+        }
+    }
+    if let Some(dev) = entry.target.dev() {
+        if let Err(e) = machine.host().identity(format!("/sys/dev/block/{dev}").as_ref()) {
+            return State::of(Fault::of(e), &format!("device {dev}"));
+        }
+    }
+    let text = match machine.read(&entry.target) {
+        Ok(text) => text,
+        Err(Fault::Gone(_)) if entry.old.is_none() => return State::Old,
+        Err(Fault::Gone(e)) => return State::Gone(e.to_string()),
+        Err(Fault::Io(e)) => return State::Unreadable(e.to_string()),
+    };
+    let form = &entry.target.form;
+    let Some(found) = form.value(&text) else {
+        return State::Unreadable(format!("it holds `{}`, which is not understood", text.trim()));
+    };
+    // A cgroup's file that did not exist is as before when it sets nothing.
+    if entry.old.as_deref().or(form.unset()).is_some_and(|old| entry.target.is_old(&found, old)) {
+        return State::Old;
+    }
+    let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))
+        || entry.passing.contains(&found)
+        || entry.unsettled
+        // Cut off between the write that made the file and our own: it shows the kernel's default.
+        || (entry.old.is_none() && !complete);
+    if ours { State::Ours(found) } else { State::Foreign(found) }
+}
