@@ -7,6 +7,7 @@ pub mod config;
 pub mod engine;
 pub mod fio;
 pub mod inflight;
+pub mod journal;
 pub mod json;
 pub mod kernel;
 pub mod learned;
