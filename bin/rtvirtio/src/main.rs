@@ -89,8 +89,14 @@ fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
             // An error may hold what a guest said: bytes that must not reach the terminal as they are.
             let text: String = format!("{error:#}").chars().take(LONGEST_ERROR).collect();
             eprintln!("rtvirtio: {}", rtvirtio_report::terminal(&text, false));
+            // Commands to be copied, line by line; it prints no control characters.
+            let readable =
+                error.chain().find_map(|e| e.downcast_ref::<rtvirtio_apply::ApplyError>()?.readable());
+            if let Some(readable) = readable {
+                eprintln!("{readable}");
+            }
             if json {
-                println!("{}", serde_json::json!({ "error": format!("{error:#}") }));
+                println!("{}", serde_json::json!({ "error": format!("{error:#}"), "journal": readable }));
             }
         }
     }

@@ -91,18 +91,22 @@ pub(crate) fn amend(
         touched.push((entry.id, place));
     }
     let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
-    for mut entry in capture(&fresh, machine)? {
+    let fresh = capture(&fresh, machine)?;
+    let before: Vec<_> = fresh.iter().map(|e| before_us(&journal, &e.target, machine)).collect();
+    // What is ours must not be taken for what a thread had before. Such a thread is left out as a whole: one that is in our group and
+    // in no journal goes home with the group, one with half of its settings in the journal could not.
+    let unknown: Vec<Place> =
+        fresh.iter().zip(&before).filter(|(_, b)| b.is_err()).map(|(e, _)| e.target.place.clone()).collect();
+    for (mut entry, before) in fresh.into_iter().zip(before) {
         entry.id += next;
-        match before_us(&journal, &entry.target, machine) {
-            Ok(Some(own)) => {
-                entry.passing.extend(entry.old.replace(own));
-            }
-            Ok(None) => {}
-            // Without it, what is ours would be taken for what the thread had before.
-            Err(why) => {
-                out.failed.push((entry.knob, why));
-                continue;
-            }
+        if unknown.contains(&entry.target.place) {
+            let why =
+                before.err().unwrap_or_else(|| "left out with another setting of this thread".to_owned());
+            out.failed.push((entry.knob, why));
+            continue;
+        }
+        if let Ok(Some(own)) = before {
+            entry.passing.extend(entry.old.replace(own));
         }
         let place = writes.iter().position(|w| w.target == entry.target);
         touched.extend(place.map(|place| (entry.id, place)));

@@ -122,15 +122,15 @@ pub enum ApplyError {
     },
     /// The journal cannot be trusted; nothing was touched, and the file is kept as it is.
     #[error(
-        "the journal {path} is damaged: {why}; no knob was touched, and the file is kept. Restore by hand what is listed below, \
-         or reboot (the kernel then has its defaults), and then move the file away\n{readable}"
+        "the journal {path} is damaged: {why}; no knob was touched, and the file is kept. Restore by hand (`rtvirtio status` lists the \
+         commands for what can be read of it), or reboot (the kernel then has its defaults), and then move the file away"
     )]
     BadJournal {
         /// The journal.
         path: PathBuf,
         /// What is wrong.
         why: String,
-        /// What can still be read of it, with the commands that would restore it.
+        /// What can still be read of it, with the commands that would restore it. Not part of the error's text.
         readable: Readable,
     },
     /// The journal was written by another version; nothing was touched.
@@ -167,6 +167,19 @@ pub enum ApplyError {
         /// Why not.
         source: io::Error,
     },
+}
+
+impl ApplyError {
+    /// What can be read of the journal that cannot be trusted, when that is what is wrong here.
+    #[must_use]
+    pub fn readable(&self) -> Option<&Readable> {
+        match self {
+            Self::BadJournal { readable, .. } => Some(readable),
+            Self::RollbackFailed { cause, rollback } => cause.readable().or_else(|| rollback.readable()),
+            Self::RolledBack { cause, .. } => cause.readable(),
+            _ => None,
+        }
+    }
 }
 
 fn holder(pid: Option<u32>) -> String {

@@ -14,6 +14,8 @@ use rtvirtio_apply::{
 };
 use rtvirtio_host::Root;
 use rtvirtio_host::sched::Attr;
+use rustix::io::Errno;
+use support::inject::{FailingHost, Fails, Injector};
 use support::sim::SimKernel;
 use support::tasks::CPU;
 
@@ -344,4 +346,35 @@ fn only_to_what_is_in_force_can_be_added() {
     sim.differences();
     assert!(matches!(error(&new_threads()), ApplyError::NothingInForce));
     assert_eq!(sim.session().applied_by().unwrap(), None);
+}
+
+/// An error at any call: what was ours before is never taken for what a thread had before us.
+#[test]
+fn an_error_at_any_call_of_an_amend_loses_nothing() {
+    let mut at = 1;
+    loop {
+        let sim = in_force();
+        let injector =
+            Injector::new(Fails::At(vec![at]), [Errno::IO, Errno::MFILE][at as usize % 2], at % 3 == 0);
+        let host = FailingHost(&sim.kernel, injector.clone());
+        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+        let result = sim.session().amend(&new_threads(), &machine, &mut Silent);
+        if let Ok(amended) = &result {
+            let all = amended.failed.is_empty() && amended.left.is_empty();
+            let set = sim.of(7, 30).0 == "fifo 1 reset-on-fork" && sim.of(40, 40).0 == "fifo 2 reset-on-fork";
+            assert!(!all || set, "call {at}: {amended:?}");
+        }
+        // Half of the times it goes on.
+        if at % 2 == 0 {
+            let again = sim.amend(&new_threads());
+            assert!(again.failed.is_empty() && again.left.is_empty(), "call {at}: {again:?}");
+        }
+        assert_eq!(sim.differences(), Vec::<String>::new(), "error at call {at}: {result:?}");
+        if injector.hits() == 0 {
+            break;
+        }
+        at += 1;
+    }
+    println!("errors at {} calls: 0 differences", at - 1);
+    assert!(at > 30, "{at}");
 }

@@ -8,7 +8,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use rtvirtio_apply::points::Points;
-use rtvirtio_apply::{ApplyError, Fate, Form, Machine, NoGuests, OnConflict, Session, Silent, Target, Write};
+use rtvirtio_apply::{
+    ApplyError, Fate, Form, JOURNAL_FILE, Machine, NoGuests, OnConflict, Session, Silent, Target, Write,
+};
 use rtvirtio_host::{BlockDevice, Cgroups, Hierarchy, Root};
 use rtvirtio_lab::boxed::{self, BoxRun};
 use rtvirtio_lab::image;
@@ -258,6 +260,34 @@ fn cgroups_that_are_gone_are_no_errors() {
     assert!(gone.len() >= 4 && gone.iter().all(|o| !o.path.contains("vm0")), "{gone:#?}");
     let elevators = real.device().elevators(&root).unwrap();
     assert_eq!(elevators.current, "none");
+}
+
+/// The journal is damaged: the commands that are printed, run by a shell, put everything back all the same.
+#[test]
+fn the_commands_of_a_damaged_journal_put_back() {
+    const NAME: &str = "the_commands_of_a_damaged_journal_put_back";
+    let Some(real) = Real::new(NAME) else { return };
+    let root = Root::default();
+    let device = real.device();
+    device.set_elevator(&root, "mq-deadline").unwrap();
+    device.set_tunable(&root, "read_expire", "780").unwrap();
+    root.write(device.queue("nr_requests"), "100").unwrap();
+    let before = snapshot(&real.dirs());
+    act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
+    let applied = snapshot(&real.dirs());
+    assert!(applied != before);
+    let path = real.dir.path().join("state").join(JOURNAL_FILE);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replacen("boot_id", "boot_ie", 1)).unwrap();
+    let error = act(&real.case(), "revert", &Points::new(0, || {})).unwrap_err();
+    assert_same(&applied, &snapshot(&real.dirs()), "refused");
+    let script = error.readable().unwrap().to_string();
+    assert!(script.lines().filter(|l| l.starts_with("echo '")).count() > 5, "{script}");
+    let output = Command::new("sh").arg("-e").arg("-c").arg(&script).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}\n{script}");
+    assert_same(&before, &snapshot(&real.dirs()), "by hand");
+    fs::remove_file(path).unwrap();
 }
 
 /// Once more in the box: cgroup v2 with the I/O controller still to be enabled, and Debian's kernel with BFQ as a module. Two tests above need

@@ -471,3 +471,31 @@ fn an_unusable_state_directory_is_named() {
     let error = Session::open(lab.state()).unwrap_err().to_string();
     assert!(error.contains("cannot create") && error.contains(lab.state().to_str().unwrap()), "{error}");
 }
+
+/// What the state directory refuses changes nothing of what is said of the knobs.
+#[test]
+fn a_journal_that_cannot_be_written_or_removed_is_told() {
+    let lab = Lab::new("none");
+    let before = lab.snapshot();
+    let temp = lab.state().join("journal.json.new");
+    fs::create_dir_all(&temp).unwrap();
+    let error = lab.apply(&basic()).unwrap_err().to_string();
+    assert!(error.contains("cannot write") && error.contains("journal.json"), "{error}");
+    assert_same(&before, &lab.snapshot(), "no journal");
+    assert!(!lab.journal().exists());
+    fs::remove_dir(&temp).unwrap();
+
+    lab.apply(&basic()).unwrap();
+    fs::create_dir(&temp).unwrap();
+    let action = || {
+        fs::remove_file(lab.journal()).unwrap();
+        fs::create_dir(lab.journal()).unwrap();
+    };
+    let mut observer = At { step: Step::AllBack, action, stop: false, stopped: false };
+    let session = Session::open(lab.state()).unwrap();
+    let reverted = session.revert(OnConflict::Report, &lab.machine(), &mut observer).unwrap().unwrap();
+    let text = reverted.summary();
+    assert!(!reverted.done && text.starts_with("everything was put back, but: not protected"), "{text}");
+    assert!(text.contains("the journal is still there: cannot remove"), "{text}");
+    assert_same(&before, &lab.snapshot(), "put back all the same");
+}

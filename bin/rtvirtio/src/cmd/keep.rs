@@ -245,6 +245,9 @@ fn tell(vm: &str, amended: &Amended, ui: &Ui) -> anyhow::Result<()> {
     let set = amended.written.iter().map(|l| ("set", &l.knob, l.old.as_deref(), &l.new));
     let left = amended.left.iter().map(|(knob, found)| ("left", knob, None, found));
     let failed = amended.failed.iter().map(|(knob, why)| ("failed", knob, None, why));
+    for warning in &amended.warnings {
+        ui.warn(&format!("{vm}: {warning}"));
+    }
     let mut out = std::io::stdout().lock();
     for (event, knob, old, what) in set.chain(left).chain(failed) {
         let result = if ui.json {
