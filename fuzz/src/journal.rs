@@ -11,8 +11,8 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use rtvirtio_apply::{
-    ApplyError, Fate, Form, HostFiles, JOURNAL_FILE, JOURNAL_SCHEMA, Machine, NoGuests, Observer, OnConflict, Session,
-    Step, Target, Write, status,
+    ApplyError, Fate, Form, HostFiles, JOURNAL_FILE, JOURNAL_SCHEMA, Machine, NoGuests, Observer, OnConflict,
+    Session, Step, Target, Write, status,
 };
 use rtvirtio_host::Root;
 use rtvirtio_host::sched::Attr;
@@ -58,13 +58,18 @@ impl HostFiles for Files {
     }
 
     fn write(&self, path: &Path, value: &str) -> io::Result<()> {
-        assert!(path.is_absolute() && !path.components().any(|c| c == Component::ParentDir), "{path:?} is written");
+        assert!(
+            path.is_absolute() && !path.components().any(|c| c == Component::ParentDir),
+            "{path:?} is written"
+        );
         match self.0.borrow_mut().get_mut(path) {
             Some(text) => {
                 // The lines of other devices stay, as in the kernel.
                 let dev = value.split_once(' ').map(|(dev, _)| dev.to_owned() + " ");
                 let mut kept: String = match dev.filter(|d| d.contains(':')) {
-                    Some(dev) => text.lines().filter(|l| !l.starts_with(&dev)).map(|l| format!("{l}\n")).collect(),
+                    Some(dev) => {
+                        text.lines().filter(|l| !l.starts_with(&dev)).map(|l| format!("{l}\n")).collect()
+                    }
                     None => String::new(),
                 };
                 kept.push_str(value);
@@ -113,9 +118,11 @@ fn writes() -> Vec<Write> {
     let dev = || "8:0".to_owned();
     let max = Form::IoMax { dev: dev(), key: "riops".to_owned() };
     let weight = host("/sys/fs/cgroup/vm0/io.bfq.weight", Form::DeviceWeight { dev: dev() });
-    let throttle = host("/sys/fs/cgroup/blkio/vm0/blkio.throttle.read_iops_device", Form::Throttle { dev: dev() });
+    let throttle =
+        host("/sys/fs/cgroup/blkio/vm0/blkio.throttle.read_iops_device", Form::Throttle { dev: dev() });
     let timeout = host("/sys/block/vda/queue/iosched/timeout_sync", Form::Jiffies);
-    let mut elevator = Write::new("elevator of vda", host("/sys/block/vda/queue/scheduler", Form::Elevator), "bfq");
+    let mut elevator =
+        Write::new("elevator of vda", host("/sys/block/vda/queue/scheduler", Form::Elevator), "bfq");
     elevator.side_effects = vec![host(PLAIN, Form::Plain)];
     vec![
         elevator,
@@ -230,7 +237,8 @@ pub fn play(data: &[u8]) {
             let mut plain = reverted.outcomes.iter().filter(|o| o.path == PLAIN);
             // Two entries for one file would each have a value.
             if let (Some(one), None) = (plain.next(), plain.next()) {
-                let put_back = matches!(one.fate, Fate::Restored { .. } | Fate::Untouched) && !reverted.rebooted;
+                let put_back =
+                    matches!(one.fate, Fate::Restored { .. } | Fate::Untouched) && !reverted.rebooted;
                 if let Some(old) = one.old.as_ref().filter(|_| put_back) {
                     let now = files.text(Path::new(PLAIN)).unwrap_or_default();
                     assert!(now.contains(old.trim()), "{now:?} and not {old:?}: {reverted:?}");

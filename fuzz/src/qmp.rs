@@ -37,6 +37,8 @@ pub fn play(data: &[u8]) {
 
 /// What an error is, from either socket.
 pub fn said(error: &VmmError) {
-    assert!(!error.to_string().is_empty());
+    let words = error.to_string();
+    // A terminal must not take the other side's words for commands.
+    assert!(!words.is_empty() && words.len() < 4_096 && !words.contains(char::is_control), "{words:?}");
     let _ = (error.is_timeout(), error.is_closed());
 }
