@@ -1,9 +1,12 @@
-//! Token buckets against their definition: at most `burst + rate t` tokens in any interval of length t, and never a nanosecond later than that allows.
+//! Token buckets against their definition: at most `burst + rate t` tokens in any interval of
+//! length t, and never a nanosecond later than that allows.
 //!
-//! The definition is computed from all that was let through, in exact integers; the bucket keeps one number.
+//! The definition is computed from all that was let through, in exact integers; the bucket keeps
+//! one number.
 //!
-//! Layout of the input: rate (8 bytes), burst (5 bytes), then steps of 8 bytes: how far the clock goes on (4 bytes, and how far to shift them in the fifth), tokens
-//! asked for (2 bytes, times a power of two in the last).
+//! Layout of the input: rate (8 bytes), burst (5 bytes), then steps of 8 bytes: how far the clock
+//! goes on (4 bytes, and how far to shift them in the fifth), tokens asked for (2 bytes, times a
+//! power of two in the last).
 
 use rtvirtio_iosched::Bucket;
 use rtvirtio_units::Nanos;
@@ -28,7 +31,8 @@ impl Envelope {
         Self { rate, burst: burst.min(MAX_BURST), taken: Vec::new() }
     }
 
-    /// The first nanosecond from `from` on at which `tokens` more keep every interval within the envelope; `u64::MAX` when none does.
+    /// The first nanosecond from `from` on at which `tokens` more keep every interval within the
+    /// envelope; `u64::MAX` when none does.
     pub fn ready_at(&self, from: u64, tokens: u64) -> u64 {
         if tokens > self.burst {
             return u64::MAX;

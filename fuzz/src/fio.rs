@@ -1,7 +1,10 @@
-//! fio's output, which comes from inside a guest: any JSON and any logs are refused with words, or are results that lie within what was asked for.
+//! fio's output, which comes from inside a guest: any JSON and any logs are refused with words, or
+//! are results that lie within what was asked for.
 //!
-//! Layout of the input: flags and which tasks, length of the JSON's part (2 bytes), the part (layout of [`json`], over what fio 3.33 said of these tasks), then rows of log lines:
-//! section, kind, time in ms (3 bytes), latency (4 bytes and how far to shift them), how often (a power of two). A row of kind 0 has text instead: its length and the text.
+//! Layout of the input: flags and which tasks, length of the JSON's part (2 bytes), the part
+//! (layout of [`json`], over what fio 3.33 said of these tasks), then rows of log lines: section,
+//! kind, time in ms (3 bytes), latency (4 bytes and how far to shift them), how often (a power of
+//! two). A row of kind 0 has text instead: its length and the text.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -19,7 +22,7 @@ use super::json;
 /// Bytes of all logs of one input.
 const MOST: usize = 512 << 10;
 
-/// What fio said, less what nobody reads.
+/// What fio 3.33 wrote, without the fields that are not read.
 const RECORDED: &str = include_str!("../documents/fio.json");
 const LOGS: [&str; 6] = [
     include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.1.log"),
@@ -30,7 +33,8 @@ const LOGS: [&str; 6] = [
     include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.6.log"),
 ];
 
-/// The job whose output was recorded, or one of its tasks alone, with targets where a flag asks for them.
+/// The job whose output was recorded, or one of its tasks alone, with targets where a flag asks for
+/// them.
 fn job(flags: u8) -> JobFile {
     let mixed = Op::Mixed { write_share: Ratio(0.3) };
     let targets = flags & 1 != 0;
@@ -111,7 +115,7 @@ pub fn play(data: &[u8]) {
     add_rows(&mut logs, rows);
     let mut json = json::document(&[&recorded(&job, first)], part);
     if flags & 8 != 0 {
-        // A guest that counts its lies: else almost every log is refused for its number of requests.
+        // Else almost every log is refused for its number of requests.
         json = counted(json, &logs);
     }
     if let Ok(stats) = parse_json(&json) {

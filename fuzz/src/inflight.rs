@@ -1,8 +1,10 @@
-//! In-flight memory that a QEMU writes into at any time: whatever it holds, `recover` ends, names descriptors of the queue only, each once, and the other
-//! queue's memory is untouched; a region that its numbers do not fit is refused.
+//! In-flight memory that a QEMU writes into at any time: whatever it holds, `recover` ends, names
+//! descriptors of the queue only, each once, and the other queue's memory is untouched; a region
+//! that its numbers do not fit is refused.
 //!
-//! Layout of the input: size of the queues, index of the one that is used, numbers of the region (12 bytes, of which a flag decides whether they are told as they are), then steps of
-//! four bytes: action, descriptor or place in memory, value (2 bytes).
+//! Layout of the input: size of the queues, index of the one that is used, numbers of the region
+//! (12 bytes, of which a flag decides whether they are used as they are), then steps of four bytes:
+//! action, descriptor or place in memory, value (2 bytes).
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -22,7 +24,7 @@ const MOST: usize = 200;
 pub fn play(data: &[u8]) {
     let Some(([size, index, numbers @ ..], steps)) = data.split_first_chunk::<14>() else { return };
     let size = u16::from(size % 33).max(1);
-    let (file, told) = Region::create(QUEUES, size).expect("memory");
+    let (file, shape) = Region::create(QUEUES, size).expect("memory");
     let shared = file.try_clone().expect("a descriptor");
     let of = |i: usize| u64::from(u16::from_le_bytes([numbers[i], numbers[i + 1]])) << (numbers[i + 2] % 49);
     if index & 0x80 != 0 {
@@ -39,7 +41,7 @@ pub fn play(data: &[u8]) {
         }
         return;
     }
-    let region = Arc::new(Region::open(file, &told).expect("as it was made"));
+    let region = Arc::new(Region::open(file, &shape).expect("as it was made"));
     let bytes = shared.metadata().expect("its length").len() as usize / usize::from(QUEUES);
     let index = u16::from(index % 2);
     let (own, other) = (u64::from(index) * bytes as u64, u64::from(1 - index) * bytes as u64);
@@ -58,13 +60,15 @@ pub fn play(data: &[u8]) {
                 .write_all_at(&value.to_le_bytes(), own + u64::from(at & 0xfe) % (bytes as u64 - 1))
                 .expect("memory"),
             4 => shared.write_all_at(&[low], own + u64::from(at) % bytes as u64).expect("memory"),
-            // A domain that was killed and starts anew, or one whose guest stopped and started the queue.
+            // A domain that was killed and starts anew, or one whose guest stopped and started the
+            // queue.
             5 => {
                 queue = region.queue(index).expect("one of two");
                 check(&queue.recover(value), size);
             }
             6 => check(&queue.recover(value), size),
-            // Nothing was answered between two looks, and the first one made memory of another version this one's.
+            // Nothing was answered between two looks, and the first one made memory of another
+            // version this one's.
             _ => {
                 check(&queue.recover(value), size);
                 let second = queue.recover(value);

@@ -1,14 +1,17 @@
-//! The journal: whatever bytes are in its file, a change is refused with words and the file is kept, and nothing is touched. A journal whose checksum fits although its content was
-//! made up is looked at and put back without a panic; what is said to be put back is.
+//! The journal: whatever bytes are in its file, a change is refused with words and the file is
+//! kept, and nothing is touched. A journal whose checksum fits although its content was made up is
+//! looked at and put back without a panic; what is said to be put back is.
 //!
-//! Layout of the input: the first byte 0 is followed by the file itself; 1 to 8 by edits of a journal's body in the layout of [`json`], with the checksum of what results; any other by
-//! edits of the whole file, three bytes each (place, 2 bytes; what the byte is xored with) and, where the first byte is even, is cut off after the last place.
+//! Layout of the input: the first byte 0 is followed by the file itself; 1 to 8 by edits of a
+//! journal's body in the layout of [`json`], with the checksum of what results; any other by edits
+//! of the whole file, three bytes each (place, 2 bytes; what the byte is xored with) and, where the
+//! first byte is even, is cut off after the last place.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Component, Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use rtvirtio_apply::{
     ApplyError, Fate, Form, HostFiles, JOURNAL_FILE, JOURNAL_SCHEMA, Machine, NoGuests, Observer, OnConflict,
@@ -22,13 +25,6 @@ use super::json;
 
 /// A knob whose file holds its value and nothing else.
 const PLAIN: &str = "/sys/block/vda/queue/nr_requests";
-/// The state directory, and what reverting one journal may find in it.
-struct Desk {
-    dir: tempfile::TempDir,
-    /// Files of journals that were really written: cut off before the first write, and complete.
-    written: Vec<Vec<u8>>,
-}
-
 /// Kernel files in memory: a journal that was made up must not reach this machine's.
 struct Files(RefCell<BTreeMap<PathBuf, String>>);
 
@@ -146,19 +142,21 @@ impl Observer for Copying<'_> {
     }
 }
 
-fn desk() -> &'static Mutex<Desk> {
-    static DESK: OnceLock<Mutex<Desk>> = OnceLock::new();
-    DESK.get_or_init(|| {
-        // Journals are synced to disk: in memory that costs nothing.
-        let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
-        let (root, files) = (Root::new("/nowhere"), Files::new());
+/// A state directory. Journals are synced to disk: in memory that costs nothing.
+fn state_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
+}
+
+/// Files of journals that were really written: a complete one, and one cut off before the first write.
+fn written() -> &'static [Vec<u8>; 2] {
+    static WRITTEN: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
+    WRITTEN.get_or_init(|| {
+        let (root, files, dir) = (Root::new("/nowhere"), Files::new(), state_dir());
         let machine = Machine::with_host(&root, &files, &NoGuests);
         let mut cut = Vec::new();
         let session = Session::open(dir.path()).expect("a state directory");
         session.apply(&writes(), &machine, &mut Copying(dir.path(), &mut cut)).expect("a plan in force");
-        let complete = std::fs::read(dir.path().join(JOURNAL_FILE)).expect("a journal");
-        drop(session);
-        Mutex::new(Desk { dir, written: vec![complete, cut] })
+        [std::fs::read(dir.path().join(JOURNAL_FILE)).expect("a journal"), cut]
     })
 }
 
@@ -174,7 +172,7 @@ fn body(file: &[u8]) -> &str {
     text.split_once('\n').map_or("", |(_, body)| body)
 }
 
-/// The file of an input, and whether it is one that was really written but for changes: then only an unchanged one may be taken.
+/// The file of an input.
 fn file(written: &[Vec<u8>], data: &[u8]) -> Vec<u8> {
     match data.split_first() {
         None => Vec::new(),
@@ -202,17 +200,17 @@ fn file(written: &[Vec<u8>], data: &[u8]) -> Vec<u8> {
 /// Looks at a journal, and puts it back.
 ///
 /// # Panics
-/// When a changed journal is taken, a refusal has no words or touches anything, or what is said to be put back is not.
+/// When a changed journal is taken, a refusal has no words or touches anything, or what is said to
+/// be put back is not.
 pub fn play(data: &[u8]) {
-    let desk = desk().lock().expect("a desk");
-    let file = file(&desk.written, data);
-    let path = desk.dir.path().join(JOURNAL_FILE);
+    let (file, dir) = (file(written(), data), state_dir());
+    let path = dir.path().join(JOURNAL_FILE);
     std::fs::write(&path, &file).expect("a journal");
     let (root, files) = (Root::new("/nowhere"), Files::new());
     let machine = Machine::with_host(&root, &files, &NoGuests);
     let first = file.iter().position(|b| *b == b'\n').map_or(file.len(), |i| i + 1);
     let fits = file[..first] == header(&file[first..]);
-    match status(desk.dir.path(), &machine) {
+    match status(dir.path(), &machine) {
         Ok(None) => panic!("a journal is there, whatever it holds"),
         Ok(Some(status)) => {
             assert!(fits, "taken although its checksum does not fit");
@@ -227,7 +225,7 @@ pub fn play(data: &[u8]) {
         }
     }
     let on_conflict = [OnConflict::Report, OnConflict::Force, OnConflict::Accept][file.len() % 3];
-    let session = Session::open(desk.dir.path()).expect("a state directory");
+    let session = Session::open(dir.path()).expect("a state directory");
     let before = files.0.borrow().clone();
     match session.revert(on_conflict, &machine, &mut rtvirtio_apply::Silent) {
         Ok(None) => panic!("a journal is there, whatever it holds"),
@@ -253,5 +251,4 @@ pub fn play(data: &[u8]) {
             }
         }
     }
-    drop(session);
 }

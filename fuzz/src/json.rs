@@ -1,7 +1,9 @@
-//! JSON documents of an input: a text of its own, or a good document with edits, which reaches what lies behind the parser.
+//! JSON documents of an input: a text of its own, or a good document with edits, which reaches what
+//! lies behind the parser.
 //!
-//! Layout: an input whose first byte is 1 to 8 edits the document of that number, counted round; any other input is the text itself. An edit has a header of
-//! four bytes (node in pre-order, counted round, 2 bytes; kind; length of the payload) and its payload.
+//! Layout: an input whose first byte is 1 to 8 edits the document of that number, counted round;
+//! any other input is the text itself. An edit has a header of four bytes (node in pre-order,
+//! counted round, 2 bytes; kind; length of the payload) and its payload.
 
 use serde_json::{Map, Number, Value};
 

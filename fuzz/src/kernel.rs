@@ -1,34 +1,13 @@
-//! What the kernel prints (sysfs, procfs, cgroups): any text is refused, or read so that it means the same when it is printed again.
+//! What the kernel prints (sysfs, procfs, cgroups): any text is refused, or read so that it means
+//! the same when it is printed again.
 //!
 //! Layout of the input: which file it is, then its text.
-
-use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock};
 
 use rtvirtio_host::sched::Attr;
 use rtvirtio_host::text::{
     cpu_list, elevators, has_word, io_max_limit, is_dev, jiffies_readbacks, throttle_limit, weights,
 };
 use rtvirtio_host::{Root, mounts, task};
-
-/// A directory that stands for `/`, with the files of one thread.
-struct Machine {
-    root: Root,
-    proc: PathBuf,
-    _dir: tempfile::TempDir,
-}
-
-fn machine() -> &'static Mutex<Machine> {
-    static MADE: OnceLock<Mutex<Machine>> = OnceLock::new();
-    MADE.get_or_init(|| {
-        let dir = tempfile::tempdir().expect("a directory");
-        let proc = dir.path().join("proc");
-        for below in ["1/task/1", "self"] {
-            std::fs::create_dir_all(proc.join(below)).expect("a directory");
-        }
-        Mutex::new(Machine { root: Root::new(dir.path()), proc, _dir: dir })
-    })
-}
 
 /// Reads a text as each of the files that it may be.
 ///
@@ -85,11 +64,14 @@ pub fn play(data: &[u8]) {
             assert_eq!(has_word(&text, "io"), text.split_whitespace().any(|w| w == "io"));
         }
         file => {
-            let machine = machine().lock().expect("a machine");
+            // A directory that stands for `/`.
+            let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
             let name =
                 ["1/task/1/stat", "1/task/1/cgroup", "1/status", "self/mountinfo"][usize::from(file - 6)];
-            std::fs::write(machine.proc.join(name), bytes).expect("a file");
-            read(&machine.root, file);
+            let path = dir.path().join("proc").join(name);
+            std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+            std::fs::write(path, bytes).expect("a file");
+            read(&Root::new(dir.path()), file);
         }
     }
 }

@@ -1,6 +1,8 @@
-//! A learned model file: any bytes are refused with words, or are a model that answers for every task, or refuses with words.
+//! A learned model file: any bytes are refused with words, or are a model that answers for every
+//! task, or refuses with words.
 //!
-//! Layout of the input: that of [`json`], over small models of all parts: with guests and runs that do not idle, and without.
+//! Layout of the input: that of [`json`], over small models of all parts: with guests and runs that
+//! do not idle, and without.
 
 use std::sync::{Arc, OnceLock};
 

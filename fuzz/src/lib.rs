@@ -1,4 +1,5 @@
-//! What each target does with its bytes. The ordinary test suites play the committed corpus through the same functions (`tests/corpus.rs` of each crate).
+//! What each target does with its bytes. The ordinary test suites play the committed corpus through
+//! the same functions (`tests/corpus.rs` of each crate).
 
 pub mod agent;
 pub mod bucket;

@@ -1,7 +1,10 @@
-//! The other end of a monitor's or agent's socket: says what the input says, whatever it is asked, and hangs up at the end.
+//! The other end of a monitor's or agent's socket: says what the input says, whatever it is asked,
+//! and hangs up at the end.
 //!
-//! The input is a row of messages: kind, length (2 bytes), payload. Kinds: bytes as they are; a line; `return` with a payload; `error`; an event; the answer to a
-//! synchronisation; a file's data; a payload again and again; and a number of them that first wait for what is asked, so that they know its `id`.
+//! The input is a row of messages: kind, length (2 bytes), payload. Kinds: bytes as they are; a
+//! line; `return` with a payload; `error`; an event; the answer to a synchronisation; a file's
+//! data; a payload again and again; and a number of them that first wait for what is asked, so that
+//! they know its `id`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,10 +24,10 @@ const PATIENCE: Duration = Duration::from_millis(2);
 ///
 /// # Panics
 /// When the socket cannot be made, and when the client panics.
-pub fn talk<T>(data: &[u8], client: impl FnOnce(UnixStream) -> T) -> T {
+pub fn exchange<T>(data: &[u8], client: impl FnOnce(UnixStream) -> T) -> T {
     let (ours, theirs) = UnixStream::pair().expect("a socket");
     std::thread::scope(|scope| {
-        let peer = scope.spawn(move || say(theirs, data));
+        let peer = scope.spawn(move || send(theirs, data));
         let result = client(ours);
         // The client's end is closed: the peer's next write fails.
         peer.join().expect("a peer that ends");
@@ -32,7 +35,7 @@ pub fn talk<T>(data: &[u8], client: impl FnOnce(UnixStream) -> T) -> T {
     })
 }
 
-fn say(mut stream: UnixStream, data: &[u8]) {
+fn send(mut stream: UnixStream, data: &[u8]) {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     stream.set_write_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     let mut asked = Vec::new();

@@ -1,4 +1,5 @@
-//! A measured profile: any bytes are refused with words, or are a profile with which the models answer or refuse with words, whatever its numbers are.
+//! A measured profile: any bytes are refused with words, or are a profile with which the models
+//! answer or refuse with words, whatever its numbers are.
 //!
 //! Layout of the input: that of [`json`], over profiles that were measured.
 
@@ -45,7 +46,8 @@ fn configs(spec: &Spec) -> Vec<Config> {
 /// Reads a profile, and asks the models.
 ///
 /// # Panics
-/// When a refusal has no words, a profile does not come back from its own text, or an answer is no number.
+/// When a refusal has no words, a profile does not come back from its own text, or an answer is no
+/// number.
 pub fn play(data: &[u8]) {
     let measured = [
         include_str!("../../crates/bench/data/qlc-nvme.profile.json"),

@@ -5,7 +5,8 @@ use std::path::Path;
 /// Plays every input of `fuzz/corpus/TARGET`.
 ///
 /// # Panics
-/// When the target does, when an input cannot be read, and for fewer than ten inputs: then the corpus is not there.
+/// When the target does, when an input cannot be read, and for fewer than ten inputs: then the
+/// corpus is not there.
 pub fn replay(target: &str, play: fn(&[u8])) {
     // Crates lie two folders below the root.
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);

@@ -1,4 +1,5 @@
-//! The spec file: any bytes are a spec that keeps its own rules, or errors with words and places that exist.
+//! The spec file: any bytes are a spec that keeps its own rules, or errors with words and places
+//! that exist.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +14,9 @@ const MOST_WORDS: usize = 256 << 10;
 /// Reads a spec.
 ///
 /// # Panics
-/// When an error has no words, control characters or a place outside of the text, when the text of all errors is not bounded, and
-/// when a spec that was accepted breaks what its types promise or reads otherwise the second time.
+/// When an error has no words, control characters or a place outside of the text, when the text of
+/// all errors is not bounded, and when a spec that was accepted breaks what its types promise or
+/// reads otherwise the second time.
 pub fn play(data: &[u8]) {
     match parse_bytes("dir/spec.toml", data) {
         Ok(spec) => {

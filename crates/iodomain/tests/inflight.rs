@@ -1,7 +1,9 @@
-//! The table of requests in flight, for all orders of a small queue's requests and a kill between any two stores, over several lives of the domain.
+//! The table of requests in flight, for all orders of a small queue's requests and a kill between
+//! any two stores, over several lives of the domain.
 //!
-//! The specification (vhost-user, "Inflight I/O tracking") asks that a domain that starts anew finds exactly the requests that were taken and not put into the used ring,
-//! in the order in which they were taken. The used ring's index is the guest's memory; here it is a number.
+//! The specification (vhost-user, "Inflight I/O tracking") asks that a domain that starts anew
+//! finds exactly the requests that were taken and not put into the used ring, in the order in which
+//! they were taken. The used ring's index is the guest's memory; here it is a number.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -41,9 +43,9 @@ struct World {
 
 impl World {
     fn new(size: u16, used: u16) -> Self {
-        let (file, told) = Region::create(1, size).unwrap();
+        let (file, shape) = Region::create(1, size).unwrap();
         let shared = file.try_clone().unwrap();
-        let region = Arc::new(Region::open(file, &told).unwrap());
+        let region = Arc::new(Region::open(file, &shape).unwrap());
         let mut queue = region.queue(0).unwrap();
         assert_eq!(queue.recover(used), [0u16; 0]);
         Self { file: shared, region, queue, size, used, open: Vec::new(), answering: None }
@@ -87,7 +89,8 @@ impl World {
             Step::Kill => {
                 let before = self.bytes();
                 assert_eq!(self.region.queue(0).unwrap().recover(self.used), self.open);
-                // Killed again in the middle of that: flags are cleared, the used index is not noted yet.
+                // Killed again in the middle of that: flags are cleared, the used index is not
+                // noted yet.
                 let mut torn = self.bytes();
                 torn[14..16].copy_from_slice(&before[14..16]);
                 self.file.write_all_at(&torn, 0).unwrap();
@@ -115,7 +118,8 @@ impl World {
         }
     }
 
-    /// Kills in the middle of a step that was done: only the first of its stores reached the memory.
+    /// Kills in the middle of a step that was done: only the first of its stores reached the
+    /// memory.
     fn torn(&self, before: &[u8], step: Step) {
         let after = self.bytes();
         let mut torn = before.to_vec();

@@ -1,7 +1,8 @@
 //! The token bucket against its definition, for all small rates, bursts and sequences of requests.
 //!
-//! Definition: at most `burst + rate t` tokens in any interval of length t, and each request at the first nanosecond at which that holds for all intervals that end
-//! with it. It is judged by trying one nanosecond after another against all intervals, in exact integers.
+//! Definition: at most `burst + rate t` tokens in any interval of length t, and each request at the
+//! first nanosecond at which that holds for all intervals that end with it. It is judged by trying
+//! one nanosecond after another against all intervals, in exact integers.
 
 use rtvirtio_iosched::Bucket;
 use rtvirtio_units::Nanos;

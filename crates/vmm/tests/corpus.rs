@@ -1,4 +1,5 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions (`fuzz/`).
+//! Every input that a fuzzer found worth keeping, played again through the same functions
+//! (`fuzz/`).
 
 #[path = "../../../fuzz/src/agent.rs"]
 mod agent;
