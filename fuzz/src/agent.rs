@@ -34,7 +34,7 @@ pub fn play(data: &[u8]) {
             Err(e) => check_error(&e),
         }
         let _ = agent.write_file("/sys/block/vda/queue/scheduler", b"none").inspect_err(check_error);
-        let _ = agent.exec(&["fio", "--version"], Duration::from_millis(50)).inspect_err(check_error);
+        let _ = agent.exec(&["fio", "--version"], Duration::from_millis(15)).inspect_err(check_error);
         let _ = agent.ping().inspect_err(check_error);
     });
     assert!(begin.elapsed() < PATIENCE, "the commands took {:?}", begin.elapsed());
