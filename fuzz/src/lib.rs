@@ -1,8 +1,21 @@
-//! What each target does with its bytes. The ordinary test-suite plays the committed corpus through the same functions (`crates/iodomain/tests/corpus.rs`).
+//! What each target does with its bytes. The ordinary test suites play the committed corpus through
+//! the same functions (`tests/corpus.rs` of each crate).
 
+pub mod agent;
+pub mod bucket;
 pub mod chain;
 pub mod config;
 pub mod engine;
+pub mod fio;
+pub mod inflight;
+pub mod journal;
+pub mod json;
+pub mod kernel;
+pub mod learned;
 pub mod messages;
+pub mod peer;
+pub mod profile;
 pub mod qemu;
+pub mod qmp;
 pub mod rings;
+pub mod spec;

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::ApplyError;
-use crate::readable::Readable;
+use crate::readable::{Readable, escaped};
 use crate::state_dir::StateDir;
 use crate::target::Target;
 
@@ -139,7 +139,8 @@ impl Journal {
         if first != expected.as_bytes() {
             return Err(unusable(bytes, first, &expected));
         }
-        let journal: Self = serde_json::from_slice(body).map_err(|e| Unusable::Damaged(e.to_string()))?;
+        let journal: Self =
+            serde_json::from_slice(body).map_err(|e| Unusable::Damaged(escaped(&e.to_string())))?;
         // References to entries that do not exist would make putting back skip something silently.
         for entry in &journal.entries {
             for reference in [entry.created_by, entry.changed_by].into_iter().flatten() {
@@ -174,7 +175,7 @@ fn unusable(bytes: &[u8], first: &[u8], expected: &str) -> Unusable {
     let digest_fits =
         expected.split_once(JOURNAL_SCHEMA).is_some_and(|(_, tail)| first.ends_with(tail.as_bytes()));
     if schema.starts_with(SCHEMA_FAMILY) && schema != JOURNAL_SCHEMA && !digest_fits {
-        return Unusable::Other(schema);
+        return Unusable::Other(escaped(&schema));
     }
     Unusable::Damaged("its checksum does not fit: a part of it was changed or lost".to_owned())
 }

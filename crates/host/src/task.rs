@@ -186,7 +186,7 @@ pub fn locked_memory(root: &Root, pid: u32) -> Result<(u64, u64), HostError> {
     let text = root.read(&path)?;
     let bytes = |key: &str| {
         let line = text.lines().find_map(|l| l.strip_prefix(key))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kb| kb * 1024)
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
     };
     bytes("VmLck:")
         .zip(bytes("VmRSS:"))

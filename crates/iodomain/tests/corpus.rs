@@ -1,38 +1,46 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions (`fuzz/`).
+//! Every input that a fuzzer found worth keeping, played again through the same functions
+//! (`fuzz/`).
 
-#[path = "../../../fuzz/src/lib.rs"]
-mod fuzz;
+#[path = "../../../fuzz/src/chain.rs"]
+mod chain;
+#[path = "../../../fuzz/src/config.rs"]
+mod config;
+#[path = "../../../fuzz/src/engine.rs"]
+mod engine;
+#[path = "../../../fuzz/src/inflight.rs"]
+mod inflight;
+#[path = "../../../fuzz/src/messages.rs"]
+mod messages;
+#[path = "../../../fuzz/src/qemu.rs"]
+mod qemu;
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+#[path = "../../../fuzz/src/rings.rs"]
+mod rings;
 
-use std::path::Path;
-
-fn replay(target: &str, play: fn(&[u8])) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let mut inputs: Vec<_> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()).collect();
-    inputs.sort();
-    assert!(inputs.len() >= 10, "{} has {} inputs", dir.display(), inputs.len());
-    for input in &inputs {
-        // The name of the input that was last is what a failure needs.
-        println!("{}", input.display());
-        play(&std::fs::read(input).unwrap());
-    }
-}
+use replay::replay;
 
 #[test]
 fn chain() {
-    replay("chain", fuzz::chain::play);
-}
-
-#[test]
-fn engine() {
-    replay("engine", fuzz::engine::play);
-}
-
-#[test]
-fn messages() {
-    replay("messages", fuzz::messages::play);
+    replay("chain", chain::play);
 }
 
 #[test]
 fn config() {
-    replay("config", fuzz::config::play);
+    replay("config", config::play);
+}
+
+#[test]
+fn engine() {
+    replay("engine", engine::play);
+}
+
+#[test]
+fn inflight() {
+    replay("inflight", inflight::play);
+}
+
+#[test]
+fn messages() {
+    replay("messages", messages::play);
 }

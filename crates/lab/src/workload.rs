@@ -17,7 +17,7 @@ use rtvirtio_measure::standstill::{DiskWatch, Standstills};
 use rtvirtio_measure::{MeasureError, TaskResult};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
-use rtvirtio_vmm::{GuestAgent, VmmError};
+use rtvirtio_vmm::{GuestAgent, VmmError, shown};
 
 /// Warm-up before the measured part: files are opened and queues are filled.
 ///
@@ -37,6 +37,8 @@ const TICK: Duration = Duration::from_millis(100);
 const GUEST_DIR: &str = "/run/rtvirtio-fio";
 /// Most bytes taken from one file of a guest. A log line has about 30 bytes: two million requests.
 const GUEST_FILE_LIMIT: usize = 64 << 20;
+/// Most lines of what a program in a guest says that an error shows.
+const GUEST_LINES: usize = 20;
 
 /// Where a VM's tasks run.
 #[derive(Clone, Debug)]
@@ -337,7 +339,9 @@ impl<'a> GuestRun<'a> {
     }
 
     fn failed(&self, what: String, stderr: &[u8]) -> WorkloadError {
-        let said = String::from_utf8_lossy(stderr).trim().to_owned();
+        let said: Vec<String> =
+            String::from_utf8_lossy(stderr).trim().lines().take(GUEST_LINES).map(shown).collect();
+        let said = said.join("\n");
         WorkloadError::InGuest { vm: self.vm.to_owned(), what, said }
     }
 

@@ -275,7 +275,9 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     for stream in streams {
         if let Some(start) = stream.start_ns {
             let of_run = stream.timed.iter().filter(|t| (warmup..end).contains(&t.intended_ns));
-            spans.extend(of_run.map(|t| (start + t.intended_ns, start + t.intended_ns + t.latency_ns)));
+            // Latencies of a log add up without a bound: a guest may say that each took a month.
+            let from = |t: &Timed| start.saturating_add(t.intended_ns);
+            spans.extend(of_run.map(|t| (from(t), from(t).saturating_add(t.latency_ns))));
         }
         never_made(stream, warmup, end, limit, &mut |waited| {
             spans.extend(stream.start_ns.map(|start| (start + end - waited, start + end)));
@@ -348,7 +350,7 @@ fn kept_rate(
 
 fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured, MeasureError> {
     let mut latencies = Latencies::new();
-    let mut exceedances = 0;
+    let mut exceedances = 0u64;
     for direction in [&stats.read, &stats.write] {
         let (n, above) = add_bins(&mut latencies, direction, task.target.map(|t| t.latency))?;
         // Requests in flight when the ramp or the run ends may be in one count and not in the other.
@@ -360,7 +362,7 @@ fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured,
                 ),
             });
         }
-        exceedances += above;
+        exceedances = exceedances.saturating_add(above);
     }
     let max = stats.read.max().max(stats.write.max());
     // fio counts requests in flight at the end, which complete later: its own duration covers them.
@@ -390,7 +392,7 @@ pub(crate) fn add_bins(
         into.record(value.min(direction.max()), count);
         n = n.saturating_add(count);
         if limit.is_some_and(|limit| top > limit) {
-            above += count;
+            above = above.saturating_add(count);
         }
     }
     Ok((n, above))
@@ -399,7 +401,7 @@ pub(crate) fn add_bins(
 /// Upper edge of the bin of fio's histogram with this middle: 64 bins per power of two (`plat_idx_to_val` in fio's stat.c).
 fn bin_top(middle: u64) -> u64 {
     let error_bits = (63 - (middle | 1).leading_zeros()).saturating_sub(6);
-    middle + (1u64 << error_bits) / 2
+    middle.saturating_add((1u64 << error_bits) / 2)
 }
 
 fn nanos(d: Duration) -> u64 {

@@ -1,6 +1,7 @@
 //! What the models read (a host profile and a configuration) and what they say (a forecast with its terms).
 
 use std::borrow::Cow;
+use std::ops::RangeInclusive;
 
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,38 @@ pub struct Profile {
     pub doubts: Vec<String>,
 }
 
+/// Largest block of a profile.
+const MAX_BLOCK: Bytes = Bytes(1 << 30);
+/// Requests per second that a device may have: above 0 at least one in a quarter of an hour, and fewer than any bus carries.
+const RATES: RangeInclusive<f64> = 1e-3..=1e10;
+/// Longest latency that a profile may hold: about 11 days, as of a model's term.
+const LONGEST: Nanos = Nanos(1_000_000_000_000_000);
+/// Most CPU time that a request may cost, s.
+const MOST_CPU: f64 = 1e3;
+
+impl Profile {
+    /// Checks a profile that came from a file: a number that cannot have been measured would make times that are infinite or none.
+    ///
+    /// # Errors
+    /// What is wrong first, in words.
+    pub fn check(&self) -> Result<(), String> {
+        let block = |b: Bytes, of: &str| match (Bytes(1)..=MAX_BLOCK).contains(&b) {
+            true => Ok(()),
+            false => Err(format!("its block size{of} is {} bytes", b.0)),
+        };
+        block(self.block, "")?;
+        let mut all = vec![("read", &self.read), ("write", &self.write), ("read_bfq", &self.read_bfq)];
+        if let Some(large) = &self.large {
+            block(large.block, " of larger requests")?;
+            all.extend([("large.read", &large.read), ("large.write", &large.write)]);
+        }
+        for (name, points) in all {
+            points.iter().try_for_each(|p| p.check(name))?;
+        }
+        self.guest.as_ref().map_or(Ok(()), GuestPoint::check)
+    }
+}
+
 /// Requests much larger than the profile's own: with both sizes, time per request and time per byte can be told apart.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -76,6 +109,24 @@ pub struct DepthPoint {
     pub max: Nanos,
 }
 
+impl DepthPoint {
+    /// A rate of zero stands for no measurement.
+    fn check(&self, of: &str) -> Result<(), String> {
+        let bad = |what: String| Err(format!("{of} at depth {}: {what}", self.depth));
+        let rate = self.iops.0;
+        if rate != 0.0 && !RATES.contains(&rate) {
+            return bad(format!("{rate} requests per second cannot be"));
+        }
+        if !(self.spread.is_finite() && self.spread >= 0.0) {
+            return bad(format!("a spread of {} cannot be", self.spread));
+        }
+        match [self.p50, self.p99, self.p9999, self.max].into_iter().find(|l| *l > LONGEST) {
+            Some(latency) => bad(format!("a latency of {latency} cannot be")),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Latency inside a VM that runs alone, elevator `none` on host and guest, depth 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -89,6 +140,17 @@ pub struct GuestPoint {
 }
 
 impl GuestPoint {
+    /// Checks a point that came from a file.
+    ///
+    /// # Errors
+    /// What is wrong first, in words.
+    pub fn check(&self) -> Result<(), String> {
+        if !(0.0..=MOST_CPU).contains(&self.cpu_per_request) {
+            return Err(format!("guest: {} s of CPU time for a request cannot be", self.cpu_per_request));
+        }
+        self.point.check("guest")
+    }
+
     /// Whether the VM was a real guest; a process VM adds nothing.
     #[must_use]
     pub fn is_of_guest(&self) -> bool {

@@ -61,12 +61,21 @@ pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
     if let Err(e) = read {
         return Err(SpecErrors::unreadable(&name, &e));
     }
+    parse_bytes(&name, &bytes)
+}
+
+/// Validates the bytes of a spec file, which need not be text. `file_name` as in [`parse`].
+///
+/// # Errors
+///
+/// As [`parse`]; also when there are more than [`MAX_FILE_BYTES`], or they are not UTF-8.
+pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
     if bytes.len() > MAX_FILE_BYTES {
-        return Err(SpecErrors::too_large(&name));
+        return Err(SpecErrors::too_large(file_name));
     }
-    match std::str::from_utf8(&bytes) {
-        Ok(text) => parse(&name, text),
-        Err(e) => Err(SpecErrors::not_utf8(&name, &bytes, e.valid_up_to())),
+    match std::str::from_utf8(bytes) {
+        Ok(text) => parse(file_name, text),
+        Err(e) => Err(SpecErrors::not_utf8(file_name, bytes, e.valid_up_to())),
     }
 }
 

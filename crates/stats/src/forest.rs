@@ -26,6 +26,8 @@ use grow::Grower;
 pub const SCHEMA: &str = "rtvirtio.forest.v1";
 /// Most trees that [`Forest::check`] accepts.
 pub const TREES_MAX: usize = 10_000;
+/// Largest weight of a row that [`Forest::check`] accepts, and the inverse of the smallest: sums of them stay finite.
+const WEIGHT_MAX: f64 = 1e100;
 
 /// A fitted forest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -216,7 +218,8 @@ impl Forest {
             return bad("its lists differ in length");
         }
         if !self.targets.iter().chain(&self.companions).all(|v| v.is_finite())
-            || !self.weights.iter().all(|w| w.is_finite() && *w > 0.0)
+            || !self.weights.iter().all(|w| (1.0 / WEIGHT_MAX..=WEIGHT_MAX).contains(w))
+            || self.targets.iter().any(|t| t.abs() > WEIGHT_MAX)
             || !self.ranges.iter().flatten().all(|v| v.is_finite())
         {
             return bad("a number that cannot be");

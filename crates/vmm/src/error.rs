@@ -68,7 +68,7 @@ pub enum VmmError {
         limit: usize,
     },
     /// The answer does not follow the protocol.
-    #[error("{peer}: {operation}: unexpected answer: {detail}")]
+    #[error("{peer}: {operation}: unexpected answer: {}", shown(detail))]
     Protocol {
         /// The other side.
         peer: String,
@@ -78,7 +78,7 @@ pub enum VmmError {
         detail: String,
     },
     /// The other side understood the command and refused it.
-    #[error("{peer}: {operation} was refused: {desc} ({class})")]
+    #[error("{peer}: {operation} was refused: {} ({})", shown(desc), shown(class))]
     Refused {
         /// The other side.
         peer: String,
@@ -89,6 +89,24 @@ pub enum VmmError {
         /// QEMU's own words.
         desc: String,
     },
+}
+
+/// Most characters of the other side's words that an error shows.
+const MOST_SHOWN: usize = 400;
+
+/// One line of words of a guest or its QEMU, which may be hostile, for an error or a terminal: control characters are escaped, and what is beyond
+/// 400 characters is left out.
+#[must_use]
+pub fn shown(words: &str) -> String {
+    let mut shown = String::new();
+    for (i, c) in words.chars().enumerate() {
+        if i == MOST_SHOWN {
+            shown.push_str("...");
+            break;
+        }
+        if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
 }
 
 impl VmmError {
@@ -108,5 +126,29 @@ impl VmmError {
             }
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_hostile_guest_are_no_commands_to_a_terminal() {
+        let refused = VmmError::Refused {
+            peer: "guest agent vm0".to_owned(),
+            operation: "guest-file-open".to_owned(),
+            class: "Generic\rError".to_owned(),
+            desc: format!("\u{1b}]0;title\u{7}{}", "x".repeat(1 << 20)),
+        };
+        let text = refused.to_string();
+        assert!(text.contains("\\u{1b}]0;title\\u{7}xx") && text.contains("... (Generic\\rError)"), "{text}");
+        assert!(text.len() < 1_000 && !text.contains(char::is_control), "{text}");
+        let odd = VmmError::Protocol {
+            peer: "QMP vm0".to_owned(),
+            operation: "greeting".to_owned(),
+            detail: "unknown field `\u{1b}[2J`".to_owned(),
+        };
+        assert!(odd.to_string().ends_with("unknown field `\\u{1b}[2J`"), "{odd}");
     }
 }

@@ -16,7 +16,7 @@ pub mod threads;
 mod wire;
 
 pub use agent::GuestAgent;
-pub use error::VmmError;
+pub use error::{VmmError, shown};
 pub use probe::{KvmProbe, probe_kvm};
 pub use qmp::Qmp;
 pub use threads::{Role, Thread, VmHandle, Watcher};

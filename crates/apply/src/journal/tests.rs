@@ -70,6 +70,14 @@ fn another_version_is_told_from_damage() {
         other("{\"schema\":\"rtvirtio.journal.v3\",\"sha256\":\"00\"}\n{}\n"),
         Unusable::Other("rtvirtio.journal.v3".to_owned())
     );
+    // What a terminal could take for a command is escaped.
+    let hidden = "{\"schema\":\"rtvirtio.journal.v\\u001b[2J\",\"sha256\":\"00\"}\n{}\n";
+    assert_eq!(other(hidden), Unusable::Other("rtvirtio.journal.v\\u{1b}[2J".to_owned()));
+    let body = "{\"\\u001b[2J\":1}\n";
+    let Unusable::Damaged(why) = other(&format!("{}{body}", header(body.as_bytes()))) else {
+        panic!("taken")
+    };
+    assert!(why.contains("unknown field `\\u{1b}[2J`"), "{why}");
     for text in ["", "\n", "{}", "[]", "{\"schema\":\"elsewhere\"}\n", "{\"schema\":7}"] {
         assert!(matches!(other(text), Unusable::Damaged(_)), "{text}");
     }

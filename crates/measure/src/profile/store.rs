@@ -1,5 +1,7 @@
 //! Profile files.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use rtvirtio_model::{PROFILE_SCHEMA, Profile};
@@ -8,15 +10,34 @@ use crate::MeasureError;
 use crate::error::io_error;
 use crate::local::write_atomic;
 
+/// Largest profile file in bytes; one with all that is measured has 5 KiB.
+pub const MAX_FILE_BYTES: usize = 1 << 20;
+
 /// Reads a profile.
 ///
 /// # Errors
-/// [`MeasureError::Profile`] when it is not a profile of this version, [`MeasureError::Io`] when it cannot be read.
+/// As [`parse`]; [`MeasureError::Io`] when it cannot be read.
 pub fn load(path: &Path) -> Result<Profile, MeasureError> {
-    let text = std::fs::read_to_string(path).map_err(io_error("read", path))?;
+    let mut bytes = Vec::new();
+    // One byte more than allowed tells "just fits" from "too large".
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
+        .map_err(io_error("read", path))?;
+    parse(path, &bytes)
+}
+
+/// The profile that the bytes of the file at `path` hold; the path stands in errors only.
+///
+/// # Errors
+/// [`MeasureError::Profile`] when it is not a profile of this version, holds numbers that cannot be ([`Profile::check`]), or is larger than
+/// [`MAX_FILE_BYTES`].
+pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
     let refuse = |reason: String| MeasureError::Profile { path: path.to_owned(), reason };
+    if bytes.len() > MAX_FILE_BYTES {
+        return Err(refuse(format!("it is larger than {} MiB", MAX_FILE_BYTES >> 20)));
+    }
     let value: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| refuse(format!("it is not JSON: {e}")))?;
+        serde_json::from_slice(bytes).map_err(|e| refuse(format!("it is not JSON: {e}")))?;
     // The version first: a file of another version would only say that some field is unknown.
     match value.get("schema").and_then(|s| s.as_str()) {
         Some(PROFILE_SCHEMA) => {}
@@ -24,7 +45,9 @@ pub fn load(path: &Path) -> Result<Profile, MeasureError> {
         None => return Err(refuse("it has no schema".to_owned())),
     }
     // Parsed from the text again: errors then have a line and a column.
-    serde_json::from_str(&text).map_err(|e| refuse(e.to_string()))
+    let profile: Profile = serde_json::from_slice(bytes).map_err(|e| refuse(e.to_string()))?;
+    profile.check().map_err(refuse)?;
+    Ok(profile)
 }
 
 /// Writes a profile as JSON. After a crash the file is the old one or the new one, never half.

@@ -158,6 +158,7 @@ fn other_profiles_are_refused_with_the_reason() {
         load(&path).unwrap_err().to_string()
     };
     let good = serde_json::to_string_pretty(&profile()).unwrap();
+    let point = profile().read[0].clone();
     assert!(
         e(&good.replace("profile.v1", "profile.v9"))
             .contains("\"rtvirtio.profile.v9\", not \"rtvirtio.profile.v1\"")
@@ -166,5 +167,27 @@ fn other_profiles_are_refused_with_the_reason() {
     assert!(e("half").contains("it is not JSON"));
     assert!(e(&good.replace("\"cpus\"", "\"cpu\"")).contains("unknown field `cpu`"));
     assert!(e(&good.replace("\"cpus\"", "\"cpu\"")).contains("rtvirtio profile"));
+    // Numbers that no measurement gives: the models would make infinite times of them, or none.
+    let edited = |change: &dyn Fn(&mut Profile)| {
+        let mut p = profile();
+        change(&mut p);
+        e(&serde_json::to_string(&p).unwrap())
+    };
+    assert!(edited(&|p| p.block = Bytes(0)).contains("its block size is 0 bytes"));
+    assert!(edited(&|p| p.read[0].iops = Iops(1e-320)).contains("read at depth 1: "));
+    assert!(edited(&|p| p.read[0].iops = Iops(-1.0)).contains("-1 requests per second cannot be"));
+    assert!(edited(&|p| p.read[0].spread = 1e308 * -1.0).contains("a spread of"));
+    assert!(edited(&|p| p.read[0].max.0 = u64::MAX).contains("a latency of"));
+    let guest =
+        |cpu_per_request| GuestPoint { kind: "qemu-kvm".to_owned(), point: point.clone(), cpu_per_request };
+    assert!(edited(&|p| p.guest = Some(guest(1e9))).contains("CPU time"));
+    let large = |block| LargeRequests {
+        block,
+        read: vec![DepthPoint { iops: Iops(1e300), ..point.clone() }],
+        write: vec![],
+    };
+    assert!(edited(&|p| p.large = Some(large(Bytes(8192)))).contains("large.read"));
+    assert!(edited(&|p| p.large = Some(large(Bytes(u64::MAX)))).contains("of larger requests"));
+    assert!(e(&format!("{good}{}", " ".repeat(MAX_FILE_BYTES))).contains("larger than 1 MiB"));
     assert!(load(&dir.path().join("none")).unwrap_err().to_string().contains("cannot read"));
 }

@@ -86,6 +86,38 @@ fn incomplete_or_foreign_output_is_refused() {
     assert!(task_results(&job, &whole, &[]).unwrap_err().to_string().contains("7 sections instead of 1"));
 }
 
+/// fio runs inside the guest, so its numbers may be anything: sums stay at the end of what 64 bits hold.
+#[test]
+fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
+    let (job, mut output) = recorded();
+    let mut flood = job.tasks()[4].clone();
+    flood.target = Some(Target { percentile: Percentile::P9999, latency: Nanos(1_000) });
+    let vm = Vm { tasks: vec![flood], ..crate::fio::tests::recorded_vm() };
+    let job = JobFile::new(&vm, job.options().clone()).unwrap();
+    let lat = format!(r#"{{"max":{0},"bins":{{"{0}":{0},"30000000":{0}}}}}"#, u64::MAX);
+    let direction = format!(r#"{{"total_ios":{},"runtime":1000,"lat_ns":{lat}}}"#, u64::MAX);
+    let section = r#"{"jobname":"t0-flood","job_runtime":1000"#;
+    output.json = format!(r#"{{"jobs":[{section},"read":{direction},"write":{direction}}}]}}"#).into_bytes();
+    let result = &task_results(&job, &output, &[]).unwrap()[0];
+    assert_eq!((result.n, result.verdict), (u64::MAX, Some(Verdict::Missed)));
+
+    // 10 000 requests of a month each, one after the other, by a clock that counts since the machine's start.
+    let mut busy = job.tasks()[0].clone();
+    (busy.op, busy.rate, busy.depth) = (Op::Read, Some(Iops(10_000.0)), 1);
+    let vm = Vm { tasks: vec![busy], ..crate::fio::tests::recorded_vm() };
+    let options = JobOptions { clock: LogClock::Monotonic, warmup: Duration::ZERO, ..job.options().clone() };
+    let job = JobFile::new(&vm, options).unwrap();
+    let line = "3162240000000, 2592000000000000, 0, 4096\n";
+    let output = FioOutput {
+        json: br#"{"jobs":[{"jobname":"t0-flood","job_runtime":1000,"read":{"total_ios":10000},"write":{"total_ios":0}}]}"#
+            .to_vec(),
+        logs: vec![Some(line.repeat(10_000).into_bytes())],
+        stderr: String::new(),
+    };
+    let m = &task_measurements(&job, &output, &[]).unwrap()[0];
+    assert!(m.result.max_ns.0 > u64::MAX / 2 && m.spans.iter().all(|(from, to)| from < to));
+}
+
 /// A task of 100/s for 10 s, target p99 <= 400 ms, at which request `i` takes `lat(i)` ms and only `made` are made.
 fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
     let target = Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) };

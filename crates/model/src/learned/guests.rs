@@ -46,6 +46,7 @@ impl GuestModel {
         if !self.guest.is_of_guest() {
             return Err(in_guests(&"they were none"));
         }
+        self.guest.check().map_err(|what| in_guests(&what))?;
         check_forest(&self.forest, self.high, 0.0..=1.0).map_err(|what| in_guests(&what))?;
         check_bound(&self.bound).map_err(|what| in_guests(&what))
     }

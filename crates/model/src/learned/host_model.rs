@@ -28,6 +28,9 @@ use crate::{ModelError, TailModel};
 /// Version of the model file's form, and of the slice model whose errors it has learned.
 pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v8";
 
+/// Largest model file in bytes. One learned from 2500 tasks has about 4 MiB.
+pub const MAX_MODEL_BYTES: usize = 64 << 20;
+
 /// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30 s are 300 000 years, and still a number.
 const LN_MOST: f64 = 30.0;
 
@@ -153,8 +156,11 @@ impl HostModel {
     /// Reads and checks a model file's text.
     ///
     /// # Errors
-    /// [`ModelFileError`] for another form and for numbers that cannot be.
+    /// [`ModelFileError`] for another form, for more than [`MAX_MODEL_BYTES`] and for numbers that cannot be.
     pub fn from_json(text: &str) -> Result<Self, ModelFileError> {
+        if text.len() > MAX_MODEL_BYTES {
+            return Err(ModelFileError::Form(format!("it is larger than {} MiB", MAX_MODEL_BYTES >> 20)));
+        }
         let model: Self = serde_json::from_str(text).map_err(|e| ModelFileError::Form(e.to_string()))?;
         model.check()?;
         Ok(model)
@@ -172,9 +178,11 @@ impl HostModel {
         if self.features != NAMES {
             return damaged("it has other features than this rtvirtio".to_owned());
         }
-        if !(self.seconds.is_finite() && self.seconds > 0.0) {
+        // From a millisecond to 30 years.
+        if !(1e-3..=1e9).contains(&self.seconds) {
             return damaged("its runs have no length".to_owned());
         }
+        self.profile.check().map_err(ModelFileError::Damaged)?;
         check_forest(&self.forest, self.high, 0.0..=1.0).map_err(ModelFileError::Damaged)?;
         if let Some(paper) = &self.paper {
             paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;

@@ -8,4 +8,6 @@ mod host_model;
 pub use features::{LN_SLICE, NAMES, PAPER_WIDTH, SLICE_KEPT, WIDTH, features, paper_features};
 pub use flowing::FlowingModel;
 pub use guests::GuestModel;
-pub use host_model::{HOST_MODEL_SCHEMA, HostModel, Learned, ModelFileError, Regime, writes};
+pub use host_model::{
+    HOST_MODEL_SCHEMA, HostModel, Learned, MAX_MODEL_BYTES, ModelFileError, Regime, writes,
+};

@@ -116,6 +116,10 @@ fn what_cannot_be_is_refused() {
     };
     assert!(damaged(&|f| f.targets.reverse()).contains("order"));
     assert!(damaged(&|f| f.weights[0] = 0.0).contains("number"));
+    // Sums of which are not finite, and then no prediction is.
+    assert!(damaged(&|f| f.weights[0] = 1e308).contains("number"));
+    assert!(damaged(&|f| f.weights[0] = 5e-324).contains("number"));
+    assert!(damaged(&|f| *f.targets.last_mut().unwrap() = 1e308).contains("number"));
     assert!(damaged(&|f| f.trees[0].splits[0].2 = 0).contains("nowhere"));
     assert!(damaged(&|f| f.trees[0].splits[0].0 = 9).contains("nowhere"));
     assert!(damaged(&|f| f.trees[0].leaves[0] = vec![10_000]).contains("leaf"));

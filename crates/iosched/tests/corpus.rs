@@ -1,0 +1,14 @@
+//! Every input that a fuzzer found worth keeping, played again through the same functions
+//! (`fuzz/`).
+
+#[path = "../../../fuzz/src/bucket.rs"]
+mod bucket;
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+
+use replay::replay;
+
+#[test]
+fn bucket() {
+    replay("bucket", bucket::play);
+}

@@ -1,0 +1,23 @@
+//! Every input that a fuzzer found worth keeping, played again through the same functions
+//! (`fuzz/`).
+
+#[path = "../../../fuzz/src/agent.rs"]
+mod agent;
+#[path = "../../../fuzz/src/peer.rs"]
+mod peer;
+#[path = "../../../fuzz/src/qmp.rs"]
+mod qmp;
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+
+use replay::replay;
+
+#[test]
+fn agent() {
+    replay("agent", agent::play);
+}
+
+#[test]
+fn qmp() {
+    replay("qmp", qmp::play);
+}
