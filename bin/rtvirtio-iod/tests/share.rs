@@ -134,13 +134,18 @@ fn a_flood_of_requests_that_cost_no_device_time() {
         let options = Options { queues: 4, size: 256, ..Options::default() };
         let mut client = Client::connect(&at.join(i.to_string()), options).unwrap();
         let get_id = Ask { kind: 8, priority: 0, sector: 0, len: 20 };
+        let mut answered = 0u64;
         while !stop.load(Ordering::Relaxed) {
             for queue in &mut client.queues {
                 while queue.push(&get_id).is_some() {}
                 queue.notify().unwrap();
-                while queue.answer().is_some() {}
+                while queue.answer().is_some() {
+                    answered += 1;
+                }
             }
         }
+        // They come last, and each of them has its turn.
+        assert!(answered > 50, "attacker {i} was starved: {answered}");
     };
     let busy = |_: usize, stop: &AtomicBool| {
         while !stop.load(Ordering::Relaxed) {
@@ -156,4 +161,125 @@ fn a_flood_of_requests_that_cost_no_device_time() {
     assert!(iod.is_alive());
     let mut next = Client::connect(&dir.path().join("0"), Options::default()).unwrap();
     assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0);
+}
+
+/// Reads into memory that the guest does not have: they never reach the device.
+#[test]
+fn a_flood_of_requests_that_cannot_be_carried_out() {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    let dir = disk(64);
+    let mut iod = Iod::start(dir.path(), &common::two(dir.path(), 64, ""));
+    let socket = dir.path().join("a");
+    let attack = move || {
+        in_threads(1, move |_, stop| {
+            let options = Options { size: 256, ..Options::default() };
+            let mut client = Client::connect(&socket, options).unwrap();
+            let mem = Arc::clone(&client.mem);
+            let queue = &mut client.queues[0];
+            let (header, status) = (queue.data(0), queue.data(1));
+            mem.write(header, &[0; 16]);
+            let guest = |offset: usize| rtvirtio_ioclient::SharedMemory::BASE + offset as u64;
+            // All of the disk at once: 512 pieces.
+            queue.describe_raw(0, guest(header), 16, NEXT, 1);
+            queue.describe_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);
+            queue.describe_raw(2, guest(status), 1, WRITE, 0);
+            let (mut offered, mut answered) = (0u64, 0u64);
+            while !stop.load(Ordering::Relaxed) {
+                while offered - answered < 256 {
+                    queue.offer(0);
+                    offered += 1;
+                }
+                queue.notify().unwrap();
+                while queue.raw_answer().is_some() {
+                    answered += 1;
+                }
+            }
+            eprintln!("{answered} of them were answered");
+        });
+    };
+    let control = || std::thread::sleep(length());
+    compare("requests that cannot be carried out", &dir.path().join("b"), control, attack);
+    assert!(iod.is_alive());
+}
+
+/// A full window, a flush and a discard are at the device at once: there is a place for each of them.
+#[test]
+fn everything_is_at_the_device_at_once() {
+    let dir = disk(64);
+    let config = common::two(dir.path(), 64, "").replace("window = 4", "window = 1");
+    let mut iod = Iod::start(dir.path(), &config);
+    let mut clients: Vec<Client> = ["a", "b"]
+        .iter()
+        .map(|name| Client::connect(&dir.path().join(name), Options::default()).unwrap())
+        .collect();
+    for _ in 0..200 {
+        for client in &mut clients {
+            let mem = Arc::clone(&client.mem);
+            let queue = &mut client.queues[0];
+            for i in 0..4 {
+                queue.push(&common::write(i * 8, 4_096)).unwrap();
+            }
+            queue.push(&Ask { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
+            let slot = queue.push(&deallocate(11)).unwrap();
+            mem.write(queue.data(slot), &range(0, 64));
+        }
+        for client in &mut clients {
+            client.queues[0].notify().unwrap();
+        }
+        for client in &mut clients {
+            for _ in 0..6 {
+                assert_eq!(common::answer(&mut client.queues[0]).map(|a| a.status), Some(0));
+            }
+        }
+    }
+    assert!(iod.is_alive());
+}
+
+/// A queue with discards for hours stops at once, and so does the domain: a guest that reboots does not wait for them.
+#[test]
+fn discards_do_not_hold_up_a_stop() {
+    use vhost::VhostBackend;
+    let dir = disk(1);
+    let d = dir.path().display().to_string();
+    for (name, mib) in [("large", 1_024), ("small", 64)] {
+        std::fs::File::create(dir.path().join(name)).unwrap().set_len(mib << 20).unwrap();
+    }
+    let config = format!(
+        "[[device]]\nname = \"d\"\nwindow = 4\ndiscard_share = \"1%\"\n\
+         [[device.disk]]\nname = \"a\"\nsocket = \"{d}/a\"\npath = \"{d}/large\"\n\
+         [[device.disk]]\nname = \"b\"\nsocket = \"{d}/b\"\npath = \"{d}/small\"\n"
+    );
+    let iod = Iod::start(dir.path(), &config);
+    let neighbour = Neighbour::start(dir.path().join("b"));
+    let push = |client: &mut Client, kind: u32| {
+        let mem = Arc::clone(&client.mem);
+        let queue = &mut client.queues[0];
+        while let Some(slot) = queue.push(&deallocate(kind)) {
+            mem.write(queue.data(slot), &range(0, 1 << 21));
+        }
+        queue.notify().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    push(&mut client, 11);
+    let begin = std::time::Instant::now();
+    client.raw().get_vring_base(0).unwrap();
+    let stopped = begin.elapsed();
+    let done = std::iter::from_fn(|| client.queues[0].answer()).inspect(|a| assert_eq!(a.status, 0)).count();
+    // More than a hundred of 1 GiB each, at one percent of the time.
+    assert!(done > 100 && stopped < Duration::from_secs(5), "{done} after {stopped:?}");
+    // Zeroing is no hint: the queue waits for it, and the end of the domain does not.
+    drop(client);
+    let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
+    push(&mut client, 13);
+    let waits = std::thread::spawn(move || client.raw().get_vring_base(0).is_err());
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(neighbour.end().0 > 0);
+    let begin = std::time::Instant::now();
+    let (status, said) = iod.end();
+    eprintln!("stopped after {stopped:?}, the domain ended after {:?}", begin.elapsed());
+    assert!(status.success(), "{said}");
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(waits.join().unwrap(), "the domain ended under it");
 }

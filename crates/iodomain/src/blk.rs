@@ -5,7 +5,7 @@
 
 use rtvirtio_iosched::Op;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestAddress, GuestMemory};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
 /// Bytes in a sector of the protocol, whatever the disk's own are.
 pub const SECTOR: u64 = 512;
@@ -154,7 +154,9 @@ pub fn parse<M: GuestMemory>(
     if got < HEADER {
         return Err(Malformed::Header);
     }
-    if !fits {
+    // A request that cannot be carried out costs the device nothing, so it must not reach the scheduler.
+    let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
+    if !fits || !segments.iter().all(inside) {
         return Ok(Parsed::Answer { status, code: IO_ERROR });
     }
     let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);

@@ -415,6 +415,8 @@ pub struct Frontend {
     stop: Arc<AtomicBool>,
     connection: Arc<Mutex<Option<UnixStream>>>,
     socket: Listening,
+    engine: EngineHandle,
+    vm: usize,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -433,6 +435,7 @@ impl Frontend {
         let stop = Arc::new(AtomicBool::new(false));
         let connection = Arc::new(Mutex::new(None));
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
+        let (vm, handle) = (disk.vm, engine.clone());
         let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
         let thread = confine.spawn(&name, Role::Frontend, move || {
             while !stopped.load(Ordering::Acquire) {
@@ -445,7 +448,12 @@ impl Frontend {
                     continue;
                 };
                 // Known before it is asked whether to stop: either this thread or the one that closes sees the other.
-                if let (Ok(copy), Ok(mut current)) = (stream.try_clone(), current.lock()) {
+                let Ok(copy) = stream.try_clone() else {
+                    // Nothing could end this connection later. Its QEMU tries again.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    continue;
+                };
+                if let Ok(mut current) = current.lock() {
                     *current = Some(copy);
                 }
                 if stopped.load(Ordering::Acquire) {
@@ -460,7 +468,7 @@ impl Frontend {
                 }
             }
         })?;
-        Ok(Self { stop, connection, socket, thread: Some(thread) })
+        Ok(Self { stop, connection, socket, engine: handle, vm, thread: Some(thread) })
     }
 }
 
@@ -491,6 +499,10 @@ impl Frontend {
                 let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Both);
             }
         }
+        // The thread may wait for a queue to stop, which takes as long as the guest's requests: they are dropped, and their
+        // QEMU keeps what was in flight.
+        let (reply, _) = std::sync::mpsc::sync_channel(1);
+        let _ = self.engine.send(Command::Disconnect { vm: self.vm, reply });
         // Wakes the thread that accepts, also when the socket's name was removed.
         let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
     }

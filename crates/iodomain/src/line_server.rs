@@ -78,11 +78,43 @@ pub fn serve(
         connections.retain(|c| c.until > now);
         paused_until = paused_until.filter(|until| *until > now);
         let ready = wait(listener, &connections, paused_until, now)?;
+        let mut left = Vec::with_capacity(limits.connections);
+        let mut handled = Duration::ZERO;
+        for (i, connection) in connections.drain(..).enumerate() {
+            let next = match ready.connections.get(i) {
+                Some(true) => go_on(connection, limits.line),
+                _ => Next::Wait(connection),
+            };
+            match next {
+                Next::Wait(connection) => left.push(connection),
+                Next::Close => {}
+                Next::Asked(Connection { stream, until, asked, .. }) => {
+                    let line = String::from_utf8_lossy(&asked);
+                    let begin = Instant::now();
+                    let reply = handle(line.trim_end(), stream);
+                    handled += begin.elapsed();
+                    if let Reply::Line(stream, line) = reply {
+                        let reply = Some((line.into_bytes(), 0));
+                        // Whatever the answer took, its peer has time to read it.
+                        let until = until.max(Instant::now() + limits.deadline / 2);
+                        let connection = Connection { stream, until, asked: Vec::new(), reply };
+                        if let Next::Wait(connection) = go_on(connection, limits.line) {
+                            left.push(connection);
+                        }
+                    }
+                }
+            }
+        }
+        // What its answer took is no fault of the others.
+        left.iter_mut().for_each(|c| c.until += handled);
+        connections = left;
         if ready.listener {
             match accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
                     if connections.len() >= limits.connections {
-                        connections.remove(0);
+                        // The oldest that has not asked yet.
+                        let oldest = connections.iter().position(|c| c.reply.is_none()).unwrap_or(0);
+                        connections.remove(oldest);
                     }
                     let until = Instant::now() + limits.deadline;
                     let stream = UnixStream::from(stream);
@@ -95,30 +127,6 @@ pub fn serve(
                 Err(_) => paused_until = Some(Instant::now() + limits.pause),
             }
         }
-        let mut left = Vec::with_capacity(limits.connections);
-        for (i, connection) in connections.drain(..).enumerate() {
-            let next = match ready.connections.get(i) {
-                Some(true) => go_on(connection, limits.line),
-                _ => Next::Wait(connection),
-            };
-            match next {
-                Next::Wait(connection) => left.push(connection),
-                Next::Close => {}
-                Next::Asked(Connection { stream, until, asked, .. }) => {
-                    let line = String::from_utf8_lossy(&asked);
-                    if let Reply::Line(stream, line) = handle(line.trim_end(), stream) {
-                        let reply = Some((line.into_bytes(), 0));
-                        // Whatever the answer took, its peer has time to read it.
-                        let until = until.max(Instant::now() + limits.deadline / 2);
-                        let connection = Connection { stream, until, asked: Vec::new(), reply };
-                        if let Next::Wait(connection) = go_on(connection, limits.line) {
-                            left.push(connection);
-                        }
-                    }
-                }
-            }
-        }
-        connections = left;
     }
 }
 
@@ -145,6 +153,8 @@ fn wait(
     let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
     match poll(&mut fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
+        // It passes, as an accept that fails for want of memory does.
+        Err(Errno::NOMEM) => std::thread::sleep(Duration::from_millis(100)),
         Err(e) => return Err(e.into()),
     }
     let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();

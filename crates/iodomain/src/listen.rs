@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, Gid, Mode, OFlags};
@@ -76,13 +77,17 @@ impl Drop for Listening {
 /// had hinders nothing.
 fn turn(path: &Path) -> Option<File> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Any user who may look into the directory can hold its lock, so it is waited for once and no more.
+    static HELD: AtomicBool = AtomicBool::new(false);
     let dir = File::open(dir).ok()?;
-    for _ in 0..200 {
+    let tries = if HELD.load(Ordering::Relaxed) { 1 } else { 200 };
+    for _ in 0..tries {
         match rustix::fs::flock(&dir, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(Duration::from_millis(5)),
             _ => return Some(dir),
         }
     }
+    HELD.store(true, Ordering::Relaxed);
     None
 }
 

@@ -45,6 +45,8 @@ pub fn line(disk: &str, text: impl std::fmt::Display) {
     if suppressed > 0 {
         eprintln!("rtvirtio-iod: {disk}: {suppressed} more lines were not written");
     }
+    // A QEMU chooses part of some texts, such as the name of a descriptor.
+    let text: String = text.to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     eprintln!("rtvirtio-iod: {disk}: {text}");
 }
 

@@ -71,7 +71,7 @@ pub struct DeviceReport {
     pub discard_pieces: u64,
     /// The longest of them, in ns.
     pub discard_longest_ns: u64,
-    /// Those of the smallest size that took longer than the configuration declares: bounds do not cover them.
+    /// Those that took longer than the configuration declares: bounds do not cover them.
     pub discard_overruns: u64,
 }
 

@@ -107,7 +107,7 @@ impl Default for Config {
         Self {
             policy: Policy::Edf,
             quantum: 64 << 10,
-            discard_quantum: 16 << 20,
+            discard_quantum: 1 << 20,
             discard_least: 64 << 10,
             discard_share: 5,
             window: WindowConfig::fixed(4),

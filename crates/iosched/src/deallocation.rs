@@ -4,8 +4,10 @@
 //! change in one extent, or a journal commit that sends discards to the device. So no cost is assumed:
 //!
 //! - A piece holds no place in the window. The device has one at a time, whatever the number of VMs.
-//! - The size of pieces adapts: half as long after a piece that took longer than the declared time of one
-//!   ([`crate::Cost::discard_ns`]), twice as long after one that took no more than half of it.
+//! - The size of a VM's pieces adapts: half as long after a piece that took longer than the declared time of one
+//!   ([`crate::Cost::discard_ns`]), twice as long after one that took no more than half of it, but for a minute not as long
+//!   again as one that took too long. A guest chooses ranges, so a piece can still take longer than declared: such pieces are
+//!   counted, and bounds do not cover them.
 //! - While other VMs use the device, the next piece waits until deallocations have taken no more than their share: a piece
 //!   that took `t` is followed by a pause of `t (1 - s) / s`. In an interval of length T they take at most `C + s T`, with C
 //!   one piece, which is what [`crate::bound`] charges for them.
@@ -24,10 +26,23 @@ pub struct DeallocationStatus {
     pub pieces: u64,
     /// The longest of them.
     pub longest: Nanos,
-    /// Pieces of the smallest size that took longer than declared: bounds do not cover them.
+    /// Those that took longer than declared: bounds do not cover them.
     pub overruns: u64,
-    /// Size of the next piece in bytes.
-    pub piece: u64,
+}
+
+/// After this time without a piece that took too long, pieces may be twice as long again.
+const RECOVERY: Nanos = Nanos(60_000_000_000);
+/// Between two looks at deallocations that must pause.
+const PAUSE: Nanos = Nanos(1_000_000);
+
+/// Sizes of one VM's pieces in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Size {
+    next: u64,
+    /// No longer than this.
+    most: u64,
+    /// When one last took too long, or `most` was raised.
+    since: Nanos,
 }
 
 /// The one place that deallocations of a device have.
@@ -37,8 +52,10 @@ pub struct Lane {
     started: Option<Nanos>,
     /// The share is used up until then.
     not_before: Nanos,
-    /// Size of the next piece in bytes, between these.
-    piece: u64,
+    /// Nothing changes before that, so it is not looked before.
+    again: Nanos,
+    /// Sizes of each VM's pieces.
+    sizes: Vec<Size>,
     least: u64,
     most: u64,
     /// Longest time of one piece in ns, as declared.
@@ -55,12 +72,14 @@ pub struct Lane {
 impl Lane {
     /// For `vms` VMs; pieces of `least` to `most` bytes that take no longer than `declared` ns.
     pub fn new(vms: usize, (least, most): (u64, u64), declared: u64, share: u32) -> Self {
+        let most = most.max(least);
         Self {
             started: None,
             not_before: Nanos(0),
-            piece: least,
+            again: Nanos(0),
+            sizes: vec![Size { next: least, most, since: Nanos(0) }; vms],
             least,
-            most: most.max(least),
+            most,
             declared,
             share: share.clamp(1, 100),
             used: vec![0; vms],
@@ -84,9 +103,20 @@ impl Lane {
         self.not_before.min(quiet_at)
     }
 
-    /// Size of the next piece in bytes.
-    pub fn piece(&self) -> u64 {
-        self.piece
+    /// When to look again, after [`Lane::ask_again`]; `None` when it is time.
+    pub fn asks_again_at(&self, now: Nanos) -> Option<Nanos> {
+        (now < self.again).then_some(self.again)
+    }
+
+    /// Nothing may go before `next`; when to look again, which is sooner where VMs may become quiet until then.
+    pub fn ask_again(&mut self, now: Nanos, next: Nanos) -> Nanos {
+        self.again = next.min(Nanos(now.0.saturating_add(PAUSE.0)));
+        if next == Nanos(u64::MAX) { next } else { self.again }
+    }
+
+    /// Size of a VM's next piece in bytes.
+    pub fn piece(&self, vm: usize) -> u64 {
+        self.sizes.get(vm).map_or(self.least, |size| size.next)
     }
 
     /// Virtual time of a VM: the least goes next.
@@ -117,20 +147,35 @@ impl Lane {
             let virtual_time = u128::from(took) * 1_000 / u128::from(weight.max(1));
             *used = used.saturating_add(u64::try_from(virtual_time).unwrap_or(u64::MAX));
         }
+        self.again = Nanos(0);
         self.status.pieces += 1;
         self.status.longest = self.status.longest.max(Nanos(took));
-        if took > self.declared {
-            self.status.overruns += u64::from(len <= self.least);
-            self.piece = (self.piece / 2).max(self.least);
-        } else if took <= self.declared / 2 && len == self.piece {
-            self.piece = (self.piece * 2).min(self.most);
-        }
+        self.status.overruns += u64::from(took > self.declared);
+        self.resize(now, vm, took, len);
         Nanos(took)
+    }
+
+    fn resize(&mut self, now: Nanos, vm: usize, took: u64, len: u64) {
+        let Some(size) = self.sizes.get_mut(vm) else { return };
+        if took > self.declared {
+            // Sizes are the smallest one times a power of two, so that pieces end where the device's blocks do.
+            while size.next > self.least && size.next > len / 2 {
+                size.next /= 2;
+            }
+            (size.most, size.since) = (size.next, now);
+        } else if took <= self.declared / 2 && len == size.next {
+            if size.next >= size.most && now.0.saturating_sub(size.since.0) > RECOVERY.0 {
+                (size.most, size.since) = (size.most.saturating_mul(2).min(self.most), now);
+            }
+            if size.next.saturating_mul(2) <= size.most {
+                size.next *= 2;
+            }
+        }
     }
 
     /// What was measured.
     pub fn status(&self) -> DeallocationStatus {
-        DeallocationStatus { piece: self.piece, ..self.status }
+        self.status
     }
 }
 
@@ -138,27 +183,38 @@ impl Lane {
 mod tests {
     use super::*;
 
+    /// One piece of VM 0 that takes so long.
+    fn piece(lane: &mut Lane, at: u64, took: u64) -> u64 {
+        let len = lane.piece(0);
+        lane.submit(0, Nanos(at));
+        lane.complete(Nanos(at + took), (0, 100), len);
+        lane.piece(0)
+    }
+
     #[test]
     fn pieces_shrink_when_they_take_long_and_grow_when_they_do_not() {
-        let mut lane = Lane::new(1, (64, 1_024), 1_000, 10);
+        let mut lane = Lane::new(2, (64, 1_024), 1_000, 10);
         for expected in [128, 256, 512, 1_024, 1_024] {
-            lane.submit(0, Nanos(0));
-            let len = lane.piece();
-            lane.complete(Nanos(200), (0, 100), len);
-            assert_eq!(lane.piece(), expected);
+            assert_eq!(piece(&mut lane, 0, 200), expected);
         }
-        // The end of a request says nothing about longer pieces.
-        lane.submit(0, Nanos(0));
-        lane.complete(Nanos(5_000), (0, 100), 1_024);
+        // The end of a request says nothing about longer pieces; another VM's pieces are its own.
         lane.submit(0, Nanos(0));
         lane.complete(Nanos(100), (0, 100), 10);
-        assert_eq!((lane.piece(), lane.status().overruns), (512, 0));
-        for _ in 0..5 {
-            lane.submit(0, Nanos(0));
-            let len = lane.piece();
-            lane.complete(Nanos(5_000), (0, 100), len);
+        assert_eq!((lane.piece(0), lane.piece(1)), (1_024, 64));
+        assert_eq!(piece(&mut lane, 0, 5_000), 512);
+        // A guest that has cheap ranges and dear ones does not get the long pieces back at once.
+        assert_eq!(piece(&mut lane, 10_000, 10), 512);
+        assert_eq!(piece(&mut lane, RECOVERY.0 + 10_000, 10), 1_024);
+        for _ in 0..6 {
+            piece(&mut lane, 2 * RECOVERY.0, 5_000);
         }
-        assert_eq!((lane.piece(), lane.status().overruns), (64, 2));
+        assert_eq!((lane.piece(0), lane.status().overruns), (64, 7));
+        // A short one that took too long is believed.
+        let mut lane = Lane::new(1, (64, 1_024), 1_000, 10);
+        (0..4).for_each(|_| assert!(piece(&mut lane, 0, 1) > 64));
+        lane.submit(0, Nanos(0));
+        lane.complete(Nanos(9_000), (0, 100), 200);
+        assert_eq!(lane.piece(0), 64);
     }
 
     #[test]

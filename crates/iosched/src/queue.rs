@@ -208,13 +208,7 @@ impl Queue {
         }
         slot.all_given = true;
         let (list, next) = (list_of(&slot.request), slot.next);
-        self.waiting -= 1;
-        self.deallocations_waiting -= usize::from(list == DEALLOCATION_LIST);
-        self.heads[list] = next;
-        if next == NONE {
-            self.tails[list] = NONE;
-            self.filled &= !(1 << list);
-        }
+        self.leave(list, next);
     }
 
     /// A piece came back; the request when that was its last one, `Err` for a slot that holds no running piece.
@@ -249,6 +243,61 @@ impl Queue {
         }
         self.deallocations_waiting = 0;
         self.filled = 0;
+    }
+
+    /// Of a request that runs in part, the rest is dropped: it ends with the pieces that are at the device.
+    pub fn abandon(&mut self, slot: u32) {
+        let Some(s) = self.slots.get_mut(slot as usize) else { return };
+        let list = list_of(&s.request);
+        // Pieces are given of the first of a list only, so one of which a piece runs is the first of its list.
+        if !s.used || s.all_given || self.heads[list] != slot {
+            return;
+        }
+        s.given = s.request.len;
+        s.all_given = true;
+        let next = s.next;
+        self.leave(list, next);
+    }
+
+    /// Drops discards that wait, and tells of each that is thereby gone.
+    pub fn drop_discards(&mut self, mut gone: impl FnMut(Request)) {
+        let mut i = std::mem::replace(&mut self.heads[DEALLOCATION_LIST], NONE);
+        self.tails[DEALLOCATION_LIST] = NONE;
+        self.filled &= !DEALLOCATIONS;
+        while i != NONE {
+            let s = &mut self.slots[i as usize];
+            let (request, next, running) = (s.request, s.next, s.in_flight > 0);
+            if request.op == Op::Discard {
+                s.all_given = true;
+                self.waiting -= 1;
+                self.deallocations_waiting -= 1;
+                if !running {
+                    self.release(i);
+                    gone(request);
+                }
+            } else {
+                // It stays, in the same order.
+                s.next = NONE;
+                match self.tails[DEALLOCATION_LIST] {
+                    NONE => self.heads[DEALLOCATION_LIST] = i,
+                    tail => self.slots[tail as usize].next = i,
+                }
+                self.tails[DEALLOCATION_LIST] = i;
+                self.filled |= DEALLOCATIONS;
+            }
+            i = next;
+        }
+    }
+
+    /// The first request of a list is all given; `next` is the one behind it.
+    fn leave(&mut self, list: usize, next: u32) {
+        self.waiting -= 1;
+        self.deallocations_waiting -= usize::from(list == DEALLOCATION_LIST);
+        self.heads[list] = next;
+        if next == NONE {
+            self.tails[list] = NONE;
+            self.filled &= !(1 << list);
+        }
     }
 
     fn release(&mut self, slot: u32) {

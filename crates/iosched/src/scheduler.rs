@@ -123,7 +123,9 @@ struct Cutter {
 impl Cutter {
     fn cut(&self, head: Head, quantum: u64) -> Candidate {
         let len = head.rest.min(quantum);
-        let charge = Charge::of(head.op, len, head.given == 0, self.cost.of(head.op, len));
+        // What a deallocation takes is charged when it is back.
+        let time = if head.op.deallocates() { 1 } else { self.cost.of(head.op, len) };
+        let charge = Charge::of(head.op, len, head.given == 0, time);
         Candidate { head, len, charge }
     }
 
@@ -327,27 +329,34 @@ impl Scheduler {
         if self.deallocations == 0 || self.lane.is_busy() {
             return None;
         }
+        if let Some(at) = self.lane.asks_again_at(now) {
+            *wake = (*wake).min(at);
+            return None;
+        }
         let Self { vms, cutter, lane, .. } = self;
+        let mut next = Nanos(u64::MAX);
         let mut best: Option<(usize, Candidate)> = None;
-        for i in 0..vms.len() {
-            if vms[i].queue.filled() & DEALLOCATIONS == 0
-                || best.as_ref().is_some_and(|(b, _)| lane.used(*b) <= lane.used(i))
-            {
+        for (i, vm) in vms.iter_mut().enumerate() {
+            let later = |(b, _): &(usize, Candidate)| lane.used(*b) <= lane.used(i);
+            if vm.queue.filled() & DEALLOCATIONS == 0 || best.as_ref().is_some_and(later) {
                 continue;
             }
-            let others = vms.iter().enumerate().filter(|(j, _)| *j != i);
-            let quiet_at = others.map(|(_, vm)| vm.quiet_at()).max().unwrap_or(Nanos(0));
-            let ready = lane.ready_at(quiet_at);
-            if ready > now {
-                *wake = (*wake).min(ready);
-                continue;
-            }
-            let how = (Order::Age, lane.piece());
-            if let Some(c) = vms[i].pick(DEALLOCATIONS, how, now, cutter, wake) {
+            let how = (Order::Age, lane.piece(i));
+            if let Some(c) = vm.pick(DEALLOCATIONS, how, now, cutter, &mut next) {
                 best = Some((i, c));
             }
         }
-        best
+        // The turn is decided first: a VM that need not pause does not overtake one that must.
+        if let Some((i, _)) = best {
+            let disturbed = |(j, vm): (usize, &Vm)| (j != i || vm.is_promised()).then(|| vm.quiet_at());
+            let quiet_at = vms.iter().enumerate().filter_map(disturbed).max().unwrap_or(Nanos(0));
+            next = lane.ready_at(quiet_at);
+            if next <= now {
+                return best;
+            }
+        }
+        *wake = (*wake).min(lane.ask_again(now, next));
+        None
     }
 
     /// The earliest deadline among requests that keep to their reservation.
@@ -442,6 +451,33 @@ impl Scheduler {
             cost: c.charge.time,
             reserved,
         }
+    }
+
+    /// A piece has failed, and its request with it: what is not given yet of the request goes no more. Before
+    /// [`Scheduler::complete`] of the piece.
+    pub fn abandon(&mut self, piece: &Piece) {
+        let Some(v) = self.vms.get_mut(piece.vm) else { return };
+        let before = (v.queue.waiting(), v.queue.deallocations_waiting());
+        v.queue.abandon(piece.slot);
+        self.waiting -= before.0 - v.queue.waiting();
+        self.deallocations -= before.1 - v.queue.deallocations_waiting();
+    }
+
+    /// Drops the discards of a VM that wait, and tells of each request that is thereby gone. One that runs in part ends with
+    /// the piece that is at the device.
+    pub fn drop_discards(&mut self, now: Nanos, vm: usize, mut gone: impl FnMut(Request)) {
+        let Some(v) = self.vms.get_mut(vm) else { return };
+        let before = (v.queue.waiting(), v.queue.deallocations_waiting());
+        let (outstanding, meters, counters) = (&mut v.outstanding, &mut v.meters, &mut v.counters);
+        v.queue.drop_discards(|request| {
+            let direction = request.op.direction().index();
+            outstanding[direction] -= 1;
+            counters.finished[direction] += 1;
+            meters[direction].served(now, 0, outstanding[direction] > 0);
+            gone(request);
+        });
+        self.waiting -= before.0 - v.queue.waiting();
+        self.deallocations -= before.1 - v.queue.deallocations_waiting();
     }
 
     /// A piece is back from the device; tells of its request when that was the last of it.
@@ -575,6 +611,11 @@ impl Vm {
         }
     }
 
+    /// Whether it has a reservation: then its own discards keep their pace before its requests too.
+    fn is_promised(&self) -> bool {
+        self.flows.iter().any(Option::is_some)
+    }
+
     /// From when on it does not use the device; the end of time while it has transfers outstanding.
     fn quiet_at(&self) -> Nanos {
         if self.queue.transfers_held() > 0 {
@@ -609,7 +650,8 @@ impl Vm {
             if ready > now {
                 cap.hold();
                 *wake = (*wake).min(ready);
-                if let Some(flow) = flow_of(&mut self.flows, head.priority.class) {
+                let flow = flow_of(&mut self.flows, head.priority.class);
+                if let (Some(flow), true) = (flow, mask & TRANSFERS != 0) {
                     flow.not_before = flow.not_before.max(now);
                 }
                 continue;

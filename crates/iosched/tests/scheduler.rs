@@ -23,7 +23,13 @@ fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
     loop {
         match s.next(now) {
             Next::Piece(piece) => {
-                now = Nanos(now.0 + piece.cost);
+                // What a deallocation takes is not known before: as long as is declared.
+                let took = if matches!(piece.op, Op::Discard | Op::WriteZeroes) {
+                    COST.discard_ns
+                } else {
+                    piece.cost
+                };
+                now = Nanos(now.0 + took);
                 s.complete(now, &piece).unwrap();
                 pieces += 1;
             }
@@ -378,4 +384,102 @@ fn urgent_requests_may_go_in_larger_pieces() {
     // A burst that no such piece ever fits.
     let small = Config { cost: COST, vms: vec![urgent(311_999)], ..Config::default() };
     assert!(small.check().unwrap_err().to_string().contains("raise the burst to 312000"));
+}
+
+/// A VM that discards and reads gets no more of the deallocations' time than one that only discards.
+#[test]
+fn discards_of_two_vms_take_turns() {
+    let config = Config {
+        cost: COST,
+        window: WindowConfig::fixed(4),
+        vms: vec![VmConfig::default(), VmConfig::default()],
+        ..Config::default()
+    };
+    let mut s = Scheduler::new(&config).unwrap();
+    let mut now = Nanos(0);
+    for vm in 0..2 {
+        s.submit(vm, request(1, Op::Discard, 1 << 40, now)).unwrap();
+    }
+    let mut took = [0u64; 2];
+    let mut next_read = now;
+    while now < Nanos(1_000_000_000) {
+        if now >= next_read {
+            s.submit(1, request(2, Op::Read, 4_096, now)).unwrap();
+            next_read = Nanos(now.0 + 5_000_000);
+        }
+        match s.next(now) {
+            Next::Piece(piece) => {
+                let time = if piece.op == Op::Read { 100_000 } else { 50_000 };
+                took[piece.vm] += if piece.op == Op::Read { 0 } else { time };
+                now = Nanos(now.0 + time);
+                s.complete(now, &piece).unwrap();
+            }
+            Next::Wait(at) => now = at.min(next_read),
+            other => panic!("{other:?}"),
+        }
+    }
+    let ratio = took[0] as f64 / took[1] as f64;
+    assert!((0.8..1.25).contains(&ratio), "{took:?}");
+}
+
+/// What is left of a request that has failed does not go, and is not counted as waiting.
+#[test]
+fn the_rest_of_a_failed_request_is_dropped() {
+    for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+        let config = Config {
+            cost: COST,
+            window: WindowConfig::fixed(2),
+            vms: vec![VmConfig::default()],
+            ..Config::default()
+        };
+        let mut s = Scheduler::new(&config).unwrap();
+        s.submit(0, request(1, op, 1 << 30, Nanos(0))).unwrap();
+        s.submit(0, request(2, op, 4_096, Nanos(0))).unwrap();
+        let Next::Piece(first) = s.next(Nanos(0)) else { panic!("a piece goes") };
+        s.abandon(&first);
+        s.abandon(&first);
+        assert_eq!(s.waiting(), 1, "{op:?}");
+        assert_eq!(s.complete(Nanos(1), &first).unwrap().map(|f| f.request.tag), Some(1), "{op:?}");
+        let Next::Piece(second) = s.next(Nanos(1)) else { panic!("{op:?}: the next one goes") };
+        assert_eq!(second.tag, 2);
+        assert!(s.complete(Nanos(2), &second).unwrap().is_some());
+        assert_eq!((s.next(Nanos(3)), s.waiting(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
+    }
+}
+
+/// Discards that wait can be dropped; zeroing and transfers stay, in order.
+#[test]
+fn discards_can_be_dropped_and_nothing_else() {
+    let config = Config {
+        cost: COST,
+        window: WindowConfig::fixed(2),
+        vms: vec![VmConfig::default()],
+        ..Config::default()
+    };
+    let mut s = Scheduler::new(&config).unwrap();
+    let ops = [Op::Discard, Op::WriteZeroes, Op::Discard, Op::Read, Op::WriteZeroes, Op::Discard];
+    for (tag, op) in ops.into_iter().enumerate() {
+        s.submit(0, request(tag as u64, op, 1 << 20, Nanos(0))).unwrap();
+    }
+    // The first one runs in part.
+    let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
+    assert_eq!((running.tag, running.op), (0, Op::Discard));
+    let mut gone = Vec::new();
+    s.drop_discards(Nanos(1), 0, |r| gone.push(r.tag));
+    assert_eq!((gone.as_slice(), s.outstanding(0), s.waiting()), (&[2, 5][..], 4, 3));
+    assert_eq!(s.complete(Nanos(2), &running).unwrap().map(|f| f.request.tag), Some(0));
+    let mut order = Vec::new();
+    let mut now = Nanos(2);
+    loop {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                now = Nanos(now.0 + 1_000);
+                order.extend(s.complete(now, &piece).unwrap().map(|f| f.request.tag));
+            }
+            Next::Wait(at) => now = at,
+            _ => break,
+        }
+    }
+    order.retain(|tag| *tag != 3);
+    assert_eq!((order, s.outstanding(0), s.waiting()), (vec![1, 4], 0, 0));
 }

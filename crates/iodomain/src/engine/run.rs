@@ -25,8 +25,11 @@ use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
 use crate::blk::{self, SEGMENTS};
 
-/// Commands carried out in one round: each takes some microseconds of all guests.
+/// Commands carried out in one round, and how long they may take: it is time of all guests.
 const COMMANDS: usize = 16;
+const COMMANDS_NS: u64 = 100_000;
+/// Pieces that fail before the device has them, in one round: they hold no place, so nothing else bounds them.
+const FAILED_AT_ONCE: u32 = 16;
 
 struct Vm {
     disk: Disk,
@@ -66,6 +69,8 @@ pub struct Loop {
     generation: u32,
     /// More commands wait than one round carries out.
     commands_wait: bool,
+    /// Pieces that failed before the device had them, in this round.
+    failed_at_once: u32,
     /// The throttled VM that has its turn first.
     next_throttled: usize,
     /// When a regulator lets the next piece go.
@@ -81,6 +86,11 @@ fn now() -> Nanos {
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
+/// Pieces that the device may have: the window's, a flush of each VM, and one deallocation.
+fn places(window: u32, vms: usize) -> u32 {
+    window + vms as u32 + 1
+}
+
 impl Loop {
     pub fn new(
         config: EngineConfig,
@@ -92,8 +102,7 @@ impl Loop {
     ) -> Result<Self, EngineError> {
         let io = |what| move |source| EngineError::Io { what, source };
         prepare_thread(&config).map_err(io("cannot set the engine's CPUs and priority"))?;
-        // A place for every piece that the window allows, and for a flush of each VM.
-        let most = sched.window.most.max(sched.window.start) + disks.len() as u32;
+        let most = places(sched.window.most.max(sched.window.start), disks.len());
         let ring = Uring::new(most + 2 * disks.len() as u32 * 8).map_err(io("io_uring"))?;
         let mut running = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.largest(vm)).max().unwrap_or(sched.quantum);
@@ -130,6 +139,7 @@ impl Loop {
             doorbell,
             generation: 0,
             commands_wait: false,
+            failed_at_once: 0,
             next_throttled: 0,
             held_until: None,
             late: Latencies::new(),
@@ -157,7 +167,7 @@ impl Loop {
             if let Err(e) = self.notify_guests() {
                 self.failed(&e);
             }
-            busy |= self.commands_wait || self.vms.iter().any(Vm::wants);
+            busy |= self.commands_wait || self.failed_at_once > 0 || self.vms.iter().any(Vm::wants);
             let time = now();
             if busy {
                 last_work = time;
@@ -195,8 +205,12 @@ impl Loop {
 
     /// Gives the device what the scheduler lets go; the moment at which it wants to be asked again.
     fn dispatch(&mut self) -> io::Result<Nanos> {
+        self.failed_at_once = 0;
         loop {
             let time = now();
+            if self.failed_at_once >= FAILED_AT_ONCE {
+                return Ok(time);
+            }
             match self.scheduler.next(time) {
                 Next::Piece(piece) => {
                     // What goes before that moment came from elsewhere.
@@ -228,18 +242,20 @@ impl Loop {
         running.piece = Some(piece);
         running.bounced = false;
         let Some(taken) = vm.requests.get(piece.tag as u32) else {
-            return self.back(now(), place, -libc::EIO);
+            return self.fail_at_once(place, -libc::EIO);
         };
         taken.goes(time, &piece);
         let Some(mem) = taken.mem.clone() else {
-            return self.back(now(), place, -libc::EIO);
+            return self.fail_at_once(place, -libc::EIO);
         };
         let backing = &vm.disk.backing;
         let entry = match piece.op {
             Op::Read | Op::Write => {
                 let ready = fill(running, taken, &mem.mem, &piece, backing.direct.then_some(backing.block));
                 if let Err(code) = ready {
-                    return self.back(now(), place, code);
+                    // Not the last reference when the request ends: unmapping a guest's memory takes long.
+                    drop(mem);
+                    return self.fail_at_once(place, code);
                 }
                 let priority = if self.config.pass_priority { host_priority(piece.priority) } else { 0 };
                 transfer(running, &piece, &backing.file, taken.offset, taken.write_through, priority)
@@ -257,6 +273,15 @@ impl Loop {
             }
         };
         self.ring.push(&entry.user_data(About::Piece(place).pack()))
+    }
+
+    /// A piece that the device never had. Its VM made work that costs no device time.
+    fn fail_at_once(&mut self, place: u32, code: i32) -> io::Result<()> {
+        self.failed_at_once += 1;
+        if let Some(piece) = self.running.get(place as usize).and_then(|r| r.piece) {
+            self.vms[piece.vm].throttled = true;
+        }
+        self.back(now(), place, code)
     }
 
     fn answer(&mut self, time: Nanos, answer: Answer) -> io::Result<()> {
@@ -299,6 +324,10 @@ impl Loop {
             {
                 taken.failed |= unbounce(running, taken, &mem.mem, &piece).is_err();
             }
+        }
+        if !whole {
+            // The request has failed: what is left of it need not go.
+            self.scheduler.abandon(&piece);
         }
         // A piece that the scheduler does not know of would hold its place for ever, and its guest would wait for ever.
         let done = self.scheduler.complete(time, &piece).map_err(io::Error::other)?;

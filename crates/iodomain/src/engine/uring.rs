@@ -169,7 +169,10 @@ impl Uring {
             return Ok(());
         };
         match e.raw_os_error() {
-            Some(libc::ETIME | libc::EINTR) => Ok(()),
+            Some(libc::ETIME | libc::EINTR) => {
+                self.busy_since = None;
+                Ok(())
+            }
             Some(libc::EBUSY | libc::EAGAIN) => {
                 let begin = *self.busy_since.get_or_insert_with(Instant::now);
                 if begin.elapsed() > BUSY_PATIENCE {

@@ -4,10 +4,10 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::SyncSender;
 
-use rtvirtio_iosched::{Config, Direction};
+use rtvirtio_iosched::{Config, Direction, Finished};
 use rtvirtio_units::Nanos;
 
-use super::{COMMANDS, Loop};
+use super::{COMMANDS, COMMANDS_NS, Loop, now, places};
 use crate::engine::command::{Command, EngineStatus, VmStatus, VringStart};
 use crate::engine::slot::QueueSlot;
 use crate::engine::uring::About;
@@ -16,7 +16,11 @@ use crate::engine::vring::Vring;
 impl Loop {
     /// Carries out commands that wait, up to a bound; the others have their turn in the next round.
     pub(super) fn carry_out_commands(&mut self, time: Nanos) -> io::Result<()> {
+        let begin = now();
         for _ in 0..COMMANDS {
+            if now().0 - begin.0 > COMMANDS_NS {
+                break;
+            }
             match self.commands.try_recv() {
                 Ok(command) => self.command(time, command)?,
                 Err(_) => return Ok(()),
@@ -29,7 +33,7 @@ impl Loop {
     fn command(&mut self, time: Nanos, command: Command) -> io::Result<()> {
         match command {
             Command::Start { vm, index, start, reply } => self.start(vm, index, start, reply)?,
-            Command::Stop { vm, index, reply } => self.stop(vm, index, reply)?,
+            Command::Stop { vm, index, reply } => self.stop(time, vm, index, reply)?,
             Command::Call { vm, index, call, reply } => {
                 self.set_call(vm, index, call)?;
                 let _ = reply.send(());
@@ -109,18 +113,31 @@ impl Loop {
         Ok(Ok(()))
     }
 
-    fn stop(&mut self, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
+    fn stop(&mut self, time: Nanos, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
         let Some(slot) = self.slot(vm, index) else { return Ok(()) };
         match &mut slot.vring {
             None => {
                 let _ = reply.send(0);
-                Ok(())
+                return Ok(());
             }
             Some(vring) => {
                 vring.stopping = Some(reply);
-                if vring.outstanding == 0 { self.end(vm, usize::from(index)) } else { Ok(()) }
+                if vring.outstanding == 0 {
+                    return self.end(vm, usize::from(index));
+                }
             }
         }
+        self.finish_discards(time, vm)
+    }
+
+    /// Discards of a VM that stops are only hints, and at their pace may take hours: those that wait are done.
+    fn finish_discards(&mut self, time: Nanos, vm: usize) -> io::Result<()> {
+        let mut done = Vec::new();
+        self.scheduler.drop_discards(time, vm, |request| done.push(request));
+        for request in done {
+            self.finished(time, &Finished { vm, request })?;
+        }
+        Ok(())
     }
 
     /// Drops what waits; what is at the device ends without an answer, because the queues are gone.
@@ -142,7 +159,7 @@ impl Loop {
     fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Nanos) -> Result<(), String> {
         // The table of pieces was made for so many.
         let most = config.window.most.max(config.window.start);
-        let room = self.running.len() - self.vms.len();
+        let room = self.running.len() - places(0, self.vms.len()) as usize;
         if most as usize > room {
             return Err(format!("a window of {most} needs a restart: there is room for {room}"));
         }

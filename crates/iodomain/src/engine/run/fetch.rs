@@ -54,10 +54,10 @@ impl Loop {
             }
         }
         // The throttled ones go on where the last round ended.
-        let n = self.vms.len();
+        let (n, first) = (self.vms.len(), self.next_throttled);
         let begin = now();
         for i in 0..n {
-            let vm = (self.next_throttled + i) % n;
+            let vm = (first + i) % n;
             if !self.vms[vm].throttled {
                 continue;
             }
@@ -66,10 +66,12 @@ impl Loop {
                 self.next_throttled = vm;
                 return any;
             }
-            if self.vms[vm].wants() {
+            let wanted = self.vms[vm].wants();
+            if wanted {
                 any |= self.fetch_from_vm(vm, BATCH, THROTTLED_NS - used);
             }
-            self.vms[vm].throttled = self.vms[vm].wants();
+            // A round in which it asks for nothing ends it.
+            self.vms[vm].throttled = wanted;
             self.next_throttled = (vm + 1) % n;
         }
         any
@@ -87,6 +89,10 @@ impl Loop {
             }
             let before = taken;
             self.fetch_from_queue((vm, q), &mut taken, immediate, Nanos(begin.0 + ns));
+            if self.vms[vm].starved {
+                // There is no room for a request of any of its queues.
+                break;
+            }
             taken.immediate += u32::from(taken.chains == before.chains);
             if taken.immediate >= immediate || taken.chains >= BATCH || now().0 - begin.0 >= ns {
                 break;

@@ -90,8 +90,9 @@ impl Loop {
 
     /// A queue is not served any more: its place drains.
     pub(super) fn end(&mut self, vm: usize, q: usize) -> io::Result<()> {
-        let Some(vring) = self.vms[vm].slots[q].vring.take() else { return Ok(()) };
+        let Some(mut vring) = self.vms[vm].slots[q].vring.take() else { return Ok(()) };
         let generation = vring.generation as u16;
+        let stopped = vring.stopping.take().map(|reply| (reply, vring.queue.next_avail()));
         let mut draining = Draining {
             generation: vring.generation,
             kick: vring.kick_armed.then_some(vring.kick),
@@ -115,10 +116,13 @@ impl Loop {
         if !draining.is_done() {
             self.vms[vm].slots[q].draining = Some(draining);
         }
-        // Handed over at once: the call is written when QEMU hears of the stop.
+        // Handed over at once: the call to an eventfd that does not block is written when QEMU hears of the stop. Any other
+        // may be written later, or not at all, and a guest is notified when its queue is started again (`must_call`).
         self.ring.enter(false, Nanos(0), Nanos(0))?;
-        if let Some(reply) = vring.stopping {
-            let _ = reply.send(vring.queue.next_avail());
+        // QEMU's next message may replace the memory: this thread is not the one that unmaps it.
+        drop((vring.mem, vring.inflight));
+        if let Some((reply, next_avail)) = stopped {
+            let _ = reply.send(next_avail);
         }
         Ok(())
     }
