@@ -71,8 +71,11 @@ pub struct Loop {
     commands_wait: bool,
     /// Pieces that failed before the device had them, in this round.
     failed_at_once: u32,
-    /// The throttled VM that has its turn first.
+    /// The throttled VM that has its turn first, and when throttled VMs had theirs.
     next_throttled: usize,
+    last_throttled: Nanos,
+    /// The last round had pieces that came back.
+    pieces_back: bool,
     /// When a regulator lets the next piece go.
     held_until: Option<Nanos>,
     late: Latencies,
@@ -141,6 +144,8 @@ impl Loop {
             commands_wait: false,
             failed_at_once: 0,
             next_throttled: 0,
+            last_throttled: Nanos(0),
+            pieces_back: false,
             held_until: None,
             late: Latencies::new(),
             trace: None,
@@ -287,7 +292,10 @@ impl Loop {
     fn answer(&mut self, time: Nanos, answer: Answer) -> io::Result<()> {
         match answer.about {
             About::Nothing => Ok(()),
-            About::Piece(place) => self.back(time, place, answer.result),
+            About::Piece(place) => {
+                self.pieces_back = true;
+                self.back(time, place, answer.result)
+            }
             About::Kick(vm, q, generation) => self.on_kick((vm, q, generation), answer),
             About::Call(vm, q, generation) => self.on_call((vm, q, generation)),
             About::Doorbell => {

@@ -3,8 +3,8 @@
 //! One thread serves all VMs, so what one VM makes it do is time of all others. Requests for the scheduler are bounded by
 //! their number (a VM's depth) and by the device. What costs no device time is bounded here: requests that are completed at
 //! once (get id, malformed, beyond the disk) and looks at queues in which there is nothing. A VM that needs more than a few of
-//! these in one round is *throttled*: it has its turn after all others, and all throttled VMs share one budget of time per
-//! round, one after the other.
+//! these in one round is *throttled*: throttled VMs have their turns, one after the other, in rounds in which there is nothing
+//! else to do and otherwise now and then, and share one budget of time.
 
 use std::sync::Arc;
 
@@ -24,8 +24,10 @@ const BATCH: u32 = 32;
 const BATCH_NS: u64 = 50_000;
 /// Requests completed at once, and looks in vain, that a VM has in a round before it is throttled.
 const IMMEDIATE_BATCH: u32 = 4;
-/// Time per round that all throttled VMs share.
-const THROTTLED_NS: u64 = 50_000;
+/// Time at once that all throttled VMs share.
+const THROTTLED_NS: u64 = 20_000;
+/// They wait no longer than this.
+const THROTTLED_EVERY_NS: u64 = 500_000;
 
 /// What a VM took of one round.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,9 +55,21 @@ impl Loop {
                 any |= self.fetch_from_vm(vm, IMMEDIATE_BATCH, BATCH_NS);
             }
         }
-        // The throttled ones go on where the last round ended.
+        let progress = std::mem::take(&mut self.pieces_back) || any;
+        if self.vms.iter().any(|vm| vm.throttled) {
+            let begin = now();
+            if !progress || begin.0 - self.last_throttled.0 >= THROTTLED_EVERY_NS {
+                any |= self.fetch_throttled(begin);
+                self.last_throttled = now();
+            }
+        }
+        any
+    }
+
+    /// The throttled VMs go on where the last turn ended.
+    fn fetch_throttled(&mut self, begin: Nanos) -> bool {
+        let mut any = false;
         let (n, first) = (self.vms.len(), self.next_throttled);
-        let begin = now();
         for i in 0..n {
             let vm = (first + i) % n;
             if !self.vms[vm].throttled {
