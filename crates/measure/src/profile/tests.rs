@@ -176,7 +176,7 @@ fn other_profiles_are_refused_with_the_reason() {
     assert!(edited(&|p| p.block = Bytes(0)).contains("its block size is 0 bytes"));
     assert!(edited(&|p| p.read[0].iops = Iops(1e-320)).contains("read at depth 1: "));
     assert!(edited(&|p| p.read[0].iops = Iops(-1.0)).contains("-1 requests per second cannot be"));
-    assert!(edited(&|p| p.read[0].spread = 1e308 * -1.0).contains("a spread of"));
+    assert!(edited(&|p| p.read[0].spread = -1e308).contains("a spread of"));
     assert!(edited(&|p| p.read[0].max.0 = u64::MAX).contains("a latency of"));
     let guest =
         |cpu_per_request| GuestPoint { kind: "qemu-kvm".to_owned(), point: point.clone(), cpu_per_request };
