@@ -18,4 +18,5 @@ pub mod profile;
 pub mod qemu;
 pub mod qmp;
 pub mod rings;
+pub mod scheduler;
 pub mod spec;

@@ -5,10 +5,17 @@
 mod bucket;
 #[path = "../../../fuzz/src/replay.rs"]
 mod replay;
+#[path = "../../../fuzz/src/scheduler.rs"]
+mod scheduler;
 
 use replay::replay;
 
 #[test]
 fn bucket() {
     replay("bucket", bucket::play);
+}
+
+#[test]
+fn scheduler() {
+    replay("scheduler", scheduler::play);
 }
