@@ -141,8 +141,9 @@ pub fn play(data: &[u8]) {
         match step[0] % 8 {
             0 | 1 => world.submit(vm, step[0], value),
             2 | 3 => drop(world.next()),
-            4 => world.complete(usize::from(value)),
+            4 => world.complete(usize::from(value), step[0] & 0x80 != 0),
             5 => world.now += u64::from(value) << (step[1] % 24),
+            6 if step[0] & 0x80 != 0 => world.drop_discards(vm),
             6 => world.drop_waiting(vm),
             _ => world.reconfigure(vm, value),
         }
@@ -212,11 +213,16 @@ impl World {
         self.at_device.push(piece);
     }
 
-    fn complete(&mut self, which: usize) {
+    fn complete(&mut self, which: usize, failed: bool) {
         if self.at_device.is_empty() {
             return;
         }
         let piece = self.at_device.swap_remove(which % self.at_device.len());
+        if failed {
+            self.scheduler.abandon(&piece);
+            let open = self.open.get_mut(&piece.tag).expect("a request that is not finished");
+            open.dropped |= open.rest() > 0;
+        }
         let finished = self.scheduler.complete(Nanos(self.now), &piece).expect("a piece at the device");
         let open = self.open.get_mut(&piece.tag).expect("a request that is not finished");
         open.at_device -= 1;
@@ -235,6 +241,20 @@ impl World {
             assert!(open.vm == vm && open.at_device == 0);
         }
         for open in self.open.values_mut().filter(|o| o.vm == vm) {
+            assert!(open.at_device > 0, "it is neither gone nor at the device");
+            open.dropped |= open.rest() > 0;
+        }
+    }
+
+    fn drop_discards(&mut self, vm: usize) {
+        let mut gone = Vec::new();
+        self.scheduler.drop_discards(Nanos(self.now), vm, |request| gone.push(request.tag));
+        for tag in gone {
+            let open = self.open.remove(&tag).expect("a request that is not finished");
+            assert!(open.vm == vm && open.at_device == 0 && open.request.op == Op::Discard);
+        }
+        let discards = |o: &&mut Open| o.vm == vm && o.request.op == Op::Discard;
+        for open in self.open.values_mut().filter(discards) {
             assert!(open.at_device > 0, "it is neither gone nor at the device");
             open.dropped |= open.rest() > 0;
         }
@@ -272,7 +292,7 @@ impl World {
             match self.next() {
                 Next::Piece(_) => waits = 0,
                 // A device does not keep a piece for as long as a cap may keep a request.
-                Next::Wait(_) if !self.at_device.is_empty() => self.complete(0),
+                Next::Wait(_) if !self.at_device.is_empty() => self.complete(0, false),
                 Next::Wait(at) => {
                     waits += 1;
                     assert!(waits < 1_000, "nothing goes although time does");
@@ -280,14 +300,14 @@ impl World {
                 }
                 Next::Full => {
                     self.now += 1_000;
-                    self.complete(0);
+                    self.complete(0, false);
                 }
                 Next::Idle => {
                     if self.at_device.is_empty() {
                         self.check();
                         return assert!(self.open.is_empty(), "something is left");
                     }
-                    self.complete(0);
+                    self.complete(0, false);
                 }
             }
         }

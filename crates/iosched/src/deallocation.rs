@@ -32,9 +32,6 @@ pub struct DeallocationStatus {
 
 /// After this time without a piece that took too long, pieces may be twice as long again.
 const RECOVERY: Nanos = Nanos(60_000_000_000);
-/// Between two looks at deallocations that must pause.
-const PAUSE: Nanos = Nanos(1_000_000);
-
 /// Sizes of one VM's pieces in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Size {
@@ -52,7 +49,7 @@ pub struct Lane {
     started: Option<Nanos>,
     /// The share is used up until then.
     not_before: Nanos,
-    /// Nothing changes before that, so it is not looked before.
+    /// Nothing may go before that, unless [`Lane::look_again`] says otherwise.
     again: Nanos,
     /// Sizes of each VM's pieces.
     sizes: Vec<Size>,
@@ -91,6 +88,7 @@ impl Lane {
     /// Another share; what is running and what was measured stay.
     pub fn set_share(&mut self, share: u32) {
         self.share = share.clamp(1, 100);
+        self.look_again();
     }
 
     /// Whether a piece is at the device.
@@ -103,15 +101,19 @@ impl Lane {
         self.not_before.min(quiet_at)
     }
 
-    /// When to look again, after [`Lane::ask_again`]; `None` when it is time.
-    pub fn asks_again_at(&self, now: Nanos) -> Option<Nanos> {
+    /// Until when nothing may go, as [`Lane::rest`] noted; `None` when it is time to look.
+    pub fn rests_until(&self, now: Nanos) -> Option<Nanos> {
         (now < self.again).then_some(self.again)
     }
 
-    /// Nothing may go before `next`; when to look again, which is sooner where VMs may become quiet until then.
-    pub fn ask_again(&mut self, now: Nanos, next: Nanos) -> Nanos {
-        self.again = next.min(Nanos(now.0.saturating_add(PAUSE.0)));
-        if next == Nanos(u64::MAX) { next } else { self.again }
+    /// Nothing may go before `until`: it need not be looked for until then.
+    pub fn rest(&mut self, until: Nanos) {
+        self.again = until;
+    }
+
+    /// A VM has become quiet, or has another deallocation: something may go sooner.
+    pub fn look_again(&mut self) {
+        self.again = Nanos(0);
     }
 
     /// Size of a VM's next piece in bytes.
@@ -126,6 +128,7 @@ impl Lane {
 
     /// A VM that had no deallocations has one: an idle VM accumulates no credit.
     pub fn begin(&mut self, vm: usize) {
+        self.look_again();
         if let Some(used) = self.used.get_mut(vm) {
             *used = (*used).max(self.floor);
         }
@@ -147,7 +150,7 @@ impl Lane {
             let virtual_time = u128::from(took) * 1_000 / u128::from(weight.max(1));
             *used = used.saturating_add(u64::try_from(virtual_time).unwrap_or(u64::MAX));
         }
-        self.again = Nanos(0);
+        self.look_again();
         self.status.pieces += 1;
         self.status.longest = self.status.longest.max(Nanos(took));
         self.status.overruns += u64::from(took > self.declared);

@@ -329,8 +329,8 @@ impl Scheduler {
         if self.deallocations == 0 || self.lane.is_busy() {
             return None;
         }
-        if let Some(at) = self.lane.asks_again_at(now) {
-            *wake = (*wake).min(at);
+        if let Some(until) = self.lane.rests_until(now) {
+            *wake = (*wake).min(until);
             return None;
         }
         let Self { vms, cutter, lane, .. } = self;
@@ -355,7 +355,8 @@ impl Scheduler {
                 return best;
             }
         }
-        *wake = (*wake).min(lane.ask_again(now, next));
+        lane.rest(next);
+        *wake = (*wake).min(next);
         None
     }
 
@@ -478,6 +479,7 @@ impl Scheduler {
         });
         self.waiting -= before.0 - v.queue.waiting();
         self.deallocations -= before.1 - v.queue.deallocations_waiting();
+        self.lane.look_again();
     }
 
     /// A piece is back from the device; tells of its request when that was the last of it.
@@ -505,6 +507,9 @@ impl Scheduler {
         }
         if !piece.op.deallocates() {
             v.last_transfer = v.last_transfer.max(now);
+            if v.queue.transfers_held() == 0 {
+                self.lane.look_again();
+            }
         }
         let direction = piece.op.direction().index();
         v.outstanding[direction] -= u32::from(done.is_some());
@@ -520,6 +525,7 @@ impl Scheduler {
         let Some(v) = self.vms.get_mut(vm) else { return };
         self.waiting -= v.queue.waiting();
         self.deallocations -= v.queue.deallocations_waiting();
+        self.lane.look_again();
         let (outstanding, meters, flushes) = (&mut v.outstanding, &mut v.meters, &mut self.flushes);
         v.queue.drop_waiting(|request| {
             *flushes -= usize::from(request.op == Op::Flush);
