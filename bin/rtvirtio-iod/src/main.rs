@@ -108,8 +108,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));
-    println!("ready");
-    std::io::stdout().flush()?;
+    // The program that started it may be gone, and with it the other end: the guests are served all the same.
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "ready").and_then(|()| out.flush());
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;

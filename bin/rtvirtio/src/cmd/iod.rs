@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_units::{Bytes, Nanos};
@@ -57,8 +57,26 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
 }
 
 fn connect(control: &Path) -> anyhow::Result<UnixStream> {
-    UnixStream::connect(control)
-        .with_context(|| format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display()))
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let no_answer = || format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display());
+    let address = SocketAddrUnix::new(control).with_context(no_answer)?;
+    let begin = Instant::now();
+    loop {
+        // A connection to a listener with a full backlog waits without a limit otherwise.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        match connect(&socket, &address) {
+            Ok(()) => {
+                let stream = UnixStream::from(socket);
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(rustix::io::Errno::AGAIN) if begin.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(e) => return Err(std::io::Error::from(e)).with_context(no_answer),
+        }
+    }
 }
 
 /// What a domain says about itself.

@@ -11,7 +11,7 @@ use rtvirtio_lab::twin::TwinProfile;
 
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;
-use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure, save};
+use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure, to_json};
 use rtvirtio_model::Profile;
 use rtvirtio_report::text;
 use rtvirtio_spec::{Device, LabKind};
@@ -19,7 +19,7 @@ use rtvirtio_units::Bytes;
 
 use super::bench::bed::Bed;
 use super::bench::sweep::learn;
-use super::{lab, need_root, show, style, write_file};
+use super::{lab, need_root, show, style, write_result};
 use crate::args::{AccelName, Global, ProfileArgs, ProfileCommand};
 use crate::data_guard;
 use crate::elevator::MeasuredElevator;
@@ -62,7 +62,7 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     }
     // Shown first: a full disk must not cost the measurement.
     show(ui, &profile, || text::profile(&profile, &style()))?;
-    save(&profile, &path)?;
+    write_result(&path, &to_json(&profile, &path)?, global)?;
     ui.step(&format!("saved {}", path.display()));
     if let Some(time) = args.sweep {
         sweep(target, &key, &profile, Duration::from_nanos(time.0), global, ui)?;
@@ -93,7 +93,7 @@ fn sweep(
     let model = learned?;
     let path = model_choice::path(global, key);
     model_choice::keep_aside(&path, ui)?;
-    write_file(&path, &serde_json::to_vec(&model)?)?;
+    write_result(&path, &serde_json::to_vec(&model)?, global)?;
     ui.step(&format!(
         "learned from {} runs; predict and plan use {} from now on",
         model.points,

@@ -9,7 +9,7 @@ mod checks;
 mod store;
 mod watched;
 
-pub use store::{MAX_FILE_BYTES, load, parse, save};
+pub use store::{MAX_FILE_BYTES, load, parse, save, to_json};
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -55,8 +55,16 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
 /// # Errors
 /// [`MeasureError::Io`] when it cannot be written.
 pub fn save(profile: &Profile, path: &Path) -> Result<(), MeasureError> {
+    write_atomic(path, &to_json(profile, path)?).map_err(io_error("write", path))
+}
+
+/// A profile as the JSON that [`save`] writes; `path` is for the error.
+///
+/// # Errors
+/// [`MeasureError::Profile`] when it has no JSON form.
+pub fn to_json(profile: &Profile, path: &Path) -> Result<Vec<u8>, MeasureError> {
     let mut json = serde_json::to_vec_pretty(profile)
         .map_err(|e| MeasureError::Profile { path: path.to_owned(), reason: e.to_string() })?;
     json.push(b'\n');
-    write_atomic(path, &json).map_err(io_error("write", path))
+    Ok(json)
 }
