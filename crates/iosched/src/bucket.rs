@@ -17,6 +17,9 @@ const SCALE: u64 = 1_000_000_000;
 /// Largest burst, in tokens.
 pub const MAX_BURST: u64 = 1 << 34;
 
+/// Longest time that a debt takes.
+const LONGEST_DEBT_NS: u64 = 3_600 * SCALE;
+
 /// A traffic specification after RFC 2215: in any interval t at most `min(M + peak t, burst + rate t)`, with M one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tspec {
@@ -76,7 +79,8 @@ impl Bucket {
 
     /// Takes `tokens` that were used without having been there: what is missing is paid by the next tokens that come.
     ///
-    /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the nanosecond.
+    /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the nanosecond, but for no longer than
+    /// an hour: what a device takes has no bound, and a VM must be served again.
     pub fn owe(&mut self, now: Nanos, tokens: u64) {
         let now = now.max(self.at);
         let need = u128::from(tokens) * u128::from(SCALE);
@@ -90,7 +94,7 @@ impl Bucket {
                     0 => u64::MAX,
                     rate => u64::try_from(missing.div_ceil(rate)).unwrap_or(u64::MAX),
                 };
-                self.at = Nanos(now.0.saturating_add(wait));
+                self.at = Nanos(now.0.saturating_add(wait.min(LONGEST_DEBT_NS)));
             }
         }
     }
@@ -270,6 +274,9 @@ mod tests {
         // 6 are left; 16 are used: 10 tokens are missing, which take 10 ms, and one more token 1 ms.
         bucket.owe(Nanos(0), 16);
         assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(11_000_000));
+        let mut slow = Bucket::new(1, 1);
+        slow.owe(Nanos(0), 1 << 40);
+        assert_eq!(slow.ready_at(Nanos(0), 1), Nanos(3_601 * SCALE));
         let mut never = Bucket::new(0, 5);
         never.owe(Nanos(3), 6);
         assert_eq!(never.ready_at(Nanos(3), 1), Nanos(u64::MAX));
