@@ -147,7 +147,8 @@ fn state_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory")
 }
 
-/// Files of journals that were really written: a complete one, and one cut off before the first write.
+/// Files of journals that were really written: a complete one, and one cut off before the first
+/// write.
 fn written() -> &'static [Vec<u8>; 2] {
     static WRITTEN: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
     WRITTEN.get_or_init(|| {

@@ -86,8 +86,8 @@ fn config(head: [u8; 4], bytes: &[u8]) -> Config {
 fn vm(b: &[u8], quantum: u64) -> VmConfig {
     let spec = |rate: u8, least: u64| {
         (rate & 0x80 != 0).then(|| Tspec {
-            // What a device takes beyond what was charged is owed: at a millionth of its time that is
-            // paid within the end of time.
+            // What a device takes beyond what was charged is owed: at a millionth of its time that
+            // is paid within the end of time.
             rate: power(rate, 40).max(1 << 10),
             burst: least.saturating_add(power(b[5], 24)),
             peak: None,

@@ -14,7 +14,8 @@ fn processor_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<u64> =
         stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().filter_map(|f| f.parse().ok()).collect();
-    // utime and stime are fields 14 and 15 of proc_pid_stat(5); the state is no number and so is not counted.
+    // utime and stime are fields 14 and 15 of proc_pid_stat(5); the state is no number and so is
+    // not counted.
     Duration::from_millis((fields[10] + fields[11]) * 10)
 }
 

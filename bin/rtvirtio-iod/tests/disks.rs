@@ -79,7 +79,8 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
     }
 }
 
-/// A guest may write such bytes into its own disk: `format = "raw"` serves it, and its neighbours on the same file are not refused for it.
+/// A guest may write such bytes into its own disk: `format = "raw"` serves it, and its neighbours
+/// on the same file are not refused for it.
 #[test]
 fn a_raw_disk_may_look_like_an_image() {
     let dir = disk(16);
@@ -128,7 +129,8 @@ fn a_file_that_is_no_whole_disk_is_refused() {
     drop(Iod::start(dir.path(), &one(dir.path(), &file, "size = \"64KiB\"")));
 }
 
-/// Mounted, below device mapper or md, or swap: the kernel has the device; a file is behind a loop device.
+/// Mounted, below device mapper or md, or swap: the kernel has the device; a file is behind a loop
+/// device.
 #[test]
 fn what_the_kernel_uses_is_refused() {
     let test = "what_the_kernel_uses_is_refused";
@@ -330,7 +332,8 @@ fn what_is_no_dead_socket_stays() {
     assert!(said.contains("another process listens there"), "{said}");
     assert!(check(d, &config).unwrap_err().contains("another process listens there"));
     drop(busy);
-    // Dead now: replaced. What another process puts in its place meanwhile is not removed at the end.
+    // Dead now: replaced. What another process puts in its place meanwhile is not removed at the
+    // end.
     let iod = Iod::start(d, &config);
     std::fs::remove_file(d.join("a")).unwrap();
     std::fs::write(d.join("a"), "precious").unwrap();
@@ -350,7 +353,8 @@ fn connects(socket: &Path, group: libc::gid_t) -> bool {
         let pid = libc::fork();
         assert!(pid >= 0);
         if pid == 0 {
-            // The system calls themselves: libc's functions would ask other threads, which there are none of.
+            // The system calls themselves: libc's functions would ask other threads, which there
+            // are none of.
             let done = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>())
                 | libc::syscall(libc::SYS_setresgid, group, group, group)
                 | libc::syscall(libc::SYS_setresuid, 65_533, 65_533, 65_533);
@@ -427,7 +431,8 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     drop(UnixListener::bind(d.join("a")).unwrap());
     check(d, &config).unwrap();
     assert!(d.join("a").exists());
-    // No lock is kept, and a running domain of the same file is no error, but another one on its disks is.
+    // No lock is kept, and a running domain of the same file is no error, but another one on its
+    // disks is.
     let iod = Iod::start(d, &config);
     let said = check(d, &config).unwrap();
     assert!(said.contains(&format!("process {} answers on", iod.pid())), "{said}");
@@ -449,7 +454,8 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     assert!(fails(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
 }
 
-/// A backing file that is cut short: reads beyond its end fail, a write there makes it longer again.
+/// A backing file that is cut short: reads beyond its end fail, a write there makes it longer
+/// again.
 #[test]
 fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
     let dir = disk(8);

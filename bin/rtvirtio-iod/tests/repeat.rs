@@ -1,6 +1,8 @@
-//! What a QEMU can repeat, repeated: kernel objects, descriptors, memory and the log are afterwards where they were.
+//! What a QEMU can repeat, repeated: kernel objects, descriptors, memory and the log are afterwards
+//! where they were.
 //!
-//! `RTVIRTIO_REPEAT=100000 cargo test --release -p rtvirtio-iod --test repeat -- --nocapture` is the long form.
+//! `RTVIRTIO_REPEAT=100000 cargo test --release -p rtvirtio-iod --test repeat -- --nocapture` is
+//! the long form.
 
 mod common;
 
@@ -72,7 +74,8 @@ impl Place {
         Self { dir, iod }
     }
 
-    /// Repeats a step on one connection, beside a neighbour. Everything is counted when the connection has ended.
+    /// Repeats a step on one connection, beside a neighbour. Everything is counted when the
+    /// connection has ended.
     fn repeat(&mut self, name: &str, mut step: impl FnMut(&mut Client, usize)) {
         let socket = self.dir.path().join("a");
         self.repeat_on(name, |n| {
@@ -124,7 +127,8 @@ impl Place {
         }
         assert!(after.files - before.files < few.max(200), "{name}: files stay");
         assert_eq!(after.descriptors, before.descriptors, "{name}: descriptors stay");
-        // A write to an eventfd may get a worker of the kernel, one for each queue at most, which ends after some seconds.
+        // A write to an eventfd may get a worker of the kernel, one for each queue at most, which
+        // ends after some seconds.
         assert!(after.threads - before.threads <= 2, "{name}: threads stay");
         assert!(after.resident_kib - before.resident_kib < 4_096, "{name}: memory stays");
         let mut next = connect(&socket);

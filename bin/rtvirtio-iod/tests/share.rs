@@ -1,7 +1,9 @@
-//! What one guest can do within the protocol, and what its neighbour notices of it: each attack, and a control run without it.
+//! What one guest can do within the protocol, and what its neighbour notices of it: each attack,
+//! and a control run without it.
 //!
-//! The figures are printed; what is asserted does not depend on a quiet machine. `cargo test --release -p rtvirtio-iod --test
-//! share -- --nocapture --test-threads=1` on an idle machine measures.
+//! The figures are printed; what is asserted does not depend on a quiet machine. `cargo test
+//! --release -p rtvirtio-iod --test share -- --nocapture --test-threads=1` on an idle machine
+//! measures.
 
 mod common;
 
@@ -51,7 +53,8 @@ fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 's
     threads.into_iter().for_each(|t| t.join().expect("an attacker"));
 }
 
-/// Discards and zeroing, 128 MiB each, 32 at once, beside a neighbour with a reservation of 40 % and a deadline of 20 ms.
+/// Discards and zeroing, 128 MiB each, 32 at once, beside a neighbour with a reservation of 40 %
+/// and a deadline of 20 ms.
 #[test]
 fn a_flood_of_discards() {
     let dir = disk(1);
@@ -117,7 +120,8 @@ fn range(sector: u64, sectors: u32) -> Vec<u8> {
     range
 }
 
-/// Requests that are completed at once, by 8 VMs with 4 queues each, of 64 disks. The control run burns as many CPUs.
+/// Requests that are completed at once, by 8 VMs with 4 queues each, of 64 disks. The control run
+/// burns as many CPUs.
 #[test]
 fn a_flood_of_requests_that_cost_no_device_time() {
     let dir = disk(64);
@@ -222,7 +226,8 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
     assert!(iod.is_alive());
 }
 
-/// A full window, a flush and a discard are at the device at once: there is a place for each of them.
+/// A full window, a flush and a discard are at the device at once: there is a place for each of
+/// them.
 #[test]
 fn everything_is_at_the_device_at_once() {
     let dir = disk(64);
@@ -255,7 +260,8 @@ fn everything_is_at_the_device_at_once() {
     assert!(iod.is_alive());
 }
 
-/// A queue with discards for hours stops at once, and so does the domain: a guest that reboots does not wait for them.
+/// A queue with discards for hours stops at once, and so does the domain: a guest that reboots does
+/// not wait for them.
 #[test]
 fn discards_do_not_hold_up_a_stop() {
     use vhost::VhostBackend;

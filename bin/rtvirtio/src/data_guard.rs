@@ -11,8 +11,8 @@ use rtvirtio_lab::workload::{Place, VmLoad};
 use crate::site::Site;
 use crate::ui::Ui;
 
-/// Claims a device whose data is about to be overwritten; refused while anything uses it but the processes of `except`.
-/// What could not be seen is a warning.
+/// Claims a device whose data is about to be overwritten; refused while anything uses it but the
+/// processes of `except`. What could not be seen is a warning.
 pub fn claim(path: &Path, except: &[u32], ui: &Ui) -> anyhow::Result<Claim> {
     let claim = Claim::take(path, except)?;
     if let Some(unseen) = describe_unseen(claim.unseen()) {
@@ -37,8 +37,8 @@ pub fn warn_of_load(path: &Path, ui: &Ui) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Claims what a site's tasks are about to overwrite from the host. A lab's own devices and processes are known; a guest's
-/// tasks write the disk that the guest has.
+/// Claims what a site's tasks are about to overwrite from the host. A lab's own devices and
+/// processes are known; a guest's tasks write the disk that the guest has.
 pub fn claim_targets(site: &Site, loads: &[VmLoad], ui: &Ui) -> anyhow::Result<Vec<Claim>> {
     if site.spec.device.is_made() {
         return Ok(Vec::new());

@@ -1,7 +1,8 @@
-//! `rtvirtio apply` is killed (`kill -9`) at random moments; `rtvirtio revert` then leaves no difference, and says of nothing
-//! that it was put back which was not.
+//! `rtvirtio apply` is killed (`kill -9`) at random moments; `rtvirtio revert` then leaves no
+//! difference, and says of nothing that it was put back which was not.
 //!
-//! `RTVIRTIO_CRASHES` is the number of kills of each kind (12 without it). What was seen is printed with `--nocapture`.
+//! `RTVIRTIO_CRASHES` is the number of kills of each kind (12 without it). What was seen is printed
+//! with `--nocapture`.
 
 mod common;
 
@@ -127,7 +128,8 @@ fn threads(pid: u32) -> Snapshot {
             continue;
         };
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().collect();
-        // From field 3 on: priority and nice value (18, 19), real-time priority and policy (40, 41).
+        // From field 3 on: priority and nice value (18, 19), real-time priority and policy (40,
+        // 41).
         let sched = format!("{} {} {} {}", fields[15], fields[16], fields[37], fields[38]);
         files.insert(dir.join("sched"), sched.into_bytes());
         let allowed = status.lines().find(|l| l.starts_with("Cpus_allowed:")).unwrap();

@@ -198,7 +198,8 @@ fn a_disk_that_the_io_domain_serves_is_never_overwritten() {
     refused(&site, &disk, &[&format!("process {} (rtvirtio-iod) has {}", domain.0.id(), disk.device)]);
 }
 
-/// A device that nothing uses goes through, and is written; while it is, nothing else gets it. Reads alone warn.
+/// A device that nothing uses goes through, and is written; while it is, nothing else gets it.
+/// Reads alone warn.
 #[test]
 fn a_free_device_is_measured_and_one_in_use_with_a_warning() {
     let test = "a_free_device_is_measured_and_one_in_use_with_a_warning";

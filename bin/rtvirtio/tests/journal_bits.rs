@@ -1,6 +1,8 @@
-//! Bits of a real journal are turned over: `rtvirtio revert` refuses, or puts all back. It never says that all is back when it is not.
+//! Bits of a real journal are turned over: `rtvirtio revert` refuses, or puts all back. It never
+//! says that all is back when it is not.
 //!
-//! `RTVIRTIO_FLIPS` is the number of bits (40 without it), `RTVIRTIO_SEED` the seed; what was seen is printed with `--nocapture`.
+//! `RTVIRTIO_FLIPS` is the number of bits (40 without it), `RTVIRTIO_SEED` the seed; what was seen
+//! is printed with `--nocapture`.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! Commands that only look change nothing: no file and no directory is made, no module is loaded, nothing is signalled.
+//! Commands that only look change nothing: no file and no directory is made, no module is loaded,
+//! nothing is signalled.
 
 mod common;
 
@@ -46,7 +47,8 @@ fn modules() -> String {
     names.map(|name| format!("{name}\n")).collect()
 }
 
-/// Runs every command that only looks, and compares everything below the site's directory, and the modules, before and after each.
+/// Runs every command that only looks, and compares everything below the site's directory, and the
+/// modules, before and after each.
 fn look(site: &Site, commands: &[Vec<&str>]) {
     let (bin, mark) = watched_modprobe(site);
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
@@ -73,7 +75,8 @@ fn commands_that_look_make_no_file_and_load_no_module() {
     let site = Site::new();
     let Some(plane) = Plane::new(test, &site) else { return };
     let (spec, zram) = (site.dir.path().join("plane.toml"), site.dir.path().join("zram.toml"));
-    // A disk without a choice of elevators, as every one above a device mapper: BFQ is not among them.
+    // A disk without a choice of elevators, as every one above a device mapper: BFQ is not among
+    // them.
     let other =
         fs::read_to_string(&spec).unwrap().replace(&format!("/dev/{}", plane.device.name), "/dev/zram0");
     fs::write(&zram, other).unwrap();

@@ -1,8 +1,10 @@
-//! What uses a block device or a file, and the claim that has to be made before its data is overwritten.
+//! What uses a block device or a file, and the claim that has to be made before its data is
+//! overwritten.
 //!
-//! The same bytes can be reached by several names: a disk and its partitions, a device-mapper or md device above it, a loop
-//! device and its backing file. All of them are looked at, for processes that have them open, mounts, swap space, devices
-//! above, and the locks of QEMU ([`image_lock`]) and of `flock`.
+//! The same bytes can be reached by several names: a disk and its partitions, a device-mapper or md
+//! device above it, a loop device and its backing file. All of them are looked at, for processes
+//! that have them open, mounts, swap space, devices above, and the locks of QEMU ([`image_lock`])
+//! and of `flock`.
 
 pub mod image_lock;
 mod processes;
@@ -135,7 +137,8 @@ impl Holders {
         Ok(Self { found, unseen })
     }
 
-    /// What the kernel does with it: mounts, swap, devices above, loop devices. Needs no privileges, and sees no process.
+    /// What the kernel does with it: mounts, swap, devices above, loop devices. Needs no
+    /// privileges, and sees no process.
     ///
     /// # Errors
     /// When the path, sysfs or the mount table cannot be read.
@@ -217,8 +220,8 @@ fn describe(holders: &[Holder]) -> String {
     holders.iter().map(Holder::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// A device or file of which nothing else has hold. While this lives, a mount, another exclusive open, a QEMU with its
-/// default locking and another I/O domain are refused.
+/// A device or file of which nothing else has hold. While this lives, a mount, another exclusive
+/// open, a QEMU with its default locking and another I/O domain are refused.
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
@@ -227,11 +230,12 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Claims a device or file, to be called right before its data is overwritten. Holders that go within 2 s are waited
-    /// for. Processes of `except` may have it open; they must not have locked it.
+    /// Claims a device or file, to be called right before its data is overwritten. Holders that go
+    /// within 2 s are waited for. Processes of `except` may have it open; they must not have locked
+    /// it.
     ///
-    /// Without root, processes that cannot be looked into are an error. Root may lack a privilege of one of them, as in a
-    /// container: then [`Self::unseen`] names them.
+    /// Without root, processes that cannot be looked into are an error. Root may lack a privilege
+    /// of one of them, as in a container: then [`Self::unseen`] names them.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing is held then.
@@ -272,8 +276,8 @@ impl Claim {
         Ok(if found.is_empty() { Ok(Self { path, _file: file, unseen }) } else { Err(found) })
     }
 
-    /// Claims what this program has made itself, such as a lab's device, whose content may be lost whatever has it open:
-    /// only a mount or another exclusive use is refused.
+    /// Claims what this program has made itself, such as a lab's device, whose content may be lost
+    /// whatever has it open: only a mount or another exclusive use is refused.
     ///
     /// # Errors
     /// [`ClaimError`]; nothing is held then.

@@ -51,7 +51,8 @@ impl File {
         paths
     }
 
-    /// Refuses two of them that are the same by their text, which is compared as absolute paths without `.` and `..`.
+    /// Refuses two of them that are the same by their text, which is compared as absolute paths
+    /// without `.` and `..`.
     pub(crate) fn refuse_collisions(&self, config: &Path) -> Result<(), FileError> {
         let paths = self.paths(config);
         let normal: Vec<PathBuf> = paths.iter().map(|p| normalize(&p.path)).collect();

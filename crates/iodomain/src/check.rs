@@ -15,8 +15,9 @@ use crate::disk_lock::{DiskLock, PATIENCE, Use};
 use crate::domain::{DomainError, open_backings, take_locks};
 use crate::listen::{self, Answer};
 
-/// Refuses paths of a configuration that lead to the same file: a socket in the place of a disk or of the file itself. Paths
-/// of things that do not exist yet are compared by the directory that they are in.
+/// Refuses paths of a configuration that lead to the same file: a socket in the place of a disk or
+/// of the file itself. Paths of things that do not exist yet are compared by the directory that
+/// they are in.
 ///
 /// # Errors
 /// [`DomainError::Collision`], or a path that cannot be looked at.
@@ -65,8 +66,9 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Looks at all that a start looks at: paths, groups, sockets, disks with their locks, formats, sizes and overlaps. Nothing is
-/// changed, and no lock is kept. A domain that answers on `control` and has the disks is no error; the answer says so.
+/// Looks at all that a start looks at: paths, groups, sockets, disks with their locks, formats,
+/// sizes and overlaps. Nothing is changed, and no lock is kept. A domain that answers on `control`
+/// and has the disks is no error; the answer says so.
 ///
 /// # Errors
 /// The first thing for which a start would fail.
@@ -97,8 +99,8 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     Ok(notes)
 }
 
-/// Looks at the disks alone: whether they exist and are free, their format, size and overlaps. A domain that answers on
-/// `control` and has them is no error; the answer says so.
+/// Looks at the disks alone: whether they exist and are free, their format, size and overlaps. A
+/// domain that answers on `control` and has them is no error; the answer says so.
 ///
 /// # Errors
 /// The first disk with which a start would fail.
@@ -163,7 +165,8 @@ fn group_id(name: &str) -> io::Result<u32> {
     // SAFETY: all zeroes is a value of this plain structure of numbers and pointers.
     let mut entry: libc::group = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: all pointers are to memory that outlives the call, and the buffer's length is its own.
+    // SAFETY: all pointers are to memory that outlives the call, and the buffer's length is its
+    // own.
     let e = unsafe {
         libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr().cast(), buffer.len(), &mut found)
     };
@@ -174,7 +177,8 @@ fn group_id(name: &str) -> io::Result<u32> {
     }
 }
 
-/// Whether a socket can be made there: what is there is a socket or nothing, and its directory can be written.
+/// Whether a socket can be made there: what is there is a socket or nothing, and its directory can
+/// be written.
 fn can_bind(path: &Path, makes_directory: bool) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
@@ -191,7 +195,8 @@ fn can_bind(path: &Path, makes_directory: bool) -> io::Result<()> {
         .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{}: {e}", dir.display())))
 }
 
-/// The process that listens at a path; `None` when nothing does. A listener that takes no connection is an error in itself.
+/// The process that listens at a path; `None` when nothing does. A listener that takes no
+/// connection is an error in itself.
 fn answers(path: &Path) -> io::Result<Option<io::Result<u32>>> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     let address = SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;

@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use crate::backing::BackingError;
 use crate::image_format;
 
-/// How long a file may still be locked by a domain that is gone: the longest time that its last requests take.
+/// How long a file may still be locked by a domain that is gone: the longest time that its last
+/// requests take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A file system and file, or a block device: what two disks share when they have the same one.
@@ -39,8 +40,9 @@ impl Use {
     }
 }
 
-/// The locks on one file or device. They are of three kinds, because no user looks at all of them: `O_EXCL` (mounts, device
-/// mapper, other exclusive users), `flock` (other I/O domains), and QEMU's image locks.
+/// The locks on one file or device. They are of three kinds, because no user looks at all of them:
+/// `O_EXCL` (mounts, device mapper, other exclusive users), `flock` (other I/O domains), and QEMU's
+/// image locks.
 #[derive(Debug)]
 pub(crate) struct DiskLock {
     path: PathBuf,
@@ -58,8 +60,9 @@ enum Busy {
 }
 
 impl DiskLock {
-    /// Takes all locks, for the longest `patience` waiting for those of a process that is gone: its locks stay until the
-    /// kernel has ended what it had in its io_uring. A write of the dead one that landed after ours would undo it.
+    /// Takes all locks, for the longest `patience` waiting for those of a process that is gone: its
+    /// locks stay until the kernel has ended what it had in its io_uring. A write of the dead one
+    /// that landed after ours would undo it.
     pub(crate) fn take(path: &Path, wanted: Use, patience: Duration) -> Result<Self, BackingError> {
         let begin = Instant::now();
         loop {
@@ -98,7 +101,8 @@ impl DiskLock {
         if locked.is_err() {
             return Ok(Err(Busy::Image));
         }
-        // What the kernel does with it, for a shared device too, and for a file below a loop device.
+        // What the kernel does with it, for a shared device too, and for a file below a loop
+        // device.
         let mut holders = Holders::of_kernel(path)?;
         if wanted.shared {
             // A loop device is one of those that know of each other; what is mounted on it is not.
@@ -130,7 +134,8 @@ impl DiskLock {
         (&self.file).seek(SeekFrom::End(0)).map_err(io)
     }
 
-    /// Locks another open file of the same disk, so that the locks last as long as its last request in io_uring.
+    /// Locks another open file of the same disk, so that the locks last as long as its last request
+    /// in io_uring.
     pub(crate) fn extend(&self, file: &File) -> io::Result<()> {
         match self.held {
             Some(held) if !held.shared => hold_image(file, held.sharing()),

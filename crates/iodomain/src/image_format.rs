@@ -1,7 +1,8 @@
-//! Disk image formats by their magic bytes: served raw, such a file is not the disk that its owner means, and is damaged by
-//! the first write.
+//! Disk image formats by their magic bytes: served raw, such a file is not the disk that its owner
+//! means, and is damaged by the first write.
 //!
-//! The offsets are those of QEMU's probes (`block/*.c`, functions `*_probe`) and of the formats' own descriptions.
+//! The offsets are those of QEMU's probes (`block/*.c`, functions `*_probe`) and of the formats'
+//! own descriptions.
 
 use std::fs::File;
 use std::io;

@@ -1,8 +1,8 @@
 //! One line asked, one line answered, on a Unix socket, for many connections at once.
 //!
-//! A connection has one deadline for all of it, from accept to the last byte of the answer, so a peer that says nothing, says it
-//! byte by byte, or does not read holds nothing for longer. There is room for a fixed number; a new connection takes the
-//! place of the oldest one.
+//! A connection has one deadline for all of it, from accept to the last byte of the answer, so a
+//! peer that says nothing, says it byte by byte, or does not read holds nothing for longer. There
+//! is room for a fixed number; a new connection takes the place of the oldest one.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -61,8 +61,9 @@ enum Next {
     Close,
 }
 
-/// Serves until `handle` or the listener fails for good. `listener` is made non-blocking by the caller, because a confined
-/// thread may not; `handle` gets each line that was asked, without its newline.
+/// Serves until `handle` or the listener fails for good. `listener` is made non-blocking by the
+/// caller, because a confined thread may not; `handle` gets each line that was asked, without its
+/// newline.
 ///
 /// # Errors
 /// Of `poll`; a listener that was shut down.
@@ -123,7 +124,8 @@ pub fn serve(
                 // The peer has gone, or another thread was faster.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::INVAL | Errno::BADF) => return Err(Errno::INVAL.into()),
-                // The connection waits in the backlog, so asking again at once would turn in circles.
+                // The connection waits in the backlog, so asking again at once would turn in
+                // circles.
                 Err(_) => paused_until = Some(Instant::now() + limits.pause),
             }
         }

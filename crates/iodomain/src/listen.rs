@@ -1,4 +1,5 @@
-//! Unix sockets at a path: bound with an explicit mode, removed again, and never in the place of anything but a dead socket.
+//! Unix sockets at a path: bound with an explicit mode, removed again, and never in the place of
+//! anything but a dead socket.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -26,12 +27,13 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listens at `path`, for processes of the same user only (mode 0600). A socket there that refuses connections,
-    /// as one that a killed process left, is replaced; anything else is not.
+    /// Listens at `path`, for processes of the same user only (mode 0600). A socket there that
+    /// refuses connections, as one that a killed process left, is replaced; anything else is not.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] when another process listens there, [`io::ErrorKind::AlreadyExists`] when something
-    /// else than a socket is there; whatever the kernel refuses. The text names the path.
+    /// [`io::ErrorKind::AddrInUse`] when another process listens there,
+    /// [`io::ErrorKind::AlreadyExists`] when something else than a socket is there; whatever the
+    /// kernel refuses. The text names the path.
     pub fn start(path: &Path) -> io::Result<Self> {
         Self::start_for(path, None)
     }
@@ -65,19 +67,21 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        // It may be gone with its directory, and what another process has put there meanwhile stays.
+        // It may be gone with its directory, and what another process has put there meanwhile
+        // stays.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|there| identity(&there) == self.identity) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Only one process at a time looks for a dead socket in a directory, removes it and binds its own: without, of two that
-/// start at once the second takes the first one's socket, which does not listen yet, for dead. A lock that is not to be
-/// had hinders nothing.
+/// Only one process at a time looks for a dead socket in a directory, removes it and binds its own:
+/// without, of two that start at once the second takes the first one's socket, which does not
+/// listen yet, for dead. A lock that is not to be had hinders nothing.
 fn turn(path: &Path) -> Option<File> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Any user who may look into the directory can hold its lock, so it is waited for once and no more.
+    // Any user who may look into the directory can hold its lock, so it is waited for once and no
+    // more.
     static HELD: AtomicBool = AtomicBool::new(false);
     let dir = File::open(dir).ok()?;
     let tries = if HELD.load(Ordering::Relaxed) { 1 } else { 200 };
@@ -100,7 +104,8 @@ fn bind(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     loop {
         let socket = socket(SocketFlags::CLOEXEC)?;
-        // The name gets this mode, less the umask's bits (unix_bind_bsd of Linux): nobody else can connect before `permit`.
+        // The name gets this mode, less the umask's bits (unix_bind_bsd of Linux): nobody else can
+        // connect before `permit`.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => remove_stale(path, &address)?,
@@ -152,7 +157,8 @@ pub(crate) enum Answer {
     NoSocket(&'static str),
 }
 
-/// Looks at what is at a path, and asks a socket there whether a process listens to it. Never waits.
+/// Looks at what is at a path, and asks a socket there whether a process listens to it. Never
+/// waits.
 pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer> {
     let meta = match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Answer::Gone),
@@ -183,7 +189,8 @@ pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer
     }
 }
 
-/// Mode and group of a name that is bound, through the descriptor: the path may have become another file's.
+/// Mode and group of a name that is bound, through the descriptor: the path may have become another
+/// file's.
 fn permit(name: &File, meta: &Metadata, group: Option<u32>) -> io::Result<()> {
     if !meta.file_type().is_socket() {
         return Err(io::Error::other("another process has replaced the socket"));
@@ -251,7 +258,8 @@ mod tests {
         drop(second);
     }
 
-    /// A listener with a full backlog is one, and is found out at once: a connection to it would wait for ever.
+    /// A listener with a full backlog is one, and is found out at once: a connection to it would
+    /// wait for ever.
     #[test]
     fn a_full_backlog_is_a_listener() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,7 +1,8 @@
 //! Lines on standard error about one VM, bounded in number.
 //!
-//! A QEMU can repeat a message that is refused as often as it likes, and each refusal is worth a line once, not a full disk.
-//! Each VM has a control thread, so the bound is one of the thread: a VM that says much does not silence another one.
+//! A QEMU can repeat a message that is refused as often as it likes, and each refusal is worth a
+//! line once, not a full disk. Each VM has a control thread, so the bound is one of the thread: a
+//! VM that says much does not silence another one.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};

@@ -1,18 +1,23 @@
-//! Discards and zeroing: one piece at a time for the whole device, sized and paced by the time that pieces take.
+//! Discards and zeroing: one piece at a time for the whole device, sized and paced by the time that
+//! pieces take.
 //!
-//! How long a deallocation takes depends on the file system and the device, not on its length: a hole of 16 MiB may be a
-//! change in one extent, or a journal commit that sends discards to the device. So no cost is assumed:
+//! How long a deallocation takes depends on the file system and the device, not on its length: a
+//! hole of 16 MiB may be a change in one extent, or a journal commit that sends discards to the
+//! device. So no cost is assumed:
 //!
-//! - A piece holds no place in the window. The device has one at a time, whatever the number of VMs.
-//! - The size of a VM's pieces adapts: half as long after a piece that took longer than the declared time of one
-//!   ([`crate::Cost::discard_ns`]), twice as long after one that took no more than half of it, but for a minute not as long
-//!   again as one that took too long. A guest chooses ranges, so a piece can still take longer than declared: such pieces are
-//!   counted, and bounds do not cover them.
-//! - While other VMs use the device, the next piece waits until deallocations have taken no more than their share: a piece
-//!   that took `t` is followed by a pause of `t (1 - s) / s`. In an interval of length T they take at most `C + s T`, with C
-//!   one piece, which is what [`crate::bound`] charges for them.
-//! - VMs take turns by measured time over weight: the one that has used least goes next (start-time fair queueing, Goyal,
-//!   Vin and Cheng, IEEE/ACM ToN 5(5), 1997).
+//! - A piece holds no place in the window. The device has one at a time, whatever the number of
+//!   VMs.
+//! - The size of a VM's pieces adapts: half as long after a piece that took longer than the
+//!   declared time of one ([`crate::Cost::discard_ns`]), twice as long after one that took no more
+//!   than half of it, but for a minute not as long again as one that took too long. A guest chooses
+//!   ranges, so a piece can still take longer than declared: such pieces are counted, and bounds do
+//!   not cover them.
+//! - While other VMs use the device, the next piece waits until deallocations have taken no more
+//!   than their share: a piece that took `t` is followed by a pause of `t (1 - s) / s`. In an
+//!   interval of length T they take at most `C + s T`, with C one piece, which is what
+//!   [`crate::bound`] charges for them.
+//! - VMs take turns by measured time over weight: the one that has used least goes next (start-time
+//!   fair queueing, Goyal, Vin and Cheng, IEEE/ACM ToN 5(5), 1997).
 
 use rtvirtio_units::Nanos;
 
@@ -161,7 +166,8 @@ impl Lane {
     fn resize(&mut self, now: Nanos, vm: usize, took: u64, len: u64) {
         let Some(size) = self.sizes.get_mut(vm) else { return };
         if took > self.declared {
-            // Sizes are the smallest one times a power of two, so that pieces end where the device's blocks do.
+            // Sizes are the smallest one times a power of two, so that pieces end where the
+            // device's blocks do.
             while size.next > self.least && size.next > len / 2 {
                 size.next /= 2;
             }

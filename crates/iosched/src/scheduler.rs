@@ -1,15 +1,16 @@
 //! The scheduler of one device.
 
+mod vm;
+
 use rtvirtio_units::Nanos;
 
-use crate::bucket::{Bucket, Charge, Regulator, Reservation};
+use self::vm::{Candidate, Cutter, Order, Vm, flow_of};
 use crate::config::{Config, ConfigError, Policy, VmConfig};
-use crate::cost::Cost;
-use crate::deallocation::{DeallocationStatus, Lane, QUIET};
+use crate::deallocation::{DeallocationStatus, Lane};
 use crate::fair::Turns;
-use crate::meter::{Contract, Meter};
+use crate::meter::Contract;
 use crate::priority::{Class, PriorityRule};
-use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, Queue, TRANSFERS, of_class, of_direction};
+use crate::queue::{DEALLOCATIONS, FLUSHES, TRANSFERS, of_class};
 use crate::request::{Direction, Op, Piece, Request};
 use crate::window::Window;
 
@@ -62,81 +63,6 @@ pub struct VmCounters {
     pub reserved: u64,
     /// Pieces that went as a share of what was left.
     pub shared: u64,
-}
-
-#[derive(Debug)]
-struct Flow {
-    bucket: Bucket,
-    deadline: Nanos,
-    /// Until then something of its own kept the requests behind from going: a cap, or a request beyond the reservation. They do not go as if they had come before that, or all that
-    /// collected would go at once, before everybody's.
-    not_before: Nanos,
-}
-
-impl Flow {
-    fn new(r: &Reservation) -> Self {
-        Self { bucket: Bucket::new(r.rate, r.burst), deadline: r.deadline, not_before: Nanos(0) }
-    }
-}
-
-#[derive(Debug)]
-struct Vm {
-    queue: Queue,
-    rule: PriorityRule,
-    weight: u32,
-    caps: [Regulator; 2],
-    /// Real-time and best-effort requests.
-    flows: [Option<Flow>; 2],
-    /// Largest pieces of requests that go by these.
-    quanta: [u64; 2],
-    meters: [Meter; 2],
-    outstanding: [u32; 2],
-    counters: VmCounters,
-    /// A flush of it is at the device.
-    flushing: bool,
-    /// When its last transfer came or ended.
-    last_transfer: Nanos,
-}
-
-/// How the next request of a VM is chosen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
-    Priority,
-    Age,
-}
-
-/// A piece that may go.
-#[derive(Clone, Copy)]
-struct Candidate {
-    head: Head,
-    len: u64,
-    charge: Charge,
-}
-
-/// How requests are cut and what pieces cost.
-#[derive(Debug)]
-struct Cutter {
-    cost: Cost,
-    quantum: u64,
-}
-
-impl Cutter {
-    fn cut(&self, head: Head, quantum: u64) -> Candidate {
-        let len = head.rest.min(quantum);
-        // What a deallocation takes is charged when it is back.
-        let time = if head.op.deallocates() { 1 } else { self.cost.of(head.op, len) };
-        let charge = Charge::of(head.op, len, head.given == 0, time);
-        Candidate { head, len, charge }
-    }
-
-    fn most(&self, direction: Direction, quantum: u64) -> Charge {
-        Charge { requests: 1, bytes: quantum, time: self.cost.most(direction, quantum) }
-    }
-
-    /// The most that one piece of a transfer costs, in ns.
-    fn most_time(&self) -> u64 {
-        self.cost.dearest(self.quantum)
-    }
 }
 
 fn turns(policy: Policy, weights: &[u32], cutter: &Cutter) -> Turns {
@@ -584,98 +510,7 @@ impl Scheduler {
     }
 }
 
-/// The reservation that requests of a class go by.
-fn flow_of(flows: &mut [Option<Flow>; 2], class: Class) -> Option<&mut Flow> {
-    match class {
-        Class::RealTime => flows[0].as_mut(),
-        Class::BestEffort => flows[1].as_mut(),
-        Class::Idle => None,
-    }
-}
-
 /// Nothing may go before `wake`; where no time helps, a piece must come back first.
 fn rest_until(wake: Nanos) -> Next {
     if wake == Nanos(u64::MAX) { Next::Full } else { Next::Wait(wake) }
-}
-
-impl Vm {
-    fn new(config: &VmConfig, cutter: &Cutter) -> Self {
-        let largest = config.urgent_quantum.unwrap_or(0).max(cutter.quantum);
-        let cap = |d: Direction| Regulator::new(&config.caps[d.index()], cutter.most(d, largest));
-        Self {
-            queue: Queue::new(config.depth),
-            rule: config.priority,
-            weight: config.weight,
-            caps: [cap(Direction::Read), cap(Direction::Write)],
-            flows: [config.urgent.as_ref().map(Flow::new), config.normal.as_ref().map(Flow::new)],
-            quanta: [largest, cutter.quantum],
-            meters: [Meter::new(config.promised[0]), Meter::new(config.promised[1])],
-            outstanding: [0; 2],
-            counters: VmCounters::default(),
-            flushing: false,
-            last_transfer: Nanos(0),
-        }
-    }
-
-    /// Whether it has a reservation: then its own discards keep their pace before its requests too.
-    fn is_promised(&self) -> bool {
-        self.flows.iter().any(Option::is_some)
-    }
-
-    /// From when on it does not use the device; the end of time while it has transfers outstanding.
-    fn quiet_at(&self) -> Nanos {
-        if self.queue.transfers_held() > 0 {
-            return Nanos(u64::MAX);
-        }
-        // A VM that never asked for anything is quiet from the beginning.
-        if self.last_transfer == Nanos(0) { Nanos(0) } else { Nanos(self.last_transfer.0 + QUIET.0) }
-    }
-
-    /// The next piece of a set of lists that its caps let go; `wake` becomes no later than the moment at which one that is held may go.
-    fn pick(
-        &mut self,
-        mask: Mask,
-        (order, quantum): (Order, u64),
-        now: Nanos,
-        cutter: &Cutter,
-        wake: &mut Nanos,
-    ) -> Option<Candidate> {
-        let mut best: Option<Candidate> = None;
-        for direction in Direction::ALL {
-            let mask = mask & of_direction(direction);
-            let head = match order {
-                Order::Priority => self.queue.head(mask),
-                Order::Age => self.queue.oldest(mask),
-            };
-            let Some(head) = head else { continue };
-            let cap = &mut self.caps[direction.index()];
-            // A limit on bytes has room for one quantum at least, and counts zeroes as written.
-            let whole = head.op != Op::WriteZeroes || !cap.counts_bytes();
-            let candidate = cutter.cut(head, if whole { quantum } else { quantum.min(cutter.quantum) });
-            let ready = cap.ready_at(now, &candidate.charge);
-            if ready > now {
-                cap.hold();
-                *wake = (*wake).min(ready);
-                let flow = flow_of(&mut self.flows, head.priority.class);
-                if let (Some(flow), true) = (flow, mask & TRANSFERS != 0) {
-                    flow.not_before = flow.not_before.max(now);
-                }
-                continue;
-            }
-            let key = |h: &Head| match order {
-                Order::Priority => (Some(h.priority), h.sequence),
-                Order::Age => (None, h.sequence),
-            };
-            if best.as_ref().is_none_or(|b| key(&head) < key(&b.head)) {
-                best = Some(candidate);
-            }
-        }
-        best
-    }
-
-    /// Whether something less important has waited for too long.
-    fn has_aged(&self, now: Nanos, aging: Nanos) -> bool {
-        (self.queue.filled() & TRANSFERS).count_ones() > 1
-            && self.queue.oldest(TRANSFERS).is_some_and(|h| now.0.saturating_sub(h.arrival.0) > aging.0)
-    }
 }

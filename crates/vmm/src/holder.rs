@@ -1,8 +1,9 @@
 //! The process that holds the lock (flock(2)) of a file.
 //!
-//! A name or a process id tells nothing for sure: any user can start a process of that name, and ids are used again. The lock
-//! belongs to an open file, so only a process that could open the file, or inherited it, holds it; and the kernel drops it when
-//! the last such process ends, however it ends. A process is found by `/proc/PID/fd` and `/proc/PID/fdinfo`
+//! A name or a process id tells nothing for sure: any user can start a process of that name, and
+//! ids are used again. The lock belongs to an open file, so only a process that could open the
+//! file, or inherited it, holds it; and the kernel drops it when the last such process ends,
+//! however it ends. A process is found by `/proc/PID/fd` and `/proc/PID/fdinfo`
 //! (proc_pid_fdinfo(5)) and signalled through a pidfd that was open before it was looked at.
 
 use std::ffi::OsStr;
@@ -24,7 +25,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 #[cfg(test)]
 mod tests;
 
-/// Another process may hold the lock for the moment in which it looks at it: so many tries before it counts as held.
+/// Another process may hold the lock for the moment in which it looks at it: so many tries before
+/// it counts as held.
 const TRIES: u32 = 10;
 /// Between two of them.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -45,7 +47,8 @@ pub struct Search {
     pub unknown: Vec<(u32, io::Error)>,
 }
 
-/// Whether the lock of a file is held by another open file. Takes and drops a shared lock for a moment.
+/// Whether the lock of a file is held by another open file. Takes and drops a shared lock for a
+/// moment.
 ///
 /// # Errors
 /// As flock(2) says.
@@ -58,8 +61,8 @@ pub fn is_held(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Takes the lock of a file, for as long as this open file is open here or in a process that inherits it; false when another
-/// open file holds it.
+/// Takes the lock of a file, for as long as this open file is open here or in a process that
+/// inherits it; false when another open file holds it.
 ///
 /// # Errors
 /// As flock(2) says.
@@ -77,7 +80,8 @@ pub fn lock(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Looks for the processes that hold the lock of the file at `path`, which is open as `file`. This process is not among them.
+/// Looks for the processes that hold the lock of the file at `path`, which is open as `file`. This
+/// process is not among them.
 ///
 /// # Errors
 /// When the file or the list of processes cannot be read.
@@ -99,8 +103,8 @@ pub fn search(path: &Path, file: &File) -> io::Result<Search> {
     Ok(search)
 }
 
-/// The process at the other end of a connection, which for a client is the one that began to listen (`SO_PEERCRED` in unix(7));
-/// `None` for one outside of this PID namespace.
+/// The process at the other end of a connection, which for a client is the one that began to listen
+/// (`SO_PEERCRED` in unix(7)); `None` for one outside of this PID namespace.
 ///
 /// # Errors
 /// As getsockopt(2) says.
@@ -108,7 +112,8 @@ pub fn peer(stream: &UnixStream) -> io::Result<Option<u32>> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
     let fd = stream.as_raw_fd();
-    // SAFETY: the kernel writes at most `len` bytes to `peer`, which is that large and may hold any bits; both outlive the call.
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, which is that large and may hold any
+    // bits; both outlive the call.
     let done = unsafe {
         let to = std::ptr::from_mut(&mut peer).cast();
         libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len)
@@ -126,8 +131,8 @@ struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// Whether a link of `/proc/PID/fd` can be the file. Only such a one is looked at more closely: stat(2) of another may wait
-    /// for a dead server, readlink(2) never does.
+    /// Whether a link of `/proc/PID/fd` can be the file. Only such a one is looked at more closely:
+    /// stat(2) of another may wait for a dead server, readlink(2) never does.
     fn may_be(&self, link: &Path) -> bool {
         let name = link.file_name().unwrap_or_default().as_bytes();
         name.strip_suffix(b" (deleted)").unwrap_or(name) == self.name.as_bytes()
@@ -157,7 +162,8 @@ fn inspect(pid: u32, wanted: &Wanted<'_>) -> io::Result<Option<Process>> {
     Ok(None)
 }
 
-/// What is there; `None` when it is gone, which is no error: descriptors are closed and processes end meanwhile.
+/// What is there; `None` when it is gone, which is no error: descriptors are closed and processes
+/// end meanwhile.
 fn there<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Ok(it) => Ok(Some(it)),
@@ -223,8 +229,8 @@ impl Process {
         }
     }
 
-    /// Asks it to end (SIGTERM), and kills it (SIGKILL) when it has not ended within `patience`; whether it has ended then, within
-    /// as long again.
+    /// Asks it to end (SIGTERM), and kills it (SIGKILL) when it has not ended within `patience`;
+    /// whether it has ended then, within as long again.
     ///
     /// # Errors
     /// As the system calls say.

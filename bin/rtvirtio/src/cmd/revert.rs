@@ -15,7 +15,8 @@ use crate::args::{Global, RevertArgs};
 use crate::guests::GuestAgents;
 use crate::ui::Ui;
 
-/// Exit code when something is not as applied, or was left and not put back: a setting that was changed since, a domain with guests.
+/// Exit code when something is not as applied, or was left and not put back: a setting that was
+/// changed since, a domain with guests.
 pub const CONFLICT: u8 = 3;
 
 /// What was done, part by part.

@@ -71,7 +71,8 @@ impl Count {
         count
     }
 
-    /// Whether all is as it was applied. What is gone with its thread, VM or device does not count: threads end all the time.
+    /// Whether all is as it was applied. What is gone with its thread, VM or device does not count:
+    /// threads end all the time.
     fn is_whole(&self, status: &Status) -> bool {
         status.complete
             && !status.reverting

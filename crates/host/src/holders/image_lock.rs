@@ -1,8 +1,10 @@
-//! QEMU's image locks: open-file-description locks on single bytes, so that two QEMU processes do not write one image.
+//! QEMU's image locks: open-file-description locks on single bytes, so that two QEMU processes do
+//! not write one image.
 //!
-//! Byte `100 + n` is read-locked for each permission `n` that a user has, byte `200 + n` for each that it does not share
-//! with others (`raw_apply_lock_bytes()` in QEMU's `block/file-posix.c`, permissions in `include/block/block-common.h`).
-//! Whether another one conflicts is asked with a write lock that is tested and never set.
+//! Byte `100 + n` is read-locked for each permission `n` that a user has, byte `200 + n` for each
+//! that it does not share with others (`raw_apply_lock_bytes()` in QEMU's `block/file-posix.c`,
+//! permissions in `include/block/block-common.h`). Whether another one conflicts is asked with a
+//! write lock that is tested and never set.
 
 use std::fs::File;
 use std::io;
@@ -43,7 +45,8 @@ impl Sharing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conflict;
 
-/// Locks an image as QEMU does; the locks go with the last descriptor of this open file. With a conflict nothing stays locked.
+/// Locks an image as QEMU does; the locks go with the last descriptor of this open file. With a
+/// conflict nothing stays locked.
 ///
 /// # Errors
 /// When the file system has no such locks, or the file is not open for reading.
@@ -56,8 +59,9 @@ pub fn lock_image(file: &File, sharing: Sharing) -> io::Result<Result<(), Confli
     done
 }
 
-/// Holds the same locks by another open file of a process that has [`lock_image`]d it already, without asking others again:
-/// they last until that file's last request has ended, also after the process was killed.
+/// Holds the same locks by another open file of a process that has [`lock_image`]d it already,
+/// without asking others again: they last until that file's last request has ended, also after the
+/// process was killed.
 ///
 /// # Errors
 /// As [`lock_image`]; another one's write lock, which QEMU never sets.

@@ -15,10 +15,12 @@ use crate::error::is_gone;
 /// `O_PATH` of the generic ABI: such a descriptor reads and writes nothing.
 const O_PATH: u32 = libc::O_PATH as u32;
 
-/// What a mapping in `/proc/PID/maps` refers to, by what is written there: libraries are in every process.
+/// What a mapping in `/proc/PID/maps` refers to, by what is written there: libraries are in every
+/// process.
 type Mapped = BTreeMap<(String, String), Option<Node>>;
 
-/// Adds the processes that have a part of `target` open to `found`; returns those that could not be looked into.
+/// Adds the processes that have a part of `target` open to `found`; returns those that could not be
+/// looked into.
 pub(super) fn holding(
     target: &Target,
     except: &[u32],

@@ -44,7 +44,8 @@ impl Process {
         command.args(["-machine", "q35,accel=tcg", "-nodefaults", "-display", "none", "-S", "-m", "16"]);
         command.args(["-drive", drive, "-device", "virtio-blk-pci,drive=d", "-qmp", "stdio"]).args(more);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        // Its answer to a command comes from its main loop: the devices are made and locked by then.
+        // Its answer to a command comes from its main loop: the devices are made and locked by
+        // then.
         let input = child.stdin.as_mut().unwrap();
         io::Write::write_all(input, b"{\"execute\": \"qmp_capabilities\"}\n").unwrap();
         let mut out = io::BufReader::new(child.stdout.take().unwrap());
@@ -324,7 +325,8 @@ fn qemu_is_seen_and_sees_the_claim() {
     drop(claim);
 }
 
-/// Another user sees no descriptors of root's processes: that is not the same as that there are none.
+/// Another user sees no descriptors of root's processes: that is not the same as that there are
+/// none.
 #[test]
 fn without_root_it_is_not_known() {
     let test = "without_root_it_is_not_known";
@@ -335,7 +337,8 @@ fn without_root_it_is_not_known() {
     let path = image(&dir, "image");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let process = Process::with(open(&path, true));
-    // SAFETY: the child becomes another user, allocates (glibc's locks are whole after fork), and leaves by _exit.
+    // SAFETY: the child becomes another user, allocates (glibc's locks are whole after fork), and
+    // leaves by _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {

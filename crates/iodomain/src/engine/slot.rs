@@ -1,9 +1,10 @@
 //! What a queue's place holds from one start of the queue to the next.
 //!
-//! A queue can be stopped and started as often as its QEMU likes, and each start arms a poll of the kick descriptor and
-//! writes to a call descriptor. The kernel keeps both operations until they end, whatever becomes of the queue: a write to an
-//! eventfd that is full waits for ever. So a place has at most one poll and one write: the next start waits until the kernel
-//! has given those of the last one back, and the descriptors stay open until then.
+//! A queue can be stopped and started as often as its QEMU likes, and each start arms a poll of the
+//! kick descriptor and writes to a call descriptor. The kernel keeps both operations until they
+//! end, whatever becomes of the queue: a write to an eventfd that is full waits for ever. So a
+//! place has at most one poll and one write: the next start waits until the kernel has given those
+//! of the last one back, and the descriptors stay open until then.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -1,7 +1,8 @@
 //! The process of an applied I/O domain: started, found, stopped.
 //!
-//! It inherits an open file that holds the lock of `iod.lock` in the state directory, so the lock is held from its first
-//! instruction to its end, whatever becomes of `rtvirtio apply`. Only root can open that file; see [`rtvirtio_vmm::holder`].
+//! It inherits an open file that holds the lock of `iod.lock` in the state directory, so the lock
+//! is held from its first instruction to its end, whatever becomes of `rtvirtio apply`. Only root
+//! can open that file; see [`rtvirtio_vmm::holder`].
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -108,7 +109,8 @@ fn boot_id() -> String {
         .unwrap_or_default()
 }
 
-/// Starts a domain on a configuration and waits until guests may connect. The state directory is locked by the caller.
+/// Starts a domain on a configuration and waits until guests may connect. The state directory is
+/// locked by the caller.
 ///
 /// # Errors
 /// What it said when it did not start; nothing of it is left then.
@@ -152,7 +154,8 @@ pub fn config_path(state_dir: &Path) -> PathBuf {
     super::absolute(state_dir).join(FILE)
 }
 
-/// Stops the processes of a domain and removes its files. The state directory is locked by the caller.
+/// Stops the processes of a domain and removes its files. The state directory is locked by the
+/// caller.
 ///
 /// # Errors
 /// What is left, and why.

@@ -1,10 +1,11 @@
 //! Requests from guests' queues to the scheduler.
 //!
-//! One thread serves all VMs, so what one VM makes it do is time of all others. Requests for the scheduler are bounded by
-//! their number (a VM's depth) and by the device. What costs no device time is bounded here: requests that are completed at
-//! once (get id, malformed, beyond the disk) and looks at queues in which there is nothing. A VM that needs more than a few of
-//! these in one round is *throttled*: throttled VMs have their turns, one after the other, in rounds in which there is nothing
-//! else to do and otherwise now and then, and share one budget of time.
+//! One thread serves all VMs, so what one VM makes it do is time of all others. Requests for the
+//! scheduler are bounded by their number (a VM's depth) and by the device. What costs no device
+//! time is bounded here: requests that are completed at once (get id, malformed, beyond the disk)
+//! and looks at queues in which there is nothing. A VM that needs more than a few of these in one
+//! round is *throttled*: throttled VMs have their turns, one after the other, in rounds in which
+//! there is nothing else to do and otherwise now and then, and share one budget of time.
 
 use std::sync::Arc;
 
@@ -190,7 +191,8 @@ impl Loop {
                         vring.outstanding += 1;
                         taken.immediate -= 1;
                     } else {
-                        // The tables have the same size, so this is a defect; the guest must not wait for ever.
+                        // The tables have the same size, so this is a defect; the guest must not
+                        // wait for ever.
                         finish(vring, head, status, blk::IO_ERROR, 0);
                     }
                 }

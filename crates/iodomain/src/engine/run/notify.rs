@@ -99,8 +99,8 @@ impl Loop {
             call: vring.calling,
             last_call: None,
         };
-        // Completions that the guest was not notified of: it is, before QEMU hears that the queue has stopped. By io_uring,
-        // because the descriptor may be full.
+        // Completions that the guest was not notified of: it is, before QEMU hears that the queue
+        // has stopped. By io_uring, because the descriptor may be full.
         if vring.tell || vring.must_call || vring.call_again {
             match &draining.call {
                 Some(_) => draining.last_call = vring.call,
@@ -116,8 +116,9 @@ impl Loop {
         if !draining.is_done() {
             self.vms[vm].slots[q].draining = Some(draining);
         }
-        // Handed over at once: the call to an eventfd that does not block is written when QEMU hears of the stop. Any other
-        // may be written later, or not at all, and a guest is notified when its queue is started again (`must_call`).
+        // Handed over at once: the call to an eventfd that does not block is written when QEMU
+        // hears of the stop. Any other may be written later, or not at all, and a guest is notified
+        // when its queue is started again (`must_call`).
         self.ring.enter(false, Nanos(0), Nanos(0))?;
         // QEMU's next message may replace the memory: this thread is not the one that unmaps it.
         drop((vring.mem, vring.inflight));
