@@ -102,12 +102,13 @@ impl Loop {
         // Completions that the guest was not notified of: it is, before QEMU hears that the queue
         // has stopped. By io_uring, because the descriptor may be full.
         if vring.tell || vring.must_call || vring.call_again {
-            match &draining.call {
-                Some(_) => draining.last_call = vring.call,
-                None => draining.call = vring.call,
-            }
-            if let (Some(call), None) = (&draining.call, &draining.last_call) {
-                self.ring.ring(call.as_raw_fd(), About::Call(vm as u16, q as u16, generation))?;
+            match (&draining.call, vring.call) {
+                (Some(_), call) => draining.last_call = call,
+                (None, Some(call)) => {
+                    self.ring.ring(call.as_raw_fd(), About::Call(vm as u16, q as u16, generation))?;
+                    draining.call = Some(call);
+                }
+                (None, None) => {}
             }
         }
         if draining.kick.is_some() {
