@@ -53,7 +53,7 @@ impl Loop {
         let mut any = false;
         for vm in 0..self.vms.len() {
             if !self.vms[vm].throttled && self.vms[vm].wants() {
-                any |= self.fetch_from_vm(vm, IMMEDIATE_BATCH, BATCH_NS);
+                any |= self.fetch_from_vm(vm, IMMEDIATE_BATCH, BATCH_NS).chains > 0;
             }
         }
         let progress = std::mem::take(&mut self.pieces_back) || any;
@@ -81,19 +81,21 @@ impl Loop {
                 self.next_throttled = vm;
                 return any;
             }
-            let wanted = self.vms[vm].wants();
-            if wanted {
-                any |= self.fetch_from_vm(vm, BATCH, THROTTLED_NS - used);
+            let mut again = false;
+            if self.vms[vm].wants() {
+                let taken = self.fetch_from_vm(vm, BATCH, THROTTLED_NS - used);
+                any |= taken.chains > 0;
+                again = taken.immediate > 0;
             }
-            // A round in which it asks for nothing ends it.
-            self.vms[vm].throttled = wanted;
+            // A turn in which it asks for nothing, or only for the device, ends it.
+            self.vms[vm].throttled = again;
             self.next_throttled = (vm + 1) % n;
         }
         any
     }
 
     /// Takes a batch from a VM's queues, the next queue first in the next round.
-    fn fetch_from_vm(&mut self, vm: usize, immediate: u32, ns: u64) -> bool {
+    fn fetch_from_vm(&mut self, vm: usize, immediate: u32, ns: u64) -> Taken {
         let begin = now();
         let mut taken = Taken::default();
         let queues = self.vms[vm].slots.len();
@@ -116,7 +118,7 @@ impl Loop {
         let vm = &mut self.vms[vm];
         vm.next_queue = (vm.next_queue + 1) % queues.max(1);
         vm.throttled |= taken.immediate >= immediate;
-        taken.chains > 0
+        taken
     }
 
     fn fetch_from_queue(&mut self, (vm, q): (usize, usize), taken: &mut Taken, immediate: u32, until: Nanos) {
