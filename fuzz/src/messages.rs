@@ -10,7 +10,8 @@ use std::sync::{Mutex, OnceLock};
 use rtvirtio_iodomain::blk::Limits;
 use rtvirtio_iodomain::confine::Confine;
 use rtvirtio_iodomain::engine::Command;
-use rtvirtio_iodomain::frontend::{DiskInfo, Frontend, Listening};
+use rtvirtio_iodomain::frontend::{DiskInfo, Frontend};
+use rtvirtio_iodomain::listen::Listening;
 
 use super::engine::house;
 use super::qemu;

@@ -80,7 +80,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    // Nothing that is made here is for other users unless its mode says so.
+    // Files and sockets are for this user alone, unless they get another mode explicitly.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
     // Each guest brings descriptors: memory, kicks, calls.

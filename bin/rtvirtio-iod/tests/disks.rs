@@ -236,7 +236,7 @@ fn qemu_and_the_domain_keep_each_other_out() {
     assert!(refused(&drive).contains("Failed to get \"write\" lock"));
     assert!(refused(&reads).contains("Failed to get shared \"write\" lock"));
     if has("qemu_and_the_domain_keep_each_other_out, qemu-img", &[Need::Program("qemu-img")]) {
-        // As beside another QEMU: `info` does not read a raw image, others do.
+        // As with another QEMU: `info` does not read a raw image, the others do.
         let image = |args: &[&str]| {
             let out = Command::new("qemu-img").args(args).output().unwrap();
             String::from_utf8_lossy(&out.stderr).into_owned()

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Iod, Neighbour, ask, disk, read, two};
+use common::{Neighbour, Place, ask, read};
 use rtvirtio_ioclient::{Client, Options, SharedMemory};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
@@ -22,23 +22,12 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-struct Place {
-    dir: tempfile::TempDir,
-    iod: Iod,
-}
-
 impl Place {
-    fn new() -> Self {
-        let dir = disk(64);
-        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
-        Self { dir, iod }
-    }
-
     fn socket(&self) -> PathBuf {
         self.dir.path().join("a")
     }
 
-    /// Plays an attack beside the neighbour, and looks at what is left. A run without the attack, as long as the attack took
+    /// Plays an attack while the neighbour works, and looks at what is left. A run without the attack, as long as the attack took
     /// but no longer than a second, tells the stalls of the host apart.
     fn attack(&mut self, name: &str, attack: impl FnOnce(&Path)) {
         let neighbour = Neighbour::start(self.dir.path().join("b"));

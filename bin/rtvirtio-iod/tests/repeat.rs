@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Iod, Neighbour, answer, ask, disk, read, two};
+use common::{Neighbour, Place, answer, ask, read};
 use rtvirtio_ioclient::{Client, Options};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -62,19 +62,8 @@ impl Held {
     }
 }
 
-struct Place {
-    dir: tempfile::TempDir,
-    iod: Iod,
-}
-
 impl Place {
-    fn new() -> Self {
-        let dir = disk(64);
-        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
-        Self { dir, iod }
-    }
-
-    /// Repeats a step on one connection, beside a neighbour. Everything is counted when the
+    /// Repeats a step on one connection while a neighbour works. Everything is counted when the
     /// connection has ended.
     fn repeat(&mut self, name: &str, mut step: impl FnMut(&mut Client, usize)) {
         let socket = self.dir.path().join("a");

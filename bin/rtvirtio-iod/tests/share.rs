@@ -21,7 +21,7 @@ fn length() -> Duration {
     Duration::from_secs_f64(seconds.unwrap_or(1.0))
 }
 
-/// The neighbour alone, and beside the attack.
+/// The neighbour without the attack, and with it.
 fn compare(name: &str, socket: &Path, control: impl FnOnce(), attack: impl FnOnce()) {
     let measure = |run: &mut dyn FnMut()| {
         let neighbour = Neighbour::start(socket.to_owned());
@@ -53,7 +53,7 @@ fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 's
     threads.into_iter().for_each(|t| t.join().expect("an attacker"));
 }
 
-/// Discards and zeroing, 128 MiB each, 32 at once, beside a neighbour with a reservation of 40 %
+/// Discards and zeroing, 128 MiB each, 32 at once, while a neighbour has a reservation of 40 %
 /// and a deadline of 20 ms.
 #[test]
 fn a_flood_of_discards() {

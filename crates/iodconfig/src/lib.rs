@@ -25,7 +25,8 @@ pub struct File {
     /// Where `rtvirtio iod status` asks.
     #[serde(default = "control")]
     pub control: PathBuf,
-    /// Group whose members may connect to it too, by name or number; its socket has mode 0660 then, 0600 without.
+    /// Group whose members may connect to it too, by name or number; its socket has mode 0660 then,
+    /// 0600 without.
     pub control_group: Option<String>,
     /// What the process may still do once it serves.
     #[serde(default)]
@@ -154,7 +155,8 @@ pub struct CostText {
     /// A flush.
     #[serde(default, deserialize_with = "text")]
     pub flush: Nanos,
-    /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. 500 us, or as a write of one
+    /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. 500
+    /// us, or as a write of one
     /// quantum where that is longer, when not said.
     #[serde(default, deserialize_with = "maybe")]
     pub discard: Option<Nanos>,
@@ -180,12 +182,14 @@ pub struct Disk {
     pub name: String,
     /// Where its QEMU connects.
     pub socket: PathBuf,
-    /// Group whose members may connect, by name or number, such as the `kvm` of libvirt's QEMU; its socket has mode 0660
+    /// Group whose members may connect, by name or number, such as the `kvm` of libvirt's QEMU; its
+    /// socket has mode 0660
     /// then, 0600 without.
     pub socket_group: Option<String>,
     /// File or block device.
     pub path: PathBuf,
-    /// Serves it raw without a look at what is on it. Without, a file that looks like a container of another format is
+    /// Serves it raw without a look at what is on it. Without, a file that looks like a container
+    /// of another format is
     /// refused.
     pub format: Option<Format>,
     /// Where the disk begins in it.
@@ -203,7 +207,8 @@ pub struct Disk {
     /// Others write it too, and that is meant.
     #[serde(default)]
     pub shared: bool,
-    /// The guest may discard and zero ranges, where the backing can. Without, bounds need not cover it.
+    /// The guest may discard and zero ranges, where the backing can. Without, bounds need not cover
+    /// it.
     #[serde(default = "yes")]
     pub discard: bool,
     /// Its QEMU brings huge pages, and is trusted not to give them back.

@@ -24,7 +24,7 @@ use crate::blk::{Limits, config_space};
 use crate::confine::{Confine, Role};
 use crate::engine::{Command, EngineHandle, VringStart};
 use crate::inflight::Region;
-pub use crate::listen::Listening;
+use crate::listen::Listening;
 use crate::memory::GuestMem;
 
 /// Largest queue of virtio 1.2, which is what QEMU allows too.

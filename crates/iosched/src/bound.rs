@@ -2,7 +2,8 @@
 //!
 //! Network calculus (Le Boudec and Thiran, *Network Calculus*, 2001) in units of device time. The flow i asks at most `b_i + r_i t` in any interval t. The device, while it has
 //! something to do, works off at least `k (t - T)` in any interval: k pieces at once ([`Device::parallel`], no more than the window), after a latency T for its stalls, its
-//! wake-ups and everything between guest and device. Where VMs may discard, [`Deallocations`] are taken off: `k (t (1 - s) - T - C)`. Two terms are the price of not being alone:
+//! wake-ups and everything between guest and device. Where VMs may discard, [`Deallocations`] are
+//! taken off: `k (t (1 - s) - T - C)`. Two terms are the price of not being alone:
 //!
 //! - *blocking* `B = W C`: the window's pieces that were given before and cannot be taken back, each of at most C;
 //! - of k servers the last piece starts when the work before it is done and then takes its own time c: `work / k + c (1 - 1/k)`.
@@ -40,7 +41,8 @@ pub struct Device {
     pub deallocations: Deallocations,
 }
 
-/// What discards and zeroing take from a device at most: `piece + share t` in any interval t, during which it does nothing
+/// What discards and zeroing take from a device at most: `piece + share t` in any interval t,
+/// during which it does nothing
 /// else (see the scheduler's pacing). The default is a device without them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Deallocations {
@@ -179,7 +181,8 @@ impl Device {
         (1.0 - self.deallocations.share).clamp(0.01, 1.0)
     }
 
-    /// T and one piece of a deallocation, ns. The service left is `k (t (1 - s) - T - C)`, which begins at `(T + C) / (1 - s)`.
+    /// T and one piece of a deallocation, ns. The service left is `k (t (1 - s) - T - C)`, which
+    /// begins at `(T + C) / (1 - s)`.
     fn latency(&self) -> f64 {
         (self.latency.0 as f64 + self.deallocations.piece.0 as f64) / self.left()
     }

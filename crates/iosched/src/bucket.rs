@@ -77,9 +77,11 @@ impl Bucket {
         self.at = now;
     }
 
-    /// Takes `tokens` that were used without having been there: what is missing is paid by the next tokens that come.
+    /// Takes `tokens` that were used without having been there: what is missing is paid by the next
+    /// tokens that come.
     ///
-    /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the nanosecond, but for no longer than
+    /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the
+    /// nanosecond, but for no longer than
     /// an hour: what a device takes has no bound, and a VM must be served again.
     pub fn owe(&mut self, now: Nanos, tokens: u64) {
         let now = now.max(self.at);
@@ -271,7 +273,8 @@ mod tests {
         let mut bucket = Bucket::new(1_000, 10);
         bucket.owe(Nanos(0), 4);
         assert_eq!(bucket.ready_at(Nanos(0), 6), Nanos(0));
-        // 6 are left; 16 are used: 10 tokens are missing, which take 10 ms, and one more token 1 ms.
+        // 6 are left; 16 are used: 10 tokens are missing, which take 10 ms, and one more token 1
+        // ms.
         bucket.owe(Nanos(0), 16);
         assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(11_000_000));
         let mut slow = Bucket::new(1, 1);

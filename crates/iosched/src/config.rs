@@ -88,9 +88,11 @@ pub struct Config {
     pub quantum: u64,
     /// Largest piece of a discard in bytes.
     pub discard_quantum: u64,
-    /// Smallest piece of a discard in bytes: no smaller than what the device or file system can deallocate at once.
+    /// Smallest piece of a discard in bytes: no smaller than what the device or file system can
+    /// deallocate at once.
     pub discard_least: u64,
-    /// Share of the device's time in percent, 1 to 100, that discards and zeroing take while other VMs use the device.
+    /// Share of the device's time in percent, 1 to 100, that discards and zeroing take while other
+    /// VMs use the device.
     pub discard_share: u32,
     /// Pieces at the device.
     pub window: WindowConfig,

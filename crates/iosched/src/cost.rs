@@ -34,7 +34,8 @@ pub struct Cost {
     pub write: Line,
     /// A flush, in ns.
     pub flush_ns: u64,
-    /// Longest time of one piece of a discard or zeroing, in ns: pieces are sized to take no longer.
+    /// Longest time of one piece of a discard or zeroing, in ns: pieces are sized to take no
+    /// longer.
     pub discard_ns: u64,
 }
 

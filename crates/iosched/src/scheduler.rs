@@ -250,7 +250,8 @@ impl Scheduler {
         })
     }
 
-    /// The discard or zeroing request whose turn it is, when the device has none and their share allows it.
+    /// The discard or zeroing request whose turn it is, when the device has none and their share
+    /// allows it.
     fn deallocation(&mut self, now: Nanos, wake: &mut Nanos) -> Option<(usize, Candidate)> {
         if self.deallocations == 0 || self.lane.is_busy() {
             return None;
@@ -380,7 +381,8 @@ impl Scheduler {
         }
     }
 
-    /// A piece has failed, and its request with it: what is not given yet of the request goes no more. Before
+    /// A piece has failed, and its request with it: what is not given yet of the request goes no
+    /// more. Before
     /// [`Scheduler::complete`] of the piece.
     pub fn abandon(&mut self, piece: &Piece) {
         let Some(v) = self.vms.get_mut(piece.vm) else { return };
@@ -390,7 +392,8 @@ impl Scheduler {
         self.deallocations -= before.1 - v.queue.deallocations_waiting();
     }
 
-    /// Drops the discards of a VM that wait, and tells of each request that is thereby gone. One that runs in part ends with
+    /// Drops the discards of a VM that wait, and tells of each request that is thereby gone. One
+    /// that runs in part ends with
     /// the piece that is at the device.
     pub fn drop_discards(&mut self, now: Nanos, vm: usize, mut gone: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };

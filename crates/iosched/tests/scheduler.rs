@@ -17,6 +17,13 @@ fn request(tag: u64, op: Op, len: u64, now: Nanos) -> Request {
     Request { tag, op, len, priority: Priority::NORMAL, arrival: now }
 }
 
+/// For two VMs without limits.
+fn of_two_vms(window: u32) -> Scheduler {
+    let vms = vec![VmConfig::default(), VmConfig::default()];
+    let window = WindowConfig::fixed(window);
+    Scheduler::new(&Config { cost: COST, window, vms, ..Config::default() }).unwrap()
+}
+
 /// Serves all that waits, one piece after the other; how many pieces it took, and until when.
 fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
     let mut pieces = 0;
@@ -43,7 +50,8 @@ fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
     }
 }
 
-/// A limit on bytes counts zeroes as written, in pieces that it has room for; under every limit they make progress.
+/// A limit on bytes counts zeroes as written, in pieces that it has room for; under every limit
+/// they make progress.
 #[test]
 fn zeroes_count_as_written_where_bytes_are_limited() {
     for policy in Policy::ALL {
@@ -89,8 +97,10 @@ fn discards_use_requests_only() {
     assert!((0.2..0.25).contains(&end.as_secs_f64()), "{end}");
 }
 
-/// Two VMs on a device that takes `piece_ns` for each piece of a discard and 100 us for a read. VM 1 keeps one read
-/// outstanding; VM 0 has a discard of `mib` MiB. The longest read, and the share of the time that discards took.
+/// Two VMs on a device that takes `piece_ns` for each piece of a discard and 100 us for a read. VM
+/// 1 keeps one read
+/// outstanding; VM 0 has a discard of `mib` MiB. The longest read, and the share of the time that
+/// discards took.
 fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
     let config = Config {
         cost: Cost { discard_ns: 400_000, ..COST },
@@ -138,7 +148,8 @@ fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
     (longest, discards as f64 / now.0 as f64)
 }
 
-/// A VM that discards delays its neighbour's requests by one piece, and takes no more than the share of discards.
+/// A VM that discards delays its neighbour's requests by one piece, and takes no more than the
+/// share of discards.
 #[test]
 fn discards_delay_a_neighbour_by_one_piece() {
     for piece_ns in [50_000, 400_000, 5_000_000] {
@@ -155,13 +166,7 @@ fn discards_delay_a_neighbour_by_one_piece() {
 /// Discards of a VM that is alone wait for nothing, and use no place in the window.
 #[test]
 fn discards_of_a_vm_alone_wait_for_nothing() {
-    let config = Config {
-        cost: COST,
-        window: WindowConfig::fixed(1),
-        vms: vec![VmConfig::default(), VmConfig::default()],
-        ..Config::default()
-    };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = of_two_vms(1);
     s.submit(0, request(1, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
     s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
@@ -386,16 +391,11 @@ fn urgent_requests_may_go_in_larger_pieces() {
     assert!(small.check().unwrap_err().to_string().contains("raise the burst to 312000"));
 }
 
-/// A VM that discards and reads gets no more of the deallocations' time than one that only discards.
+/// A VM that discards and reads gets no more of the deallocations' time than one that only
+/// discards.
 #[test]
 fn discards_of_two_vms_take_turns() {
-    let config = Config {
-        cost: COST,
-        window: WindowConfig::fixed(4),
-        vms: vec![VmConfig::default(), VmConfig::default()],
-        ..Config::default()
-    };
-    let mut s = Scheduler::new(&config).unwrap();
+    let mut s = of_two_vms(4);
     let mut now = Nanos(0);
     for vm in 0..2 {
         s.submit(vm, request(1, Op::Discard, 1 << 40, now)).unwrap();

@@ -19,6 +19,20 @@ pub struct Iod {
     dir: PathBuf,
 }
 
+/// A domain with the disks `a`, for an attacker, and `b`, for a neighbour.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    pub iod: Iod,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let dir = disk(64);
+        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+        Self { dir, iod }
+    }
+}
+
 pub fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_rtvirtio-iod"))
 }

@@ -28,7 +28,8 @@ use crate::blk::{self, SEGMENTS};
 /// Commands carried out in one round, and how long they may take: it is time of all guests.
 const COMMANDS: usize = 16;
 const COMMANDS_NS: u64 = 100_000;
-/// Pieces that fail before the device has them, in one round: they hold no place, so nothing else bounds them.
+/// Pieces that fail before the device has them, in one round: they hold no place, so nothing else
+/// bounds them.
 const FAILED_AT_ONCE: u32 = 16;
 
 struct Vm {
@@ -36,7 +37,8 @@ struct Vm {
     slots: Vec<QueueSlot>,
     /// The queue that has its turn first.
     next_queue: usize,
-    /// It made more work that costs no device time than a round has room for, and comes after all others.
+    /// It made more work that costs no device time than a round has room for, and comes after all
+    /// others.
     throttled: bool,
     requests: Requests,
     latencies: [Latencies; 2],
@@ -258,7 +260,8 @@ impl Loop {
             Op::Read | Op::Write => {
                 let ready = fill(running, taken, &mem.mem, &piece, backing.direct.then_some(backing.block));
                 if let Err(code) = ready {
-                    // Not the last reference when the request ends: unmapping a guest's memory takes long.
+                    // Not the last reference when the request ends: unmapping a guest's memory
+                    // takes long.
                     drop(mem);
                     return self.fail_at_once(place, code);
                 }
@@ -337,7 +340,8 @@ impl Loop {
             // The request has failed: what is left of it need not go.
             self.scheduler.abandon(&piece);
         }
-        // A piece that the scheduler does not know of would hold its place for ever, and its guest would wait for ever.
+        // A piece that the scheduler does not know of would hold its place for ever, and its guest
+        // would wait for ever.
         let done = self.scheduler.complete(time, &piece).map_err(io::Error::other)?;
         done.map_or(Ok(()), |finished| self.finished(time, &finished))
     }

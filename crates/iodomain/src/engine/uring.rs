@@ -72,7 +72,8 @@ const OPCODES: [u8; 7] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// How long the kernel may refuse to take what is queued before that counts as a failure of the ring.
+/// How long the kernel may refuse to take what is queued before that counts as a failure of the
+/// ring.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between two tries while the kernel is busy.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
@@ -82,7 +83,8 @@ pub struct Uring {
     ring: IoUring,
     /// The kernel refuses everything but [`OPCODES`].
     pub restricted: bool,
-    /// Completions that were taken from the kernel to make room, in order, before [`Uring::answer`] asked for them.
+    /// Completions that were taken from the kernel to make room, in order, before [`Uring::answer`]
+    /// asked for them.
     reaped: VecDeque<cqueue::Entry>,
     /// Times at which the kernel was too busy to take what was queued.
     busy: u64,
@@ -133,7 +135,8 @@ impl Uring {
 
     /// Cancels a poll or a write: it ends with a completion of its own, whatever it was doing.
     ///
-    /// `IORING_OP_POLL_REMOVE` does not do for polls: it leaves one armed whose descriptor has just become readable.
+    /// `IORING_OP_POLL_REMOVE` does not do for polls: it leaves one armed whose descriptor has just
+    /// become readable.
     pub fn cancel(&mut self, about: About) -> io::Result<()> {
         let entry = opcode::AsyncCancel::new(about.pack()).build();
         self.push(&entry.user_data(About::Nothing.pack()))
@@ -161,8 +164,10 @@ impl Uring {
         self.settle(done.map(|_| ()))
     }
 
-    /// A timeout and a signal are no errors. A kernel that is busy (`EBUSY`: completions wait; `EAGAIN`: no memory for a
-    /// request) is asked again later, after all completions are taken from it; one that stays busy has failed.
+    /// A timeout and a signal are no errors. A kernel that is busy (`EBUSY`: completions wait;
+    /// `EAGAIN`: no memory for a
+    /// request) is asked again later, after all completions are taken from it; one that stays busy
+    /// has failed.
     fn settle(&mut self, done: io::Result<()>) -> io::Result<()> {
         let Err(e) = done else {
             self.busy_since = None;
