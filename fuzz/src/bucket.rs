@@ -8,7 +8,7 @@
 //! goes on (4 bytes, and how far to shift them in the fifth), tokens asked for (2 bytes, times a
 //! power of two in the last).
 
-use rtvirtio_iosched::Bucket;
+use rtvirtio_sched::Bucket;
 use rtvirtio_units::Nanos;
 
 /// Nanoseconds in a second, which is also what a token counts in a level.

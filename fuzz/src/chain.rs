@@ -4,8 +4,8 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use rtvirtio_iodomain::blk::{Limits, Parsed, SECTOR, SEGMENTS, chain_at, parse};
-use rtvirtio_iosched::Op;
+use rtvirtio_engine::blk::{Limits, Parsed, SECTOR, SEGMENTS, chain_at, parse};
+use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};

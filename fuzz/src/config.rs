@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use rtvirtio_iodomain::config::File;
-use rtvirtio_iosched::{Next, Op, Priority, Request, Scheduler};
+use rtvirtio_engine::config::File;
+use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler};
 use rtvirtio_units::Nanos;
 
 /// Requests that the schedulers of one input may make room for.

@@ -9,11 +9,11 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use rtvirtio_iodomain::backing::{Backing, BackingConfig};
-use rtvirtio_iodomain::engine::{Command, Disk, Engine, EngineConfig, EngineHandle, VringStart};
-use rtvirtio_iodomain::inflight::Region;
-use rtvirtio_iodomain::memory::GuestMem;
-use rtvirtio_iosched::{Config, VmConfig};
+use rtvirtio_engine::backing::{Backing, BackingConfig};
+use rtvirtio_engine::engine::{Command, Disk, Engine, EngineConfig, EngineHandle, VringStart};
+use rtvirtio_engine::inflight::Region;
+use rtvirtio_engine::memory::GuestMem;
+use rtvirtio_sched::{Config, VmConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// Bytes of a guest's memory.

@@ -25,12 +25,12 @@ const MOST: usize = 512 << 10;
 /// What fio 3.33 wrote, without the fields that are not read.
 const RECORDED: &str = include_str!("../documents/fio.json");
 const LOGS: [&str; 6] = [
-    include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.1.log"),
-    include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.2.log"),
-    include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.3.log"),
-    include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.4.log"),
-    include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.5.log"),
-    include_str!("../../crates/measure/tests/fixtures/fio-3.33_lat.6.log"),
+    include_str!("../../host/measure/tests/fixtures/fio-3.33_lat.1.log"),
+    include_str!("../../host/measure/tests/fixtures/fio-3.33_lat.2.log"),
+    include_str!("../../host/measure/tests/fixtures/fio-3.33_lat.3.log"),
+    include_str!("../../host/measure/tests/fixtures/fio-3.33_lat.4.log"),
+    include_str!("../../host/measure/tests/fixtures/fio-3.33_lat.5.log"),
+    include_str!("../../host/measure/tests/fixtures/fio-3.33_lat.6.log"),
 ];
 
 /// The job whose output was recorded, or one of its tasks alone, with targets where a flag asks for

@@ -9,7 +9,7 @@
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use rtvirtio_iodomain::inflight::Region;
+use rtvirtio_engine::inflight::Region;
 use vhost::vhost_user::message::VhostUserInflight;
 
 /// Queues of the region.

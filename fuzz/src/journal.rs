@@ -17,8 +17,8 @@ use rtvirtio_apply::{
     ApplyError, Fate, Form, HostFiles, JOURNAL_FILE, JOURNAL_SCHEMA, Machine, NoGuests, Observer, OnConflict,
     Session, Step, Target, Write, status,
 };
-use rtvirtio_host::Root;
-use rtvirtio_host::sched::Attr;
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::Attr;
 use sha2::{Digest as _, Sha256};
 
 use super::json;

@@ -3,11 +3,11 @@
 //!
 //! Layout of the input: which file it is, then its text.
 
-use rtvirtio_host::sched::Attr;
-use rtvirtio_host::text::{
+use rtvirtio_kernel::sched::Attr;
+use rtvirtio_kernel::text::{
     cpu_list, elevators, has_word, io_max_limit, is_dev, jiffies_readbacks, throttle_limit, weights,
 };
-use rtvirtio_host::{Root, mounts, task};
+use rtvirtio_kernel::{Root, mounts, task};
 
 /// Reads a text as each of the files that it may be.
 ///
@@ -77,7 +77,7 @@ pub fn play(data: &[u8]) {
 }
 
 fn read(root: &Root, file: u8) {
-    let words = |e: rtvirtio_host::HostError| assert!(!e.to_string().is_empty());
+    let words = |e: rtvirtio_kernel::HostError| assert!(!e.to_string().is_empty());
     match file {
         6 => task::stat(root, 1, 1).map_or_else(words, |s| assert!(s.cpu_time.as_secs_f64().is_finite())),
         7 => task::cgroups(root, 1, 1).map_or_else(words, |all| assert!(all.iter().all(|m| !m.has("a,b")))),

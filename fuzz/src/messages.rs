@@ -7,11 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
-use rtvirtio_iodomain::blk::Limits;
-use rtvirtio_iodomain::confine::Confine;
-use rtvirtio_iodomain::engine::Command;
-use rtvirtio_iodomain::frontend::{DiskInfo, Frontend};
-use rtvirtio_iodomain::listen::Listening;
+use rtvirtio_engine::blk::Limits;
+use rtvirtio_engine::confine::Confine;
+use rtvirtio_engine::engine::Command;
+use rtvirtio_engine::frontend::{DiskInfo, Frontend};
+use rtvirtio_engine::listen::Listening;
 
 use super::engine::house;
 use super::qemu;

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use rtvirtio_iosched::{
+use rtvirtio_sched::{
     Cap, Charge, Class, Config, Direction, Next, Op, Piece, Policy, Priority, Request, Reservation,
     Scheduler, Tspec, VmConfig, WindowConfig,
 };

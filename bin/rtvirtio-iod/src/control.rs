@@ -5,13 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rtvirtio_iodomain::check;
-use rtvirtio_iodomain::confine::{Confine, Role};
-use rtvirtio_iodomain::engine::EngineHandle;
-use rtvirtio_iodomain::line_server::{Limits, Reply, serve};
-use rtvirtio_iodomain::listen::Listening;
-use rtvirtio_iodomain::reload::Reloader;
-use rtvirtio_iodomain::report::report;
+use rtvirtio_engine::check;
+use rtvirtio_engine::confine::{Confine, Role};
+use rtvirtio_engine::engine::EngineHandle;
+use rtvirtio_engine::line_server::{Limits, Reply, serve};
+use rtvirtio_engine::listen::Listening;
+use rtvirtio_engine::reload::Reloader;
+use rtvirtio_engine::report::report;
 
 use crate::trace::Desk;
 

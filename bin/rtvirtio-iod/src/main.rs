@@ -10,10 +10,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use rtvirtio_iodconfig::File;
-use rtvirtio_iodomain::check;
-use rtvirtio_iodomain::confine::Role;
-use rtvirtio_iodomain::domain::Opened;
+use rtvirtio_domain_config::File;
+use rtvirtio_engine::check;
+use rtvirtio_engine::confine::Role;
+use rtvirtio_engine::domain::Opened;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 

@@ -14,8 +14,8 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use rtvirtio_iodconfig::{File, Sandbox as Mode};
-use rtvirtio_iodomain::confine::{Confine, Role};
+use rtvirtio_domain_config::{File, Sandbox as Mode};
+use rtvirtio_engine::confine::{Confine, Role};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// What the process keeps until all threads have their priority and its memory is locked.

@@ -9,9 +9,9 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rtvirtio_iodomain::confine::{Confine, Role};
-use rtvirtio_iodomain::engine::{Command, EngineHandle, Event, Trace};
-use rtvirtio_iosched::{Class, Op};
+use rtvirtio_engine::confine::{Confine, Role};
+use rtvirtio_engine::engine::{Command, EngineHandle, Event, Trace};
+use rtvirtio_sched::{Class, Op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde_json::json;

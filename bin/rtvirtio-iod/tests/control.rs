@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use common::{Iod, disk, two};
-use rtvirtio_ioclient::{Client, Options};
+use rtvirtio_domain_client::{Client, Options};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 fn processor_time(pid: u32) -> Duration {

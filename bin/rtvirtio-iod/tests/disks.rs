@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use common::{Iod, ask, configure, disk, program, read, two, write};
-use rtvirtio_ioclient::{Ask, Client, Options};
+use rtvirtio_domain_client::{Ask, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
 /// One disk that is all of a file.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Iod, Neighbour, ask, disk, read, two, write};
-use rtvirtio_ioclient::{Ask, Client, Options};
+use rtvirtio_domain_client::{Ask, Client, Options};
 
 fn works(command: &mut Command) -> Option<String> {
     let out = command.output().ok()?;

@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{Iod, disk, two};
-use rtvirtio_lab::image;
-use rtvirtio_lab::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_testbed::image;
+use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 
 const KILLS: u32 = 3;
 

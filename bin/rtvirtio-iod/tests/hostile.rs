@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Neighbour, Place, ask, read};
-use rtvirtio_ioclient::{Client, Options, SharedMemory};
+use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
 const NEXT: u16 = 1;

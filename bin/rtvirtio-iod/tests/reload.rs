@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Iod, ask, configure, disk, read, two};
-use rtvirtio_ioclient::load::{Got, Plan, Stream, run};
-use rtvirtio_ioclient::{Client, Options};
+use rtvirtio_domain_client::load::{Got, Plan, Stream, run};
+use rtvirtio_domain_client::{Client, Options};
 use rustix::process::Signal;
 
 /// Two VMs; the first one may read so often.

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{Neighbour, Place, answer, ask, read};
-use rtvirtio_ioclient::{Client, Options};
+use rtvirtio_domain_client::{Client, Options};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
@@ -215,7 +215,7 @@ fn memory_that_is_set_again() {
     let mut place = Place::new();
     place.repeat("set the memory table", |client, _| {
         let region = VhostUserMemoryRegionInfo {
-            guest_phys_addr: rtvirtio_ioclient::SharedMemory::BASE,
+            guest_phys_addr: rtvirtio_domain_client::SharedMemory::BASE,
             memory_size: client.mem.len() as u64,
             userspace_addr: client.mem.address(),
             mmap_offset: 0,

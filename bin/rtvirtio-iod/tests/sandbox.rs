@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::{Iod, ask, disk, read, two, write};
-use rtvirtio_ioclient::{Ask, Client, Options};
+use rtvirtio_domain_client::{Ask, Client, Options};
 
 /// Of every thread, what `/proc` says under these keys.
 fn threads(pid: u32, keys: &[&str]) -> BTreeMap<String, Vec<String>> {

@@ -5,8 +5,8 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Iod, answer, ask, disk, program, read, two, write};
-use rtvirtio_ioclient::load::{Plan, Stream, run};
-use rtvirtio_ioclient::{Ask, Client, Options, SharedMemory};
+use rtvirtio_domain_client::load::{Plan, Stream, run};
+use rtvirtio_domain_client::{Ask, Client, Options, SharedMemory};
 
 const BIG: Options = Options { queues: 1, size: 256, buffer: 1 << 20, sealed: true };
 
@@ -213,7 +213,7 @@ fn a_disk_cut_short_is_an_error_of_its_own_guest() {
 fn the_examples_are_right() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let example = root.join("examples/iod/two-vms.toml");
-    rtvirtio_iodconfig::File::load(&example).unwrap();
+    rtvirtio_domain_config::File::load(&example).unwrap();
     let text = std::fs::read_to_string(example).unwrap();
     let shown = std::fs::read_to_string(root.join("docs/iod.md")).unwrap();
     let (_, body) = text.split_once('\n').unwrap();

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Iod, Neighbour, ask, disk, read};
-use rtvirtio_ioclient::{Ask, Client, Options};
+use rtvirtio_domain_client::{Ask, Client, Options};
 
 /// How long each run takes: `RTVIRTIO_SHARE_SECONDS`, or one second.
 fn length() -> Duration {
@@ -139,7 +139,7 @@ fn a_flood_of_requests_that_cost_no_device_time() {
         let options = Options { queues: 4, size: 256, ..Options::default() };
         let mut clients: Vec<Client> =
             (0..8).map(|i| Client::connect(&at.join(i.to_string()), options).unwrap()).collect();
-        let guest = |offset: usize| rtvirtio_ioclient::SharedMemory::BASE + offset as u64;
+        let guest = |offset: usize| rtvirtio_domain_client::SharedMemory::BASE + offset as u64;
         let mut counts = vec![[(0u64, 0u64); 4]; 8];
         for client in &mut clients {
             let mem = Arc::clone(&client.mem);
@@ -202,7 +202,7 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
             let queue = &mut client.queues[0];
             let (header, status) = (queue.data(0), queue.data(1));
             mem.write(header, &[0; 16]);
-            let guest = |offset: usize| rtvirtio_ioclient::SharedMemory::BASE + offset as u64;
+            let guest = |offset: usize| rtvirtio_domain_client::SharedMemory::BASE + offset as u64;
             // All of the disk at once: 512 pieces.
             queue.describe_raw(0, guest(header), 16, NEXT, 1);
             queue.describe_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{Iod, ask, disk, read, two, write};
-use rtvirtio_ioclient::load::{Plan, Stream, run};
-use rtvirtio_ioclient::{Ask, Client, Options};
+use rtvirtio_domain_client::load::{Plan, Stream, run};
+use rtvirtio_domain_client::{Ask, Client, Options};
 use serde_json::Value;
 
 /// A listener.

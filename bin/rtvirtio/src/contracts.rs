@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session, Silent, append};
 use rtvirtio_cpu::{Ask, Backend, Contract, Order, Probe, admit, choose, levels, settings};
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, VmHandle};
 

@@ -10,7 +10,7 @@ use rtvirtio_cpu::{
     Ask, Asked, Backend, Choice, Contract, CpuError, CpuProfile, Demand, DemandError, Level, Order, Probe,
     Settings, admit, attr, choose, find_all, group_name, interference_us, levels, probe, settings, tick,
 };
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::bail;
-use rtvirtio_host::holders::describe_unseen;
-use rtvirtio_host::{Claim, Holders};
-use rtvirtio_lab::workload::{Place, VmLoad};
+use rtvirtio_kernel::holders::describe_unseen;
+use rtvirtio_kernel::{Claim, Holders};
+use rtvirtio_testbed::workload::{Place, VmLoad};
 
 use crate::site::Site;
 use crate::ui::Ui;

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, ensure};
 use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
-use rtvirtio_host::{BlockDevice, Cgroups, HostError, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root};
 
 use crate::args::Global;
 use crate::cmd::apply::forget_plan;

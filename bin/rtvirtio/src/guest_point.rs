@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use rtvirtio_lab::workload::{self, RunOptions};
 use rtvirtio_measure::TaskResult;
 use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
 use rtvirtio_spec::{Arrival, Op, Pattern, Task};
+use rtvirtio_testbed::workload::{self, RunOptions};
 use rtvirtio_units::{Bytes, Iops};
 
 use crate::args::Global;

@@ -60,7 +60,7 @@ fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
 }
 
 fn serve_twin(args: &args::TwinServeArgs) -> anyhow::Result<ExitCode> {
-    rtvirtio_lab::twin::serve(&rtvirtio_lab::twin::ServeConfig {
+    rtvirtio_testbed::twin::serve(&rtvirtio_testbed::twin::ServeConfig {
         profile: args.profile.clone(),
         size: args.size,
         seed: args.seed,

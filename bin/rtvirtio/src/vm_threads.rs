@@ -4,11 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_host::task::full_name;
-use rtvirtio_host::{Cgroups, Root};
-use rtvirtio_lab::Lab;
-use rtvirtio_lab::state::LabVm;
+use rtvirtio_kernel::task::full_name;
+use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
+use rtvirtio_testbed::Lab;
+use rtvirtio_testbed::state::LabVm;
 use rtvirtio_vmm::threads::{Named, process_of, serves};
 use rtvirtio_vmm::{Qmp, VmHandle};
 

@@ -6,8 +6,8 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_lab::boxed::{self, BoxOutcome, BoxRun};
-use rtvirtio_lab::image;
+use rtvirtio_testbed::boxed::{self, BoxOutcome, BoxRun};
+use rtvirtio_testbed::image;
 
 /// A run takes 35 to 90 s on two cores, and 40 s more for each guest that emulated SVM resets.
 const LIMIT: Duration = Duration::from_secs(160);

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 use plc::{Plc, program, read};
 use rtvirtio_cpu::Backend;
-use rtvirtio_host::sched;
-use rtvirtio_lab::boxed::{self, BoxOutcome, BoxRun};
-use rtvirtio_lab::image::{self, Kernel};
+use rtvirtio_kernel::sched;
+use rtvirtio_testbed::boxed::{self, BoxOutcome, BoxRun};
+use rtvirtio_testbed::image::{self, Kernel};
 use rtvirtio_units::Bytes;
 use serde_json::Value;
 

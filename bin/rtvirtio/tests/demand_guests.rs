@@ -9,9 +9,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use common::{Site, text};
-use rtvirtio_lab::image;
-use rtvirtio_lab::qemu::{GUEST_PORT, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_measure::http::{Load, Request, Url, periodic};
+use rtvirtio_testbed::image;
+use rtvirtio_testbed::qemu::{GUEST_PORT, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 

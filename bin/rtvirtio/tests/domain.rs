@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use common::plane::{Plane, differences};
 use common::{Site, can_run, iod_is_built, text};
-use rtvirtio_ioclient::{Ask, Client, Options};
-use rtvirtio_lab::RamDisk;
+use rtvirtio_domain_client::{Ask, Client, Options};
+use rtvirtio_testbed::RamDisk;
 use rtvirtio_units::Bytes;
 
 /// Of the flash twin.
-const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../crates/bench/data/qlc-nvme.profile.json");
+const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/bench/data/qlc-nvme.profile.json");
 
 fn vm(name: &str, reach: &str, task: &str) -> String {
     format!(

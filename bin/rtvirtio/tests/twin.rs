@@ -27,7 +27,7 @@ fn fio(device: &str, rw: &str, size: u64, depth: u32, seconds: u32) -> (f64, f64
     )
 }
 
-/// Declared service time of the microSD twin, in ns: crates/lab/profiles/microsd.toml.
+/// Declared service time of the microSD twin, in ns: lab/testbed/profiles/microsd.toml.
 fn microsd(read: bool, bytes: u64) -> f64 {
     if read { 600e3 + 56.5 * bytes as f64 } else { 2e6 + 150.0 * bytes as f64 }
 }

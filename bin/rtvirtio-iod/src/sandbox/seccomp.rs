@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 
 use libc::c_long;
-use rtvirtio_iodomain::confine::Role;
+use rtvirtio_engine::confine::Role;
 use seccompiler::{
     BackendError, BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
     SeccompRule, TargetArch,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rtvirtio_ioclient::{Answer, Ask, Client, ClientQueue, Options};
+use rtvirtio_domain_client::{Answer, Ask, Client, ClientQueue, Options};
 use rustix::process::{Pid, Signal};
 
 /// A process that serves; ended when dropped.

@@ -7,7 +7,7 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::{
     ApplyError, JOURNAL_FILE, Machine, Observer, Session, StateDir, Step, Write, append, dry_run, resolve,
 };
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
 use rtvirtio_report::text;

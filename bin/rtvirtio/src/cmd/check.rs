@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rtvirtio_host::{Finding, Level, Root, check, guest_priority};
+use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
 use rtvirtio_vmm::{GuestAgent, KvmProbe, probe_kvm};
 
@@ -22,7 +22,7 @@ const KVM_WHY: &str =
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
 pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let mut extra = rtvirtio_host::check::vms(&Root::default());
+    let mut extra = rtvirtio_kernel::check::vms(&Root::default());
     extra.push(kvm(args, global, ui));
     extra.extend(args.guests.iter().map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
@@ -50,7 +50,7 @@ fn guest(socket: &Path) -> Finding {
 fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
     let probe = if args.kvm {
         ui.step("starting a guest under KVM");
-        let image = rtvirtio_lab::image::ensure(&global.cache_dir, &|text| ui.step(text));
+        let image = rtvirtio_testbed::image::ensure(&global.cache_dir, &|text| ui.step(text));
         match image.map(|image| probe_kvm(&image.kernel, &image.initrd)) {
             Ok(Ok(probe)) => probe,
             Ok(Err(e)) => {

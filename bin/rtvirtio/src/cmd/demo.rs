@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
 use rtvirtio_planner::{Plan, TaskOutlook, plan};

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Session, StateDir};
-use rtvirtio_host::{BlockDevice, Root};
-use rtvirtio_iodconfig::File;
-use rtvirtio_iodplan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
-use rtvirtio_lab::iod::IodError;
-use rtvirtio_lab::state::LabVm;
+use rtvirtio_domain_config::File;
+use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
+use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::Profile;
 use rtvirtio_report::text::{Cell, Column, Table};
 use rtvirtio_report::{terminal, text};
 use rtvirtio_spec::{Device, Spec};
+use rtvirtio_testbed::iod::IodError;
+use rtvirtio_testbed::state::LabVm;
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_vmm::holder::Process;
 use serde::Serialize;
@@ -167,14 +167,14 @@ pub fn for_lab(
         let places: Vec<DiskPlace> = vms
             .iter()
             .map(|vm| DiskPlace {
-                socket: rtvirtio_lab::iod::socket(run_dir, &vm.name),
+                socket: rtvirtio_testbed::iod::socket(run_dir, &vm.name),
                 path: device.to_owned(),
                 part: Some((Bytes(vm.offset), Bytes(vm.size))),
                 // The lab has made it.
                 is_raw: true,
             })
             .collect();
-        let file = run_dir.join(rtvirtio_lab::iod::DIR).join(FILE);
+        let file = run_dir.join(rtvirtio_testbed::iod::DIR).join(FILE);
         let text = plan.text(&name, &run_dir.join("iod.sock"), &places);
         std::fs::write(&file, text).map_err(|e| IodError::new(format!("{}: {e}", file.display())))?;
         let mut command = Command::new(program());

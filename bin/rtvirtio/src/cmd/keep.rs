@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use rtvirtio_apply::{Amended, ApplyError, JOURNAL_FILE, Machine, NoGuests, Session, Silent};
 use rtvirtio_cpu::{Ask, Backend, Probe, domain_of, has_part, probe, resplit, take_in};
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_spec::Spec;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};

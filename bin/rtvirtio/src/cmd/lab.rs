@@ -5,12 +5,12 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::Context;
-use rtvirtio_lab::image::GuestImage;
-use rtvirtio_lab::qemu::Accel;
-use rtvirtio_lab::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_report::text;
 use rtvirtio_spec::Spec;
+use rtvirtio_testbed::image::GuestImage;
+use rtvirtio_testbed::qemu::Accel;
+use rtvirtio_testbed::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
@@ -126,7 +126,7 @@ pub fn up(
     let progress = |text: &str| ui.step(text);
     let mut images = GuestImages::new();
     for kernel in guest_kernels(spec) {
-        let image = rtvirtio_lab::image::ensure_kernel(&global.cache_dir, kernel, &progress);
+        let image = rtvirtio_testbed::image::ensure_kernel(&global.cache_dir, kernel, &progress);
         // Ctrl-C reaches apt too, whose failure is then not the news.
         ui.check_cancelled()?;
         images.insert(kernel, image?);

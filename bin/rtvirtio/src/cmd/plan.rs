@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use rtvirtio_host::{BlockDevice, Root};
+use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, plan, settings_of};
 use rtvirtio_report::text;

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_host::{BlockDevice, Claim, Root};
-use rtvirtio_lab::Lab;
-use rtvirtio_lab::twin::TwinProfile;
+use rtvirtio_kernel::{BlockDevice, Claim, Root};
+use rtvirtio_testbed::Lab;
+use rtvirtio_testbed::twin::TwinProfile;
 
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;

@@ -13,7 +13,7 @@ use rtvirtio_cpu::{
     Backend, CPU_PROFILE_SCHEMA, Contract, CpuProfile, Neighbour, Order, Point, Probe, Run, Setup,
     Surroundings, choose, probe, tick,
 };
-use rtvirtio_host::{Root, task};
+use rtvirtio_kernel::{Root, task};
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_spec::{CpuNeed, Priorities, Spec};
 use rtvirtio_units::{Iops, Nanos};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Fate, Machine, OnConflict, Reverted, Session, Silent, StateDir};
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_report::terminal;
 
 use super::apply::forget_plan;

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use rtvirtio_iodplan::{DomainPlan, Simulation, TaskOutcome, Traffic};
-use rtvirtio_iosched::Policy;
+use rtvirtio_domain_plan::{DomainPlan, Simulation, TaskOutcome, Traffic};
 use rtvirtio_report::terminal;
 use rtvirtio_report::text::{Cell, Column, Paint, Table};
+use rtvirtio_sched::Policy;
 use rtvirtio_units::Nanos;
 use serde::Serialize;
 

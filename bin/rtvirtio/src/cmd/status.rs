@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use rtvirtio_apply::{KnobState, Machine, Status};
-use rtvirtio_host::Root;
+use rtvirtio_kernel::Root;
 use rtvirtio_planner::Plan;
 use rtvirtio_report::terminal;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_cpu::{Control, control};
-use rtvirtio_host::{Cgroups, Root};
+use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_planner::Strength;
 use rtvirtio_report::text::{Cell, Column, Paint, Table};
 use rtvirtio_units::Nanos;

@@ -6,7 +6,7 @@ use std::process::Command;
 use rtvirtio_apply::points::{CountedSteps, Points, kill_self};
 use rtvirtio_apply::{Machine, NoGuests, OnConflict, Session};
 use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, choose, probe, settings};
-use rtvirtio_host::{Root, sched};
+use rtvirtio_kernel::{Root, sched};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::discover;

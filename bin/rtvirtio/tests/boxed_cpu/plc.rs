@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use rtvirtio_host::{Root, sched, task};
-use rtvirtio_lab::image;
+use rtvirtio_kernel::{Root, sched, task};
+use rtvirtio_testbed::image;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{GuestAgent, Qmp, Role, Thread, VmHandle};

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rtvirtio_host::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
 use rtvirtio_testkit::{Need, has, skip};

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rtvirtio_bench::iod::socket;
-use rtvirtio_lab::iod::is_ready;
+use rtvirtio_testbed::iod::is_ready;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
 
 use crate::cmd::iod;

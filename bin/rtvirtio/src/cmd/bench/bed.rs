@@ -8,13 +8,13 @@ use anyhow::ensure;
 use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, OtherHost, Point, Recorder};
 use rtvirtio_bench::load::vm_name;
 use rtvirtio_bench::stage::Stage;
-use rtvirtio_host::Root;
-use rtvirtio_lab::Lab;
-use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::local::ensure_fio;
 use rtvirtio_model::{Config, DepthPoint, Elevator, GuestPoint, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
+use rtvirtio_testbed::Lab;
+use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_units::Bytes;
 
 use super::{BENCH_DIR, cores};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use rtvirtio_apply::Session;
 use rtvirtio_cpu::{Backend, choose, probe};
-use rtvirtio_host::{Cgroups, Root};
+use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_measure::awake::Awake;
 use rustix::thread::CpuSet;
 
@@ -51,7 +51,7 @@ pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
     let set = set_of(cpus);
     // A thread that appears between two looks was started by one that may not be bound yet.
     loop {
-        let tids = rtvirtio_host::task::tids(&Root::default(), pid)?;
+        let tids = rtvirtio_kernel::task::tids(&Root::default(), pid)?;
         for tid in &tids {
             let thread = i32::try_from(*tid).ok().and_then(rustix::process::Pid::from_raw);
             match rustix::thread::sched_setaffinity(thread, &set) {
@@ -59,7 +59,7 @@ pub fn bind(pid: u32, cpus: &[u32]) -> anyhow::Result<()> {
                 Err(e) => return Err(e).with_context(|| format!("thread {tid} cannot be bound to {cpus:?}")),
             }
         }
-        if rtvirtio_host::task::tids(&Root::default(), pid)? == tids {
+        if rtvirtio_kernel::task::tids(&Root::default(), pid)? == tids {
             return Ok(());
         }
     }
@@ -79,7 +79,8 @@ fn set_of(cpus: &[u32]) -> CpuSet {
 /// The last CPU that is online, for the guests, and the others, for everything else.
 pub fn core_and_others() -> anyhow::Result<(u32, Vec<u32>)> {
     let online = Root::default().read(Path::new("/sys/devices/system/cpu/online"))?;
-    let mut cpus: Vec<u32> = rtvirtio_host::text::cpu_list(&online).unwrap_or_default().into_iter().collect();
+    let mut cpus: Vec<u32> =
+        rtvirtio_kernel::text::cpu_list(&online).unwrap_or_default().into_iter().collect();
     match (cpus.pop(), cpus.is_empty()) {
         (Some(core), false) => Ok((core, cpus)),
         _ => bail!("two CPUs are needed: one for the guests, another one for their clients"),

@@ -13,12 +13,12 @@ use rtvirtio_bench::cyclictest::{
     CyclictestData, INTERVAL_US, LARGEST_US, Latencies, Setup, WALK, WATCH_US, claims, parse,
 };
 use rtvirtio_cpu::{Contract, Order};
-use rtvirtio_host::Root;
-use rtvirtio_host::sched::{self, Attr};
-use rtvirtio_host::steal::stolen;
-use rtvirtio_lab::image::{self, Kernel};
-use rtvirtio_lab::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_kernel::steal::stolen;
 use rtvirtio_measure::HostFacts;
+use rtvirtio_testbed::image::{self, Kernel};
+use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuGuest};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};

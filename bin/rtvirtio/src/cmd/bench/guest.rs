@@ -4,9 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use rtvirtio_lab::image;
-use rtvirtio_lab::qemu::{Accel, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_measure::HostFacts;
+use rtvirtio_testbed::image;
+use rtvirtio_testbed::qemu::{Accel, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_vmm::agent::{ExecOutput, Process};
 use serde_json::Value;
 

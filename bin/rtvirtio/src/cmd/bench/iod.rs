@@ -10,14 +10,14 @@ use rtvirtio_bench::iod::{
     flood_streams, part_of, socket,
 };
 use rtvirtio_bench::iod_window::{WINDOW_SCHEMES, WindowRun};
-use rtvirtio_ioclient::load::{Plan, Stream, run as run_load};
-use rtvirtio_ioclient::{Client, Options};
-use rtvirtio_lab::RamDisk;
-use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_domain_client::load::{Plan, Stream, run as run_load};
+use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_measure::noise::NoiseProbe;
 use rtvirtio_measure::{HostFacts, Run};
 use rtvirtio_report::{BenchSection, BenchTable};
 use rtvirtio_spec::LabKind;
+use rtvirtio_testbed::RamDisk;
+use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_units::Bytes;
 
 use super::backend::{Backend, PEER};

@@ -8,11 +8,11 @@ use anyhow::{Context, bail};
 use rtvirtio_bench::crash::{
     CrashData, Kill, QUEUES, REGION, REGIONS, Round, claims, config, fio, outcome, socket,
 };
-use rtvirtio_lab::qemu::QemuGuest;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_report::{BenchSection, BenchTable};
 use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
+use rtvirtio_testbed::qemu::QemuGuest;
 
 use super::backend::Backend;
 use super::bed::Bed;

@@ -13,14 +13,14 @@ use rtvirtio_bench::startup::{
     DISK, FLOOD_BLOCK, LOAD_FROM, MOUNT, SCHEMES, Scheme, Start, StartupData, Tuning, claims, config, flood,
     guest_load, read_script, script, socket,
 };
-use rtvirtio_ioclient::load::{Got, Plan, run_until};
-use rtvirtio_ioclient::{Client, Options};
-use rtvirtio_lab::AppDisk;
-use rtvirtio_lab::qemu::QemuGuest;
-use rtvirtio_lab::twin::{Access, TwinProfile, mean_service};
+use rtvirtio_domain_client::load::{Got, Plan, run_until};
+use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_report::{BenchSection, BenchTable};
 use rtvirtio_spec::LabKind;
+use rtvirtio_testbed::AppDisk;
+use rtvirtio_testbed::qemu::QemuGuest;
+use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::agent::Process;
 

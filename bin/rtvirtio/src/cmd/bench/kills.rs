@@ -10,7 +10,7 @@ use rtvirtio_apply::points::{CountedHost, CountedSteps, Points, kill_self};
 use rtvirtio_apply::{JOURNAL_FILE, Machine, NoGuests, OnConflict, Session};
 use rtvirtio_bench::reservation::Kills;
 use rtvirtio_cpu::{Ask, Contract, Level, Order, choose, group_name, probe, settings};
-use rtvirtio_host::{Cgroups, Root};
+use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::discover;

@@ -11,12 +11,12 @@ use rtvirtio_bench::reservation::{
 };
 use rtvirtio_bench::train::median;
 use rtvirtio_cpu::{Contract, Order};
-use rtvirtio_host::Root;
-use rtvirtio_lab::image;
-use rtvirtio_lab::qemu::{GuestDisk, QemuConfig, QemuGuest};
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::http::Load;
 use rtvirtio_stats::Random;
+use rtvirtio_testbed::image;
+use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};

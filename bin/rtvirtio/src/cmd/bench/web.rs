@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use rtvirtio_bench::reservation::FILE_BYTES;
-use rtvirtio_lab::qemu::{GUEST_PORT, QemuGuest};
 use rtvirtio_measure::http::{self, Request, Url};
+use rtvirtio_testbed::qemu::{GUEST_PORT, QemuGuest};
 
 use super::guest;
 use crate::ui::{Cancelled, Ui};

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rtvirtio_apply::StateDir;
-use rtvirtio_lab::iod::Inherited;
-use rtvirtio_lab::proc::ProcessId;
+use rtvirtio_testbed::iod::Inherited;
+use rtvirtio_testbed::proc::ProcessId;
 use rtvirtio_vmm::holder::{self, Process};
 use serde::{Deserialize, Serialize};
 
@@ -132,7 +132,7 @@ pub fn start(mut command: Command, config: &str, state_dir: &Path) -> anyhow::Re
         read_log: &|| dir.read(LOG),
     };
     command.arg("--config").arg(config_path(state_dir));
-    let started = rtvirtio_lab::iod::start(command, None, inherited).map_err(anyhow::Error::from);
+    let started = rtvirtio_testbed::iod::start(command, None, inherited).map_err(anyhow::Error::from);
     let recorded = started.and_then(|process| {
         let record = serde_json::to_vec_pretty(&Record { boot_id: boot_id(), process: process.clone() })?;
         match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {

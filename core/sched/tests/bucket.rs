@@ -1,0 +1,133 @@
+//! The token bucket against its definition, for all small rates, bursts and sequences of requests.
+//!
+//! Definition: at most `burst + rate t` tokens in any interval of length t, and each request at the
+//! first nanosecond at which that holds for all intervals that end with it. It is judged by trying
+//! one nanosecond after another against all intervals, in exact integers.
+
+use rtvirtio_sched::Bucket;
+use rtvirtio_units::Nanos;
+
+/// What a token counts, in tokens per second times nanoseconds.
+const TOKEN: u64 = 1_000_000_000;
+/// Longest wait that a search follows: beyond it no small case gets a request through.
+const LONGEST: u64 = 64;
+
+/// Whether `tokens` more at `now` keep every interval that ends at `now` within the envelope.
+fn fits(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> bool {
+    let mut sum = tokens;
+    tokens <= burst
+        && taken.iter().rev().all(|(at, n)| {
+            sum += n;
+            sum * TOKEN <= burst * TOKEN + rate * (now - at)
+        })
+}
+
+/// The first nanosecond from `from` on at which they may go.
+fn first(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst: u64) -> u64 {
+    (from..from + LONGEST).find(|t| fits(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
+}
+
+/// Lets requests through in all ways, and returns how many were judged.
+fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
+    if more == 0 {
+        return 0;
+    }
+    let mut judged = 0;
+    for gap in of.gaps {
+        for tokens in 0..=of.burst + 1 {
+            let from = now + gap;
+            let ready = bucket.ready_at(Nanos(from), tokens).0;
+            let right = first(taken, from, tokens, of.rate, of.burst);
+            assert_eq!(
+                ready, right,
+                "rate {} burst {}: {tokens} at {from} after {taken:?}",
+                of.rate, of.burst
+            );
+            judged += 1;
+            if ready == u64::MAX {
+                continue;
+            }
+            // At the first moment that is allowed, and some time later.
+            for at in [ready, ready + 2] {
+                let mut next = bucket.clone();
+                next.take(Nanos(at), tokens);
+                taken.push((at, tokens));
+                judged += all(&next, taken, at, more - 1, of);
+                taken.pop();
+            }
+        }
+    }
+    judged
+}
+
+struct Case {
+    rate: u64,
+    burst: u64,
+    gaps: &'static [u64],
+}
+
+/// Rates of a tenth to two tokens in a nanosecond, and such as no nanosecond divides.
+const RATES: [u64; 7] = [0, 100_000_000, 142_857_143, 333_333_333, 700_000_000, 1_000_000_000, 2_000_000_001];
+
+#[test]
+fn all_short_sequences() {
+    let mut judged = 0;
+    for rate in RATES {
+        for burst in 0..=3 {
+            let case = Case { rate, burst, gaps: &[0, 1, 2, 5] };
+            judged += all(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
+        }
+    }
+    assert!(judged > 1_000_000, "{judged}");
+}
+
+/// Single tokens: longer sequences, in which what is left of a nanosecond adds up.
+#[test]
+fn all_longer_sequences_of_single_tokens() {
+    fn go(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, rate: u64, burst: u64) -> u64 {
+        if more == 0 {
+            return 0;
+        }
+        let mut judged = 0;
+        for gap in [0, 1, 7] {
+            let from = now + gap;
+            let ready = bucket.ready_at(Nanos(from), 1).0;
+            assert_eq!(
+                ready,
+                first(taken, from, 1, rate, burst),
+                "rate {rate} burst {burst} at {from}: {taken:?}"
+            );
+            judged += 1;
+            if ready < u64::MAX {
+                let mut next = bucket.clone();
+                next.take(Nanos(ready), 1);
+                taken.push((ready, 1));
+                judged += go(&next, taken, ready, more - 1, rate, burst);
+                taken.pop();
+            }
+        }
+        judged
+    }
+    let mut judged = 0;
+    for rate in RATES {
+        for burst in 1..=2 {
+            judged += go(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, rate, burst);
+        }
+    }
+    assert!(judged > 50_000, "{judged}");
+}
+
+/// A clock that goes back gives nothing: the bucket stands where it stood.
+#[test]
+fn all_ways_back() {
+    for rate in RATES {
+        for (forth, back) in (0..12).flat_map(|f| (0..=f).map(move |b| (f, b))) {
+            let mut bucket = Bucket::new(rate, 2);
+            bucket.take(Nanos(forth), 2);
+            let at_rest = bucket.ready_at(Nanos(forth), 1);
+            assert_eq!(bucket.ready_at(Nanos(forth - back), 1), at_rest);
+            bucket.take(Nanos(forth - back), 0);
+            assert_eq!(bucket.ready_at(Nanos(forth), 1), at_rest, "rate {rate}: {forth} back {back}");
+        }
+    }
+}

@@ -1,0 +1,485 @@
+//! The scheduler by itself, step by step.
+
+use rtvirtio_sched::{
+    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request, Reservation,
+    Scheduler, Tspec, VmConfig, WindowConfig,
+};
+use rtvirtio_units::Nanos;
+
+const COST: Cost = Cost {
+    read: Line { base_ns: 62_000, per_mib_ns: 1_000_000 },
+    write: Line { base_ns: 25_000, per_mib_ns: 420_000 },
+    flush_ns: 25_000,
+    discard_ns: 25_000,
+};
+
+fn request(tag: u64, op: Op, len: u64, now: Nanos) -> Request {
+    Request { tag, op, len, priority: Priority::NORMAL, arrival: now }
+}
+
+/// For two VMs without limits.
+fn of_two_vms(window: u32) -> Scheduler {
+    let vms = vec![VmConfig::default(), VmConfig::default()];
+    let window = WindowConfig::fixed(window);
+    Scheduler::new(&Config { cost: COST, window, vms, ..Config::default() }).unwrap()
+}
+
+/// Serves all that waits, one piece after the other; how many pieces it took, and until when.
+fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
+    let mut pieces = 0;
+    loop {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                // What a deallocation takes is not known before: as long as is declared.
+                let took = if matches!(piece.op, Op::Discard | Op::WriteZeroes) {
+                    COST.discard_ns
+                } else {
+                    piece.cost
+                };
+                now = Nanos(now.0 + took);
+                s.complete(now, &piece).unwrap();
+                pieces += 1;
+            }
+            Next::Wait(at) => {
+                assert!(at.0 < u64::MAX, "something waits for ever, after {pieces} pieces");
+                now = at;
+            }
+            Next::Full => panic!("one piece at a time"),
+            Next::Idle => return (pieces, now),
+        }
+    }
+}
+
+/// A limit on bytes counts zeroes as written, in pieces that it has room for; under every limit
+/// they make progress.
+#[test]
+fn zeroes_count_as_written_where_bytes_are_limited() {
+    for policy in Policy::ALL {
+        let cap =
+            Cap { bytes: Some(Tspec { rate: 80_000_000, burst: 65_536, peak: None }), ..Cap::default() };
+        let time =
+            Cap { time: Some(Tspec { rate: 500_000_000, burst: 100_000, peak: None }), ..Cap::default() };
+        for write in [Cap::default(), cap, time] {
+            let vm = VmConfig { caps: [Cap::default(), write], ..VmConfig::default() };
+            let vms = vec![vm, VmConfig { weight: 7, ..VmConfig::default() }];
+            let config =
+                Config { policy, cost: COST, window: WindowConfig::fixed(2), vms, ..Config::default() };
+            let mut s = Scheduler::new(&config).unwrap();
+            s.submit(0, request(1, Op::WriteZeroes, 64 << 20, Nanos(0))).unwrap();
+            let (pieces, end) = drain(&mut s, Nanos(0));
+            assert_eq!(pieces, 1_024);
+            if write.bytes.is_some() {
+                // 64 MiB less the burst at 80 MB/s.
+                assert!(end.0 >= (64 << 20) - 65_536 * 2 / 80 * 1_000, "{end}");
+                assert!(end.as_secs_f64() > 0.83, "{end}");
+            }
+        }
+    }
+}
+
+/// A discard is one request, whatever its length, and uses no bytes.
+#[test]
+fn discards_use_requests_only() {
+    let cap = Cap {
+        requests: Some(Tspec { rate: 10, burst: 1, peak: None }),
+        bytes: Some(Tspec { rate: 65_536, burst: 65_536, peak: None }),
+        ..Cap::default()
+    };
+    let vms = vec![VmConfig { caps: [Cap::default(), cap], ..VmConfig::default() }];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    for tag in 0..3 {
+        s.submit(0, request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
+    }
+    let (pieces, end) = drain(&mut s, Nanos(0));
+    // Each takes as long as is declared for one of the smallest size, so they stay that small.
+    assert_eq!(pieces, 3 * 512);
+    assert!((0.2..0.25).contains(&end.as_secs_f64()), "{end}");
+}
+
+/// Two VMs on a device that takes `piece_ns` for each piece of a discard and 100 us for a read. VM
+/// 1 keeps one read
+/// outstanding; VM 0 has a discard of `mib` MiB. The longest read, and the share of the time that
+/// discards took.
+fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
+    let config = Config {
+        cost: Cost { discard_ns: 400_000, ..COST },
+        window: WindowConfig::fixed(1),
+        vms: vec![VmConfig::default(), VmConfig::default()],
+        ..Config::default()
+    };
+    let mut s = Scheduler::new(&config).unwrap();
+    let mut now = Nanos(0);
+    s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
+    s.submit(0, request(1, Op::Discard, mib << 20, now)).unwrap();
+    let (mut longest, mut discards, mut asked) = (0, 0, now);
+    // One server: what is at the device is served in order.
+    let mut at_device = Vec::new();
+    let mut free_at = now;
+    while now < Nanos(2_000_000_000) {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                let took = if piece.op == Op::Discard { piece_ns } else { 100_000 };
+                discards += if piece.op == Op::Discard { took } else { 0 };
+                free_at = Nanos(free_at.0.max(now.0) + took);
+                at_device.push((free_at, piece));
+            }
+            rest if !at_device.is_empty() => {
+                let (done, piece) = at_device.remove(0);
+                if let Next::Wait(at) = rest {
+                    if at < done {
+                        now = at;
+                        at_device.insert(0, (done, piece));
+                        continue;
+                    }
+                }
+                now = done;
+                s.complete(now, &piece).unwrap();
+                if piece.op == Op::Read {
+                    longest = longest.max(now.0 - asked.0);
+                    asked = now;
+                    s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
+                }
+            }
+            Next::Wait(at) => now = at,
+            other => panic!("{other:?}"),
+        }
+    }
+    (longest, discards as f64 / now.0 as f64)
+}
+
+/// A VM that discards delays its neighbour's requests by one piece, and takes no more than the
+/// share of discards.
+#[test]
+fn discards_delay_a_neighbour_by_one_piece() {
+    for piece_ns in [50_000, 400_000, 5_000_000] {
+        let (longest, share) = reads_beside_discards(piece_ns, 2_048);
+        assert!(longest <= 100_000 + piece_ns, "{longest} ns with pieces of {piece_ns} ns");
+        assert!(share <= 0.051, "{share} with pieces of {piece_ns} ns");
+        assert!(
+            share > 0.02 || piece_ns < 100_000,
+            "{share}: they make progress, with pieces of {piece_ns} ns"
+        );
+    }
+}
+
+/// Discards of a VM that is alone wait for nothing, and use no place in the window.
+#[test]
+fn discards_of_a_vm_alone_wait_for_nothing() {
+    let mut s = of_two_vms(1);
+    s.submit(0, request(1, Op::Read, 4_096, Nanos(0))).unwrap();
+    let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
+    s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
+    // The window is full, and the discard goes all the same; the second piece waits for the first.
+    let Next::Piece(discard) = s.next(Nanos(0)) else { panic!("the discard goes") };
+    assert_eq!((discard.op, s.in_flight()), (Op::Discard, 1));
+    assert_eq!(s.next(Nanos(0)), Next::Full);
+    s.complete(Nanos(1_000), &discard).unwrap();
+    assert!(matches!(s.next(Nanos(1_000)), Next::Piece(p) if p.op == Op::Discard));
+    s.complete(Nanos(2_000), &read).unwrap();
+    // Dropped in the middle, nothing of it is left but the piece at the device.
+    let mut gone = 0;
+    s.drop_waiting(Nanos(2_000), 0, |_| gone += 1);
+    assert_eq!((gone, s.outstanding(0), s.waiting()), (0, 1, 0));
+    assert_eq!(s.next(Nanos(2_000)), Next::Idle);
+}
+
+/// A VM's limit on device time counts what its discards take, not what was assumed.
+#[test]
+fn discards_are_charged_what_they_take() {
+    let time = Cap { time: Some(Tspec { rate: 10_000_000, burst: 100_000, peak: None }), ..Cap::default() };
+    let vms = vec![VmConfig { caps: [Cap::default(), time], ..VmConfig::default() }];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    s.submit(0, request(1, Op::Discard, 64 << 20, Nanos(0))).unwrap();
+    let (mut now, mut used) = (Nanos(0), 0);
+    while now < Nanos(5_000_000_000) {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                now = Nanos(now.0 + 2_000_000);
+                used += 2_000_000;
+                s.complete(now, &piece).unwrap();
+            }
+            Next::Wait(at) => now = at,
+            other => panic!("{other:?}"),
+        }
+    }
+    // One percent, and one piece of which the length was not known.
+    let share = used as f64 / now.0 as f64;
+    assert!((0.009..=0.0105).contains(&share), "{share}");
+}
+
+/// What a VM drops is gone, what runs comes back, and others are not touched.
+#[test]
+fn a_vm_that_leaves() {
+    let vms = vec![VmConfig::default(), VmConfig::default()];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    for tag in 0..5 {
+        s.submit(0, request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
+        s.submit(1, request(100 + tag, Op::Read, 4_096, Nanos(0))).unwrap();
+    }
+    let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
+    let mut gone = Vec::new();
+    s.drop_waiting(Nanos(1), running.vm, |r| gone.push(r.tag));
+    assert_eq!(gone.len(), 4);
+    assert_eq!(s.outstanding(running.vm), 1);
+    assert!(s.complete(Nanos(2), &running).unwrap().is_some());
+    assert!(s.complete(Nanos(3), &running).is_err(), "a piece comes back once");
+    assert_eq!(drain(&mut s, Nanos(4)).0, 5);
+    // An idle class request alone is served at once.
+    let idle = Priority { class: Class::Idle, level: 7 };
+    s.submit(0, Request { priority: idle, ..request(9, Op::Flush, 0, Nanos(5)) }).unwrap();
+    assert_eq!(drain(&mut s, Nanos(5)).0, 1);
+}
+
+/// A flush may take as long as the device's whole cache: nobody else waits for it, and a VM that asks for many has one at a time.
+#[test]
+fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
+    for policy in Policy::ALL {
+        let vms = vec![VmConfig::default(), VmConfig::default()];
+        let config = Config { policy, cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+        let mut s = Scheduler::new(&config).unwrap();
+        let now = Nanos(1_000);
+        for tag in 0..3 {
+            s.submit(0, request(tag, Op::Flush, 0, now)).unwrap();
+        }
+        let Next::Piece(flush) = s.next(now) else { panic!("{}: the flush goes", policy.name()) };
+        assert_eq!((flush.op, s.in_flight()), (Op::Flush, 0));
+        // The second flush of this VM waits for the first, and for no moment.
+        assert_eq!(s.next(now), Next::Full, "{}", policy.name());
+        s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
+        s.submit(0, request(8, Op::Read, 4_096, now)).unwrap();
+        let Next::Piece(first) = s.next(now) else { panic!("{}: reads go beside it", policy.name()) };
+        assert_eq!(s.next(now), Next::Full);
+        s.complete(now, &first).unwrap();
+        let Next::Piece(second) = s.next(now) else { panic!("{}: both of them", policy.name()) };
+        assert_ne!(first.vm, second.vm, "also those of the VM that flushes");
+        s.complete(now, &second).unwrap();
+        assert_eq!(s.next(now), Next::Full);
+        s.complete(now, &flush).unwrap().unwrap();
+        assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Flush));
+        // Writes behind a flush that waits do not wait with it; who leaves takes its flushes along.
+        s.submit(0, request(10, Op::Flush, 0, now)).unwrap();
+        s.submit(0, request(11, Op::Write, 4_096, now)).unwrap();
+        assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Write), "{}", policy.name());
+        s.drop_waiting(now, 0, |r| assert_eq!(r.op, Op::Flush));
+        assert_eq!((s.waiting(), s.next(now)), (0, Next::Idle));
+    }
+}
+
+/// What collected behind a request beyond the reservation does not go before everybody as if it had gone when it came.
+#[test]
+fn what_a_vm_held_up_itself_is_not_late() {
+    let read = COST.of(Op::Read, 4_096);
+    // Nothing of 64 KiB ever fits a reservation.
+    let reserved = |deadline: u64| VmConfig {
+        normal: Some(Reservation { rate: 400_000_000, burst: read, deadline: Nanos::from_micros(deadline) }),
+        ..VmConfig::default()
+    };
+    let vms = vec![reserved(1_000), reserved(2_000)];
+    let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
+    let mut s = Scheduler::new(&config).unwrap();
+    // The device is busy for 10 ms, in which a large read of the first VM waits, and 20 small ones behind it.
+    s.submit(1, request(0, Op::Read, 4_096, Nanos(0))).unwrap();
+    let Next::Piece(slow) = s.next(Nanos(0)) else { panic!("it goes") };
+    s.submit(0, request(0, Op::Read, 65_536, Nanos(0))).unwrap();
+    for tag in 1..=20 {
+        s.submit(0, request(tag, Op::Read, 4_096, Nanos(tag * 500_000))).unwrap();
+    }
+    let late = Nanos::from_millis(10);
+    s.complete(late, &slow).unwrap();
+    let Next::Piece(large) = s.next(late) else { panic!("it shares") };
+    assert_eq!((large.vm, large.reserved), (0, false));
+    let mut now = Nanos(late.0 + large.cost);
+    s.complete(now, &large).unwrap();
+    s.submit(1, request(99, Op::Read, 4_096, now)).unwrap();
+    let mut before = 0;
+    while let Next::Piece(p) = s.next(now) {
+        now = Nanos(now.0 + p.cost);
+        s.complete(now, &p).unwrap();
+        if p.vm == 1 {
+            break;
+        }
+        before += 1;
+    }
+    assert!(before <= 2, "{before} went before");
+}
+
+/// Policy, window and caps change under requests that wait and run: nothing is lost, the new cap holds from then on, counts go on.
+#[test]
+fn reconfigured_under_way() {
+    for (from, to) in
+        [(Policy::Fifo, Policy::Edf), (Policy::Edf, Policy::RoundRobin), (Policy::RoundRobin, Policy::Drr)]
+    {
+        let vms = vec![VmConfig::default(); 2];
+        let config =
+            Config { policy: from, cost: COST, window: WindowConfig::fixed(4), vms, ..Config::default() };
+        let mut s = Scheduler::new(&config).unwrap();
+        for tag in 0..100 {
+            s.submit((tag % 2) as usize, request(tag, Op::Read, 4_096, Nanos(0))).unwrap();
+        }
+        let Next::Piece(first) = s.next(Nanos(0)) else { panic!("something waits") };
+        let cap = Cap { requests: Some(Tspec { rate: 100, burst: 1, peak: None }), ..Cap::default() };
+        let mut new = Config { policy: to, window: WindowConfig::fixed(1), ..config.clone() };
+        new.vms[0] = VmConfig { caps: [cap, Cap::default()], weight: 300, ..VmConfig::default() };
+        // What cannot be changes nothing.
+        let quantum = Config { quantum: 4_096, ..new.clone() };
+        assert!(s.reconfigure(&quantum, &[0]).unwrap_err().to_string().contains("quantum"));
+        assert!(s.reconfigure(&new, &[2]).is_err());
+        assert!(s.reconfigure(&Config { vms: new.vms[..1].to_vec(), ..new.clone() }, &[0]).is_err());
+        assert_eq!(s.window(), 4);
+        s.reconfigure(&new, &[0]).unwrap();
+        assert_eq!(s.next(Nanos(0)), Next::Full, "one piece is at the device, and that is the window now");
+        s.complete(Nanos(10), &first).unwrap();
+        let (pieces, end) = drain(&mut s, Nanos(10));
+        assert_eq!(pieces, 99);
+        assert_eq!([0, 1].map(|vm| s.counters(vm).finished[0]), [50, 50]);
+        // 49 or 50 requests at 100 per second, the first of them at once.
+        assert!((0.48..=0.5).contains(&end.as_secs_f64()), "{from:?} {to:?}: {end}");
+        // Lifted again.
+        s.reconfigure(&config, &[0, 1]).unwrap();
+        for tag in 0..10 {
+            s.submit(0, request(tag, Op::Read, 4_096, end)).unwrap();
+        }
+        let (_, later) = drain(&mut s, end);
+        assert!(later.0 - end.0 < 10_000_000);
+    }
+}
+
+/// Urgent requests go in pieces of their own size as long as they keep to their reservation, and are cut as all others where they share.
+#[test]
+fn urgent_requests_may_go_in_larger_pieces() {
+    let urgent = |burst: u64| VmConfig {
+        urgent: Some(Reservation { rate: 1, burst, deadline: Nanos::from_millis(10) }),
+        urgent_quantum: Some(256 << 10),
+        priority: PriorityRule { read: true, ..PriorityRule::default() },
+        ..VmConfig::default()
+    };
+    // 62 us and 250 us for 256 KiB: enough for one piece of it.
+    for (burst, lens) in [(312_000, vec![256 << 10, 64 << 10])] {
+        let vms = vec![urgent(burst), VmConfig::default()];
+        let config = Config {
+            cost: COST,
+            window: WindowConfig::fixed(1),
+            quantum: 64 << 10,
+            vms,
+            ..Config::default()
+        };
+        let mut s = Scheduler::new(&config).unwrap();
+        s.submit(0, Request { priority: Priority::URGENT, ..request(1, Op::Read, 320 << 10, Nanos(0)) })
+            .unwrap();
+        let mut seen = Vec::new();
+        let mut now = Nanos(0);
+        while let Next::Piece(piece) = s.next(now) {
+            seen.push(piece.len);
+            now = Nanos(now.0 + piece.cost);
+            s.complete(now, &piece).unwrap();
+        }
+        assert_eq!(seen, lens);
+    }
+    let wrong = |quantum| {
+        let vm = VmConfig { urgent_quantum: Some(quantum), ..urgent(1_000_000) };
+        Config { cost: COST, vms: vec![vm], ..Config::default() }.check()
+    };
+    assert!(wrong(32 << 10).is_err(), "smaller than the device's");
+    assert!(wrong((64 << 10) + 512).is_err());
+    assert!(wrong(32 << 20).is_err());
+    assert_eq!(wrong(64 << 10), Ok(()));
+    // A burst that no such piece ever fits.
+    let small = Config { cost: COST, vms: vec![urgent(311_999)], ..Config::default() };
+    assert!(small.check().unwrap_err().to_string().contains("raise the burst to 312000"));
+}
+
+/// A VM that discards and reads gets no more of the deallocations' time than one that only
+/// discards.
+#[test]
+fn discards_of_two_vms_take_turns() {
+    let mut s = of_two_vms(4);
+    let mut now = Nanos(0);
+    for vm in 0..2 {
+        s.submit(vm, request(1, Op::Discard, 1 << 40, now)).unwrap();
+    }
+    let mut took = [0u64; 2];
+    let mut next_read = now;
+    while now < Nanos(1_000_000_000) {
+        if now >= next_read {
+            s.submit(1, request(2, Op::Read, 4_096, now)).unwrap();
+            next_read = Nanos(now.0 + 5_000_000);
+        }
+        match s.next(now) {
+            Next::Piece(piece) => {
+                let time = if piece.op == Op::Read { 100_000 } else { 50_000 };
+                took[piece.vm] += if piece.op == Op::Read { 0 } else { time };
+                now = Nanos(now.0 + time);
+                s.complete(now, &piece).unwrap();
+            }
+            Next::Wait(at) => now = at.min(next_read),
+            other => panic!("{other:?}"),
+        }
+    }
+    let ratio = took[0] as f64 / took[1] as f64;
+    assert!((0.8..1.25).contains(&ratio), "{took:?}");
+}
+
+/// What is left of a request that has failed does not go, and is not counted as waiting.
+#[test]
+fn the_rest_of_a_failed_request_is_dropped() {
+    for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
+        let config = Config {
+            cost: COST,
+            window: WindowConfig::fixed(2),
+            vms: vec![VmConfig::default()],
+            ..Config::default()
+        };
+        let mut s = Scheduler::new(&config).unwrap();
+        s.submit(0, request(1, op, 1 << 30, Nanos(0))).unwrap();
+        s.submit(0, request(2, op, 4_096, Nanos(0))).unwrap();
+        let Next::Piece(first) = s.next(Nanos(0)) else { panic!("a piece goes") };
+        s.abandon(&first);
+        s.abandon(&first);
+        assert_eq!(s.waiting(), 1, "{op:?}");
+        assert_eq!(s.complete(Nanos(1), &first).unwrap().map(|f| f.request.tag), Some(1), "{op:?}");
+        let Next::Piece(second) = s.next(Nanos(1)) else { panic!("{op:?}: the next one goes") };
+        assert_eq!(second.tag, 2);
+        assert!(s.complete(Nanos(2), &second).unwrap().is_some());
+        assert_eq!((s.next(Nanos(3)), s.waiting(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
+    }
+}
+
+/// Discards that wait can be dropped; zeroing and transfers stay, in order.
+#[test]
+fn discards_can_be_dropped_and_nothing_else() {
+    let config = Config {
+        cost: COST,
+        window: WindowConfig::fixed(2),
+        vms: vec![VmConfig::default()],
+        ..Config::default()
+    };
+    let mut s = Scheduler::new(&config).unwrap();
+    let ops = [Op::Discard, Op::WriteZeroes, Op::Discard, Op::Read, Op::WriteZeroes, Op::Discard];
+    for (tag, op) in ops.into_iter().enumerate() {
+        s.submit(0, request(tag as u64, op, 1 << 20, Nanos(0))).unwrap();
+    }
+    // The first one runs in part.
+    let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
+    assert_eq!((running.tag, running.op), (0, Op::Discard));
+    let mut gone = Vec::new();
+    s.drop_discards(Nanos(1), 0, |r| gone.push(r.tag));
+    assert_eq!((gone.as_slice(), s.outstanding(0), s.waiting()), (&[2, 5][..], 4, 3));
+    assert_eq!(s.complete(Nanos(2), &running).unwrap().map(|f| f.request.tag), Some(0));
+    let mut order = Vec::new();
+    let mut now = Nanos(2);
+    loop {
+        match s.next(now) {
+            Next::Piece(piece) => {
+                now = Nanos(now.0 + 1_000);
+                order.extend(s.complete(now, &piece).unwrap().map(|f| f.request.tag));
+            }
+            Next::Wait(at) => now = at,
+            _ => break,
+        }
+    }
+    order.retain(|tag| *tag != 3);
+    assert_eq!((order, s.outstanding(0), s.waiting()), (vec![1, 4], 0, 0));
+}

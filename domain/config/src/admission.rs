@@ -1,0 +1,72 @@
+//! Whether a device keeps the deadlines that its file promises, and how late a request can be.
+
+use rtvirtio_sched::bound::{self, Deallocations, Flow};
+use rtvirtio_sched::{Config, Policy};
+use rtvirtio_units::Nanos;
+
+use crate::{Device, FileError};
+
+impl Device {
+    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
+    fn flows(&self, sched: &Config) -> Vec<Flow> {
+        let piece = |quantum: u64| sched.cost.dearest(quantum) as f64;
+        let mut flows = Vec::new();
+        for (vm, config) in sched.vms.iter().enumerate() {
+            let free = Flow {
+                vm,
+                rate: 0.0,
+                burst: 0.0,
+                piece: piece(sched.quantum),
+                outstanding: None,
+                deadline: None,
+                weight: config.weight,
+            };
+            flows.push(free);
+            let promised = [(config.urgent, sched.largest(config)), (config.normal, sched.quantum)];
+            flows.extend(promised.into_iter().filter_map(|(r, quantum)| r.map(|r| (r, quantum))).map(
+                |(r, quantum)| Flow {
+                    rate: r.rate as f64 / 1e9,
+                    burst: r.burst as f64,
+                    deadline: Some(r.deadline),
+                    piece: piece(quantum),
+                    ..free
+                },
+            ));
+        }
+        flows
+    }
+
+    fn known(&self, sched: &Config, latency: Nanos) -> bound::Device {
+        let window = sched.window.most.max(sched.window.start);
+        // Read-only disks offer no discards.
+        let discards = self.disks.iter().any(|disk| disk.discard && !disk.read_only);
+        let deallocations = Deallocations {
+            piece: Nanos(sched.cost.discard_ns),
+            share: f64::from(sched.discard_share) / 100.0,
+        };
+        let deallocations = if discards { deallocations } else { Deallocations::default() };
+        bound::Device { parallel: self.parallel, window, latency, stretch: 1.0, deallocations }
+    }
+
+    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
+    pub(crate) fn admit(&self) -> Result<(), FileError> {
+        let sched = self.sched();
+        if sched.policy != Policy::Edf {
+            return Ok(());
+        }
+        bound::admit(&self.known(&sched, self.stall), &self.flows(&sched)).map_err(|source| {
+            let message = self.with_disk_names(&source.to_string());
+            FileError::Refused { device: self.name.clone(), message, source }
+        })
+    }
+
+    /// Longest time of a request of this disk that keeps to its reservation, on a device that does nothing for `latency` at most. `None` without a reservation, or when there
+    /// is no bound.
+    #[must_use]
+    pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
+        let sched = self.sched();
+        let flows = self.flows(&sched);
+        let flow = flows.iter().rposition(|f| f.vm == disk && f.deadline.is_some())?;
+        bound::bounds(sched.policy, &self.known(&sched, latency), &flows)[flow]
+    }
+}

@@ -1,0 +1,179 @@
+//! A file or block device that the domain has to itself, or shares as its configuration says.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::holders::image_lock::{Sharing, hold_image, lock_image};
+use rtvirtio_kernel::{Holder, Holders};
+use rustix::fs::FlockOperation::{NonBlockingLockExclusive, NonBlockingLockShared};
+use rustix::io::Errno;
+
+use crate::backing::BackingError;
+use crate::image_format;
+
+/// How long a file may still be locked by a domain that is gone: the longest time that its last
+/// requests take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A file system and file, or a block device: what two disks share when they have the same one.
+pub(crate) type Identity = (u64, u64);
+
+pub(crate) fn identity(meta: &std::fs::Metadata) -> Identity {
+    if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) }
+}
+
+/// How the disks on a file or device are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// No disk on it is written.
+    pub read_only: bool,
+    /// Others may write it.
+    pub shared: bool,
+}
+
+impl Use {
+    fn sharing(self) -> Sharing {
+        Sharing { writes: !self.read_only, others_write: self.shared }
+    }
+}
+
+/// The locks on one file or device. They are of three kinds, because no user looks at all of them:
+/// `O_EXCL` (mounts, device mapper, other exclusive users), `flock` (other I/O domains), and QEMU's
+/// image locks.
+#[derive(Debug)]
+pub(crate) struct DiskLock {
+    path: PathBuf,
+    file: File,
+    held: Option<Use>,
+    pub(crate) identity: Identity,
+}
+
+/// Why a lock is not to be had just now.
+enum Busy {
+    Kernel(Vec<Holder>),
+    Exclusive,
+    Flock,
+    Image,
+}
+
+impl DiskLock {
+    /// Takes all locks, for the longest `patience` waiting for those of a process that is gone: its
+    /// locks stay until the kernel has ended what it had in its io_uring. A write of the dead one
+    /// that landed after ours would undo it.
+    pub(crate) fn take(path: &Path, wanted: Use, patience: Duration) -> Result<Self, BackingError> {
+        let begin = Instant::now();
+        loop {
+            let busy = match Self::try_take(path, wanted)? {
+                Ok(lock) => return Ok(lock),
+                Err(busy) => busy,
+            };
+            if begin.elapsed() >= patience {
+                return Err(in_use(path, busy));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn try_take(path: &Path, wanted: Use) -> Result<Result<Self, Busy>, BackingError> {
+        let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
+        let meta = std::fs::metadata(path).map_err(io("cannot look at it"))?;
+        let is_block = meta.file_type().is_block_device();
+        if !is_block && !meta.is_file() {
+            return Err(BackingError::Kind { path: path.to_owned() });
+        }
+        let exclusive = is_block && !wanted.shared;
+        let flags = if exclusive { libc::O_EXCL } else { 0 };
+        let file = match OpenOptions::new().read(true).custom_flags(flags | libc::O_CLOEXEC).open(path) {
+            Err(e) if exclusive && e.raw_os_error() == Some(libc::EBUSY) => return Ok(Err(Busy::Exclusive)),
+            other => other.map_err(io("cannot open"))?,
+        };
+        if !wanted.shared {
+            let how = if wanted.read_only { NonBlockingLockShared } else { NonBlockingLockExclusive };
+            match rustix::fs::flock(&file, how) {
+                Err(Errno::WOULDBLOCK) => return Ok(Err(Busy::Flock)),
+                other => other.map_err(|e| io("cannot lock")(e.into()))?,
+            }
+        }
+        let locked = lock_image(&file, wanted.sharing()).map_err(io("cannot lock"))?;
+        if locked.is_err() {
+            return Ok(Err(Busy::Image));
+        }
+        // What the kernel does with it, for a shared device too, and for a file below a loop
+        // device.
+        let mut holders = Holders::of_kernel(path)?;
+        if wanted.shared {
+            // A loop device is one of those that know of each other; what is mounted on it is not.
+            holders.retain(|holder| !matches!(holder, Holder::Loop { .. }));
+        }
+        if !holders.is_empty() {
+            return Ok(Err(Busy::Kernel(holders)));
+        }
+        let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);
+        Ok(Ok(Self { path: path.to_owned(), file, held: Some(wanted), identity }))
+    }
+
+    /// Without locks, for a look at what a running domain serves.
+    pub(crate) fn look(path: &Path) -> Result<Self, BackingError> {
+        let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
+        let file = File::open(path).map_err(io("cannot open"))?;
+        let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);
+        Ok(Self { path: path.to_owned(), file, held: None, identity })
+    }
+
+    /// Whether it is more than a look.
+    pub(crate) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Length of the file or device, in bytes.
+    pub(crate) fn end(&self) -> Result<u64, BackingError> {
+        let io = |source| BackingError::Io { path: self.path.clone(), what: "cannot read its size", source };
+        (&self.file).seek(SeekFrom::End(0)).map_err(io)
+    }
+
+    /// Locks another open file of the same disk, so that the locks last as long as its last request
+    /// in io_uring.
+    pub(crate) fn extend(&self, file: &File) -> io::Result<()> {
+        match self.held {
+            Some(held) if !held.shared => hold_image(file, held.sharing()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses bytes of an image format at a disk's start, or at the end when `end` is given.
+    pub(crate) fn refuse_format(&self, start: u64, end: Option<u64>) -> Result<(), BackingError> {
+        let io = |source| BackingError::Io { path: self.path.clone(), what: "cannot read", source };
+        let mut found = image_format::at_start(&self.file, start).map_err(io)?;
+        if let (None, Some(end)) = (found, end) {
+            found = image_format::at_end(&self.file, end).map_err(io)?;
+        }
+        match found {
+            Some(format) => Err(BackingError::Format { path: self.path.clone(), format }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Names what has it, as far as that can be seen.
+fn in_use(path: &Path, busy: Busy) -> BackingError {
+    let (held, seen) = match busy {
+        Busy::Kernel(holders) => {
+            let list: Vec<String> = holders.iter().map(Holder::to_string).collect();
+            return BackingError::InUse { path: path.to_owned(), by: list.join("; "), processes: Vec::new() };
+        }
+        Busy::Exclusive => ("another user has it exclusively", Holders::of(path, &[])),
+        Busy::Flock => ("another process has locked it (flock)", Holders::of(path, &[])),
+        Busy::Image => ("another process has QEMU's image locks on it", Holders::of(path, &[])),
+    };
+    let seen = seen.unwrap_or_default();
+    let processes = seen.found.iter().filter_map(|h| match h {
+        Holder::Process { pid, .. } => Some(*pid),
+        _ => None,
+    });
+    let processes = processes.collect();
+    let by = if seen.found.is_empty() { held.to_owned() } else { format!("{held}: {}", seen.describe()) };
+    BackingError::InUse { path: path.to_owned(), by, processes }
+}

@@ -1,0 +1,177 @@
+//! The engine: one thread for each device, which serves the queues of all its VMs.
+//!
+//! It waits in one place, for io_uring: kicks of guests, pieces that are back, commands, and the moment at which a regulator lets the next piece go. All memory that depends on what guests
+//! ask is there before the first guest connects, so a guest can fill its own share and no more.
+
+mod command;
+mod data;
+mod run;
+mod slot;
+mod table;
+mod trace;
+mod uring;
+mod vring;
+
+use std::io;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rtvirtio_sched::{Config, ConfigError, Scheduler};
+use rtvirtio_units::Nanos;
+
+use crate::backing::Backing;
+use crate::confine::{Confine, Role};
+pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
+pub use table::Latencies;
+pub use trace::{Event, Trace, TraceError, Tracer};
+
+/// Longest serial number of a disk.
+pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
+
+/// One VM's disk on this engine.
+#[derive(Debug)]
+pub struct Disk {
+    /// For threads, logs and counters.
+    pub name: String,
+    /// What it is made of.
+    pub backing: Backing,
+    /// What the guest reads as its serial number.
+    pub serial: String,
+    /// Queues that the guest may use.
+    pub queues: u16,
+}
+
+/// How an engine runs.
+#[derive(Clone, Debug, Default)]
+pub struct EngineConfig {
+    /// For its thread's name.
+    pub name: String,
+    /// CPUs that it may run on; any when empty.
+    pub cpus: Vec<usize>,
+    /// `SCHED_FIFO` priority; an ordinary thread when `None`.
+    pub fifo: Option<u8>,
+    /// How long it looks for more before it sleeps. Each look costs CPU and saves the guest a wake-up.
+    pub poll: Nanos,
+    /// The guest's class goes on to the host's I/O scheduler.
+    pub pass_priority: bool,
+    /// What its thread gives up before it serves anybody.
+    pub confine: Confine,
+}
+
+/// Why an engine does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The scheduler's configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Not one disk for each VM of the scheduler.
+    #[error("{disks} disks for a scheduler of {vms} VMs")]
+    Disks {
+        /// Disks given.
+        disks: usize,
+        /// VMs of the scheduler.
+        vms: usize,
+    },
+    /// io_uring, an eventfd or a thread.
+    #[error("{what}: {source}")]
+    Io {
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// An engine that runs; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Engine {
+    handle: EngineHandle,
+    thread: Option<JoinHandle<()>>,
+    restricted: bool,
+}
+
+impl Engine {
+    /// Starts the thread. Disks are in the order of the scheduler's VMs.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn start(config: EngineConfig, sched: &Config, disks: Vec<Disk>) -> Result<Self, EngineError> {
+        if disks.len() != sched.vms.len() {
+            return Err(EngineError::Disks { disks: disks.len(), vms: sched.vms.len() });
+        }
+        let io = |what| move |source| EngineError::Io { what, source };
+        let doorbell = rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+        )
+        .map_err(|e| io("eventfd")(e.into()))?;
+        let doorbell = std::sync::Arc::new(doorbell);
+        // A few for each VM: who has more to say waits in its own control thread.
+        let (sender, commands): (SyncSender<Command>, Receiver<Command>) = sync_channel(64);
+        let handle = EngineHandle::new(sender, std::sync::Arc::clone(&doorbell));
+        let scheduler = Scheduler::new(sched)?;
+        let (ready, is_ready) = sync_channel(1);
+        let (name, sched) = (format!("iod-{}", config.name), sched.clone());
+        // The ring is made by the thread that uses it: the kernel then needs no lock for it.
+        let thread = std::thread::Builder::new()
+            .name(name.chars().take(15).collect())
+            .spawn(move || {
+                let _ends = EndsWithIt;
+                let (role, confine) =
+                    (Role::Engine { passes_priority: config.pass_priority }, config.confine.clone());
+                let made = run::Loop::new(config, scheduler, &sched, disks, commands, doorbell);
+                let confined = |engine| match confine.apply(role) {
+                    Ok(()) => Ok(engine),
+                    Err(source) => Err(io("cannot confine the engine's thread")(source)),
+                };
+                match made.and_then(confined) {
+                    Ok(mut engine) => {
+                        let _ = ready.send(Ok(engine.is_restricted()));
+                        engine.run();
+                    }
+                    Err(e) => {
+                        let _ = ready.send(Err(e));
+                    }
+                }
+            })
+            .map_err(io("cannot start a thread"))?;
+        match is_ready.recv() {
+            Ok(Ok(restricted)) => Ok(Self { handle, thread: Some(thread), restricted }),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(io("the engine's thread ended at once")(io::Error::other("no reason given"))),
+        }
+    }
+
+    /// Whether the kernel refuses every io_uring operation that the engine does not use.
+    #[must_use]
+    pub fn is_restricted(&self) -> bool {
+        self.restricted
+    }
+
+    /// For control threads.
+    #[must_use]
+    pub fn handle(&self) -> EngineHandle {
+        self.handle.clone()
+    }
+}
+
+/// An engine's defect ends the process: its guests would wait for ever, and the kernel may still write to memory that is about to be unmapped. They find the domain that is started anew.
+struct EndsWithIt;
+
+impl Drop for EndsWithIt {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let _ = self.handle.send(Command::Quit);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

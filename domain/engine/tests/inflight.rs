@@ -1,0 +1,191 @@
+//! The table of requests in flight, for all orders of a small queue's requests and a kill between
+//! any two stores, over several lives of the domain.
+//!
+//! The specification (vhost-user, "Inflight I/O tracking") asks that a domain that starts anew
+//! finds exactly the requests that were taken and not put into the used ring, in the order in which
+//! they were taken. The used ring's index is the guest's memory; here it is a number.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rtvirtio_engine::inflight::{Inflight, Region};
+
+/// Bytes before the first descriptor, and of each (`inflight.rs` has the layout).
+const HEAD: u64 = 16;
+const DESC: u64 = 16;
+
+/// One thing that a domain does with the table, for a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Take(u16),
+    /// Notes the descriptor as the one that is answered next.
+    Answering(u16),
+    /// The used ring has it: from here on the guest sees the answer.
+    Publish(u16),
+    Answered(u16),
+    /// The domain is killed and starts anew.
+    Kill,
+}
+
+/// A queue of a real region, with what the domain and its guest know.
+struct World {
+    file: File,
+    region: Arc<Region>,
+    queue: Inflight,
+    size: u16,
+    used: u16,
+    /// Taken and not published, in order.
+    open: Vec<u16>,
+    /// The one between [`Step::Answering`] and [`Step::Answered`], and whether it was published.
+    answering: Option<(u16, bool)>,
+}
+
+impl World {
+    fn new(size: u16, used: u16) -> Self {
+        let (file, shape) = Region::create(1, size).unwrap();
+        let shared = file.try_clone().unwrap();
+        let region = Arc::new(Region::open(file, &shape).unwrap());
+        let mut queue = region.queue(0).unwrap();
+        assert_eq!(queue.recover(used), [0u16; 0]);
+        Self { file: shared, region, queue, size, used, open: Vec::new(), answering: None }
+    }
+
+    /// What a domain may do now. The engine answers one request at a time, each in three steps.
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = vec![Step::Kill];
+        steps.extend((0..self.size).filter(|h| !self.in_flight(*h)).map(Step::Take));
+        match self.answering {
+            None => steps.extend(self.open.iter().map(|h| Step::Answering(*h))),
+            Some((head, false)) => steps.push(Step::Publish(head)),
+            Some((head, true)) => steps.push(Step::Answered(head)),
+        }
+        steps
+    }
+
+    fn in_flight(&self, head: u16) -> bool {
+        self.open.contains(&head) || self.answering.is_some_and(|(h, _)| h == head)
+    }
+
+    fn go(&mut self, step: Step) {
+        match step {
+            Step::Take(head) => {
+                self.queue.taken(head);
+                self.open.push(head);
+            }
+            Step::Answering(head) => {
+                self.queue.answering(head);
+                self.answering = Some((head, false));
+            }
+            Step::Publish(head) => {
+                self.used = self.used.wrapping_add(1);
+                self.open.retain(|h| *h != head);
+                self.answering = Some((head, true));
+            }
+            Step::Answered(head) => {
+                self.queue.answered(head, self.used);
+                self.answering = None;
+            }
+            Step::Kill => {
+                let before = self.bytes();
+                assert_eq!(self.region.queue(0).unwrap().recover(self.used), self.open);
+                // Killed again in the middle of that: flags are cleared, the used index is not
+                // noted yet.
+                let mut torn = self.bytes();
+                torn[14..16].copy_from_slice(&before[14..16]);
+                self.file.write_all_at(&torn, 0).unwrap();
+                self.queue = self.region.queue(0).unwrap();
+                assert_eq!(self.queue.recover(self.used), self.open);
+                self.answering = None;
+            }
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; (HEAD + DESC * u64::from(self.size)) as usize];
+        self.file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    /// The stores of a step one by one: place and length, in the order of `inflight.rs`.
+    fn stores(step: Step) -> Vec<(u64, u64)> {
+        let at = |head: u16| HEAD + DESC * u64::from(head);
+        match step {
+            Step::Take(head) => vec![(at(head) + 8, 8), (at(head), 1)],
+            Step::Answering(head) => vec![(at(head) + 6, 2), (12, 2)],
+            Step::Answered(head) => vec![(at(head), 1), (14, 2)],
+            Step::Publish(_) | Step::Kill => Vec::new(),
+        }
+    }
+
+    /// Kills in the middle of a step that was done: only the first of its stores reached the
+    /// memory.
+    fn torn(&self, before: &[u8], step: Step) {
+        let after = self.bytes();
+        let mut torn = before.to_vec();
+        let stores = Self::stores(step);
+        for (i, (at, len)) in stores.iter().enumerate() {
+            let place = *at as usize..(*at + *len) as usize;
+            torn[place.clone()].copy_from_slice(&after[place]);
+            let whole = i + 1 == stores.len();
+            if whole {
+                assert_eq!(torn, after, "{step:?} stores something else");
+                break;
+            }
+            self.file.write_all_at(&torn, 0).unwrap();
+            // The flag is the last store of a take: until then nothing was taken.
+            let mut open = self.open.clone();
+            if let Step::Take(head) = step {
+                open.retain(|h| *h != head);
+            }
+            assert_eq!(self.region.queue(0).unwrap().recover(self.used), open, "killed within {step:?}");
+        }
+        self.file.write_all_at(&after, 0).unwrap();
+    }
+}
+
+/// Plays a path from the beginning, its last step torn in all ways, and returns what may follow.
+fn play(path: &[Step], size: u16, used: u16) -> Vec<Step> {
+    let mut world = World::new(size, used);
+    let (last, first) = path.split_last().map_or((None, path), |(l, f)| (Some(*l), f));
+    first.iter().for_each(|s| world.go(*s));
+    if let Some(step) = last {
+        let before = world.bytes();
+        world.go(step);
+        if step != Step::Kill {
+            world.torn(&before, step);
+        }
+    }
+    world.steps()
+}
+
+fn all(path: &mut Vec<Step>, depth: usize, size: u16, used: u16) -> u64 {
+    let next = play(path, size, used);
+    if path.len() == depth {
+        return 1;
+    }
+    let mut paths = 1;
+    for step in next {
+        // Two kills in a row say nothing more.
+        if step == Step::Kill && path.last().is_none_or(|s| *s == Step::Kill) {
+            continue;
+        }
+        path.push(step);
+        paths += all(path, depth, size, used);
+        path.pop();
+    }
+    paths
+}
+
+#[test]
+fn all_orders_of_two_descriptors() {
+    let paths = all(&mut Vec::new(), 11, 2, 0);
+    assert!(paths > 10_000, "{paths}");
+}
+
+/// The used index goes round in the middle.
+#[test]
+fn all_orders_of_three_descriptors() {
+    let paths = all(&mut Vec::new(), 8, 3, u16::MAX);
+    assert!(paths > 10_000, "{paths}");
+}

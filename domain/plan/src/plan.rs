@@ -1,0 +1,417 @@
+//! Which reservations make a spec's targets hold in the worst case.
+
+use rtvirtio_sched::bound::{Flow, Refusal, admit, behind_discard, bounds};
+use rtvirtio_sched::{Op, Policy};
+use rtvirtio_spec::{Spec, Target, Task, Vm};
+use rtvirtio_units::{Bytes, Nanos, Ratio};
+use serde::Serialize;
+
+use crate::device::DeviceModel;
+
+/// What may be chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// A reservation's rate over the declared one: a closed loop that fell behind must be able to catch up.
+    pub headroom: f64,
+    /// Longest time for which a vCPU stands still, after which its tasks ask at once for what collected: the first that fits is taken.
+    pub catch_up: Vec<Nanos>,
+    /// Largest pieces, the first that fits.
+    pub quanta: Vec<Bytes>,
+    /// Latency of a guest's own part, which no domain can shorten.
+    pub guest: Nanos,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            headroom: 1.1,
+            catch_up: [5, 1, 0].map(Nanos::from_millis).to_vec(),
+            quanta: [64, 16, 4].map(Bytes::from_kib).to_vec(),
+            guest: Nanos(0),
+        }
+    }
+}
+
+/// Device time that a VM has reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Reserve {
+    /// Share of one of the device's servers, above 1 where it has several.
+    pub share: Ratio,
+    /// Device time at once.
+    pub burst: Nanos,
+    /// From a request to its answer.
+    pub deadline: Nanos,
+}
+
+/// One VM's part of the plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct VmPlan {
+    /// Its name.
+    pub vm: String,
+    /// What is reserved for it; `None` for a VM that shares what is left.
+    pub reserve: Option<Reserve>,
+    /// The reservation is for its real-time requests only, because the VM has a task beside it that would use it up: the protected tasks must run with `ionice -c1`.
+    pub urgent_only: bool,
+    /// Why it has no reservation although it has targets.
+    pub refused: Option<String>,
+    /// Requests that its tasks may have outstanding together.
+    pub depth: u32,
+}
+
+/// What a task is promised.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskPromise {
+    /// Its VM.
+    pub vm: String,
+    /// Its name.
+    pub task: String,
+    /// What it must get.
+    pub target: Option<Target>,
+    /// Longest time of any request, the guest's own part included; `None` where nothing is promised.
+    pub bound: Option<Nanos>,
+    /// Whether the target is met in the worst case; `None` without a target.
+    pub met: Option<bool>,
+}
+
+/// The domain for a spec.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DomainPlan {
+    /// Largest piece.
+    pub quantum: Bytes,
+    /// Pieces at the device.
+    pub window: u32,
+    /// Fewest pieces that keep the device busy: a smaller window costs throughput.
+    pub full_window: u32,
+    /// What VMs may ask at once after they stood still for so long.
+    pub catch_up: Nanos,
+    /// Share of the device that is reserved.
+    pub reserved: Ratio,
+    /// The VMs in the spec's order.
+    pub vms: Vec<VmPlan>,
+    /// All tasks in the spec's order.
+    pub tasks: Vec<TaskPromise>,
+    /// Every target holds in the worst case.
+    pub feasible: bool,
+    /// What the plan rests on.
+    #[serde(skip)]
+    pub device: DeviceModel,
+}
+
+/// What must be chosen once for all VMs.
+#[derive(Clone, Copy)]
+struct Shape {
+    window: u32,
+    quantum: Bytes,
+    catch_up: Nanos,
+    /// Longest time of one piece of a discard.
+    discard: Nanos,
+}
+
+impl Shape {
+    /// The device as it is with this shape.
+    fn of(&self, device: &DeviceModel) -> DeviceModel {
+        let mut device = device.at(self.window);
+        device.cost.discard_ns = self.discard.0;
+        device
+    }
+}
+
+/// Time of a discard's piece that leaves room for large pieces: a hole of one block takes nearly as long as a large one.
+const DISCARD: Nanos = Nanos(500_000);
+
+struct Try {
+    shape: Shape,
+    vms: Vec<VmPlan>,
+    flows: Vec<Flow>,
+}
+
+/// Chooses reservations, window and quantum.
+///
+/// The most urgent VM is admitted first; who cannot be admitted beside the more urgent ones has no reservation, and the reason. Of all shapes the one that admits most VMs is
+/// taken: with the largest window (a smaller one costs everybody throughput), then with the longest stand-still that guests may catch up from, then with the largest pieces, then with
+/// the largest pieces of discards.
+#[must_use]
+pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
+    let full = device.window.max(1);
+    let mut best: Option<Try> = None;
+    for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
+        for catch_up in &options.catch_up {
+            for quantum in &options.quanta {
+                let short = Nanos(device.cost.discard_ns);
+                for discard in [short.max(DISCARD), short] {
+                    let shape = Shape { window, quantum: *quantum, catch_up: *catch_up, discard };
+                    let this = attempt(spec, device, options, shape);
+                    let admitted = |t: &Try| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
+                    if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
+                        best = Some(this);
+                    }
+                }
+            }
+        }
+    }
+    // `options` may offer nothing to choose from.
+    let best = best.unwrap_or_else(|| {
+        let discard = Nanos(device.cost.discard_ns);
+        let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0), discard };
+        attempt(spec, device, options, shape)
+    });
+    finish(spec, device, options, full, best)
+}
+
+fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Try {
+    let device = &shape.of(device);
+    let known = device.with_window(shape.window);
+    let free = |vm: usize| Flow {
+        vm,
+        rate: 0.0,
+        burst: 0.0,
+        piece: device.dearest(shape.quantum),
+        outstanding: None,
+        deadline: None,
+        weight: 100,
+    };
+    // A guest may ask anything beside what it declared, so every VM is there as a neighbour without a promise too.
+    let mut flows: Vec<Flow> = (0..spec.vms.len()).map(free).collect();
+    let mut vms: Vec<VmPlan> = spec
+        .vms
+        .iter()
+        .map(|vm| {
+            let depth: u32 = vm.tasks.iter().map(|t| t.depth).sum();
+            let depth = depth.clamp(1, 65_536);
+            VmPlan { vm: vm.name.clone(), reserve: None, urgent_only: false, refused: None, depth }
+        })
+        .collect();
+    let mut urgent: Vec<(usize, Nanos)> =
+        spec.vms.iter().enumerate().filter_map(|(i, vm)| Some((i, vm.tightest_target()?))).collect();
+    urgent.sort_by_key(|(_, target)| *target);
+    for (i, target) in urgent {
+        let vm = &spec.vms[i];
+        let Some(deadline) = target.0.checked_sub(options.guest.0).filter(|d| *d > 0).map(Nanos) else {
+            vms[i].refused =
+                Some(format!("the guest's own part takes {} of the {target} already", options.guest));
+            continue;
+        };
+        let reserve = reserve(vm, device, options, shape, deadline);
+        let flow = Flow {
+            rate: reserve.share.0,
+            burst: reserve.burst.0 as f64,
+            deadline: Some(reserve.deadline),
+            ..free(i)
+        };
+        flows.push(flow);
+        match admit(&known, &flows) {
+            Ok(()) => {
+                vms[i].reserve = Some(reserve);
+                vms[i].urgent_only = vm.tasks.iter().any(|t| t.target.is_none());
+            }
+            Err(refusal) => {
+                flows.pop();
+                vms[i].refused = Some(reason(spec, i, reserve.deadline, &refusal));
+            }
+        }
+    }
+    Try { shape, vms, flows }
+}
+
+/// What the VM's tasks with a target ask, all at the dearer of their operations: a run of chance of dear ones is not beyond it.
+///
+/// Tasks without a rate keep the reservation used up, so a request of any task of their VM first waits until what is asked at once has come back to it: half of the target is for that,
+/// and half for the deadline.
+fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
+    let (mut share, mut burst) = (0.0, 0.0);
+    for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
+        let most = dearest(task, device, shape.quantum);
+        match task.rate {
+            Some(rate) => {
+                share += rate.0 * most * options.headroom / 1e9;
+                burst += (1.0 + (rate.0 * shape.catch_up.as_secs_f64()).ceil()) * most;
+            }
+            None => burst += f64::from(task.depth) * most,
+        }
+    }
+    let deadline = if waits(vm) {
+        share = f64::max(share, 2.0 * burst / target.0.max(1) as f64);
+        Nanos(target.0 / 2)
+    } else {
+        target
+    };
+    Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
+}
+
+/// Whether a task of the VM with a target asks without end.
+fn waits(vm: &Vm) -> bool {
+    vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none())
+}
+
+/// Device time of a task's dearest request, ns.
+fn dearest(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
+    let read = device.request(Op::Read, task.block, quantum);
+    let write = device.request(Op::Write, task.block, quantum);
+    match task.op.write_share() {
+        w if w <= 0.0 => read,
+        w if w >= 1.0 => write,
+        _ => read.max(write),
+    }
+}
+
+fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::Deadline { vm, needed, blocking, latency, discard, .. } if *vm == asking => format!(
+            "{needed} may pass in the worst case, {deadline} are left for the device: {blocking} behind what it holds already, {latency} for its own stalls{}, the rest behind \
+             this VM's own requests and those of more urgent ones",
+            behind_discard(*discard)
+        ),
+        Refusal::Deadline { vm, .. } => {
+            let other = spec.vms.get(*vm).map_or("another VM", |vm| vm.name.as_str());
+            format!("{other}, which is more urgent, could then no longer be kept")
+        }
+        other => other.to_string(),
+    }
+}
+
+fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Try) -> DomainPlan {
+    let device = &best.shape.of(device);
+    let known = device.with_window(best.shape.window);
+    let of_flows = bounds(Policy::Edf, &known, &best.flows);
+    let bound_of = |vm: usize| {
+        let flow = best.flows.iter().position(|f| f.vm == vm && f.deadline.is_some())?;
+        let wait = match best.vms[vm].reserve {
+            Some(r) if waits(&spec.vms[vm]) => (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64,
+            _ => 0,
+        };
+        of_flows[flow].map(|b| Nanos(b.0.saturating_add(wait).saturating_add(options.guest.0)))
+    };
+    let tasks = spec.vms.iter().enumerate().flat_map(|(i, vm)| {
+        let bound = bound_of(i);
+        vm.tasks.iter().map(move |task| {
+            let bound = task.target.and(bound);
+            let met = task.target.map(|t| bound.is_some_and(|b| b <= t.latency));
+            TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target: task.target, bound, met }
+        })
+    });
+    let tasks: Vec<TaskPromise> = tasks.collect();
+    let reserved: f64 = best.vms.iter().filter_map(|vm| vm.reserve).map(|r| r.share.0).sum();
+    DomainPlan {
+        quantum: best.shape.quantum,
+        window: best.shape.window,
+        full_window: full,
+        catch_up: best.shape.catch_up,
+        reserved: Ratio(reserved / f64::from(device.parallel.min(best.shape.window).max(1))),
+        feasible: tasks.iter().all(|t| t.met != Some(false)),
+        vms: best.vms,
+        tasks,
+        device: device.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rtvirtio_twin::TwinProfile;
+
+    fn device() -> DeviceModel {
+        DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30))
+    }
+
+    fn spec(vms: &[(&str, &str)]) -> Spec {
+        let mut text = "[device]\ntwin = \"qlc-nvme\"\n".to_owned();
+        for (name, tasks) in vms {
+            text += &format!("[[vm]]\nname = \"{name}\"\nlab = \"qemu\"\n{tasks}");
+        }
+        rtvirtio_spec::parse("test", &text).unwrap()
+    }
+
+    fn task(name: &str, more: &str) -> String {
+        format!("[[vm.task]]\nname = \"{name}\"\nop = \"read\"\nblock = \"4KiB\"\n{more}\n")
+    }
+
+    fn with(rate: u32, target: &str) -> String {
+        task(
+            "t",
+            &format!("rate = \"{rate}/s\"\ntarget = {{ percentile = \"p99.99\", latency = \"{target}\" }}"),
+        )
+    }
+
+    #[test]
+    fn what_is_asked_is_reserved_and_what_is_left_is_shared() {
+        let flood = task("flood", "depth = 32");
+        let spec = spec(&[("a", &with(1_000, "20ms")), ("b", &with(500, "40ms")), ("c", &flood)]);
+        let plan = plan(&spec, &device(), &Options::default());
+        assert!(plan.feasible, "{plan:?}");
+        let a = plan.vms[0].reserve.unwrap();
+        // 1000 reads of 63 us + 4.3 us, and a tenth more.
+        assert!((a.share.0 - 1.1 * 0.0673).abs() < 0.001, "{a:?}");
+        let c = &plan.vms[2];
+        assert_eq!((c.reserve, c.urgent_only, &c.refused, c.depth), (None, false, &None, 32));
+        assert_eq!(plan.tasks[2].met, None);
+        assert!(plan.tasks[0].bound.unwrap() <= Nanos::from_millis(20));
+        // The stall of garbage collection is in it.
+        assert!(plan.tasks[0].bound.unwrap() > Nanos::from_millis(8));
+    }
+
+    #[test]
+    fn the_most_urgent_is_admitted_first_and_others_are_told_why_not() {
+        let spec = spec(&[("late", &with(9_000, "60ms")), ("first", &with(9_000, "30ms"))]);
+        let plan = plan(&spec, &device(), &Options::default());
+        assert!(!plan.feasible);
+        assert!(plan.vms[1].reserve.is_some(), "{plan:?}");
+        let why = plan.vms[0].refused.as_deref().unwrap();
+        assert!(why.contains("% of the device are reserved"), "{why}");
+        assert_eq!((plan.tasks[0].met, plan.tasks[1].met), (Some(false), Some(true)));
+        // Shorter than the device's own stalls: no plan can hold it.
+        let strict = super::plan(&self::spec(&[("a", &with(100, "5ms"))]), &device(), &Options::default());
+        let why = strict.vms[0].refused.as_deref().unwrap();
+        assert!(why.contains("8ms for its own stalls"), "{why}");
+    }
+
+    #[test]
+    fn a_tight_target_costs_window_and_pieces_before_it_is_refused() {
+        let mut device = device();
+        device.latency = Nanos(0);
+        device.window = 8;
+        let loose = plan(&spec(&[("a", &with(100, "20ms"))]), &device, &Options::default());
+        assert_eq!((loose.window, loose.quantum), (8, Bytes::from_kib(64)));
+        let tight = plan(&spec(&[("a", &with(100, "700us"))]), &device, &Options::default());
+        assert!(tight.feasible, "{tight:?}");
+        assert!(tight.window < 8 || tight.quantum < Bytes::from_kib(64), "{tight:?}");
+        assert!(
+            plan(&spec(&[("a", &with(100, "50us"))]), &device, &Options::default()).vms[0].refused.is_some()
+        );
+    }
+
+    #[test]
+    fn a_task_without_a_rate_makes_its_vm_wait_for_the_reservation() {
+        let mut device = device();
+        device.latency = Nanos(0);
+        let closed = task("c", "depth = 4\ntarget = { percentile = \"p99.99\", latency = \"20ms\" }");
+        let plan = plan(&spec(&[("a", &(with(100, "20ms") + &closed))]), &device, &Options::default());
+        assert!(plan.feasible, "{plan:?}");
+        let r = plan.vms[0].reserve.unwrap();
+        assert_eq!(r.deadline, Nanos::from_millis(10));
+        // What is asked at once is back within half of the target, and no sooner than the share allows; both tasks wait for it.
+        let wait = r.burst.0 as f64 / r.share.0;
+        assert!(wait <= 10.1e6, "{wait}");
+        assert!(plan.tasks.iter().all(|t| t.bound.unwrap().0 as f64 > wait), "{plan:?}");
+    }
+
+    #[test]
+    fn fewer_pieces_at_a_measured_device_give_less_of_it() {
+        let text = include_str!("../../../lab/bench/data/qlc-nvme.profile.json");
+        let profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
+        let device = DeviceModel::measured(&profile).unwrap();
+        let one = device.at(1);
+        assert!(one.cost.read.base_ns > device.cost.read.base_ns * 11 / 10, "{one:?} {device:?}");
+        assert_eq!(device.at(device.window * 2).cost.read, device.at(64).cost.read);
+        let unknown = rtvirtio_model::Profile { write: Vec::new(), ..profile };
+        let e = DeviceModel::measured(&unknown).unwrap_err().to_string();
+        assert!(e.contains("has no writes") && e.contains("--destroy-data"), "{e}");
+    }
+
+    #[test]
+    fn a_vm_that_floods_beside_its_targets_needs_its_guests_word() {
+        let both = with(500, "20ms") + &task("flood", "depth = 32");
+        let plan = plan(&spec(&[("a", &both)]), &device(), &Options::default());
+        assert!(plan.vms[0].urgent_only);
+        assert!(plan.feasible);
+    }
+}

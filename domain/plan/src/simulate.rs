@@ -1,0 +1,265 @@
+//! A spec's tasks on the domain's own scheduler, under virtual time.
+
+use rtvirtio_sched::{Config, Op as IoOp, Priority};
+use rtvirtio_sim::{Arrival, Load, Sim, SimError, SimResult};
+use rtvirtio_spec::{Op, Pattern, Spec, Task};
+use rtvirtio_stats::Random;
+use rtvirtio_units::{Iops, Nanos};
+use serde::Serialize;
+
+use crate::plan::DomainPlan;
+
+/// Clocks of different machines differ by about so much, so that periodic tasks drift past each other and meet in every way there is.
+const DRIFT: f64 = 100e-6;
+/// Answers of a task that is judged by its rate at least: below, one request more or less is a per cent.
+const RATE_SLACK: f64 = 0.99;
+
+/// What a task got.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskOutcome {
+    /// Its VM.
+    pub vm: String,
+    /// Its name.
+    pub task: String,
+    /// Requests answered.
+    pub n: u64,
+    /// Declared.
+    pub declared_rate: Option<Iops>,
+    /// Answers per second.
+    pub rate: Iops,
+    /// Median latency from the moment at which the request was due.
+    pub p50: Nanos,
+    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    pub p9999: Nanos,
+    /// Longest.
+    pub longest: Nanos,
+    /// What the plan says that no request exceeds; of `edf` as planned only.
+    pub bound: Option<Nanos>,
+    /// `bound / longest`.
+    pub bound_over_longest: Option<f64>,
+    /// Latency that the target allows.
+    pub target: Option<Nanos>,
+    /// Requests that took longer.
+    pub late: u64,
+    /// Tail and rate as declared.
+    pub met: Option<bool>,
+}
+
+/// What the VMs do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Traffic {
+    /// Periodic tasks at their declared rates, with clocks that drift.
+    Declared,
+    /// The worst that the plan allows for: all guests stand still for as long as it says and then ask at once for what collected; tasks without a promise ask for the largest
+    /// pieces, half of them writes.
+    Worst,
+}
+
+/// A spec on the domain's scheduler.
+pub struct Simulation {
+    sim: Sim,
+    spec: Spec,
+    bounds: Vec<Option<Nanos>>,
+}
+
+impl Simulation {
+    /// With a scheduler as configured, which is the plan's own if its bounds are to be compared.
+    ///
+    /// # Errors
+    /// [`SimError`].
+    pub fn new(
+        spec: &Spec,
+        plan: &DomainPlan,
+        config: &Config,
+        traffic: Traffic,
+        as_planned: bool,
+        seed: u64,
+    ) -> Result<Self, SimError> {
+        let mut random = Random::new(seed);
+        let loads: Vec<Load> = spec
+            .vms
+            .iter()
+            .enumerate()
+            .flat_map(|(vm, v)| v.tasks.iter().map(move |t| (vm, v.name.as_str(), t)))
+            .map(|(vm, name, task)| match traffic {
+                Traffic::Declared => load(vm, name, task, plan.vms[vm].urgent_only, &mut random),
+                Traffic::Worst => {
+                    worst(load(vm, name, task, plan.vms[vm].urgent_only, &mut random), task, plan)
+                }
+            })
+            .collect();
+        let sim = Sim::new(config, plan.device.twin.clone(), plan.device.size.0, &loads, seed)?;
+        let bounds = plan.tasks.iter().map(|t| t.bound.filter(|_| as_planned)).collect();
+        Ok(Self { sim, spec: spec.clone(), bounds })
+    }
+
+    /// Lets virtual time pass until `end`.
+    ///
+    /// # Errors
+    /// [`SimError::Scheduler`].
+    pub fn run(&mut self, end: Nanos) -> Result<(), SimError> {
+        self.sim.run(end)
+    }
+
+    /// All that was seen.
+    #[must_use]
+    pub fn result(&self) -> SimResult {
+        self.sim.result()
+    }
+
+    /// What each task got so far, in the spec's order.
+    #[must_use]
+    pub fn outcomes(&self) -> Vec<TaskOutcome> {
+        let result = self.sim.result();
+        let tasks = self.spec.tasks().zip(&result.loads).zip(&self.bounds);
+        let outcome = |(((vm, task), got), bound): (
+            ((&rtvirtio_spec::Vm, &Task), &rtvirtio_sim::LoadResult),
+            &Option<Nanos>,
+        )| {
+            let met = task.target.map(|target| {
+                // The share of all requests that were due, answered or not, that the percentile lets be late.
+                let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
+                let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
+                got.n > 0 && got.late <= allowed && rate
+            });
+            TaskOutcome {
+                vm: vm.name.clone(),
+                task: task.name.clone(),
+                n: got.n,
+                declared_rate: task.rate,
+                rate: Iops(got.rate),
+                p50: got.p50,
+                p9999: got.p9999,
+                longest: got.max,
+                bound: *bound,
+                bound_over_longest: bound.filter(|_| got.max.0 > 0).map(|b| b.0 as f64 / got.max.0 as f64),
+                target: task.target.map(|t| t.latency),
+                late: got.late,
+                met,
+            }
+        };
+        tasks.map(outcome).collect()
+    }
+}
+
+fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Random) -> Load {
+    let arrival = match (task.rate, task.burst) {
+        (Some(rate), _) => {
+            let drift = 1.0 + DRIFT * (2.0 * random.unit() - 1.0);
+            let period = Nanos::from_secs_f64(drift / rate.0);
+            Arrival::Periodic { period, phase: Nanos((random.unit() * period.0 as f64) as u64) }
+        }
+        (None, Some(on)) => Arrival::OnOff { depth: task.depth, on, off: on },
+        (None, None) => Arrival::Closed { depth: task.depth },
+    };
+    Load {
+        name: format!("{name}/{}", task.name),
+        vm,
+        arrival,
+        writes: match task.op {
+            Op::Read => 0.0,
+            Op::Write => 1.0,
+            Op::Mixed { write_share } => write_share.0,
+        },
+        len: task.block.0,
+        sequential: task.pattern == Pattern::Sequential,
+        priority: if urgent_only && task.target.is_some() { Priority::URGENT } else { Priority::NORMAL },
+        deadline: task.target.map(|t| t.latency),
+    }
+}
+
+/// The same task at its worst.
+fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
+    if task.target.is_none() {
+        return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
+    }
+    // The dearer of what it does.
+    let cost = |op| plan.device.request(op, task.block, plan.quantum);
+    let dearer = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
+    let writes = if load.writes > 0.0 && load.writes < 1.0 { dearer } else { load.writes };
+    let Some(rate) = task.rate else { return Load { writes, ..load } };
+    let count = 1 + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
+    let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
+    Load { arrival: Arrival::Bursts { count, period }, writes, ..load }
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_sched::Policy;
+    use rtvirtio_twin::TwinProfile;
+    use rtvirtio_units::Bytes;
+
+    use super::*;
+    use crate::{DeviceModel, Options, plan};
+
+    /// Two VMs with targets beside one that floods, on each policy.
+    fn simulate(policy: Policy, traffic: Traffic) -> Vec<TaskOutcome> {
+        let text = r#"
+[device]
+twin = "qlc-nvme"
+[[vm]]
+name = "a"
+lab = "qemu"
+[[vm.task]]
+name = "t"
+op = "read"
+block = "4KiB"
+rate = "1500/s"
+target = { percentile = "p99.99", latency = "10ms" }
+[[vm]]
+name = "b"
+lab = "qemu"
+[[vm.task]]
+name = "t"
+op = "read"
+block = "16KiB"
+rate = "500/s"
+target = { percentile = "p99.99", latency = "20ms" }
+[[vm]]
+name = "c"
+lab = "qemu"
+[[vm.task]]
+name = "flood"
+op = "read"
+block = "64KiB"
+depth = 128
+"#;
+        let spec = rtvirtio_spec::parse("test", text).unwrap();
+        let device = DeviceModel::declared("qlc", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let plan = plan(&spec, &device, &Options::default());
+        assert!(plan.feasible, "{plan:?}");
+        let mut config = plan.sched().unwrap();
+        config.policy = policy;
+        let mut s = Simulation::new(&spec, &plan, &config, traffic, policy == Policy::Edf, 7).unwrap();
+        s.run(Nanos(60_000_000_000)).unwrap();
+        s.outcomes()
+    }
+
+    #[test]
+    fn what_is_planned_is_kept_beside_a_flood_and_not_without_the_plan() {
+        let edf = simulate(Policy::Edf, Traffic::Declared);
+        for t in &edf[..2] {
+            assert_eq!((t.met, t.late), (Some(true), 0), "{t:?}");
+            assert!(t.bound_over_longest.unwrap() >= 1.0, "{t:?}");
+        }
+        assert_eq!(edf[2].met, None);
+        assert!(edf[2].rate.0 > 1_000.0, "{:?}", edf[2]);
+        // 128 requests of 128 us are before everybody's.
+        let fifo = simulate(Policy::Fifo, Traffic::Declared);
+        assert_eq!(fifo[0].met, Some(false), "{:?}", fifo[0]);
+        assert_eq!(fifo[0].bound, None);
+    }
+
+    #[test]
+    fn the_worst_that_is_allowed_comes_near_the_bound_and_stays_below() {
+        let declared = simulate(Policy::Edf, Traffic::Declared);
+        let worst = simulate(Policy::Edf, Traffic::Worst);
+        for (t, easy) in worst.iter().zip(&declared).take(2) {
+            assert_eq!((t.met, t.late), (Some(true), 0), "{t:?}");
+            let over = t.bound_over_longest.unwrap();
+            assert!((1.0..3.0).contains(&over), "{over} of {t:?}");
+            assert!(t.longest > easy.longest, "{t:?}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! The plan as the domain's configuration file.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_domain_config::{File, FileError};
+use rtvirtio_sched::Config;
+use rtvirtio_units::Bytes;
+
+use crate::plan::{DomainPlan, VmPlan};
+
+/// What a disk has without being told.
+const DEFAULT_DEPTH: u32 = 256;
+
+/// Where a VM's disk is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskPlace {
+    /// The socket that its QEMU connects to.
+    pub socket: PathBuf,
+    /// File or block device.
+    pub path: PathBuf,
+    /// Where the disk begins, and how long it is; all of it when `None`.
+    pub part: Option<(Bytes, Bytes)>,
+    /// It was looked at, and is no image of another format.
+    pub is_raw: bool,
+}
+
+impl DomainPlan {
+    /// The scheduler as a domain would read it from the file, wherever the disks are.
+    ///
+    /// # Errors
+    /// What the domain would refuse.
+    pub fn sched(&self) -> Result<Config, FileError> {
+        let place = |i: usize| DiskPlace {
+            socket: format!("/{i}").into(),
+            path: "/device".into(),
+            part: None,
+            is_raw: true,
+        };
+        let places: Vec<DiskPlace> = (0..self.vms.len()).map(place).collect();
+        let file = File::parse(Path::new("the plan"), &self.text("plan", Path::new("/control"), &places))?;
+        // The text has one device.
+        Ok(file.devices[0].sched())
+    }
+
+    /// The configuration file, with the reasons as comments. `places` are in the order of the spec's VMs.
+    #[must_use]
+    pub fn text(&self, spec_name: &str, control: &Path, places: &[DiskPlace]) -> String {
+        let mut s = String::new();
+        let cost = &self.device.cost;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            s,
+            "# Made by `rtvirtio plan --domain` from {}; docs/iod.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
+            one_line(spec_name),
+            quoted(&control.display().to_string()),
+            quoted(&self.device.name),
+            self.quantum,
+        );
+        if self.window < self.full_window {
+            let _ = writeln!(
+                s,
+                "# {} keep the device busy; so few cost throughput, and are needed for the shortest target.",
+                self.full_window
+            );
+        }
+        let _ = writeln!(
+            s,
+            "window = {}\n# What requests take of the device, pieces that it serves at once, and how long it may do nothing.\n\
+             cost = {{ read = {{ base = \"{}\", per_mib = \"{}\" }}, write = {{ base = \"{}\", per_mib = \"{}\" }}, flush = \"{}\", discard = \"{}\" }}\nparallel = {}\nstall = \"{}\"",
+            self.window,
+            exact(cost.read.base_ns),
+            exact(cost.read.per_mib_ns),
+            exact(cost.write.base_ns),
+            exact(cost.write.per_mib_ns),
+            exact(cost.flush_ns),
+            exact(cost.discard_ns),
+            self.device.parallel,
+            exact(self.device.latency.0),
+        );
+        for (vm, place) in self.vms.iter().zip(places) {
+            self.disk(&mut s, vm, place);
+        }
+        s
+    }
+
+    fn disk(&self, s: &mut String, vm: &VmPlan, place: &DiskPlace) {
+        s.push('\n');
+        match (&vm.reserve, &vm.refused) {
+            (Some(_), _) => {
+                let promised = self.tasks.iter().filter(|t| t.vm == vm.vm);
+                for t in promised {
+                    if let (Some(target), Some(bound)) = (t.target, t.bound) {
+                        let _ = writeln!(
+                            s,
+                            "# {}: no request takes longer than {bound}; the target is {} at {}.",
+                            t.task, target.latency, target.percentile
+                        );
+                    }
+                }
+            }
+            (None, Some(why)) => {
+                let _ = writeln!(s, "# NO PROMISE: {}.", one_line(why));
+            }
+            (None, None) => s.push_str("# Nothing is declared to be kept: it shares what is left.\n"),
+        }
+        let _ = writeln!(
+            s,
+            "[[device.disk]]\nname = {}\nsocket = {}\npath = {}",
+            quoted(&vm.vm),
+            quoted(&place.socket.display().to_string()),
+            quoted(&place.path.display().to_string())
+        );
+        if place.is_raw {
+            // Otherwise a guest that writes an image's first bytes keeps the domain from its next start.
+            s.push_str("format = \"raw\"\n");
+        }
+        if let Some((offset, size)) = place.part {
+            let _ = writeln!(s, "offset = \"{offset}\"\nsize = \"{size}\"");
+        }
+        if vm.depth > DEFAULT_DEPTH {
+            let _ = writeln!(
+                s,
+                "# So many may be outstanding; QEMU's device needs queue-size= as large.\ndepth = {}",
+                vm.depth
+            );
+        }
+        let Some(r) = vm.reserve else { return };
+        let reserve = format!(
+            "{{ share = \"{:.4}%\", burst = \"{}\", deadline = \"{}\" }}",
+            r.share.0 * 100.0,
+            exact(r.burst.0),
+            exact(r.deadline.0)
+        );
+        if vm.urgent_only {
+            let _ = writeln!(
+                s,
+                "# Tasks without a target in this VM would use up the reservation: it is for real-time requests only.\n\
+                 # Run those with a target with `ionice -c1` in the guest.\n\
+                 guest_priority = {{ ceiling = \"real-time\" }}\nurgent = {reserve}"
+            );
+        } else {
+            let _ = writeln!(s, "reserve = {reserve}");
+        }
+    }
+}
+
+/// In the largest unit that loses nothing.
+fn exact(ns: u64) -> String {
+    for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
+        if ns >= unit && ns % unit == 0 {
+            return format!("{}{name}", ns / unit);
+        }
+    }
+    format!("{ns}ns")
+}
+
+/// A TOML string.
+fn quoted(s: &str) -> String {
+    let mut out = String::from("\"");
+    for c in s.chars() {
+        match c {
+            '"' | '\\' => {
+                out.push('\\');
+                out.push(c);
+            }
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04X}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out + "\""
+}
+
+fn one_line(s: &str) -> String {
+    s.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_twin::TwinProfile;
+
+    use super::*;
+    use crate::{DeviceModel, Options, plan};
+
+    #[test]
+    fn the_domain_reads_what_was_planned() {
+        let spec = rtvirtio_spec::parse(
+            "test",
+            r#"
+[device]
+twin = "qlc-nvme"
+[[vm]]
+name = "a"
+lab = "qemu"
+[[vm.task]]
+name = "t"
+op = "mixed"
+write_share = "30%"
+block = "4KiB"
+rate = "700/s"
+target = { percentile = "p99.99", latency = "30ms" }
+[[vm]]
+name = "b"
+lab = "qemu"
+[[vm.task]]
+name = "t"
+op = "read"
+block = "4KiB"
+rate = "100/s"
+target = { percentile = "p99.99", latency = "50ms" }
+[[vm.task]]
+name = "flood"
+op = "read"
+block = "128KiB"
+depth = 32
+"#,
+        )
+        .unwrap();
+        let device =
+            DeviceModel::declared("qlc \"x\"", &TwinProfile::load("qlc-nvme").unwrap(), Bytes(1 << 30));
+        let plan = plan(&spec, &device, &Options::default());
+        assert!(plan.feasible, "{plan:?}");
+        let place = |i: u64| DiskPlace {
+            socket: format!("/run/x/{i}.sock").into(),
+            path: "/dev/loop0".into(),
+            part: Some((Bytes(i << 29), Bytes(1 << 29))),
+            is_raw: i == 0,
+        };
+        let text = plan.text("spec\n[[device]].toml", Path::new("/run/x/control"), &[place(0), place(1)]);
+        let file = File::parse(Path::new("iod.toml"), &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let sched = file.devices[0].sched();
+        assert_eq!(sched.cost, plan.device.cost);
+        assert_eq!(sched.window.start, plan.window);
+        let (a, b) = (plan.vms[0].reserve.unwrap(), plan.vms[1].reserve.unwrap());
+        let normal = sched.vms[0].normal.unwrap();
+        assert_eq!((normal.burst, normal.deadline), (a.burst.0, a.deadline));
+        assert!((normal.rate as f64 / 1e9 / a.share.0 - 1.0).abs() < 1e-3);
+        // The second floods beside its target: only its real-time requests have the reservation.
+        assert_eq!(sched.vms[1].normal, None);
+        assert_eq!(sched.vms[1].urgent.unwrap().deadline, b.deadline);
+        assert!(sched.vms[1].priority.read && !sched.vms[0].priority.read);
+        assert_eq!(file.devices[0].disks[1].offset, Bytes(1 << 29));
+        assert_eq!(file.devices[0].disks[0].format, Some(rtvirtio_domain_config::Format::Raw));
+        assert_eq!(file.devices[0].disks[1].format, None);
+    }
+}

@@ -1,0 +1,202 @@
+//! Adding threads to what is in force.
+
+use rtvirtio_kernel::sched::Attr;
+use serde::Serialize;
+
+use crate::apply::{rebooted, write_one};
+use crate::capture::{Line, capture, value_of};
+use crate::error::ApplyError;
+use crate::journal::{self, Entry, Journal};
+use crate::machine::{Fault, Machine, PRESENT};
+use crate::resolve::{Write, cannot};
+use crate::session::{Observer, Step};
+use crate::state_dir::StateDir;
+use crate::target::{Form, Place, Target};
+
+/// What became of writes that were added.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Amended {
+    /// Settings that were changed, with their values before and after.
+    pub written: Vec<Line>,
+    /// Settings that somebody else has changed since, which are left to them: the setting, and what it is now.
+    pub left: Vec<(String, String)>,
+    /// Settings that could not be changed, or not read back, and why.
+    pub failed: Vec<(String, String)>,
+    /// What went wrong beside the settings.
+    pub warnings: Vec<String>,
+}
+
+impl Amended {
+    /// Whether anything was not done that was asked for.
+    fn has_gaps(&self) -> bool {
+        !(self.left.is_empty() && self.failed.is_empty())
+    }
+}
+
+/// Why a write that [takes](Write::takes) was left out.
+const NOT_GIVEN: &str = "left out: what it takes was not given by a setting before it";
+
+/// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
+/// forgotten. A cut anywhere leaves a journal from which everything can be put back.
+pub(crate) fn amend(
+    dir: &StateDir,
+    writes: &[Write],
+    machine: &Machine<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Amended, ApplyError> {
+    let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
+    if journal.reverting || journal.rest || !journal.complete || rebooted(&journal, machine)? {
+        return Err(ApplyError::NotWhole { path: journal::path(dir) });
+    }
+    if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
+        let remedy = "revert, and apply all of it again";
+        return Err(cannot(&wrong.knob, "only settings of threads can be added to what is in force", remedy));
+    }
+    let gone = |t: &Target| t.is_thread() && matches!(machine.read(t), Err(Fault::Gone(_)));
+    let had = journal.entries.len();
+    journal.entries.retain(|e| !gone(&e.target));
+    let forgotten = journal.entries.len() < had;
+    let (mut out, mut touched, mut fresh) = (Amended::default(), Vec::new(), Vec::new());
+    for (place, write) in writes.iter().enumerate() {
+        if write.takes && out.has_gaps() {
+            out.failed.push((write.knob.clone(), NOT_GIVEN.to_owned()));
+            continue;
+        }
+        let known = journal.entries.iter_mut().find(|e| e.target == write.target && e.new.is_some());
+        let Some(entry) = known else {
+            fresh.push(write.clone());
+            continue;
+        };
+        let found = match machine.read(&entry.target) {
+            Ok(text) => value_of(&entry.target, &text)?,
+            Err(Fault::Gone(_)) => continue,
+            Err(fault) => {
+                out.failed.push((write.knob.clone(), fault.into_io().to_string()));
+                continue;
+            }
+        };
+        let form = &entry.target.form;
+        let is_new = entry.new.as_ref().is_some_and(|new| form.is(&found, new));
+        if is_new && entry.new.as_deref() == Some(&write.value) {
+            continue;
+        }
+        if !is_new && !entry.passing.contains(&found) && entry.old.as_ref() != Some(&found) {
+            out.left.push((write.knob.clone(), found));
+            continue;
+        }
+        if !entry.passing.contains(&found) {
+            entry.passing.push(found);
+        }
+        entry.new = Some(write.value.clone());
+        touched.push((entry.id, place));
+    }
+    let next = journal.entries.iter().map(|e| e.id + 1).max().unwrap_or(0);
+    let fresh = capture(&fresh, machine)?;
+    let before: Vec<_> = fresh.iter().map(|e| before_us(&journal, &e.target, machine)).collect();
+    // What is ours must not be taken for what a thread had before. Such a thread is left out as a
+    // whole: one that is in our group and in no journal goes home with the group, one with half of
+    // its settings in the journal could not.
+    let unknown: Vec<Place> =
+        fresh.iter().zip(&before).filter(|(_, b)| b.is_err()).map(|(e, _)| e.target.place.clone()).collect();
+    for (mut entry, before) in fresh.into_iter().zip(before) {
+        entry.id += next;
+        if unknown.contains(&entry.target.place) {
+            let why =
+                before.err().unwrap_or_else(|| "left out with another setting of this thread".to_owned());
+            out.failed.push((entry.knob, why));
+            continue;
+        }
+        if let Ok(Some(own)) = before {
+            entry.passing.extend(entry.old.replace(own));
+        }
+        let place = writes.iter().position(|w| w.target == entry.target);
+        touched.extend(place.map(|place| (entry.id, place)));
+        journal.entries.push(entry);
+    }
+    // In the order asked for: those that give before those that take.
+    touched.sort_by_key(|(_, place)| *place);
+    if touched.is_empty() && !forgotten {
+        return Ok(out);
+    }
+    journal::store(dir, &journal)?;
+    observer.step(Step::Journaled);
+    let of = touched.len();
+    for (index, (id, place)) in touched.iter().enumerate() {
+        let Some(entry) = journal.entry(*id) else { continue };
+        if writes[*place].takes && out.has_gaps() {
+            out.failed.push((entry.knob.clone(), NOT_GIVEN.to_owned()));
+            continue;
+        }
+        let old = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
+        match write_one(entry, machine) {
+            Ok(true) => out.written.push(Line {
+                knob: entry.knob.clone(),
+                path: entry.target.to_string(),
+                old,
+                new: entry.new.clone().unwrap_or_default(),
+            }),
+            Ok(false) => {}
+            Err(e) => out.failed.push((entry.knob.clone(), e.to_string())),
+        }
+        observer.step(Step::Wrote { index: index + 1, of });
+    }
+    // A value that could not be replaced stays ours until the next one has arrived.
+    for entry in &mut journal.entries {
+        let Some((_, place)) = touched.iter().find(|t| t.0 == entry.id) else { continue };
+        let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
+        let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
+        if arrived {
+            entry.passing.clone_from(&writes[*place].passing);
+        }
+    }
+    // The journal on disk holds these values too, so everything can be put back from it.
+    if let Err(e) = journal::store(dir, &journal) {
+        out.warnings.push(format!("values that are no longer used stay in the journal: {e}"));
+    }
+    Ok(out)
+}
+
+/// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the real-time policy
+/// that we gave to QEMU's main thread. An error when that cannot be told.
+fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
+    let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
+    let read = |target: &Target| match machine.read(target) {
+        Ok(text) => target.form.value(&text).map(Some).ok_or_else(|| format!("{target} is not understood")),
+        Err(Fault::Gone(_)) => Ok(None),
+        Err(Fault::Io(e)) => Err(format!("{target} cannot be read: {e}")),
+    };
+    let attr = |text: &str| text.parse::<Attr>().map_err(|e| e.to_string());
+    let Some(inherited) = read(&Target::scheduling(pid, tid, start))? else { return Ok(None) };
+    let is_policy = target.form == Form::Scheduling;
+    if is_policy && !attr(&inherited)?.policy.is_real_time() {
+        return Ok(None);
+    }
+    for entry in journal.entries.iter().filter(|e| e.new.as_deref() == Some(PRESENT)) {
+        let (Form::Group { home, scheduling }, Some(mount)) =
+            (&entry.target.form, entry.target.path.parent())
+        else {
+            continue;
+        };
+        let Some(now) = read(&Target::thread_cgroup(pid, tid, start, "cpu", mount))? else { return Ok(None) };
+        if mount.join(now.trim_start_matches('/')) != entry.target.path {
+            continue;
+        }
+        if is_policy {
+            return Ok(Some(scheduling.clone()));
+        }
+        let home =
+            home.strip_prefix(mount).map_err(|_| format!("{} is in another hierarchy", home.display()))?;
+        return Ok(Some(format!("/{}", home.display())));
+    }
+    let main = journal.entries.iter().find(|e| is_main(e, pid)).filter(|_| is_policy);
+    let Some(old) = main.and_then(|e| e.old.as_deref()) else { return Ok(None) };
+    let old = attr(old)?;
+    Ok(Some(if old.reservation.is_none() { old } else { Attr::other(0) }.to_string()))
+}
+
+/// Whether this is the policy of a process's first thread.
+fn is_main(entry: &Entry, process: u32) -> bool {
+    let first =
+        matches!(entry.target.place, Place::Thread { pid, tid, .. } if pid == process && tid == process);
+    first && entry.target.form == Form::Scheduling
+}

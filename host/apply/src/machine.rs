@@ -1,0 +1,316 @@
+//! The machine that is changed: the host's files, and the files inside guests.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_kernel::sched::{self, Attr};
+use rtvirtio_kernel::{Root, task};
+use rustix::io::Errno;
+
+use crate::target::{Form, Place, Target};
+
+/// Kernel files of the host. [`Root`] is the real one.
+pub trait HostFiles {
+    /// The whole text of a file.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn read(&self, path: &Path) -> io::Result<String>;
+    /// Writes one whole value to a file that exists.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn write(&self, path: &Path, value: &str) -> io::Result<()>;
+    /// Names in a directory, sorted.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
+    /// What tells a directory from a later one of the same name.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn identity(&self, path: &Path) -> io::Result<u64>;
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn make_dir(&self, path: &Path) -> io::Result<()>;
+    /// Removes a directory.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// When a thread started, in 1/100 s since boot.
+    ///
+    /// # Errors
+    /// As the system call says; `NotFound` when it is gone.
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64>;
+    /// Policy and parameters of a thread.
+    ///
+    /// # Errors
+    /// As the system call says.
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr>;
+    /// Sets policy and parameters of a thread.
+    ///
+    /// # Errors
+    /// As the system call says, with the reason where it is known.
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()>;
+}
+
+impl HostFiles for Root {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        Self::read(self, path).map_err(rtvirtio_kernel::HostError::into_io)
+    }
+
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        Self::write(self, path, value).map_err(rtvirtio_kernel::HostError::into_io)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        Self::list(self, dir).map_err(rtvirtio_kernel::HostError::into_io)
+    }
+
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.inode(path).map_err(rtvirtio_kernel::HostError::into_io)
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        std::fs::create_dir(self.at(path))
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_dir(self.at(path))
+    }
+
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        let stat = task::stat(self, pid, tid).map_err(rtvirtio_kernel::HostError::into_io)?;
+        // Its cgroup is the root's already, and would look like somebody's change.
+        if stat.ended {
+            return Err(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")));
+        }
+        Ok(stat.start)
+    }
+
+    fn scheduling(&self, _: u32, tid: u32) -> io::Result<Attr> {
+        sched::get(tid)
+    }
+
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        sched::set(tid, attr).map_err(|e| {
+            if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) {
+                return e;
+            }
+            let kind = e.kind();
+            io::Error::new(kind, sched::explain(self, pid, tid, attr, e))
+        })
+    }
+}
+
+/// Files inside one guest, through its agent.
+pub trait GuestFiles {
+    /// The whole content of a file.
+    ///
+    /// # Errors
+    /// Kind `NotFound` when the file does not exist in the guest, which then has no such setting;
+    /// any other kind when it may have.
+    fn read(&mut self, path: &str) -> io::Result<Vec<u8>>;
+    /// Writes one whole value to a file that exists.
+    ///
+    /// # Errors
+    /// Kind `InvalidInput` when the guest's kernel refuses the value.
+    fn write(&mut self, path: &str, bytes: &[u8]) -> io::Result<()>;
+}
+
+/// Connects to guests' agents.
+pub trait Guests {
+    /// Connects to the agent at a socket.
+    ///
+    /// # Errors
+    /// Kind `NotFound` (no such socket) or `ConnectionRefused` (nothing listens) when the guest's
+    /// QEMU has ended; any other kind when it may be running.
+    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>>;
+}
+
+/// No guest can be reached: for plans that touch only the host.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoGuests;
+
+impl Guests for NoGuests {
+    fn connect(&self, agent: &Path) -> io::Result<Box<dyn GuestFiles>> {
+        let text = format!("no way to reach the guest agent {}", agent.display());
+        Err(io::Error::new(io::ErrorKind::Unsupported, text))
+    }
+}
+
+/// Values of [`Form::Group`].
+pub(crate) const PRESENT: &str = "present";
+pub(crate) const ABSENT: &str = "absent";
+/// The file of a v1 cgroup that lists its threads, and takes one.
+pub(crate) const TASKS: &str = "tasks";
+
+/// Host and guests together. Connections to guests are made on first use and kept.
+pub struct Machine<'a> {
+    root: &'a Root,
+    host: &'a dyn HostFiles,
+    guests: &'a dyn Guests,
+    open: RefCell<BTreeMap<PathBuf, Box<dyn GuestFiles>>>,
+}
+
+/// Why a knob could not be read or written.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// The file, or the device, cgroup or guest that it belongs to, is gone.
+    Gone(io::Error),
+    /// Anything else.
+    Io(io::Error),
+}
+
+impl Fault {
+    pub(crate) fn into_io(self) -> io::Error {
+        match self {
+            Self::Gone(e) | Self::Io(e) => e,
+        }
+    }
+
+    /// Only `ENOENT`, `ENODEV` and `ESRCH` say that the thing itself is gone. After any other error
+    /// it may still be there, and have our value.
+    pub(crate) fn of(error: io::Error) -> Self {
+        if rtvirtio_kernel::is_gone(&error) { Self::Gone(error) } else { Self::Io(error) }
+    }
+
+    /// Of connecting to a guest's agent. QEMU listens on the socket as long as it runs; the kernel
+    /// refuses a connection where nothing listens. A connection that breaks later proves nothing:
+    /// the agent may have been restarted.
+    fn of_connect(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionRefused => Self::Gone(error),
+            _ => Self::of(error),
+        }
+    }
+}
+
+impl<'a> Machine<'a> {
+    /// The machine below `root`, and guests as `guests` reaches them.
+    #[must_use]
+    pub fn new(root: &'a Root, guests: &'a dyn Guests) -> Self {
+        Self::with_host(root, root, guests)
+    }
+
+    /// The same with another way to write host files, such as one that behaves like a kernel over a temporary directory.
+    #[must_use]
+    pub fn with_host(root: &'a Root, host: &'a dyn HostFiles, guests: &'a dyn Guests) -> Self {
+        Self { root, host, guests, open: RefCell::new(BTreeMap::new()) }
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        self.root
+    }
+
+    pub(crate) fn host(&self) -> &dyn HostFiles {
+        self.host
+    }
+
+    /// The text of a knob's file.
+    pub(crate) fn read(&self, target: &Target) -> Result<String, Fault> {
+        match (&target.place, &target.form) {
+            (Place::Thread { pid, tid, start }, form) => {
+                self.same_thread(*pid, *tid, *start)?;
+                if *form == Form::Scheduling {
+                    return self.host.scheduling(*pid, *tid).map(|a| a.to_string()).map_err(Fault::of);
+                }
+                self.read_at(&Place::Host, &target.path)
+            }
+            (_, Form::Group { .. }) => match self.host.identity(&target.path) {
+                Ok(_) => Ok(PRESENT.to_owned()),
+                Err(e) => match Fault::of(e) {
+                    Fault::Gone(_) => Ok(ABSENT.to_owned()),
+                    fault => Err(fault),
+                },
+            },
+            (place, _) => self.read_at(place, &target.path),
+        }
+    }
+
+    /// A number may have been given to another thread since. Between this and the call that follows lies a moment in which that can happen,
+    /// because `sched_setattr` takes no file descriptor; the kernel gives numbers out in turn, so it would have to go round in it.
+    fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
+        match self.host.thread_start(pid, tid).map_err(Fault::of)? {
+            now if now == start => Ok(()),
+            _ => Err(Fault::Gone(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")))),
+        }
+    }
+
+    /// The text of a file at a place.
+    pub(crate) fn read_at(&self, place: &Place, path: &Path) -> Result<String, Fault> {
+        match place {
+            Place::Host | Place::Thread { .. } => self.host.read(path).map_err(Fault::of),
+            Place::Guest { agent, .. } => {
+                let bytes = self.in_guest(agent, |g| g.read(&path.to_string_lossy()))?;
+                String::from_utf8(bytes)
+                    .map_err(|e| Fault::Io(io::Error::new(io::ErrorKind::InvalidData, e.to_string())))
+            }
+        }
+    }
+
+    /// Writes to a knob's file.
+    pub(crate) fn write(&self, target: &Target, text: &str) -> Result<(), Fault> {
+        match &target.place {
+            Place::Thread { pid, tid, start } => {
+                self.same_thread(*pid, *tid, *start)?;
+                self.write_thread(*pid, *tid, &target.form, text)
+            }
+            Place::Host if matches!(target.form, Form::Group { .. }) => match text {
+                PRESENT => self.host.make_dir(&target.path).map_err(Fault::of),
+                _ => self.host.remove_dir(&target.path).map_err(Fault::of),
+            },
+            Place::Host => self.host.write(&target.path, text).map_err(Fault::of),
+            Place::Guest { agent, .. } => {
+                self.in_guest(agent, |g| g.write(&target.path.to_string_lossy(), text.as_bytes()))
+            }
+        }
+    }
+
+    fn write_thread(&self, pid: u32, tid: u32, form: &Form, text: &str) -> Result<(), Fault> {
+        let invalid = |e: String| Fault::Io(io::Error::new(io::ErrorKind::InvalidInput, e));
+        match form {
+            Form::Scheduling => {
+                let attr = text.parse::<Attr>().map_err(|e| invalid(e.to_string()))?;
+                self.host.set_scheduling(pid, tid, &attr).map_err(Fault::of)
+            }
+            Form::ThreadCgroup { mount, .. } => {
+                let below = text.strip_prefix('/').unwrap_or(text);
+                let file = mount.join(below).join(TASKS);
+                // A missing group is not a missing thread: that one was just there.
+                self.host.write(&file, &tid.to_string()).map_err(|e| match Fault::of(e) {
+                    Fault::Gone(e) if e.raw_os_error() != Some(Errno::SRCH.raw_os_error()) => Fault::Io(e),
+                    other => other,
+                })
+            }
+            _ => Err(invalid("not a thread's setting".to_owned())),
+        }
+    }
+
+    fn in_guest<T>(
+        &self,
+        agent: &Path,
+        action: impl FnOnce(&mut dyn GuestFiles) -> io::Result<T>,
+    ) -> Result<T, Fault> {
+        let mut open = self.open.borrow_mut();
+        if !open.contains_key(agent) {
+            let guest = self.guests.connect(agent).map_err(Fault::of_connect)?;
+            open.insert(agent.to_owned(), guest);
+        }
+        let Some(guest) = open.get_mut(agent) else {
+            return Err(Fault::Io(io::Error::other("guest connection lost")));
+        };
+        let result = action(guest.as_mut());
+        // After an error the agent's stream may be out of step; a missing file is an ordinary answer.
+        if result.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
+            open.remove(agent);
+        }
+        result.map_err(Fault::of)
+    }
+}

@@ -1,0 +1,97 @@
+//! For tests and experiments that end a process at one exact point of `apply` or `revert`: before and after every single change, and at every [`Step`].
+//!
+//! Points are counted in the files and the observer that are handed in; the code that is tried knows nothing of it.
+
+use std::cell::Cell;
+use std::io;
+use std::path::Path;
+use std::rc::Rc;
+
+use rtvirtio_kernel::sched::Attr;
+
+use crate::{HostFiles, Observer, Step};
+
+/// Counts points, and ends it at one of them.
+#[derive(Clone)]
+pub struct Points {
+    count: Rc<Cell<u64>>,
+    at: u64,
+    end: fn(),
+}
+
+impl Points {
+    /// Calls `end` at the point of this number; 0 is none.
+    #[must_use]
+    pub fn new(at: u64, end: fn()) -> Self {
+        Self { count: Rc::new(Cell::new(0)), at, end }
+    }
+
+    /// One more.
+    pub fn pass(&self) {
+        self.count.set(self.count.get() + 1);
+        if self.count.get() == self.at {
+            (self.end)();
+        }
+    }
+}
+
+/// Ends this process with SIGKILL, which nothing can catch.
+pub fn kill_self() {
+    let me = rustix::process::getpid();
+    let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
+    // The signal is pending for this very thread; nothing below runs.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Files whose every change has a point before and after it.
+pub struct CountedHost<'a>(pub &'a dyn HostFiles, pub Points);
+
+impl HostFiles for CountedHost<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.0.read(path)
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        self.between(|| self.0.write(path, value))
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.0.list(dir)
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.0.identity(path)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.between(|| self.0.make_dir(path))
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.between(|| self.0.remove_dir(path))
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.0.thread_start(pid, tid)
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.0.scheduling(pid, tid)
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.between(|| self.0.set_scheduling(pid, tid, attr))
+    }
+}
+
+impl CountedHost<'_> {
+    fn between<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.1.pass();
+        let result = change();
+        self.1.pass();
+        result
+    }
+}
+
+/// An observer whose every step is a point.
+pub struct CountedSteps(pub Points);
+
+impl Observer for CountedSteps {
+    fn step(&mut self, _: Step) {
+        self.0.pass();
+    }
+}

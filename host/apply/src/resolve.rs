@@ -1,0 +1,257 @@
+//! From knobs to files: which file, which text, in which order, and whether it can act at all.
+
+mod guest;
+mod vm;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use rtvirtio_kernel::block::RESET_BY_ELEVATOR;
+use rtvirtio_kernel::{BlockDevice, Cgroups, text};
+use rtvirtio_planner::{BfqTunable, Knob, Plan};
+use serde::{Deserialize, Serialize};
+
+use crate::error::ApplyError;
+use crate::machine::Machine;
+use crate::target::{Form, Target};
+
+/// `slice_idle` is held in 32 bits of nanoseconds and cut off without an error (measured on 6.18: 100000 reads as 1215).
+const SLICE_IDLE_MAX_MS: u64 = 4294;
+
+/// What a plan's names stand for on this machine.
+#[derive(Clone, Debug)]
+pub struct Binding {
+    /// The shared device.
+    pub device: BlockDevice,
+    /// The hierarchy of the block I/O controller; needed for weights and limits.
+    pub cgroups: Option<Cgroups>,
+    /// The VMs by name.
+    pub vms: BTreeMap<String, VmBinding>,
+}
+
+/// One VM on this machine.
+#[derive(Clone, Debug, Default)]
+pub struct VmBinding {
+    /// Its cgroup below the hierarchy's root.
+    pub cgroup: Option<PathBuf>,
+    /// Socket of its guest agent.
+    pub agent: Option<PathBuf>,
+    /// Kernel name of its disk inside the guest, such as `vda`.
+    pub guest_disk: Option<String>,
+}
+
+/// One write to one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Write {
+    /// The setting as users know it, such as `slice_idle of loop3` or `weight of vm0`.
+    pub knob: String,
+    /// The file.
+    pub target: Target,
+    /// The value; what is written is `target.form.text(value)`.
+    pub value: String,
+    /// Position of an earlier write that brings the file into being, such as the elevator whose tunable this is.
+    pub created_by: Option<usize>,
+    /// Further values that the file may have because of another of our writes.
+    pub passing: Vec<String>,
+    /// Files that the kernel changes along with this one; they are captured too and put back after it.
+    pub side_effects: Vec<Target>,
+    /// Takes what earlier writes of the same call give: [`crate::Session::amend`] leaves it out when one of these was not done.
+    pub takes: bool,
+}
+
+impl Write {
+    /// A write that depends on no other and changes no other file.
+    #[must_use]
+    pub fn new(knob: impl Into<String>, target: Target, value: impl Into<String>) -> Self {
+        Self {
+            knob: knob.into(),
+            target,
+            value: value.into(),
+            created_by: None,
+            passing: Vec::new(),
+            side_effects: Vec::new(),
+            takes: false,
+        }
+    }
+}
+
+/// Appends writes that were made on their own to others.
+pub fn append(writes: &mut Vec<Write>, more: Vec<Write>) {
+    let offset = writes.len();
+    writes.extend(more.into_iter().map(|w| Write { created_by: w.created_by.map(|i| i + offset), ..w }));
+}
+
+/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup controllers, weights and
+/// limits, guests.
+///
+/// # Errors
+/// [`ApplyError::CannotAct`] for a plan that would have no effect or another one than meant. Nothing is written.
+pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<Vec<Write>, ApplyError> {
+    let mut values = BTreeMap::new();
+    for setting in &plan.settings {
+        if values.insert(setting.knob.clone(), setting.value.trim().to_owned()).is_some() {
+            return Err(cannot(
+                &format!("{:?}", setting.knob),
+                "the plan sets it twice",
+                "remove one of the two settings from the plan",
+            ));
+        }
+    }
+    let mut writes = Vec::new();
+    let elevator = host_queue(&values, binding, machine, &mut writes)?;
+    vm::weights_and_limits(&values, binding, machine, &elevator, &mut writes)?;
+    guest::queues(&values, binding, machine, &mut writes)?;
+    Ok(writes)
+}
+
+/// The writes that change the shared device's elevator and nothing else.
+///
+/// # Errors
+/// The kernel does not offer it, or the device's settings cannot be read.
+pub fn elevator_writes(
+    elevator: &str,
+    binding: &Binding,
+    machine: &Machine<'_>,
+) -> Result<Vec<Write>, ApplyError> {
+    let values = BTreeMap::from([(Knob::HostElevator, elevator.to_owned())]);
+    let mut writes = Vec::new();
+    host_queue(&values, binding, machine, &mut writes)?;
+    Ok(writes)
+}
+
+pub(crate) fn cannot(knob: &str, why: impl Into<String>, remedy: impl Into<String>) -> ApplyError {
+    ApplyError::CannotAct { knob: knob.to_owned(), why: why.into(), remedy: remedy.into() }
+}
+
+/// The host's elevator and tunables; returns the elevator that will be in use.
+fn host_queue(
+    values: &BTreeMap<Knob, String>,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    writes: &mut Vec<Write>,
+) -> Result<String, ApplyError> {
+    let (root, device) = (machine.root(), &binding.device);
+    let current = device.elevators(root)?.current;
+    let tunables: BTreeMap<BfqTunable, &String> = values
+        .iter()
+        .filter_map(|(knob, value)| match knob {
+            Knob::HostBfq(t) => Some((*t, value)),
+            _ => None,
+        })
+        .collect();
+    let mut elevator = current.clone();
+    let mut created_by = None;
+    if let Some(wanted) = values.get(&Knob::HostElevator) {
+        device.offers(root, wanted)?;
+        elevator.clone_from(wanted);
+        let target = Target::host(device.queue("scheduler"), Form::Elevator);
+        let mut write = Write::new(format!("elevator of {}", device.name), target, wanted);
+        if *wanted != current {
+            created_by = Some(writes.len());
+            write.side_effects = reset_by_elevator(binding, machine, &current)?;
+        }
+        writes.push(write);
+    }
+    if let (false, Some(first)) = (elevator == "bfq", tunables.keys().next()) {
+        return Err(cannot(
+            &format!("{} of {}", first.file_name(), device.name),
+            format!("it is a tunable of BFQ, and the elevator is `{elevator}`"),
+            "let the plan set the elevator to `bfq`, or drop the tunable",
+        ));
+    }
+    let at = Target::host(device.queue("scheduler"), Form::Plain);
+    push_tunables(
+        &tunables,
+        &device.name,
+        |file| at.sibling(&format!("iosched/{file}")),
+        created_by,
+        writes,
+    )?;
+    Ok(elevator)
+}
+
+/// What the kernel forgets when the elevator changes from `old`.
+fn reset_by_elevator(binding: &Binding, machine: &Machine<'_>, old: &str) -> Result<Vec<Target>, ApplyError> {
+    let (root, device) = (machine.root(), &binding.device);
+    // nr_requests first: writing it changes a tunable of some elevators (async_depth).
+    let mut targets: Vec<_> =
+        RESET_BY_ELEVATOR.iter().map(|f| Target::host(device.queue(f), Form::Plain)).collect();
+    for file in device.tunables(root)?.into_keys() {
+        targets.push(Target::host(device.tunable(&file), Form::Plain));
+    }
+    // Leaving BFQ drops the weights that any cgroup has for this device.
+    if let (true, Some(cgroups)) = (old == "bfq", &binding.cgroups) {
+        let form = || Form::DeviceWeight { dev: device.dev.clone() };
+        for dir in cgroups.all_dirs(root)? {
+            for name in ["io.bfq.weight", "blkio.bfq.weight_device"] {
+                let path = dir.join(name);
+                let Some(file) = root.read_optional(&path)? else { continue };
+                let weights = text::weights(&file)
+                    .ok_or_else(|| ApplyError::Form { label: path.display().to_string(), text: file })?;
+                if weights.devices.contains_key(&device.dev) {
+                    targets.push(Target::host(path, form()));
+                }
+            }
+        }
+    }
+    Ok(targets)
+}
+
+/// Tunables of one BFQ instance, on the host or in a guest.
+pub(crate) fn push_tunables(
+    tunables: &BTreeMap<BfqTunable, &String>,
+    disk: &str,
+    at: impl Fn(&str) -> Target,
+    created_by: Option<usize>,
+    writes: &mut Vec<Write>,
+) -> Result<(), ApplyError> {
+    // Setting strict_guarantees raises slice_idle to 8 ms (bfq_strict_guarantees_store()), so it goes before slice_idle.
+    let mut order: Vec<_> = tunables.iter().collect();
+    order.sort_by_key(|(t, _)| **t != BfqTunable::StrictGuarantees);
+    let strict = tunables.contains_key(&BfqTunable::StrictGuarantees);
+    for (tunable, value) in order {
+        let knob = format!("{} of {disk}", tunable.file_name());
+        validate(*tunable, value, &knob)?;
+        let mut target = at(tunable.file_name());
+        if *tunable == BfqTunable::TimeoutSync {
+            target.form = Form::Jiffies;
+        }
+        let mut write = Write { created_by, ..Write::new(knob, target, *value) };
+        match tunable {
+            // The file in ms cuts off; the one in us restores a fraction exactly.
+            BfqTunable::SliceIdle => {
+                write.side_effects.push(at("slice_idle_us"));
+                if strict {
+                    write.passing.push("8".to_owned());
+                }
+            }
+            // Setting it, now or when it is put back, raises a short slice_idle. Where the plan has that knob too, its fraction of a
+            // millisecond is still only in the other file, and not captured with a knob that has its value already.
+            BfqTunable::StrictGuarantees => {
+                if !tunables.contains_key(&BfqTunable::SliceIdle) {
+                    write.side_effects.push(at("slice_idle"));
+                }
+                write.side_effects.push(at("slice_idle_us"));
+            }
+            _ => {}
+        }
+        writes.push(write);
+    }
+    Ok(())
+}
+
+fn validate(tunable: BfqTunable, value: &str, knob: &str) -> Result<(), ApplyError> {
+    let largest = match tunable {
+        BfqTunable::LowLatency | BfqTunable::StrictGuarantees => 1,
+        BfqTunable::SliceIdle => SLICE_IDLE_MAX_MS,
+        BfqTunable::TimeoutSync | BfqTunable::MaxBudget => i32::MAX.unsigned_abs().into(),
+    };
+    if value.parse::<u64>().is_ok_and(|v| v <= largest) {
+        return Ok(());
+    }
+    Err(cannot(
+        knob,
+        format!("`{value}` is not a whole number from 0 to {largest}"),
+        "correct it in the plan",
+    ))
+}

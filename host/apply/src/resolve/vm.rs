@@ -1,0 +1,219 @@
+//! Weights and limits of VMs: on their cgroups.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError};
+use rtvirtio_planner::{Knob, LimitKind};
+
+use super::{Binding, Write, cannot};
+use crate::error::ApplyError;
+use crate::machine::Machine;
+use crate::target::{Form, Target};
+
+/// A weight or limit with the VM's cgroup.
+struct Ask<'a> {
+    vm: &'a str,
+    limit: Option<LimitKind>,
+    value: &'a str,
+    cgroup: PathBuf,
+    knob: String,
+}
+
+pub(super) fn weights_and_limits(
+    values: &BTreeMap<Knob, String>,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    elevator: &str,
+    writes: &mut Vec<Write>,
+) -> Result<(), ApplyError> {
+    let mut asks = Vec::new();
+    for (knob, value) in values {
+        match knob {
+            Knob::VmWeight { vm } => asks.push(ask(binding, vm, None, value)?),
+            Knob::VmLimit { vm, limit } => asks.push(ask(binding, vm, Some(*limit), value)?),
+            _ => {}
+        }
+    }
+    let Some(first) = asks.first() else { return Ok(()) };
+    let Some(cgroups) = &binding.cgroups else {
+        let why = "no cgroup hierarchy with the block I/O controller is known";
+        return Err(cannot(&first.knob, why, "mount cgroup v2 with `io`, or v1 `blkio`"));
+    };
+    alone_and_comparable(&asks, binding)?;
+    if let (true, Some(weight)) = (elevator != "bfq", asks.iter().find(|a| a.limit.is_none())) {
+        let why = format!(
+            "BFQ weights act only under BFQ, and the elevator of {} is `{elevator}`",
+            binding.device.name
+        );
+        return Err(cannot(&weight.knob, why, "let the plan set the elevator to `bfq`, or use limits"));
+    }
+    let enabled = enable_io(&asks, cgroups, machine, writes)?;
+    for ask in &asks {
+        let created_by = enabled.get(&ask.cgroup).copied();
+        let target = match ask.limit {
+            None => weight(ask, cgroups, binding, machine, created_by.is_some())?,
+            Some(kind) => limit(ask, kind, cgroups, binding)?,
+        };
+        writes.push(Write { created_by, ..Write::new(&ask.knob, target, ask.value) });
+    }
+    Ok(())
+}
+
+fn ask<'a>(
+    binding: &Binding,
+    vm: &'a str,
+    limit: Option<LimitKind>,
+    value: &'a str,
+) -> Result<Ask<'a>, ApplyError> {
+    let knob = match limit {
+        None => format!("weight of {vm}"),
+        Some(kind) => format!("{} limit of {vm}", host_limit(kind).key()),
+    };
+    let Some(cgroup) = binding.vms.get(vm).and_then(|b| b.cgroup.clone()) else {
+        return Err(cannot(
+            &knob,
+            "the VM's cgroup is not known",
+            "is the VM running? give `cgroup`, `pid` or `qmp` for it in the spec",
+        ));
+    };
+    if Cgroups::is_root(&cgroup) {
+        return Err(cannot(
+            &knob,
+            "the VM runs in the root cgroup, which has neither weight nor limit of its own",
+            "start it in a cgroup of its own, e.g. with `systemd-run --scope`",
+        ));
+    }
+    Ok(Ask { vm, limit, value, cgroup: Path::new("/").join(cgroup), knob })
+}
+
+/// Weights and limits bind whole cgroups, and weights compare siblings only.
+fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), ApplyError> {
+    for ask in asks {
+        for (other, bound) in binding.vms.iter().filter(|(name, _)| *name != ask.vm) {
+            let Some(cgroup) = &bound.cgroup else { continue };
+            let cgroup = Path::new("/").join(cgroup);
+            let nested = cgroup.starts_with(&ask.cgroup) || ask.cgroup.starts_with(&cgroup);
+            if nested && !Cgroups::is_root(&cgroup) {
+                return Err(cannot(
+                    &ask.knob,
+                    format!("{other} runs in the same cgroup or one inside the other: {}", cgroup.display()),
+                    "give each VM a cgroup of its own",
+                ));
+            }
+        }
+    }
+    let weights: Vec<_> = asks.iter().filter(|a| a.limit.is_none()).collect();
+    if let [first, rest @ ..] = weights.as_slice() {
+        if let Some(other) = rest.iter().find(|a| a.cgroup.parent() != first.cgroup.parent()) {
+            return Err(cannot(
+                &other.knob,
+                format!(
+                    "weights compare only cgroups with one parent, and {} is in {} while {} is in {}",
+                    first.vm,
+                    first.cgroup.display(),
+                    other.vm,
+                    other.cgroup.display()
+                ),
+                "move the VMs below one parent cgroup, such as machine.slice",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// On v2, writes that give the VMs' cgroups their I/O files; returns the last such write for each cgroup that needs one.
+fn enable_io(
+    asks: &[Ask<'_>],
+    cgroups: &Cgroups,
+    machine: &Machine<'_>,
+    writes: &mut Vec<Write>,
+) -> Result<BTreeMap<PathBuf, usize>, ApplyError> {
+    let mut placed: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    let mut enabled = BTreeMap::new();
+    for ask in asks {
+        let mut above: Option<usize> = None;
+        let files = cgroups.io_to_enable(machine.root(), &ask.cgroup).map_err(|e| explain(e, ask))?;
+        for file in files {
+            let index = *placed.entry(file.clone()).or_insert_with(|| {
+                let mut write = Write::new(
+                    format!("I/O control for {}", ask.cgroup.parent().unwrap_or(&ask.cgroup).display()),
+                    Target::host(file, Form::IoEnabled),
+                    "+io",
+                );
+                write.created_by = above;
+                writes.push(write);
+                writes.len() - 1
+            });
+            above = Some(index);
+        }
+        if let Some(index) = above {
+            enabled.insert(ask.cgroup.clone(), index);
+        }
+    }
+    Ok(enabled)
+}
+
+fn weight(
+    ask: &Ask<'_>,
+    cgroups: &Cgroups,
+    binding: &Binding,
+    machine: &Machine<'_>,
+    not_there_yet: bool,
+) -> Result<Target, ApplyError> {
+    if !ask.value.parse::<u64>().is_ok_and(|w| (1..=1000).contains(&w)) {
+        let why = format!("`{}` is not a BFQ weight, a whole number from 1 to 1000", ask.value);
+        return Err(cannot(&ask.knob, why, "correct it in the plan"));
+    }
+    let file = cgroups.weight_file(machine.root(), &ask.cgroup)?;
+    if !not_there_yet && !machine.root().exists(&file.path)? {
+        if !machine.root().exists(cgroups.dir(&ask.cgroup)?)? {
+            return Err(gone(ask));
+        }
+        return Err(cannot(
+            &ask.knob,
+            format!("{} does not exist: BFQ is not loaded, or has no cgroup support", file.path.display()),
+            "modprobe bfq, or use a kernel with CONFIG_BFQ_GROUP_IOSCHED",
+        ));
+    }
+    let dev = binding.device.dev.clone();
+    let form = if file.per_device { Form::DeviceWeight { dev } } else { Form::Plain };
+    Ok(Target::host(file.path, form))
+}
+
+fn limit(ask: &Ask<'_>, kind: LimitKind, cgroups: &Cgroups, binding: &Binding) -> Result<Target, ApplyError> {
+    let limit = host_limit(kind);
+    let largest = limit.largest();
+    if ask.value != "max" && !ask.value.parse::<u64>().is_ok_and(|v| (1..=largest).contains(&v)) {
+        let why = format!("`{}` is neither `max` nor a whole number from 1 to {largest}", ask.value);
+        return Err(cannot(&ask.knob, why, "correct it in the plan"));
+    }
+    let dev = binding.device.dev.clone();
+    let form = match cgroups.hierarchy {
+        Hierarchy::V1 => Form::Throttle { dev },
+        Hierarchy::V2 => Form::IoMax { dev, key: limit.key().to_owned() },
+    };
+    Ok(Target::host(cgroups.limit_file(&ask.cgroup, limit)?, form))
+}
+
+fn host_limit(kind: LimitKind) -> Limit {
+    match kind {
+        LimitKind::ReadBps => Limit::ReadBps,
+        LimitKind::WriteBps => Limit::WriteBps,
+        LimitKind::ReadIops => Limit::ReadIops,
+        LimitKind::WriteIops => Limit::WriteIops,
+    }
+}
+
+fn explain(error: HostError, ask: &Ask<'_>) -> ApplyError {
+    if error.is_gone() { gone(ask) } else { error.into() }
+}
+
+fn gone(ask: &Ask<'_>) -> ApplyError {
+    cannot(
+        &ask.knob,
+        format!("the cgroup {} is gone", ask.cgroup.display()),
+        "is the VM running? start it first",
+    )
+}

@@ -1,0 +1,331 @@
+//! One pass over the journal: decide for every knob, then put back, then look again at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rtvirtio_kernel::sched::Attr;
+
+use super::{Fate, OnConflict, State, look, restore};
+use crate::journal::{Entry, Journal};
+use crate::machine::{Fault, Machine};
+use crate::session::{Observer, Step};
+use crate::target::{Form, Place, Target};
+
+/// What is to become of each entry, and the values now of those that are to be put back.
+pub(super) type Decided = (BTreeMap<usize, Fate>, BTreeMap<usize, String>);
+
+pub(super) struct Pass<'a, 'm> {
+    journal: &'a Journal,
+    machine: &'a Machine<'m>,
+    on_conflict: OnConflict,
+    fates: BTreeMap<usize, Fate>,
+    /// Knobs to be put back, with their value now.
+    todo: BTreeMap<usize, String>,
+    /// Knobs that failed once writing had begun: what they are now may be anything, on our account.
+    moved: BTreeSet<usize>,
+}
+
+impl<'a, 'm> Pass<'a, 'm> {
+    pub fn new(journal: &'a Journal, machine: &'a Machine<'m>, on_conflict: OnConflict) -> Self {
+        let (fates, todo, moved) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { journal, machine, on_conflict, fates, todo, moved }
+    }
+
+    /// Looks at everything before anything is written.
+    pub fn decide(mut self) -> Decided {
+        self.classify();
+        self.classify_side_effects();
+        (self.fates, self.todo)
+    }
+
+    /// Does what was decided. Returns the fates, and the knobs that an error has left somewhere
+    /// between two values.
+    pub fn carry_out(
+        &mut self,
+        (fates, todo): Decided,
+        observer: &mut dyn Observer,
+    ) -> (BTreeMap<usize, Fate>, BTreeSet<usize>) {
+        (self.fates, self.todo) = (fates, todo);
+        for entry in self.journal.entries.iter().filter(|e| e.changed_by.is_some()) {
+            let cause = entry.changed_by.and_then(|id| self.fates.get(&id));
+            // Its knob is about to move it.
+            if matches!(self.fates.get(&entry.id), Some(Fate::Failed { .. }))
+                && !cause.is_none_or(Fate::is_open)
+            {
+                self.moved.insert(entry.id);
+            }
+        }
+        self.put_back(observer);
+        self.keep_what_stays();
+        self.settle(observer);
+        (std::mem::take(&mut self.fates), std::mem::take(&mut self.moved))
+    }
+
+    /// Decides for every written knob what is to be done.
+    fn classify(&mut self) {
+        let mut blocked: BTreeMap<usize, String> = BTreeMap::new();
+        let mut kept: BTreeSet<usize> = BTreeSet::new();
+        // From the last to the first: a file comes after the one that brings it into being.
+        for entry in self.journal.entries.iter().rev().filter(|e| e.changed_by.is_none()) {
+            let id = entry.id;
+            let mut state = look(entry, self.journal.complete, self.machine);
+            if let (State::Foreign(found), OnConflict::Force) = (&state, self.on_conflict) {
+                state = State::Ours(found.clone());
+            }
+            let mut stays = None;
+            let fate = match state {
+                State::Gone(why) => Fate::Gone { why },
+                State::Unreadable(error) => {
+                    // A thread may be in any group that was ever ours to give it.
+                    stays = entry.new.iter().chain(&entry.passing).find_map(|v| self.group_of(entry, v));
+                    Fate::Failed { error }
+                }
+                State::Foreign(_) if self.on_conflict == OnConflict::Accept => Fate::Accepted,
+                State::Foreign(found) => Fate::Conflict { found },
+                State::Old => Fate::Untouched,
+                State::Ours(found) => match self.stuck(entry) {
+                    _ if blocked.contains_key(&id) => Fate::Blocked { by: blocked[&id].clone() },
+                    _ if kept.contains(&id) => Fate::Accepted,
+                    Ok(None) => {
+                        self.todo.insert(id, found.clone());
+                        Fate::Restored { from: found }
+                    }
+                    // The group stays with it.
+                    stuck => {
+                        stays = self.group_of(entry, &found);
+                        match (stuck, self.on_conflict) {
+                            (Ok(_), OnConflict::Accept) => Fate::Accepted,
+                            (Ok(by), _) => Fate::Blocked { by: by.unwrap_or_default() },
+                            (Err(error), _) => Fate::Failed { error },
+                        }
+                    }
+                },
+            };
+            for other in entry.created_by.into_iter().chain(stays) {
+                match &fate {
+                    f if f.is_open() => {
+                        blocked.insert(other, entry.target.to_string());
+                    }
+                    Fate::Accepted => {
+                        kept.insert(other);
+                    }
+                    _ => {}
+                }
+            }
+            self.fates.insert(id, fate);
+        }
+        self.leave_movers_alone();
+        // What a blocked or accepted knob brought into being stays with it.
+        for entry in self.journal.entries.iter().filter(|e| e.old.is_none()) {
+            let creator = entry.created_by.and_then(|id| self.fates.get(&id)).cloned();
+            let path = entry.created_by.and_then(|id| self.journal.entry(id)).map(|e| e.target.to_string());
+            if let (Some(_), Some(creator), Some(by)) = (self.todo.get(&entry.id), creator, path) {
+                let fate = match creator {
+                    Fate::Accepted => Fate::Accepted,
+                    f if f.is_open() => Fate::Blocked { by },
+                    _ => continue,
+                };
+                self.todo.remove(&entry.id);
+                self.fates.insert(entry.id, fate);
+            }
+        }
+    }
+
+    /// A knob that moves another is left alone while that other cannot be read: else its value
+    /// would not be known for ours the next time.
+    fn leave_movers_alone(&mut self) {
+        let failed = |e: &&Entry| matches!(self.fates.get(&e.id), Some(Fate::Failed { .. }));
+        let unreadable: Vec<&Entry> = self.journal.entries.iter().filter(failed).collect();
+        for entry in &self.journal.entries {
+            let Some(moved) = unreadable.iter().find(|e| entry.moves(e)) else { continue };
+            if self.todo.remove(&entry.id).is_some() {
+                self.fates.insert(entry.id, Fate::Blocked { by: moved.target.to_string() });
+            }
+        }
+    }
+
+    /// What keeps a thread in the group of ours that it is in: a real-time policy that is not ours
+    /// to put back, where its old group has no budget for one and so lets it in no more
+    /// (`sched_rt_can_attach()`). With force it loses that policy. An error when that cannot be
+    /// told.
+    fn stuck(&self, entry: &Entry) -> Result<Option<String>, String> {
+        let (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }, Some(old)) =
+            (&entry.target.form, &entry.target.place, &entry.old)
+        else {
+            return Ok(None);
+        };
+        if self.on_conflict == OnConflict::Force {
+            return Ok(None);
+        }
+        let policy = Target::scheduling(*pid, *tid, *start);
+        let now = match self.machine.read(&policy) {
+            Ok(text) => text.trim().parse::<Attr>().map_err(|e| e.to_string())?,
+            Err(Fault::Gone(_)) => return Ok(None),
+            Err(Fault::Io(e)) => return Err(format!("its policy cannot be read: {e}")),
+        };
+        // Policies come after groups in the journal, so they are decided by now.
+        let same = |e: &&Entry| e.target == policy && e.changed_by.is_none();
+        let entries = self.journal.entries.iter().filter(same);
+        let ours = entries.filter_map(|e| self.fates.get(&e.id)).any(|f| matches!(f, Fate::Restored { .. }));
+        if ours || !now.policy.is_real_time() {
+            return Ok(None);
+        }
+        let file = mount.join(old.trim_start_matches('/')).join("cpu.rt_runtime_us");
+        match self.machine.host().read(&file).map_err(Fault::of) {
+            Ok(budget) => Ok((budget.trim() == "0").then(|| policy.to_string())),
+            // A kernel without such budgets.
+            Err(Fault::Gone(_)) => Ok(None),
+            Err(Fault::Io(e)) => Err(format!("the budget of its old group cannot be read: {e}")),
+        }
+    }
+
+    /// The group of ours that a thread with this value is in.
+    fn group_of(&self, entry: &Entry, value: &str) -> Option<usize> {
+        let Form::ThreadCgroup { mount, .. } = &entry.target.form else { return None };
+        let group = mount.join(value.trim_start_matches('/'));
+        let is = |e: &&Entry| matches!(e.target.form, Form::Group { .. }) && e.target.path == group;
+        self.journal.entries.iter().find(is).map(|e| e.id)
+    }
+
+    /// Files that change along with a knob: decided before anything is written, because from then
+    /// on they move.
+    fn classify_side_effects(&mut self) {
+        for entry in &self.journal.entries {
+            let Some(cause) = entry.changed_by else { continue };
+            let ours = match self.fates.get(&cause) {
+                Some(Fate::Restored { .. }) => true,
+                // After a cut between the knob and this file; without one, the knob was never ours
+                // when it was left.
+                Some(Fate::Untouched) => self.journal.reverting,
+                _ => continue,
+            };
+            let fate = match look(entry, true, self.machine) {
+                State::Old => Fate::Untouched,
+                State::Gone(_) if ours => Fate::Untouched,
+                State::Gone(why) => Fate::Gone { why },
+                State::Unreadable(error) => Fate::Failed { error },
+                State::Ours(from) | State::Foreign(from) if ours || self.on_conflict == OnConflict::Force => {
+                    Fate::Restored { from }
+                }
+                State::Ours(_) | State::Foreign(_) if self.on_conflict == OnConflict::Accept => {
+                    Fate::Accepted
+                }
+                State::Ours(found) | State::Foreign(found) => Fate::Conflict { found },
+            };
+            self.fates.insert(entry.id, fate);
+        }
+    }
+
+    fn put_back(&mut self, observer: &mut dyn Observer) {
+        for entry in self.journal.entries.iter().rev().filter(|e| e.changed_by.is_none()) {
+            if !self.todo.contains_key(&entry.id) {
+                continue;
+            }
+            if let Some(by) = self.held_by(entry) {
+                self.fates.insert(entry.id, Fate::Blocked { by });
+                continue;
+            }
+            // Without an old value the file vanishes with the one that brought it into being; a
+            // cgroup's must be unset first, to tell that nobody relies on it.
+            let Some(old) = entry.old.as_deref().or(entry.target.form.unset()) else { continue };
+            if let Err(error) = restore::restore(&entry.target, old, self.machine) {
+                self.fail(entry, error);
+            }
+            observer.step(Step::Restored);
+        }
+    }
+
+    fn fail(&mut self, entry: &Entry, fate: Fate) {
+        if matches!(fate, Fate::Failed { .. }) {
+            self.moved.insert(entry.id);
+        }
+        self.fates.insert(entry.id, fate);
+    }
+
+    /// A knob that was not put back and needs this one: a file that this one brings into being, a
+    /// thread in this group.
+    fn held_by(&self, entry: &Entry) -> Option<String> {
+        let needs = |e: &&Entry| {
+            let within = || self.todo.get(&e.id).and_then(|found| self.group_of(e, found)) == Some(entry.id);
+            self.fates.get(&e.id).is_some_and(Fate::is_open) && (e.created_by == Some(entry.id) || within())
+        };
+        self.journal.entries.iter().find(needs).map(|e| e.target.to_string())
+    }
+
+    /// A knob that could not be put back keeps what it brought into being, and what changed along
+    /// with it: putting it back the next time moves that again.
+    fn keep_what_stays(&mut self) {
+        for entry in &self.journal.entries {
+            let open = |id: &usize| self.fates.get(id).is_some_and(Fate::is_open);
+            let vanishes = entry.old.is_none() && entry.target.form.unset().is_none();
+            if entry.changed_by.as_ref().is_some_and(open) {
+                self.fates.remove(&entry.id);
+            } else if let (true, Some(creator)) = (vanishes, entry.created_by.filter(open)) {
+                if matches!(self.fates.get(&entry.id), Some(Fate::Restored { .. })) {
+                    let by = self.journal.entry(creator).map(|e| e.target.to_string()).unwrap_or_default();
+                    self.fates.insert(entry.id, Fate::Blocked { by });
+                }
+            }
+        }
+    }
+
+    /// Puts back what changes along with knobs, and what putting one knob back did to another
+    /// (`strict_guarantees` raises `slice_idle`): looks again at all, until everything stays as it
+    /// is.
+    fn settle(&mut self, observer: &mut dyn Observer) {
+        // One round moves at most what depends on it; the second finds everything in place. One to
+        // spare.
+        for _ in 0..3 {
+            if !self.settle_once(observer) {
+                return;
+            }
+        }
+        for entry in &self.journal.entries {
+            let Some(old) = self.to_settle(entry) else { continue };
+            match look(entry, true, self.machine) {
+                State::Old | State::Gone(_) => {}
+                State::Ours(found) | State::Foreign(found) => {
+                    let error = format!("`{old}` was written again and again, but it shows `{found}`");
+                    self.fail(entry, Fate::Failed { error });
+                }
+                State::Unreadable(error) => self.fail(entry, Fate::Failed { error }),
+            }
+        }
+    }
+
+    /// The old value of an entry that is to have it by now.
+    fn to_settle<'e>(&self, entry: &'e Entry) -> Option<&'e str> {
+        let back = matches!(self.fates.get(&entry.id), Some(Fate::Restored { .. } | Fate::Untouched));
+        entry.old.as_deref().filter(|_| back)
+    }
+
+    /// Returns whether anything had to be written.
+    fn settle_once(&mut self, observer: &mut dyn Observer) -> bool {
+        let mut moved = false;
+        for entry in &self.journal.entries {
+            let Some(old) = self.to_settle(entry) else { continue };
+            let found = match look(entry, true, self.machine) {
+                State::Old => continue,
+                State::Ours(found) | State::Foreign(found) => found,
+                State::Gone(why) => {
+                    self.fates.insert(entry.id, Fate::Gone { why });
+                    continue;
+                }
+                State::Unreadable(error) => {
+                    self.fail(entry, Fate::Failed { error });
+                    continue;
+                }
+            };
+            let fate = match restore::restore(&entry.target, old, self.machine) {
+                Ok(()) => Fate::Restored { from: found },
+                Err(error) => error,
+            };
+            moved = true;
+            // A knob that was put back before keeps the value that it was put back from.
+            if fate.is_open() || self.fates.get(&entry.id) == Some(&Fate::Untouched) {
+                self.fail(entry, fate);
+            }
+            observer.step(Step::Restored);
+        }
+        moved
+    }
+}

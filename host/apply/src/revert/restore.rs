@@ -1,0 +1,122 @@
+//! Writing one old value so that the file reads exactly as before.
+
+mod group;
+
+use std::io;
+use std::path::Path;
+
+use rtvirtio_kernel::text;
+
+use super::Fate;
+use crate::machine::{ABSENT, Fault, Machine};
+use crate::target::{Form, Target};
+
+/// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far above one that was not.
+const TICK_MS: u64 = 10;
+
+/// Puts `old` back, and reads it back.
+pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    match (&target.form, old) {
+        (Form::DeviceWeight { dev }, "default") => default_weight(target, dev, machine)?,
+        (Form::IoEnabled, "-io") => disable_io(target, machine)?,
+        (Form::Group { home, scheduling }, ABSENT) => {
+            group::empty(&target.path, home, scheduling, machine)?;
+            group::give_back(&target.path, machine);
+            group::remove(target, machine)?;
+        }
+        _ => write(target, &target.form.text(old), machine)?,
+    }
+    let found = read(target, machine)?;
+    if target.is_old(&found, old) {
+        return Ok(());
+    }
+    // With HZ=300 the kernel shows 124 for 37 ticks but takes 124 for 38: the value that shows as 124 lies a little below.
+    if let (Form::Plain | Form::Jiffies, Ok(wanted), Ok(_)) =
+        (&target.form, old.parse::<u64>(), found.parse::<u64>())
+    {
+        for lower in (wanted.saturating_sub(TICK_MS)..wanted).rev() {
+            write(target, &lower.to_string(), machine)?;
+            if read(target, machine)? == old {
+                return Ok(());
+            }
+        }
+        write(target, old, machine)?;
+    }
+    Err(Fate::Failed { error: format!("`{old}` was written but it shows `{found}`") })
+}
+
+/// Removes a device's weight line.
+///
+/// `MAJ:MIN default` hides the line, but `bfq_io_set_device_weight()` then keeps the weight that was in effect (measured on 6.18:
+/// 1000 against 100 went on sharing 7.9 to 1). Writing the group's
+/// default makes every device follow it at once, and erases the lines of other devices, which are therefore written again.
+fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    let file = machine.read(target).map_err(|f| failed(f.into_io().to_string()))?;
+    let Some(weights) = text::weights(&file) else {
+        return Err(failed(format!("it holds `{}`, which is not understood", file.trim())));
+    };
+    let Some(default) = weights.default else {
+        return Err(failed("it shows no default weight".to_owned()));
+    };
+    write(target, &default.to_string(), machine)?;
+    for (other, weight) in weights.devices.iter().filter(|(d, _)| *d != dev) {
+        write(target, &format!("{other} {weight}"), machine)?;
+    }
+    Ok(())
+}
+
+/// Takes the I/O controller from the groups below, unless somebody has come to rely on it.
+fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
+    let dir = target.path.parent().unwrap_or(Path::new("/"));
+    let unknown =
+        |path: &Path, e: io::Error| failed(format!("whether {} uses it cannot be read: {e}", path.display()));
+    for name in machine.host().list(dir).map_err(|e| unknown(dir, e))? {
+        for (file, unset) in [
+            ("io.max", ""),
+            ("io.latency", ""),
+            ("io.weight", "default 100"),
+            ("io.bfq.weight", "default 100"),
+        ] {
+            let path = dir.join(&name).join(file);
+            let text = match machine.host().read(&path) {
+                Ok(text) => text,
+                // The names in a group's directory are its own files too, and a group need not have
+                // every file.
+                Err(e) if e.kind() == io::ErrorKind::NotADirectory || rtvirtio_kernel::is_gone(&e) => {
+                    continue;
+                }
+                Err(e) => return Err(unknown(&path, e)),
+            };
+            let text = text.trim();
+            // BFQ shows a bare number where no device has a line (before 5.4).
+            if !text.is_empty() && text != unset && text != unset.trim_start_matches("default ") {
+                return Err(Fate::Conflict { found: format!("+io, used by {}", path.display()) });
+            }
+        }
+    }
+    write(target, "-io", machine)
+}
+
+fn write(target: &Target, text: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    machine.write(target, text).map_err(|f| fault(target, f, &format!("writing `{text}`")))
+}
+
+fn read(target: &Target, machine: &Machine<'_>) -> Result<String, Fate> {
+    let file = machine.read(target).map_err(|f| fault(target, f, "reading back"))?;
+    target
+        .form
+        .value(&file)
+        .ok_or_else(|| failed(format!("it holds `{}`, which is not understood", file.trim())))
+}
+
+/// A thread may end at any moment, and takes its settings with it.
+fn fault(target: &Target, fault: Fault, doing: &str) -> Fate {
+    match fault {
+        Fault::Gone(e) if target.is_thread() => Fate::Gone { why: e.to_string() },
+        other => failed(format!("{doing}: {}", other.into_io())),
+    }
+}
+
+pub(super) fn failed(error: String) -> Fate {
+    Fate::Failed { error }
+}

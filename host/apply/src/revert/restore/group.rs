@@ -1,0 +1,72 @@
+//! Removing a cgroup of ours: threads that were started in it while it stood are in no journal, and must leave it first.
+
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rtvirtio_kernel::sched::Attr;
+use rustix::io::Errno;
+
+use super::{Fate, failed};
+use crate::machine::{Machine, TASKS};
+use crate::target::Target;
+
+/// A thread that is moved may start another meanwhile, which then is still there: so often we look again.
+const ROUNDS: u32 = 20;
+/// A group stays busy for a moment after its last thread has ended.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Gives every thread that is left the scheduling of the VM's other threads, and moves it to `home`.
+pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine<'_>) -> Result<(), Fate> {
+    let attr = scheduling.parse::<Attr>().map_err(|e| failed(e.to_string()))?;
+    let host = machine.host();
+    for _ in 0..ROUNDS {
+        let tasks = match host.read(&dir.join(TASKS)) {
+            Ok(tasks) => tasks,
+            Err(e) if rtvirtio_kernel::is_gone(&e) => return Ok(()),
+            Err(e) => return Err(failed(format!("reading its threads: {e}"))),
+        };
+        let left: Vec<u32> = tasks.split_whitespace().filter_map(|t| t.parse().ok()).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        for tid in left {
+            // A real-time thread is let into no group without a budget, so its policy goes first.
+            let moved = host
+                .set_scheduling(tid, tid, &attr)
+                .and_then(|()| host.write(&home.join(TASKS), &tid.to_string()));
+            match moved {
+                Ok(()) => {}
+                // One that has ended has left by itself. A missing group is not a missing thread.
+                Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {}
+                Err(e) => return Err(failed(format!("moving thread {tid} out of it: {e}"))),
+            }
+        }
+    }
+    Err(failed("threads keep starting in it; stop the VM, or try again".to_owned()))
+}
+
+/// Takes the real-time budget from a group that is about to go. The kernel counts a removed group's until its last reference is dropped, some
+/// milliseconds later (`cpu_cgroup_css_released()`), and refuses the next group's meanwhile. The journal knows 0 as a value on the way, so that
+/// one who is cut off here can go on.
+pub(super) fn give_back(dir: &Path, machine: &Machine<'_>) {
+    let file = dir.join("cpu.rt_runtime_us");
+    // A kernel without such budgets has no such file. Where it cannot be read or is refused, the
+    // next group may have to wait: nothing worse.
+    if machine.host().read(&file).is_ok() {
+        let _ = machine.host().write(&file, "0");
+    }
+}
+
+/// Removes the empty group.
+pub(super) fn remove(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
+    for _ in 0..ROUNDS {
+        match machine.host().remove_dir(&target.path) {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy => thread::sleep(PAUSE),
+            Err(e) if rtvirtio_kernel::is_gone(&e) => return Ok(()),
+            other => return other.map_err(|e| failed(format!("removing it: {e}"))),
+        }
+    }
+    Err(failed("it is still in use".to_owned()))
+}

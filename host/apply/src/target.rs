@@ -1,0 +1,243 @@
+//! One knob's file, and what its text means.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_kernel::sched::Attr;
+use rtvirtio_kernel::text;
+use serde::{Deserialize, Serialize};
+
+/// Where a file is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// On the host.
+    Host,
+    /// Inside a guest.
+    Guest {
+        /// VM name.
+        vm: String,
+        /// Socket of its agent on the host.
+        agent: PathBuf,
+    },
+    /// A thread of the host.
+    Thread {
+        /// Process.
+        pid: u32,
+        /// Thread.
+        tid: u32,
+        /// When it started, in 1/100 s since boot: numbers are used again.
+        start: u64,
+    },
+}
+
+/// How the text of a knob's file is read, written and compared. A *value* below is one canonical word.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// The text itself, without surrounding white space.
+    Plain,
+    /// `none [bfq]`: the value is the name in brackets.
+    Elevator,
+    /// Milliseconds that the kernel rounds up to its tick.
+    Jiffies,
+    /// A device's line in a BFQ weight file: the value is the weight, or `default` without a line.
+    ///
+    /// The per-device line is used, not the group's default, because it leaves the VM's other disks alone and because writing the
+    /// default erases the lines of all devices (`bfq_io_set_weight_legacy()`).
+    DeviceWeight {
+        /// `MAJ:MIN`.
+        dev: String,
+    },
+    /// A device's line in a v1 `blkio.throttle.*_device` file: the value is the limit, or `max` without a line.
+    Throttle {
+        /// `MAJ:MIN`.
+        dev: String,
+    },
+    /// One key of a device's line in v2 `io.max`: the value is the limit, or `max`.
+    IoMax {
+        /// `MAJ:MIN`.
+        dev: String,
+        /// `rbps`, `wbps`, `riops` or `wiops`.
+        key: String,
+    },
+    /// Whether `io` stands in a v2 `cgroup.subtree_control`: the value is `+io` or `-io`.
+    IoEnabled,
+    /// Policy and parameters of a thread: the value is the text of [`Attr`].
+    Scheduling,
+    /// The cgroup of a thread in one v1 hierarchy: the value is the path below its root.
+    ThreadCgroup {
+        /// The hierarchy's controller.
+        controller: String,
+        /// Where its root is mounted.
+        mount: PathBuf,
+    },
+    /// Whether a v1 cgroup is there: the value is `present` or `absent`. Threads that were started in it meanwhile and so are in nobody's
+    /// journal go to `home` before it is removed.
+    Group {
+        /// Directory of another cgroup.
+        home: PathBuf,
+        /// Scheduling that they get: the text of [`Attr`].
+        scheduling: String,
+    },
+}
+
+/// One knob's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Target {
+    /// Where it is.
+    pub place: Place,
+    /// Absolute path there.
+    pub path: PathBuf,
+    /// What its text means.
+    pub form: Form,
+}
+
+impl Form {
+    /// The value that a text holds; `None` when the text has another form.
+    #[must_use]
+    pub fn value(&self, file: &str) -> Option<String> {
+        let or = |limit: Option<u64>| limit.map_or_else(|| "max".to_owned(), |v| v.to_string());
+        Some(match self {
+            Self::Plain | Self::Jiffies => file.trim().to_owned(),
+            Self::Elevator => text::elevators(file)?.current,
+            Self::DeviceWeight { dev } => match text::weights(file)?.devices.get(dev) {
+                Some(weight) => weight.to_string(),
+                None => "default".to_owned(),
+            },
+            Self::Throttle { dev } => or(text::throttle_value(file, dev)?),
+            Self::IoMax { dev, key } => or(text::io_max_value(file, dev, key)?),
+            Self::IoEnabled => (if text::has_word(file, "io") { "+io" } else { "-io" }).to_owned(),
+            Self::Scheduling => file.trim().parse::<Attr>().ok()?.to_string(),
+            Self::ThreadCgroup { controller, .. } => {
+                let fits = |line: &&str| {
+                    line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == controller))
+                };
+                file.lines().find(fits)?.splitn(3, ':').nth(2)?.to_owned()
+            }
+            Self::Group { .. } => file.trim().to_owned(),
+        })
+    }
+
+    /// What to write for a value. A weight of `default` cannot be written as such: see `restore`.
+    #[must_use]
+    pub fn text(&self, value: &str) -> String {
+        match self {
+            Self::Plain
+            | Self::Elevator
+            | Self::Jiffies
+            | Self::IoEnabled
+            | Self::Scheduling
+            | Self::ThreadCgroup { .. }
+            | Self::Group { .. } => value.to_owned(),
+            Self::DeviceWeight { dev } => format!("{dev} {value}"),
+            // v1 takes 0 for "no limit" and knows no `max`.
+            Self::Throttle { dev } => format!("{dev} {}", if value == "max" { "0" } else { value }),
+            Self::IoMax { dev, key } => format!("{dev} {key}={value}"),
+        }
+    }
+
+    /// The value of a line that is not there; `None` for forms that always have a value.
+    #[must_use]
+    pub fn unset(&self) -> Option<&'static str> {
+        match self {
+            Self::DeviceWeight { .. } => Some("default"),
+            Self::Throttle { .. } | Self::IoMax { .. } => Some("max"),
+            _ => None,
+        }
+    }
+
+    /// A value as a person reads it.
+    #[must_use]
+    pub fn shown(&self, value: &str) -> String {
+        match self {
+            Self::Throttle { dev } => format!("{dev} {value}"),
+            _ => self.text(value),
+        }
+    }
+
+    /// Whether a value that was read is what the kernel shows after `written` was written.
+    #[must_use]
+    pub fn is(&self, found: &str, written: &str) -> bool {
+        if found == written {
+            return true;
+        }
+        if *self == Self::Scheduling {
+            let parsed = found.parse::<Attr>().ok().zip(written.parse::<Attr>().ok());
+            return parsed.is_some_and(|(found, written)| found.is(&written));
+        }
+        match (self, found.parse::<u64>(), written.parse::<u64>()) {
+            (Self::Jiffies, Ok(found), Ok(written)) => text::jiffies_readbacks(written).contains(&found),
+            // "008" and "8" are one number.
+            (_, Ok(found), Ok(written)) => found == written,
+            _ => false,
+        }
+    }
+}
+
+impl Target {
+    /// A host file.
+    #[must_use]
+    pub fn host(path: impl Into<PathBuf>, form: Form) -> Self {
+        Self { place: Place::Host, path: path.into(), form }
+    }
+
+    /// A file of the same place in the same directory.
+    #[must_use]
+    pub(crate) fn sibling(&self, name: &str) -> Self {
+        Self { place: self.place.clone(), path: self.path.with_file_name(name), form: Form::Plain }
+    }
+
+    /// Policy and parameters of a thread that started at `start`.
+    #[must_use]
+    pub fn scheduling(pid: u32, tid: u32, start: u64) -> Self {
+        let path = format!("/proc/{pid}/task/{tid}/sched");
+        Self { place: Place::Thread { pid, tid, start }, path: path.into(), form: Form::Scheduling }
+    }
+
+    /// The cgroup of a thread in the v1 hierarchy of `controller` at `mount`.
+    #[must_use]
+    pub fn thread_cgroup(pid: u32, tid: u32, start: u64, controller: &str, mount: &Path) -> Self {
+        let path = format!("/proc/{pid}/task/{tid}/cgroup");
+        let form = Form::ThreadCgroup { controller: controller.to_owned(), mount: mount.to_owned() };
+        Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
+    }
+
+    /// Whether a value that was read is the old one, to the byte; but a policy that was to come with the kernel's own time slice may show which that is.
+    pub(crate) fn is_old(&self, found: &str, old: &str) -> bool {
+        found == old || (self.form == Form::Scheduling && self.form.is(found, old))
+    }
+
+    /// Whether a thread, rather than a file, is meant.
+    pub(crate) fn is_thread(&self) -> bool {
+        matches!(self.place, Place::Thread { .. })
+    }
+
+    /// Whether the file belongs to a cgroup of the host.
+    pub(crate) fn in_cgroup(&self) -> bool {
+        let in_sys = |dir| self.path.starts_with(Path::new(dir));
+        let dir = matches!(self.form, Form::Group { .. });
+        self.place == Place::Host && !dir && !in_sys("/sys/block") && !in_sys("/sys/devices")
+    }
+
+    /// The device whose line in the file is meant, if it is one line of many.
+    pub(crate) fn dev(&self) -> Option<&str> {
+        match &self.form {
+            Form::DeviceWeight { dev } | Form::Throttle { dev } | Form::IoMax { dev, .. } => Some(dev),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    /// `/sys/block/sda/queue/scheduler`, or `vm0:/sys/block/vda/queue/scheduler` inside a guest.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Place::Guest { vm, .. } = &self.place {
+            write!(f, "{vm}:")?;
+        }
+        write!(f, "{}", self.path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,380 @@
+//! Threads that are added to what is in force, over a simulated kernel: cut off at every point, everything is put back all the same.
+
+mod support;
+
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::points::{CountedHost, CountedSteps, Points};
+use rtvirtio_apply::{
+    Amended, ApplyError, Form, HostFiles, Machine, NoGuests, OnConflict, Place, Session, Silent, Target,
+    Write,
+};
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::Attr;
+use rustix::io::Errno;
+use support::inject::{FailingHost, Fails, Injector};
+use support::sim::SimKernel;
+use support::tasks::CPU;
+
+struct Sim {
+    dir: tempfile::TempDir,
+    kernel: SimKernel,
+    root: Root,
+}
+
+fn cgroup(pid: u32, tid: u32, to: &str) -> Write {
+    Write::new("cgroup", Target::thread_cgroup(pid, tid, 1000 + u64::from(tid), "cpu", Path::new(CPU)), to)
+}
+
+fn policy(pid: u32, tid: u32, attr: &Attr) -> Write {
+    Write::new("policy", Target::scheduling(pid, tid, 1000 + u64::from(tid)), attr.to_string())
+}
+
+/// A kernel in which a thread ends just before the call of a number.
+struct Ending<'a> {
+    kernel: &'a SimKernel,
+    thread: (u32, u32),
+    calls_left: Cell<u32>,
+}
+
+impl Ending<'_> {
+    fn then<T>(&self, call: impl FnOnce(&SimKernel) -> T) -> T {
+        match self.calls_left.get() {
+            0 => {}
+            left => {
+                if left == 1 {
+                    self.kernel.end(self.thread.0, self.thread.1);
+                }
+                self.calls_left.set(left - 1);
+            }
+        }
+        call(self.kernel)
+    }
+}
+
+impl HostFiles for Ending<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.then(|k| HostFiles::read(k, path))
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        self.then(|k| k.write(path, value))
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.then(|k| k.list(dir))
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.then(|k| k.identity(path))
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.then(|k| k.make_dir(path))
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.then(|k| k.remove_dir(path))
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.then(|k| k.thread_start(pid, tid))
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.then(|k| k.scheduling(pid, tid))
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.then(|k| k.set_scheduling(pid, tid, attr))
+    }
+}
+
+/// A main loop whose children inherit its policy, and a vCPU that was plugged in after the contract: it was born in the VM's group, at the main loop's
+/// priority. Thread 40 is the kernel's, elsewhere.
+fn in_force() -> Sim {
+    let (sim, writes, main) = before();
+    sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
+    sim.kernel.thread(7, 30, &main, "/rtvirtio-vm");
+    sim
+}
+
+/// The same before the contract, the contract's writes, and the main loop's policy under it.
+fn before() -> (Sim, Vec<Write>, Attr) {
+    let dir = tempfile::tempdir().unwrap();
+    let kernel = SimKernel::new(dir.path().join("root"));
+    kernel.v1(&["/lab"]);
+    kernel.boot("one\n");
+    kernel.cpu_root();
+    kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();
+    kernel.thread(7, 7, &Attr::other(-2), "/vms");
+    kernel.thread(7, 8, &Attr::other(0), "/vms");
+    kernel.thread(40, 40, &Attr::other(3), "/");
+    let group = Path::new(CPU).join("rtvirtio-vm");
+    let form = Form::Group { home: Path::new(CPU).join("vms"), scheduling: "other nice -2".to_owned() };
+    let file = |name: &str, value: &str| Write {
+        created_by: Some(0),
+        passing: vec!["0".to_owned()],
+        ..Write::new(name, Target::host(group.join(name), Form::Plain), value)
+    };
+    let main = Attr { reset_on_fork: false, ..Attr::fifo(2) };
+    let writes = vec![
+        Write::new("cgroup", Target { place: Place::Host, path: group.clone(), form }, "present"),
+        file("cpu.rt_period_us", "20000"),
+        file("cpu.rt_runtime_us", "4000"),
+        cgroup(7, 7, "/rtvirtio-vm"),
+        cgroup(7, 8, "/rtvirtio-vm"),
+        policy(7, 7, &main),
+        policy(7, 8, &Attr::fifo(1)),
+    ];
+    let root = Root::new(dir.path().join("root"));
+    (Sim { dir, kernel, root }, writes, main)
+}
+
+/// What `keep` writes for the two.
+fn new_threads() -> [Write; 4] {
+    [
+        cgroup(7, 30, "/rtvirtio-vm"),
+        cgroup(40, 40, "/rtvirtio-vm"),
+        policy(7, 30, &Attr::fifo(1)),
+        policy(40, 40, &Attr::fifo(2)),
+    ]
+}
+
+impl Sim {
+    fn session(&self) -> Session {
+        Session::open(self.dir.path().join("state")).unwrap()
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine::with_host(&self.root, &self.kernel, &NoGuests)
+    }
+
+    fn amend(&self, writes: &[Write]) -> Amended {
+        self.session().amend(writes, &self.machine(), &mut Silent).unwrap()
+    }
+
+    /// Amends, and ends at the point of this number; whether it was done before that.
+    fn amend_cut(&self, wanted: &[Write], at: u64) -> bool {
+        let counted = Points::new(at, || panic!("cut"));
+        let host = CountedHost(&self.kernel, counted.clone());
+        let machine = Machine::with_host(&self.root, &host, &NoGuests);
+        let amend = || self.session().amend(wanted, &machine, &mut CountedSteps(counted)).map(drop).unwrap();
+        catch_unwind(AssertUnwindSafe(amend)).is_ok()
+    }
+
+    /// Policy and cgroup.
+    fn of(&self, pid: u32, tid: u32) -> (String, String) {
+        let cgroups = self.kernel.get(format!("/proc/{pid}/task/{tid}/cgroup"));
+        let cpu = cgroups.lines().next().unwrap().rsplit_once(':').unwrap().1.to_owned();
+        (self.kernel.policy(tid).unwrap().to_string(), cpu)
+    }
+
+    /// Puts back, and says what is not as before.
+    fn differences(&self) -> Vec<String> {
+        let reverted =
+            self.session().revert(OnConflict::Report, &self.machine(), &mut Silent).unwrap().unwrap();
+        assert!(reverted.done, "{}", reverted.summary());
+        let expected = [
+            (7, 7, "other nice -2", "/vms"),
+            (7, 8, "other nice 0", "/vms"),
+            // What the main loop had, and where it was: what it would have inherited without us.
+            (7, 30, "other nice -2", "/vms"),
+            (40, 40, "other nice 3", "/"),
+        ];
+        let mut wrong: Vec<String> = expected
+            .into_iter()
+            .map(|(pid, tid, policy, cgroup)| {
+                (tid, self.of(pid, tid), (policy.to_owned(), cgroup.to_owned()))
+            })
+            .filter(|(_, now, before)| now != before)
+            .map(|w| format!("{w:?}"))
+            .collect();
+        if self.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists() {
+            wrong.push("the group is there".to_owned());
+        }
+        wrong
+    }
+}
+
+#[test]
+fn new_threads_are_taken_in_and_put_back() {
+    let sim = in_force();
+    let amended = sim.amend(&new_threads());
+    // The first is in the group by birth.
+    assert_eq!(amended.written.len(), 3, "{amended:?}");
+    assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
+    assert_eq!(sim.of(7, 30), ("fifo 1 reset-on-fork".to_owned(), "/rtvirtio-vm".to_owned()));
+    assert_eq!(sim.of(40, 40), ("fifo 2 reset-on-fork".to_owned(), "/rtvirtio-vm".to_owned()));
+    // Again: there is nothing to do.
+    assert_eq!(sim.amend(&new_threads()), Amended::default());
+    assert_eq!(sim.differences(), Vec::<String>::new());
+}
+
+#[test]
+fn a_cut_at_any_point_loses_nothing() {
+    let mut points = 0;
+    for at in 1.. {
+        let sim = in_force();
+        let done = sim.amend_cut(&new_threads(), at);
+        // Whoever goes on keeping can add again; whoever puts back finds all of it.
+        if at % 2 == 0 {
+            sim.amend(&new_threads());
+            assert_eq!(sim.of(7, 30).0, "fifo 1 reset-on-fork", "cut at {at}");
+        }
+        assert_eq!(sim.differences(), Vec::<String>::new(), "cut at {at}");
+        if done {
+            points = at - 1;
+            break;
+        }
+    }
+    println!("cut at {points} points: 0 differences");
+    assert!(points >= 10, "{points}");
+}
+
+/// A split that moves: the value on the way is ours too.
+#[test]
+fn a_value_that_changes_again_is_ours_before_and_after() {
+    let wanted = |priority| [policy(7, 8, &Attr::fifo(priority))];
+    for at in 1.. {
+        let sim = in_force();
+        let done = sim.amend_cut(&wanted(5), at);
+        assert_eq!(sim.differences(), Vec::<String>::new(), "cut at {at}");
+        if done {
+            assert!(at > 3);
+            break;
+        }
+    }
+    let sim = in_force();
+    assert_eq!(sim.amend(&wanted(5)).written.len(), 1);
+    assert_eq!(sim.amend(&wanted(6)).written.len(), 1);
+    // The value before the last is nobody's of us any more: somebody else must have set it.
+    sim.kernel.set_policy(8, &Attr::fifo(5)).unwrap();
+    let amended = sim.amend(&wanted(7));
+    assert_eq!(amended.left, [("policy".to_owned(), "fifo 5 reset-on-fork".to_owned())]);
+    assert_eq!(sim.kernel.policy(8).unwrap(), Attr::fifo(5));
+}
+
+/// What somebody else had changed stays in the journal, and is no contract in force.
+#[test]
+fn nothing_is_added_to_what_putting_back_has_left() {
+    let sim = in_force();
+    sim.kernel.set_policy(8, &Attr::fifo(9)).unwrap();
+    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    assert!(!reverted.done);
+    let error = sim.session().amend(&new_threads(), &sim.machine(), &mut Silent).unwrap_err();
+    assert!(matches!(error, ApplyError::NotWhole { .. }), "{error}");
+    assert_eq!(sim.of(40, 40), ("other nice 3".to_owned(), "/".to_owned()));
+}
+
+#[test]
+fn a_thread_that_ends_or_is_refused_is_told_and_stops_nobody() {
+    let sim = in_force();
+    sim.amend(&new_threads());
+    sim.kernel.end(40, 40);
+    // Not in a group with a budget: SCHED_FIFO is EPERM.
+    sim.kernel.thread(50, 50, &Attr::other(1), "/vms");
+    let amended = sim.amend(&[
+        policy(40, 40, &Attr::fifo(3)),
+        policy(50, 50, &Attr::fifo(1)),
+        policy(7, 8, &Attr::fifo(4)),
+    ]);
+    assert_eq!((amended.written.len(), amended.failed.len()), (1, 1), "{amended:?}");
+    assert_eq!(sim.kernel.policy(50).unwrap(), Attr::other(1));
+    let reverted = sim.session().revert(OnConflict::Report, &sim.machine(), &mut Silent).unwrap().unwrap();
+    // A thread that has ended is forgotten when something is added.
+    assert!(
+        reverted.done && reverted.outcomes.iter().all(|o| !o.path.contains("/proc/40/")),
+        "{reverted:#?}"
+    );
+}
+
+/// Threads end whenever they like: between any two looks at them too.
+#[test]
+fn a_thread_that_ends_at_any_moment_fails_nothing() {
+    let ended = |sim: &Sim, thread: (u32, u32), calls: u32, change: &dyn Fn(&Machine<'_>)| {
+        let host = Ending { kernel: &sim.kernel, thread, calls_left: Cell::new(calls) };
+        change(&Machine::with_host(&sim.root, &host, &NoGuests));
+        host.calls_left.get() == 0
+    };
+    let mut calls = 1..;
+    while calls.next().is_some_and(|calls| {
+        let (sim, writes, _) = before();
+        ended(&sim, (7, 8), calls, &|machine| {
+            sim.session().apply(&writes, machine, &mut Silent).unwrap();
+            assert_eq!(sim.of(7, 7), ("fifo 2".to_owned(), "/rtvirtio-vm".to_owned()), "after {calls} calls");
+        })
+    }) {}
+    assert!(calls.start > 20, "{calls:?}");
+    let mut calls = 1..;
+    while calls.next().is_some_and(|calls| {
+        let sim = in_force();
+        ended(&sim, (7, 30), calls, &|machine| {
+            let amended = sim.session().amend(&new_threads(), machine, &mut Silent).unwrap();
+            assert!(amended.failed.is_empty() && amended.left.is_empty(), "after {calls} calls: {amended:?}");
+            assert_eq!(sim.of(40, 40).0, "fifo 2 reset-on-fork", "after {calls} calls");
+        })
+    }) {}
+    assert!(calls.start > 20, "{calls:?}");
+}
+
+/// Under SCHED_DEADLINE what one thread gets another has to give.
+#[test]
+fn nothing_is_taken_that_was_not_given() {
+    let sim = in_force();
+    sim.amend(&new_threads());
+    sim.kernel.thread(50, 50, &Attr::other(1), "/vms");
+    let refused = policy(50, 50, &Attr::fifo(1));
+    let takes = Write { takes: true, ..policy(7, 8, &Attr::fifo(4)) };
+    let fresh = Write { takes: true, ..policy(7, 30, &Attr::fifo(4)) };
+    let amended = sim.amend(&[refused, takes.clone(), fresh.clone()]);
+    assert_eq!((amended.written.len(), amended.failed.len()), (0, 3), "{amended:?}");
+    assert_eq!(sim.of(7, 8).0, "fifo 1 reset-on-fork");
+    let amended = sim.amend(&[policy(7, 7, &Attr::fifo(3)), takes, fresh]);
+    assert_eq!((amended.written.len(), amended.failed.len()), (3, 0), "{amended:?}");
+    // Values on the way are nobody's of us when the next one has arrived.
+    sim.kernel.set_policy(8, &Attr::fifo(1)).unwrap();
+    let amended = sim.amend(&[policy(7, 8, &Attr::fifo(5))]);
+    assert_eq!(amended.left.len(), 1, "{amended:?}");
+}
+
+#[test]
+fn only_to_what_is_in_force_can_be_added() {
+    let sim = in_force();
+    let error = |writes: &[Write]| sim.session().amend(writes, &sim.machine(), &mut Silent).unwrap_err();
+    let file = Target::host(PathBuf::from("/sys/block/loop0/queue/scheduler"), Form::Elevator);
+    assert!(matches!(error(&[Write::new("elevator", file, "bfq")]), ApplyError::CannotAct { .. }));
+    assert_eq!(sim.session().applied_by().unwrap(), Some(std::process::id()));
+    sim.kernel.boot("two\n");
+    assert!(matches!(error(&new_threads()), ApplyError::NotWhole { .. }));
+    sim.kernel.boot("one\n");
+    sim.differences();
+    assert!(matches!(error(&new_threads()), ApplyError::NothingInForce));
+    assert_eq!(sim.session().applied_by().unwrap(), None);
+}
+
+/// An error at any call: what was ours before is never taken for what a thread had before us.
+#[test]
+fn an_error_at_any_call_of_an_amend_loses_nothing() {
+    let mut at = 1;
+    loop {
+        let sim = in_force();
+        let injector =
+            Injector::new(Fails::At(vec![at]), [Errno::IO, Errno::MFILE][at as usize % 2], at % 3 == 0);
+        let host = FailingHost(&sim.kernel, injector.clone());
+        let machine = Machine::with_host(&sim.root, &host, &NoGuests);
+        let result = sim.session().amend(&new_threads(), &machine, &mut Silent);
+        if let Ok(amended) = &result {
+            let all = amended.failed.is_empty() && amended.left.is_empty();
+            let set = sim.of(7, 30).0 == "fifo 1 reset-on-fork" && sim.of(40, 40).0 == "fifo 2 reset-on-fork";
+            assert!(!all || set, "call {at}: {amended:?}");
+        }
+        // Half of the times it goes on.
+        if at % 2 == 0 {
+            let again = sim.amend(&new_threads());
+            assert!(again.failed.is_empty() && again.left.is_empty(), "call {at}: {again:?}");
+        }
+        assert_eq!(sim.differences(), Vec::<String>::new(), "error at call {at}: {result:?}");
+        if injector.hits() == 0 {
+            break;
+        }
+        at += 1;
+    }
+    println!("errors at {} calls: 0 differences", at - 1);
+    assert!(at > 30, "{at}");
+}

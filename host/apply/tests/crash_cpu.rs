@@ -1,0 +1,320 @@
+//! CPU settings killed at every point: a cgroup of ours with its budgets, threads moved into it, policies and priorities. Over a simulated
+//! kernel, and over the real one with the threads of a real QEMU.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::points::Points;
+use rtvirtio_apply::{
+    ApplyError, Fate, Form, HostFiles as _, Machine, NoGuests, Observer, OnConflict, Place, Reverted,
+    Session, Silent, Step, Target, Write,
+};
+use rtvirtio_kernel::sched::{self, Attr, Policy};
+use rtvirtio_kernel::{Cgroups, Hierarchy, Root, task};
+use rtvirtio_planner::Knob;
+use rtvirtio_testkit::{Need, has, skip};
+use support::child::{act, sweep};
+use support::sim::SimKernel;
+use support::tasks::CPU;
+use support::{Case, assert_same, plan};
+
+#[test]
+#[ignore = "the process that the crash tests start and kill"]
+fn crash_child() {
+    support::child::main();
+}
+
+/// What a contract writes: a group with a budget, all threads in it, services before vCPUs.
+fn writes(mount: &Path, group: &str, home: &Path, cap: bool, threads: &[(u32, u32, u64)]) -> Vec<Write> {
+    let dir = mount.join(group);
+    let form = Form::Group { home: home.to_owned(), scheduling: "other nice 0".to_owned() };
+    let target = Target { place: Place::Host, path: dir.clone(), form };
+    let mut writes = vec![Write::new("cgroup", target, "present")];
+    let files = if cap {
+        [("cpu.cfs_period_us", "20000"), ("cpu.cfs_quota_us", "8000")]
+    } else {
+        [("cpu.rt_period_us", "20000"), ("cpu.rt_runtime_us", "4000")]
+    };
+    for (file, value) in files {
+        let write = Write::new(file, Target::host(dir.join(file), Form::Plain), value);
+        let passing = if file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        writes.push(Write { created_by: Some(0), passing, ..write });
+    }
+    for &(pid, tid, start) in threads {
+        let target = Target::thread_cgroup(pid, tid, start, "cpu", mount);
+        writes.push(Write::new("cgroup of a thread", target, format!("/{group}")));
+    }
+    for (i, &(pid, tid, start)) in threads.iter().enumerate().filter(|_| !cap) {
+        let attr = Attr::fifo(if i == 0 { 98 } else { 97 });
+        writes.push(Write::new("policy", Target::scheduling(pid, tid, start), attr.to_string()));
+    }
+    writes
+}
+
+struct Sim {
+    _dir: tempfile::TempDir,
+    kernel: SimKernel,
+    case: Case,
+    dirs: Vec<PathBuf>,
+}
+
+fn sim(cap: bool) -> Sim {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("root");
+    let kernel = SimKernel::new(&root);
+    kernel.v1(&["/lab"]);
+    kernel.boot("one\n");
+    kernel.disk("loop0", "none");
+    kernel.cpu_root();
+    kernel.make_dir(&Path::new(CPU).join("vms")).unwrap();
+    kernel.thread(7, 7, &Attr::other(-2), "/vms");
+    kernel.thread(7, 8, &Attr { policy: Policy::Batch, slice: 3_000_000, ..Attr::other(5) }, "/vms");
+    kernel.thread(7, 9, &Attr::other(0), "/");
+    // Bound to nothing: a helper that the kernel runs for the VM.
+    kernel.thread(20, 20, &Attr::other(0), "/");
+    let threads = [(7, 7, 1007), (7, 8, 1008), (7, 9, 1009), (20, 20, 1020)];
+    let case = Case {
+        root: root.clone(),
+        state: dir.path().join("state"),
+        device: "loop0".into(),
+        parent: "/lab".into(),
+        vms: 0,
+        guests: None,
+        // A block knob too: both kinds share one journal.
+        plan: plan(&[(Knob::HostElevator, "bfq")]),
+        cpu: writes(Path::new(CPU), "rtvirtio-vm", &Path::new(CPU).join("vms"), cap, &threads),
+        threads_of: None,
+    };
+    Sim { _dir: dir, kernel, case, dirs: vec![root] }
+}
+
+impl Sim {
+    fn revert(&self, on_conflict: OnConflict) -> Reverted {
+        let root = self.case.root();
+        let machine = Machine::with_host(&root, &self.kernel, &NoGuests);
+        let session = Session::open(&self.case.state).unwrap();
+        session.revert(on_conflict, &machine, &mut Silent).unwrap().unwrap()
+    }
+}
+
+fn all(case: &Case, action: &str) -> Result<(), ApplyError> {
+    act(case, action, &Points::new(0, || {}))
+}
+
+#[test]
+fn a_budget_with_priorities_killed_at_every_point() {
+    let sim = sim(false);
+    let (apply, revert) = sweep(&sim.case, &sim.dirs);
+    println!("points: apply {apply}, revert {revert}; 0 differences");
+    assert!(apply > 30 && revert > 25, "{apply} {revert}");
+}
+
+#[test]
+fn a_cap_killed_at_every_point() {
+    let sim = sim(true);
+    sweep(&sim.case, &sim.dirs);
+}
+
+/// A worker that a real-time thread started meanwhile is in nobody's journal: it must leave the group, or the group would stay.
+#[test]
+fn threads_that_were_started_in_the_group_go_home_ordinary() {
+    let sim = sim(false);
+    all(&sim.case, "apply").unwrap();
+    assert_eq!(sim.kernel.policy(8).unwrap(), Attr::fifo(97));
+    sim.kernel.thread(7, 30, &Attr { reset_on_fork: false, ..Attr::fifo(98) }, "/rtvirtio-vm");
+    all(&sim.case, "revert").unwrap();
+    assert_eq!(sim.kernel.policy(30).unwrap(), Attr::other(0));
+    assert!(sim.kernel.get("/proc/7/task/30/cgroup").contains(":/vms\n"));
+    assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
+}
+
+/// Threads end whenever they like: before the capture, between capture and write, and before the revert.
+#[test]
+fn threads_that_end_are_no_error() {
+    let sim = sim(false);
+    sim.kernel.end(7, 9);
+    all(&sim.case, "apply").unwrap();
+    sim.kernel.end(7, 8);
+    // Another thread has the number now, and keeps what it has.
+    sim.kernel.thread(7, 8, &Attr::other(3), "/vms");
+    sim.kernel.put("/proc/7/task/8/start", "5000\n");
+    all(&sim.case, "revert").unwrap();
+    assert_eq!(sim.kernel.policy(8).unwrap(), Attr::other(3));
+    assert_eq!(sim.kernel.policy(7).unwrap(), Attr::other(-2));
+    assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
+}
+
+/// Ends a thread right after the old values were captured.
+struct EndsOne<'a>(&'a SimKernel);
+
+impl Observer for EndsOne<'_> {
+    fn step(&mut self, step: Step) {
+        if step == Step::Journaled {
+            self.0.end(7, 8);
+        }
+    }
+}
+
+#[test]
+fn a_thread_that_ends_between_capture_and_write_is_left_out() {
+    let sim = sim(false);
+    let root = sim.case.root();
+    let machine = Machine::with_host(&root, &sim.kernel, &NoGuests);
+    let session = Session::open(&sim.case.state).unwrap();
+    session.apply(&sim.case.cpu, &machine, &mut EndsOne(&sim.kernel)).unwrap();
+    assert_eq!(sim.kernel.policy(9).unwrap(), Attr::fifo(97));
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    let gone = reverted.outcomes.iter().filter(|o| matches!(o.fate, Fate::Gone { .. })).count();
+    assert!(reverted.done && gone == 2, "{reverted:#?}");
+    assert_eq!(sim.kernel.policy(9).unwrap(), Attr::other(0));
+}
+
+#[test]
+fn a_thread_that_somebody_else_changed_is_left_to_them() {
+    let sim = sim(false);
+    all(&sim.case, "apply").unwrap();
+    sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
+    let reverted = sim.revert(OnConflict::Report);
+    let conflict = Fate::Conflict { found: "fifo 50 reset-on-fork".to_owned() };
+    assert!(reverted.outcomes.iter().any(|o| o.fate == conflict), "{reverted:#?}");
+    // Real-time, it could not leave the group, so the group stays, and all others have left it.
+    assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
+    let group = Path::new(CPU).join("rtvirtio-vm");
+    assert_eq!(sim.kernel.tasks(&group).unwrap(), "7\n");
+    assert_eq!(sim.kernel.get(group.join("cpu.rt_runtime_us")).trim(), "4000");
+    let failed = reverted.outcomes.iter().find(|o| matches!(o.fate, Fate::Failed { .. }));
+    assert!(failed.is_none(), "{failed:?}");
+    let forced = sim.revert(OnConflict::Force);
+    assert!(forced.done, "{}", forced.summary());
+    assert_eq!(sim.kernel.policy(7).unwrap(), Attr::other(-2));
+    assert!(!sim.kernel.at(&group).exists());
+}
+
+#[test]
+fn a_changed_thread_that_is_accepted_keeps_its_policy_and_its_group() {
+    let sim = sim(false);
+    all(&sim.case, "apply").unwrap();
+    sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
+    let accepted = sim.revert(OnConflict::Accept);
+    assert!(accepted.done, "{}", accepted.summary());
+    assert_eq!(sim.kernel.policy(7).unwrap(), Attr::fifo(50));
+    assert_eq!(sim.kernel.tasks(&Path::new(CPU).join("rtvirtio-vm")).unwrap(), "7\n");
+    assert_eq!(sim.kernel.policy(8).unwrap().policy, Policy::Batch);
+}
+
+#[test]
+fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
+    let sim = sim(false);
+    all(&sim.case, "apply").unwrap();
+    // The root group, from which it came, has a budget.
+    sim.kernel.set_policy(9, &Attr::fifo(50)).unwrap();
+    // Another one was moved by somebody, and is in no group of ours.
+    sim.kernel.set_policy(7, &Attr::other(0)).unwrap();
+    sim.kernel.attach(Path::new(CPU), "7").unwrap();
+    let accepted = sim.revert(OnConflict::Accept);
+    assert!(accepted.done, "{}", accepted.summary());
+    assert_eq!(sim.kernel.policy(9).unwrap(), Attr::fifo(50));
+    assert!(sim.kernel.get("/proc/7/task/9/cgroup").contains(":/\n"));
+    assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
+}
+
+/// A policy that the kernel refuses undoes the group and the moves before it.
+#[test]
+fn a_refused_policy_undoes_the_rest() {
+    let sim = sim(false);
+    let before = sim.case.snapshot(&sim.dirs);
+    let mut case = sim.case.clone();
+    // Without the budget SCHED_FIFO in the new group is EPERM.
+    case.cpu.retain(|w| w.knob != "cpu.rt_runtime_us");
+    let error = all(&case, "apply").unwrap_err().to_string();
+    assert!(error.contains("fifo 98") && error.ends_with("everything was put back"), "{error}");
+    assert_same(&before, &sim.case.snapshot(&sim.dirs), "refused");
+}
+
+/// A QEMU in its firmware, with a vCPU and an I/O thread.
+struct Qemu {
+    machine: rtvirtio_testkit::Machine,
+    _dir: tempfile::TempDir,
+    mount: PathBuf,
+    group: String,
+}
+
+impl Qemu {
+    fn start(test: &str) -> Option<Self> {
+        if !has(test, &[Need::Root, Need::QEMU]) {
+            return None;
+        }
+        let cpu = match Cgroups::detect_cpu(&Root::default()) {
+            Ok(cpu) if cpu.hierarchy == Hierarchy::V1 => cpu,
+            Ok(_) => {
+                skip(test, "the cpu controller is on cgroup v2");
+                return None;
+            }
+            Err(e) => {
+                skip(test, &e.to_string());
+                return None;
+            }
+        };
+        if !cpu.mount.join("cpu.rt_runtime_us").exists() {
+            skip(test, "no RT_GROUP_SCHED");
+            return None;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let machine =
+            rtvirtio_testkit::Machine::start(dir.path(), "vm", &["-S", "-object", "iothread,id=io0"]);
+        let group = format!("rtvirtio-{}-{test}", std::process::id());
+        let qemu = Self { machine, _dir: dir, mount: cpu.mount, group };
+        let start = Instant::now();
+        while qemu.threads().len() < 4 {
+            assert!(start.elapsed() < Duration::from_secs(20), "QEMU did not start its threads");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(qemu)
+    }
+
+    fn threads(&self) -> Vec<(u32, u32, u64)> {
+        let (root, pid) = (Root::default(), self.machine.pid());
+        let tids = task::tids(&root, pid).unwrap_or_default();
+        tids.iter().filter_map(|t| Some((pid, *t, task::stat(&root, pid, *t).ok()?.start))).collect()
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        self.machine.kill();
+        let _ = fs::remove_dir(self.mount.join(&self.group));
+    }
+}
+
+#[test]
+fn the_threads_of_a_real_qemu_killed_at_every_point() {
+    let test = "the_threads_of_a_real_qemu_killed_at_every_point";
+    let Some(qemu) = Qemu::start(test) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let threads = qemu.threads();
+    let case = Case {
+        root: "/".into(),
+        state: dir.path().join("state"),
+        device: String::new(),
+        parent: "/".into(),
+        vms: 0,
+        guests: None,
+        plan: plan(&[]),
+        cpu: writes(&qemu.mount, &qemu.group, &qemu.mount, false, &threads),
+        threads_of: Some(qemu.machine.pid()),
+    };
+    let group = qemu.mount.join(&qemu.group);
+    all(&case, "apply").unwrap();
+    assert_eq!(fs::read_to_string(group.join("cpu.rt_runtime_us")).unwrap(), "4000\n");
+    assert_eq!(sched::get(threads[0].1).unwrap(), Attr::fifo(98));
+    assert_eq!(fs::read_to_string(group.join("tasks")).unwrap().lines().count(), threads.len());
+    all(&case, "revert").unwrap();
+    assert!(!group.exists());
+    let (apply, revert) = sweep(&case, &[]);
+    println!("points: apply {apply}, revert {revert}; 0 differences");
+    assert!(apply > 25 && revert > 20 && !group.exists(), "{apply} {revert}");
+}

@@ -1,0 +1,501 @@
+//! Bad luck of every kind, over a directory that answers like a kernel.
+
+mod support;
+
+use std::cell::RefCell;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rtvirtio_apply::{
+    ApplyError, Fate, GuestFiles, Guests, HostFiles, JOURNAL_FILE, KnobState, Machine, NoGuests, Observer,
+    OnConflict, Session, Silent, Step, dry_run, resolve, status,
+};
+use rtvirtio_kernel::Root;
+use rtvirtio_kernel::sched::Attr;
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind};
+use rtvirtio_testkit::skip;
+use support::sim::{SimGuests, SimKernel};
+use support::{Case, assert_same, limit, plan, snapshot, weight};
+
+#[test]
+#[ignore = "the process that the tests start"]
+fn crash_child() {
+    support::child::main();
+}
+
+struct Lab {
+    dir: tempfile::TempDir,
+    root: Root,
+    kernel: SimKernel,
+}
+
+const IDLE: &str = "/sys/block/loop0/queue/iosched/slice_idle";
+const VM0: &str = "/sys/fs/cgroup/blkio/lab/vm0";
+
+impl Lab {
+    fn new(elevator: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        let kernel = SimKernel::new(&root);
+        kernel.v1(&["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2"]);
+        kernel.disk("loop0", elevator);
+        kernel.boot("one\n");
+        Self { root: Root::new(&root), kernel, dir }
+    }
+
+    fn case(&self, settings: &[(Knob, &str)]) -> Case {
+        let guests = self.dir.path().join("guests");
+        Case {
+            root: self.dir.path().join("root"),
+            state: self.state(),
+            device: "loop0".into(),
+            parent: "/lab".into(),
+            vms: 3,
+            guests: guests.exists().then_some(guests),
+            cpu: Vec::new(),
+            threads_of: None,
+            plan: plan(settings),
+        }
+    }
+
+    fn guest(&self, vm: &str) -> SimKernel {
+        let dir = self.dir.path().join("guests").join(vm);
+        let kernel = SimKernel::new(&dir);
+        kernel.disk("vda", "mq-deadline");
+        fs::write(dir.with_extension("sock"), "").unwrap();
+        kernel
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine::with_host(&self.root, &self.kernel, &SimGuests)
+    }
+
+    fn apply(&self, settings: &[(Knob, &str)]) -> Result<(), ApplyError> {
+        let case = self.case(settings);
+        let writes = resolve(&case.plan, &case.binding(), &self.machine())?;
+        Session::open(self.state())?.apply(&writes, &self.machine(), &mut Silent).map(drop)
+    }
+
+    fn revert(&self, on_conflict: OnConflict) -> rtvirtio_apply::Reverted {
+        let session = Session::open(self.state()).unwrap();
+        session.revert(on_conflict, &self.machine(), &mut Silent).unwrap().unwrap()
+    }
+
+    fn snapshot(&self) -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
+        snapshot(&[self.dir.path().join("root")])
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.state().join(JOURNAL_FILE)
+    }
+}
+
+fn basic() -> Vec<(Knob, &'static str)> {
+    vec![
+        (Knob::HostElevator, "bfq"),
+        (Knob::HostBfq(BfqTunable::SliceIdle), "0"),
+        (weight(0), "700"),
+        (limit(1, LimitKind::ReadIops), "500"),
+    ]
+}
+
+#[test]
+fn a_dry_run_prints_old_and_new_and_writes_nothing() {
+    let lab = Lab::new("none");
+    lab.guest("vm0");
+    let before = lab.snapshot();
+    let mut settings = basic();
+    settings.push((Knob::GuestElevator { vm: "vm0".into() }, "none"));
+    let case = lab.case(&settings);
+    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
+    let lines: Vec<_> = dry_run(&writes, &lab.machine()).unwrap().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        lines,
+        [
+            "/sys/block/loop0/queue/scheduler: none -> bfq",
+            "/sys/block/loop0/queue/iosched/slice_idle: (not there yet) -> 0",
+            "/sys/fs/cgroup/blkio/lab/vm0/blkio.bfq.weight_device: 7:0 default -> 7:0 700",
+            "/sys/fs/cgroup/blkio/lab/vm1/blkio.throttle.read_iops_device: 7:0 max -> 7:0 500",
+            "vm0:/sys/block/vda/queue/scheduler: mq-deadline -> none",
+        ]
+    );
+    assert_same(&before, &lab.snapshot(), "dry run");
+    assert!(!lab.state().exists());
+}
+
+#[test]
+fn a_second_rtvirtio_is_refused_with_the_pid_of_the_first() {
+    let lab = Lab::new("bfq");
+    let mut holder = support::child::command(&lab.case(&[]), "hold", 0).spawn().unwrap();
+    let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().any(|l| l.unwrap().contains("held")));
+    let error = Session::open(lab.state()).unwrap_err();
+    assert!(error.to_string().contains(&format!("process {}", holder.id())), "{error}");
+    // The lock ends with its holder, however that ends.
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    Session::open(lab.state()).unwrap();
+}
+
+#[test]
+fn a_plan_in_force_must_be_reverted_first() {
+    let lab = Lab::new("none");
+    lab.apply(&basic()).unwrap();
+    let error = lab.apply(&basic()).unwrap_err();
+    assert!(
+        matches!(error, ApplyError::InForce { .. }) && error.to_string().contains("rtvirtio revert"),
+        "{error}"
+    );
+    assert!(lab.revert(OnConflict::Report).done);
+    lab.apply(&basic()).unwrap();
+}
+
+#[test]
+fn status_tells_in_force_from_changed_and_gone() {
+    let lab = Lab::new("none");
+    assert_eq!(status(&lab.state(), &lab.machine()).unwrap(), None);
+    lab.apply(&basic()).unwrap();
+    let states = || -> Vec<_> {
+        let status = status(&lab.state(), &lab.machine()).unwrap().unwrap();
+        assert!(status.complete && !status.reverting);
+        status.knobs.into_iter().map(|k| k.state).collect()
+    };
+    assert!(states().iter().all(|s| *s == KnobState::InForce));
+    lab.kernel.write(Path::new(IDLE), "5").unwrap();
+    lab.kernel.write(&Path::new(VM0).join("blkio.bfq.weight_device"), "100").unwrap();
+    fs::remove_dir_all(lab.kernel.at("/sys/fs/cgroup/blkio/lab/vm1")).unwrap();
+    let now = states();
+    assert_eq!(now[..3], [KnobState::InForce, KnobState::Changed { found: "5".into() }, KnobState::Original]);
+    assert!(matches!(now[3], KnobState::Gone { .. }));
+}
+
+#[test]
+fn a_conflict_can_be_left_forced_or_accepted() {
+    for (policy, idle, elevator) in
+        [(OnConflict::Report, "5", "bfq"), (OnConflict::Force, "", "none"), (OnConflict::Accept, "5", "bfq")]
+    {
+        let lab = Lab::new("none");
+        let before = lab.snapshot();
+        lab.apply(&basic()).unwrap();
+        lab.kernel.write(Path::new(IDLE), "5").unwrap();
+        let reverted = lab.revert(policy);
+        let queue = lab.kernel.at("/sys/block/loop0/queue/scheduler");
+        assert!(fs::read_to_string(queue).unwrap().contains(&format!("[{elevator}]")), "{policy:?}");
+        if policy == OnConflict::Force {
+            assert_same(&before, &lab.snapshot(), "forced");
+        } else {
+            // The tunable exists only under the elevator, so that stays too.
+            assert_eq!(lab.kernel.get(IDLE).trim(), idle);
+        }
+        assert_eq!(reverted.done, policy != OnConflict::Report);
+        assert_eq!(lab.journal().exists(), policy == OnConflict::Report);
+        let weights = lab.kernel.get(Path::new(VM0).join("blkio.bfq.weight_device"));
+        assert_eq!(weights, "default 100\n", "what nobody else touched is put back in any case");
+        if policy == OnConflict::Report {
+            let fates: Vec<_> = reverted.outcomes.iter().map(|o| &o.fate).collect();
+            assert!(matches!(fates[..2], [Fate::Blocked { .. }, Fate::Conflict { .. }]), "{fates:?}");
+            assert!(reverted.summary().contains("slice_idle was changed by someone else to `5`"));
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_gone_is_reported_and_forgotten() {
+    let lab = Lab::new("bfq");
+    lab.apply(&basic()).unwrap();
+    fs::remove_dir_all(lab.kernel.at("/sys/block/loop0")).unwrap();
+    let reverted = lab.revert(OnConflict::Report);
+    assert!(reverted.done && !lab.journal().exists());
+    assert!(reverted.outcomes.iter().all(|o| matches!(o.fate, Fate::Gone { .. })), "{:?}", reverted.outcomes);
+}
+
+#[test]
+fn a_guest_that_is_gone_is_forgotten_and_one_that_hangs_is_not() {
+    struct Hanging;
+    impl Guests for Hanging {
+        fn connect(&self, _: &Path) -> io::Result<Box<dyn GuestFiles>> {
+            Err(io::ErrorKind::TimedOut.into())
+        }
+    }
+    let lab = Lab::new("bfq");
+    let guest = lab.guest("vm0");
+    let old = guest.get("/sys/block/vda/queue/scheduler");
+    let settings = [
+        (Knob::GuestElevator { vm: "vm0".into() }, "bfq"),
+        (Knob::GuestBfq { vm: "vm0".into(), tunable: BfqTunable::SliceIdle }, "0"),
+        (Knob::HostBfq(BfqTunable::SliceIdle), "1"),
+    ];
+    lab.apply(&settings).unwrap();
+    let session = Session::open(lab.state()).unwrap();
+    let hanging = Machine::with_host(&lab.root, &lab.kernel, &Hanging);
+    let reverted = session.revert(OnConflict::Report, &hanging, &mut Silent).unwrap().unwrap();
+    assert!(!reverted.done && session.in_force().unwrap(), "still to be put back");
+    assert_eq!(lab.kernel.get(IDLE).trim(), "8", "the host is put back all the same");
+    let again = session.revert(OnConflict::Report, &lab.machine(), &mut Silent).unwrap().unwrap();
+    assert!(again.done, "{}", again.summary());
+    assert_eq!(guest.get("/sys/block/vda/queue/scheduler"), old);
+    drop(session);
+
+    lab.apply(&settings).unwrap();
+    fs::remove_file(lab.dir.path().join("guests/vm0.sock")).unwrap();
+    let reverted = lab.revert(OnConflict::Report);
+    assert!(reverted.done);
+    // The tunable did not exist before the elevator was chosen, so there is nothing to report of it.
+    let gone: Vec<_> = reverted.outcomes.iter().filter(|o| matches!(o.fate, Fate::Gone { .. })).collect();
+    assert!(gone.len() == 1 && gone[0].path == "vm0:/sys/block/vda/queue/scheduler", "{gone:?}");
+}
+
+#[test]
+fn after_a_reboot_nothing_is_written() {
+    let lab = Lab::new("none");
+    lab.apply(&basic()).unwrap();
+    lab.kernel.boot("two\n");
+    // Somebody set this one after the restart, or `loop0` is another device now.
+    lab.kernel.write(Path::new("/sys/block/loop0/queue/scheduler"), "none").unwrap();
+    assert!(status(&lab.state(), &lab.machine()).unwrap().unwrap().rebooted);
+    let before = lab.snapshot();
+    let reverted = lab.revert(OnConflict::Force);
+    assert!(reverted.rebooted && reverted.done);
+    assert!(reverted.outcomes.iter().all(|o| matches!(o.fate, Fate::Gone { .. })));
+    assert_eq!(lab.snapshot(), before);
+    assert!(!lab.journal().exists());
+}
+
+#[test]
+fn a_journal_that_cannot_be_used_stops_everything() {
+    let lab = Lab::new("none");
+    lab.apply(&basic()).unwrap();
+    let good = fs::read_to_string(lab.journal()).unwrap();
+    let applied = lab.snapshot();
+    let other_path = good.replace("queue/scheduler", "queue/schedulez");
+    assert_ne!(other_path, good);
+    let (_, body) = good.split_once('\n').unwrap();
+    let first = body.trim_start().trim_start_matches('{');
+    for (text, expected) in [
+        (good[..good.len() / 2].to_owned(), "is damaged"),
+        (String::new(), "is damaged"),
+        ("\u{0}\u{0}".to_owned(), "is damaged"),
+        (body.to_owned(), "is damaged"),
+        (other_path, "its checksum does not fit"),
+        (good.replace("journal.v2", "journal.v9"), "its checksum does not fit"),
+        (format!("{{\n  \"schema\": \"rtvirtio.journal.v1\",{first}"), "has form `rtvirtio.journal.v1`"),
+        (
+            "{\"schema\":\"rtvirtio.journal.v9\",\"blake3\":\"00\"}\n{}\n".to_owned(),
+            "run `revert` with the version that applied",
+        ),
+    ] {
+        fs::write(lab.journal(), &text).unwrap();
+        let session = Session::open(lab.state()).unwrap();
+        let error = session.revert(OnConflict::Force, &lab.machine(), &mut Silent).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        drop(session);
+        assert!(status(&lab.state(), &lab.machine()).is_err() && lab.apply(&basic()).is_err());
+        assert_same(&applied, &lab.snapshot(), "nothing touched");
+        assert_eq!(fs::read_to_string(lab.journal()).unwrap(), text, "kept as it is");
+    }
+    fs::write(lab.journal(), good).unwrap();
+    assert!(lab.revert(OnConflict::Report).done);
+}
+
+/// Stops or interferes at a chosen step.
+struct At<F: FnMut()> {
+    step: Step,
+    action: F,
+    stop: bool,
+    stopped: bool,
+}
+
+impl<F: FnMut()> Observer for At<F> {
+    fn step(&mut self, step: Step) {
+        if step == self.step {
+            (self.action)();
+            self.stopped = self.stop;
+        }
+    }
+    fn stop(&mut self) -> bool {
+        self.stopped
+    }
+}
+
+#[test]
+fn an_interrupt_puts_everything_back() {
+    let lab = Lab::new("none");
+    let before = lab.snapshot();
+    let case = lab.case(&basic());
+    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
+    let session = Session::open(lab.state()).unwrap();
+    let mut observer =
+        At { step: Step::Wrote { index: 2, of: 4 }, action: || {}, stop: true, stopped: false };
+    let error = session.apply(&writes, &lab.machine(), &mut observer).unwrap_err();
+    assert_eq!(error.to_string(), "interrupted; everything was put back");
+    assert_same(&before, &lab.snapshot(), "interrupted");
+}
+
+#[test]
+fn a_change_while_applying_is_left_to_its_owner() {
+    let lab = Lab::new("bfq");
+    let case = lab.case(&basic());
+    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
+    let session = Session::open(lab.state()).unwrap();
+    let action = || lab.kernel.write(Path::new(IDLE), "5").unwrap();
+    let mut observer = At { step: Step::Journaled, action, stop: false, stopped: false };
+    let error = session.apply(&writes, &lab.machine(), &mut observer).unwrap_err();
+    assert!(error.to_string().contains("changed from `8` to `5`"), "{error}");
+    assert!(error.to_string().ends_with("everything was put back"), "{error}");
+    assert_eq!(lab.kernel.get(IDLE).trim(), "5");
+    assert!(!session.in_force().unwrap());
+}
+
+/// Takes everything and keeps some of it to itself.
+struct Lying<'a> {
+    kernel: &'a SimKernel,
+    refuse_after: RefCell<usize>,
+}
+
+impl HostFiles for Lying<'_> {
+    fn read(&self, path: &Path) -> io::Result<String> {
+        self.kernel.read(path)
+    }
+    fn write(&self, path: &Path, value: &str) -> io::Result<()> {
+        let mut left = self.refuse_after.borrow_mut();
+        match *left {
+            0 => Err(io::ErrorKind::PermissionDenied.into()),
+            1 => {
+                *left = 0;
+                Ok(())
+            }
+            _ => {
+                *left -= 1;
+                self.kernel.write(path, value)
+            }
+        }
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        self.kernel.list(dir)
+    }
+    fn identity(&self, path: &Path) -> io::Result<u64> {
+        self.kernel.identity(path)
+    }
+    fn make_dir(&self, path: &Path) -> io::Result<()> {
+        self.kernel.make_dir(path)
+    }
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        self.kernel.remove_dir(path)
+    }
+    fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
+        self.kernel.thread_start(pid, tid)
+    }
+    fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr> {
+        self.kernel.scheduling(pid, tid)
+    }
+    fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()> {
+        self.kernel.set_scheduling(pid, tid, attr)
+    }
+}
+
+#[test]
+fn when_undoing_fails_too_both_errors_are_told_and_the_journal_stays() {
+    let lab = Lab::new("none");
+    let before = lab.snapshot();
+    let case = lab.case(&basic());
+    let writes = resolve(&case.plan, &case.binding(), &lab.machine()).unwrap();
+    let lying = Lying { kernel: &lab.kernel, refuse_after: RefCell::new(3) };
+    let machine = Machine::with_host(&lab.root, &lying, &NoGuests);
+    let session = Session::open(lab.state()).unwrap();
+    let error = session.apply(&writes, &machine, &mut Silent).unwrap_err().to_string();
+    assert!(
+        error.contains("was set to `700` but shows `default`") && error.contains("not put back:"),
+        "{error}"
+    );
+    assert!(session.in_force().unwrap());
+    // Once the kernel answers again, revert finishes the job.
+    assert!(session.revert(OnConflict::Report, &lab.machine(), &mut Silent).unwrap().unwrap().done);
+    assert_same(&before, &lab.snapshot(), "put back in the end");
+}
+
+struct Mount(PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert() {
+    const NAME: &str = "a_full_disk_for_the_journal_touches_nothing_and_hinders_no_revert";
+    let lab = Lab::new("none");
+    fs::create_dir(lab.state()).unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=64k,mode=0755", "rtvirtio-test"])
+        .arg(lab.state())
+        .output();
+    match mounted {
+        Ok(out) if out.status.success() => {}
+        Ok(out) => return skip(NAME, String::from_utf8_lossy(&out.stderr).trim()),
+        Err(e) => return skip(NAME, &e.to_string()),
+    }
+    let _mount = Mount(lab.state());
+    let fill = || {
+        let mut file = fs::File::create(lab.state().join("filler")).unwrap();
+        while file.write_all(&[0; 4096]).is_ok() {}
+    };
+    let before = lab.snapshot();
+    fill();
+    let error = lab.apply(&basic()).unwrap_err().to_string();
+    assert!(error.contains("free some space there"), "{error}");
+    assert_same(&before, &lab.snapshot(), "full disk");
+    assert!(!lab.journal().exists());
+
+    fs::remove_file(lab.state().join("filler")).unwrap();
+    lab.apply(&basic()).unwrap();
+    fill();
+    let reverted = lab.revert(OnConflict::Report);
+    assert!(
+        reverted.done && reverted.summary().contains("not protected against being killed"),
+        "{reverted:?}"
+    );
+    assert_same(&before, &lab.snapshot(), "reverted on a full disk");
+}
+
+#[test]
+fn an_unusable_state_directory_is_named() {
+    let lab = Lab::new("bfq");
+    fs::write(lab.state(), "a file").unwrap();
+    let error = Session::open(lab.state()).unwrap_err().to_string();
+    assert!(error.contains("cannot create") && error.contains(lab.state().to_str().unwrap()), "{error}");
+}
+
+/// What the state directory refuses changes nothing of what is said of the knobs.
+#[test]
+fn a_journal_that_cannot_be_written_or_removed_is_told() {
+    let lab = Lab::new("none");
+    let before = lab.snapshot();
+    let temp = lab.state().join("journal.json.new");
+    fs::create_dir_all(&temp).unwrap();
+    let error = lab.apply(&basic()).unwrap_err().to_string();
+    assert!(error.contains("cannot write") && error.contains("journal.json"), "{error}");
+    assert_same(&before, &lab.snapshot(), "no journal");
+    assert!(!lab.journal().exists());
+    fs::remove_dir(&temp).unwrap();
+
+    lab.apply(&basic()).unwrap();
+    fs::create_dir(&temp).unwrap();
+    let action = || {
+        fs::remove_file(lab.journal()).unwrap();
+        fs::create_dir(lab.journal()).unwrap();
+    };
+    let mut observer = At { step: Step::AllBack, action, stop: false, stopped: false };
+    let session = Session::open(lab.state()).unwrap();
+    let reverted = session.revert(OnConflict::Report, &lab.machine(), &mut observer).unwrap().unwrap();
+    let text = reverted.summary();
+    assert!(!reverted.done && text.starts_with("everything was put back, but: not protected"), "{text}");
+    assert!(text.contains("the journal is still there: cannot remove"), "{text}");
+    assert_same(&before, &lab.snapshot(), "put back all the same");
+}

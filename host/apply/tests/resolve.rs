@@ -1,0 +1,175 @@
+//! Plans that cannot act are refused with the reason and the remedy, and nothing is written.
+
+mod support;
+
+use std::path::PathBuf;
+
+use rtvirtio_apply::{Binding, Machine, resolve};
+use rtvirtio_kernel::Root;
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan};
+use support::sim::{SimGuests, SimKernel};
+use support::{Case, full_plan, limit, plan, weight};
+
+struct Lab {
+    _dir: tempfile::TempDir,
+    kernel: SimKernel,
+    root: Root,
+    binding: Binding,
+}
+
+fn lab(v2: bool, elevator: &str) -> Lab {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("root");
+    let kernel = SimKernel::new(&path);
+    let groups = ["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2", "/else", "/else/vm2"];
+    if v2 {
+        kernel.v2(&groups)
+    } else {
+        kernel.v1(&groups)
+    }
+    kernel.disk("loop0", elevator);
+    SimKernel::new(dir.path().join("guests/vm0")).disk("vda", "none");
+    std::fs::write(dir.path().join("guests/vm0.sock"), "").unwrap();
+    let case = Case {
+        root: path.clone(),
+        state: dir.path().join("state"),
+        device: "loop0".into(),
+        parent: "/lab".into(),
+        vms: 3,
+        guests: Some(dir.path().join("guests")),
+        cpu: Vec::new(),
+        threads_of: None,
+        plan: plan(&[]),
+    };
+    Lab { binding: case.binding(), root: Root::new(path), kernel, _dir: dir }
+}
+
+impl Lab {
+    fn error(&self, plan: &Plan) -> String {
+        let machine = Machine::with_host(&self.root, &self.kernel, &SimGuests);
+        resolve(plan, &self.binding, &machine).unwrap_err().to_string()
+    }
+
+    fn cgroup(&mut self, vm: &str, cgroup: Option<&str>) {
+        self.binding.vms.get_mut(vm).unwrap().cgroup = cgroup.map(PathBuf::from);
+    }
+}
+
+fn assert_says(error: &str, words: &[&str]) {
+    for word in words {
+        assert!(error.contains(word), "`{word}` is missing in: {error}");
+    }
+}
+
+#[test]
+fn bfq_knobs_need_bfq() {
+    let lab = lab(false, "mq-deadline");
+    let tunable = (Knob::HostBfq(BfqTunable::SliceIdle), "0");
+    assert_says(
+        &lab.error(&plan(std::slice::from_ref(&tunable))),
+        &["slice_idle of loop0", "`mq-deadline`", "set the elevator to `bfq`"],
+    );
+    assert_says(&lab.error(&plan(&[(Knob::HostElevator, "kyber"), tunable])), &["`kyber`"]);
+    assert_says(&lab.error(&plan(&[(weight(0), "100")])), &["weight of vm0", "only under BFQ", "limits"]);
+    lab.kernel.put("/sys/block/loop0/queue/scheduler", "[none] mq-deadline\n");
+    assert_says(&lab.error(&plan(&[(Knob::HostElevator, "bfq")])), &["does not offer", "modprobe bfq"]);
+}
+
+#[test]
+fn a_vm_needs_a_cgroup_of_its_own() {
+    let mut l = lab(false, "bfq");
+    let weights = plan(&[(weight(0), "100"), (weight(1), "200"), (weight(2), "300")]);
+    l.cgroup("vm1", Some("/lab/vm0"));
+    assert_says(&l.error(&weights), &["same cgroup", "/lab/vm0", "cgroup of its own"]);
+    l.cgroup("vm1", Some("/lab/vm0/inner"));
+    assert_says(
+        &l.error(&plan(&[(limit(0, LimitKind::ReadBps), "9")])),
+        &["rbps limit of vm0", "one inside the other"],
+    );
+    l.cgroup("vm1", Some("/"));
+    assert_says(&l.error(&weights), &["weight of vm1", "root cgroup", "systemd-run --scope"]);
+    l.cgroup("vm1", None);
+    assert_says(&l.error(&weights), &["cgroup is not known", "is the VM running?"]);
+    l.cgroup("vm1", Some("/lab/vm1"));
+    l.cgroup("vm2", Some("/else/vm2"));
+    assert_says(&l.error(&weights), &["one parent", "/else/vm2", "machine.slice"]);
+    l.cgroup("vm2", Some("/lab/gone"));
+    assert_says(&l.error(&weights), &["weight of vm2", "is gone", "start it first"]);
+    l.binding.cgroups = None;
+    assert_says(&l.error(&weights), &["no cgroup hierarchy"]);
+}
+
+#[test]
+fn a_missing_weight_file_points_to_bfq() {
+    let l = lab(false, "bfq");
+    for file in ["blkio.bfq.weight", "blkio.bfq.weight_device"] {
+        std::fs::remove_file(l.kernel.at(format!("/sys/fs/cgroup/blkio/lab/vm0/{file}"))).unwrap();
+    }
+    assert_says(
+        &l.error(&plan(&[(weight(0), "100")])),
+        &["blkio.bfq.weight_device does not exist", "modprobe bfq"],
+    );
+}
+
+#[test]
+fn values_that_the_kernel_would_cut_or_refuse_are_refused_first() {
+    let l = lab(false, "bfq");
+    for (knob, value, says) in [
+        (weight(0), "0", "from 1 to 1000"),
+        (weight(0), "1001", "from 1 to 1000"),
+        (limit(0, LimitKind::ReadIops), "4294967295", "from 1 to 4294967294"),
+        (limit(0, LimitKind::ReadIops), "0", "neither `max`"),
+        (Knob::HostBfq(BfqTunable::SliceIdle), "100000", "from 0 to 4294"),
+        (Knob::HostBfq(BfqTunable::LowLatency), "2", "from 0 to 1"),
+        (Knob::HostBfq(BfqTunable::MaxBudget), "-1", "whole number"),
+        (Knob::HostBfq(BfqTunable::TimeoutSync), "8ms", "whole number"),
+    ] {
+        assert_says(&l.error(&plan(&[(knob, value)])), &[says, value]);
+    }
+    assert_says(&l.error(&plan(&[(weight(0), "1"), (weight(0), "2")])), &["sets it twice"]);
+}
+
+#[test]
+fn guests_need_an_agent_a_disk_and_bfq() {
+    let mut l = lab(false, "bfq");
+    let elevator = |vm: &str, e: &'static str| (Knob::GuestElevator { vm: vm.into() }, e);
+    assert_says(
+        &l.error(&plan(&[elevator("vm1", "bfq")])),
+        &["elevator in vm1", "cannot be reached", "is the guest running"],
+    );
+    assert_says(&l.error(&plan(&[elevator("vm0", "cfq")])), &["does not offer `cfq`", "modprobe cfq"]);
+    let tunable = Knob::GuestBfq { vm: "vm0".into(), tunable: BfqTunable::SliceIdle };
+    assert_says(&l.error(&plan(&[(tunable, "0")])), &["slice_idle in vm0", "the guest's elevator is `none`"]);
+    l.binding.vms.get_mut("vm0").unwrap().guest_disk = Some("../../etc".into());
+    assert_says(&l.error(&plan(&[elevator("vm0", "bfq")])), &["`../../etc` is not a disk's name"]);
+    l.binding.vms.get_mut("vm0").unwrap().agent = None;
+    assert_says(&l.error(&plan(&[elevator("vm0", "bfq")])), &["no guest agent"]);
+    assert_says(&l.error(&plan(&[elevator("vm9", "bfq")])), &["no guest agent"]);
+}
+
+#[test]
+fn writes_come_in_the_order_that_the_kernel_needs() {
+    for v2 in [false, true] {
+        let l = lab(v2, "none");
+        let machine = Machine::with_host(&l.root, &l.kernel, &SimGuests);
+        let writes = resolve(&full_plan(false), &l.binding, &machine).unwrap();
+        let at = |part: &str| {
+            let found = writes.iter().position(|w| w.target.to_string().contains(part));
+            found.unwrap_or_else(|| panic!("no {part}"))
+        };
+        assert_eq!(at("scheduler"), 0);
+        assert!(at("strict_guarantees") < at("slice_idle"), "strict mode raises slice_idle");
+        assert!(writes[at("slice_idle")].passing.contains(&"8".to_owned()));
+        if v2 {
+            assert!(at("cgroup/cgroup.subtree_control") < at("lab/cgroup.subtree_control"));
+            assert!(at("lab/cgroup.subtree_control") < at("io.bfq.weight"));
+            assert_eq!(
+                writes.iter().filter(|w| w.target.to_string().ends_with("subtree_control")).count(),
+                2
+            );
+            assert_eq!(writes[at("io.max")].created_by, Some(at("lab/cgroup.subtree_control")));
+        } else {
+            assert!(at("blkio.bfq.weight_device") < at("read_iops_device"));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! What the tests share: a machine description, snapshots, and processes that kill themselves.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+pub mod child;
+pub mod inject;
+pub mod sim;
+pub mod tasks;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::{Binding, VmBinding, Write};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root, sched, task};
+use rtvirtio_model::ModelKind;
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
+use serde::{Deserialize, Serialize};
+
+/// A plan and what its names stand for; goes to the child processes as a file.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Case {
+    /// `/` for the real kernel, else a directory with a simulated one.
+    pub root: PathBuf,
+    pub state: PathBuf,
+    pub device: String,
+    /// VM `vmN` is in the cgroup `parent/vmN`.
+    pub parent: PathBuf,
+    pub vms: usize,
+    /// VM `vmN` has a simulated guest in this directory below `guests/vmN`, and an agent socket beside it.
+    pub guests: Option<PathBuf>,
+    pub plan: Plan,
+    /// Writes beside the plan's.
+    pub cpu: Vec<Write>,
+    /// A process of the real kernel whose threads are part of the snapshot.
+    pub threads_of: Option<u32>,
+}
+
+impl Case {
+    /// The files of some directories, and policy and cgroups of the threads of a process.
+    pub fn snapshot(&self, dirs: &[PathBuf]) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut files = snapshot(dirs);
+        let Some(pid) = self.threads_of else { return files };
+        let root = self.root();
+        for tid in task::tids(&root, pid).unwrap() {
+            let dir = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
+            files.insert(dir.join("sched"), sched::get(tid).unwrap().to_string().into_bytes());
+            files.insert(dir.join("cgroup"), fs::read(dir.join("cgroup")).unwrap());
+        }
+        files
+    }
+
+    pub fn root(&self) -> Root {
+        Root::new(&self.root)
+    }
+
+    pub fn binding(&self) -> Binding {
+        let root = self.root();
+        let vm = |n: usize| {
+            let name = format!("vm{n}");
+            let agent = self.guests.as_ref().map(|dir| dir.join(format!("{name}.sock")));
+            let cgroup = Some(self.parent.join(&name));
+            (name, VmBinding { cgroup, agent, guest_disk: Some("vda".into()) })
+        };
+        Binding {
+            device: BlockDevice::find(&root, &self.device).unwrap(),
+            cgroups: Some(Cgroups::detect(&root).unwrap()),
+            vms: (0..self.vms).map(vm).collect(),
+        }
+    }
+}
+
+pub fn plan(settings: &[(Knob, &str)]) -> Plan {
+    let setting = |(knob, value): &(Knob, &str)| Setting {
+        knob: knob.clone(),
+        value: (*value).to_owned(),
+        reason: "test".into(),
+        strength: Strength::Hint,
+    };
+    Plan {
+        schema: PLAN_SCHEMA.into(),
+        scheme: "test".into(),
+        model: ModelKind::Slice,
+        settings: settings.iter().map(setting).collect(),
+        tasks: Vec::new(),
+        feasible: true,
+        infeasible: None,
+        evaluated: 0,
+        spec_file: None,
+    }
+}
+
+pub fn weight(vm: usize) -> Knob {
+    Knob::VmWeight { vm: format!("vm{vm}") }
+}
+
+pub fn limit(vm: usize, limit: LimitKind) -> Knob {
+    Knob::VmLimit { vm: format!("vm{vm}"), limit }
+}
+
+/// A plan that touches every kind of host knob, and of guest knob when there are guests.
+pub fn full_plan(guests: bool) -> Plan {
+    let mut settings = vec![
+        (Knob::HostElevator, "bfq"),
+        (Knob::HostBfq(BfqTunable::SliceIdle), "2"),
+        (Knob::HostBfq(BfqTunable::TimeoutSync), "30"),
+        (Knob::HostBfq(BfqTunable::LowLatency), "0"),
+        (Knob::HostBfq(BfqTunable::MaxBudget), "512"),
+        (Knob::HostBfq(BfqTunable::StrictGuarantees), "1"),
+        (weight(0), "700"),
+        (weight(1), "300"),
+        (weight(2), "50"),
+        (limit(2, LimitKind::ReadIops), "1000"),
+        (limit(2, LimitKind::WriteBps), "1048576"),
+        (limit(1, LimitKind::WriteIops), "max"),
+    ];
+    if guests {
+        let vm = || "vm0".to_owned();
+        settings.push((Knob::GuestElevator { vm: vm() }, "bfq"));
+        settings.push((Knob::GuestBfq { vm: vm(), tunable: BfqTunable::SliceIdle }, "0"));
+        settings.push((Knob::GuestElevator { vm: "vm1".into() }, "none"));
+    }
+    plan(&settings)
+}
+
+/// Every file below some directories that can be set, by path: not the kernel's counters. Links are not followed.
+///
+/// `memory.peak` and `memory.swap.peak` are counters too, although they can be written since Linux 6.12 (a write resets them for the writer).
+pub fn snapshot(dirs: &[PathBuf]) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for dir in dirs {
+        walk(dir, &mut files);
+    }
+    files
+}
+
+fn walk(dir: &Path, files: &mut BTreeMap<PathBuf, Vec<u8>>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            walk(&entry.path(), files);
+        } else if kind.is_file()
+            && entry.metadata().unwrap().mode() & 0o200 != 0
+            && !entry.file_name().to_string_lossy().ends_with(".peak")
+        {
+            if let Ok(bytes) = fs::read(entry.path()) {
+                files.insert(entry.path(), bytes);
+            }
+        }
+    }
+}
+
+/// Fails with the files that differ.
+pub fn assert_same(before: &BTreeMap<PathBuf, Vec<u8>>, after: &BTreeMap<PathBuf, Vec<u8>>, what: &str) {
+    let mut differences = Vec::new();
+    for path in before.keys().chain(after.keys()) {
+        let text = |files: &BTreeMap<PathBuf, Vec<u8>>| {
+            files.get(path).map(|b| String::from_utf8_lossy(b).into_owned())
+        };
+        if before.get(path) != after.get(path) {
+            differences.push(format!("{}: {:?} -> {:?}", path.display(), text(before), text(after)));
+        }
+    }
+    differences.dedup();
+    assert!(differences.is_empty(), "{what}: {} differences:\n{}", differences.len(), differences.join("\n"));
+}

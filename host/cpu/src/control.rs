@@ -1,0 +1,96 @@
+//! What holds a thread now, and how firmly.
+
+use std::path::Path;
+
+use rtvirtio_kernel::sched::Policy;
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root};
+use rtvirtio_planner::Strength;
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::Thread;
+use serde::Serialize;
+
+use crate::Backend;
+
+/// What holds a thread.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Control {
+    /// Which mechanism; `None` when the thread is not under control.
+    pub by: Option<Backend>,
+    /// How firmly.
+    pub strength: Option<Strength>,
+    /// `4ms in 20ms`, or why nothing holds it.
+    pub what: String,
+}
+
+impl Control {
+    fn none(what: &str) -> Self {
+        Self { by: None, strength: None, what: what.to_owned() }
+    }
+
+    fn held(by: Backend, budget_us: u64, period_us: u64) -> Self {
+        let what = format!("{} in {}", Nanos(budget_us * 1000), Nanos(period_us * 1000));
+        Self { by: Some(by), strength: Some(by.strength()), what }
+    }
+}
+
+/// What holds a thread: the nearest budget for its policy in its cgroup or those above.
+///
+/// # Errors
+/// When a cgroup's files cannot be read; a cgroup that is gone is none.
+pub fn control(root: &Root, cpu: Option<&Cgroups>, thread: &Thread) -> Result<Control, HostError> {
+    if let Some(r) = thread.reservation {
+        return Ok(Control::held(Backend::Deadline, r.runtime / 1000, r.period / 1000));
+    }
+    let cgroup = cpu.and_then(|c| Some((c, c.of_thread(&thread.cgroups)?)));
+    let real_time = matches!(thread.policy, Some(Policy::Fifo | Policy::Rr));
+    let Some((cpu, cgroup)) = cgroup else {
+        return Ok(Control::none(if real_time {
+            "real-time without a budget"
+        } else {
+            "shares with everybody"
+        }));
+    };
+    for group in cgroup.ancestors().filter(|g| !Cgroups::is_root(g)) {
+        let dir = cpu.dir(group)?;
+        let found = if real_time { real_time_budget(root, cpu, &dir)? } else { quota(root, cpu, &dir)? };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+    }
+    Ok(Control::none(if real_time {
+        "real-time without a budget of its own"
+    } else {
+        "shares with everybody"
+    }))
+}
+
+fn real_time_budget(root: &Root, cpu: &Cgroups, dir: &Path) -> Result<Option<Control>, HostError> {
+    if cpu.hierarchy == Hierarchy::V2 {
+        let max = root.read_optional(dir.join("cpu.rt.max"))?;
+        return Ok(max.and_then(|t| pair(&t)).map(|(q, p)| Control::held(Backend::Hcbs, q, p)));
+    }
+    let number = |file: &str| -> Result<Option<u64>, HostError> {
+        Ok(root.read_optional(dir.join(file))?.and_then(|t| t.parse().ok()))
+    };
+    let (runtime, period) = (number("cpu.rt_runtime_us")?, number("cpu.rt_period_us")?);
+    let held = runtime.filter(|r| *r > 0).zip(period);
+    Ok(held.map(|(q, p)| Control::held(Backend::RtGroup, q, p)))
+}
+
+fn quota(root: &Root, cpu: &Cgroups, dir: &Path) -> Result<Option<Control>, HostError> {
+    let limits = if cpu.hierarchy == Hierarchy::V2 {
+        root.read_optional(dir.join("cpu.max"))?.and_then(|t| pair(&t))
+    } else {
+        // -1 means none, and is no u64.
+        let quota = root.read_optional(dir.join("cpu.cfs_quota_us"))?.and_then(|t| t.parse().ok());
+        let period = root.read_optional(dir.join("cpu.cfs_period_us"))?.and_then(|t| t.parse().ok());
+        quota.zip(period)
+    };
+    Ok(limits.map(|(q, p)| Control::held(Backend::CpuMax, q, p)))
+}
+
+/// `4000 20000`; `max 20000` is no limit.
+fn pair(text: &str) -> Option<(u64, u64)> {
+    let mut words = text.split_whitespace();
+    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?))
+}

@@ -1,0 +1,86 @@
+//! A contract in force, and threads that appear: each gets what its role asks for. Under SCHED_DEADLINE the budget is split again.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_apply::Write;
+use rtvirtio_kernel::Hierarchy;
+use rtvirtio_vmm::Thread;
+
+use crate::deadline::{divide, held, reservation};
+use crate::settings::{group_name, moved, priorities};
+use crate::{Ask, Backend, Probe, Settings, Share, attr};
+
+/// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
+const LEAST_CHANGE: f64 = 0.05;
+
+impl Settings {
+    fn none(backend: Backend) -> Self {
+        Self {
+            backend,
+            strength: backend.strength(),
+            writes: Vec::new(),
+            outside: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+}
+
+/// What takes new threads of a VM into its contract, which is in force: `ask.threads` are the new ones. Under SCHED_DEADLINE a budget has to come from the
+/// other threads, so [`resplit`] does it.
+#[must_use]
+pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
+    let mut out = Settings::none(backend);
+    let group = Path::new("/").join(group_name(ask.vm));
+    let own = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
+    if let (Backend::RtGroup | Backend::CpuMax, Some(cgroups)) = (backend, own) {
+        // Also for those that are in it already, by birth: where they go afterwards must be in the journal.
+        // Those that no role gives a policy keep what they inherited, and are left to the group's end, which gives back both.
+        let left = |t: &&Thread| {
+            attr(&t.role, ask.order, ask.level, backend).is_none()
+                && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
+        };
+        out.writes.extend(ask.threads.iter().filter(|t| !left(t)).map(|t| moved(cgroups, ask, t, &group)));
+    }
+    if matches!(backend, Backend::RtGroup | Backend::Hcbs | Backend::Throttle) {
+        priorities(ask, &mut out);
+    }
+    out
+}
+
+/// The budget split over all of a VM's threads by what each has used lately, a part of the way from the split in force ([`crate::split`]). `ask.threads` are all
+/// threads, `ask.used` says for each what it has used since the last split. First those that give, then those that get, so that their sum never passes
+/// what the kernel admits. `domain` has the VM's CPUs ([`crate::domain_of`]).
+#[must_use]
+pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings {
+    let mut out = Settings::none(Backend::Deadline);
+    let held = held(ask, domain, &mut out);
+    let used: Vec<(u32, Duration)> = held
+        .iter()
+        .map(|t| (t.tid, ask.used.iter().find(|u| u.0 == t.tid).map_or(Duration::ZERO, |u| u.1)))
+        .collect();
+    let before: Vec<Share> =
+        held.iter().filter_map(|t| Some(Share { tid: t.tid, runtime: t.reservation?.runtime })).collect();
+    let Some(shares) = divide(probe, ask, domain, &used, Some(&before)) else {
+        out.notes.push(format!("a budget of {} is too little for {} threads", ask.contract, held.len()));
+        return out;
+    };
+    let old = |tid: u32| before.iter().find(|s| s.tid == tid).map(|s| s.runtime);
+    let grows = |s: &Share| old(s.tid).is_none_or(|old| s.runtime > old);
+    let moves =
+        |s: &Share| old(s.tid).is_none_or(|old| s.runtime.abs_diff(old) as f64 > LEAST_CHANGE * old as f64);
+    // All or none: what one gets, others must give, be it little from each.
+    if !shares.iter().any(moves) {
+        return out;
+    }
+    let mut wanted: Vec<_> =
+        held.iter().zip(&shares).filter(|(_, s)| old(s.tid) != Some(s.runtime)).collect();
+    wanted.sort_by_key(|(_, s)| grows(s));
+    let write = |(t, s): (&&Thread, &Share)| {
+        let write = reservation(ask, t, s);
+        Write { takes: grows(s), ..write }
+    };
+    out.writes = wanted.into_iter().map(write).collect();
+    out
+}

@@ -1,0 +1,283 @@
+//! From a VM's threads and its contract to writes.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_apply::{Form, Place, Target, Write};
+use rtvirtio_kernel::sched::Attr;
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, task, text};
+use rtvirtio_planner::Strength;
+use rtvirtio_vmm::{Role, Thread};
+use serde::Serialize;
+
+use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, deadline};
+
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+/// Name of the cgroup that is made for a VM, directly below the root.
+#[must_use]
+pub fn group_name(vm: &str) -> String {
+    format!("rtvirtio-{vm}")
+}
+
+/// What is asked for one VM.
+#[derive(Clone, Debug)]
+pub struct Ask<'a> {
+    /// Its name; becomes part of a cgroup's.
+    pub vm: &'a str,
+    /// Its threads, as found a moment ago.
+    pub threads: &'a [Thread],
+    /// What they get together.
+    pub contract: Contract,
+    /// Their order.
+    pub order: Order,
+    /// Where the VM stands among others: [`crate::levels`].
+    pub level: Level,
+    /// CPU time that each used lately, for a split by use; since its start where a thread is not named.
+    pub used: &'a [(u32, Duration)],
+}
+
+/// What is to be written, and what it is worth.
+#[derive(Clone, Debug, Serialize)]
+pub struct Settings {
+    /// The mechanism.
+    pub backend: Backend,
+    /// How firmly it holds.
+    pub strength: Strength,
+    /// The writes in their order.
+    #[serde(skip)]
+    pub writes: Vec<Write>,
+    /// Threads that stay outside of the contract, each with the reason.
+    pub outside: Vec<(u32, String)>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Turns what is asked into writes. Nothing is written. Admission is the caller's, because it is about all VMs: [`crate::admit`].
+///
+/// # Errors
+/// [`CpuError::CannotHold`] where the mechanism cannot hold these threads, each with a remedy.
+pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Result<Settings, CpuError> {
+    if ask.threads.is_empty() {
+        return Err(CpuError::NoThreads { vm: ask.vm.to_owned() });
+    }
+    let mut out = Settings {
+        backend,
+        strength: backend.strength(),
+        writes: Vec::new(),
+        outside: Vec::new(),
+        notes: Vec::new(),
+    };
+    match backend {
+        Backend::RtGroup => {
+            let cgroups = hierarchy(probe, backend, ask)?;
+            let files = [
+                ("cpu.rt_period_us", ask.contract.period_us()),
+                ("cpu.rt_runtime_us", ask.contract.budget_us()),
+            ];
+            own_group(root, cgroups, ask, &files, &mut out)?;
+            priorities(ask, &mut out);
+        }
+        Backend::CpuMax => {
+            let cgroups = hierarchy(probe, backend, ask)?;
+            let all = ask.contract.budget_us().saturating_mul(reach(root, ask)?);
+            if cgroups.hierarchy == Hierarchy::V1 {
+                let files = [("cpu.cfs_period_us", ask.contract.period_us()), ("cpu.cfs_quota_us", all)];
+                own_group(root, cgroups, ask, &files, &mut out)?;
+            } else {
+                units_file(root, cgroups, ask, "cpu.max", all, &mut out)?;
+            }
+            let real_time = ask.threads.iter().filter(|t| t.policy.is_some_and(|p| p.is_real_time()));
+            out.outside.extend(
+                real_time.map(|t| (t.tid, "it is real-time, and the cap holds ordinary threads".to_owned())),
+            );
+        }
+        Backend::Hcbs => {
+            let cgroups = hierarchy(probe, backend, ask)?;
+            units_file(root, cgroups, ask, "cpu.rt.max", ask.contract.budget_us(), &mut out)?;
+            priorities(ask, &mut out);
+        }
+        Backend::Deadline => deadline::deadline(root, probe, ask, &mut out)?,
+        Backend::Throttle => {
+            priorities(ask, &mut out);
+            out.notes.push(format!(
+                "this kernel has no budget for a group of real-time threads: the contract of {} is not enforced, and only what the \
+                 kernel keeps for ordinary threads limits the VM",
+                ask.contract
+            ));
+        }
+    }
+    if ask.order == Order::Rt {
+        out.notes.extend(unlocked(root, ask));
+    }
+    Ok(out)
+}
+
+/// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has threads.
+fn reach(root: &Root, ask: &Ask<'_>) -> Result<u64, CpuError> {
+    let online = root.read(ONLINE)?;
+    let online = text::cpu_list(&online).ok_or_else(|| HostError::Form {
+        path: ONLINE.into(),
+        text: online.trim().to_owned(),
+        expected: "a list of CPUs",
+    })?;
+    let masks = ask.threads.iter().filter_map(|t| text::cpu_list(&t.affinity));
+    let may: BTreeSet<_> = masks.flatten().filter(|cpu| online.contains(cpu)).collect();
+    Ok(may.len().min(ask.threads.len()).max(1) as u64)
+}
+
+fn hierarchy<'p>(probe: &'p Probe, backend: Backend, ask: &Ask<'_>) -> Result<&'p Cgroups, CpuError> {
+    probe.cgroups.as_ref().ok_or_else(|| CpuError::CannotHold {
+        vm: ask.vm.to_owned(),
+        backend,
+        why: "no cgroup hierarchy has the CPU controller".to_owned(),
+        remedy: "mount one; see `rtvirtio check`".to_owned(),
+    })
+}
+
+/// The thread whose cgroup and policy stand for the whole VM.
+fn main_thread<'t>(ask: &Ask<'t>) -> &'t Thread {
+    main_of(ask.threads).unwrap_or(&ask.threads[0])
+}
+
+/// The same; none of no threads.
+pub(crate) fn main_of(threads: &[Thread]) -> Option<&Thread> {
+    let first = threads.iter().find(|t| t.role == Role::Emulator);
+    first.or_else(|| threads.iter().find(|t| !t.kernel)).or(threads.first())
+}
+
+/// Scheduling as it is now; DEADLINE cannot be given to whoever comes, so such a thread's heirs become ordinary.
+fn heirs(thread: &Thread) -> Attr {
+    match thread.policy {
+        Some(policy) if thread.reservation.is_none() => {
+            let nice = if policy.is_real_time() { 0 } else { thread.nice };
+            Attr { policy, priority: thread.priority, ..Attr::other(nice) }
+        }
+        _ => Attr::other(0),
+    }
+}
+
+/// A v1 group of our own with the files set, and all threads in it. The VM's own group is left alone: it may hold others, and on v1 a
+/// real-time budget would first have to be given to every group above it.
+fn own_group(
+    root: &Root,
+    cgroups: &Cgroups,
+    ask: &Ask<'_>,
+    files: &[(&str, u64)],
+    out: &mut Settings,
+) -> Result<(), CpuError> {
+    let group = Path::new("/").join(group_name(ask.vm));
+    let dir = cgroups.dir(&group)?;
+    if root.exists(&dir)? {
+        return Err(CpuError::GroupExists { vm: ask.vm.to_owned(), path: dir });
+    }
+    let main = main_thread(ask);
+    let home = cgroups.dir(cgroups.of_thread(&main.cgroups).unwrap_or(Path::new("/")))?;
+    let form = Form::Group { home, scheduling: heirs(main).to_string() };
+    let target = Target { place: Place::Host, path: dir.clone(), form };
+    out.writes.push(Write::new(format!("cgroup of {}", ask.vm), target, "present"));
+    for (file, value) in files {
+        let target = Target::host(dir.join(file), Form::Plain);
+        let write = Write::new(format!("{file} of {}", ask.vm), target, value.to_string());
+        // A real-time budget is given back before its group is removed: cut off in between, it shows 0.
+        let passing = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        out.writes.push(Write { created_by: Some(0), passing, ..write });
+    }
+    out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
+    Ok(())
+}
+
+/// A thread into our group.
+pub(crate) fn moved(cgroups: &Cgroups, ask: &Ask<'_>, t: &Thread, group: &Path) -> Write {
+    let target = Target::thread_cgroup(t.pid, t.tid, t.start, "cpu", &cgroups.mount);
+    Write::new(format!("cgroup of {} ({})", t.role, ask.vm), target, group.to_string_lossy())
+}
+
+/// On v2 a process may not be taken out of its unit, so the unit's own cgroup gets the limit.
+fn units_file(
+    root: &Root,
+    cgroups: &Cgroups,
+    ask: &Ask<'_>,
+    file: &str,
+    budget_us: u64,
+    out: &mut Settings,
+) -> Result<(), CpuError> {
+    let cannot = |why: String, remedy: &str| CpuError::CannotHold {
+        vm: ask.vm.to_owned(),
+        backend: out.backend,
+        why,
+        remedy: remedy.to_owned(),
+    };
+    let of = |t: &Thread| Cgroups::unit_of(cgroups.of_thread(&t.cgroups).unwrap_or(Path::new("/")));
+    let unit = of(main_thread(ask));
+    let alone = "start the VM in a cgroup of its own, e.g. with `systemd-run --scope`";
+    if Cgroups::is_root(&unit) {
+        return Err(cannot("it runs in the root cgroup, which has no limit".to_owned(), alone));
+    }
+    let pids = cgroups.pids(root, &unit)?;
+    if let Some(other) = pids.iter().find(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
+        return Err(cannot(format!("process {other} runs in its cgroup {} too", unit.display()), alone));
+    }
+    let path = cgroups.dir(&unit)?.join(file);
+    if !root.exists(&path)? {
+        let why = format!("{} does not exist: the cpu controller is not enabled for it", path.display());
+        return Err(cannot(
+            why,
+            "echo +cpu to cgroup.subtree_control of the group above it (systemd: CPUAccounting=yes)",
+        ));
+    }
+    let value = format!("{budget_us} {}", ask.contract.period_us());
+    out.writes.push(Write::new(format!("{file} of {}", ask.vm), Target::host(path, Form::Plain), value));
+    let stray = ask.threads.iter().filter(|t| of(t) != unit);
+    out.outside.extend(stray.map(|t| (t.tid, format!("it is in another cgroup than {}", unit.display()))));
+    Ok(())
+}
+
+/// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves it.
+pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
+    let mut wanted = Vec::new();
+    for t in ask.threads {
+        match attr(&t.role, ask.order, ask.level, out.backend) {
+            _ if t.reservation.is_some() => {
+                out.outside.push((t.tid, "it has a deadline reservation of its own".to_owned()));
+            }
+            None => out.outside.push((t.tid, format!("a thread of role `{}` is left ordinary", t.role))),
+            Some(attr) => {
+                if !attr.policy.is_real_time() {
+                    out.outside.push((t.tid, "AIO workers stay ordinary, as the priorities say".to_owned()));
+                }
+                // An ordinary thread that is to be ordinary keeps its nice value.
+                let ordinary = t.policy.is_some_and(|p| !p.is_real_time());
+                if attr.policy.is_real_time() || !ordinary {
+                    wanted.push((t, attr));
+                }
+            }
+        }
+    }
+    wanted.sort_by_key(|(_, attr)| std::cmp::Reverse(attr.priority));
+    out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));
+}
+
+pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
+    // That of a real-time thread the kernel neither sets nor tells; it has it again when it is ordinary again.
+    let nice = if attr.policy.is_real_time() { 0 } else { t.nice };
+    let attr = Attr { nice, ..attr };
+    let knob = format!("policy of {} ({})", t.role, ask.vm);
+    let write = Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string());
+    // Cut off while a reservation is put back.
+    Write { passing: attr.released().iter().map(Attr::to_string).collect(), ..write }
+}
+
+/// The paper's `mlockall`: without it a page fault joins every latency.
+fn unlocked(root: &Root, ask: &Ask<'_>) -> Option<String> {
+    let (locked, resident) = task::locked_memory(root, main_thread(ask).pid).ok()?;
+    (locked < resident / 2).then(|| {
+        format!(
+            "{}: {} MiB of {} MiB in RAM are locked; start QEMU with `-overcommit mem-lock=on` (libvirt: <memoryBacking><locked/>)",
+            ask.vm,
+            locked >> 20,
+            resident >> 20
+        )
+    })
+}

@@ -1,0 +1,277 @@
+//! Probing and settings over made-up hosts: cgroup v1 and v2, with and without each mechanism.
+
+use std::fs;
+use std::path::Path;
+
+use rtvirtio_cpu::{Ask, Backend, Contract, CpuError, Level, Order, Probe, choose, control, probe, settings};
+use rtvirtio_kernel::{Cgroups, Root};
+use rtvirtio_planner::Strength;
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Thread, VmHandle};
+
+struct Host {
+    _dir: tempfile::TempDir,
+    root: Root,
+}
+
+const V1: &str = "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+const V2: &str = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
+const C: &str = "/sys/fs/cgroup/cpu";
+
+impl Host {
+    fn new(mountinfo: &str, kernel: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let host = Self { root: Root::new(dir.path()), _dir: dir };
+        host.put("/proc/self/mountinfo", mountinfo);
+        host.put("/proc/sys/kernel/osrelease", kernel);
+        host.put("/proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+        host.put("/proc/sys/kernel/sched_rt_period_us", "1000000\n");
+        host.put("/sys/devices/system/cpu/online", "0-1\n");
+        if mountinfo == V2 {
+            host.put("/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
+            host.put("/sys/fs/cgroup/cgroup.procs", "1\n");
+        } else {
+            host.put(&format!("{C}/cpu.cfs_quota_us"), "-1\n");
+        }
+        host
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn rt_group(&self, group: &str, runtime: &str, period: &str) {
+        self.put(&format!("{C}{group}/cpu.rt_runtime_us"), runtime);
+        self.put(&format!("{C}{group}/cpu.rt_period_us"), period);
+    }
+
+    /// A VM of five threads, all in `cgroup`.
+    fn vm(&self, cgroup: &str, policy: u32, cpus: &str) -> Vec<Thread> {
+        let names = ["qemu-system-x86", "qemu-system-x86", "IO io0", "CPU 0/KVM", "worker"];
+        for (tid, name) in (100..).zip(names) {
+            let dir = format!("/proc/100/task/{tid}");
+            let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0";
+            let priority = if policy == 0 { 0 } else { 50 };
+            self.put(
+                &format!("{dir}/stat"),
+                &format!("{tid} ({name}) S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 {tid} {tail} {priority} {policy} 0\n"),
+            );
+            self.put(&format!("{dir}/status"), &format!("Cpus_allowed_list:\t{cpus}\n"));
+            self.put(&format!("{dir}/cgroup"), &format!("1:cpu:{cgroup}\n0::{cgroup}\n"));
+        }
+        self.put("/proc/100/comm", "qemu-system-x86\n");
+        self.put("/proc/100/status", "VmLck:\t0 kB\nVmRSS:\t102400 kB\n");
+        discover(&self.root, &VmHandle::of_pid(100)).unwrap()
+    }
+
+    fn probe(&self) -> Probe {
+        probe(&self.root).unwrap()
+    }
+
+    fn chosen(&self, real_time: bool) -> Option<Backend> {
+        choose(&self.probe(), None, real_time).map(|f| f.backend)
+    }
+}
+
+fn ask(threads: &[Thread], order: Order) -> Ask<'_> {
+    let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+    Ask { vm: "plc", threads, contract, order, level: Level::ALONE, used: &[] }
+}
+
+fn why(probe: &Probe, backend: Backend) -> String {
+    probe.missing.iter().find(|m| m.0 == backend).unwrap().1.clone()
+}
+
+#[test]
+fn v1_with_rt_groups_counts_what_others_have() {
+    let host = Host::new(V1, "6.18.1\n");
+    host.rt_group("", "950000\n", "1000000\n");
+    host.rt_group("/web", "30000\n", "100000\n");
+    host.rt_group("/idle", "0\n", "1000000\n");
+    host.rt_group("/web/inner", "10000\n", "100000\n");
+    let probe = host.probe();
+    let found = choose(&probe, None, true).unwrap();
+    assert_eq!((found.backend, found.backend.strength()), (Backend::RtGroup, Strength::Guarantee));
+    assert_eq!(found.grant.taken.len(), 1, "{found:?}");
+    assert!((found.grant.free() - 0.65).abs() < 1e-9 && found.grant.taken[0].name == "cgroup web");
+    assert_eq!(probe.cpus, 2);
+    assert!(why(&probe, Backend::Hcbs).contains("not merged"));
+}
+
+#[test]
+fn a_distributions_kernel_has_deadlines_and_a_cap() {
+    let host = Host::new(V2, "6.12.9-amd64\n");
+    let probe = host.probe();
+    assert!(why(&probe, Backend::RtGroup).contains("cgroup v2"));
+    let deadline = choose(&probe, None, false).unwrap();
+    assert_eq!(deadline.backend, Backend::Deadline);
+    assert!((deadline.grant.free() - 0.90).abs() < 1e-9, "the fair server counts: {deadline:?}");
+    // Priorities need a mechanism that holds FIFO threads; there is only the kernel's own share for others.
+    assert_eq!(host.chosen(true), Some(Backend::Throttle));
+    let cap = choose(&probe, Some(Backend::CpuMax), false).unwrap();
+    assert_eq!((cap.backend.strength(), cap.grant.limit.0), (Strength::Cap, 1.0));
+
+    let old = Host::new(V1, "5.10.0\n");
+    old.put("/proc/sys/kernel/sched_rt_runtime_us", "-1\n");
+    let probe = old.probe();
+    assert!(why(&probe, Backend::Throttle).contains("would stop the host"));
+    assert!(why(&probe, Backend::RtGroup).contains("CONFIG_RT_GROUP_SCHED"));
+    assert_eq!(old.chosen(true), None);
+}
+
+#[test]
+fn hierarchical_cbs_is_taken_where_it_is() {
+    let host = Host::new(V2, "7.2.0\n");
+    host.put("/sys/fs/cgroup/cpu.rt.max", "max 100000\n");
+    assert!(why(&host.probe(), Backend::Hcbs).contains("`max 100000`: the server is off"));
+    host.put("/sys/fs/cgroup/cpu.rt.max", "90000 100000\n");
+    host.put("/sys/fs/cgroup/web.scope/cpu.rt.max", "20000 100000\n");
+    host.put("/sys/fs/cgroup/plc.scope/cpu.rt.max", "max 100000\n");
+    host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n");
+    let probe = host.probe();
+    let found = choose(&probe, None, true).unwrap();
+    assert_eq!(found.backend, Backend::Hcbs);
+    assert!((found.grant.free() - 0.7).abs() < 1e-9);
+    let threads = host.vm("/plc.scope", 0, "0-1");
+    let made = settings(&host.root, &probe, Backend::Hcbs, &ask(&threads, Order::Rt)).unwrap();
+    let first = &made.writes[0];
+    assert_eq!(
+        (first.target.path.as_path(), first.value.as_str()),
+        (Path::new("/sys/fs/cgroup/plc.scope/cpu.rt.max"), "4000 20000")
+    );
+    let policies: Vec<_> = made.writes[1..].iter().map(|w| w.value.as_str()).collect();
+    assert_eq!(policies, ["fifo 98 reset-on-fork", "fifo 98 reset-on-fork", "fifo 97 reset-on-fork"]);
+    let outside: Vec<_> = made.outside.iter().map(|o| o.0).collect();
+    assert_eq!(outside, [101, 104], "RCU and the worker");
+    assert!(
+        made.notes[0].contains("0 MiB of 100 MiB") && made.notes[0].contains("mem-lock=on"),
+        "{:?}",
+        made.notes
+    );
+}
+
+/// On v2 a process cannot be taken out of its unit, so the unit must be the VM's alone.
+#[test]
+fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
+    let host = Host::new(V2, "6.12.9\n");
+    host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n200\n");
+    let probe = host.probe();
+    let refused = |cgroup: &str| {
+        let threads = host.vm(cgroup, 0, "0-1");
+        settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract))
+            .unwrap_err()
+            .to_string()
+    };
+    let shared = refused("/plc.scope/emulator");
+    assert!(
+        shared.contains("process 200 runs in its cgroup /plc.scope too") && shared.contains("systemd-run"),
+        "{shared}"
+    );
+    assert!(refused("/").contains("root cgroup"));
+    host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n");
+    assert!(refused("/plc.scope").contains("echo +cpu"));
+    host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
+    let threads = host.vm("/plc.scope", 0, "0-1");
+    let made = settings(&host.root, &probe, Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    assert_eq!(
+        (made.writes.len(), made.writes[0].value.as_str()),
+        (1, "8000 20000"),
+        "4 ms on each of two CPUs"
+    );
+}
+
+#[test]
+fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies() {
+    let host = Host::new(V1, "6.18.1\n");
+    host.rt_group("", "950000\n", "1000000\n");
+    let threads = host.vm("/vms/plc", 0, "0");
+    let made =
+        settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Contract)).unwrap();
+    let text: Vec<_> =
+        made.writes.iter().map(|w| format!("{} {}", w.target.path.display(), w.value)).collect();
+    assert_eq!(
+        text[..3],
+        [
+            format!("{C}/rtvirtio-plc present"),
+            format!("{C}/rtvirtio-plc/cpu.rt_period_us 20000"),
+            format!("{C}/rtvirtio-plc/cpu.rt_runtime_us 4000"),
+        ]
+    );
+    assert!(text[3..8].iter().all(|t| t.ends_with("/cgroup /rtvirtio-plc")), "{text:#?}");
+    let policies: Vec<_> = text[8..].iter().map(|t| t.rsplit_once("sched ").unwrap().1).collect();
+    assert_eq!(policies, ["fifo 2", "fifo 2", "fifo 1", "fifo 1", "fifo 1"], "services first; {text:#?}");
+    assert!(made.outside.is_empty());
+    // Left from another run.
+    host.put(&format!("{C}/rtvirtio-plc/tasks"), "");
+    let error = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap_err();
+    assert!(matches!(error, CpuError::GroupExists { .. }) && error.to_string().contains("rmdir"), "{error}");
+}
+
+#[test]
+fn deadlines_need_threads_that_may_run_everywhere() {
+    let host = Host::new(V2, "6.12.9\n");
+    let pinned = host.vm("/", 0, "0");
+    let error = settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract));
+    let text = error.unwrap_err().to_string();
+    assert!(text.contains("CPUs 0 only") && text.contains("cpuset.cpus.partition"), "{text}");
+    let threads = host.vm("/", 0, "0-1");
+    let made =
+        settings(&host.root, &host.probe(), Backend::Deadline, &ask(&threads, Order::Contract)).unwrap();
+    // 8 ms on two CPUs over three threads that used as much each; the worker and RCU stay outside.
+    let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
+    assert_eq!(values, ["deadline 2666666/20000000/20000000 reset-on-fork"; 3]);
+    assert_eq!(made.outside.iter().map(|o| o.0).collect::<Vec<_>>(), [101, 104]);
+    // A partition of one CPU is all that its threads must be allowed on, and all that they have.
+    let mine = "/sys/fs/cgroup/machine.slice";
+    host.put(&format!("{mine}/cpuset.cpus.partition"), "root\n");
+    host.put(&format!("{mine}/cpuset.cpus.effective"), "1\n");
+    let pinned = host.vm("/machine.slice/plc.scope", 0, "1");
+    let made =
+        settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
+    let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
+    assert_eq!(values, ["deadline 1333333/20000000/20000000 reset-on-fork"; 3]);
+    // All of a large budget is used by one thread: it gets no CPU for itself alone, which nothing would ever take from it.
+    let contract = Contract::new(Nanos::from_millis(18), Nanos::from_millis(20)).unwrap();
+    let used = [(threads[0].tid, std::time::Duration::from_secs(1))];
+    let large = Ask { contract, used: &used, ..ask(&threads, Order::Contract) };
+    let made = settings(&host.root, &host.probe(), Backend::Deadline, &large).unwrap();
+    assert_eq!(
+        made.writes[0].value, "deadline 18000000/20000000/20000000 reset-on-fork",
+        "95 %, less the fair server's 5 %"
+    );
+}
+
+#[test]
+fn every_thread_says_what_holds_it() {
+    let host = Host::new(V1, "6.18.1\n");
+    host.rt_group("", "950000\n", "1000000\n");
+    let held = |cgroup: &str, policy: u32| {
+        let threads = host.vm(cgroup, policy, "0-1");
+        let cpu = Cgroups::detect_cpu(&host.root).unwrap();
+        let control = control(&host.root, Some(&cpu), &threads[0]).unwrap();
+        (control.by, control.what)
+    };
+    assert_eq!(held("/", 0), (None, "shares with everybody".to_owned()));
+    // The root's 95 % is everybody's, not this VM's.
+    assert_eq!(held("/", 1), (None, "real-time without a budget of its own".to_owned()));
+    host.rt_group("/vm", "4000\n", "20000\n");
+    host.rt_group("/vm/vcpu0", "0\n", "20000\n");
+    assert_eq!(held("/vm", 1), (Some(Backend::RtGroup), "4ms in 20ms".to_owned()));
+    assert_eq!(held("/vm", 0).0, None, "a real-time budget does not hold ordinary threads");
+    assert_eq!(held("/gone", 1).0, None);
+    host.put(&format!("{C}/vm/cpu.cfs_quota_us"), "-1\n");
+    host.put(&format!("{C}/vm/cpu.cfs_period_us"), "100000\n");
+    assert_eq!(held("/vm/vcpu0", 0).0, None, "no quota");
+    host.put(&format!("{C}/vm/cpu.cfs_quota_us"), "50000\n");
+    assert_eq!(held("/vm/vcpu0", 0), (Some(Backend::CpuMax), "50ms in 100ms".to_owned()), "the group above");
+}
+
+#[test]
+fn a_vm_without_threads_is_told() {
+    let host = Host::new(V1, "6.18.1\n");
+    let error = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&[], Order::Rt)).unwrap_err();
+    assert!(error.to_string().contains("has it ended?"), "{error}");
+}

@@ -1,0 +1,137 @@
+//! What threads that appear later get, and budgets that are split again: pure, over threads that are made up.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use rtvirtio_cpu::{Ask, Backend, Contract, Level, Order, Probe, resplit, take_in};
+use rtvirtio_kernel::sched::{Policy, Reservation};
+use rtvirtio_kernel::{Cgroups, Hierarchy, Root};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::{Role, Thread};
+
+fn thread(tid: u32, role: Role, reservation: Option<u64>) -> Thread {
+    let period = 20_000_000;
+    Thread {
+        pid: 7,
+        tid,
+        start: 1,
+        name: "x".to_owned(),
+        role,
+        kernel: false,
+        policy: Some(if reservation.is_some() { Policy::Deadline } else { Policy::Other }),
+        priority: 0,
+        nice: 0,
+        reservation: reservation.map(|runtime| Reservation { runtime, deadline: period, period }),
+        reset_on_fork: Some(false),
+        affinity: "0-1".to_owned(),
+        cgroups: Vec::new(),
+        cpu_time: Duration::ZERO,
+    }
+}
+
+fn probe(hierarchy: Hierarchy) -> Probe {
+    let dir = tempfile::tempdir().unwrap();
+    let put = |path: &str, text: &str| {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    };
+    let (mount, kind, option) = match hierarchy {
+        Hierarchy::V1 => ("/sys/fs/cgroup/cpu", "cgroup", "rw,cpu"),
+        Hierarchy::V2 => ("/sys/fs/cgroup", "cgroup2", "rw"),
+    };
+    put("proc/self/mountinfo", &format!("38 31 0:35 / {mount} rw - {kind} {kind} {option}\n"));
+    put("sys/fs/cgroup/cgroup.controllers", "cpu\n");
+    let cgroups = Cgroups::detect_cpu(&Root::new(dir.path())).unwrap();
+    assert_eq!(cgroups.hierarchy, hierarchy);
+    Probe { found: Vec::new(), missing: Vec::new(), cpus: 2, cgroups: Some(cgroups) }
+}
+
+fn ask<'a>(threads: &'a [Thread], order: Order, used: &'a [(u32, Duration)]) -> Ask<'a> {
+    let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+    Ask { vm: "plc", threads, contract, order, level: Level::ALONE, used }
+}
+
+fn values(writes: &[rtvirtio_apply::Write]) -> Vec<(String, String)> {
+    writes.iter().map(|w| (w.target.path.display().to_string(), w.value.clone())).collect()
+}
+
+#[test]
+fn a_new_thread_gets_what_its_role_asks_for() {
+    let new = [
+        thread(30, Role::Vcpu(vec![1]), None),
+        thread(31, Role::AioWorker, None),
+        thread(32, Role::Vhost, None),
+    ];
+    let of = |backend, order, hierarchy| {
+        values(&take_in(&probe(hierarchy), backend, &ask(&new, order, &[])).writes)
+    };
+    let moved = |tid: u32| (format!("/proc/7/task/{tid}/cgroup"), "/rtvirtio-plc".to_owned());
+    let fifo = |tid: u32, priority: u32| {
+        (format!("/proc/7/task/{tid}/sched"), format!("fifo {priority} reset-on-fork"))
+    };
+    // All go to the group; services before vCPUs; an ordinary worker stays so.
+    let expected = vec![moved(30), moved(31), moved(32), fifo(32, 98), fifo(30, 97)];
+    assert_eq!(of(Backend::RtGroup, Order::Rt, Hierarchy::V1), expected);
+    assert_eq!(of(Backend::Throttle, Order::Rt, Hierarchy::V2), [fifo(32, 49), fifo(30, 48)]);
+    // A cap holds ordinary threads; on v2 all of the unit's are in it by birth.
+    assert_eq!(of(Backend::CpuMax, Order::Contract, Hierarchy::V1), [moved(30), moved(31), moved(32)]);
+    assert_eq!(of(Backend::CpuMax, Order::Contract, Hierarchy::V2), []);
+}
+
+#[test]
+fn a_split_that_hardly_moves_is_not_written() {
+    let threads = [
+        thread(7, Role::Emulator, Some(2_000_000)),
+        thread(8, Role::Vcpu(vec![0]), Some(3_000_000)),
+        thread(9, Role::Vcpu(vec![1]), Some(3_000_000)),
+    ];
+    let of = |a: u64, b: u64| {
+        let used = [(7, a), (8, b), (9, b)].map(|(tid, ms)| (tid, Duration::from_millis(ms)));
+        values(&resplit(&probe(Hierarchy::V2), &both(), &ask(&threads, Order::Contract, &used)).writes)
+    };
+    assert_eq!(of(24, 38), []);
+    let writes = of(0, 100);
+    // Who gives goes first.
+    assert_eq!(writes.len(), 3);
+    assert!(writes[0].0.contains("/7/sched") && writes[1].0.contains("/8/sched"), "{writes:?}");
+    // On one CPU at a time, nobody gets more than the VM's budget there.
+    let alone = [thread(8, Role::Vcpu(vec![0]), Some(3_900_000))];
+    let used = [(8, Duration::from_secs(1))];
+    let most = values(&resplit(&probe(Hierarchy::V2), &both(), &ask(&alone, Order::Contract, &used)).writes);
+    assert!(most.iter().all(|(_, value)| runtime(value) <= 4_000_000), "{most:?}");
+}
+
+/// The CPUs of these hosts.
+fn both() -> BTreeSet<u32> {
+    BTreeSet::from([0, 1])
+}
+
+fn runtime(value: &str) -> u64 {
+    value.strip_prefix("deadline ").unwrap().split('/').next().unwrap().parse().unwrap()
+}
+
+proptest! {
+    /// At no moment do the parts come to more than the budget: neither at the end nor between two writes.
+    #[test]
+    fn parts_never_pass_the_budget_on_the_way(
+        rounds in prop::collection::vec(prop::collection::vec(0..1000u64, 1..6), 1..8),
+    ) {
+        let (total, probe) = (2 * 4_000_000, probe(Hierarchy::V2));
+        let mut parts: Vec<Option<u64>> = Vec::new();
+        for round in rounds {
+            // Threads come and go.
+            parts.resize(round.len(), None);
+            let threads: Vec<Thread> = (0..).zip(&parts).map(|(i, p)| thread(100 + i, Role::Vcpu(vec![i]), *p)).collect();
+            let used: Vec<_> = (100..).zip(&round).map(|(tid, ms)| (tid, Duration::from_millis(*ms))).collect();
+            for write in resplit(&probe, &both(), &ask(&threads, Order::Contract, &used)).writes {
+                let tid: usize = write.target.path.to_str().unwrap().split('/').nth(4).unwrap().parse().unwrap();
+                parts[tid - 100] = Some(runtime(&write.value));
+                prop_assert!(parts.iter().flatten().sum::<u64>() <= total, "{parts:?}");
+            }
+            prop_assert!(parts.iter().all(Option::is_some));
+        }
+    }
+}

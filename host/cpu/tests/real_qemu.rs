@@ -1,0 +1,393 @@
+//! Contracts on the threads of a real QEMU whose guest spins for ever: set, read back, seen to hold, put back.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::{Machine as Host, NoGuests, OnConflict, Session, Silent, Write, append};
+use rtvirtio_cpu::{
+    Ask, Backend, Contract, Level, Order, Probe, admit, choose, control, domain_of, levels, probe, resplit,
+    settings, take_in,
+};
+use rtvirtio_kernel::sched::{self, Policy};
+use rtvirtio_kernel::{Cgroups, Hierarchy, Root, task};
+use rtvirtio_testkit::{Machine, Need, has, skip};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::threads::{Named, discover};
+use rtvirtio_vmm::{Qmp, Role, Thread, VmHandle};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A guest that computes without end.
+struct Spinner {
+    machine: Machine,
+    dir: tempfile::TempDir,
+    vm: String,
+}
+
+impl Spinner {
+    fn start(test: &str) -> Option<Self> {
+        if !has(test, &[Need::Root, Need::QEMU]) {
+            return None;
+        }
+        let dir = tempfile::Builder::new().prefix("rtvirtio-cpu-").tempdir().unwrap();
+        let options = ["-smp", "1,maxcpus=2", "-object", "iothread,id=io0"];
+        let machine = Machine::spinning(dir.path(), "spinner", &options);
+        let spinner = Self { machine, dir, vm: format!("{}-{test}", std::process::id()) };
+        let start = Instant::now();
+        while spinner.threads().iter().all(|t| t.role != Role::Vcpu(vec![0])) {
+            assert!(start.elapsed() < LIMIT, "QEMU did not start its vCPU");
+            thread::sleep(Duration::from_millis(20));
+        }
+        Some(spinner)
+    }
+
+    fn threads(&self) -> Vec<Thread> {
+        discover(&Root::default(), &VmHandle::of_pid(self.machine.pid())).unwrap_or_default()
+    }
+
+    fn monitor(&self) -> Qmp {
+        Qmp::connect(self.machine.qmp(), LIMIT).unwrap()
+    }
+
+    /// CPU time of all threads.
+    fn used(&self) -> Duration {
+        self.threads().iter().map(|t| t.cpu_time).sum()
+    }
+
+    /// What must come back: policy and cgroups of every thread.
+    fn snapshot(&self) -> BTreeMap<u32, String> {
+        let look = |t: &Thread| (t.tid, format!("{} {:?}", sched::get(t.tid).unwrap(), t.cgroups));
+        self.threads().iter().map(look).collect()
+    }
+
+    fn writes(&self, probe: &Probe, backend: Backend, order: Order, budget_ms: u64) -> Vec<Write> {
+        let contract = Contract::new(Nanos::from_millis(budget_ms), Nanos::from_millis(20)).unwrap();
+        let found = choose(probe, Some(backend), false).unwrap();
+        admit(&found.grant, &[(self.vm.clone(), contract)]).unwrap();
+        let threads = self.threads();
+        let ask = Ask { vm: &self.vm, threads: &threads, contract, order, level: Level::ALONE, used: &[] };
+        settings(&Root::default(), probe, backend, &ask).unwrap().writes
+    }
+
+    /// Plugs a second vCPU in. Its thread, once the monitor tells it.
+    fn plug(&self) -> u32 {
+        let mut qmp = self.monitor();
+        let free = qmp.execute("query-hotpluggable-cpus", None).unwrap();
+        let free = free.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap().clone();
+        let mut arguments = free["props"].clone();
+        arguments["driver"] = free["type"].clone();
+        arguments["id"] = "late".into();
+        qmp.execute("device_add", Some(arguments)).unwrap();
+        let start = Instant::now();
+        loop {
+            let named = Named::ask(&mut qmp).unwrap();
+            if let Some((tid, _)) = named.vcpus.iter().find(|v| v.1.contains(&1)) {
+                return *tid;
+            }
+            assert!(start.elapsed() < LIMIT, "the vCPU was not plugged in");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn thread(&self, tid: u32) -> Thread {
+        self.threads().into_iter().find(|t| t.tid == tid).unwrap()
+    }
+
+    fn session(&self) -> Session {
+        Session::open(self.dir.path().join("state")).unwrap()
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.machine.kill();
+        if let Ok(cpu) = Cgroups::detect_cpu(&Root::default()) {
+            let group = format!("/rtvirtio-{}", self.vm);
+            let _ = cpu.remove(&Root::default(), Path::new(&group));
+        }
+    }
+}
+
+/// The mechanism on this machine, or a skip.
+fn with(test: &str, backend: Backend) -> Option<(Spinner, Probe)> {
+    let probe = probe(&Root::default()).unwrap();
+    let v2 = probe.cgroups.as_ref().is_some_and(|c| c.hierarchy == Hierarchy::V2);
+    if let Some((_, why)) = probe.missing.iter().find(|m| m.0 == backend) {
+        skip(test, why);
+        return None;
+    }
+    if v2 && backend == Backend::CpuMax {
+        skip(test, "on cgroup v2 it takes a unit of systemd");
+        return None;
+    }
+    let spinner = Spinner::start(test)?;
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    let affinity = task::affinity(&Root::default(), spinner.machine.pid(), spinner.machine.pid()).unwrap();
+    // The kernel refuses it to a thread with a smaller mask.
+    if backend == Backend::Deadline && affinity != online.trim() {
+        skip(test, "this process may not run on all CPUs");
+        return None;
+    }
+    Some((spinner, probe))
+}
+
+/// Applies, checks, and puts back; nothing of it must be left.
+fn round(spinner: &Spinner, writes: &[Write], check: impl FnOnce()) {
+    let root = Root::default();
+    let machine = Host::new(&root, &NoGuests);
+    let before = spinner.snapshot();
+    let session = spinner.session();
+    session.apply(writes, &machine, &mut Silent).unwrap();
+    check();
+    let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done, "{}", reverted.summary());
+    let mut after = spinner.snapshot();
+    after.retain(|tid, _| before.contains_key(tid));
+    assert_eq!(before, after);
+}
+
+/// Share of one CPU that the VM used in `length`.
+fn load(spinner: &Spinner, length: Duration) -> f64 {
+    let (start, used) = (Instant::now(), spinner.used());
+    thread::sleep(length);
+    (spinner.used() - used).as_secs_f64() / start.elapsed().as_secs_f64()
+}
+
+/// Binds all threads of a VM to CPU 0.
+fn bind(spinner: &Spinner) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(0);
+    for t in spinner.threads() {
+        let pid = rustix::thread::Pid::from_raw(t.tid.try_into().unwrap());
+        rustix::thread::sched_setaffinity(pid, &set).unwrap();
+    }
+}
+
+/// A VM that needs its budget often must not wait until one that has a long budget has used it up.
+#[test]
+fn a_short_period_is_served_beside_a_long_one() {
+    let test = "a_short_period_is_served_beside_a_long_one";
+    let Some((short, probe)) = with(test, Backend::RtGroup) else { return };
+    let long = Spinner::start(&format!("{test}-long")).unwrap();
+    let ms = |budget, period| Contract::new(Nanos::from_millis(budget), Nanos::from_millis(period)).unwrap();
+    let of =
+        [(Backend::RtGroup, Order::Contract, ms(50, 100)), (Backend::RtGroup, Order::Contract, ms(2, 10))];
+    let both = [&long, &short];
+    both.into_iter().for_each(bind);
+    let shares = |levels: &[Level]| {
+        let mut writes = Vec::new();
+        for ((spinner, (backend, order, contract)), level) in both.iter().zip(of).zip(levels) {
+            let threads = spinner.threads();
+            let ask = Ask { vm: &spinner.vm, threads: &threads, contract, order, level: *level, used: &[] };
+            append(&mut writes, settings(&Root::default(), &probe, backend, &ask).unwrap().writes);
+        }
+        let mut seen = [0.0; 2];
+        round(&short, &writes, || {
+            let before = both.map(Spinner::used);
+            let start = Instant::now();
+            thread::sleep(Duration::from_secs(2));
+            let length = start.elapsed().as_secs_f64();
+            seen = [0, 1].map(|i| (both[i].used() - before[i]).as_secs_f64() / length);
+        });
+        seen
+    };
+    let ranked = shares(&levels(&of));
+    let alike = shares(&[Level::ALONE; 2]);
+    println!("of a CPU: 50 ms in 100 ms, 2 ms in 10 ms; ranked {ranked:.3?}, at one priority {alike:.3?}");
+    // At one priority it loses five of ten periods.
+    assert!(ranked[1] > 0.17 && ranked[1] < 0.25, "{ranked:?}");
+    assert!(ranked[0] > 0.42 && ranked[0] < 0.56, "{ranked:?}");
+}
+
+/// The whole point: a guest that spins at real-time priority gets its budget and no more, and its own services stand above it.
+#[test]
+fn a_spinning_guest_stays_inside_its_real_time_budget() {
+    let test = "a_spinning_guest_stays_inside_its_real_time_budget";
+    let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
+    for order in [Order::Rt, Order::Contract] {
+        let writes = spinner.writes(&probe, Backend::RtGroup, order, 4);
+        round(&spinner, &writes, || {
+            let threads = spinner.threads();
+            let of = |role: &Role| threads.iter().find(|t| t.role == *role).unwrap();
+            let (vcpu, main) = (of(&Role::Vcpu(vec![0])), of(&Role::Emulator));
+            assert_eq!((vcpu.policy, main.policy), (Some(Policy::Fifo), Some(Policy::Fifo)));
+            assert_eq!(main.priority, vcpu.priority + 1);
+            let held = control(&Root::default(), probe.cgroups.as_ref(), vcpu).unwrap();
+            assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
+            // At most 4 ms of 20 ms on each CPU, whatever else runs; two periods for where the measurement cuts.
+            let most = 0.2 * f64::from(probe.cpus) + 0.04;
+            let load = load(&spinner, Duration::from_secs(2));
+            assert!(load <= most, "{load} of a CPU, at most {most}");
+            // Its monitor answers although the guest spins.
+            let mut qmp = spinner.monitor();
+            assert!(qmp.query_status().unwrap().running);
+            // Threads that appear now are in the group from the start.
+            let object = |name: &str| serde_json::json!({ "qom-type": "iothread", "id": name });
+            qmp.execute("object-add", Some(object("late"))).unwrap();
+            let named = Named::ask(&mut qmp).unwrap();
+            let (tid, _) = named.iothreads.iter().find(|t| t.1 == "late").unwrap();
+            let late = spinner.threads().into_iter().find(|t| t.tid == *tid).unwrap();
+            assert!(late.cgroup("cpu").unwrap().to_string_lossy().contains(&spinner.vm));
+            let inherits = order == Order::Contract;
+            assert_eq!(late.policy == Some(Policy::Fifo), inherits, "{late:?}");
+            qmp.execute("object-del", Some(serde_json::json!({ "id": "late" }))).unwrap();
+        });
+    }
+}
+
+/// The kernel counts a removed group's budget for some milliseconds more, unless it was given back before.
+#[test]
+fn a_budget_that_was_put_back_can_be_given_again_at_once() {
+    let test = "a_budget_that_was_put_back_can_be_given_again_at_once";
+    let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
+    for _ in 0..10 {
+        // Twice that is more than a CPU; beside the other tests it is not.
+        let writes = spinner.writes(&probe, Backend::RtGroup, Order::Contract, 12);
+        round(&spinner, &writes, || ());
+    }
+}
+
+#[test]
+fn a_cap_holds_a_spinning_guest_down() {
+    let Some((spinner, probe)) = with("a_cap_holds_a_spinning_guest_down", Backend::CpuMax) else { return };
+    let writes = spinner.writes(&probe, Backend::CpuMax, Order::Contract, 3);
+    round(&spinner, &writes, || {
+        let most = 0.15 * f64::from(probe.cpus) + 0.04;
+        let load = load(&spinner, Duration::from_secs(2));
+        assert!(load <= most, "{load} of a CPU, at most {most}");
+    });
+}
+
+#[test]
+fn deadline_reservations_are_set_and_hold() {
+    let test = "deadline_reservations_are_set_and_hold";
+    let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
+    // Until it has spun for longer than QEMU took to start.
+    let spun = || {
+        spinner
+            .threads()
+            .iter()
+            .find(|t| t.role == Role::Vcpu(vec![0]))
+            .map_or(Duration::ZERO, |t| t.cpu_time)
+    };
+    let start = Instant::now();
+    while spun() * 4 < spinner.used() * 3 {
+        assert!(start.elapsed() < LIMIT, "the guest does not spin");
+        thread::sleep(Duration::from_millis(50));
+    }
+    let writes = spinner.writes(&probe, Backend::Deadline, Order::Contract, 4);
+    round(&spinner, &writes, || {
+        let threads = spinner.threads();
+        let reserved: Vec<_> =
+            threads.iter().filter_map(|t| Some((t.role.clone(), t.reservation?))).collect();
+        assert_eq!(reserved.len(), writes.len());
+        let sum: u64 = reserved.iter().map(|r| r.1.runtime).sum();
+        assert!(sum <= 4_000_000 * u64::from(probe.cpus), "{sum}");
+        // It has spun, so nearly all is its.
+        let vcpu = reserved.iter().find(|r| r.0 == Role::Vcpu(vec![0])).unwrap().1;
+        assert!(vcpu.runtime * 2 > sum, "{reserved:?}");
+        let load = load(&spinner, Duration::from_secs(2));
+        let most = sum as f64 / 20e6 + 0.04;
+        assert!(load <= most, "{load} of a CPU, at most {most}");
+        assert!(spinner.monitor().query_status().unwrap().running);
+    });
+}
+
+/// A vCPU that is plugged in while the contract is in force gets its role's policy, inside the budget, and goes home with the others.
+#[test]
+fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
+    let test = "a_vcpu_that_is_plugged_in_is_taken_in_and_put_back";
+    let root = Root::default();
+    for (order, priority, born) in [(Order::Rt, 97, Policy::Other), (Order::Contract, 1, Policy::Fifo)] {
+        let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
+        let before = spinner.snapshot();
+        let writes = spinner.writes(&probe, Backend::RtGroup, order, 4);
+        let machine = Host::new(&root, &NoGuests);
+        spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
+        let tid = spinner.plug();
+        let late = spinner.thread(tid);
+        assert_eq!(late.role, Role::Vcpu(vec![1]), "by its name");
+        assert_eq!(late.policy, Some(born));
+        let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+        let ask = Ask { vm: &spinner.vm, threads: &[late], contract, order, level: Level::ALONE, used: &[] };
+        let taken = take_in(&probe, Backend::RtGroup, &ask);
+        let amended = spinner.session().amend(&taken.writes, &machine, &mut Silent).unwrap();
+        assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
+        let late = spinner.thread(tid);
+        assert_eq!((late.policy, late.priority), (Some(Policy::Fifo), priority));
+        let held = control(&root, probe.cgroups.as_ref(), &late).unwrap();
+        assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
+        let reverted = spinner.session().revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+        assert!(reverted.done, "{}", reverted.summary());
+        let after = spinner.snapshot();
+        for (tid, state) in &before {
+            assert_eq!(Some(state), after.get(tid));
+        }
+        // As the first vCPU, whose sibling it is.
+        let vcpu = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
+        assert_eq!(after[&tid], after[&vcpu.tid]);
+    }
+}
+
+/// A new thread has no part of the budget until it is split again; then the parts follow the use, and the kernel admits each step.
+#[test]
+fn a_budget_of_single_threads_is_split_again_by_use() {
+    let test = "a_budget_of_single_threads_is_split_again_by_use";
+    let Some((spinner, probe)) = with(test, Backend::Deadline) else { return };
+    let root = Root::default();
+    let before = spinner.snapshot();
+    let machine = Host::new(&root, &NoGuests);
+    let writes = spinner.writes(&probe, Backend::Deadline, Order::Contract, 4);
+    spinner.session().apply(&writes, &machine, &mut Silent).unwrap();
+    let tid = spinner.plug();
+    assert_eq!(spinner.thread(tid).reservation, None, "a deadline thread's children start ordinary");
+    let contract = Contract::new(Nanos::from_millis(4), Nanos::from_millis(20)).unwrap();
+    let total = 4_000_000 * u64::from(probe.cpus);
+    let split = |busy: u32| {
+        let threads = spinner.threads();
+        let used: Vec<(u32, Duration)> = threads
+            .iter()
+            .map(|t| (t.tid, Duration::from_millis(if t.tid == busy { 500 } else { 0 })))
+            .collect();
+        let ask = Ask {
+            vm: &spinner.vm,
+            threads: &threads,
+            contract,
+            order: Order::Contract,
+            level: Level::ALONE,
+            used: &used,
+        };
+        let amended = spinner
+            .session()
+            .amend(
+                &resplit(&probe, &domain_of(&Root::default(), &threads).unwrap(), &ask).writes,
+                &machine,
+                &mut Silent,
+            )
+            .unwrap();
+        assert!(amended.failed.is_empty() && amended.left.is_empty(), "{amended:?}");
+        let sum: u64 = spinner.threads().iter().filter_map(|t| t.reservation).map(|r| r.runtime).sum();
+        assert!(sum <= total, "{sum}");
+        spinner.thread(busy).reservation.map_or(0, |r| r.runtime)
+    };
+    let first = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap().tid;
+    let (new, mut last) = (split(tid), 0);
+    assert!(new * 3 > total, "a new thread that works gets its part at once: {new}");
+    // The work goes to the other vCPU: its part grows at each split, to the whole budget of one CPU.
+    for _ in 0..20 {
+        let now = split(first);
+        assert!(now >= last, "{now} {last}");
+        last = now;
+    }
+    assert_eq!(last, 4_000_000);
+    let reverted = spinner.session().revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
+    assert!(reverted.done, "{}", reverted.summary());
+    let after = spinner.snapshot();
+    for (tid, state) in &before {
+        assert_eq!(Some(state), after.get(tid));
+    }
+    assert_eq!(spinner.thread(tid).reservation, None);
+}

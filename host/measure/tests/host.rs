@@ -1,0 +1,450 @@
+//! fio on the host: a real file, faults, cancelling, and the profile of a real loop device.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{LoopDevice, disk_dir, filled_file, no_fio, no_loop, p99, skip, task, vm};
+use rtvirtio_kernel::Claim;
+use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
+use rtvirtio_measure::local::{Control, run_fio};
+use rtvirtio_measure::profile::{DEPTHS, ProfileControl, ProfileOptions, load, measure, save};
+use rtvirtio_measure::run::task_results;
+use rtvirtio_measure::{MeasureError, Verdict};
+use rtvirtio_spec::{Arrival, Op, Task};
+use rtvirtio_units::{Bytes, Ratio};
+
+const MS: fn(u64) -> Duration = Duration::from_millis;
+
+fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
+    JobOptions {
+        target: target.to_owned(),
+        region: Some(Region { offset: Bytes(0), size: Bytes(8 << 20) }),
+        warmup: MS(200),
+        runtime,
+        seed: 9,
+        dir: dir.to_owned(),
+        io_class: None,
+        clock: LogClock::JobStart,
+    }
+}
+
+fn run(
+    job: &JobFile,
+    cgroup_procs: &[PathBuf],
+    cancel: &AtomicBool,
+) -> Result<rtvirtio_measure::fio::FioOutput, MeasureError> {
+    let mut control = Control { cgroup_procs, cancel, grace: MS(20_000), on_tick: &mut |_| {} };
+    run_fio(job, &mut control)
+}
+
+#[test]
+fn every_kind_of_task_on_a_real_file() {
+    let name = "every_kind_of_task_on_a_real_file";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let mixed = Op::Mixed { write_share: Ratio(0.3) };
+    let mut light = task("light", Op::Read, Some(200.0), 1, Arrival::Closed);
+    light.target = p99(500);
+    let vm = vm(vec![
+        light,
+        task("global", mixed, Some(100.0), 1, Arrival::Closed),
+        task("deep", Op::Read, Some(300.0), 4, Arrival::Closed),
+        task("open", Op::Read, Some(200.0), 8, Arrival::Open),
+        task("flood", mixed, None, 2, Arrival::Closed),
+    ]);
+    let job = JobFile::new(&vm, options(&file, dir.path(), MS(2_000))).unwrap();
+    let output = run(&job, &[], &AtomicBool::new(false)).unwrap();
+    let results = task_results(&job, &output, &[]).unwrap();
+    for r in &results {
+        eprintln!(
+            "{} n {} rate {} p50 {} p99.99 {} {:?} {}",
+            r.task, r.n, r.achieved_rate, r.p50_ns, r.p9999_ns, r.verdict, r.why
+        );
+        assert!(r.p50_ns.0 > 0 && r.p50_ns <= r.p99_ns && r.p99_ns <= r.p9999_ns && r.p9999_ns <= r.max_ns);
+    }
+    for (r, n) in results.iter().zip([400u64, 200, 600, 400]) {
+        // One sample per period of the measured part. The periods of an open loop's streams are cut at both ends.
+        let cut = if r.task == "open" { 8 } else { 0 };
+        assert!(r.n.abs_diff(n) <= cut, "{}: {} instead of {n}", r.task, r.n);
+        assert!(r.achieved_rate.0 >= r.declared_rate.unwrap().0 * 0.99, "{}", r.task);
+    }
+    assert_eq!(results[0].verdict, Some(Verdict::Met), "{}", results[0].why);
+    assert!(results[4].n > 400 && results[4].verdict.is_none());
+}
+
+#[test]
+fn a_read_task_does_not_change_its_file_and_a_missing_file_is_not_made() {
+    let name = "a_read_task_does_not_change_its_file_and_a_missing_file_is_not_made";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let before = std::fs::read(&file).unwrap();
+    let reads = vm(vec![task("t", Op::Read, None, 4, Arrival::Closed)]);
+    let job = JobFile::new(&reads, options(&file, dir.path(), MS(300))).unwrap();
+    assert!(job.args().contains(&"--readonly".to_owned()));
+    run(&job, &[], &AtomicBool::new(false)).unwrap();
+    assert!(before == std::fs::read(&file).unwrap(), "the file changed");
+
+    let missing = dir.path().join("nothing");
+    for op in [Op::Read, Op::Write] {
+        let vm = vm(vec![task("t", op, None, 1, Arrival::Closed)]);
+        let job = JobFile::new(&vm, options(&missing, dir.path(), MS(300))).unwrap();
+        let e = run(&job, &[], &AtomicBool::new(false)).unwrap_err();
+        assert!(matches!(e, MeasureError::Fio { .. }), "{e}");
+        assert!(e.to_string().contains("fio"), "{e}");
+        assert!(!missing.exists(), "{op:?} made the file");
+    }
+}
+
+/// fio processes that belong to this directory: their command line holds the job's path.
+fn processes_of(dir: &Path) -> Vec<PathBuf> {
+    let needle = dir.join("job.fio").display().to_string();
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| {
+            std::fs::read(p.join("cmdline")).is_ok_and(|c| String::from_utf8_lossy(&c).contains(&needle))
+        })
+        .collect()
+}
+
+/// Their threads: one per task beside fio's own two.
+fn threads_of(dir: &Path) -> usize {
+    let count = |p: PathBuf| std::fs::read_dir(p.join("task")).map_or(0, Iterator::count);
+    processes_of(dir).into_iter().map(count).sum()
+}
+
+#[test]
+fn cancel_ends_fio_and_all_its_tasks() {
+    let name = "cancel_ends_fio_and_all_its_tasks";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let tasks: Vec<Task> =
+        ["a", "b"].iter().map(|n| task(n, Op::Read, Some(50.0), 1, Arrival::Closed)).collect();
+    let job = JobFile::new(&vm(tasks), options(&file, dir.path(), Duration::from_secs(60))).unwrap();
+    let cancel = AtomicBool::new(false);
+    let mut most = 0;
+    let start = Instant::now();
+    let mut on_tick = |elapsed: Duration| {
+        most = most.max(threads_of(dir.path()));
+        // Not before both tasks have been started.
+        if most >= 4 || elapsed > MS(10_000) {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    };
+    let mut control =
+        Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_tick: &mut on_tick };
+    let e = run_fio(&job, &mut control).unwrap_err();
+    assert!(matches!(e, MeasureError::Cancelled), "{e}");
+    assert!(most >= 4, "fio started a thread per task: {most}");
+    assert_eq!(processes_of(dir.path()).len(), 0);
+    assert!(start.elapsed() < MS(15_000));
+}
+
+/// Killed with SIGKILL, this process cannot end fio; the kernel's parent-death signal does.
+#[test]
+fn fio_and_all_its_tasks_die_with_us() {
+    const CHILD: &str = "RTVIRTIO_MEASURE_TEST_CHILD";
+    let name = "fio_and_all_its_tasks_die_with_us";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let job_in = |dir: &Path| {
+        let file = dir.join("disk");
+        filled_file(&file, 8);
+        let task = task("t", Op::Read, Some(50.0), 1, Arrival::Closed);
+        JobFile::new(&vm(vec![task]), options(&file, dir, Duration::from_secs(60))).unwrap()
+    };
+    if let Some(dir) = std::env::var_os(CHILD) {
+        let _ = run(&job_in(Path::new(&dir)), &[], &AtomicBool::new(false));
+        return;
+    }
+    let dir = disk_dir();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(CHILD, dir.path())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let wait_for = |n: std::ops::RangeInclusive<usize>| {
+        // The count that ended the wait: fio's threads come and go while it starts, so the next one may be another.
+        let start = Instant::now();
+        loop {
+            let now = threads_of(dir.path());
+            if n.contains(&now) || start.elapsed() > MS(60_000) {
+                return now;
+            }
+            std::thread::sleep(MS(20));
+        }
+    };
+    let running = wait_for(3..=9);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(running >= 3, "fio's two threads and its task: {running}");
+    assert_eq!(wait_for(0..=0), 0);
+}
+
+/// A sleep calibration that a busy machine spoils makes fio spin. The preloaded object takes it over, and leaves a trace: the timer
+/// slack, which every task's thread inherits.
+#[test]
+fn fio_does_not_calibrate_its_sleeps() {
+    let name = "fio_does_not_calibrate_its_sleeps";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let task = task("t", Op::Read, Some(100.0), 1, Arrival::Closed);
+    let job = JobFile::new(&vm(vec![task]), options(&file, dir.path(), MS(300))).unwrap();
+    let slack = |thread: &std::fs::DirEntry| {
+        std::fs::read_to_string(Path::new("/proc").join(thread.file_name()).join("timerslack_ns"))
+    };
+    let mut seen = Vec::new();
+    let cancel = AtomicBool::new(false);
+    let mut on_tick = |_| {
+        let threads =
+            processes_of(dir.path()).into_iter().filter_map(|p| std::fs::read_dir(p.join("task")).ok());
+        let slacks: Vec<String> = threads.flatten().flatten().filter_map(|t| slack(&t).ok()).collect();
+        if slacks.len() >= 3 {
+            seen = slacks;
+        }
+    };
+    let mut control =
+        Control { cgroup_procs: &[], cancel: &cancel, grace: MS(20_000), on_tick: &mut on_tick };
+    let output = run_fio(&job, &mut control).unwrap();
+    assert_eq!(output.stderr, "", "ld.so names an object that it cannot load");
+    assert!(!seen.is_empty() && seen.iter().all(|s| s.trim() == "1"), "{seen:?}");
+}
+
+#[test]
+fn a_run_that_does_not_end_is_killed() {
+    let name = "a_run_that_does_not_end_is_killed";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let job = JobFile::new(
+        &vm(vec![task("t", Op::Read, Some(50.0), 1, Arrival::Closed)]),
+        options(&file, dir.path(), MS(100)),
+    )
+    .unwrap();
+    // fio is stopped, as if it hung; it must be ended although a stopped process does not see SIGTERM.
+    let mut stopped = false;
+    let mut on_tick = |_| {
+        if !stopped {
+            for entry in std::fs::read_dir("/proc").unwrap() {
+                let entry = entry.unwrap();
+                let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+                let cmdline = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+                if String::from_utf8_lossy(&cmdline)
+                    .contains(&dir.path().join("job.fio").display().to_string())
+                {
+                    // SAFETY: plain system call on a process that this test started: its command line holds our own directory.
+                    unsafe { libc::kill(pid, libc::SIGSTOP) };
+                    stopped = true;
+                }
+            }
+        }
+    };
+    let cancel = AtomicBool::new(false);
+    let mut control = Control { cgroup_procs: &[], cancel: &cancel, grace: MS(500), on_tick: &mut on_tick };
+    let e = run_fio(&job, &mut control).unwrap_err();
+    assert!(matches!(e, MeasureError::TimedOut { .. }), "{e}");
+    assert_eq!(processes_of(dir.path()).len(), 0);
+}
+
+#[test]
+fn a_cgroup_that_is_gone_is_named() {
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    let job = JobFile::new(
+        &vm(vec![task("t", Op::Read, None, 1, Arrival::Closed)]),
+        options(&file, dir.path(), MS(100)),
+    )
+    .unwrap();
+    let gone = dir.path().join("vm0/cgroup.procs");
+    let e = run(&job, std::slice::from_ref(&gone), &AtomicBool::new(false)).unwrap_err();
+    assert!(e.to_string().contains(&gone.display().to_string()), "{e}");
+}
+
+/// A cgroup of our own; removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn fio_is_in_its_cgroup_before_it_starts() {
+    let name = "fio_is_in_its_cgroup_before_it_starts";
+    if let Some(reason) = no_fio() {
+        return skip(name, reason);
+    }
+    let group = format!("rtvirtio-measure-{}", std::process::id());
+    let roots = ["/sys/fs/cgroup/blkio", "/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+    let Some(cgroup) = roots.iter().filter(|r| Path::new(r).join("cgroup.procs").exists()).find_map(|r| {
+        let path = Path::new(r).join(&group);
+        std::fs::create_dir(&path).ok().map(|()| Cgroup(path))
+    }) else {
+        return skip(name, "no cgroup can be made: root is needed");
+    };
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let job = JobFile::new(
+        &vm(vec![task("t", Op::Read, Some(50.0), 1, Arrival::Closed)]),
+        options(&file, dir.path(), MS(300)),
+    )
+    .unwrap();
+    let procs = cgroup.0.join("cgroup.procs");
+    let mut inside = 0;
+    let cancel = AtomicBool::new(false);
+    let mut on_tick = |_| inside = inside.max(std::fs::read_to_string(&procs).unwrap().lines().count());
+    let files = [procs.clone()];
+    let mut control =
+        Control { cgroup_procs: &files, cancel: &cancel, grace: MS(20_000), on_tick: &mut on_tick };
+    run_fio(&job, &mut control).unwrap();
+    assert_eq!(inside, 1, "fio, with its tasks as threads");
+}
+
+#[test]
+fn profile_of_a_loop_device() {
+    let name = "profile_of_a_loop_device";
+    if let Some(reason) = no_fio().or(no_loop()) {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 64);
+    let device = LoopDevice::new(&file);
+    let mut set: Vec<String> = Vec::new();
+    let mut set_elevator = |e: &str| {
+        set.push(e.to_owned());
+        device.set_elevator(e).map_err(Into::into)
+    };
+    let mut steps = Vec::new();
+    let mut progress = |done, total, label: &str| {
+        assert!(done <= total && !label.is_empty());
+        steps.push(done);
+    };
+    let cancel = AtomicBool::new(false);
+    let claim = Claim::take(&device.0, &[]).unwrap();
+    let mut control = ProfileControl {
+        set_elevator: &mut set_elevator,
+        claim: Some(&claim),
+        progress: &mut progress,
+        cancel: &cancel,
+    };
+    let mut options = ProfileOptions::new(device.0.clone(), Bytes(64 << 20), dir.path().to_owned());
+    options.budget = Duration::from_secs(18);
+    let start = Instant::now();
+    let profile = measure(&options, &mut control).unwrap();
+    eprintln!("{:?} for {}", start.elapsed(), serde_json::to_string(&profile).unwrap());
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    assert_eq!(set, ["none", "bfq", "none"].repeat(3));
+    assert!(steps.windows(2).all(|w| w[0] <= w[1]) && steps.last() == Some(&66));
+    for series in [&profile.read, &profile.read_bfq, &profile.write] {
+        assert_eq!(series.iter().map(|p| p.depth).collect::<Vec<_>>(), DEPTHS);
+        for p in series {
+            assert!(
+                p.iops.0 > 100.0 && p.n > 30 && p.p50.0 > 1_000 && p.p50 <= p.p99 && p.p9999 <= p.max,
+                "{p:?}"
+            );
+        }
+    }
+    assert!(profile.read[3].iops.0 > profile.read[0].iops.0, "depth 8 is faster than depth 1");
+    let large = profile.large.as_ref().unwrap();
+    assert_eq!(large.block, Bytes(128 << 10));
+    for series in [&large.read, &large.write] {
+        assert_eq!(series.iter().map(|p| p.depth).collect::<Vec<_>>(), [1, 32]);
+        assert!(series.iter().all(|p| p.iops.0 > 1.0 && p.n > 3), "{series:?}");
+    }
+    assert_eq!(profile.device, device.name());
+    let path = dir.path().join("profile.json");
+    save(&profile, &path).unwrap();
+    assert_eq!(load(&path).unwrap(), profile);
+}
+
+#[test]
+fn profile_without_writes_leaves_the_device_alone_and_cancels() {
+    let name = "profile_without_writes_leaves_the_device_alone_and_cancels";
+    if let Some(reason) = no_fio().or(no_loop()) {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let before = std::fs::read(&file).unwrap();
+    let device = LoopDevice::new(&file);
+    let cancel = AtomicBool::new(false);
+    let mut progress = |done, _, _: &str| cancel.store(done >= 8, Ordering::Relaxed);
+    let mut set_elevator = |e: &str| device.set_elevator(e).map_err(Into::into);
+    let mut control = ProfileControl {
+        set_elevator: &mut set_elevator,
+        claim: None,
+        progress: &mut progress,
+        cancel: &cancel,
+    };
+    let mut options = ProfileOptions::new(device.0.clone(), Bytes(8 << 20), dir.path().to_owned());
+    options.budget = Duration::from_secs(12);
+    let e = measure(&options, &mut control).unwrap_err();
+    assert!(matches!(e, MeasureError::Cancelled), "{e}");
+    assert!(before == std::fs::read(&file).unwrap(), "the device changed");
+    assert_eq!(processes_of(dir.path()).len(), 0);
+
+    let mut refuse = |_: &str| Err("read-only file system".into());
+    let mut control = ProfileControl {
+        set_elevator: &mut refuse,
+        claim: None,
+        progress: &mut |_, _, _| {},
+        cancel: &cancel,
+    };
+    let e = measure(&options, &mut control).unwrap_err();
+    assert_eq!(e.to_string(), "cannot set elevator none: read-only file system");
+}
+
+#[test]
+fn only_the_device_that_is_claimed_is_written() {
+    let name = "only_the_device_that_is_claimed_is_written";
+    if let Some(reason) = no_loop() {
+        return skip(name, reason);
+    }
+    let dir = disk_dir();
+    let file = dir.path().join("disk");
+    filled_file(&file, 8);
+    let device = LoopDevice::new(&file);
+    let other = dir.path().join("other");
+    filled_file(&other, 1);
+    let claim = Claim::take(&other, &[]).unwrap();
+    let mut set_elevator = |_: &str| panic!("nothing may be touched");
+    let cancel = AtomicBool::new(false);
+    let mut control = ProfileControl {
+        set_elevator: &mut set_elevator,
+        claim: Some(&claim),
+        progress: &mut |_, _, _| {},
+        cancel: &cancel,
+    };
+    let options = ProfileOptions::new(device.0.clone(), Bytes(8 << 20), dir.path().to_owned());
+    let e = measure(&options, &mut control).unwrap_err();
+    assert!(e.to_string().contains("the claim is on another device"), "{e}");
+}

@@ -1,0 +1,275 @@
+//! Every thread of the host that works for one VM: its process's own, and the kernel's that were started on its behalf.
+//!
+//! QEMU's monitor says for certain which threads are vCPUs and I/O threads ([`Named`]); it serves one client only, so a VM of
+//! libvirt has to do with the threads' names (`-name VM,debug-threads=on`, which libvirt always gives). The rest comes from
+//! `/proc`.
+
+mod role;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_kernel::sched::{self, Attr, Policy, Reservation};
+use rtvirtio_kernel::task::{self, Membership, TaskStat};
+use rtvirtio_kernel::{HostError, Root, is_gone};
+use serde::Serialize;
+
+use crate::{Qmp, VmmError};
+
+pub use role::{Role, kernel_role, user_role};
+pub use watch::{Appeared, Changes, Watcher};
+
+/// One thread as it stood when it was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Thread {
+    /// Process; for a thread of the kernel its own number.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// When it started, in 1/100 s since boot: with `tid` it names one thread for good.
+    pub start: u64,
+    /// Its name.
+    pub name: String,
+    /// What it does for the VM.
+    pub role: Role,
+    /// Whether it is a kernel thread outside of the VM's process (vhost before Linux 6.4, kvm-pit).
+    pub kernel: bool,
+    /// Scheduling policy; `None` for one that is not known.
+    pub policy: Option<Policy>,
+    /// Real-time priority 1 to 99; 0 under other policies.
+    pub priority: u32,
+    /// Nice value.
+    pub nice: i32,
+    /// Parameters in nanoseconds under SCHED_DEADLINE.
+    pub reservation: Option<Reservation>,
+    /// Whether its children start as ordinary threads; `None` where only `/proc` was asked.
+    pub reset_on_fork: Option<bool>,
+    /// CPUs that it may run on, such as `0-3`.
+    pub affinity: String,
+    /// One for each hierarchy.
+    pub cgroups: Vec<Membership>,
+    /// CPU time used since it started.
+    #[serde(rename = "cpu_time_ns", serialize_with = "nanos")]
+    pub cpu_time: Duration,
+}
+
+fn nanos<S: serde::Serializer>(time: &Duration, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+impl Thread {
+    /// The cgroup in the v1 hierarchy of a controller, or in v2 for an empty name.
+    #[must_use]
+    pub fn cgroup(&self, controller: &str) -> Option<&PathBuf> {
+        let fits = |m: &&Membership| {
+            if controller.is_empty() { m.controllers.is_empty() } else { m.has(controller) }
+        };
+        self.cgroups.iter().find(fits).map(|m| &m.path)
+    }
+
+    /// `fifo 97`, `other nice 0`, `deadline 4ms/20ms`.
+    #[must_use]
+    pub fn scheduling(&self) -> String {
+        match (self.policy, self.reservation) {
+            (None, _) => "unknown".to_owned(),
+            (Some(Policy::Deadline), Some(r)) => {
+                let ms = |ns: u64| format!("{}ms", ns as f64 / 1e6);
+                format!("deadline {}/{}", ms(r.runtime), ms(r.period))
+            }
+            (Some(p @ (Policy::Fifo | Policy::Rr)), _) => format!("{} {}", p.name(), self.priority),
+            (Some(p), _) => format!("{} nice {}", p.name(), self.nice),
+        }
+    }
+}
+
+/// What the monitor says about threads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    /// vCPU numbers by thread; several under TCG in one thread.
+    pub vcpus: BTreeMap<u32, Vec<u32>>,
+    /// Names of I/O threads by thread.
+    pub iothreads: BTreeMap<u32, String>,
+}
+
+impl Named {
+    /// Asks the monitor.
+    ///
+    /// # Errors
+    /// As [`Qmp::execute`].
+    pub fn ask(qmp: &mut Qmp) -> Result<Self, VmmError> {
+        let mut named = Self::default();
+        for cpu in qmp.query_cpus_fast()? {
+            named.vcpus.entry(cpu.thread_id.unsigned_abs()).or_default().push(cpu.cpu_index);
+        }
+        for thread in qmp.query_iothreads()? {
+            named.iothreads.insert(thread.thread_id.unsigned_abs(), thread.id);
+        }
+        Ok(named)
+    }
+
+    /// Some thread of the VM, from which its process can be found.
+    #[must_use]
+    pub fn any_thread(&self) -> Option<u32> {
+        self.vcpus.keys().chain(self.iothreads.keys()).next().copied()
+    }
+}
+
+/// What is known about a VM before its threads are looked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmHandle {
+    /// Its processes: the VMM, and helpers where a cgroup holds some.
+    pub pids: BTreeSet<u32>,
+    /// What the monitor said; empty without one.
+    pub named: Named,
+}
+
+impl VmHandle {
+    /// A VM known by the process of its VMM only.
+    #[must_use]
+    pub fn of_pid(pid: u32) -> Self {
+        Self { pids: BTreeSet::from([pid]), named: Named::default() }
+    }
+}
+
+/// Process of a thread (`Tgid` in `/proc/TID/status`, which exists for every thread).
+///
+/// # Errors
+/// When the thread is gone, or belongs to another pid namespace.
+pub fn process_of(root: &Root, tid: u32) -> Result<u32, HostError> {
+    let path = PathBuf::from(format!("/proc/{tid}/status"));
+    let text = root.read(&path)?;
+    let tgid = text.lines().find_map(|l| l.strip_prefix("Tgid:")).and_then(|t| t.trim().parse().ok());
+    tgid.ok_or(HostError::Form { path, text: "no Tgid".into(), expected: "a task's status" })
+}
+
+/// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's (proc_net(5), proc_pid_fd(5)). The numbers that a monitor
+/// in another pid namespace tells mean other threads here, and the wrong one must not become real-time.
+///
+/// # Errors
+/// When its sockets cannot be read.
+pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
+    let table = root.read(format!("/proc/{pid}/net/unix"))?;
+    let bound = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(6);
+        let inode = format!("socket:[{}]", fields.next()?);
+        // As it was given to bind(2), which may be relative to a directory of QEMU's.
+        socket.ends_with(fields.next()?).then_some(inode)
+    };
+    let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
+    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
+    for fd in root.list(&dir)? {
+        let path = dir.join(fd);
+        match std::fs::read_link(root.at(&path)) {
+            Ok(link) if link.to_str().is_some_and(|l| inodes.contains(l)) => return Ok(true),
+            Ok(_) => {}
+            // Closed meanwhile.
+            Err(e) if is_gone(&e) => {}
+            Err(source) => return Err(HostError::Read { path, source }),
+        }
+    }
+    Ok(false)
+}
+
+/// All threads of a VM at this moment. Threads that end meanwhile are left out.
+///
+/// # Errors
+/// When none of its processes is there any more, or `/proc` cannot be read.
+pub fn discover(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
+    let own = own_threads(root, vm)?;
+    let tids: BTreeSet<u32> = own.iter().map(|t| t.tid).collect();
+    let mut all = own;
+    for pid in task::pids(root)? {
+        if !vm.pids.contains(&pid) {
+            all.extend(kernel_thread(root, pid, vm, &tids)?);
+        }
+    }
+    Ok(all)
+}
+
+/// The threads of the VM's own processes.
+fn own_threads(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
+    let mut all = Vec::new();
+    let mut gone = None;
+    for &pid in &vm.pids {
+        match process_threads(root, pid, vm) {
+            Ok(threads) => all.extend(threads),
+            Err(e) if e.is_gone() => gone = Some(e),
+            Err(e) => return Err(e),
+        }
+    }
+    match gone {
+        Some(e) if all.is_empty() => Err(e),
+        _ => Ok(all),
+    }
+}
+
+/// The threads of one process; an error only when the process itself cannot be read.
+fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
+    let mut threads = Vec::new();
+    for tid in task::tids(root, pid)? {
+        let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
+        let role = user_role(pid, tid, &stat.comm, &vm.named);
+        threads.extend(optional(look(root, pid, tid, stat, role))?);
+    }
+    role::name_rcu(&mut threads);
+    Ok(threads)
+}
+
+/// A kernel thread that works for the VM; `None` for any other process.
+fn kernel_thread(
+    root: &Root,
+    pid: u32,
+    vm: &VmHandle,
+    tids: &BTreeSet<u32>,
+) -> Result<Option<Thread>, HostError> {
+    let found = optional(task::stat(root, pid, pid))?.filter(|s| s.kernel);
+    let Some(mut stat) = found else { return Ok(None) };
+    let Some(name) = optional(task::full_name(root, pid))? else { return Ok(None) };
+    let Some(role) = kernel_role(&name, &vm.pids, tids) else { return Ok(None) };
+    stat.comm = name;
+    optional(look(root, pid, pid, stat, role))
+}
+
+/// A thread that ended meanwhile is no error.
+fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if e.is_gone() => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn look(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
+    // What /proc does not say; only the real machine can be asked.
+    let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
+        None => None,
+        Some(Ok(attr)) => Some(attr),
+        // A security module may forbid it. Only a deadline thread has a reservation, and without it
+        // would be taken for an ordinary one.
+        Some(Err(e)) if !is_gone(&e) && stat.policy.is_some_and(|p| p != Policy::Deadline) => None,
+        Some(Err(source)) => {
+            return Err(HostError::Read { path: format!("/proc/{pid}/task/{tid}/sched").into(), source });
+        }
+    };
+    Ok(Thread {
+        pid,
+        tid,
+        start: stat.start,
+        name: stat.comm,
+        role,
+        kernel: stat.kernel && pid == tid,
+        policy: stat.policy,
+        priority: stat.priority,
+        nice: stat.nice,
+        reservation: attr.and_then(|a| a.reservation),
+        reset_on_fork: attr.map(|a| a.reset_on_fork),
+        affinity: task::affinity(root, pid, tid)?,
+        cgroups: task::cgroups(root, pid, tid)?,
+        cpu_time: task::cpu_time(root, pid, tid)?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

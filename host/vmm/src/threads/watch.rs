@@ -1,0 +1,88 @@
+//! Threads that come and go: QEMU's workers live for seconds, vhost tasks start with the guest's driver, vCPUs are plugged in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rtvirtio_kernel::{HostError, Root, task};
+
+use super::{Thread, VmHandle, kernel_thread, optional, process_threads};
+
+/// Looks at a VM's threads again and again and says what changed.
+///
+/// It asks `/proc` and needs no privileges; the kernel's process connector would tell at once, but takes `CAP_NET_ADMIN` and reports
+/// every process of the machine. So a new thread is seen at most one interval late, which [`Appeared::late`] states, and one that comes
+/// and goes between two looks is not seen. What such a thread may do is therefore settled before: it inherits cgroup and policy from the
+/// thread that starts it, and reset-on-fork makes it an ordinary one.
+#[derive(Debug)]
+pub struct Watcher {
+    vm: VmHandle,
+    known: BTreeMap<(u32, u64), Thread>,
+    /// Processes that are nobody's: not opened again at every look.
+    strangers: BTreeSet<u32>,
+    last: Option<Instant>,
+}
+
+/// A thread that was not there at the last look.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Appeared {
+    /// The thread.
+    pub thread: Thread,
+    /// It has existed for at most so long: the time since the last look. Zero at the first.
+    pub late: Duration,
+}
+
+/// What changed between two looks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Changes {
+    /// New threads.
+    pub appeared: Vec<Appeared>,
+    /// Threads that ended, as they were last seen.
+    pub gone: Vec<Thread>,
+}
+
+impl Watcher {
+    /// Watches a VM; the first look reports all its threads as new.
+    #[must_use]
+    pub fn new(vm: VmHandle) -> Self {
+        Self { vm, known: BTreeMap::new(), strangers: BTreeSet::new(), last: None }
+    }
+
+    /// The threads at the last look.
+    pub fn threads(&self) -> impl Iterator<Item = &Thread> {
+        self.known.values()
+    }
+
+    /// Looks. `now` is the time of this look.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read. A VM that has ended is no error: its threads are gone.
+    pub fn poll(&mut self, root: &Root, now: Instant) -> Result<Changes, HostError> {
+        let late = self.last.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        self.last = Some(now);
+        let mut seen = BTreeMap::new();
+        for &pid in &self.vm.pids {
+            for thread in optional(process_threads(root, pid, &self.vm))?.unwrap_or_default() {
+                seen.insert((thread.tid, thread.start), thread);
+            }
+        }
+        let tids: BTreeSet<u32> = seen.keys().map(|key| key.0).collect();
+        let pids: BTreeSet<u32> =
+            task::pids(root)?.into_iter().filter(|p| !self.vm.pids.contains(p)).collect();
+        self.strangers.retain(|pid| pids.contains(pid));
+        for &pid in pids.difference(&self.strangers.clone()) {
+            match kernel_thread(root, pid, &self.vm, &tids)? {
+                Some(thread) => {
+                    seen.insert((pid, thread.start), thread);
+                }
+                None => {
+                    self.strangers.insert(pid);
+                }
+            }
+        }
+        let appeared = seen.iter().filter(|(key, _)| !self.known.contains_key(key));
+        let appeared = appeared.map(|(_, t)| Appeared { thread: t.clone(), late }).collect();
+        let before = std::mem::replace(&mut self.known, seen);
+        let gone = before.into_iter().filter(|(key, _)| !self.known.contains_key(key)).map(|(_, t)| t);
+        Ok(Changes { appeared, gone: gone.collect() })
+    }
+}
