@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::bail;
 use rtvirtio_kernel::holders::describe_unseen;
 use rtvirtio_kernel::{Claim, Holders};
-use rtvirtio_testbed::workload::{Place, VmLoad};
+use rtvirtio_measure::workload::{Place, VmLoad};
 
 use crate::site::Site;
 use crate::ui::Ui;

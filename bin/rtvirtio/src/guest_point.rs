@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rtvirtio_measure::TaskResult;
+use rtvirtio_measure::workload::{self, RunOptions};
 use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
 use rtvirtio_spec::{Arrival, Op, Pattern, Task};
-use rtvirtio_testbed::workload::{self, RunOptions};
 use rtvirtio_units::{Bytes, Iops};
 
 use crate::args::Global;

@@ -11,6 +11,7 @@
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
 //! - [`http`]: requests to a web server, as load.
+//! - [`workload`]: the tasks of several VMs at once, each where it belongs.
 //!
 //! How latency is counted, and the experiment that shows why, stand in `docs/measure.md`.
 
@@ -28,6 +29,7 @@ pub mod run;
 pub mod standstill;
 pub mod tail;
 pub mod verdict;
+pub mod workload;
 
 pub use error::MeasureError;
 pub use result::*;

@@ -8,10 +8,10 @@ use rtvirtio_apply::{ApplyError, Binding, Guests, Machine, OnConflict, Session, 
 use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
+use rtvirtio_measure::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
 use rtvirtio_spec::Spec;
-use rtvirtio_testbed::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_testbed::{Lab, LabError};
 
 use crate::servers::{Server, Servers};

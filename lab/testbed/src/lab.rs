@@ -20,7 +20,7 @@ use crate::iod::{self, IodError};
 use crate::qemu::{Accel, DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest};
 use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError, TwinHandle, TwinProfile};
-use crate::workload::{Place, VmLoad};
+use rtvirtio_measure::workload::{Place, VmLoad};
 
 /// Start of the name of the lab's cgroup, below the hierarchy's root; the pid of its maker follows, so that labs with different run
 /// directories do not meet.

@@ -12,7 +12,6 @@ pub mod qemu;
 mod ram_disk;
 pub mod state;
 pub mod twin;
-pub mod workload;
 
 pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rtvirtio_measure::workload::{self, RunOptions};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::ModelKind;
 use rtvirtio_report::{ReportInput, html, text};
-use rtvirtio_testbed::workload::{self, RunOptions};
 use rtvirtio_units::Nanos;
 
 use super::apply::plan_in_force;
