@@ -23,7 +23,7 @@ demo: deps
 	@if [ -n "$$SUDO_USER" ] && [ "$$SUDO_USER" != root ] && su - "$$SUDO_USER" -c 'cargo --version' >/dev/null 2>&1; \
 	then su - "$$SUDO_USER" -c 'cd "$(CURDIR)" && cargo build --locked --release'; \
 	else cargo build --locked --release; fi
-	target/release/rtvirtio demo --out demo; code=$$?; \
+	target/release/rtvirtio-lab demo --out demo; code=$$?; \
 	[ -z "$$SUDO_USER" ] || chown -R "$$SUDO_USER" demo 2>/dev/null || true; exit $$code
 
 test: deps
@@ -31,6 +31,7 @@ test: deps
 
 install: build
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
+	install -D -m 755 target/release/rtvirtio-lab $(DESTDIR)$(PREFIX)/bin/rtvirtio-lab
 	install -D -m 755 target/release/rtvirtio-iod $(DESTDIR)$(PREFIX)/bin/rtvirtio-iod
 
 clean:

@@ -1,19 +1,16 @@
 //! The command line: what can be asked, with examples. No logic.
 
-mod bench;
 mod keep;
-mod margin;
 mod profile;
 mod threads;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_console::{Global, MarginArg, ModelArg};
+use rtvirtio_units::Nanos;
 
-pub use bench::*;
 pub use keep::*;
-pub use margin::*;
 pub use profile::*;
 pub use threads::*;
 
@@ -33,7 +30,7 @@ EXAMPLES
   sudo rtvirtio apply plant.plan              write it, journaled
   sudo rtvirtio verify plant.toml             run the declared tasks and judge them
   sudo rtvirtio revert                        put everything back
-  sudo rtvirtio demo                          all of it on an emulated device and three QEMU guests"
+  sudo rtvirtio-lab demo                      all of it on an emulated device and three QEMU guests"
 )]
 pub struct Cli {
     /// What to do.
@@ -44,44 +41,6 @@ pub struct Cli {
     pub global: Global,
 }
 
-/// Options of every command.
-#[derive(Args, Debug, Clone)]
-pub struct Global {
-    /// Print the result as JSON on standard output; everything else goes to standard error
-    #[arg(long, global = true)]
-    pub json: bool,
-    /// No progress on standard error
-    #[arg(long, short, global = true)]
-    pub quiet: bool,
-    /// Journal, lock and measured profiles
-    #[arg(
-        long,
-        global = true,
-        value_name = "DIR",
-        env = "RTVIRTIO_STATE_DIR",
-        default_value = "/var/lib/rtvirtio"
-    )]
-    pub state_dir: PathBuf,
-    /// Sockets and state of a running lab
-    #[arg(
-        long,
-        global = true,
-        value_name = "DIR",
-        env = "RTVIRTIO_RUN_DIR",
-        default_value = "/run/rtvirtio"
-    )]
-    pub run_dir: PathBuf,
-    /// Downloaded guest kernels and images
-    #[arg(
-        long,
-        global = true,
-        value_name = "DIR",
-        env = "RTVIRTIO_CACHE_DIR",
-        default_value = "/var/cache/rtvirtio"
-    )]
-    pub cache_dir: PathBuf,
-}
-
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
@@ -89,7 +48,6 @@ pub enum Command {
     #[command(after_help = "\
 EXAMPLES
   rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
-  rtvirtio check --kvm           see with Debian's guest kernel whether KVM really works (downloads it once)
   rtvirtio check --guest /run/vm0.qga   also whether this guest tells the I/O domain what is urgent
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
@@ -98,9 +56,8 @@ EXAMPLES
 EXAMPLES
   sudo rtvirtio profile /dev/nvme0n1            reads only: safe on a disk with data
   sudo rtvirtio profile /dev/sdb --destroy-data writes too: everything on the disk is lost
-  sudo rtvirtio profile twin:qlc-nvme           makes the emulated device, measures it, removes it
   sudo rtvirtio profile examples/fig7.toml      the device of a running lab, and I/O as its first VM sees it
-  sudo rtvirtio profile twin:qlc-nvme --sweep 30min   also learn how tails depend on load and settings
+  sudo rtvirtio profile /dev/nvme0n1 --sweep 30min    also learn how tails depend on load and settings
   sudo rtvirtio profile cpu web --url http://10.0.0.7/   a VM's throughput over its CPU budget
 
 The elevator is changed during the measurement and put back. Other I/O on the device spoils the numbers: stop it first.")]
@@ -203,34 +160,14 @@ EXAMPLES
 
 Threads that nothing holds to a budget are shown as `not under control`.")]
     Threads(ThreadsArgs),
-    /// An emulated device with VMs on it, to try things out
-    #[command(subcommand)]
-    Lab(LabCommand),
-    /// The whole loop in a lab: default BFQ, plan, apply, verify, put back, report
-    #[command(after_help = "\
-EXAMPLES
-  sudo rtvirtio demo
-  sudo rtvirtio demo --for 30s --out /tmp/demo examples/heavy-process.toml
-
-Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
-    Demo(DemoArgs),
-    /// The experiments: datasets, the paper's cases, how well predictions hold
-    #[command(subcommand)]
-    Bench(BenchCommand),
     /// The I/O domain: a process that serves and schedules the disks of VMs
     #[command(subcommand)]
     Iod(IodCommand),
-    /// Serves a twin's FUSE file; started by the lab
-    #[command(hide = true)]
-    TwinServe(TwinServeArgs),
 }
 
 /// `check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// Start a guest from Debian's kernel to see whether KVM really works, when this host's own kernel cannot be used for that
-    #[arg(long)]
-    pub kvm: bool,
     /// The agent's socket of a guest: does its kernel pass on how urgent requests are? Once for each guest
     #[arg(long = "guest", value_name = "SOCKET")]
     pub guests: Vec<PathBuf>,
@@ -245,26 +182,11 @@ pub struct ModelArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Which model predicts
-    #[arg(long, value_enum, default_value_t = ModelName::Auto)]
-    pub model: ModelName,
+    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
+    pub model: ModelArg,
     /// Start from the kernel's default settings instead of those found on this host
     #[arg(long)]
     pub defaults: bool,
-}
-
-/// Models by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ModelName {
-    /// What was learned on this host, if there is such a model, else slice
-    Auto,
-    /// Ours: BFQ's slices and queueing at the device
-    Slice,
-    /// The RT-VirtIO paper's equations (1)-(5)
-    Analytical,
-    /// The paper's network, fitted on this host by `profile --sweep`
-    Mlp,
-    /// Learned on this host by `profile --sweep`, with an upper bound
-    Bound,
 }
 
 /// `predict`.
@@ -358,8 +280,8 @@ pub struct ApplyArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Which model predicts
-    #[arg(long, value_enum, default_value_t = ModelName::Auto)]
-    pub model: ModelName,
+    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
+    pub model: ModelArg,
     /// Targets against the neighbours' rate.
     #[command(flatten)]
     pub margin: MarginArg,
@@ -425,107 +347,14 @@ pub struct TuneArgs {
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
     /// Which model says what to try first
-    #[arg(long, value_enum, default_value_t = ModelName::Auto)]
-    pub model: ModelName,
+    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
+    pub model: ModelArg,
     /// Targets against the neighbours' rate.
     #[command(flatten)]
     pub margin: MarginArg,
     /// Let tasks write although the device is real: the data that they overwrite is LOST
     #[arg(long)]
     pub destroy_data: bool,
-}
-
-/// `lab`.
-#[derive(Subcommand, Debug)]
-pub enum LabCommand {
-    /// Make the device and start the VMs of a spec
-    #[command(
-        after_help = "EXAMPLES\n  sudo rtvirtio lab up examples/fig7.toml\n  sudo rtvirtio lab up examples/fig7-process.toml\n  sudo rtvirtio lab up examples/fig7.toml --domain   every request scheduled by the I/O domain"
-    )]
-    Up(LabUpArgs),
-    /// Run the spec's tasks in the lab that is up
-    #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab run\n  sudo rtvirtio lab run --for 20s --json")]
-    Run(LabRunArgs),
-    /// Stop the VMs and remove the device; also what a crash left behind
-    #[command(after_help = "EXAMPLES\n  sudo rtvirtio lab down")]
-    Down,
-    /// What is up
-    #[command(after_help = "EXAMPLES\n  rtvirtio lab status\n  rtvirtio lab status --json | jq -r .device")]
-    Status,
-}
-
-/// `lab up`.
-#[derive(Args, Debug)]
-pub struct LabUpArgs {
-    /// The spec file
-    pub spec: PathBuf,
-    /// How QEMU guests run: by default KVM when a guest really boots under it, else TCG
-    #[arg(long, value_enum, default_value_t = AccelName::Auto)]
-    pub accel: AccelName,
-    /// Serve the guests' disks through the I/O domain, planned for the spec's targets
-    #[arg(long)]
-    pub domain: bool,
-    /// The device's profile for --domain, instead of the one saved
-    #[arg(long, value_name = "FILE", requires = "domain")]
-    pub profile: Option<PathBuf>,
-}
-
-/// How QEMU guests run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum AccelName {
-    /// KVM when it really works, else TCG
-    Auto,
-    /// KVM
-    Kvm,
-    /// Emulation
-    Tcg,
-}
-
-/// `lab run`.
-#[derive(Args, Debug)]
-pub struct LabRunArgs {
-    /// How long to measure
-    #[arg(long = "for", value_name = "TIME", default_value = "20s")]
-    pub length: Nanos,
-    /// Name of the scheme in force, for the result file
-    #[arg(long, default_value = "as-found")]
-    pub scheme: String,
-    /// Let tasks write although the device is real: the data that they overwrite is LOST
-    #[arg(long)]
-    pub destroy_data: bool,
-}
-
-/// `demo`.
-#[derive(Args, Debug)]
-pub struct DemoArgs {
-    /// A lab spec instead of the paper's Fig. 7 case
-    pub spec: Option<PathBuf>,
-    /// How long each of the two runs measures
-    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
-    pub length: Nanos,
-    /// Directory for report.html and result.json
-    #[arg(long, value_name = "DIR", default_value = "demo")]
-    pub out: PathBuf,
-    /// How QEMU guests run
-    #[arg(long, value_enum, default_value_t = AccelName::Auto)]
-    pub accel: AccelName,
-}
-
-/// `twin-serve`.
-#[derive(Args, Debug)]
-pub struct TwinServeArgs {
-    /// Profile name or file.
-    #[arg(long)]
-    pub profile: String,
-    /// Size.
-    #[arg(long)]
-    pub size: Bytes,
-    /// Seed of the jitter.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Where to mount.
-    #[arg(long)]
-    pub mount: PathBuf,
 }
 
 /// `iod`.

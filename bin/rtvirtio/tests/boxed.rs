@@ -1,8 +1,6 @@
 //! The loop on a host as users have it: cgroup v2 only, BFQ as a module, guests under KVM. Inside the box, because the machine that
 //! runs the tests may have none of it.
 
-mod common;
-
 use std::path::Path;
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! CPU contracts and priorities under KVM, on a host with cgroup v2 only: once with Debian's kernel as that host, once with its
 //! PREEMPT_RT kernel. In the box, because the machine that runs the tests may have none of it.
 
-mod common;
 // Not beside this file, where cargo would take it for a test of its own.
 #[path = "boxed_cpu/crash.rs"]
 mod crash;

@@ -1,13 +1,11 @@
 //! What needs neither root nor a lab: help, spec errors, planning.
 
-mod common;
-
-use common::{Site, lines, text};
+use rtvirtio_testkit::site::{Site, lines, text};
 
 #[test]
 fn every_command_has_help_with_examples() {
     let site = Site::new();
-    let commands: [&[&str]; 13] = [
+    let commands: [&[&str]; 14] = [
         &["check"],
         &["profile"],
         &["predict"],
@@ -20,7 +18,8 @@ fn every_command_has_help_with_examples() {
         &["lab", "run"],
         &["lab", "down"],
         &["lab", "status"],
-        &["demo"],
+        &["lab", "demo"],
+        &["lab", "profile"],
     ];
     for command in commands {
         let help = site.ok(&[command, &["--help"]].concat());
@@ -48,7 +47,7 @@ fn planning_without_a_profile_names_the_remedy() {
     let site = Site::new();
     let out = site.output(&["plan", "examples/fig7.toml"]);
     assert_eq!(out.status.code(), Some(1));
-    assert!(text(&out.stderr).contains("rtvirtio profile twin:qlc-nvme"), "{}", text(&out.stderr));
+    assert!(text(&out.stderr).contains("rtvirtio-lab profile twin:qlc-nvme"), "{}", text(&out.stderr));
 }
 
 #[test]
@@ -119,7 +118,8 @@ fn a_model_learns_from_guests_what_it_says_of_them() {
     let models = site.state_dir().join("models");
     std::fs::create_dir_all(&models).unwrap();
     let model = models.join("twin-emmc.json");
-    let fit = ["bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
+    let fit =
+        ["lab", "bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
     // Of each VM kind: what the bounds rest on, their least confidence and what is expected of the first task, ms.
     let profile = site.dir.path().join("profile.json");
     let header = lines(std::path::Path::new(&guests)).swap_remove(0);

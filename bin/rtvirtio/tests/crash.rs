@@ -4,15 +4,15 @@
 //! `RTVIRTIO_CRASHES` is the number of kills of each kind (12 without it). What was seen is printed
 //! with `--nocapture`.
 
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
-use common::plane::{Plane, Snapshot, differences};
-use common::{Random, Site, iod_is_built, number, text};
+mod plane;
+
+use plane::{Plane, Snapshot, differences};
+use rtvirtio_testkit::site::{Random, Site, number, text};
 use rtvirtio_testkit::{Machine, Need, has};
 
 /// What `revert` says when all is back, or when there was nothing.
@@ -147,7 +147,7 @@ fn threads(pid: u32) -> Snapshot {
 #[test]
 fn the_io_domain() {
     let test = "the_io_domain";
-    if !has(test, &[Need::Root]) || !iod_is_built(test) {
+    if !has(test, &[Need::Root]) {
         return;
     }
     let site = Site::new();
@@ -170,7 +170,7 @@ fn the_io_domain() {
 #[test]
 fn a_domain_is_applied_again_after_a_crash() {
     let test = "a_domain_is_applied_again_after_a_crash";
-    if !has(test, &[Need::Root]) || !iod_is_built(test) {
+    if !has(test, &[Need::Root]) {
         return;
     }
     let site = Site::new();

@@ -1,14 +1,12 @@
 //! No data of the user is overwritten while anything uses it, and the refusal names what does.
 
-mod common;
-
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Site, can_run, text};
+use rtvirtio_testkit::site::{Site, can_run, text};
 use rtvirtio_testkit::{Need, has};
 
 const SIZE: usize = 64 << 20;
@@ -174,13 +172,10 @@ fn a_disk_that_is_in_use_is_never_overwritten() {
 #[test]
 fn a_disk_that_the_io_domain_serves_is_never_overwritten() {
     let test = "a_disk_that_the_io_domain_serves_is_never_overwritten";
-    let program = Path::new(env!("CARGO_BIN_EXE_rtvirtio")).with_file_name("rtvirtio-iod");
     if !can_run(test) {
         return;
     }
-    if !program.exists() {
-        return rtvirtio_testkit::skip(test, "rtvirtio-iod is not built: cargo build --workspace");
-    }
+    let program = rtvirtio_testkit::site::program("rtvirtio-iod");
     let (site, disk) = (Site::new(), Disk::new());
     let d = site.dir.path().display().to_string();
     let config = site.dir.path().join("iod.toml");

@@ -1,13 +1,13 @@
 //! The I/O domain from the user's side: planned, simulated, applied, stopped, and under a lab's guests.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::plane::{Plane, differences};
-use common::{Site, can_run, iod_is_built, text};
+mod plane;
+
+use plane::{Plane, differences};
 use rtvirtio_domain_client::{Ask, Client, Options};
 use rtvirtio_testbed::RamDisk;
+use rtvirtio_testkit::site::{Site, can_run, text};
 use rtvirtio_units::Bytes;
 
 /// Of the flash twin.
@@ -56,7 +56,7 @@ fn a_simulation_shows_worst_case_and_bound() {
 #[test]
 fn a_domain_is_planned_applied_and_stopped() {
     let test = "a_domain_is_planned_applied_and_stopped";
-    if !can_run(test) || !iod_is_built(test) {
+    if !can_run(test) {
         return;
     }
     let site = Site::new();
@@ -152,7 +152,7 @@ fn a_domain_is_planned_applied_and_stopped() {
 fn settings_go_back_while_the_domain_serves_guests() {
     let test = "settings_go_back_while_the_domain_serves_guests";
     let site = Site::new();
-    let Some(plane) = Plane::new(test, &site).filter(|_| iod_is_built(test)) else { return };
+    let Some(plane) = Plane::new(test, &site) else { return };
     let before = plane.snapshot();
     site.ok(&["apply", site.domain_of_a_file().to_str().unwrap()]);
     site.ok(&["apply", plane.plan()]);
@@ -167,7 +167,7 @@ fn settings_go_back_while_the_domain_serves_guests() {
     assert!(site.ok(&["status"]).contains("I/O domain: process"));
     drop(client);
     // The guest is gone: now the rest goes too, without a word of force.
-    common::wait_for("the guest's end", std::time::Duration::from_secs(60), || {
+    rtvirtio_testkit::site::wait_for("the guest's end", std::time::Duration::from_secs(60), || {
         site.output(&["revert"]).status.success()
     });
     assert!(site.ok(&["status"]).contains("no plan is in force"));
@@ -180,7 +180,7 @@ fn settings_go_back_while_the_domain_serves_guests() {
 fn a_process_of_another_user_with_the_domains_name_is_none() {
     use std::os::unix::process::CommandExt as _;
     let test = "a_process_of_another_user_with_the_domains_name_is_none";
-    if !can_run(test) || !iod_is_built(test) {
+    if !can_run(test) {
         return;
     }
     let site = Site::new();
@@ -227,7 +227,7 @@ fn a_process_of_another_user_with_the_domains_name_is_none() {
 fn links_in_the_state_directory_are_not_followed() {
     let test = "links_in_the_state_directory_are_not_followed";
     let site = Site::new();
-    let Some(plane) = Plane::new(test, &site).filter(|_| iod_is_built(test)) else { return };
+    let Some(plane) = Plane::new(test, &site) else { return };
     let victim = site.dir.path().join("victim");
     std::fs::write(&victim, "precious").unwrap();
     std::fs::create_dir(site.state_dir()).unwrap();
@@ -259,7 +259,7 @@ fn links_in_the_state_directory_are_not_followed() {
 #[test]
 fn guests_run_on_a_planned_domain() {
     let test = "guests_run_on_a_planned_domain";
-    if !can_run(test) || !iod_is_built(test) {
+    if !can_run(test) {
         return;
     }
     let site = Site::new();

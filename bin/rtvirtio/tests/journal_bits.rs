@@ -4,12 +4,12 @@
 //! `RTVIRTIO_FLIPS` is the number of bits (40 without it), `RTVIRTIO_SEED` the seed; what was seen
 //! is printed with `--nocapture`.
 
-mod common;
-
 use std::fs;
 
-use common::plane::{Plane, differences};
-use common::{Random, Site, number, text};
+mod plane;
+
+use plane::{Plane, differences};
+use rtvirtio_testkit::site::{Random, Site, number, text};
 
 const CLAIMS: [&str; 4] = ["put back", "nothing to put back", "no plan is in force", "nothing to change"];
 

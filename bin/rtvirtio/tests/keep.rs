@@ -1,7 +1,5 @@
 //! `keep` on a real QEMU: a vCPU that is plugged in, `kill -9`, revert.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -9,7 +7,7 @@ use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use common::{Site, signal, text, wait_for};
+use rtvirtio_testkit::site::{Site, signal, text, wait_for};
 use rtvirtio_testkit::{Machine, Need, has};
 use rtvirtio_vmm::Qmp;
 use rustix::process::Signal;

@@ -1,13 +1,11 @@
 //! `profile cpu` and a demand's budget, on a real QEMU whose guest computes without end. Its load counts each millisecond of CPU time as a request.
 
-mod common;
-
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{Site, signal, text, wait_for};
+use rtvirtio_testkit::site::{Site, signal, text, wait_for};
 use rtvirtio_testkit::{Machine, Need, has};
 use rustix::process::Signal;
 use serde_json::Value;

@@ -1,13 +1,11 @@
 //! `threads` and `apply --cpu-only` on a real QEMU.
 
-mod common;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use common::{Site, signal, text};
+use rtvirtio_testkit::site::{Site, signal, text};
 use rtvirtio_testkit::{Machine, Need, has};
 use rustix::process::Signal;
 use serde_json::Value;

@@ -20,14 +20,14 @@ pub struct Spec {
 pub enum Device {
     /// A block device that exists, such as `/dev/nvme0n1`.
     Path(PathBuf),
-    /// An emulated device that `rtvirtio lab up` makes.
+    /// An emulated device that `rtvirtio-lab up` makes.
     Twin {
         /// Name of the built-in service-time profile, such as `qlc-nvme`, or path of a profile TOML file.
         profile: String,
         /// Size of the device.
         size: Bytes,
     },
-    /// A file that `rtvirtio lab up` makes on a disk of this machine, and removes again.
+    /// A file that `rtvirtio-lab up` makes on a disk of this machine, and removes again.
     File {
         /// Absolute path; nothing may be there yet.
         path: PathBuf,

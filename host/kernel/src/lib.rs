@@ -9,6 +9,7 @@ pub mod check;
 mod error;
 pub mod holders;
 pub mod mounts;
+pub mod process;
 mod root;
 mod root_domain;
 pub mod sched;

@@ -88,7 +88,7 @@ pub enum WorkloadError {
     },
     /// The guest's agent.
     #[error(
-        "vm {vm}: {source}; is the guest still alive, and does it run qemu-guest-agent? For a lab: `rtvirtio lab status`"
+        "vm {vm}: {source}; is the guest still alive, and does it run qemu-guest-agent? For a lab: `rtvirtio-lab status`"
     )]
     Agent {
         /// VM name.

@@ -142,7 +142,7 @@ impl Case {
     #[must_use]
     pub fn toml(&self) -> String {
         let mut s = format!(
-            "# {} VMs with tasks {}, targets of the {} tier{}.\n# Written by `rtvirtio bench cases --write`; see docs/bench.md.\n\n\
+            "# {} VMs with tasks {}, targets of the {} tier{}.\n# Written by `rtvirtio-lab bench cases --write`; see docs/bench.md.\n\n\
              [device]\ntwin = \"qlc-nvme\"\n",
             self.targeted,
             self.set,
@@ -252,7 +252,7 @@ mod tests {
                 assert_eq!(
                     text,
                     case.toml(),
-                    "{}: write it again with `rtvirtio bench cases --write`",
+                    "{}: write it again with `rtvirtio-lab bench cases --write`",
                     case.name
                 );
                 n += 1;

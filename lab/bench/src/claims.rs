@@ -59,7 +59,7 @@ impl Claim {
     }
 }
 
-/// What `rtvirtio bench ... --json` prints.
+/// What `rtvirtio-lab bench ... --json` prints.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchFile {
     /// Version of the form: that of result files, with claims.

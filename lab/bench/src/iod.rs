@@ -331,7 +331,7 @@ pub fn cost_claims(pairs: &[(Cost, Cost)]) -> Vec<Claim> {
     claims
 }
 
-/// All that `rtvirtio bench iod` measured.
+/// All that `rtvirtio-lab bench iod` measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IodData {
     /// [`IodData::SCHEMA`].

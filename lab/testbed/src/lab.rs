@@ -13,11 +13,12 @@ use rtvirtio_spec::{Device, Kernel, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::holder::Process;
 use rtvirtio_vmm::spawn::Lifetime;
+use rtvirtio_workflow::domain::start::{self, Inherited, IodError};
+use rtvirtio_workflow::inventory::{Inventory, ListedGuest, ListedVm};
 
 use crate::FileDisk;
 use crate::image::{GuestImage, ImageError};
-use crate::iod::{self, IodError};
-use crate::qemu::{Accel, DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest};
+use crate::qemu::{Accel, DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest, QemuHandle};
 use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError, TwinHandle, TwinProfile};
 use rtvirtio_measure::workload::{Place, VmLoad};
@@ -25,6 +26,8 @@ use rtvirtio_measure::workload::{Place, VmLoad};
 /// Start of the name of the lab's cgroup, below the hierarchy's root; the pid of its maker follows, so that labs with different run
 /// directories do not meet.
 const CGROUP: &str = "/rtvirtio-lab-";
+/// Directory of the I/O domain's sockets and log, below the run directory.
+pub const DOMAIN_DIR: &str = "iod";
 /// Directory of the guests' sockets and logs, below the run directory.
 const GUESTS: &str = "guests";
 /// Parts of the device begin at multiples of this.
@@ -39,13 +42,13 @@ const STOP_PATIENCE: Duration = Duration::from_secs(2);
 #[non_exhaustive]
 pub enum LabError {
     /// There is one already.
-    #[error("a lab is up already (from {0}): remove it with `rtvirtio lab down`")]
+    #[error("a lab is up already (from {0}): remove it with `rtvirtio-lab down`")]
     AlreadyUp(String),
     /// There is none.
-    #[error("no lab is up: make one with `rtvirtio lab up SPEC`")]
+    #[error("no lab is up: make one with `rtvirtio-lab up SPEC`")]
     NotUp,
     /// The lab's state is not complete: it crashed on its way up.
-    #[error("the lab from {0} did not come up completely: remove it with `rtvirtio lab down`")]
+    #[error("the lab from {0} did not come up completely: remove it with `rtvirtio-lab down`")]
     Incomplete(String),
     /// The spec has VMs that are not the lab's to start.
     #[error(
@@ -92,10 +95,19 @@ pub enum LabError {
     /// The I/O domain.
     #[error(transparent)]
     Iod(#[from] IodError),
+    /// The list of VMs for the product.
+    #[error(transparent)]
+    Inventory(#[from] rtvirtio_workflow::Error),
 }
 
-/// Given the shared device, the VMs with their parts of it, and the run directory (see [`iod::socket`] and [`iod::DIR`]): the I/O domain's command.
+/// Given the shared device, the VMs with their parts of it, and the run directory (see [`domain_socket`] and [`DOMAIN_DIR`]): the I/O domain's command.
 pub type IodCommand<'a> = dyn Fn(&Path, &[LabVm], &Path) -> Result<Command, IodError> + 'a;
+
+/// The I/O domain's socket of a VM's disk.
+#[must_use]
+pub fn domain_socket(run_dir: &Path, vm: &str) -> PathBuf {
+    run_dir.join(DOMAIN_DIR).join(format!("{vm}.sock"))
+}
 
 /// A guest image for each kernel.
 pub type GuestImages = BTreeMap<Kernel, GuestImage>;
@@ -254,7 +266,32 @@ impl Lab {
             self.start_guests(&cgroups, &device, spec, options)?;
         }
         self.state.complete = true;
-        self.save()
+        self.save()?;
+        Ok(self.inventory().save(&self.run_dir)?)
+    }
+
+    /// The VMs as the product finds them.
+    fn inventory(&self) -> Inventory {
+        let state = &self.state;
+        let guest = |qemu: &QemuHandle| ListedGuest {
+            process: qemu.process.clone(),
+            qmp: qemu.qmp_socket(),
+            agent: qemu.agent_socket(),
+            disk: PathBuf::from(GUEST_DISK),
+        };
+        let vm = |vm: &LabVm| ListedVm {
+            name: vm.name.clone(),
+            cgroup: vm.cgroup.clone(),
+            guest: vm.qemu.as_ref().map(guest),
+            region: vm.region(),
+        };
+        let mut list = Inventory::new(&state.spec_name, &state.spec_text, self.device());
+        list.device_text.clone_from(&state.device_text);
+        list.vmm.clone_from(&state.vmm);
+        list.accelerator.clone_from(&state.accelerator);
+        list.domain.clone_from(&state.iod);
+        list.vms = state.vms.iter().map(vm).collect();
+        list
     }
 
     fn make_device(&mut self, spec: &Spec, options: &UpOptions<'_>) -> Result<(PathBuf, Bytes), LabError> {
@@ -341,7 +378,7 @@ impl Lab {
         options: &UpOptions<'_>,
     ) -> Result<(), LabError> {
         (options.progress)("starting the I/O domain");
-        let dir = self.run_dir.join(iod::DIR);
+        let dir = self.run_dir.join(DOMAIN_DIR);
         std::fs::create_dir_all(&dir).map_err(|source| LabError::State { path: dir.clone(), source })?;
         let command = command(device, &self.state.vms, &self.run_dir)?;
         // It orders requests itself; an elevator below it would do so again. That of a device which is not the lab's is the user's.
@@ -360,8 +397,8 @@ impl Lab {
         let path = dir.join("log");
         let log =
             std::fs::File::create(&path).map_err(|source| LabError::State { path: path.clone(), source })?;
-        let inherited = iod::Inherited { stdin: Stdio::null(), log, read_log: &|| std::fs::read(&path) };
-        self.state.iod = Some(iod::start(command, procs.as_deref(), inherited)?);
+        let inherited = Inherited { stdin: Stdio::null(), log, read_log: &|| std::fs::read(&path) };
+        self.state.iod = Some(start::start(command, procs.as_deref(), inherited)?);
         self.save()
     }
 
@@ -383,7 +420,7 @@ impl Lab {
             let image = images.get(&wanted.kernel).ok_or_else(no_image)?;
             vm.kernel.clone_from(&image.release);
             let disk = if self.state.iod.is_some() {
-                GuestDisk::VhostUser { socket: iod::socket(&self.run_dir, &vm.name), queues: 1 }
+                GuestDisk::VhostUser { socket: domain_socket(&self.run_dir, &vm.name), queues: 1 }
             } else {
                 let (offset, size) = (Bytes(vm.offset), Bytes(vm.size));
                 DiskRegion { path: device.to_owned(), offset, size }.into()
@@ -423,6 +460,7 @@ impl Lab {
     /// The first part that cannot be removed; the state stays, so that it can be tried again.
     pub fn down(&mut self) -> Result<(), LabError> {
         let root = Root::default();
+        Inventory::remove(&self.run_dir)?;
         for vm in &mut self.state.vms {
             if let Some(qemu) = vm.qemu.take() {
                 qemu.kill()?;
@@ -463,7 +501,7 @@ impl Lab {
         // Only a log.
         let _ = std::fs::remove_file(self.run_dir.join("twin.log"));
         // Sockets and logs of guests that a crash left; the guests themselves are gone with their cgroups.
-        for dir in [GUESTS, iod::DIR] {
+        for dir in [GUESTS, DOMAIN_DIR] {
             match std::fs::remove_dir_all(self.run_dir.join(dir)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.state_error(e)),
                 _ => {}

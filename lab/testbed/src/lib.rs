@@ -4,10 +4,8 @@ mod app_disk;
 pub mod boxed;
 mod file_disk;
 pub mod image;
-pub mod iod;
 mod lab;
 mod loops;
-pub mod proc;
 pub mod qemu;
 mod ram_disk;
 pub mod state;
@@ -15,5 +13,5 @@ pub mod twin;
 
 pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;
-pub use lab::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
+pub use lab::{DOMAIN_DIR, GuestImages, IodCommand, Lab, LabError, UpOptions, domain_socket, guest_kernels};
 pub use ram_disk::RamDisk;

@@ -8,9 +8,9 @@ use rtvirtio_measure::fio::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::FileDisk;
-use crate::proc::ProcessId;
 use crate::qemu::QemuHandle;
 use crate::twin::TwinHandle;
+use rtvirtio_kernel::process::ProcessId;
 
 const SCHEMA: &str = "rtvirtio.lab.v1";
 const FILE: &str = "lab.json";

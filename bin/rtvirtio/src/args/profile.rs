@@ -16,8 +16,8 @@ pub struct ProfileArgs {
     /// Something else than a device.
     #[command(subcommand)]
     pub what: Option<ProfileCommand>,
-    /// A block device, `twin:NAME`, or the spec of a running lab
-    #[arg(value_name = "DEVICE|twin:NAME|SPEC", required = true)]
+    /// A block device, or the spec of a running lab
+    #[arg(value_name = "DEVICE|SPEC", required = true)]
     pub target: Option<String>,
     /// Measure writes too: EVERYTHING ON THE DEVICE IS LOST
     #[arg(long)]

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use rtvirtio_console::{Ui, show, style};
 use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
 use rtvirtio_vmm::{GuestAgent, KvmProbe, probe_kvm};
+use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::site::kernel_release;
 
-use super::{show, style};
-use crate::args::{CheckArgs, Global};
-use crate::site::kernel_release;
-use crate::ui::Ui;
+use crate::args::CheckArgs;
 
 /// How long a guest may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -21,9 +21,9 @@ const KVM_WHY: &str =
     "guests under emulation are about ten times slower and noisier, so their tails say little";
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
-pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+pub fn run(args: &CheckArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
-    extra.push(kvm(args, global, ui));
+    extra.push(kvm(ui));
     extra.extend(args.guests.iter().map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);
     show(ui, &findings, || text(&findings))?;
@@ -47,18 +47,8 @@ fn guest(socket: &Path) -> Finding {
     }
 }
 
-fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
-    let probe = if args.kvm {
-        ui.step("starting a guest under KVM");
-        let image = rtvirtio_testbed::image::ensure(&global.cache_dir, &|text| ui.step(text));
-        match image.map(|image| probe_kvm(&image.kernel, &image.initrd)) {
-            Ok(Ok(probe)) => probe,
-            Ok(Err(e)) => {
-                return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "install qemu-system-x86");
-            }
-            Err(e) => return Finding::warn("kvm", format!("not known: {e}"), KVM_WHY, "see the message"),
-        }
-    } else if matches!(Path::new("/dev/kvm").try_exists(), Ok(false)) {
+fn kvm(ui: &Ui) -> Finding {
+    let probe = if matches!(Path::new("/dev/kvm").try_exists(), Ok(false)) {
         KvmProbe::Absent { reason: "there is no /dev/kvm".to_owned() }
     } else if let Some((kernel, initrd)) = own_kernel() {
         ui.step("starting this host's own kernel under KVM");
@@ -70,7 +60,7 @@ fn kvm(args: &CheckArgs, global: &Global, ui: &Ui) -> Finding {
         }
     } else {
         let what = "/dev/kvm is there; whether a stock guest boots under it was not tried";
-        return Finding::warn("kvm", what, KVM_WHY, "find out with `rtvirtio check --kvm`");
+        return Finding::warn("kvm", what, KVM_WHY, "find out with `rtvirtio-lab kvm`");
     };
     match probe {
         KvmProbe::Works => Finding::ok("kvm", "a stock kernel boots under KVM", KVM_WHY),

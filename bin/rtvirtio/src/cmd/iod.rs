@@ -3,34 +3,15 @@
 mod trace;
 mod watch;
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use rtvirtio_console::{Global, Ui, show};
 use rtvirtio_units::{Bytes, Nanos};
-use rtvirtio_vmm::holder;
+use rtvirtio_workflow::domain::client::{ask, say};
 use serde_json::Value;
 
-use crate::args::{Global, IodCommand};
-use crate::cmd::show;
-use crate::ui::Ui;
-
-/// The domain's program.
-const PROGRAM: &str = "rtvirtio-iod";
-/// A domain that does not answer for so long has a fault.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Bytes of an answer that are read: more than that of the largest domain.
-const LONGEST: u64 = 16 << 20;
-
-/// The domain's program: beside this one, or in the path.
-pub fn program() -> PathBuf {
-    let beside = std::env::current_exe().ok().map(|p| p.with_file_name(PROGRAM));
-    // Another one of the path is taken only where there is none.
-    beside.filter(|p| !matches!(p.try_exists(), Ok(false))).unwrap_or_else(|| PROGRAM.into())
-}
+use crate::args::IodCommand;
 
 /// `rtvirtio iod ...`.
 pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -54,77 +35,6 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
     let status = ask(&at(&args.control))?;
     show(ui, &status, || table(&status))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn connect(control: &Path) -> anyhow::Result<UnixStream> {
-    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
-    let no_answer = || format!("{}: no I/O domain answers there; is {PROGRAM} running?", control.display());
-    let address = SocketAddrUnix::new(control).with_context(no_answer)?;
-    let begin = Instant::now();
-    loop {
-        // A connection to a listener with a full backlog waits without a limit otherwise.
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        match connect(&socket, &address) {
-            Ok(()) => {
-                let stream = UnixStream::from(socket);
-                stream.set_nonblocking(false)?;
-                return Ok(stream);
-            }
-            Err(rustix::io::Errno::AGAIN) if begin.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            Err(e) => return Err(std::io::Error::from(e)).with_context(no_answer),
-        }
-    }
-}
-
-/// What a domain says about itself.
-pub fn ask(control: &Path) -> anyhow::Result<Value> {
-    say(control, "status")
-}
-
-/// What a domain says about itself, if it is one of these processes: another one may listen at that path.
-pub fn ask_one_of(control: &Path, pids: &[u32]) -> anyhow::Result<Value> {
-    let stream = connect(control)?;
-    let peer = holder::peer(&stream)?;
-    anyhow::ensure!(
-        peer.is_some_and(|pid| pids.contains(&pid)),
-        "{}: another process than the I/O domain answers there{}",
-        control.display(),
-        peer.map_or_else(String::new, |pid| format!(" ({pid})"))
-    );
-    exchange(&stream, control, "status")
-}
-
-/// The process that listens at a control socket; `None` where none does.
-///
-/// # Errors
-/// When that cannot be told.
-pub fn listener(control: &Path) -> anyhow::Result<Option<String>> {
-    use std::io::ErrorKind::{ConnectionRefused, NotFound};
-    match UnixStream::connect(control) {
-        Ok(stream) => {
-            let pid = holder::peer(&stream)?;
-            Ok(Some(pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string())))
-        }
-        Err(e) if matches!(e.kind(), NotFound | ConnectionRefused) => Ok(None),
-        Err(e) => Err(e).with_context(|| control.display().to_string()),
-    }
-}
-
-/// One command and its answer.
-fn say(control: &Path, command: &str) -> anyhow::Result<Value> {
-    exchange(&connect(control)?, control, command)
-}
-
-fn exchange(stream: &UnixStream, control: &Path, command: &str) -> anyhow::Result<Value> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut to = stream;
-    to.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
-    serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))
 }
 
 fn changes(reply: &Value) -> String {

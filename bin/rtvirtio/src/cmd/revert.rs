@@ -3,26 +3,18 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
-use rtvirtio_apply::{Fate, Machine, OnConflict, Reverted, Session, Silent, StateDir};
-use rtvirtio_kernel::Root;
+use rtvirtio_apply::{Fate, OnConflict, Reverted};
+use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
 use rtvirtio_report::terminal;
+use rtvirtio_workflow::apply::{open_session, put_back};
+use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 
-use super::apply::forget_plan;
-use super::domain::{self, Fate as DomainFate};
-use super::{need_root, show};
-use crate::args::{Global, RevertArgs};
-use crate::guests::GuestAgents;
-use crate::ui::Ui;
-
-/// Exit code when something is not as applied, or was left and not put back: a setting that was
-/// changed since, a domain with guests.
-pub const CONFLICT: u8 = 3;
+use crate::args::RevertArgs;
 
 /// What was done, part by part.
 struct Report {
     /// The settings; `None` when no plan was in force.
-    settings: anyhow::Result<Option<Reverted>>,
+    settings: rtvirtio_workflow::Result<Option<Reverted>>,
     domain: DomainFate,
 }
 
@@ -34,18 +26,19 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         (_, true) => OnConflict::Accept,
         _ => OnConflict::Report,
     };
-    let report = match open(global)? {
+    let dirs = &global.dirs();
+    let report = match open_session(dirs)? {
         // The settings first: a domain that has to stay must not keep them from going back.
         Some(session) => Report {
-            settings: put_back(&session, on_conflict, global),
-            domain: domain::stop(global, args.stop_domain),
+            settings: put_back(&session, on_conflict, dirs),
+            domain: domain::stop(dirs, args.stop_domain),
         },
         None => Report { settings: Ok(None), domain: DomainFate::None },
     };
     show(ui, &report.json()?, || report.text())?;
     if let Err(e) = report.settings {
         // The machine-readable form has it already.
-        return if ui.json { Ok(ExitCode::FAILURE) } else { Err(e) };
+        return if ui.json { Ok(ExitCode::FAILURE) } else { Err(e.into()) };
     }
     Ok(if report.is_done() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
 }
@@ -122,34 +115,4 @@ fn lines(reverted: &Reverted, out: &mut String) {
         };
         let _ = writeln!(out, "  {:<28} {fate}", o.knob);
     }
-}
-
-/// Locks the state directory; `None` when there is none, and so nothing that was applied.
-fn open(global: &Global) -> anyhow::Result<Option<Session>> {
-    match StateDir::find(&global.state_dir)? {
-        Some(_) => Ok(Some(Session::open(&global.state_dir)?)),
-        None => Ok(None),
-    }
-}
-
-fn put_back(session: &Session, on_conflict: OnConflict, global: &Global) -> anyhow::Result<Option<Reverted>> {
-    let root = Root::default();
-    let mut reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
-    if let Some(reverted) = reverted.as_mut().filter(|r| r.done) {
-        // Without a journal they mean nothing, so the settings are back all the same.
-        if let Err(e) = forget_plan(&global.state_dir) {
-            reverted.warnings.push(format!("{e:#}"));
-        }
-    }
-    Ok(reverted)
-}
-
-/// Puts every setting back and says how many there were; an error when something was left.
-pub fn revert_all(global: &Global) -> anyhow::Result<usize> {
-    let Some(session) = open(global)? else { return Ok(0) };
-    let Some(reverted) = put_back(&session, OnConflict::Report, global).context("putting settings back")?
-    else {
-        return Ok(0);
-    };
-    if reverted.done { Ok(reverted.outcomes.len()) } else { bail!(reverted.summary()) }
 }

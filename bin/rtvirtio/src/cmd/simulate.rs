@@ -3,18 +3,18 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style};
 use rtvirtio_domain_plan::{DomainPlan, Simulation, TaskOutcome, Traffic};
 use rtvirtio_report::terminal;
-use rtvirtio_report::text::{Cell, Column, Paint, Table};
+use rtvirtio_report::text::{Cell, Column, Paint, Table, domain_refusals};
 use rtvirtio_sched::Policy;
 use rtvirtio_units::Nanos;
+use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::domain::plan::for_simulation;
+use rtvirtio_workflow::site::load_spec;
 use serde::Serialize;
 
-use super::plan::INFEASIBLE;
-use super::{domain, show, style};
-use crate::args::{Global, PolicyName, SimulateArgs};
-use crate::site;
-use crate::ui::Ui;
+use crate::args::{PolicyName, SimulateArgs};
 
 /// Virtual time between two looks at the clock and at Ctrl-C.
 const STEP: u64 = 1_000_000_000;
@@ -41,8 +41,8 @@ struct Output {
 
 /// `rtvirtio simulate`.
 pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let spec = site::load_spec(&args.spec)?;
-    let plan = domain::for_simulation(&spec, args.profile.as_deref(), global)?;
+    let spec = load_spec(&args.spec)?;
+    let plan = for_simulation(&spec, args.profile.as_deref(), &global.dirs())?;
     // Through the file, so that what is simulated is what a domain would read.
     let planned = plan.sched()?;
     let traffic = if args.worst { Traffic::Worst } else { Traffic::Declared };
@@ -84,7 +84,7 @@ pub fn run(args: &SimulateArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let missed = missed.filter(|t| t.met == Some(false)).count();
     let output = Output { simulated: true, traffic, plan, runs };
     show(ui, &output, || {
-        output.runs.iter().map(table).collect::<String>() + &domain::refusals(&output.plan)
+        output.runs.iter().map(table).collect::<String>() + &domain_refusals(&output.plan, &style())
     })?;
     Ok(if missed == 0 && output.plan.feasible { ExitCode::SUCCESS } else { ExitCode::from(INFEASIBLE) })
 }

@@ -4,22 +4,20 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 use rtvirtio_apply::{KnobState, Machine, Status};
+use rtvirtio_console::{CONFLICT, Global, Ui, show};
 use rtvirtio_kernel::Root;
 use rtvirtio_planner::Plan;
 use rtvirtio_report::terminal;
+use rtvirtio_workflow::guests::GuestAgents;
+use rtvirtio_workflow::{Progress, domain, in_force};
 
-use super::apply::plan_in_force;
-use super::revert::CONFLICT;
-use super::show;
-use crate::args::Global;
-use crate::guests::GuestAgents;
-use crate::ui::Ui;
+use super::domain::status_text;
 
 /// `rtvirtio status`. Changes nothing.
 pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
     let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
-    let domain = super::domain::status(global);
+    let domain = domain::status(&global.dirs());
     let mut value = serde_json::to_value(&status)?;
     if let Some(domain) = &domain {
         if value.is_null() {
@@ -28,7 +26,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
         value["domain"] = serde_json::to_value(domain)?;
     }
     // It only gives the name; the knobs are the journal's.
-    let plan = match plan_in_force(&global.state_dir) {
+    let plan = match in_force::plan(&global.state_dir) {
         Ok(plan) => plan,
         Err(e) => {
             ui.warn(&format!("the plan's file is not used: {e:#}"));
@@ -41,7 +39,7 @@ pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
             None => "no plan is in force\n".to_owned(),
             Some(status) => text(status, plan.as_ref()),
         };
-        plan + &domain.as_ref().map(super::domain::DomainStatus::text).unwrap_or_default()
+        plan + &domain.as_ref().map(status_text).unwrap_or_default()
     })?;
     let whole = status.as_ref().is_none_or(|s| Count::of(s).is_whole(s)) && domain.is_none_or(|d| d.runs());
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use rtvirtio_console::{Global, Ui, show, style};
 use rtvirtio_cpu::{Control, control};
 use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_planner::Strength;
@@ -12,12 +13,11 @@ use rtvirtio_report::text::{Cell, Column, Paint, Table};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Thread, Watcher};
+use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::vms::{self, NamedVm};
 use serde::Serialize;
 
-use super::{show, style};
-use crate::args::{Global, ThreadsArgs};
-use crate::ui::Ui;
-use crate::vm_threads::{self, NamedVm};
+use crate::args::ThreadsArgs;
 
 /// Between two looks at the flag of Ctrl-C.
 const NAP: Duration = Duration::from_millis(50);
@@ -42,7 +42,7 @@ struct VmThreads {
 /// `rtvirtio threads`.
 pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
-    let vms = vm_threads::find(args.target.as_deref(), args.vm.as_deref(), global, ui)?;
+    let vms = vms::find(args.target.as_deref(), args.vm.as_deref(), &global.dirs(), ui)?;
     let cpu = Cgroups::detect_cpu(&root);
     if let Err(e) = &cpu {
         ui.warn(&e.to_string());

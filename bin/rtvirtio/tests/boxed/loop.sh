@@ -15,10 +15,10 @@ snapshot() {
 rtvirtio check || true
 # Emulated SVM resets about one guest in twenty while it boots; a probe that meets that falls back to TCG.
 for try in 1 2 3 4; do
-    if rtvirtio lab up s.toml && rtvirtio lab status --json >lab.json && grep -q '"accelerator": "kvm"' lab.json; then
+    if rtvirtio-lab up s.toml && rtvirtio-lab status --json >lab.json && grep -q '"accelerator": "kvm"' lab.json; then
         break
     fi
-    rtvirtio lab down
+    rtvirtio-lab down
 done
 say "lab is up, try $try"
 grep -q '"accelerator": "kvm"' lab.json
@@ -68,6 +68,6 @@ for pause in 0.0 0.2 0.6 1.2; do
 done
 say reverted after four kills
 
-rtvirtio lab down
+rtvirtio-lab down
 test -z "$(find /sys/fs/cgroup -name 'rtvirtio-lab*')"
 say down

@@ -8,7 +8,7 @@ fn report<'a>(
     plan: Option<&'a Plan>,
     profile: Option<&'a Profile>,
 ) -> ReportInput<'a> {
-    ReportInput { title: "rtvirtio demo", result, plan, profile, notes: &[], generated: "rtvirtio 0.1.0" }
+    ReportInput { title: "rtvirtio-lab demo", result, plan, profile, notes: &[], generated: "rtvirtio 0.1.0" }
 }
 
 /// Parses as strict XML; every id once; nothing from outside; no broken numbers. Returns the visible text.

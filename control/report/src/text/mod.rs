@@ -3,11 +3,13 @@
 //! Verdicts are always words; colour only underlines them, and only when the caller asks. Lines keep to
 //! [`Style::width`] columns by shortening names in their middle; numbers are never cut.
 
+mod domain;
 mod plan;
 mod profile;
 mod results;
 mod table;
 
+pub use domain::{domain_plan, domain_refusals};
 pub use plan::{forecast, plan};
 pub use profile::profile;
 pub use results::{compare, results, run};

@@ -78,7 +78,7 @@ impl IoClass {
 }
 
 /// A part of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Region {
     /// First byte; a multiple of 4 KiB.
     pub offset: Bytes,

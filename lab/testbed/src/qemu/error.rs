@@ -54,7 +54,7 @@ pub enum QemuError {
         source: io::Error,
     },
     /// A guest of this name already runs in this directory.
-    #[error("a guest named {name} already runs in {run_dir:?}; end it with `rtvirtio lab down`")]
+    #[error("a guest named {name} already runs in {run_dir:?}; end it with `rtvirtio-lab down`")]
     Busy {
         /// The guest.
         name: String,

@@ -13,14 +13,15 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::args::IodTraceArgs;
-use crate::ui::Ui;
+use rtvirtio_console::Ui;
+use rtvirtio_workflow::Progress as _;
 
 /// How long it may take to notice Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Prints requests as they are answered.
 pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let stream = super::connect(control)?;
+    let stream = rtvirtio_workflow::domain::client::connect(control)?;
     stream.set_read_timeout(Some(LOOK))?;
     let asked = match args.length {
         Some(length) => json!({ "command": "trace", "for_ms": length.0.div_ceil(1_000_000) }),

@@ -9,7 +9,8 @@ use rtvirtio_units::Nanos;
 use serde_json::{Value, json};
 
 use super::ask;
-use crate::ui::Ui;
+use rtvirtio_console::Ui;
+use rtvirtio_workflow::Progress as _;
 
 /// How often Ctrl-C is looked at.
 const LOOK: Duration = Duration::from_millis(50);

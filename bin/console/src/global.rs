@@ -1,0 +1,105 @@
+//! Options of every command.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use rtvirtio_units::Ratio;
+use rtvirtio_workflow::Dirs;
+use rtvirtio_workflow::model_choice::ModelName;
+
+/// Options of every command.
+#[derive(Args, Debug, Clone)]
+pub struct Global {
+    /// Print the result as JSON on standard output; everything else goes to standard error
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No progress on standard error
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+    /// Journal, lock and measured profiles
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_STATE_DIR",
+        default_value = "/var/lib/rtvirtio"
+    )]
+    pub state_dir: PathBuf,
+    /// Sockets and state of a running lab
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_RUN_DIR",
+        default_value = "/run/rtvirtio"
+    )]
+    pub run_dir: PathBuf,
+    /// Downloaded guest kernels and images
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIR",
+        env = "RTVIRTIO_CACHE_DIR",
+        default_value = "/var/cache/rtvirtio"
+    )]
+    pub cache_dir: PathBuf,
+}
+
+impl Global {
+    /// Where files lie.
+    #[must_use]
+    pub fn dirs(&self) -> Dirs {
+        Dirs { state: self.state_dir.clone(), run: self.run_dir.clone() }
+    }
+}
+
+/// What a search weighs targets against.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MarginArg {
+    /// Hold VMs without targets down until predictions are this far below the targets, %; more is not worth it. Less
+    /// leaves these VMs more. The slice model always keeps 20; without the option it is 75, 25 for upper bounds, and 50
+    /// for VMs whose own targets are given up
+    #[arg(id = "margin", long = "margin", value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=99))]
+    percent: Option<u8>,
+}
+
+impl MarginArg {
+    /// As the planner takes it.
+    #[must_use]
+    pub fn enough(self) -> Option<Ratio> {
+        self.percent.map(|percent| Ratio(f64::from(percent) / 100.0))
+    }
+
+    /// The option as it was given.
+    #[must_use]
+    pub fn option(self) -> Option<String> {
+        self.percent.map(|percent| format!("--margin {percent}"))
+    }
+}
+
+/// Models by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ModelArg {
+    /// What was learned on this host, if there is such a model, else slice
+    Auto,
+    /// Ours: BFQ's slices and queueing at the device
+    Slice,
+    /// The RT-VirtIO paper's equations (1)-(5)
+    Analytical,
+    /// The paper's network, fitted on this host by `profile --sweep`
+    Mlp,
+    /// Learned on this host by `profile --sweep`, with an upper bound
+    Bound,
+}
+
+impl From<ModelArg> for ModelName {
+    fn from(arg: ModelArg) -> Self {
+        match arg {
+            ModelArg::Auto => Self::Auto,
+            ModelArg::Slice => Self::Slice,
+            ModelArg::Analytical => Self::Analytical,
+            ModelArg::Mlp => Self::Mlp,
+            ModelArg::Bound => Self::Bound,
+        }
+    }
+}

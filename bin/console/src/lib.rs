@@ -1,0 +1,51 @@
+//! What the programs share: global options, progress on standard error, results on standard output,
+//! exit codes.
+
+mod files;
+mod global;
+mod output;
+mod ui;
+
+use std::process::ExitCode;
+
+pub use files::{write_file, write_result};
+pub use global::{Global, MarginArg, ModelArg};
+pub use output::{finish, generated, show, style};
+pub use ui::{Bar, Cancelled, Ui};
+
+/// Exit code when a target was missed.
+pub const MISSED: u8 = 2;
+/// Exit code when a target cannot be met, or more is asked for than there is.
+pub const INFEASIBLE: u8 = MISSED;
+/// Exit code when something is not as applied, or was left and not put back.
+pub const CONFLICT: u8 = 3;
+/// Exit code when no target is missed but some are not proven.
+pub const UNPROVEN: u8 = 4;
+/// Exit code after Ctrl-C, as shells give it for SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
+/// Fails in one line when not root.
+///
+/// # Errors
+/// Names the command.
+pub fn need_root(what: &str) -> anyhow::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        Ok(())
+    } else {
+        anyhow::bail!("{what} needs root: run it with sudo")
+    }
+}
+
+/// The worst verdict of a run as an exit code.
+#[must_use]
+pub fn exit_code(run: &rtvirtio_measure::Run) -> ExitCode {
+    use rtvirtio_measure::Verdict;
+    let any = |verdict| run.tasks.iter().any(|t| t.verdict == Some(verdict));
+    if any(Verdict::Missed) {
+        ExitCode::from(MISSED)
+    } else if any(Verdict::Unproven) {
+        ExitCode::from(UNPROVEN)
+    } else {
+        ExitCode::SUCCESS
+    }
+}

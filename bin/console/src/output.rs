@@ -1,0 +1,94 @@
+//! Results and errors on a terminal, in a pipe, as JSON.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use rtvirtio_report::text::Style;
+use rtvirtio_workflow::Kind;
+use serde::Serialize;
+
+use crate::{Cancelled, INTERRUPTED, Ui};
+
+/// Characters of an error that are shown: a guest's program may print megabytes.
+const LONGEST_ERROR: usize = 4000;
+
+/// How text is drawn on standard output.
+#[must_use]
+pub fn style() -> Style {
+    let tty = std::io::stdout().is_terminal();
+    let width = if tty { terminal_width() } else { 100 };
+    let utf8 = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
+        .is_none_or(|v| v.to_ascii_lowercase().contains("utf"));
+    Style { colour: tty && std::env::var_os("NO_COLOR").is_none(), ascii: !utf8, width }
+}
+
+fn terminal_width() -> usize {
+    rustix::termios::tcgetwinsize(std::io::stdout())
+        .map_or(100, |size| usize::from(size.ws_col).clamp(80, 160))
+}
+
+/// Prints the result: JSON when asked, else the text.
+///
+/// # Errors
+/// When standard output cannot be written.
+pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+    let out = if ui.json { serde_json::to_string_pretty(value)? + "\n" } else { text() };
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(out.as_bytes()).and_then(|()| stdout.flush()) {
+        // `rtvirtio plan | head` is not an error.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// When and by what a report is made.
+#[must_use]
+pub fn generated() -> String {
+    let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M %Z");
+    format!("{now}, rtvirtio {}", env!("CARGO_PKG_VERSION"))
+}
+
+/// The end of a program. Errors go to standard error: the spec's as they are (they hold lines of the
+/// file), others on one line; as JSON when asked.
+#[must_use]
+pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
+    let error = match result {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
+    let step = error.downcast_ref::<rtvirtio_workflow::Error>();
+    if error.is::<Cancelled>() || step.is_some_and(|e| e.kind() == Kind::Cancelled) {
+        eprintln!("rtvirtio: {error}");
+        return ExitCode::from(INTERRUPTED);
+    }
+    let spec = error.downcast_ref().or_else(|| step?.cause::<rtvirtio_spec::SpecErrors>());
+    match spec {
+        Some(errors) if json => {
+            if let Ok(text) = serde_json::to_string_pretty(&serde_json::json!({ "errors": errors })) {
+                println!("{text}");
+            }
+        }
+        Some(errors) => eprint!("{errors}"),
+        None => {
+            // An error may hold what a guest printed: bytes that must not reach the terminal as they are.
+            let text: String = format!("{error:#}").chars().take(LONGEST_ERROR).collect();
+            eprintln!("rtvirtio: {}", rtvirtio_report::terminal(&text, false));
+            // Commands to be copied, line by line; it prints no control characters.
+            let of_step = step.and_then(|e| e.cause::<rtvirtio_apply::ApplyError>());
+            let readable = error
+                .chain()
+                .find_map(|e| e.downcast_ref::<rtvirtio_apply::ApplyError>())
+                .or(of_step)
+                .and_then(rtvirtio_apply::ApplyError::readable);
+            if let Some(readable) = readable {
+                eprintln!("{readable}");
+            }
+            if json {
+                println!("{}", serde_json::json!({ "error": format!("{error:#}"), "journal": readable }));
+            }
+        }
+    }
+    ExitCode::FAILURE
+}

@@ -1,0 +1,140 @@
+//! What the user sees while work goes on, and how Ctrl-C reaches it.
+
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use rtvirtio_workflow::Progress;
+
+use crate::Global;
+
+/// Progress on standard error: a bar on a terminal, plain lines elsewhere, nothing when quiet.
+#[derive(Clone)]
+pub struct Ui {
+    /// Results go to standard output as JSON.
+    pub json: bool,
+    quiet: bool,
+    tty: bool,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Ui {
+    /// Also takes over SIGINT, SIGTERM and SIGHUP: from now on they set a flag that long work reads, so that everything
+    /// made or changed is put back.
+    ///
+    /// # Errors
+    /// When the kernel refuses a handler.
+    pub fn new(global: &Global) -> anyhow::Result<Self> {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, Arc::clone(&cancelled))?;
+        }
+        let tty = std::io::stderr().is_terminal();
+        Ok(Self { json: global.json, quiet: global.quiet, tty, cancelled })
+    }
+
+    /// A bar from 0 to `total` seconds or points.
+    #[must_use]
+    pub fn bar(&self, label: &str, total: u64) -> Bar {
+        let bar = if self.quiet || !self.tty {
+            ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::hidden())
+        } else {
+            ProgressBar::new(total)
+        };
+        if let Ok(style) = ProgressStyle::with_template("  {msg:<44} [{bar:30}] {percent:>3}% {eta} left") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        bar.set_message(label.to_owned());
+        bar.enable_steady_tick(Duration::from_millis(500));
+        let plain = !self.quiet && !self.tty;
+        if plain {
+            self.step(&format!("{label} ..."));
+        }
+        Bar { bar, total, plain, shown: 0, ui: self.clone(), label: label.to_owned() }
+    }
+}
+
+impl Progress for Ui {
+    fn step(&self, text: &str) {
+        if !self.quiet {
+            // A closed standard error must not stop the work.
+            let _ = writeln!(std::io::stderr(), "rtvirtio: {text}");
+        }
+    }
+
+    fn warn(&self, text: &str) {
+        let _ = writeln!(std::io::stderr(), "rtvirtio: {text}");
+    }
+
+    fn bar(&self, label: &str, total: u64) -> Box<dyn rtvirtio_workflow::Bar> {
+        Box::new(Self::bar(self, label, total))
+    }
+
+    fn cancel_flag(&self) -> &AtomicBool {
+        &self.cancelled
+    }
+}
+
+impl rtvirtio_workflow::Bar for Bar {
+    fn set(&mut self, done: u64) {
+        Self::set(self, done);
+    }
+
+    fn say(&mut self, text: &str) {
+        Self::say(self, text);
+    }
+}
+
+/// A progress bar; without a terminal a line every quarter.
+pub struct Bar {
+    bar: ProgressBar,
+    total: u64,
+    plain: bool,
+    shown: u64,
+    ui: Ui,
+    label: String,
+}
+
+impl Bar {
+    /// How far it is.
+    pub fn set(&mut self, done: u64) {
+        self.bar.set_position(done.min(self.total));
+        let quarter = done * 4 / self.total.max(1);
+        if self.plain && quarter > self.shown && quarter < 4 {
+            self.shown = quarter;
+            self.ui.step(&format!("{} {}%", self.label, quarter * 25));
+        }
+    }
+
+    /// One more is done.
+    pub fn step(&mut self) {
+        self.set(self.bar.position() + 1);
+    }
+
+    /// What it does now.
+    pub fn say(&mut self, text: &str) {
+        self.bar.set_message(text.to_owned());
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// The user asked to stop.
+#[derive(Debug)]
+pub struct Cancelled;
+
+impl std::fmt::Display for Cancelled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("stopped as asked")
+    }
+}
+
+impl std::error::Error for Cancelled {}

@@ -1,0 +1,174 @@
+//! The command line of the laboratory: what can be asked, with examples. No logic.
+
+mod bench;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rtvirtio_console::Global;
+use rtvirtio_units::{Bytes, Nanos};
+
+pub use bench::*;
+
+/// What stands in for a host, and judges rtvirtio on it: emulated devices, guests, experiments.
+#[derive(Parser, Debug)]
+#[command(
+    name = "rtvirtio-lab",
+    version,
+    about,
+    max_term_width = 110,
+    after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab demo                      the whole loop on an emulated device and three QEMU guests
+  sudo rtvirtio-lab up examples/fig7.toml     make the device, start the VMs
+  sudo rtvirtio-lab run --for 20s             run their tasks
+  sudo rtvirtio-lab down                      remove everything
+  sudo rtvirtio-lab bench cases --only 3vm-LM-
+                                              an experiment"
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Options of every command.
+    #[command(flatten)]
+    pub global: Global,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// The whole loop in a lab: default BFQ, plan, apply, verify, put back, report
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab demo
+  sudo rtvirtio-lab demo --for 30s --out /tmp/demo examples/heavy-process.toml
+
+Writes report.html and result.json. Ctrl-C at any time leaves nothing behind.")]
+    Demo(DemoArgs),
+    /// Make the device and start the VMs of a spec
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab up examples/fig7.toml
+  sudo rtvirtio-lab up examples/fig7-process.toml
+  sudo rtvirtio-lab up examples/fig7.toml --domain   every request scheduled by the I/O domain
+
+The commands of rtvirtio then find the VMs: `rtvirtio plan examples/fig7.toml`.")]
+    Up(LabUpArgs),
+    /// Run the spec's tasks in the lab that is up
+    #[command(after_help = "EXAMPLES\n  sudo rtvirtio-lab run\n  sudo rtvirtio-lab run --for 20s --json")]
+    Run(LabRunArgs),
+    /// Stop the VMs and remove the device; also what a crash left behind
+    #[command(after_help = "EXAMPLES\n  sudo rtvirtio-lab down")]
+    Down,
+    /// What is up
+    #[command(after_help = "EXAMPLES\n  rtvirtio-lab status\n  rtvirtio-lab status --json | jq -r .device")]
+    Status,
+    /// Measure an emulated device and save its profile, which `rtvirtio plan` reads for specs with that twin
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab profile twin:qlc-nvme                 makes the device, measures it, removes it
+  sudo rtvirtio-lab profile twin:qlc-nvme --sweep 30min   also learn how tails depend on load and settings")]
+    Profile(TwinProfileArgs),
+    /// Whether a stock guest really boots under KVM here, with Debian's guest kernel (downloads it once)
+    #[command(after_help = "EXAMPLES\n  rtvirtio-lab kvm")]
+    Kvm,
+    /// The experiments: datasets, the papers' cases, how well predictions hold
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Serves a twin's FUSE file; started by the lab
+    #[command(hide = true)]
+    TwinServe(TwinServeArgs),
+}
+
+/// `profile`.
+#[derive(Args, Debug)]
+pub struct TwinProfileArgs {
+    /// The emulated device
+    #[arg(value_name = "twin:NAME")]
+    pub target: String,
+    /// Where to save it instead of the state directory
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a sweep that was stopped goes on
+    /// with the same command. About 120 runs of 10 s are the least
+    #[arg(long, value_name = "TIME")]
+    pub sweep: Option<Nanos>,
+    /// Time for the whole measurement of the device
+    #[arg(long = "for", value_name = "TIME", default_value = "36s")]
+    pub length: Nanos,
+}
+
+/// `lab up`.
+#[derive(Args, Debug)]
+pub struct LabUpArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// How QEMU guests run: by default KVM when a guest really boots under it, else TCG
+    #[arg(long, value_enum, default_value_t = AccelName::Auto)]
+    pub accel: AccelName,
+    /// Serve the guests' disks through the I/O domain, planned for the spec's targets
+    #[arg(long)]
+    pub domain: bool,
+    /// The device's profile for --domain, instead of the one saved
+    #[arg(long, value_name = "FILE", requires = "domain")]
+    pub profile: Option<PathBuf>,
+}
+
+/// How QEMU guests run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AccelName {
+    /// KVM when it really works, else TCG
+    Auto,
+    /// KVM
+    Kvm,
+    /// Emulation
+    Tcg,
+}
+
+/// `lab run`.
+#[derive(Args, Debug)]
+pub struct LabRunArgs {
+    /// How long to measure
+    #[arg(long = "for", value_name = "TIME", default_value = "20s")]
+    pub length: Nanos,
+    /// Name of the scheme in force, for the result file
+    #[arg(long, default_value = "as-found")]
+    pub scheme: String,
+    /// Let tasks write although the device is real: the data that they overwrite is LOST
+    #[arg(long)]
+    pub destroy_data: bool,
+}
+
+/// `demo`.
+#[derive(Args, Debug)]
+pub struct DemoArgs {
+    /// A lab spec instead of the paper's Fig. 7 case
+    pub spec: Option<PathBuf>,
+    /// How long each of the two runs measures
+    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+    pub length: Nanos,
+    /// Directory for report.html and result.json
+    #[arg(long, value_name = "DIR", default_value = "demo")]
+    pub out: PathBuf,
+    /// How QEMU guests run
+    #[arg(long, value_enum, default_value_t = AccelName::Auto)]
+    pub accel: AccelName,
+}
+
+/// `twin-serve`.
+#[derive(Args, Debug)]
+pub struct TwinServeArgs {
+    /// Profile name or file.
+    #[arg(long)]
+    pub profile: String,
+    /// Size.
+    #[arg(long)]
+    pub size: Bytes,
+    /// Seed of the jitter.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where to mount.
+    #[arg(long)]
+    pub mount: PathBuf,
+}

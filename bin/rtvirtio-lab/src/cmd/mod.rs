@@ -1,0 +1,8 @@
+//! One module per command.
+
+pub mod bench;
+pub mod demo;
+mod domain;
+pub mod kvm;
+pub mod lab;
+pub mod profile;

@@ -1,0 +1,46 @@
+//! The laboratory's command line: arguments, output and wiring.
+
+mod args;
+mod cmd;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use rtvirtio_console::{Ui, finish};
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::TwinServe(args) = &cli.command {
+        // It has its own way to end, so it must not share the signal handling below.
+        return finish(serve_twin(args), cli.global.json);
+    }
+    let result = Ui::new(&cli.global).and_then(|ui| run(&cli, &ui));
+    finish(result, cli.global.json)
+}
+
+fn run(cli: &Cli, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let global = &cli.global;
+    match &cli.command {
+        Command::Demo(args) => cmd::demo::run(args, global, ui),
+        Command::Up(args) => cmd::lab::up_command(args, global, ui),
+        Command::Run(args) => cmd::lab::run_command(args, global, ui),
+        Command::Down => cmd::lab::down(global, ui),
+        Command::Status => cmd::lab::status(global, ui),
+        Command::Profile(args) => cmd::profile::run(args, global, ui),
+        Command::Kvm => cmd::kvm::run(global, ui),
+        Command::Bench(command) => cmd::bench::run(command, global, ui),
+        Command::TwinServe(args) => serve_twin(args),
+    }
+}
+
+fn serve_twin(args: &args::TwinServeArgs) -> anyhow::Result<ExitCode> {
+    rtvirtio_testbed::twin::serve(&rtvirtio_testbed::twin::ServeConfig {
+        profile: args.profile.clone(),
+        size: args.size,
+        seed: args.seed,
+        mount: args.mount.clone(),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,156 @@
+//! A loop device with the cgroups of three VMs, and a plan that changes settings of both.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_model::ModelKind;
+use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
+use rtvirtio_testkit::{Need, has, skip};
+
+use rtvirtio_testkit::site::{Site, text};
+
+/// Every file that can be set, with its content.
+pub type Snapshot = BTreeMap<PathBuf, Vec<u8>>;
+
+/// All of it is removed when this is dropped.
+pub struct Plane {
+    pub device: BlockDevice,
+    cgroups: Cgroups,
+    parent: PathBuf,
+    plan: PathBuf,
+}
+
+impl Plane {
+    /// `None`, after saying so, where the machine does not allow it.
+    pub fn new(test: &str, site: &Site) -> Option<Self> {
+        if !has(test, &[Need::Root, Need::Path("/dev/loop-control", "no loop devices")]) {
+            return None;
+        }
+        let root = Root::default();
+        let cgroups = Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
+        let file = site.dir.path().join("plane.img");
+        fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
+        if !out.status.success() {
+            skip(test, &format!("losetup: {}", text(&out.stderr).trim()));
+            return None;
+        }
+        let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
+        let parent = PathBuf::from(format!("/rtvirtio-{}-{test}", std::process::id()));
+        let plan = site.dir.path().join("plane.plan");
+        let plane = Self { device, cgroups, parent, plan };
+        // An earlier user of this loop device may have left another.
+        plane.device.set_elevator(&root, "none").unwrap();
+        if let Err(e) = plane.device.offers(&root, "bfq") {
+            skip(test, &e.to_string());
+            return None;
+        }
+        let mut spec = format!("[device]\npath = \"/dev/{}\"\n", plane.device.name);
+        for n in 0..3 {
+            let cgroup = plane.parent.join(format!("vm{n}"));
+            plane.cgroups.create(&root, &cgroup).unwrap();
+            spec += &format!(
+                "[[vm]]\nname = \"vm{n}\"\ncgroup = '{}'\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"10/s\"\n",
+                cgroup.display()
+            );
+        }
+        let spec_file = site.dir.path().join("plane.toml");
+        fs::write(&spec_file, spec).unwrap();
+        fs::write(&plane.plan, serde_json::to_vec(&changes(&spec_file)).unwrap()).unwrap();
+        Some(plane)
+    }
+
+    /// The plan's file.
+    pub fn plan(&self) -> &str {
+        self.plan.to_str().unwrap()
+    }
+
+    /// All settings of the device's queue and of the cgroups.
+    pub fn snapshot(&self) -> Snapshot {
+        let mut files = Snapshot::new();
+        for dir in [self.device.queue(""), self.cgroups.dir(&self.parent).unwrap()] {
+            walk(&dir, &mut files);
+        }
+        files
+    }
+}
+
+impl Drop for Plane {
+    fn drop(&mut self) {
+        let root = Root::default();
+        for n in 0..3 {
+            let _ = self.cgroups.remove(&root, &self.parent.join(format!("vm{n}")));
+        }
+        let _ = self.cgroups.remove(&root, &self.parent);
+        // A loop device keeps its queue settings when it is detached.
+        let _ = root.write(self.device.queue("scheduler"), "none");
+        let _ = Command::new("losetup").arg("-d").arg(format!("/dev/{}", self.device.name)).status();
+    }
+}
+
+fn changes(spec: &Path) -> Plan {
+    let weight = |n: usize| Knob::VmWeight { vm: format!("vm{n}") };
+    let limit = |n: usize, limit| Knob::VmLimit { vm: format!("vm{n}"), limit };
+    let settings = [
+        (Knob::HostElevator, "bfq"),
+        (Knob::HostBfq(BfqTunable::SliceIdle), "2"),
+        (Knob::HostBfq(BfqTunable::TimeoutSync), "30"),
+        (Knob::HostBfq(BfqTunable::LowLatency), "0"),
+        (Knob::HostBfq(BfqTunable::MaxBudget), "512"),
+        (weight(0), "700"),
+        (weight(1), "300"),
+        (weight(2), "50"),
+        (limit(2, LimitKind::ReadIops), "1000"),
+    ];
+    let setting = |(knob, value): (Knob, &str)| Setting {
+        knob,
+        value: value.to_owned(),
+        reason: "test".into(),
+        strength: Strength::Hint,
+    };
+    Plan {
+        schema: PLAN_SCHEMA.into(),
+        scheme: "test".into(),
+        model: ModelKind::Slice,
+        settings: settings.into_iter().map(setting).collect(),
+        tasks: Vec::new(),
+        feasible: true,
+        infeasible: None,
+        evaluated: 0,
+        spec_file: Some(spec.to_str().unwrap().to_owned()),
+    }
+}
+
+/// Files below a directory that can be set. Not the kernel's counters; links are not followed.
+fn walk(dir: &Path, files: &mut Snapshot) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        let kind = entry.file_type().unwrap();
+        if kind.is_dir() {
+            walk(&entry.path(), files);
+        } else if kind.is_file()
+            && entry.metadata().unwrap().mode() & 0o200 != 0
+            && !entry.file_name().to_string_lossy().ends_with(".peak")
+        {
+            // Some can only be written.
+            if let Ok(bytes) = fs::read(entry.path()) {
+                files.insert(entry.path(), bytes);
+            }
+        }
+    }
+}
+
+/// The settings that differ, as `path: before -> after`.
+pub fn differences(before: &Snapshot, after: &Snapshot) -> Vec<String> {
+    let text = |bytes: Option<&Vec<u8>>| bytes.map(|b| text(b));
+    let paths: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    let differ = paths.into_iter().filter(|path| before.get(*path) != after.get(*path));
+    differ
+        .map(|p| format!("{}: {:?} -> {:?}", p.display(), text(before.get(p)), text(after.get(p))))
+        .collect()
+}

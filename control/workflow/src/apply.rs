@@ -1,0 +1,236 @@
+//! From a plan to the host: resolve, apply, put back.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::{
+    ApplyError, Line, Machine, Observer, OnConflict, Reverted, Session, Silent, StateDir, Step, Write,
+    append, dry_run,
+};
+use rtvirtio_kernel::Root;
+use rtvirtio_model::{Config, ModelKind};
+use rtvirtio_planner::{Knob, LimitKind, Plan, check_actable, plan};
+use rtvirtio_spec::Spec;
+use rtvirtio_units::Ratio;
+
+use crate::contracts::{self, VmCpu};
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Error, Result, bail};
+use crate::guests::GuestAgents;
+use crate::in_force;
+use crate::model_choice::{ModelChoice, ModelName};
+use crate::plan::load_profile;
+use crate::progress::Progress;
+use crate::site::{Site, load_spec};
+
+/// How a plan is made where none is given.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanWith<'a> {
+    /// A profile file instead of the one saved for the device.
+    pub profile: Option<&'a Path>,
+    /// Which model predicts.
+    pub model: ModelName,
+    /// [`rtvirtio_planner::PlanOptions::enough`].
+    pub enough: Option<Ratio>,
+}
+
+/// The spec of what is to be applied, and the plan if it is one already.
+///
+/// # Errors
+/// [`Kind::File`](crate::Kind::File) for a file that is neither, [`Kind::Argument`](crate::Kind::Argument) for a
+/// plan whose spec is not known.
+pub fn load(source: &Path, spec: Option<&Path>) -> Result<(Spec, Option<Plan>)> {
+    let saved = if is_spec(source) { None } else { Some(in_force::load_plan(source)?) };
+    let path = match (spec, &saved) {
+        (Some(spec), _) => spec.to_owned(),
+        (None, None) => source.to_owned(),
+        (None, Some(plan)) => match &plan.spec_file {
+            Some(spec) => PathBuf::from(spec),
+            None => {
+                bail!(Argument, "say which spec the plan {} is for: --spec FILE.toml", source.display())
+            }
+        },
+    };
+    Ok((load_spec(&path)?, saved))
+}
+
+/// Whether a file is a spec by its name.
+#[must_use]
+pub fn is_spec(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e == "toml")
+}
+
+/// A plan for a site, made now; with the settings found.
+///
+/// # Errors
+/// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without a profile.
+pub fn plan_now(
+    site: &Site,
+    with: &PlanWith<'_>,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<(Plan, Config)> {
+    let profile = load_profile(&site.spec, with.profile, dirs)?;
+    let found = site.config()?;
+    let choice = ModelChoice::find(with.model, &site.spec, &profile, dirs, progress)?;
+    let mut options = site.plan_options(found.clone(), &choice)?;
+    options.enough = with.enough;
+    Ok((plan(&site.spec, &profile, &options)?, found))
+}
+
+/// Checks that a saved plan acts on this host: it may have been made, or edited, for another one.
+///
+/// # Errors
+/// When one of its settings would have no effect here.
+pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
+    let options = site.plan_options(site.config()?, &ModelChoice::formula(ModelKind::Slice))?;
+    // The models know no limits on bytes; written by hand they act all the same.
+    let bytes =
+        |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });
+    let known: Vec<_> = plan.settings.iter().filter(|s| !bytes(&s.knob)).cloned().collect();
+    Ok(check_actable(&site.spec, options.mode, &options.start, &known)?)
+}
+
+/// A plan's settings and the spec's CPU contracts, as writes on this host.
+pub struct Resolved {
+    /// In order.
+    pub writes: Vec<Write>,
+    /// How the CPU contracts are held.
+    pub held: Vec<VmCpu>,
+}
+
+/// Everything that a plan and its spec's CPU contracts write.
+///
+/// # Errors
+/// [`Kind::Infeasible`](crate::Kind::Infeasible) when the contracts are more than the kernel grants.
+pub fn resolve(
+    plan: &Plan,
+    site: &Site,
+    cpu_profiles: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Resolved> {
+    let (cpu, held) = contracts::writes(&site.spec, cpu_profiles, dirs, progress)?;
+    let root = Root::default();
+    let mut writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
+    append(&mut writes, cpu);
+    Ok(Resolved { writes, held })
+}
+
+/// The CPU contracts of a spec alone.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) for a spec without contracts; as [`resolve`].
+pub fn resolve_cpu(
+    spec: &Spec,
+    cpu_profiles: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Resolved> {
+    let (writes, held) = contracts::writes(spec, cpu_profiles, dirs, progress)?;
+    if writes.is_empty() {
+        bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply");
+    }
+    Ok(Resolved { writes, held })
+}
+
+impl Resolved {
+    /// Every write as `path: old -> new`; nothing is changed.
+    ///
+    /// # Errors
+    /// When an old value cannot be read.
+    pub fn preview(&self) -> Result<Vec<Line>> {
+        let root = Root::default();
+        Ok(dry_run(&self.writes, &Machine::new(&root, &GuestAgents))?)
+    }
+
+    /// Writes them: captured, journaled, read back, rolled back on any failure. `plan` is the plan
+    /// that they carry out, if any. Returns how many settings there are.
+    ///
+    /// # Errors
+    /// [`Kind::InForce`](crate::Kind::InForce) when settings are in force;
+    /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it, after everything was put back.
+    pub fn apply(&self, plan: Option<&Plan>, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
+        let session = Session::open(&dirs.state)?;
+        // Before the journal: these files mean nothing without one.
+        if !session.in_force()? {
+            match plan {
+                Some(plan) => in_force::save(plan, &dirs.state)?,
+                None => in_force::forget(&dirs.state)?,
+            }
+            contracts::save(&self.held, &dirs.state)?;
+        }
+        let root = Root::default();
+        match session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress)) {
+            Ok(applied) => Ok(applied.knobs.len()),
+            Err(ApplyError::RolledBack { cause, rollback })
+                if matches!(*cause, ApplyError::Interrupted) && rollback.done =>
+            {
+                progress.step(&rollback.summary());
+                Err(Error::cancelled())
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// Applies a plan's settings without CPU contracts and returns how many there are.
+///
+/// # Errors
+/// As [`Resolved::apply`].
+pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
+    let root = Root::default();
+    let writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
+    Resolved { writes, held: Vec::new() }.apply(Some(plan), dirs, progress)
+}
+
+/// The session of a state directory; `None` when there is none, and so nothing that was applied.
+///
+/// # Errors
+/// [`Kind::InForce`](crate::Kind::InForce) when another rtvirtio holds it.
+pub fn open_session(dirs: &Dirs) -> Result<Option<Session>> {
+    match StateDir::find(&dirs.state)? {
+        Some(_) => Ok(Some(Session::open(&dirs.state)?)),
+        None => Ok(None),
+    }
+}
+
+/// Puts settings back; `None` when none were in force.
+///
+/// # Errors
+/// When the journal cannot be used. What was left is in the result.
+pub fn put_back(session: &Session, on_conflict: OnConflict, dirs: &Dirs) -> Result<Option<Reverted>> {
+    let root = Root::default();
+    let mut reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
+    if let Some(reverted) = reverted.as_mut().filter(|r| r.done) {
+        // Without a journal they mean nothing, so the settings are back all the same.
+        if let Err(e) = in_force::forget(&dirs.state) {
+            reverted.warnings.push(format!("{e:#}"));
+        }
+    }
+    Ok(reverted)
+}
+
+/// Puts every setting back and says how many there were.
+///
+/// # Errors
+/// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when something was left.
+pub fn revert_all(dirs: &Dirs) -> Result<usize> {
+    let Some(session) = open_session(dirs)? else { return Ok(0) };
+    let reverted = put_back(&session, OnConflict::Report, dirs).context("putting settings back")?;
+    match reverted {
+        None => Ok(0),
+        Some(reverted) if reverted.done => Ok(reverted.outcomes.len()),
+        Some(reverted) => bail!(NotPutBack, "{}", reverted.summary()),
+    }
+}
+
+/// Ctrl-C between two writes puts everything back.
+struct StopOnCancel<'a>(&'a dyn Progress);
+
+impl Observer for StopOnCancel<'_> {
+    fn step(&mut self, _: Step) {}
+
+    fn stop(&mut self) -> bool {
+        self.0.is_cancelled()
+    }
+}

@@ -1,0 +1,45 @@
+//! BFQ where it is a module, as on Debian.
+
+use std::process::Command;
+
+use rtvirtio_kernel::{BlockDevice, Root};
+
+use crate::error::Result;
+use crate::progress::Progress;
+use crate::site::kernel_release;
+
+/// Loads BFQ where it is a module and reports it. The module stays loaded; it does nothing to
+/// devices that do not use it.
+///
+/// # Errors
+/// When the device does not offer BFQ then.
+pub fn load(device: &BlockDevice, progress: &dyn Progress) -> Result<()> {
+    let root = Root::default();
+    if lacks_module(device, &root) {
+        // Whether it helped is seen below.
+        let done = Command::new("modprobe").args(["-q", "bfq"]).status();
+        if done.is_ok_and(|status| status.success()) {
+            // A change of the host that `revert` does not undo.
+            progress.warn("module bfq is loaded and stays loaded");
+        }
+    }
+    Ok(device.offers(&root, "bfq")?)
+}
+
+/// Whether a device that has a choice of elevators lacks BFQ, and this kernel has it as a module.
+pub(crate) fn lacks_module(device: &BlockDevice, root: &Root) -> bool {
+    let lacks = device.elevators(root).is_ok_and(|e| e.available.iter().all(|name| name != "bfq"));
+    lacks && has_module(root, &kernel_release(), "bfq")
+}
+
+/// Whether a kernel's modules, as depmod(8) lists them, include this one. A list that cannot be read
+/// lists none: then nothing is loaded, and what the device offers is taken as it is.
+fn has_module(root: &Root, release: &str, module: &str) -> bool {
+    let list = root.read(format!("/lib/modules/{release}/modules.dep")).unwrap_or_default();
+    let names = list.lines().filter_map(|line| line.split(':').next()?.rsplit('/').next());
+    names.filter_map(|file| file.split_once(".ko")).any(|(name, _)| name == module)
+}
+
+#[cfg(test)]
+#[path = "bfq_tests.rs"]
+mod tests;

@@ -1,0 +1,383 @@
+//! The spec's CPU contracts and demands as writes on this host.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_apply::{Write, append};
+use rtvirtio_cpu::{
+    Ask, Asked, Backend, Choice, Contract, CpuProfile, Demand, Level, Order, Probe, Settings, admit, attr,
+    choose, find_all, group_name, interference_us, levels, probe, settings, tick,
+};
+use rtvirtio_kernel::Root;
+use rtvirtio_spec::{CpuNeed, Priorities, Spec, Vm};
+use rtvirtio_units::Nanos;
+use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::{Role, Thread};
+use serde::{Deserialize, Serialize};
+
+use crate::dirs::{Dirs, is_there, write_state};
+use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::progress::Progress;
+use crate::site;
+use crate::vms;
+
+/// How long threads are observed before a budget is split over them: load moves between a VM's
+/// threads within seconds.
+const LOOK: Duration = Duration::from_secs(1);
+/// A VM that uses less than this part of one CPU, all threads together, is idle.
+const IDLE: u32 = 10;
+
+/// What is set for one VM.
+#[derive(Serialize)]
+pub struct VmCpu {
+    /// Its name.
+    pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
+    /// Where it stands among the VMs.
+    pub level: Level,
+    /// How its contract is held.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// How it was found, where a demand was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<Chosen>,
+}
+
+/// A contract that is in force, as it is saved next to the journal.
+#[derive(Serialize, Deserialize)]
+pub struct InForce {
+    /// The VM.
+    pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
+    /// Where it stands among the VMs.
+    #[serde(default)]
+    pub level: Level,
+    /// What holds it.
+    pub backend: Backend,
+}
+
+/// Name of that file. Without a journal it means nothing.
+pub const IN_FORCE_FILE: &str = "cpu.json";
+
+/// Saves the contracts that are about to be journaled, for [`crate::keep`].
+pub(crate) fn save(all: &[VmCpu], state_dir: &Path) -> Result<()> {
+    let one = |v: &VmCpu| InForce {
+        vm: v.vm.clone(),
+        contract: v.contract,
+        order: v.order,
+        level: v.level,
+        backend: v.settings.backend,
+    };
+    let all: Vec<InForce> = all.iter().map(one).collect();
+    write_state(state_dir, IN_FORCE_FILE, &serde_json::to_vec_pretty(&all)?)
+}
+
+/// The contracts in force.
+pub fn in_force(state_dir: &Path) -> Result<Vec<InForce>> {
+    let path = state_dir.join(IN_FORCE_FILE);
+    let text =
+        std::fs::read_to_string(&path).map_err(|e| Error::from_source(Kind::NotInForce, e)).with_context(
+            || format!("no CPU contract is in force ({}): `rtvirtio apply` first", path.display()),
+        )?;
+    serde_json::from_str(&text)
+        .map_err(|e| Error::from_source(Kind::File, e))
+        .with_context(|| format!("{} is damaged: revert, and apply again", path.display()))
+}
+
+/// A VM's contract.
+#[derive(Serialize)]
+pub struct Contracted {
+    /// The VM.
+    pub vm: String,
+    /// Its contract.
+    pub contract: Contract,
+    /// Order of its threads.
+    pub order: Order,
+    /// Where it stands among the VMs.
+    pub level: Level,
+    /// What is to hold it.
+    pub backend: Backend,
+    /// How it was found, where a demand was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<Chosen>,
+    /// What it does not promise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+/// A contract that was found for a demand.
+#[derive(Clone, Serialize)]
+pub struct Chosen {
+    /// The demand.
+    pub demand: Demand,
+    /// The contract, and the point of the curve that decided.
+    #[serde(flatten)]
+    pub choice: Choice,
+}
+
+/// The CPU profile of a VM; `files` says `VM=FILE` for those that are elsewhere.
+fn profile_of(vm: &Vm, files: &[String], dirs: &Dirs, progress: &dyn Progress) -> Result<CpuProfile> {
+    let named = files.iter().filter_map(|f| f.split_once('=')).find(|(name, _)| *name == vm.name);
+    let path = named.map_or_else(|| dirs.cpu_profile(&vm.name), |(_, file)| PathBuf::from(file));
+    if !is_there(&path)? {
+        bail!(
+            NotMeasured,
+            "vm {}: its demand needs its throughput over budget, which has not been measured ({} does not exist): run `rtvirtio profile cpu {} --spec SPEC --url \
+             http://...`, or write cpu = {{ budget = ..., period = ... }}",
+            vm.name,
+            path.display(),
+            vm.name
+        );
+    }
+    let profile = CpuProfile::load(&path)?;
+    let (setup, kernel) = (&profile.setup, site::kernel_release());
+    if setup.vm != vm.name && named.is_none() {
+        bail!(NotMeasured, "{} is the profile of another VM, {}", path.display(), setup.vm);
+    }
+    let order = order(vm);
+    if setup.order != order {
+        bail!(
+            NotMeasured,
+            "vm {}: its CPU profile was measured with other priorities: measure again with `rtvirtio profile cpu`",
+            vm.name
+        );
+    }
+    if setup.kernel != kernel {
+        progress.warn(&format!(
+            "vm {}: its CPU profile is of kernel {}, this is {kernel}: measure again",
+            vm.name, setup.kernel
+        ));
+    }
+    Ok(profile)
+}
+
+fn order(vm: &Vm) -> Order {
+    match vm.cpu.priorities {
+        Some(Priorities::Rt) => Order::Rt,
+        None => Order::Contract,
+    }
+}
+
+/// The contracts of all VMs: those that the spec gives, and those found for demands. All together are admitted.
+///
+/// # Errors
+/// [`Kind::Infeasible`] where the VMs ask for more than there is; others where something is missing.
+pub fn contracts(
+    spec: &Spec,
+    files: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<(Probe, Vec<Contracted>)> {
+    if let Some(wrong) =
+        files.iter().find(|f| !spec.vms.iter().any(|v| f.split_once('=').is_some_and(|(n, _)| n == v.name)))
+    {
+        bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
+    }
+    let mut probe = probe(&Root::default())?;
+    forget_own(&mut probe, spec);
+    let mut profiles = BTreeMap::new();
+    for vm in spec.vms.iter().filter(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+        profiles.insert(vm.name.as_str(), profile_of(vm, files, dirs, progress)?);
+    }
+    let (mut asked, mut backends) = (Vec::new(), Vec::new());
+    for vm in &spec.vms {
+        let found = choose(&probe, None, order(vm) == Order::Rt);
+        let backend = match (vm.cpu.need, found) {
+            (None, _) => None,
+            (Some(_), Some(found)) => Some(found.backend),
+            (Some(_), None) => {
+                let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
+                bail!(
+                    System,
+                    "vm {}: no mechanism of this kernel can hold its contract: {}",
+                    vm.name,
+                    why.join("; ")
+                );
+            }
+        };
+        backends.push(backend);
+        asked.push(match (vm.cpu.need, profiles.get(vm.name.as_str()), backend) {
+            (Some(CpuNeed::Contract { budget, period }), ..) => match Contract::new(budget, period) {
+                Some(contract) => Asked::Given(contract),
+                None => bail!(File, "vm {}: a budget of {budget} in {period} is impossible", vm.name),
+            },
+            (Some(CpuNeed::Demand { requests, deadline }), Some(profile), Some(backend)) => {
+                Asked::Found { profile, demand: Demand { requests, deadline }, backend }
+            }
+            _ => Asked::Nothing,
+        });
+    }
+    // What others hold in the mechanism that any of our demands uses is beside all of them.
+    let taken = backends.iter().flatten().filter_map(|b| choose(&probe, Some(*b), false));
+    let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
+    let choices = find_all(&asked, taken, tick())?;
+    let mut out: Vec<Contracted> = Vec::new();
+    for (((vm, asked), backend), choice) in spec.vms.iter().zip(&asked).zip(backends).zip(choices) {
+        let (contract, found) = match (asked, choice) {
+            (Asked::Given(contract), _) => (*contract, None),
+            (Asked::Found { demand, .. }, Some(choice)) => {
+                let contract = choice.contract;
+                (contract, Some(Chosen { demand: *demand, choice }))
+            }
+            _ => continue,
+        };
+        let Some(backend) = backend else { continue };
+        out.push(Contracted {
+            vm: vm.name.clone(),
+            contract,
+            order: order(vm),
+            level: Level::ALONE,
+            backend,
+            found,
+            notes: Vec::new(),
+        });
+    }
+    let of_all: Vec<_> = out.iter().map(|c| (c.backend, c.order, c.contract)).collect();
+    out.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
+    for backend in out.iter().map(|c| c.backend).collect::<std::collections::BTreeSet<_>>() {
+        let found = choose(&probe, Some(backend), false).context("the mechanism is gone")?;
+        let ours = out.iter().filter(|c| c.backend == backend);
+        admit(&found.grant, &ours.map(|c| (c.vm.clone(), c.contract)).collect::<Vec<_>>())?;
+    }
+    notes(&mut out);
+    Ok((probe, out))
+}
+
+/// What the VMs of this spec hold already, from an `apply` before, is not beside what they ask for.
+fn forget_own(probe: &mut Probe, spec: &Spec) {
+    let own: Vec<String> = spec.vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
+    for found in &mut probe.found {
+        found.grant.taken.retain(|load| !own.contains(&load.name));
+    }
+}
+
+/// What contracts do not promise.
+fn notes(all: &mut [Contracted]) {
+    let given: Vec<(Backend, Order, Level, Contract)> =
+        all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
+    for one in &mut *all {
+        // A VM waits for those above it only; all that have the paper's priorities are above all others.
+        let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
+            (Order::Rt, Order::Contract) => true,
+            (Order::Contract, Order::Rt) => false,
+            _ => g.2.above < one.level.above,
+        };
+        let others: Vec<Contract> =
+            given.iter().filter(|g| g.0 == Backend::RtGroup).filter(above).map(|g| g.3).collect();
+        let takes = interference_us(one.contract, &others);
+        if one.backend == Backend::RtGroup && takes + one.contract.budget_us() > one.contract.period_us() {
+            one.notes.push(format!(
+                "in a bad moment the contracts that go before it (`priorities = \"rt\"` first, then shorter periods, then the order of the spec) may take {} of its \
+                 period of {}, and a part of its budget comes in the next one; give it a shorter period than theirs",
+                Nanos(takes * 1000),
+                Nanos(one.contract.period_us() * 1000)
+            ));
+        }
+        // A contract that was given promises a budget; one that was found, a latest answer.
+        if one.found.is_none() {
+            continue;
+        }
+        let workers = attr(&Role::AioWorker, one.order, one.level, one.backend)
+            .filter(|_| one.backend != Backend::Deadline);
+        if one.backend != Backend::CpuMax && !workers.is_some_and(|a| a.policy.is_real_time()) {
+            one.notes.push(
+                "AIO workers are ordinary threads, which the budget does not hold: an answer that waits for one of them may come later than said (use `aio=native` or \
+                 io_uring)"
+                    .to_owned(),
+            );
+        }
+        if one.backend == Backend::Deadline {
+            one.notes.push(
+                "each thread has a part of the budget: the latest answer holds while the split follows the work".to_owned(),
+            );
+        }
+    }
+}
+
+/// The writes for all VMs that have a contract, and what they are worth. Empty where none has one.
+pub fn writes(
+    spec: &Spec,
+    files: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<(Vec<Write>, Vec<VmCpu>)> {
+    if spec.vms.iter().all(|vm| vm.cpu.need.is_none()) {
+        return Ok((Vec::new(), Vec::new()));
+    }
+    let root = Root::default();
+    let (probe, contracted) = contracts(spec, files, dirs, progress)?;
+    let named = vms::of_spec(spec, dirs, progress)?;
+    let contracted: Vec<_> = contracted
+        .into_iter()
+        .map(|one| {
+            let named = named.iter().find(|n| n.name == one.vm).context("a VM without a name")?;
+            let before =
+                if one.backend == Backend::Deadline { discover(&root, &named.handle)? } else { Vec::new() };
+            Ok((one, named, before))
+        })
+        .collect::<Result<_>>()?;
+    if contracted.iter().any(|(one, ..)| one.backend == Backend::Deadline) {
+        progress.step("looking which threads use the CPU, to split the budget over them");
+        std::thread::sleep(LOOK);
+    }
+    let (mut all, mut out) = (Vec::new(), Vec::new());
+    for (one, named, before) in contracted {
+        let threads = discover(&root, &named.handle)?;
+        let used = cpu_time_since(&before, &threads);
+        let ask = Ask {
+            vm: &one.vm,
+            threads: &threads,
+            contract: one.contract,
+            order: one.order,
+            level: one.level,
+            used: &used,
+        };
+        let mut settings = settings(&root, &probe, one.backend, &ask)?;
+        settings.notes.extend(one.notes);
+        append(&mut all, settings.writes.clone());
+        let (contract, order, level) = (one.contract, one.order, one.level);
+        out.push(VmCpu { vm: one.vm, contract, order, level, settings, found: one.found });
+    }
+    Ok((all, out))
+}
+
+/// CPU time that each thread used since `before`; nothing for a VM that was idle, whose threads'
+/// whole life then says more. The life of one which boots is all QEMU's start: a vCPU that got its
+/// part by that would not come up.
+fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
+    let since = |t: &Thread| {
+        let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start))?;
+        Some((t.tid, t.cpu_time.saturating_sub(old.cpu_time)))
+    };
+    let used: Vec<_> = now.iter().filter_map(since).collect();
+    if used.iter().map(|u| u.1).sum::<Duration>() < LOOK / IDLE { Vec::new() } else { used }
+}
+
+/// How a contract was found.
+pub fn words(vm: &str, found: &Chosen) -> String {
+    format!("{vm}: {}", found.choice.words(&found.demand))
+}
+
+/// Reports how each contract is held, and what is outside of it.
+pub fn explain(all: &[VmCpu], progress: &dyn Progress) {
+    for VmCpu { vm, settings: s, found, .. } in all {
+        if let Some(found) = found {
+            progress.step(&words(vm, found));
+        }
+        let strength = format!("{:?}", s.strength).to_lowercase();
+        progress.step(&format!("{vm}: its CPU contract is held by {} ({strength})", s.backend));
+        for note in &s.notes {
+            progress.step(&format!("{vm}: {note}"));
+        }
+        for (tid, why) in &s.outside {
+            progress.step(&format!("{vm}: thread {tid} is outside of it: {why}"));
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Before a device of the user is overwritten, or flooded: what uses it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use rtvirtio_kernel::holders::describe_unseen;
+use rtvirtio_kernel::{Claim, Holders};
+use rtvirtio_measure::workload::{Place, VmLoad};
+
+use crate::error::{Result, bail};
+use crate::inventory::Inventory;
+use crate::progress::Progress;
+use crate::site::Site;
+
+/// Claims a device whose data is about to be overwritten; refused while anything uses it but the
+/// processes of `except`. What could not be seen is a warning.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) when it is in use.
+pub fn claim(path: &Path, except: &[u32], progress: &dyn Progress) -> Result<Claim> {
+    let claim = Claim::take(path, except)?;
+    if let Some(unseen) = describe_unseen(claim.unseen()) {
+        progress.warn(&format!("{} is about to be overwritten: {unseen}", path.display()));
+    }
+    Ok(claim)
+}
+
+/// Warns of what is slowed while a device is measured by reads only.
+///
+/// # Errors
+/// When the device cannot be looked at.
+pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
+    let holders = Holders::of(path, &[])?;
+    if !holders.found.is_empty() {
+        progress.warn(&format!(
+            "{} is in use, and what uses it is slowed meanwhile: it is flooded with reads, up to 32 at a time, and its \
+             elevator changes between none and bfq ({})",
+            path.display(),
+            holders.describe()
+        ));
+    } else if !holders.unseen.is_empty() {
+        progress.warn(&format!(
+            "it is not known whether {} is in use: {}",
+            path.display(),
+            holders.describe()
+        ));
+    }
+    Ok(())
+}
+
+/// Claims what a site's tasks are about to overwrite from the host. A lab's own devices and
+/// processes are known; a guest's tasks write the disk that the guest has.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) when a target is in use.
+pub fn claim_targets(site: &Site, loads: &[VmLoad], progress: &dyn Progress) -> Result<Vec<Claim>> {
+    if site.spec.device.is_made() {
+        return Ok(Vec::new());
+    }
+    let mut targets = BTreeSet::new();
+    for load in loads {
+        match &load.place {
+            Place::Host { target, .. } if load.vm.tasks.iter().any(|t| t.op.write_share() > 0.0) => {
+                targets.insert(target);
+            }
+            _ => {}
+        }
+    }
+    let ours = site.lab.as_ref().map(Inventory::pids).unwrap_or_default();
+    let mut claims = Vec::new();
+    for target in targets {
+        // fio makes a file that does not exist: nothing is overwritten.
+        if matches!(target.symlink_metadata(), Err(e) if e.kind() == std::io::ErrorKind::NotFound) {
+            continue;
+        }
+        if ours.is_empty() {
+            claims.push(claim(target, &[], progress)?);
+            continue;
+        }
+        // The lab's own processes have locked it, each its part.
+        let holders = Holders::of(target, &ours)?;
+        if !holders.found.is_empty() {
+            bail!(
+                Guarded,
+                "{} is in use, and the tasks would overwrite it: {}",
+                target.display(),
+                holders.describe()
+            );
+        }
+    }
+    Ok(claims)
+}

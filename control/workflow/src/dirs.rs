@@ -1,0 +1,76 @@
+//! Where files lie.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_apply::{Session, StateDir};
+
+use crate::error::{Context as _, Result};
+
+/// The directories of an installation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dirs {
+    /// Journal, lock, profiles, models.
+    pub state: PathBuf,
+    /// Sockets, and the list of VMs that a lab has started.
+    pub run: PathBuf,
+}
+
+impl Dirs {
+    /// Where the profile of a device is saved; see [`crate::site::profile_key`].
+    #[must_use]
+    pub fn profile(&self, key: &str) -> PathBuf {
+        self.state.join("profiles").join(format!("{key}.json"))
+    }
+
+    /// Where the learned model of a device is saved.
+    #[must_use]
+    pub fn model(&self, key: &str) -> PathBuf {
+        self.state.join("models").join(format!("{key}.json"))
+    }
+
+    /// Where the runs lie from which a model of a device was learned.
+    #[must_use]
+    pub fn sweep(&self, key: &str) -> PathBuf {
+        self.state.join("sweeps").join(format!("{key}.jsonl"))
+    }
+
+    /// Where the CPU profile of a VM is saved.
+    #[must_use]
+    pub fn cpu_profile(&self, vm: &str) -> PathBuf {
+        self.state.join("cpu-profiles").join(format!("{vm}.json"))
+    }
+
+    /// fio's files, while tasks run.
+    #[must_use]
+    pub fn fio(&self) -> PathBuf {
+        self.run.join("fio")
+    }
+
+    /// Only one rtvirtio at a time works on the VMs of a run directory.
+    ///
+    /// # Errors
+    /// [`Kind::InForce`](crate::Kind::InForce) with the holder's process.
+    pub fn lock_vms(&self) -> Result<Session> {
+        Ok(Session::open(&self.run)?)
+    }
+}
+
+/// Writes a file of the state directory, or of a directory in it, so that a crash leaves the old or
+/// the new one. No symbolic link is followed, and a directory that another user owns or can write
+/// to is refused.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
+    let path = dir.join(name);
+    let dir = StateDir::open_or_create(dir)?;
+    dir.replace(name, 0o644, content).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Whether a path exists.
+///
+/// # Errors
+/// What cannot be told, as without permission, is not absence.
+pub fn is_there(path: &Path) -> Result<bool> {
+    path.try_exists().with_context(|| format!("cannot look at {}: run it with sudo?", path.display()))
+}

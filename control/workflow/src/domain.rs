@@ -1,0 +1,277 @@
+//! The I/O domain as the product runs it: planned, started, asked, stopped.
+
+pub mod client;
+pub mod plan;
+pub mod process;
+pub mod start;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rtvirtio_apply::{Session, StateDir};
+use rtvirtio_domain_config::File;
+use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_vmm::holder::Process;
+use serde::Serialize;
+use serde_json::Value;
+
+use self::client::program;
+use self::process::{Domain, FILE, LOG};
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Error, Result, bail};
+use crate::progress::Progress;
+
+/// How long a domain may take from its start to its first answer.
+const START: Duration = Duration::from_secs(3);
+/// Time between two questions to one that does not answer yet.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// A path that does not depend on where this program was started.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Whether a file is a domain's configuration rather than a spec.
+#[must_use]
+pub fn is_config(path: &Path) -> bool {
+    let Ok(text) = std::fs::read_to_string(path) else { return false };
+    text.lines().any(|line| line.trim_start().starts_with("[[device]]"))
+}
+
+/// A configuration file that can be applied.
+pub struct Config {
+    /// What it says.
+    pub file: File,
+    text: String,
+}
+
+/// Reads a configuration file.
+///
+/// # Errors
+/// [`Kind::File`](crate::Kind::File) for mistakes, and for paths that are not absolute.
+pub fn load(path: &Path) -> Result<Config> {
+    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let file = File::parse(path, &text)?;
+    let paths = file.devices.iter().flat_map(|d| &d.disks).flat_map(|d| [&d.socket, &d.path]);
+    if let Some(relative) = paths.chain([&file.control]).find(|p| p.is_relative()) {
+        bail!(
+            File,
+            "{}: {} must be an absolute path: the domain does not run where you are",
+            path.display(),
+            relative.display()
+        );
+    }
+    Ok(Config { file, text })
+}
+
+impl Config {
+    /// What [`Config::start`] would do, line by line; the disks are checked by the domain's program.
+    ///
+    /// # Errors
+    /// What the domain would refuse.
+    pub fn preview(&self, source: &Path, dirs: &Dirs, progress: &dyn Progress) -> Result<Vec<String>> {
+        if rustix::process::geteuid().is_root() {
+            plan::check_disks(&self.text)?;
+        } else {
+            progress.warn("the disks were not looked at: that needs root");
+        }
+        let ours = process::config_path(&dirs.state);
+        Ok(vec![
+            format!("{}: -> {}", ours.display(), source.display()),
+            format!("start {} --config {}", program().display(), ours.display()),
+        ])
+    }
+
+    /// Starts the domain on it; its process.
+    ///
+    /// # Errors
+    /// [`Kind::InForce`](crate::Kind::InForce) when one is applied already; what it reports when it
+    /// does not start.
+    pub fn start(&self, dirs: &Dirs, progress: &dyn Progress) -> Result<u32> {
+        // No other process applies or reverts meanwhile.
+        let _session = Session::open(&dirs.state)?;
+        match process::find(&dirs.state)? {
+            Domain::Absent => {}
+            Domain::Runs(_) => bail!(
+                InForce,
+                "an I/O domain is applied already: `rtvirtio revert` stops it; to change limits of a running one, edit its file and reload it"
+            ),
+            Domain::Ended => bail!(
+                InForce,
+                "an I/O domain is applied already, but does not run ({LOG} in the state directory has its last words): `rtvirtio revert` first"
+            ),
+        }
+        for dir in self.file.devices.iter().flat_map(|d| &d.disks).filter_map(|d| d.socket.parent()) {
+            std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        }
+        for path in self.file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.path) {
+            let root = Root::default();
+            let elevators =
+                BlockDevice::find(&root, path).and_then(|d| Ok((d.elevators(&root)?.current, d.name)));
+            // Files, and devices without an elevator, have none to warn of.
+            if let Ok((current, name)) = elevators {
+                if !matches!(current.as_str(), "none" | "mq-deadline") {
+                    progress.warn(&format!(
+                        "{name} has the elevator {current}, which orders requests anew below the domain: `echo none > /sys/block/{name}/queue/scheduler`"
+                    ));
+                }
+            }
+        }
+        process::start(Command::new(program()), &self.text, &dirs.state)
+    }
+
+    /// The status of the domain that was started on it.
+    ///
+    /// # Errors
+    /// [`Kind::NotRunning`](crate::Kind::NotRunning) when another process answers.
+    pub fn ask(&self, pid: u32) -> Result<Value> {
+        client::ask_one_of(&self.file.control, &[pid])
+    }
+}
+
+/// The process of an applied domain.
+#[derive(Serialize)]
+pub struct DomainStatus {
+    /// Its processes; more than one only while it is started.
+    pub pids: Vec<u32>,
+    /// Why it is not known whether it runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What became of an applied domain; `None` where none is applied.
+#[must_use]
+pub fn status(dirs: &Dirs) -> Option<DomainStatus> {
+    match process::find(&dirs.state) {
+        Ok(Domain::Absent) => None,
+        Ok(Domain::Ended) => Some(DomainStatus { pids: Vec::new(), error: None }),
+        Ok(Domain::Runs(all)) => Some(DomainStatus { pids: pids(&all), error: None }),
+        Err(e) => Some(DomainStatus { pids: Vec::new(), error: Some(format!("{e:#}")) }),
+    }
+}
+
+fn pids(processes: &[Process]) -> Vec<u32> {
+    processes.iter().map(Process::pid).collect()
+}
+
+impl DomainStatus {
+    /// Whether it runs, for all that is known.
+    #[must_use]
+    pub fn runs(&self) -> bool {
+        !self.pids.is_empty()
+    }
+}
+
+/// What `revert` did about the domain.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case", tag = "fate")]
+pub enum Fate {
+    /// None was applied.
+    None,
+    /// It is stopped, or had ended already; its files are removed.
+    Stopped {
+        /// Its processes.
+        pids: Vec<u32>,
+    },
+    /// It is as it was.
+    Left {
+        /// Its processes, as far as they are known.
+        pids: Vec<u32>,
+        /// Why, with the remedy.
+        why: String,
+    },
+}
+
+impl Fate {
+    /// Whether nothing of the domain is left.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        !matches!(self, Self::Left { .. })
+    }
+}
+
+/// Stops an applied domain, unless guests are attached and it is not to be stopped under them. The state directory is locked by
+/// the caller.
+#[must_use]
+pub fn stop(dirs: &Dirs, under_guests: bool) -> Fate {
+    let left = |pids, e: Error| Fate::Left { pids, why: format!("{e:#}") };
+    let processes = match process::find(&dirs.state) {
+        Ok(Domain::Absent) => return Fate::None,
+        Ok(Domain::Ended) => Vec::new(),
+        Ok(Domain::Runs(processes)) => processes,
+        Err(e) => return left(Vec::new(), e),
+    };
+    let pids = pids(&processes);
+    let may_stop = match processes.as_slice() {
+        _ if under_guests => Ok(()),
+        [] => nothing_answers(dirs),
+        _ => no_guest(dirs, &processes),
+    };
+    match may_stop.and_then(|()| process::stop(&processes, &dirs.state)) {
+        Ok(()) => Fate::Stopped { pids },
+        Err(e) => left(pids, e),
+    }
+}
+
+/// The configuration in force.
+fn applied(dirs: &Dirs) -> Result<File> {
+    let path = process::config_path(&dirs.state);
+    let text = StateDir::open(&dirs.state)?.read(FILE).with_context(|| path.display().to_string())?;
+    Ok(File::parse(&path, &String::from_utf8(text).with_context(|| path.display().to_string())?)?)
+}
+
+/// Fails where a guest is attached, or where that cannot be told.
+fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
+    let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
+    let control = applied(dirs).context(unknown)?.control;
+    let attached = || -> Result<Vec<String>> {
+        let status = client::ask_one_of(&control, &pids(processes))?;
+        let vms = status["vms"].as_array().context("its status names no VMs")?;
+        let attached = vms.iter().filter(|vm| vm["attached"] != false);
+        Ok(attached.map(|vm| vm["name"].as_str().unwrap_or("a VM").to_owned()).collect())
+    };
+    let deadline = Instant::now() + START;
+    let attached = loop {
+        match attached() {
+            Ok(attached) => break attached,
+            // One that has ended serves none.
+            Err(_) if have_ended(processes)? => return Ok(()),
+            Err(e) if Instant::now() > deadline => return Err(e).context(unknown),
+            // After a crash of `apply` it may be starting still.
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    };
+    if !attached.is_empty() {
+        bail!(
+            InForce,
+            "it serves the disks of {}: shut these VMs down and revert again, or `rtvirtio revert --stop-domain`, after which their requests wait until a domain runs again",
+            attached.join(", ")
+        );
+    }
+    Ok(())
+}
+
+fn have_ended(processes: &[Process]) -> Result<bool> {
+    for process in processes {
+        if !process.has_ended(Duration::ZERO)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Fails where the configuration's control socket is answered although no process holds the lock, as that of a domain which
+/// another program started.
+fn nothing_answers(dirs: &Dirs) -> Result<()> {
+    // A file that cannot be read says nothing of a process; it is removed with the rest.
+    let Ok(file) = applied(dirs) else { return Ok(()) };
+    if let Some(pid) = client::listener(&file.control)? {
+        bail!(
+            InForce,
+            "process {pid} answers at {} but was not started by `rtvirtio apply`: end it and revert again, or leave it and forget the domain that has ended with `rtvirtio revert --stop-domain`",
+            file.control.display()
+        );
+    }
+    Ok(())
+}

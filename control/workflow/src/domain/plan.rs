@@ -1,0 +1,142 @@
+//! The I/O domain planned for a spec.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rtvirtio_domain_config::File;
+use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
+use rtvirtio_model::Profile;
+use rtvirtio_spec::{Device, Spec};
+use rtvirtio_units::Nanos;
+
+use super::absolute;
+use super::client::program;
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Result, bail};
+use crate::plan::load_profile;
+use crate::progress::Progress;
+
+/// The domain's plan for a spec on its measured device, with warnings of what it rests on.
+///
+/// # Errors
+/// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without a profile.
+pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Progress) -> Result<DomainPlan> {
+    let profile = load_profile(spec, profile, dirs)?;
+    let plan = of_profile(spec, &profile)?;
+    for doubt in &profile.doubts {
+        progress.warn(&format!("the profile is in doubt: {doubt}"));
+    }
+    if profile.guest.is_none() {
+        progress.warn(
+            "the guest's own part of a request's time was not measured: bounds are from the guest's queue to \
+             its answer",
+        );
+    }
+    Ok(plan)
+}
+
+/// The plan's configuration file, checked by the domain's own parser and, as root, by its own look
+/// at the disks. `disks` holds `VM=PATH`; `spec_name` and `out` name the files.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) for a disk that is not said or said twice; what the domain would refuse.
+pub fn config(
+    plan: &DomainPlan,
+    spec: &Spec,
+    (spec_name, out): (&str, &Path),
+    disks: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<String> {
+    let mut places = places(spec, disks, dirs)?;
+    let text = |places: &[DiskPlace]| plan.text(spec_name, &control(dirs), places);
+    File::parse(out, &text(&places))?;
+    if rustix::process::geteuid().is_root() {
+        check_disks(&text(&places))?;
+        places.iter_mut().for_each(|place| place.is_raw = true);
+    } else {
+        progress.warn("the disks were not looked at, and their format is not declared: that needs root");
+    }
+    Ok(text(&places))
+}
+
+/// The domain of a spec on what is known of its device: what a twin declares, or a profile.
+///
+/// # Errors
+/// [`Kind::NotMeasured`](crate::Kind::NotMeasured) without either.
+pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Result<DomainPlan> {
+    match (&spec.device, profile) {
+        (Device::Twin { profile, size }, None) => {
+            let twin = rtvirtio_twin::TwinProfile::load(profile)?;
+            Ok(plan(spec, &DeviceModel::declared(profile, &twin, *size), &Options::default()))
+        }
+        _ => of_profile(spec, &load_profile(spec, profile, dirs)?),
+    }
+}
+
+/// Has the domain's program look at the disks of a configuration: in use, formats, sizes, overlaps.
+/// Nothing is changed.
+pub(super) fn check_disks(config: &str) -> Result<()> {
+    let mut file = tempfile::NamedTempFile::new().context("a file for the check of the disks")?;
+    file.write_all(config.as_bytes()).context("a file for the check of the disks")?;
+    let mut command = Command::new(program());
+    command.arg("--config").arg(file.path()).arg("--check=disks");
+    let out = command.output().with_context(|| program().display().to_string())?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    bail!(Guarded, "{}", said.trim().trim_start_matches("rtvirtio-iod: "))
+}
+
+/// Whether the domain can promise every target of a spec.
+#[must_use]
+pub fn would_do(spec: &Spec, profile: &Profile) -> bool {
+    of_profile(spec, profile).is_ok_and(|plan| plan.feasible)
+}
+
+fn of_profile(spec: &Spec, profile: &Profile) -> Result<DomainPlan> {
+    let device = DeviceModel::measured(profile)?;
+    // The longest that a request took in a guest that was alone: all of it that the device does not explain is the guest's.
+    let alone = profile.read.iter().min_by_key(|p| p.depth).map_or(0, |p| p.p50.0);
+    let guest = profile.guest.as_ref().map_or(0, |g| g.point.max.0.saturating_sub(alone));
+    Ok(plan(spec, &device, &Options { guest: Nanos(guest), ..Options::default() }))
+}
+
+fn control(dirs: &Dirs) -> PathBuf {
+    absolute(&dirs.run).join("iod.sock")
+}
+
+/// Where every VM's disk is, as the user says.
+fn places(spec: &Spec, disks: &[String], dirs: &Dirs) -> Result<Vec<DiskPlace>> {
+    if spec.lab_kind().is_some() {
+        bail!(
+            Argument,
+            "the disks of a lab are made when it is: `rtvirtio-lab up SPEC --domain` plans and starts the domain too"
+        );
+    }
+    let mut said: Vec<(&str, &str)> = Vec::new();
+    for disk in disks {
+        let Some((vm, path)) = disk.split_once('=') else { bail!(Argument, "--disk {disk}: write VM=PATH") };
+        if spec.vm(vm).is_none() {
+            bail!(Argument, "--disk {disk}: the spec has no VM \"{vm}\"");
+        }
+        if said.iter().any(|(other, _)| *other == vm) {
+            bail!(Argument, "--disk {disk}: there is another --disk for VM \"{vm}\"");
+        }
+        said.push((vm, path));
+    }
+    let place = |name: &str| {
+        let Some((_, path)) = said.iter().find(|(vm, _)| *vm == name) else {
+            bail!(Argument, "where is the disk of VM \"{name}\" on this host? Say --disk {name}=PATH");
+        };
+        Ok(DiskPlace {
+            socket: absolute(&dirs.run).join("disks").join(format!("{name}.sock")),
+            path: std::path::absolute(path).with_context(|| (*path).to_owned())?,
+            part: None,
+            is_raw: false,
+        })
+    };
+    spec.vms.iter().map(|vm| place(&vm.name)).collect()
+}

@@ -1,0 +1,186 @@
+//! The process of an applied I/O domain: started, found, stopped.
+//!
+//! It inherits an open file that holds the lock of `iod.lock` in the state directory, so the lock
+//! is held from its first instruction to its end, whatever becomes of `rtvirtio apply`. Only root
+//! can open that file; see [`rtvirtio_vmm::holder`].
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rtvirtio_apply::StateDir;
+use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_vmm::holder::{self, Process};
+use serde::{Deserialize, Serialize};
+
+use super::start::{self, Inherited};
+use crate::error::{Context as _, Error, Result, bail};
+
+/// The configuration in force, in the state directory.
+pub const FILE: &str = "iod.toml";
+/// Its log.
+pub const LOG: &str = "iod.log";
+/// Locked by the domain's process as long as it lives.
+const LOCK: &str = "iod.lock";
+/// The process that was started, for messages.
+const RECORD: &str = "iod.json";
+/// How long a domain may take to finish what it holds.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What there is of an applied domain.
+pub enum Domain {
+    /// None is applied.
+    Absent,
+    /// It is applied, and its process has ended.
+    Ended,
+    /// These processes hold its lock: one, but for the moment in which it is started.
+    Runs(Vec<Process>),
+}
+
+/// The process that was started, as it is saved.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    /// The kernel's run in which it was started.
+    boot_id: String,
+    #[serde(flatten)]
+    process: ProcessId,
+}
+
+/// Looks for the domain that is applied from a state directory. Changes nothing.
+///
+/// # Errors
+/// When it cannot be told whether one runs, or which process it is: never read as absence.
+pub fn find(state_dir: &Path) -> Result<Domain> {
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(Domain::Absent) };
+    let exists = |name: &str| dir.exists(name).with_context(|| state_dir.join(name).display().to_string());
+    let path = state_dir.join(LOCK);
+    if exists(LOCK)? {
+        let lock = dir.open_file(LOCK, 0o600).with_context(|| path.display().to_string())?;
+        if holder::is_held(&lock).with_context(|| path.display().to_string())? {
+            return Ok(Domain::Runs(holders(&path, &lock)?));
+        }
+    }
+    if let Some(process) = recorded(&dir)? {
+        bail!(
+            InForce,
+            "process {} was started as the I/O domain and runs, but does not hold {}: end it by hand, with `kill {}`",
+            process.pid,
+            path.display(),
+            process.pid
+        );
+    }
+    Ok(if exists(FILE)? { Domain::Ended } else { Domain::Absent })
+}
+
+fn holders(path: &Path, lock: &File) -> Result<Vec<Process>> {
+    let found = holder::search(path, lock).context("looking for the I/O domain's process")?;
+    if !found.holders.is_empty() {
+        return Ok(found.holders);
+    }
+    let unknown: Vec<String> = found.unknown.iter().map(|(pid, e)| format!("process {pid}: {e}")).collect();
+    bail!(
+        InForce,
+        "an I/O domain runs, for {} is locked, but its process is not found{}",
+        path.display(),
+        if unknown.is_empty() {
+            ": does it run in another PID namespace?".to_owned()
+        } else {
+            format!("; these could not be inspected: {}", unknown.join(", "))
+        }
+    )
+}
+
+/// The process of the record, if it runs.
+fn recorded(dir: &StateDir) -> Result<Option<ProcessId>> {
+    let path = dir.path().join(RECORD);
+    let text = match dir.read(RECORD) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        read => read.with_context(|| path.display().to_string())?,
+    };
+    let record: Record = serde_json::from_slice(&text).with_context(|| {
+        format!("{} is damaged: see that no rtvirtio-iod runs, and remove it", path.display())
+    })?;
+    Ok(Some(record.process).filter(|process| record.boot_id == boot_id() && process.is_alive()))
+}
+
+/// Identifies this run of the kernel; empty when the kernel does not say.
+fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// Starts a domain on a configuration and waits until guests may connect. The state directory is
+/// locked by the caller.
+///
+/// # Errors
+/// What it said when it did not start; nothing of it is left then.
+pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32> {
+    let dir = StateDir::open(state_dir)?;
+    let at = |name: &'static str| move || state_dir.join(name).display().to_string();
+    let lock = dir.open_file(LOCK, 0o600).with_context(at(LOCK))?;
+    // Another open file, to read only: the domain is given no way to write there.
+    let lock = File::open(format!("/proc/self/fd/{}", lock.as_raw_fd())).with_context(at(LOCK))?;
+    if !holder::lock(&lock).with_context(at(LOCK))? {
+        bail!(InForce, "an I/O domain runs already: `rtvirtio revert` stops it");
+    }
+    dir.remove(RECORD).with_context(at(RECORD))?;
+    // Before it runs: whatever happens from here on, `revert` finds it.
+    dir.replace(FILE, 0o644, config.as_bytes()).with_context(at(FILE))?;
+    let inherited = Inherited {
+        stdin: lock.into(),
+        log: dir.create_file(LOG, 0o644).with_context(at(LOG))?,
+        read_log: &|| dir.read(LOG),
+    };
+    command.arg("--config").arg(config_path(state_dir));
+    let started = start::start(command, None, inherited).map_err(Error::from);
+    let recorded = started.and_then(|process| {
+        let record = serde_json::to_vec_pretty(&Record { boot_id: boot_id(), process: process.clone() })?;
+        match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {
+            Ok(()) => Ok(process.pid),
+            Err(e) => {
+                process.stop(PATIENCE);
+                Err(e)
+            }
+        }
+    });
+    recorded.inspect_err(|_| {
+        // The first error is the one to tell; `status` tells of a file that stays.
+        let _ = dir.remove(FILE);
+    })
+}
+
+/// The configuration in force: a path that does not depend on where this program was started.
+pub fn config_path(state_dir: &Path) -> PathBuf {
+    super::absolute(state_dir).join(FILE)
+}
+
+/// Stops the processes of a domain and removes its files. The state directory is locked by the
+/// caller.
+///
+/// # Errors
+/// What is left, and why.
+pub fn stop(processes: &[Process], state_dir: &Path) -> Result<()> {
+    for process in processes {
+        if !process.stop(PATIENCE).with_context(|| format!("process {}", process.pid()))? {
+            bail!(
+                NotPutBack,
+                "process {} does not end, not even by SIGKILL: it waits in the kernel",
+                process.pid()
+            );
+        }
+    }
+    // Not taken for granted: a process that was not found may share the lock.
+    if let Domain::Runs(left) = find(state_dir)? {
+        let left: Vec<String> = left.iter().map(|p| p.pid().to_string()).collect();
+        bail!(NotPutBack, "process {} holds {} too", left.join(", "), state_dir.join(LOCK).display());
+    }
+    let dir = StateDir::open(state_dir)?;
+    // The configuration last: as long as it is there, the domain counts as applied.
+    for name in [LOG, RECORD, LOCK, FILE] {
+        dir.remove(name).with_context(|| state_dir.join(name).display().to_string())?;
+    }
+    Ok(())
+}

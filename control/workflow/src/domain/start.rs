@@ -1,0 +1,80 @@
+//! Starting the I/O domain's process.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_vmm::spawn::{self, Lifetime};
+
+/// What it says when guests may connect.
+const READY: &str = "ready";
+
+/// Why it does not serve.
+#[derive(Debug, thiserror::Error)]
+#[error("the I/O domain did not start: {why}")]
+pub struct IodError {
+    why: String,
+}
+
+impl IodError {
+    /// With what it said.
+    pub fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into() }
+    }
+}
+
+/// Waits until a domain whose standard output is piped says that guests may connect; false when it ended instead.
+pub fn is_ready(domain: &mut Child) -> bool {
+    let mut line = String::new();
+    if let Some(out) = domain.stdout.take() {
+        // It ends, or it says that it is ready: either ends the line.
+        let _ = BufReader::new(out).read_line(&mut line);
+    }
+    line.trim_end() == READY
+}
+
+/// What a domain is born with.
+pub struct Inherited<'a> {
+    /// Its standard input.
+    pub stdin: Stdio,
+    /// Where it writes its log.
+    pub log: File,
+    /// Reads that log, for the error when it does not start.
+    pub read_log: &'a dyn Fn() -> io::Result<Vec<u8>>,
+}
+
+/// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and waits until guests may connect.
+///
+/// # Errors
+/// What it said, when it did not start.
+pub fn start(
+    mut command: Command,
+    cgroup_procs: Option<&Path>,
+    inherited: Inherited<'_>,
+) -> Result<ProcessId, IodError> {
+    let failed = |what: &str, e: &io::Error| IodError::new(format!("{what}: {e}"));
+    command.stdin(inherited.stdin).stdout(Stdio::piped()).stderr(inherited.log);
+    let program = command.get_program().to_string_lossy().into_owned();
+    let cgroups = match cgroup_procs {
+        Some(path) => {
+            let open = fs::OpenOptions::new().write(true).open(path);
+            vec![open.map_err(|e| failed(&path.display().to_string(), &e))?]
+        }
+        None => Vec::new(),
+    };
+    let mut child = spawn::spawn(command, cgroups, Lifetime::Detached).map_err(|e| failed(&program, &e))?;
+    let ready = is_ready(&mut child);
+    match ProcessId::of(child.id()) {
+        Ok(Some(id)) if ready => Ok(id),
+        _ => {
+            // A child that has ended already is only reaped.
+            let _ = child.kill();
+            let _ = child.wait();
+            let said = (inherited.read_log)().map_err(|e| failed("its log cannot be read", &e))?;
+            let said = String::from_utf8_lossy(&said).into_owned();
+            Err(IodError::new(said.trim().lines().last().unwrap_or("it said nothing")))
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! The host's elevator, changed while something is measured.
+
+use rtvirtio_apply::{Binding, Machine, NoGuests, OnConflict, Session, Silent, elevator_writes};
+use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root};
+
+use crate::dirs::Dirs;
+use crate::error::{Result, bail, ensure};
+use crate::in_force::forget;
+use crate::progress::Progress;
+
+/// Changes a device's elevator under the same journal as a plan, so that all that the kernel forgets with it (tunables,
+/// queue depth, weights) comes back: when it is put back, when this is dropped, and by `rtvirtio revert` after a kill.
+pub struct MeasuredElevator<'a> {
+    session: Session,
+    binding: Binding,
+    root: Root,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> MeasuredElevator<'a> {
+    /// Takes the state directory. Nothing is changed yet.
+    ///
+    /// # Errors
+    /// Another rtvirtio holds the state directory, or a plan is in force: its settings would be measured, and then lost.
+    pub fn open(device: &BlockDevice, dirs: &Dirs, progress: &'a dyn Progress) -> Result<Self> {
+        let root = Root::default();
+        let session = Session::open(&dirs.state)?;
+        if session.in_force()? {
+            bail!(
+                InForce,
+                "a plan is in force (see `rtvirtio status`), and measuring the device takes another elevator: run `rtvirtio revert` first"
+            );
+        }
+        forget(&dirs.state)?;
+        let cgroups = match Cgroups::detect(&root) {
+            Ok(cgroups) => Some(cgroups),
+            // Without the controller there are no weights to keep.
+            Err(HostError::NoIoController { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
+        let binding = Binding { device: device.clone(), cgroups, vms: Default::default() };
+        Ok(Self { session, binding, root, progress })
+    }
+
+    /// Puts back what was set before and sets this elevator.
+    ///
+    /// # Errors
+    /// When the kernel refuses it, or something cannot be put back.
+    pub fn set(&self, name: &str) -> Result<()> {
+        self.put_back()?;
+        let machine = self.machine();
+        let writes = elevator_writes(name, &self.binding, &machine)?;
+        self.session.apply(&writes, &machine, &mut Silent)?;
+        Ok(())
+    }
+
+    /// Puts everything back as it was.
+    ///
+    /// # Errors
+    /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when something was left.
+    pub fn put_back(&self) -> Result<()> {
+        let reverted = self.session.revert(OnConflict::Report, &self.machine(), &mut Silent)?;
+        if let Some(reverted) = reverted {
+            ensure!(
+                reverted.done,
+                NotPutBack,
+                "{}; see `rtvirtio status`, then `rtvirtio revert --force` or `--keep`",
+                reverted.summary()
+            );
+        }
+        Ok(())
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine::new(&self.root, &NoGuests)
+    }
+}
+
+impl Drop for MeasuredElevator<'_> {
+    fn drop(&mut self) {
+        // What could not be put back stays in the journal.
+        if let Err(e) = self.put_back() {
+            self.progress.warn(&format!("{e:#}"));
+        }
+    }
+}

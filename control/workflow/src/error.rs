@@ -1,0 +1,252 @@
+//! One error for all steps: what kind it is, where it happened, what caused it.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use rtvirtio_apply::ApplyError;
+use rtvirtio_cpu::{CpuError, DemandError};
+use rtvirtio_kernel::{ClaimError, HostError};
+use rtvirtio_measure::MeasureError;
+use rtvirtio_measure::workload::WorkloadError;
+
+/// What a caller can do about an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// The user asked to stop.
+    Cancelled,
+    /// The spec, a plan or a configuration file has a mistake.
+    File,
+    /// An argument cannot be used as it is.
+    Argument,
+    /// A VM, a domain or a lab that is named does not run, or does not answer.
+    NotRunning,
+    /// A profile or a model is missing, or is of another device, kernel or VM.
+    NotMeasured,
+    /// Something is in force that has to be put back first, or another rtvirtio is at work.
+    InForce,
+    /// Nothing is in force that could be kept or shown.
+    NotInForce,
+    /// More is asked for than there is.
+    Infeasible,
+    /// Data would be lost, or somebody's device be disturbed.
+    Guarded,
+    /// Settings were left that should have been put back.
+    NotPutBack,
+    /// The kernel, a file, a VMM or a program refused.
+    System,
+}
+
+/// Why a step was not done. Its message names the remedy where there is one.
+///
+/// `{}` shows the outermost message; `{:#}` the whole chain on one line.
+pub struct Error {
+    kind: Kind,
+    /// Outermost first.
+    context: Vec<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The result of a step.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error with a message of its own.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, context: vec![message.into()], source: None }
+    }
+
+    /// The user asked to stop.
+    #[must_use]
+    pub fn cancelled() -> Self {
+        Self::new(Kind::Cancelled, "stopped as asked")
+    }
+
+    /// An error of a lower floor.
+    pub fn from_source(kind: Kind, source: impl StdError + Send + Sync + 'static) -> Self {
+        Self { kind, context: Vec::new(), source: Some(Box::new(source)) }
+    }
+
+    /// What a caller can do about it.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The cause of this type, wherever it stands in the chain.
+    #[must_use]
+    pub fn cause<T: StdError + 'static>(&self) -> Option<&T> {
+        let mut next: Option<&(dyn StdError + 'static)> = self.source.as_deref().map(|e| e as _);
+        while let Some(error) = next {
+            if let Some(found) = error.downcast_ref::<T>() {
+                return Some(found);
+            }
+            next = error.source();
+        }
+        None
+    }
+
+    /// The same error with a message in front.
+    pub(crate) fn within(mut self, context: String) -> Self {
+        self.context.insert(0, context);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context.join(": "))?;
+        let Some(source) = self.source.as_deref() else { return Ok(()) };
+        if self.context.is_empty() {
+            write!(f, "{source}")?;
+        } else if f.alternate() {
+            write!(f, ": {source}")?;
+        }
+        if f.alternate() {
+            let mut next = source.source();
+            while let Some(error) = next {
+                write!(f, ": {error}")?;
+                next = error.source();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {self:#}", self.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        let source = self.source.as_deref()?;
+        // Without a message of its own it shows its source's: that one's source comes next.
+        if self.context.is_empty() { source.source() } else { Some(source) }
+    }
+}
+
+/// Errors of lower floors, with their kind.
+macro_rules! from {
+    ($($source:ty => $kind:expr;)*) => { $(
+        impl From<$source> for Error {
+            fn from(source: $source) -> Self {
+                let kind: fn(&$source) -> Kind = $kind;
+                Self::from_source(kind(&source), source)
+            }
+        }
+    )* };
+}
+
+from! {
+    rtvirtio_spec::SpecErrors => |_| Kind::File;
+    rtvirtio_domain_config::FileError => |_| Kind::File;
+    rtvirtio_twin::ProfileError => |_| Kind::File;
+    serde_json::Error => |_| Kind::System;
+    std::io::Error => |_| Kind::System;
+    std::num::ParseIntError => |_| Kind::Argument;
+    std::num::TryFromIntError => |_| Kind::System;
+    std::string::FromUtf8Error => |_| Kind::File;
+    rustix::io::Errno => |_| Kind::System;
+    crate::domain::start::IodError => |_| Kind::System;
+    HostError => |_| Kind::System;
+    ClaimError => |_| Kind::Guarded;
+    rtvirtio_vmm::VmmError => |_| Kind::System;
+    rtvirtio_model::ModelError => |_| Kind::NotMeasured;
+    rtvirtio_model::learned::ModelFileError => |_| Kind::File;
+    rtvirtio_planner::PlanError => |_| Kind::File;
+    rtvirtio_domain_plan::DeviceError => |_| Kind::NotMeasured;
+    rtvirtio_measure::http::UrlError => |_| Kind::Argument;
+    rtvirtio_cpu::ProfileError => |_| Kind::NotMeasured;
+    ApplyError => |e| match e {
+        ApplyError::InForce { .. } | ApplyError::Locked { .. } => Kind::InForce,
+        ApplyError::Interrupted => Kind::Cancelled,
+        _ => Kind::System,
+    };
+    CpuError => |e| if matches!(e, CpuError::TooMuch { .. }) { Kind::Infeasible } else { Kind::System };
+    DemandError => |e| if e.is_infeasible() { Kind::Infeasible } else { Kind::NotMeasured };
+    MeasureError => |e| if matches!(e, MeasureError::Cancelled) { Kind::Cancelled } else { Kind::System };
+    WorkloadError => |e| if e.is_cancelled() { Kind::Cancelled } else { Kind::System };
+}
+
+/// Says where an error happened.
+pub trait Context<T> {
+    /// With a message in front.
+    ///
+    /// # Errors
+    /// The same, with the message.
+    fn context(self, message: impl Into<String>) -> Result<T>;
+
+    /// The same with a message that is made only when it is needed.
+    ///
+    /// # Errors
+    /// The same, with the message.
+    fn with_context<S: Into<String>>(self, message: impl FnOnce() -> S) -> Result<T>;
+}
+
+impl<T, E: Into<Error>> Context<T> for std::result::Result<T, E> {
+    fn context(self, message: impl Into<String>) -> Result<T> {
+        self.map_err(|e| e.into().within(message.into()))
+    }
+
+    fn with_context<S: Into<String>>(self, message: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|e| e.into().within(message().into()))
+    }
+}
+
+/// What is not there does not run.
+impl<T> Context<T> for Option<T> {
+    fn context(self, message: impl Into<String>) -> Result<T> {
+        self.ok_or_else(|| Error::new(Kind::NotRunning, message))
+    }
+
+    fn with_context<S: Into<String>>(self, message: impl FnOnce() -> S) -> Result<T> {
+        self.ok_or_else(|| Error::new(Kind::NotRunning, message()))
+    }
+}
+
+/// Returns an error of a kind.
+macro_rules! bail {
+    ($kind:ident, $($message:tt)*) => {
+        return Err($crate::error::Error::new($crate::error::Kind::$kind, format!($($message)*)))
+    };
+}
+pub(crate) use bail;
+
+/// Returns an error of a kind unless a condition holds.
+macro_rules! ensure {
+    ($condition:expr, $kind:ident, $($message:tt)*) => {
+        if !$condition {
+            $crate::error::bail!($kind, $($message)*);
+        }
+    };
+}
+pub(crate) use ensure;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn locked() -> Error {
+        std::io::Error::from_raw_os_error(13).into()
+    }
+
+    #[test]
+    fn the_chain_is_shown_once_and_the_cause_is_found() {
+        let plain = locked();
+        assert_eq!(format!("{plain}"), format!("{plain:#}"));
+        assert!(plain.source().is_none());
+        let outer = Err::<(), _>(locked()).context("cannot read a").context("vm b").unwrap_err();
+        assert_eq!(format!("{outer}"), "vm b: cannot read a");
+        assert_eq!(format!("{outer:#}"), format!("vm b: cannot read a: {plain}"));
+        assert_eq!(outer.kind(), Kind::System);
+        assert!(outer.cause::<std::io::Error>().is_some());
+        assert!(outer.cause::<ApplyError>().is_none());
+    }
+
+    #[test]
+    fn what_is_not_there_does_not_run() {
+        assert_eq!(None::<()>.context("no VM").unwrap_err().kind(), Kind::NotRunning);
+    }
+}

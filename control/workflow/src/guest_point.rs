@@ -1,0 +1,126 @@
+//! I/O as one VM of a lab sees it when it runs alone: what virtualisation itself adds.
+
+use std::time::Duration;
+
+use rtvirtio_measure::TaskResult;
+use rtvirtio_measure::workload::{self, RunOptions};
+use rtvirtio_model::{DepthPoint, GuestPoint, Profile};
+use rtvirtio_spec::{Arrival, Op, Pattern, Task};
+use rtvirtio_units::{Bytes, Iops};
+
+use crate::dirs::Dirs;
+use crate::elevator::MeasuredElevator;
+use crate::error::{Context as _, Error, Result, bail, ensure};
+use crate::progress::Progress;
+use crate::site::Site;
+
+/// How long each of the two runs measures.
+const LENGTH: Duration = Duration::from_secs(5);
+/// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference of the runs in CPU time is the
+/// requests' alone: fio's start and the guest's idle ticks are in both.
+const HIGHEST: f64 = 800.0;
+/// Rate of the lower run as a share of the higher one's.
+const LOWER: f64 = 0.25;
+
+/// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and counts the CPU time it costs. The
+/// latencies are those at the higher rate.
+///
+/// # Errors
+/// When a plan is in force, or the VM does not answer.
+pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progress) -> Result<GuestPoint> {
+    let alone = profile.read.first().map_or(HIGHEST, |point| point.iops.0);
+    // Whole requests per second: fio paces in whole bytes per second.
+    let high = (alone / 2.0).clamp(4.0, HIGHEST).floor();
+    let rates = [(high * LOWER).floor(), high];
+    let lab = site.lab.as_ref().context("only a lab's VM can be measured alone")?;
+    let elevator = MeasuredElevator::open(&site.device, dirs, progress)?;
+    elevator.set("none")?;
+    let qemu = lab.vms.first().and_then(|vm| vm.guest.as_ref());
+    let probed: Result<Vec<_>> = rates
+        .into_iter()
+        .map(|rate| {
+            let before = qemu.map_or(0.0, |q| cpu_seconds(q.process.pid));
+            let task = probe(site, rate, dirs, progress)?;
+            Ok((task, qemu.map_or(0.0, |q| cpu_seconds(q.process.pid)) - before))
+        })
+        .collect();
+    // First of all, also after Ctrl-C.
+    elevator.put_back()?;
+    let runs = probed?;
+    let [(low, low_cpu), (task, high_cpu)] = &runs[..] else { bail!(System, "a probe is missing") };
+    ensure!(
+        task.n > low.n,
+        System,
+        "the VM completed no more requests at {}/s than at {}/s",
+        rates[1],
+        rates[0]
+    );
+    let cpu_per_request = (high_cpu - low_cpu).max(0.0) / (task.n - low.n) as f64;
+    let kind = match (qemu, lab.accelerator.as_str()) {
+        (None, _) => "process",
+        (_, "kvm") => "qemu-kvm",
+        _ => "qemu-tcg",
+    };
+    Ok(GuestPoint {
+        kind: kind.to_owned(),
+        point: DepthPoint {
+            depth: 1,
+            iops: task.achieved_rate,
+            spread: 0.0,
+            n: task.n,
+            p50: task.p50_ns,
+            p99: task.p99_ns,
+            p9999: task.p9999_awake_ns.unwrap_or(task.p9999_ns),
+            max: task.max_ns,
+        },
+        cpu_per_request,
+    })
+}
+
+/// CPU time of a process and all its threads so far, in seconds (fields 14 and 15 of proc_pid_stat(5)).
+fn cpu_seconds(pid: u32) -> f64 {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return 0.0 };
+    let Some((_, fields)) = stat.rsplit_once(')') else { return 0.0 };
+    let ticks: u64 =
+        fields.split_ascii_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();
+    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+}
+
+fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result<TaskResult> {
+    let mut load = site.loads(&[])?.into_iter().next().context("the spec has no VM")?;
+    load.vm.tasks = vec![Task {
+        name: "probe".to_owned(),
+        op: Op::Read,
+        block: Bytes::from_kib(4),
+        pattern: Pattern::Random,
+        rate: Some(Iops(rate)),
+        depth: 1,
+        arrival: Arrival::Closed,
+        burst: None,
+        target: None,
+    }];
+    load.predicted = vec![None];
+    let work_dir = dirs.fio();
+    let label = format!("measuring I/O inside {} at {rate}/s", load.vm.name);
+    let mut bar = progress.bar(&label, LENGTH.as_secs() + 1);
+    let tasks = workload::run(
+        &[load],
+        &mut RunOptions {
+            length: LENGTH,
+            warm_up: workload::WARM_UP,
+            seed: 1,
+            watch: site.lab.is_some(),
+            disk: None,
+            work_dir: &work_dir,
+            cancel: progress.cancel_flag(),
+            on_tick: &mut |t| bar.set(t.as_secs()),
+        },
+    );
+    drop(bar);
+    let _ = std::fs::remove_dir(&work_dir);
+    match tasks {
+        Err(e) if e.is_cancelled() => Err(Error::cancelled()),
+        Err(e) => Err(e.into()),
+        Ok((tasks, ..)) => tasks.into_iter().next().context("the probe has no result"),
+    }
+}

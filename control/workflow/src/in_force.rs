@@ -1,0 +1,95 @@
+//! What is kept next to the journal: the plan and the contracts in force.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use rtvirtio_apply::{JOURNAL_FILE, Session, StateDir};
+use rtvirtio_planner::{PLAN_SCHEMA, Plan};
+
+use crate::contracts::IN_FORCE_FILE;
+use crate::dirs::{Dirs, is_there, write_state};
+use crate::error::{Context as _, Error, Kind, Result, bail};
+
+/// The plan in force.
+const PLAN_FILE: &str = "plan.json";
+
+/// Saves the plan that is about to be journaled. Without a journal it means nothing.
+pub(crate) fn save(plan: &Plan, state_dir: &Path) -> Result<()> {
+    write_state(state_dir, PLAN_FILE, &serde_json::to_vec_pretty(plan)?)
+}
+
+/// The plan whose journal is there; `None` without a journal, and for a journal without a plan, as
+/// that of CPU contracts alone.
+///
+/// # Errors
+/// When that cannot be told.
+pub fn plan(state_dir: &Path) -> Result<Option<Plan>> {
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
+    let at = |name: &'static str| move || state_dir.join(name).display().to_string();
+    if !dir.exists(JOURNAL_FILE).with_context(at(JOURNAL_FILE))? {
+        return Ok(None);
+    }
+    match dir.read(PLAN_FILE) {
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        read => parse_plan(&state_dir.join(PLAN_FILE), &read.with_context(at(PLAN_FILE))?).map(Some),
+    }
+}
+
+/// Forgets the plan and the contracts of a journal that is gone: the next journal is not of these.
+///
+/// # Errors
+/// When a file cannot be removed.
+pub fn forget(state_dir: &Path) -> Result<()> {
+    let Some(dir) = StateDir::find(state_dir)? else { return Ok(()) };
+    for file in [PLAN_FILE, IN_FORCE_FILE] {
+        dir.remove(file).with_context(|| format!("cannot remove {}", state_dir.join(file).display()))?;
+    }
+    Ok(())
+}
+
+/// Refuses to go on while settings are in force.
+///
+/// # Errors
+/// [`Kind::InForce`].
+pub fn refuse(dirs: &Dirs) -> Result<()> {
+    let path = dirs.state.join(JOURNAL_FILE);
+    if Session::open(&dirs.state)?.in_force()? {
+        return Err(rtvirtio_apply::ApplyError::InForce { path }.into());
+    }
+    Ok(())
+}
+
+/// The process that applied what is in force; `None` where nothing is.
+///
+/// # Errors
+/// When that cannot be told.
+pub fn applied_by(dirs: &Dirs) -> Result<Option<u32>> {
+    if !is_there(&dirs.state)? {
+        return Ok(None);
+    }
+    Ok(Session::open(&dirs.state)?.applied_by()?)
+}
+
+/// Reads a plan file.
+///
+/// # Errors
+/// [`Kind::File`] when it is not a plan of this form.
+pub fn load_plan(path: &Path) -> Result<Plan> {
+    parse_plan(path, &std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?)
+}
+
+fn parse_plan(path: &Path, text: &[u8]) -> Result<Plan> {
+    let plan: Plan =
+        serde_json::from_slice(text).map_err(|e| Error::from_source(Kind::File, e)).with_context(|| {
+            format!("{} is not a plan: make one with `rtvirtio plan SPEC -o FILE`", path.display())
+        })?;
+    if plan.schema != PLAN_SCHEMA {
+        bail!(
+            File,
+            "{} has form {}, this rtvirtio knows {PLAN_SCHEMA}: plan again",
+            path.display(),
+            plan.schema
+        );
+    }
+    Ok(plan)
+}

@@ -1,0 +1,34 @@
+//! From a spec to the host and back, one direction, each step testable alone:
+//!
+//! `load_spec -> Site::find -> plan -> resolve -> apply`.
+//!
+//! No function here touches a terminal: progress goes to a [`Progress`], errors are an [`Error`]
+//! with a [`Kind`] that a caller can act on. The command line and a daemon call the same functions.
+
+pub mod apply;
+pub mod bfq;
+pub mod contracts;
+pub mod data_guard;
+mod dirs;
+pub mod domain;
+pub mod elevator;
+mod error;
+pub mod guest_point;
+pub mod guests;
+pub mod held;
+pub mod in_force;
+pub mod inventory;
+pub mod keep;
+pub mod model_choice;
+pub mod plan;
+pub mod profile;
+pub mod profile_cpu;
+mod progress;
+pub mod run;
+pub mod site;
+pub mod tune;
+pub mod vms;
+
+pub use dirs::{Dirs, is_there, write_state};
+pub use error::{Context, Error, Kind, Result};
+pub use progress::{Bar, Progress};

@@ -1,0 +1,130 @@
+//! Which model predicts: a formula, or what was learned of this device on this host.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rtvirtio_model::{Config, HostModel, ModelKind, Profile};
+use rtvirtio_planner::PlanOptions;
+use rtvirtio_spec::Spec;
+
+use crate::dirs::{Dirs, is_there};
+use crate::error::{Context as _, Result};
+use crate::progress::Progress;
+use crate::site;
+
+/// Models by name, as a user asks for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelName {
+    /// What was learned on this host, if there is such a model, else slice.
+    Auto,
+    /// BFQ's slices and queueing at the device.
+    Slice,
+    /// The RT-VirtIO paper's equations (1)-(5).
+    Analytical,
+    /// The paper's network, fitted on this host.
+    Mlp,
+    /// Learned on this host, with an upper bound.
+    Bound,
+}
+
+/// A kind of model, with what was learned where the kind needs it.
+#[derive(Clone)]
+pub struct ModelChoice {
+    /// The kind.
+    pub kind: ModelKind,
+    /// The learned model.
+    pub learned: Option<Arc<HostModel>>,
+}
+
+impl ModelChoice {
+    /// A formula that needs nothing learned.
+    pub fn formula(kind: ModelKind) -> Self {
+        Self { kind, learned: None }
+    }
+
+    /// As asked; `auto` takes the learned model where there is one that fits, else the slice model, and says so when one does not fit.
+    pub fn find(
+        name: ModelName,
+        spec: &Spec,
+        profile: &Profile,
+        dirs: &Dirs,
+        progress: &dyn Progress,
+    ) -> Result<Self> {
+        let kind = match name {
+            ModelName::Slice => return Ok(Self::formula(ModelKind::Slice)),
+            ModelName::Analytical => ModelKind::Analytical,
+            ModelName::Mlp => ModelKind::Mlp,
+            ModelName::Bound | ModelName::Auto => ModelKind::Bound,
+        };
+        match (load(spec, profile, dirs), name) {
+            // The equations have coefficients of their own.
+            (Ok(None), ModelName::Analytical) => Ok(Self::formula(kind)),
+            (Err(e), ModelName::Analytical) => {
+                progress.warn(&format!(
+                    "the coefficients are those of Table III, as the learned model is not used: {e:#}"
+                ));
+                Ok(Self::formula(kind))
+            }
+            (Ok(Some(model)), _) => Ok(Self { kind, learned: Some(Arc::new(model)) }),
+            (Ok(None), ModelName::Auto) => Ok(Self::formula(ModelKind::Slice)),
+            (Err(e), ModelName::Auto) => {
+                progress.warn(&format!("the learned model is not used: {e:#}"));
+                Ok(Self::formula(ModelKind::Slice))
+            }
+            (Ok(None), _) => Err(rtvirtio_model::ModelError::NotLearned.into()),
+            (Err(e), _) => Err(e),
+        }
+    }
+
+    /// The options of a search.
+    pub fn options(&self, start: Config) -> PlanOptions {
+        match (self.kind, &self.learned) {
+            (ModelKind::Analytical, learned) => {
+                PlanOptions { learned: learned.clone(), ..PlanOptions::paper(start) }
+            }
+            (ModelKind::Mlp, Some(learned)) => PlanOptions::paper_mlp(start, Arc::clone(learned)),
+            (ModelKind::Bound, Some(learned)) => PlanOptions::bound(start, Arc::clone(learned)),
+            _ => PlanOptions::new(start),
+        }
+    }
+}
+
+/// Keeps a model that learned from guests aside before one without takes its place: its runs in guests took an hour or more, and a sweep has none.
+///
+/// # Errors
+/// When it cannot be renamed.
+pub fn keep_aside(path: &Path, progress: &dyn Progress) -> Result<()> {
+    if !read(path).is_ok_and(|model| model.guests.is_some()) {
+        return Ok(());
+    }
+    let aside = path.with_extension("json.before");
+    std::fs::rename(path, &aside).with_context(|| format!("cannot keep {} aside", path.display()))?;
+    progress.warn(&format!(
+        "the model that was there had learned from guests too and is kept as {}; the new one has not: `rtvirtio-lab bench accuracy DATA --guests GUESTS --model {}` makes one that has",
+        aside.display(),
+        path.display()
+    ));
+    Ok(())
+}
+
+/// The learned model of the spec's device; `None` when there is none.
+fn load(spec: &Spec, profile: &Profile, dirs: &Dirs) -> Result<Option<HostModel>> {
+    let path = dirs.model(&site::profile_key(&spec.device)?);
+    if !is_there(&path)? {
+        return Ok(None);
+    }
+    let model = read(&path)?;
+    model.fits(profile).with_context(|| path.display().to_string())?;
+    Ok(Some(model))
+}
+
+/// The model of a file, where one is named.
+pub fn read_if(path: Option<&Path>) -> Result<Option<Arc<HostModel>>> {
+    Ok(path.map(read).transpose()?.map(Arc::new))
+}
+
+/// A model file, checked.
+pub fn read(path: &Path) -> Result<HostModel> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    HostModel::from_json(&text).with_context(|| path.display().to_string())
+}

@@ -1,0 +1,59 @@
+//! What the caller sees while work goes on, and how it stops it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+/// Time between two looks at the flag while nothing else is done.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Where work reports to: a terminal, a log, a page.
+pub trait Progress {
+    /// One line of progress.
+    fn step(&self, text: &str);
+
+    /// A line that is shown always.
+    fn warn(&self, text: &str);
+
+    /// A bar from 0 to `total` seconds or points; it ends when it is dropped.
+    fn bar(&self, label: &str, total: u64) -> Box<dyn Bar>;
+
+    /// Set when the work is to stop: everything made or changed is put back then.
+    fn cancel_flag(&self) -> &AtomicBool;
+
+    /// Whether the work is to stop.
+    fn is_cancelled(&self) -> bool {
+        self.cancel_flag().load(Ordering::Relaxed)
+    }
+
+    /// An error when the work is to stop.
+    ///
+    /// # Errors
+    /// [`Kind::Cancelled`](crate::Kind::Cancelled).
+    fn check_cancelled(&self) -> Result<()> {
+        if self.is_cancelled() { Err(Error::cancelled()) } else { Ok(()) }
+    }
+
+    /// Waits, unless the work is to stop.
+    ///
+    /// # Errors
+    /// [`Kind::Cancelled`](crate::Kind::Cancelled).
+    fn pause(&self, length: Duration) -> Result<()> {
+        let begin = Instant::now();
+        while let Some(left) = length.checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
+            self.check_cancelled()?;
+            std::thread::sleep(left.min(NAP));
+        }
+        Ok(())
+    }
+}
+
+/// How far a piece of work is.
+pub trait Bar {
+    /// This much is done.
+    fn set(&mut self, done: u64);
+
+    /// What it does now.
+    fn say(&mut self, text: &str);
+}

@@ -1,0 +1,417 @@
+//! The spec's device and VMs, found on this host.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_apply::{Binding, VmBinding};
+use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
+use rtvirtio_measure::workload::{Place, VmLoad};
+use rtvirtio_measure::{HostFacts, VmKind};
+use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
+use rtvirtio_planner::{CgroupMode, PlanOptions};
+use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
+use rtvirtio_units::{Bytes, Iops, Nanos};
+use rtvirtio_vmm::threads::{process_of, serves};
+use rtvirtio_vmm::{GuestAgent, Qmp};
+
+use crate::bfq;
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Result, bail, ensure};
+use crate::inventory::Inventory;
+use crate::model_choice::ModelChoice;
+use crate::progress::Progress;
+
+/// How long a guest's agent may take to answer when it is only asked for its settings.
+const AGENT_PATIENCE: Duration = Duration::from_secs(5);
+/// Largest settings file read from a guest, bytes.
+const SMALL_FILE: usize = 4096;
+
+/// A spec and what of it exists here.
+pub struct Site {
+    /// The spec.
+    pub spec: Spec,
+    /// The shared device.
+    pub device: BlockDevice,
+    /// The VMs as a lab lists them, when they are a lab's.
+    pub lab: Option<Inventory>,
+    root: Root,
+    cgroups: Cgroups,
+    /// Per VM in spec order.
+    vms: Vec<Found>,
+}
+
+/// One VM on this host.
+struct Found {
+    cgroup: PathBuf,
+    agent: Option<PathBuf>,
+    disk: Option<PathBuf>,
+}
+
+/// Reads a spec file.
+///
+/// # Errors
+/// [`rtvirtio_spec::SpecErrors`] with file, line and column.
+pub fn load_spec(path: &Path) -> Result<Spec> {
+    Ok(rtvirtio_spec::load(path)?)
+}
+
+/// Name under which a device's profile is saved.
+pub fn profile_key(device: &Device) -> Result<String> {
+    Ok(match device {
+        Device::Twin { profile, .. } => {
+            let name = Path::new(profile)
+                .file_stem()
+                .map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
+            format!("twin-{}", if profile.contains('/') { name } else { profile.clone() })
+        }
+        Device::File { path, .. } => {
+            format!("file-{}", path.file_name().unwrap_or_default().to_string_lossy())
+        }
+        Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
+    })
+}
+
+impl Site {
+    /// For steps that change settings: loads BFQ, where it is a module, so that a plan can choose it.
+    /// Whether it is offered then is for the plan to see.
+    pub fn load_bfq(&self, progress: &dyn Progress) {
+        // The error says that it is not offered.
+        let _ = bfq::load(&self.device, progress);
+    }
+
+    /// For steps that change nothing: warns where BFQ could be had.
+    pub fn warn_without_bfq(&self, progress: &dyn Progress) {
+        if bfq::lacks_module(&self.device, &self.root) {
+            progress.warn(&format!(
+                "{} does not offer BFQ now, so the plan does without it; `apply` loads the module first, and so does `modprobe bfq`",
+                self.device.name
+            ));
+        }
+    }
+
+    /// Finds the device and every VM. Changes nothing.
+    ///
+    /// # Errors
+    /// [`Kind::NotRunning`](crate::Kind::NotRunning) with the VM that is not there.
+    pub fn find(spec: Spec, dirs: &Dirs) -> Result<Self> {
+        let root = Root::default();
+        let cgroups = Cgroups::detect(&root)?;
+        let lab = match spec.lab_kind() {
+            Some(_) => Some(Inventory::of_spec(&spec, &dirs.run)?),
+            None => None,
+        };
+        let device = match (&spec.device, &lab) {
+            (_, Some(lab)) => BlockDevice::find(&root, &lab.device)?,
+            (Device::Path(path), None) => BlockDevice::find(&root, path)?,
+            (Device::Twin { .. } | Device::File { .. }, None) => {
+                bail!(NotRunning, "the device exists only in a lab")
+            }
+        };
+        let mut vms = Vec::new();
+        for (i, vm) in spec.vms.iter().enumerate() {
+            vms.push(match &lab {
+                Some(lab) => {
+                    let here = &lab.vms[i];
+                    Found {
+                        cgroup: here.cgroup.clone(),
+                        agent: here.guest.as_ref().map(|guest| guest.agent.clone()),
+                        disk: here.guest.as_ref().map(|guest| guest.disk.clone()),
+                    }
+                }
+                None => find_existing(vm, &root, &cgroups).with_context(|| format!("vm {}", vm.name))?,
+            });
+        }
+        Ok(Self { spec, device, lab, root, cgroups, vms })
+    }
+
+    /// The device and the VMs as `apply` takes them.
+    pub fn binding(&self) -> Result<Binding> {
+        let mut vms = BTreeMap::new();
+        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
+            let guest_disk = match (&found.agent, &found.disk) {
+                (Some(_), Some(disk)) => disk.file_name().map(|n| n.to_string_lossy().into_owned()),
+                _ => None,
+            };
+            vms.insert(
+                vm.name.clone(),
+                VmBinding { cgroup: Some(found.cgroup.clone()), agent: found.agent.clone(), guest_disk },
+            );
+        }
+        Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
+    }
+
+    /// The settings in force.
+    pub fn config(&self) -> Result<Config> {
+        let elevator = elevator(&self.device.elevators(&self.root)?.current);
+        let bfq = if elevator == Elevator::Bfq {
+            bfq_of(&self.device.tunables(&self.root)?)?
+        } else {
+            Bfq::default()
+        };
+        let mut vms = Vec::new();
+        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
+            let (weight, cap) = (self.weight(found)?, self.cap(vm, found)?);
+            let mut config = VmConfig { weight, cap, ..default_vm() };
+            if let Some((elevator, bfq)) = guest_settings(found) {
+                config.guest_elevator = elevator;
+                config.guest_bfq = bfq;
+            }
+            vms.push(config);
+        }
+        Ok(Config { elevator, bfq, vms })
+    }
+
+    /// Options for a search from the settings in force, limited to what this host offers.
+    pub fn plan_options(&self, start: Config, model: &ModelChoice) -> Result<PlanOptions> {
+        let mut options = model.options(start);
+        let offered: Vec<Elevator> =
+            self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
+        options.space.elevators.retain(|e| offered.contains(e));
+        let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|vm| &vm.cgroup).collect();
+        cgroups.sort();
+        cgroups.dedup();
+        if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
+            options.mode = CgroupMode::Shared;
+        }
+        options.space.guests &= self.vms.iter().all(|vm| vm.agent.is_some() && vm.disk.is_some());
+        Ok(options)
+    }
+
+    /// Where the tasks run.
+    pub fn loads(&self, predicted: &[Option<Nanos>]) -> Result<Vec<VmLoad>> {
+        let mut loads = match &self.lab {
+            Some(lab) => self.lab_loads(lab)?,
+            None => self.existing_loads()?,
+        };
+        let mut rest = predicted.iter().copied();
+        for load in &mut loads {
+            load.predicted = load.vm.tasks.iter().map(|_| rest.next().flatten()).collect();
+        }
+        Ok(loads)
+    }
+
+    /// Refuses tasks that would overwrite data of a real device, unless the user has said that it may be lost.
+    pub fn guard_data(&self, may_destroy: bool) -> Result<()> {
+        let writer = self.spec.tasks().find(|(_, task)| task.op.write_share() > 0.0);
+        match (writer, &self.spec.device) {
+            (Some((vm, task)), Device::Path(path)) if !may_destroy => bail!(
+                Guarded,
+                "task {}/{} writes, and {} is a real device: what the task overwrites is lost. \
+                 If the tasks' disks hold nothing that you need, say --destroy-data",
+                vm.name,
+                task.name,
+                path.display()
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// What kind of VM the numbers come from.
+    pub fn kind(&self) -> VmKind {
+        if self.spec.lab_kind() == Some(LabKind::Process) || self.vms.iter().any(|vm| vm.agent.is_none()) {
+            VmKind::Process
+        } else {
+            VmKind::Qemu
+        }
+    }
+
+    /// What one needs to know of the host to read the numbers.
+    pub fn facts(&self) -> HostFacts {
+        let (vmm, accelerator, device) = match &self.lab {
+            Some(lab) => {
+                let domain = if lab.domain.is_some() { ", disks through the I/O domain" } else { "" };
+                (
+                    format!("{}{domain}", lab.vmm),
+                    lab.accelerator.clone(),
+                    format!("{}: {}", self.device.name, lab.device_text),
+                )
+            }
+            None => ("existing".to_owned(), "unknown".to_owned(), self.device.name.clone()),
+        };
+        HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
+    }
+
+    fn weight(&self, found: &Found) -> Result<u32> {
+        if Cgroups::is_root(&found.cgroup) {
+            return Ok(100);
+        }
+        let file = self.cgroups.weight_file(&self.root, &found.cgroup)?;
+        // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
+        let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
+        let weights = text::weights(&content).unwrap_or_default();
+        let weight = weights.devices.get(&self.device.dev).copied().or(weights.default).unwrap_or(100);
+        Ok(u32::try_from(weight).unwrap_or(100))
+    }
+
+    /// The limit on requests that is in force: of the directions that the VM's tasks use, added up as the models count them. None
+    /// when one of these directions has no limit.
+    fn cap(&self, vm: &Vm, found: &Found) -> Result<Option<Iops>> {
+        if Cgroups::is_root(&found.cgroup) {
+            return Ok(None);
+        }
+        let uses = |limit: Limit| {
+            vm.tasks.iter().map(|t| t.op.write_share()).any(|share| match limit {
+                Limit::WriteIops => share > 0.0,
+                _ => share < 1.0,
+            })
+        };
+        let mut sum = 0;
+        for limit in [Limit::ReadIops, Limit::WriteIops].into_iter().filter(|limit| uses(*limit)) {
+            let path = self.cgroups.limit_file(&found.cgroup, limit)?;
+            let content = self.root.read_optional(&path)?.unwrap_or_default();
+            let value = match self.cgroups.hierarchy {
+                Hierarchy::V1 => text::throttle_limit(&content, &self.device.dev),
+                Hierarchy::V2 => text::io_max_limit(&content, &self.device.dev, limit.key()),
+            };
+            let Some(value) = value else { return Ok(None) };
+            sum += value;
+        }
+        Ok((sum > 0).then_some(Iops(sum as f64)))
+    }
+
+    fn lab_loads(&self, lab: &Inventory) -> Result<Vec<VmLoad>> {
+        let mut loads = Vec::new();
+        for (vm, here) in self.spec.vms.iter().zip(&lab.vms) {
+            let place = match &here.guest {
+                Some(guest) => Place::Guest { agent: guest.agent.clone(), target: guest.disk.clone() },
+                None => Place::Host {
+                    cgroup_procs: vec![self.cgroups.dir(&here.cgroup)?.join("cgroup.procs")],
+                    target: lab.device.clone(),
+                    region: Some(here.region),
+                },
+            };
+            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+        }
+        Ok(loads)
+    }
+
+    fn existing_loads(&self) -> Result<Vec<VmLoad>> {
+        let mut loads = Vec::new();
+        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
+            let Some(disk) = &found.disk else {
+                bail!(
+                    File,
+                    "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
+                    vm.name,
+                    if found.agent.is_some() { " inside the guest" } else { "" }
+                );
+            };
+            let place = match &found.agent {
+                Some(agent) => Place::Guest { agent: agent.clone(), target: disk.clone() },
+                None => Place::Host {
+                    cgroup_procs: vec![self.cgroups.dir(&found.cgroup)?.join("cgroup.procs")],
+                    target: disk.clone(),
+                    region: None,
+                },
+            };
+            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+        }
+        Ok(loads)
+    }
+}
+
+/// The kernel's default BFQ settings for the spec's VMs, the paper's baseline.
+pub fn default_config(spec: &Spec) -> Config {
+    Config {
+        elevator: Elevator::Bfq,
+        bfq: Bfq::default(),
+        vms: spec.vms.iter().map(|_| default_vm()).collect(),
+    }
+}
+
+fn default_vm() -> VmConfig {
+    VmConfig { weight: 100, cap: None::<Iops>, guest_elevator: Elevator::None, guest_bfq: Bfq::default() }
+}
+
+fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> Result<Found> {
+    let Reach::Existing { host, agent, disk } = &vm.reach else { bail!(Argument, "it is a lab's VM") };
+    let of_pid = |pid: u32| -> Result<PathBuf> {
+        let cgroup =
+            cgroups.of_pid(root, pid).with_context(|| format!("no process {pid}: is the VM running?"))?;
+        Ok(Cgroups::unit_of(&cgroup))
+    };
+    let cgroup = match host {
+        HostHandle::Cgroup(path) => {
+            if !root.exists(cgroups.dir(path)?)? {
+                bail!(NotRunning, "cgroup {} does not exist: is the VM running?", path.display());
+            }
+            path.clone()
+        }
+        HostHandle::Pid(pid) => of_pid(*pid)?,
+        HostHandle::Qmp(socket) => of_pid(qemu_pid(socket)?)?,
+    };
+    Ok(Found { cgroup, agent: agent.clone(), disk: disk.clone() })
+}
+
+/// QEMU's process, by one of its vCPU threads: the process that listens on the socket may be libvirt's daemon, which opens it
+/// for QEMU.
+fn qemu_pid(socket: &Path) -> Result<u32> {
+    let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
+    let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
+    let root = Root::default();
+    let pid = process_of(&root, thread.try_into()?)
+        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
+    ensure!(
+        serves(&root, pid, socket)?,
+        NotRunning,
+        "the monitor {} names thread {thread}, which belongs to process {pid} here, and that does not serve it: QEMU seems to run in another pid namespace (a container): name the VM by `cgroup`",
+        socket.display()
+    );
+    Ok(pid)
+}
+
+fn elevator(name: &str) -> Elevator {
+    match name {
+        "bfq" => Elevator::Bfq,
+        "kyber" => Elevator::Kyber,
+        "mq-deadline" => Elevator::MqDeadline,
+        _ => Elevator::None,
+    }
+}
+
+fn bfq_of(tunables: &BTreeMap<String, String>) -> Result<Bfq> {
+    let number = |name: &str| -> Result<u64> {
+        let text = tunables.get(name).with_context(|| format!("BFQ has no tunable {name}"))?;
+        text.trim().parse().with_context(|| format!("BFQ's {name} is `{}`", text.trim()))
+    };
+    let max_budget = number("max_budget")?;
+    Ok(Bfq {
+        slice_idle: Nanos::from_millis(number("slice_idle")?),
+        timeout_sync: Nanos::from_millis(number("timeout_sync")?),
+        low_latency: number("low_latency")? != 0,
+        // In sectors of 512 bytes; 0 is automatic (block/bfq-iosched.c).
+        max_budget: (max_budget > 0).then_some(Bytes(max_budget * 512)),
+        strict_guarantees: number("strict_guarantees")? != 0,
+    })
+}
+
+/// Elevator and BFQ tunables inside a guest; `None` without an agent or when it does not answer: the model then assumes none.
+fn guest_settings(found: &Found) -> Option<(Elevator, Bfq)> {
+    let (agent, disk) = (found.agent.as_ref()?, found.disk.as_ref()?.file_name()?.to_str()?);
+    let mut agent = GuestAgent::connect(agent, AGENT_PATIENCE).ok()?;
+    let mut read = |path: &str| {
+        let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
+        String::from_utf8(bytes).ok()
+    };
+    let elevator = elevator(&text::elevators(&read("scheduler")?)?.current);
+    let mut bfq = Bfq::default();
+    if elevator == Elevator::Bfq {
+        let names = ["slice_idle", "timeout_sync", "low_latency", "max_budget", "strict_guarantees"];
+        let tunables =
+            names.into_iter().filter_map(|n| Some((n.to_owned(), read(&format!("iosched/{n}"))?))).collect();
+        bfq = bfq_of(&tunables).ok()?;
+    }
+    Some((elevator, bfq))
+}
+
+/// Kernel release of this host.
+pub fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// CPUs that this process may use.
+pub fn cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
+}

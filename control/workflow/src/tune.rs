@@ -1,0 +1,336 @@
+//! Plan, apply, measure, correct, until the targets are met or the budget ends.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rtvirtio_measure::verdict::samples_needed;
+use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
+use rtvirtio_model::{Config, Profile};
+use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
+use rtvirtio_planner::{CgroupMode, Infeasible, Knob, PLAN_SCHEMA, Plan, check_actable, settings_of};
+use rtvirtio_spec::Task;
+use rtvirtio_units::Nanos;
+use serde::Serialize;
+
+use crate::apply::{PlanWith, apply_plan, revert_all};
+use crate::dirs::Dirs;
+use crate::error::{Result, bail, ensure};
+use crate::model_choice::ModelChoice;
+use crate::plan::{load_profile, outlook};
+use crate::progress::Progress;
+use crate::run::measure;
+use crate::site::Site;
+
+/// Name of the scheme in results.
+const SCHEME: &str = "tuned";
+/// Time that applying, starting fio and putting back take next to a trial's measurement.
+const OVERHEAD: Duration = Duration::from_secs(4);
+/// Share of the budget that the trials may take; the rest is for the proof.
+const TRIALS_SHARE: f64 = 0.7;
+/// Late requests that a proof has room for.
+const LATE: u64 = 1;
+/// Longest proof, s: a task with a request an hour shall not ask for years.
+const LONGEST_PROOF: f64 = 86_400.0;
+
+/// What tuning found.
+#[derive(Serialize)]
+pub struct Outcome {
+    /// Trials in order.
+    pub trials: Vec<TrialLine>,
+    /// The best settings found; `feasible` where the trials and the proof show that they meet all targets.
+    pub plan: Plan,
+    /// The last, longer run under them.
+    pub result: ResultFile,
+    /// VMs whose targets do not count, because the device cannot carry all declared rates.
+    pub given_up: Vec<String>,
+    /// Whether they were left in force.
+    pub in_force: bool,
+}
+
+/// One trial.
+#[derive(Serialize)]
+pub struct TrialLine {
+    /// The largest of measured over target; above 1 a target was missed or a rate lost.
+    pub score: f64,
+    /// The settings, as differences from those found.
+    pub settings: Vec<String>,
+}
+
+/// How a spec is tuned.
+pub struct TuneOptions<'a> {
+    /// The spec's file, for the plan that is found.
+    pub spec_file: &'a Path,
+    /// Time for everything.
+    pub budget: Nanos,
+    /// Length of each trial.
+    pub length: Nanos,
+    /// Most trials.
+    pub trials: usize,
+    /// Put the settings back at the end, also when all targets are met.
+    pub put_back: bool,
+    /// Where the device cannot carry all declared rates, give VMs up for the others.
+    pub compromise: bool,
+    /// Profile, model and margin of the first trials.
+    pub with: PlanWith<'a>,
+    /// A setting's short name, for progress and the list of trials.
+    pub knob_name: &'a dyn Fn(&Knob) -> String,
+}
+
+/// What tuning came to.
+pub enum Tuned {
+    /// The device cannot carry all declared rates, and no compromise is wanted: no trial was made.
+    TooMuch {
+        /// VMs that a compromise would give up; empty where it would still try to serve all.
+        given_up: Vec<String>,
+    },
+    /// Trials were made.
+    Done(Box<Outcome>),
+}
+
+/// Tunes a site. The best settings stay in force when the last run under them missed no target.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) for a spec without targets or a budget too short for
+/// two trials; everything is put back then, as after every other error.
+pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn Progress) -> Result<Tuned> {
+    let start = Instant::now();
+    let budget = Duration::from_nanos(options.budget.0);
+    let length = Duration::from_nanos(options.length.0);
+    let profile = load_profile(&site.spec, options.with.profile, dirs)?;
+    let choice = ModelChoice::find(options.with.model, &site.spec, &profile, dirs, progress)?;
+    let found = site.config()?;
+    let mut search = site.plan_options(found.clone(), &choice)?;
+    search.enough = options.with.enough;
+    let affordable = (budget.as_secs_f64() * TRIALS_SHARE / (length + OVERHEAD).as_secs_f64()) as usize;
+    ensure!(
+        affordable >= 2,
+        Argument,
+        "a budget of {} is too short for two trials of {}: give more with --budget",
+        options.budget,
+        options.length
+    );
+    let goal = TuneGoal { trials: affordable.min(options.trials), ..TuneGoal::default() };
+    let mut tuner = Tuner::new(&site.spec, &profile, &search, goal)?;
+    let given_up: Vec<String> = tuner.given_up().iter().map(|&i| site.spec.vms[i].name.clone()).collect();
+    if tuner.is_overloaded() || !given_up.is_empty() {
+        if !options.compromise {
+            return Ok(Tuned::TooMuch { given_up });
+        }
+        let names = if given_up.is_empty() { "nobody".to_owned() } else { given_up.join(", ") };
+        progress.step(&given_up_for_the_others(&names));
+    }
+    let end = start + budget;
+    let rates = site.spec.tasks().map(|(_, t)| t.rate.map(|r| r.0)).collect();
+    let reserve = budget.mul_f64(1.0 - TRIALS_SHARE);
+    let mut tuning = Tuning {
+        rates,
+        reserve,
+        given_up,
+        options,
+        site,
+        found,
+        choice,
+        profile,
+        length,
+        end,
+        lines: Vec::new(),
+        dirs,
+        progress,
+    };
+    let (plan, proof) = loop {
+        tuning.trials(&mut tuner, search.mode)?;
+        let (best, plan, proof) = tuning.prove(&tuner)?;
+        if missed(&proof, &tuning.given_up) == 0 {
+            break (plan, proof);
+        }
+        // A longer run says more than the trials before it: tuning goes on from there while there is time for a trial and another proof. What only the
+        // host's own stalls made miss, which trials do not count, is proved again.
+        tuner.observe(&best, &seen(&proof));
+        let by_host = tuner.trials().last().is_some_and(|t| t.score <= 1.0);
+        tuning.reserve = tuning.proof_length();
+        if tuning.left() < length + OVERHEAD + tuning.reserve || !by_host && tuner.next().is_none() {
+            break (plan, proof);
+        }
+        revert_all(dirs)?;
+        let what =
+            if by_host { "a longer run misses by the host's own stalls" } else { "a longer run misses" };
+        tuning.note(what, &tuner, &plan);
+    };
+    let Tuning { lines: trials, given_up, .. } = tuning;
+    let missed = missed(&proof, &given_up);
+    let mut plan = plan;
+    // The trials subtract the host's own stalls; the proof does not.
+    plan.feasible &= missed == 0;
+    // Settings that do not do what was asked for are not left in force.
+    let in_force = missed == 0 && !options.put_back;
+    if !in_force {
+        revert_all(dirs)?;
+    }
+    let result = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![proof] };
+    Ok(Tuned::Done(Box::new(Outcome { trials, plan, result, given_up, in_force })))
+}
+
+impl Outcome {
+    /// The last run, without the VMs that are given up.
+    #[must_use]
+    pub fn counted(&self) -> Run {
+        let mut counted = self.result.runs[0].clone();
+        counted.tasks.retain(|t| !self.given_up.contains(&t.vm));
+        counted
+    }
+
+    /// Targets that the last run missed, but for those of VMs that are given up.
+    #[must_use]
+    pub fn missed(&self) -> usize {
+        missed(&self.result.runs[0], &self.given_up)
+    }
+}
+
+/// A tuning under way.
+struct Tuning<'a> {
+    options: &'a TuneOptions<'a>,
+    site: &'a Site,
+    found: Config,
+    choice: ModelChoice,
+    profile: Profile,
+    length: Duration,
+    end: Instant,
+    /// Time that trials leave for the proof.
+    reserve: Duration,
+    /// VMs whose targets do not count.
+    given_up: Vec<String>,
+    /// Requests per second of each task, as declared, or as the last trial had it.
+    rates: Vec<Option<f64>>,
+    lines: Vec<TrialLine>,
+    dirs: &'a Dirs,
+    progress: &'a dyn Progress,
+}
+
+impl Tuning<'_> {
+    fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    /// Tries settings until the tuner is content, or only the time for a proof is left.
+    fn trials(&mut self, tuner: &mut Tuner, mode: CgroupMode) -> Result<()> {
+        while let Some(config) = tuner.next() {
+            let reserve = self.reserve.min(self.proof_length()).max(self.length);
+            if !tuner.trials().is_empty() && self.left() < self.length + OVERHEAD + reserve {
+                break;
+            }
+            let plan = self.plan(&config)?;
+            check_actable(&self.site.spec, mode, &self.found, &plan.settings)?;
+            apply_plan(&plan, self.site, self.dirs, self.progress)?;
+            let run = measure(self.site, SCHEME, self.length, &[], self.dirs, self.progress);
+            revert_all(self.dirs)?;
+            let run = run?;
+            tuner.observe(&config, &seen(&run));
+            for (rate, task) in self.rates.iter_mut().zip(&run.tasks) {
+                *rate = task.declared_rate.or(Some(task.achieved_rate)).map(|r| r.0);
+            }
+            self.note(&format!("trial {}", self.lines.len() + 1), tuner, &plan);
+        }
+        Ok(())
+    }
+
+    /// The best settings, applied, and a run under them that is long enough for verdicts, or as long as there is time. They stay in force.
+    fn prove(&self, tuner: &Tuner) -> Result<(Config, Plan, Run)> {
+        let Some((_, best)) = tuner.best() else { bail!(System, "no trial was made") };
+        let mut plan = self.plan(best)?;
+        plan.feasible = tuner.reached() && self.given_up.is_empty();
+        plan.infeasible = (!self.given_up.is_empty()).then(|| Infeasible {
+            sacrificed: self.given_up.clone(),
+            conflict: Vec::new(),
+            relaxation: Vec::new(),
+            reason: given_up_for_the_others(&self.given_up.join(", ")),
+        });
+        plan.spec_file = std::path::absolute(self.options.spec_file)?.into_os_string().into_string().ok();
+        apply_plan(&plan, self.site, self.dirs, self.progress)?;
+        let length = self.proof_length().min(self.left()).max(self.length);
+        let predicted: Vec<_> = plan.tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect();
+        match measure(self.site, SCHEME, length, &predicted, self.dirs, self.progress) {
+            Ok(run) => Ok((best.clone(), plan, run)),
+            Err(e) => {
+                revert_all(self.dirs)?;
+                Err(e)
+            }
+        }
+    }
+
+    /// A run of this length has requests enough that each target can be judged with one of them late; longer ones prove no more.
+    fn proof_length(&self) -> Duration {
+        let of = |(task, rate): (&Task, &Option<f64>)| {
+            let needed = samples_needed(LATE, task.target?.percentile)? as f64;
+            // How fast a task without a rate will be is not known before the first trial.
+            Some(rate.map_or(LONGEST_PROOF, |rate| needed / rate.max(1e-3)))
+        };
+        let tasks =
+            self.site.spec.tasks().zip(&self.rates).filter(|((vm, _), _)| !self.given_up.contains(&vm.name));
+        let tasks = tasks.map(|((_, task), rate)| (task, rate));
+        Duration::from_secs_f64(tasks.filter_map(of).fold(0.0, f64::max).min(LONGEST_PROOF))
+    }
+
+    /// Records and reports the last trial.
+    fn note(&mut self, what: &str, tuner: &Tuner, plan: &Plan) {
+        let score = tuner.trials().last().map_or(0.0, |t| t.score);
+        let settings: Vec<String> = plan
+            .settings
+            .iter()
+            .map(|s| format!("{}={}", (self.options.knob_name)(&s.knob), s.value))
+            .collect();
+        self.progress.step(&format!(
+            "{what}: worst task at {:.0} % of its target with {}",
+            100.0 * score,
+            if settings.is_empty() { "the settings found".to_owned() } else { settings.join(", ") }
+        ));
+        self.lines.push(TrialLine { score, settings });
+    }
+
+    /// The settings from those found to `config`, with what the model expects of them.
+    fn plan(&self, config: &Config) -> Result<Plan> {
+        let spec = &self.site.spec;
+        let mut settings = settings_of(spec, &self.found, config);
+        for s in &mut settings {
+            s.reason = "found by measuring".to_owned();
+        }
+        // A configuration that the model does not cover is measured all the same.
+        let tasks = outlook(spec, &self.profile, &self.choice, config).unwrap_or_default();
+        Ok(Plan {
+            schema: PLAN_SCHEMA.to_owned(),
+            scheme: SCHEME.to_owned(),
+            model: self.choice.kind,
+            settings,
+            tasks,
+            feasible: true,
+            infeasible: None,
+            evaluated: 0,
+            spec_file: None,
+        })
+    }
+}
+
+fn given_up_for_the_others(names: &str) -> String {
+    format!("the device cannot carry all declared rates: {names} given up for the others")
+}
+
+/// Targets that a run shows as missed, but for those of VMs that are given up.
+fn missed(run: &Run, given_up: &[String]) -> usize {
+    run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed) && !given_up.contains(&t.vm)).count()
+}
+
+fn seen(run: &Run) -> Vec<Seen> {
+    run.tasks
+        .iter()
+        .map(|t| Seen {
+            // The next percentile above that is measured: never in the target's favour.
+            latency_ns: match t.percentile.0 {
+                p if p <= 50.0 => t.p50_ns,
+                p if p <= 99.0 => t.p99_ns,
+                p if p <= 99.99 => t.p9999_awake_ns.unwrap_or(t.p9999_ns),
+                _ => t.max_ns,
+            }
+            .0 as f64,
+            kept: t.declared_rate.map_or(1.0, |r| t.achieved_rate.0 / r.0),
+        })
+        .collect()
+}

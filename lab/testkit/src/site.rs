@@ -1,0 +1,297 @@
+//! The programs with directories of their own, and a check that nothing is left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::{Need, has};
+
+/// Profile of the flash twin, measured once; measuring it again would take longer than a test.
+pub const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/data/qlc-nvme.profile.json");
+
+/// The rows of a dataset that are whole.
+#[must_use]
+pub fn lines(path: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect()
+}
+
+/// A program of this workspace, as `cargo test` has built it.
+///
+/// # Panics
+/// When it is not built: `cargo build --workspace`.
+#[must_use]
+pub fn program(name: &str) -> PathBuf {
+    // A test program lies in `deps` of the directory that holds the others.
+    let test = std::env::current_exe().expect("the test's own path");
+    let dir = test.parent().and_then(Path::parent).expect("target directory");
+    let program = dir.join(name);
+    assert!(program.exists(), "{} is not built: cargo build --workspace", program.display());
+    program
+}
+
+/// State and run directories for the programs under test. Dropping it puts back what is in force,
+/// removes its lab, and then the directories.
+#[derive(Debug)]
+pub struct Site {
+    /// Holds them.
+    pub dir: tempfile::TempDir,
+}
+
+impl Default for Site {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Site {
+    /// With nothing in it.
+    ///
+    /// # Panics
+    /// When `/tmp` cannot be written.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("rtvirtio-test-").tempdir_in("/tmp").unwrap() }
+    }
+
+    /// Sockets and labs.
+    #[must_use]
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// Journal and profiles.
+    #[must_use]
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// A call of `rtvirtio`, or of `rtvirtio-lab` where the first argument is `lab`.
+    #[must_use]
+    pub fn command(&self, args: &[&str]) -> Command {
+        let (name, args) = match args {
+            ["lab", args @ ..] => ("rtvirtio-lab", args),
+            args => ("rtvirtio", args),
+        };
+        let mut command = Command::new(program(name));
+        command
+            .args(args)
+            .env("RTVIRTIO_RUN_DIR", self.run_dir())
+            .env("RTVIRTIO_STATE_DIR", self.state_dir())
+            .current_dir(project())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it, whatever the exit code.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn output(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// Runs it and expects exit code 0; returns standard output.
+    ///
+    /// # Panics
+    /// For every other exit code.
+    pub fn ok(&self, args: &[&str]) -> String {
+        let out = self.output(args);
+        assert!(
+            out.status.success(),
+            "{args:?}: {}\n{}\n{}",
+            out.status,
+            text(&out.stdout),
+            text(&out.stderr)
+        );
+        text(&out.stdout)
+    }
+
+    /// Runs it with `--json`, whatever the exit code; returns code and value.
+    ///
+    /// # Panics
+    /// When standard output is not JSON.
+    pub fn json(&self, args: &[&str]) -> (i32, Value) {
+        let out = self.output(&[args, &["--json"]].concat());
+        let value = serde_json::from_slice(&out.stdout)
+            .unwrap_or_else(|e| panic!("{args:?}: {e}\n{}\n{}", text(&out.stdout), text(&out.stderr)));
+        (out.status.code().unwrap_or(-1), value)
+    }
+
+    /// A configuration of the I/O domain, with one disk `a` in a file of its own.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    #[must_use]
+    pub fn domain_of_a_file(&self) -> PathBuf {
+        let image = self.dir.path().join("disk.img");
+        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let (file, run) = (self.dir.path().join("file.toml"), self.run_dir());
+        let text = format!(
+            "control = \"{run}/iod.sock\"\n[[device]]\nname = \"d\"\n[[device.disk]]\nname = \"a\"\n\
+             socket = \"{run}/disks/a.sock\"\npath = \"{image}\"\n",
+            run = run.display(),
+            image = image.display()
+        );
+        fs::write(&file, text).unwrap();
+        file
+    }
+
+    /// Starts it in the background.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn spawn(&self, args: &[&str]) -> Child {
+        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// What is on the machine because of this site: mounts, loop devices, cgroups, processes.
+    ///
+    /// # Panics
+    /// When `/proc` or `/sys` cannot be read.
+    #[must_use]
+    pub fn left_behind(&self) -> Vec<String> {
+        let mark = self.dir.path().to_str().unwrap().to_owned();
+        let mut left: Vec<String> = fs::read_to_string("/proc/self/mountinfo")
+            .unwrap()
+            .lines()
+            .filter(|l| l.contains(&mark))
+            .map(|l| format!("mount {l}"))
+            .collect();
+        for entry in fs::read_dir("/sys/block").unwrap().flatten() {
+            let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if file.contains(&mark) {
+                left.push(format!("loop {} on {file}", entry.path().display()));
+            }
+        }
+        for entry in fs::read_dir("/proc").unwrap().flatten() {
+            let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if String::from_utf8_lossy(&line).contains(&mark) {
+                left.push(format!(
+                    "process {} {}",
+                    entry.path().display(),
+                    String::from_utf8_lossy(&line).replace('\0', " ")
+                ));
+            }
+        }
+        left
+    }
+
+    /// Fails when something is left.
+    ///
+    /// # Panics
+    /// With what it is.
+    pub fn assert_clean(&self) {
+        let left = self.left_behind();
+        assert!(left.is_empty(), "left behind: {left:#?}");
+        assert!(!self.run_dir().join("lab.json").exists());
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // What a test that failed has left in force.
+        if self.state_dir().exists() {
+            let _ = self.output(&["revert", "--force", "--stop-domain", "--quiet"]);
+        }
+        let _ = self.output(&["lab", "down", "--quiet"]);
+        let demo = self.run_dir().join("demo");
+        let _ = self.command(&["lab", "down", "--quiet"]).env("RTVIRTIO_RUN_DIR", demo).output();
+    }
+}
+
+/// The project's directory, in which the programs run.
+#[must_use]
+pub fn project() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Output as text.
+#[must_use]
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// False, with the test's name and the reason on standard error, when something that the test needs is not here.
+#[must_use]
+pub fn can_run(test: &str) -> bool {
+    let needs = [
+        Need::Root,
+        Need::Path("/dev/fuse", "no /dev/fuse"),
+        Need::Path("/dev/loop-control", "no loop devices"),
+        Need::Program("fio"),
+    ];
+    has(test, &needs)
+}
+
+/// Waits for a condition.
+///
+/// # Panics
+/// When it does not come true.
+pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < patience, "{what} did not happen within {patience:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Sends a signal to a process that this test started.
+///
+/// # Panics
+/// When it has ended.
+pub fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// A number from the environment.
+///
+/// # Panics
+/// When it is none.
+#[must_use]
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().map_or(otherwise, |n| n.parse().unwrap())
+}
+
+/// Random numbers (xorshift64); `RTVIRTIO_SEED` makes them the same again.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Default for Random {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Random {
+    /// From the clock, unless the seed is given.
+    ///
+    /// # Panics
+    /// When `RTVIRTIO_SEED` is no number.
+    #[must_use]
+    pub fn new() -> Self {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        Self(number("RTVIRTIO_SEED", now.as_nanos() as u64).max(1))
+    }
+
+    /// The seed, as long as no number was taken.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.0
+    }
+
+    /// The next one, from 0 to 1.
+    #[expect(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
