@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rtvirtio_apply::{Binding, Session, VmBinding};
 use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::process::{of_thread, serves};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
@@ -17,7 +18,6 @@ use rtvirtio_testbed::Lab;
 use rtvirtio_testbed::qemu::GUEST_DISK;
 use rtvirtio_testbed::workload::{Place, VmLoad};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::threads::{process_of, serves};
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::args::Global;
@@ -389,7 +389,7 @@ fn qemu_pid(socket: &Path) -> anyhow::Result<u32> {
     let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
     let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
     let root = Root::default();
-    let pid = process_of(&root, thread.try_into()?)
+    let pid = of_thread(&root, thread.try_into()?)
         .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
     anyhow::ensure!(
         serves(&root, pid, socket)?,

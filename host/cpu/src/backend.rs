@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::sched::{self, Policy};
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, task, text};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, task, text};
 use rtvirtio_planner::Strength;
 use rtvirtio_units::Ratio;
 use serde::{Deserialize, Serialize};
@@ -237,7 +237,7 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
         return Ok(None);
     }
     let mut taken = 0.0;
-    for pid in task::pids(root)? {
+    for pid in process::pids(root)? {
         for tid in optional(task::tids(root, pid))?.unwrap_or_default() {
             let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
             // Those of schedutil only look like it: the kernel lets them in without counting them (SCHED_FLAG_SUGOV).

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, task, text};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text};
 use rtvirtio_planner::Strength;
 use rtvirtio_vmm::{Role, Thread};
 use serde::Serialize;
@@ -271,7 +271,7 @@ pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
 
 /// The paper's `mlockall`: without it a page fault joins every latency.
 fn unlocked(root: &Root, ask: &Ask<'_>) -> Option<String> {
-    let (locked, resident) = task::locked_memory(root, main_thread(ask).pid).ok()?;
+    let (locked, resident) = process::locked_memory(root, main_thread(ask).pid).ok()?;
     (locked < resident / 2).then(|| {
         format!(
             "{}: {} MiB of {} MiB in RAM are locked; start QEMU with `-overcommit mem-lock=on` (libvirt: <memoryBacking><locked/>)",

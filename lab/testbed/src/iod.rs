@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use rtvirtio_vmm::spawn::{self, Lifetime};
 
-use crate::proc::ProcessId;
+use rtvirtio_kernel::ProcessId;
 
 /// Directory of its sockets and log, below the run directory.
 pub const DIR: &str = "iod";

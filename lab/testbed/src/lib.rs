@@ -7,7 +7,6 @@ pub mod image;
 pub mod iod;
 mod lab;
 mod loops;
-pub mod proc;
 pub mod qemu;
 mod ram_disk;
 pub mod state;

@@ -12,6 +12,7 @@ use anyhow::{Context, bail};
 use rtvirtio_apply::{Session, StateDir};
 use rtvirtio_domain_config::File;
 use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
+use rtvirtio_kernel::process::Process;
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::Profile;
 use rtvirtio_report::text::{Cell, Column, Table};
@@ -20,7 +21,6 @@ use rtvirtio_spec::{Device, Spec};
 use rtvirtio_testbed::iod::IodError;
 use rtvirtio_testbed::state::LabVm;
 use rtvirtio_units::{Bytes, Nanos};
-use rtvirtio_vmm::holder::Process;
 use serde::Serialize;
 
 use super::iod::program;

@@ -10,8 +10,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rtvirtio_kernel::process;
 use rtvirtio_units::{Bytes, Nanos};
-use rtvirtio_vmm::holder;
 use serde_json::Value;
 
 use crate::args::{Global, IodCommand};
@@ -87,7 +87,7 @@ pub fn ask(control: &Path) -> anyhow::Result<Value> {
 /// What a domain says about itself, if it is one of these processes: another one may listen at that path.
 pub fn ask_one_of(control: &Path, pids: &[u32]) -> anyhow::Result<Value> {
     let stream = connect(control)?;
-    let peer = holder::peer(&stream)?;
+    let peer = process::peer(&stream)?;
     anyhow::ensure!(
         peer.is_some_and(|pid| pids.contains(&pid)),
         "{}: another process than the I/O domain answers there{}",
@@ -105,7 +105,7 @@ pub fn listener(control: &Path) -> anyhow::Result<Option<String>> {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     match UnixStream::connect(control) {
         Ok(stream) => {
-            let pid = holder::peer(&stream)?;
+            let pid = process::peer(&stream)?;
             Ok(Some(pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string())))
         }
         Err(e) if matches!(e.kind(), NotFound | ConnectionRefused) => Ok(None),

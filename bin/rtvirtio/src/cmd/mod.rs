@@ -90,13 +90,7 @@ pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
         _ => Path::new("."),
     };
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut file =
-        tempfile::NamedTempFile::new_in(dir).with_context(|| format!("cannot write in {}", dir.display()))?;
-    file.write_all(content).with_context(|| format!("cannot write {}", path.display()))?;
-    file.as_file().sync_all().with_context(|| format!("cannot write {}", path.display()))?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    file.as_file().set_permissions(mode)?;
-    file.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
+    rtvirtio_kernel::atomic_write(path, content).with_context(failed)?;
     Ok(())
 }
 
