@@ -17,7 +17,6 @@
 pub mod awake;
 mod error;
 pub mod fio;
-pub mod hist;
 pub mod http;
 pub mod intended;
 pub mod local;

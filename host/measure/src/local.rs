@@ -4,7 +4,7 @@
 //! ends what it started itself. On cancel fio gets SIGTERM, then its whole process group SIGKILL.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
 use crate::MeasureError;
 use crate::fio::{LogClock, escaped, parse_log};
-use crate::hist::Latencies;
 use crate::noise::Stalls;
 
 /// What the logs' names begin with.
