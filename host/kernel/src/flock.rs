@@ -24,8 +24,8 @@ use crate::{HostError, Root};
 #[cfg(test)]
 mod tests;
 
-/// Another process may hold the lock for the moment in which it looks at it: so many tries before
-/// it counts as held.
+/// Another process may hold the lock for the moment in which it tests it, and one that a former
+/// holder was just starting shares it until its `execve`: so many tries before it counts as held.
 const TRIES: u32 = 10;
 /// Between two of them.
 const PAUSE: Duration = Duration::from_millis(20);
