@@ -198,7 +198,7 @@ impl Accuracy {
 
 /// Whether a task ran where BFQ does not idle.
 fn flows(held: &Held) -> bool {
-    Regime::ALL.into_iter().any(|r| r.flows() && r.name() == held.regime)
+    Regime::ALL.into_iter().any(|r| r.is_non_idling() && r.name() == held.regime)
 }
 
 impl Flowing {
