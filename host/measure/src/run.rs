@@ -18,7 +18,7 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 
 use crate::fio::{Direction, FioOutput, JobFile, JobStats, LogClock, Pace, Section, parse_json, parse_log};
 use crate::intended::{Timed, from_intended_start, job_start_ms};
-use crate::noise::Stalls;
+use crate::stalls::Stalls;
 use crate::tail::estimate;
 use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};

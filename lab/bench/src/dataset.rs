@@ -113,7 +113,7 @@ pub struct Outcome {
     pub p9999: Nanos,
     /// Largest.
     pub max: Nanos,
-    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still ([`rtvirtio_measure::noise::Stalls`]): the
+    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still ([`rtvirtio_measure::stalls::Stalls`]): the
     /// part of the tail that settings can change. Absent where it is not known when requests ran, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,

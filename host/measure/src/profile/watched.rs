@@ -7,7 +7,7 @@ use rtvirtio_units::Nanos;
 
 use crate::MeasureError;
 use crate::fio::{LogClock, escaped, parse_log};
-use crate::noise::Stalls;
+use crate::stalls::Stalls;
 
 /// What the logs' names begin with.
 const LOG: &str = "profile";
