@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, LogClock, Region, parse_json};
-use rtvirtio_measure::noise::Stalls;
 use rtvirtio_measure::run::task_measurements;
+use rtvirtio_measure::stalls::Stalls;
 use rtvirtio_spec::{Arrival, Kernel, LabKind, Op, Pattern, Reach, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde_json::Value;

@@ -7,7 +7,7 @@ use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::text::{
     cpu_list, elevators, has_word, io_max_limit, is_dev, jiffies_readbacks, throttle_limit, weights,
 };
-use rtvirtio_kernel::{Root, mounts, task};
+use rtvirtio_kernel::{Root, mounts, process, task};
 
 /// Reads a text as each of the files that it may be.
 ///
@@ -81,7 +81,7 @@ fn read(root: &Root, file: u8) {
     match file {
         6 => task::stat(root, 1, 1).map_or_else(words, |s| assert!(s.cpu_time.as_secs_f64().is_finite())),
         7 => task::cgroups(root, 1, 1).map_or_else(words, |all| assert!(all.iter().all(|m| !m.has("a,b")))),
-        8 => task::locked_memory(root, 1)
+        8 => process::locked_memory(root, 1)
             .map_or_else(words, |(locked, all)| assert!(locked % 1024 == 0 && all % 1024 == 0)),
         _ => mounts::mounts(root).map_or_else(words, |all| assert!(all.iter().all(|m| !m.fs.contains(' ')))),
     }

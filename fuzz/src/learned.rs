@@ -7,7 +7,7 @@
 use std::sync::{Arc, OnceLock};
 
 use rtvirtio_model::learned::{
-    FlowingModel, GuestModel, HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features,
+    GuestModel, HOST_MODEL_SCHEMA, HostModel, NAMES, NonIdlingModel, PAPER_WIDTH, Regime, WIDTH, features,
 };
 use rtvirtio_model::{
     Bfq, Coefficients, Config, Elevator, Forecast, GuestPoint, ModelKind, Profile, UpperBasis, VmConfig,
@@ -78,7 +78,12 @@ fn whole() -> HostModel {
         forest: forest(1),
         high: 0.9,
         bound,
-        flowing: Some(FlowingModel { forest: forest(2), high: 0.8, bound, host_stalls: Some(Nanos(50_000)) }),
+        non_idling: Some(NonIdlingModel {
+            forest: forest(2),
+            high: 0.8,
+            bound,
+            host_stalls: Some(Nanos(50_000)),
+        }),
         host_stalls: Some(Nanos(1_000_000)),
         paper: Some(paper),
         analytical: Some(Coefficients::TABLE_III),
@@ -92,7 +97,7 @@ pub fn documents() -> &'static [String; 2] {
     MADE.get_or_init(|| {
         let whole = whole();
         let least = HostModel {
-            flowing: None,
+            non_idling: None,
             host_stalls: None,
             paper: None,
             analytical: None,

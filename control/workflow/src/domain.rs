@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use rtvirtio_apply::{Session, StateDir};
 use rtvirtio_domain_config::File;
+use rtvirtio_kernel::process::Process;
 use rtvirtio_kernel::{BlockDevice, Root};
-use rtvirtio_vmm::holder::Process;
 use serde::Serialize;
 use serde_json::Value;
 

@@ -77,13 +77,10 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
     })
 }
 
-/// CPU time of a process and all its threads so far, in seconds (fields 14 and 15 of proc_pid_stat(5)).
+/// CPU time of a process and all its threads so far, in seconds; 0 when it is gone.
 fn cpu_seconds(pid: u32) -> f64 {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return 0.0 };
-    let Some((_, fields)) = stat.rsplit_once(')') else { return 0.0 };
-    let ticks: u64 =
-        fields.split_ascii_whitespace().skip(11).take(2).filter_map(|f| f.parse::<u64>().ok()).sum();
-    ticks as f64 / rustix::param::clock_ticks_per_second() as f64
+    rtvirtio_kernel::process::cpu_time(&rtvirtio_kernel::Root::default(), pid)
+        .map_or(0.0, |t| t.as_secs_f64())
 }
 
 fn probe(site: &Site, rate: f64, dirs: &Dirs, progress: &dyn Progress) -> Result<TaskResult> {

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_kernel::ProcessId;
 use rtvirtio_measure::fio::Region;
 use rtvirtio_spec::Spec;
 use serde::{Deserialize, Serialize};

@@ -12,7 +12,7 @@ use rtvirtio_cpu::{
     Backend, CPU_PROFILE_SCHEMA, Contract, CpuProfile, Neighbour, Order, Probe, Run, Setup, Surroundings,
     choose, probe, tick,
 };
-use rtvirtio_kernel::{Root, task};
+use rtvirtio_kernel::{Root, process};
 use rtvirtio_spec::{CpuNeed, Priorities, Spec};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
@@ -55,7 +55,7 @@ impl Vm {
     fn cpu_time(&self) -> Result<Duration> {
         let mut sum = self.threads()?.iter().filter(|t| t.kernel).map(|t| t.cpu_time).sum();
         for pid in &self.handle.pids {
-            sum += task::process_cpu_time(&Root::default(), *pid)?;
+            sum += process::cpu_time(&Root::default(), *pid)?;
         }
         Ok(sum)
     }

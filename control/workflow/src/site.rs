@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::process::{of_thread, serves};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
@@ -13,7 +14,6 @@ use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
 use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::threads::{process_of, serves};
 use rtvirtio_vmm::{GuestAgent, Qmp};
 
 use crate::bfq;
@@ -351,7 +351,7 @@ fn qemu_pid(socket: &Path) -> Result<u32> {
     let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
     let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
     let root = Root::default();
-    let pid = process_of(&root, thread.try_into()?)
+    let pid = of_thread(&root, thread.try_into()?)
         .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
     ensure!(
         serves(&root, pid, socket)?,

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rtvirtio_kernel::task::full_name;
+use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
-use rtvirtio_vmm::threads::{Named, process_of, serves};
+use rtvirtio_vmm::threads::Named;
 use rtvirtio_vmm::{Qmp, VmHandle};
 
 use crate::dirs::Dirs;
@@ -131,11 +131,11 @@ fn of_monitor(vm: &str, socket: &Path, pid: Option<u32>, progress: &dyn Progress
             let root = Root::default();
             const ELSEWHERE: &str =
                 "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";
-            let pid = process_of(&root, thread).with_context(|| {
+            let pid = of_thread(&root, thread).with_context(|| {
                 format!("the monitor names thread {thread}, which is not here: {ELSEWHERE}")
             })?;
             if !serves(&root, pid, socket)? {
-                let name = full_name(&root, pid).unwrap_or_default();
+                let name = process::name(&root, pid).unwrap_or_default();
                 bail!(
                     NotRunning,
                     "the monitor {} names thread {thread}; here that belongs to process {pid} ({name}), which does not serve it: {ELSEWHERE}",

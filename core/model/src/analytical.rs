@@ -9,10 +9,13 @@ use rtvirtio_units::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
+use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead};
-use crate::load::{Flow, flows, is_guest};
+use crate::load::{flows, is_guest};
+use crate::tail_model::check_config;
+use crate::terms::{Sum, Terms};
 use crate::types::{Bfq, Config, Elevator, Forecast, ModelKind, Profile, Side};
-use crate::{ModelError, Sum, TailModel, Terms, check_config};
+use crate::{ModelError, TailModel};
 
 /// How E(SI), the effect of `slice_idle` on throughput, is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use rtvirtio_spec::{Op, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
-use crate::crowd::Crowds;
+use crate::saturation::SaturationTails;
 use crate::tail_curve::{TailCurve, TailPoint};
 use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
@@ -159,7 +159,7 @@ pub(crate) struct Device {
     pub(crate) read: Curve,
     pub(crate) write: Curve,
     /// What requests meet while floods fill it.
-    pub(crate) crowds: Crowds,
+    pub(crate) saturation_tails: SaturationTails,
     block: Bytes,
 }
 
@@ -221,7 +221,7 @@ impl Device {
             },
             None => read.clone(),
         };
-        Ok(Self { read, write, crowds: Crowds::of(profile), block: profile.block })
+        Ok(Self { read, write, saturation_tails: SaturationTails::of(profile), block: profile.block })
     }
 
     /// A time of the profile's size, for `block`.

@@ -2,7 +2,8 @@
 
 use rtvirtio_spec::{Spec, Vm};
 
-use crate::load::{Flow, JIFFY, is_guest};
+use crate::flow::Flow;
+use crate::load::{JIFFY, is_guest};
 use crate::types::{Config, Elevator, GuestPoint, Profile};
 
 /// Tail of guest and VMM when no VM was measured, s: a vCPU or VMM thread that loses its CPU may wait one scheduler tick.

@@ -10,12 +10,15 @@ mod phases;
 
 use rtvirtio_spec::Spec;
 
-use crate::crowd::{Kind, kinds};
 use crate::device::{Device, MIN_SLACK};
+use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead, round_trip};
-use crate::load::{Flow, flows, is_guest};
+use crate::load::{flows, is_guest};
+use crate::saturation::{Kind, kinds};
+use crate::tail_model::check_config;
+use crate::terms::{Sum, Terms, Total};
 use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
-use crate::{ModelError, Sum, TailModel, Terms, Total, check_config};
+use crate::{ModelError, TailModel};
 
 use phases::{Share, Unchecked, recovered, without_bursts};
 
@@ -109,7 +112,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
     let burst = spec.tasks().filter(|(_, t)| t.rate.is_none()).filter_map(|(_, t)| t.burst).max();
     let resting = burst.map(|b| (b.as_secs_f64(), regime(&without_bursts(spec, &flows))));
     let unchecked = Unchecked::of(&flows, &regime);
-    let mut crowded = Crowded::of(spec, config, &flows, device);
+    let mut saturated = Saturated::of(spec, config, &flows, device);
     let mut out = Vec::with_capacity(flows.len());
     for (i, (flow, wait)) in flows.iter().zip(&waits).enumerate() {
         let vm = &spec.vms[flow.vm];
@@ -125,7 +128,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         sum.add(Side::Host, "cap", cap);
         let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
         let stall = device.stall(flow.op, flow.exceedance, slack);
-        let full = crowded.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
+        let full = saturated.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
         sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
         let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);
         let limited = |of: &Wait| Share {
@@ -154,14 +157,14 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
 }
 
 /// What the device was measured to do while it is full of the requests of floods.
-struct Crowded<'a> {
+struct Saturated<'a> {
     device: &'a Device,
     floods: Vec<Kind>,
     /// By exceedance: most tasks ask for the same percentile.
     known: Vec<(f64, f64)>,
 }
 
-impl<'a> Crowded<'a> {
+impl<'a> Saturated<'a> {
     /// Nobody while BFQ idles: then the floods wait for their slices.
     fn of(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
         let floods = if idling::acts(spec, config) { Vec::new() } else { kinds(flows) };
@@ -173,7 +176,7 @@ impl<'a> Crowded<'a> {
         if let Some((_, latency)) = self.known.iter().find(|(e, _)| *e == exceedance) {
             return *latency;
         }
-        let of = |kind: &Kind| self.device.crowds.latency(kind, exceedance);
+        let of = |kind: &Kind| self.device.saturation_tails.latency(kind, exceedance);
         let latency = self.floods.iter().map(of).fold(0.0, f64::max);
         self.known.push((exceedance, latency));
         latency

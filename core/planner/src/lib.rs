@@ -4,6 +4,7 @@
 //! none it serves the VMs in order of urgency, names those it gives up, the targets that conflict, and what would fit.
 
 mod convert;
+mod error;
 mod evaluate;
 mod explain;
 mod infeasible;
@@ -11,145 +12,13 @@ mod options;
 mod plan;
 mod search;
 pub mod tune;
-
-use rtvirtio_model::{ModelError, ModelKind, Profile};
-use rtvirtio_spec::Spec;
+mod types;
 
 pub use convert::{check_actable, config_of, settings_of};
+pub use error::PlanError;
 pub use options::{CgroupMode, PlanOptions, Space};
-pub use plan::*;
-
-use evaluate::{Evaluator, Problem};
-
-/// Why there is no plan.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// The model cannot use its inputs, or covers no configuration of the space.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// A setting that the kernel would accept and that would change nothing.
-    #[error("{setting} cannot act: {why}")]
-    CannotAct {
-        /// The setting, for the user.
-        setting: String,
-        /// The reason and the remedy.
-        why: String,
-    },
-    /// A value that is not one of the knob's.
-    #[error("{setting}: value `{value}` is not valid; {remedy}")]
-    BadValue {
-        /// The setting, for the user.
-        setting: String,
-        /// The value found.
-        value: String,
-        /// What it may be.
-        remedy: String,
-    },
-    /// A setting for a VM that the spec does not have.
-    #[error("{setting}: the spec has no VM `{vm}`; plan again for this spec")]
-    NoSuchVm {
-        /// The setting, for the user.
-        setting: String,
-        /// Name of the VM.
-        vm: String,
-    },
-    /// Options that contradict themselves.
-    #[error("plan options: {0}")]
-    BadOptions(String),
-}
-
-/// Finds settings for `spec` on the host that `profile` describes, starting from the configuration in force.
-///
-/// The same input always gives the same plan. The model decides the search and the scheme, see [`scheme_of`]: the paper's local search
-/// for [`ModelKind::Analytical`] and [`ModelKind::Mlp`], ours for [`ModelKind::Slice`] and [`ModelKind::Bound`]. Without any target
-/// the plan is empty.
-///
-/// # Errors
-/// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers nothing in the space.
-pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Plan, PlanError> {
-    options.check()?;
-    let problem = Problem::new(spec, options);
-    let mut evaluator = Evaluator::new(profile, spec, options)?;
-    let found = search::search(&problem, &mut evaluator)?;
-    let infeasible =
-        if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
-    let mut settings = settings_of(spec, &options.start, &found.config);
-    explain::explain(&problem, &mut evaluator, &found, &mut settings);
-    check_actable(spec, options.mode, &options.start, &settings)?;
-    let forecasts = evaluator.forecast(&found.config)?;
-    Ok(Plan {
-        schema: PLAN_SCHEMA.to_owned(),
-        scheme: scheme_of(options.model).to_owned(),
-        model: options.model,
-        settings,
-        tasks: outlook(spec, forecasts),
-        feasible: infeasible.is_none(),
-        infeasible,
-        evaluated: evaluator.evaluated(),
-        spec_file: None,
-    })
-}
-
-/// How good a configuration is in the planner's eyes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Quality {
-    /// Targets missed per VM, most urgent VM first.
-    pub missed: Vec<u32>,
-    /// Smallest share of a target that is left; negative when one is missed.
-    pub margin: f64,
-}
-
-/// Judges a configuration as [`plan`] does.
-///
-/// # Errors
-/// As [`plan`].
-pub fn quality(
-    spec: &Spec,
-    profile: &Profile,
-    options: &PlanOptions,
-    config: &rtvirtio_model::Config,
-) -> Result<Quality, PlanError> {
-    let problem = Problem::new(spec, options);
-    let mut evaluator = Evaluator::new(profile, spec, options)?;
-    match evaluator.outcome(&problem, config.clone()) {
-        Some(o) => Ok(Quality { missed: o.missed_by_urgency, margin: o.margin }),
-        None => Err(evaluator.forecast(config).err().map_or_else(
-            || PlanError::BadOptions("the budget allows no evaluation".to_owned()),
-            PlanError::Model,
-        )),
-    }
-}
-
-/// Name of the scheme that plans with a model.
-#[must_use]
-pub fn scheme_of(model: ModelKind) -> &'static str {
-    match model {
-        ModelKind::Analytical => "rt-virtio-analytical",
-        ModelKind::Mlp => "rt-virtio-mlp",
-        ModelKind::Slice => "slice",
-        ModelKind::Bound => "bound",
-    }
-}
-
-/// The forecasts beside the targets, in spec order.
-#[must_use]
-pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<TaskOutlook> {
-    spec.tasks()
-        .zip(forecasts)
-        .map(|((vm, task), forecast)| {
-            let target_ns = task.target.map(|t| t.latency);
-            let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-            TaskOutlook {
-                vm: vm.name.clone(),
-                task: task.name.clone(),
-                percentile: rtvirtio_model::percentile_of(task),
-                target_ns,
-                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.judged().0)),
-                forecast,
-            }
-        })
-        .collect()
-}
+pub use plan::{Quality, outlook, plan, quality, scheme_of};
+pub use types::*;
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,184 +1,102 @@
-//! A plan as data: ordered knob settings, each with its reason, and what they should bring.
+//! From a spec and a profile to a plan.
 
-use rtvirtio_model::{Forecast, ModelKind};
-use rtvirtio_units::{Nanos, Percentile};
-use serde::{Deserialize, Serialize};
+use rtvirtio_model::{ModelKind, Profile};
+use rtvirtio_spec::Spec;
 
-/// Version of the plan file's form.
-pub const PLAN_SCHEMA: &str = "rtvirtio.plan.v1";
+use crate::convert::{check_actable, settings_of};
+use crate::evaluate::{Evaluator, Problem};
+use crate::types::{PLAN_SCHEMA, Plan, TaskOutlook};
+use crate::{PlanError, PlanOptions, explain, infeasible, search};
 
-/// What to set, and what is expected of it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Plan {
-    /// Always [`PLAN_SCHEMA`].
-    pub schema: String,
-    /// The scheme that chose the settings, such as `rt-virtio-analytical` or `slice`.
-    pub scheme: String,
-    /// The model behind the predictions.
-    pub model: ModelKind,
-    /// Settings in the order in which they are to be written.
-    pub settings: Vec<Setting>,
-    /// Prediction per task, in spec order.
-    pub tasks: Vec<TaskOutlook>,
-    /// Whether every target is predicted to be met.
-    pub feasible: bool,
-    /// Present when not feasible.
-    pub infeasible: Option<Infeasible>,
-    /// Candidate configurations that the search evaluated.
-    pub evaluated: u64,
-    /// Absolute path of the spec that it was made for; whoever saves a plan fills it in.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spec_file: Option<String>,
+/// Finds settings for `spec` on the host that `profile` describes, starting from the configuration in force.
+///
+/// The same input always gives the same plan. The model decides the search and the scheme, see [`scheme_of`]: the paper's local search
+/// for [`ModelKind::Analytical`] and [`ModelKind::Mlp`], ours for [`ModelKind::Slice`] and [`ModelKind::Bound`]. Without any target
+/// the plan is empty.
+///
+/// # Errors
+/// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers nothing in the space.
+pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Plan, PlanError> {
+    options.check()?;
+    let problem = Problem::new(spec, options);
+    let mut evaluator = Evaluator::new(profile, spec, options)?;
+    let found = search::search(&problem, &mut evaluator)?;
+    let infeasible =
+        if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
+    let mut settings = settings_of(spec, &options.start, &found.config);
+    explain::explain(&problem, &mut evaluator, &found, &mut settings);
+    check_actable(spec, options.mode, &options.start, &settings)?;
+    let forecasts = evaluator.forecast(&found.config)?;
+    Ok(Plan {
+        schema: PLAN_SCHEMA.to_owned(),
+        scheme: scheme_of(options.model).to_owned(),
+        model: options.model,
+        settings,
+        tasks: outlook(spec, forecasts),
+        feasible: infeasible.is_none(),
+        infeasible,
+        evaluated: evaluator.evaluated(),
+        spec_file: None,
+    })
 }
 
-/// One knob and the value it should get.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Setting {
-    /// Which knob.
-    pub knob: Knob,
-    /// The value as it is written to the kernel, without a newline, in the kernel's own unit.
-    pub value: String,
-    /// Why this value, in one sentence for the user.
-    pub reason: String,
-    /// How firmly the kernel holds to it.
-    pub strength: Strength,
+/// How good a configuration is in the planner's eyes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quality {
+    /// Targets missed per VM, most urgent VM first.
+    pub missed: Vec<u32>,
+    /// Smallest share of a target that is left; negative when one is missed.
+    pub margin: f64,
 }
 
-/// One setting of the host or of a guest. Resolved to a file only when applied.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Knob {
-    /// The device's I/O scheduler on the host (`queue/scheduler`). Value: `bfq`, `mq-deadline`, `kyber`, `none`.
-    HostElevator,
-    /// A BFQ tunable of the device on the host (`queue/iosched/*`).
-    HostBfq(BfqTunable),
-    /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1 to 1000.
-    VmWeight {
-        /// VM name.
-        vm: String,
-    },
-    /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1). Value: a whole number per
-    /// second, or `max` for none.
-    VmLimit {
-        /// VM name.
-        vm: String,
-        /// What is limited.
-        limit: LimitKind,
-    },
-    /// The I/O scheduler inside a guest, set through its agent.
-    GuestElevator {
-        /// VM name.
-        vm: String,
-    },
-    /// A BFQ tunable inside a guest, set through its agent.
-    GuestBfq {
-        /// VM name.
-        vm: String,
-        /// Which tunable.
-        tunable: BfqTunable,
-    },
-}
-
-/// BFQ's tunables, named as the files below `queue/iosched/`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BfqTunable {
-    /// How long BFQ waits for the next request of the queue in service, in ms. Default 8.
-    SliceIdle,
-    /// Longest slice of a sync queue, in ms. Default 125 (124 after rounding to jiffies at HZ=250).
-    TimeoutSync,
-    /// Weight raising for interactive and soft real-time queues: 0 or 1. Default 1.
-    LowLatency,
-    /// Largest budget in 512 B sectors; 0 lets BFQ choose from the measured peak rate. Default 0.
-    MaxBudget,
-    /// Idle always and keep one request at the device: 0 or 1. Default 0.
-    StrictGuarantees,
-}
-
-/// What a limit limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LimitKind {
-    /// Bytes read per second.
-    ReadBps,
-    /// Bytes written per second.
-    WriteBps,
-    /// Read requests per second.
-    ReadIops,
-    /// Write requests per second.
-    WriteIops,
-}
-
-/// How firmly a mechanism holds what is asked of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Strength {
-    /// Holds by construction whatever the others do.
-    Guarantee,
-    /// An upper limit that the kernel enforces.
-    Cap,
-    /// Shifts shares or order; no bound by itself.
-    Hint,
-}
-
-/// What is expected for one task.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TaskOutlook {
-    /// VM name.
-    pub vm: String,
-    /// Task name.
-    pub task: String,
-    /// Which percentile is predicted.
-    pub percentile: Percentile,
-    /// The target, if the task has one.
-    pub target_ns: Option<Nanos>,
-    /// The prediction with its terms.
-    pub forecast: Forecast,
-    /// Target minus prediction (its upper bound where there is one), in nanoseconds; negative when missed. `None` without a target.
-    pub margin_ns: Option<i64>,
-}
-
-/// Why not every target can be met, and what would fit.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Infeasible {
-    /// VMs whose targets the plan gives up, least urgent first.
-    pub sacrificed: Vec<String>,
-    /// Tasks (`vm/task`) whose targets no searched setting is predicted to meet together.
-    pub conflict: Vec<String>,
-    /// Smallest target per missed task that the model says would fit, with all else as declared.
-    pub relaxation: Vec<Relaxation>,
-    /// One sentence for the user.
-    pub reason: String,
-}
-
-/// A target that would fit.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Relaxation {
-    /// VM name.
-    pub vm: String,
-    /// Task name.
-    pub task: String,
-    /// Target as declared.
-    pub declared_ns: Nanos,
-    /// Smallest target that fits.
-    pub fits_ns: Nanos,
-}
-
-impl BfqTunable {
-    /// File name below `queue/iosched/`.
-    #[must_use]
-    pub fn file_name(self) -> &'static str {
-        match self {
-            Self::SliceIdle => "slice_idle",
-            Self::TimeoutSync => "timeout_sync",
-            Self::LowLatency => "low_latency",
-            Self::MaxBudget => "max_budget",
-            Self::StrictGuarantees => "strict_guarantees",
-        }
+/// Judges a configuration as [`plan`] does.
+///
+/// # Errors
+/// As [`plan`].
+pub fn quality(
+    spec: &Spec,
+    profile: &Profile,
+    options: &PlanOptions,
+    config: &rtvirtio_model::Config,
+) -> Result<Quality, PlanError> {
+    let problem = Problem::new(spec, options);
+    let mut evaluator = Evaluator::new(profile, spec, options)?;
+    match evaluator.outcome(&problem, config.clone()) {
+        Some(o) => Ok(Quality { missed: o.missed_by_urgency, margin: o.margin }),
+        None => Err(evaluator.forecast(config).err().map_or_else(
+            || PlanError::BadOptions("the budget allows no evaluation".to_owned()),
+            PlanError::Model,
+        )),
     }
+}
+
+/// Name of the scheme that plans with a model.
+#[must_use]
+pub fn scheme_of(model: ModelKind) -> &'static str {
+    match model {
+        ModelKind::Analytical => "rt-virtio-analytical",
+        ModelKind::Mlp => "rt-virtio-mlp",
+        ModelKind::Slice => "slice",
+        ModelKind::Bound => "bound",
+    }
+}
+
+/// The forecasts with the targets, in spec order.
+#[must_use]
+pub fn outlook(spec: &Spec, forecasts: Vec<rtvirtio_model::Forecast>) -> Vec<TaskOutlook> {
+    spec.tasks()
+        .zip(forecasts)
+        .map(|((vm, task), forecast)| {
+            let target_ns = task.target.map(|t| t.latency);
+            let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+            TaskOutlook {
+                vm: vm.name.clone(),
+                task: task.name.clone(),
+                percentile: rtvirtio_model::percentile_of(task),
+                target_ns,
+                margin_ns: target_ns.map(|t| signed(t.0) - signed(forecast.judged().0)),
+                forecast,
+            }
+        })
+        .collect()
 }

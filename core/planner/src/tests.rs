@@ -293,7 +293,7 @@ fn a_host_without_bfq_can_be_planned_for() {
     let mut options = PlanOptions::paper(from);
     options.space.elevators = Vec::new();
     let e = plan(&s, &profile(), &options).unwrap_err();
-    assert!(matches!(e, PlanError::Model(ModelError::NotCovered { .. })), "{e}");
+    assert!(matches!(e, PlanError::Model(rtvirtio_model::ModelError::NotCovered { .. })), "{e}");
 }
 
 #[test]

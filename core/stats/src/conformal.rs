@@ -15,13 +15,9 @@
 //! What it does not promise: that share in every single group, or for runs of another kind than the calibrated ones. Kinds that
 //! differ are calibrated apart (Mondrian conformal prediction: Vovk, Gammerman and Shafer 2005, section 4.5).
 
-mod coverage;
-
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-
-pub use coverage::{Coverage, Evaluation, coverage, coverage_by, wilson};
 
 /// Why there is no bound.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]

@@ -40,7 +40,8 @@ pub struct Forest {
     /// Targets of the training rows, rising.
     pub targets: Vec<f64>,
     /// A second quantity of each row, in the same order, whose mean may be asked for.
-    pub companions: Vec<f64>,
+    #[serde(alias = "companions")]
+    pub secondary_targets: Vec<f64>,
     /// Weight of each row, in the same order.
     pub weights: Vec<f64>,
     /// The trees.
@@ -88,8 +89,8 @@ impl Default for ForestOptions {
 pub struct OutOfBag {
     /// For each row, in the order given, the quantiles asked for.
     pub quantiles: Vec<Vec<f64>>,
-    /// The mean companion.
-    pub companions: Vec<f64>,
+    /// The mean secondary target.
+    pub secondary_targets: Vec<f64>,
 }
 
 /// Buffer of predictions; it grows in the first call.
@@ -104,7 +105,7 @@ pub enum ForestError {
     /// An option is outside its range.
     #[error("{0}")]
     BadOption(&'static str),
-    /// Rows, groups and companions do not match.
+    /// Rows, groups and secondary targets do not match.
     #[error("{found} {what} for {rows} rows")]
     Length {
         /// What does not match.
@@ -139,14 +140,15 @@ impl Forest {
     /// [`ForestError`]: options out of range, lists that do not match, too few groups.
     pub fn fit(
         rows: &Rows,
-        companions: &[f64],
+        secondary_targets: &[f64],
         groups: &[usize],
         levels: &[f64],
         options: &ForestOptions,
     ) -> Result<(Self, OutOfBag), ForestError> {
         options.check()?;
         let n = rows.len();
-        for (what, found) in [("group numbers", groups.len()), ("companions", companions.len())] {
+        for (what, found) in [("group numbers", groups.len()), ("secondary targets", secondary_targets.len())]
+        {
             if found != n {
                 return Err(ForestError::Length { what, found, rows: n });
             }
@@ -166,7 +168,7 @@ impl Forest {
             schema: SCHEMA.to_owned(),
             ranges: ranges(rows),
             targets: pick(&rows.y),
-            companions: pick(companions),
+            secondary_targets: pick(secondary_targets),
             weights: pick(&rows.weight),
             trees: Vec::with_capacity(options.trees),
         };
@@ -186,7 +188,8 @@ impl Forest {
             }
             forest.trees.push(tree);
         }
-        let mut report = OutOfBag { quantiles: Vec::with_capacity(n), companions: Vec::with_capacity(n) };
+        let mut report =
+            OutOfBag { quantiles: Vec::with_capacity(n), secondary_targets: Vec::with_capacity(n) };
         for (row, weights) in out_of_bag.into_iter().enumerate() {
             scratch.weights = weights;
             if scratch.weights.iter().all(|w| *w == 0.0) {
@@ -196,7 +199,7 @@ impl Forest {
             let total: f64 = scratch.weights.iter().sum();
             let quantile = |q: &f64| forest.quantile_of(&scratch.weights, total, *q);
             report.quantiles.push(levels.iter().map(quantile).collect());
-            report.companions.push(forest.companion_of(&scratch.weights, total));
+            report.secondary_targets.push(forest.secondary_of(&scratch.weights, total));
         }
         Ok((forest, report))
     }
@@ -214,10 +217,10 @@ impl Forest {
         if self.trees.is_empty() || self.trees.len() > TREES_MAX {
             return bad("the number of its trees");
         }
-        if self.companions.len() != n || self.weights.len() != n {
+        if self.secondary_targets.len() != n || self.weights.len() != n {
             return bad("its lists differ in length");
         }
-        if !self.targets.iter().chain(&self.companions).all(|v| v.is_finite())
+        if !self.targets.iter().chain(&self.secondary_targets).all(|v| v.is_finite())
             || !self.weights.iter().all(|w| (1.0 / WEIGHT_MAX..=WEIGHT_MAX).contains(w))
             || self.targets.iter().any(|t| t.abs() > WEIGHT_MAX)
             || !self.ranges.iter().flatten().all(|v| v.is_finite())
@@ -245,7 +248,8 @@ impl Forest {
         Ok(())
     }
 
-    /// The quantiles of a new row at `levels`, 0 to 1, into `out`, and the mean companion as the result.
+    /// The quantiles of a new row at `levels`, 0 to 1, into `out`, and the mean secondary target as the
+    /// result.
     ///
     /// # Errors
     /// [`ForestError::BadInput`].
@@ -262,7 +266,7 @@ impl Forest {
         for (level, out) in levels.iter().zip(out) {
             *out = self.quantile_of(weights, total, *level);
         }
-        Ok(self.companion_of(weights, total))
+        Ok(self.secondary_of(weights, total))
     }
 
     /// Standard deviation of the trees' means: large where the forest is unsure. It is no confidence interval.
@@ -339,8 +343,9 @@ impl Forest {
         self.targets.last().copied().unwrap_or(0.0)
     }
 
-    fn companion_of(&self, weights: &[f64], total: f64) -> f64 {
-        self.companions.iter().zip(weights).map(|(c, w)| c * w).sum::<f64>() / total.max(f64::MIN_POSITIVE)
+    fn secondary_of(&self, weights: &[f64], total: f64) -> f64 {
+        self.secondary_targets.iter().zip(weights).map(|(c, w)| c * w).sum::<f64>()
+            / total.max(f64::MIN_POSITIVE)
     }
 }
 

@@ -20,7 +20,7 @@
 //! falling latency, mean length 6 or 15), where fewer than 5 % of the seeds end in an error (2.5 % of the level ones because they come unevenly). The median bound is 1.2
 //! (exponential) to 3.5 (mixtures) times the truth, 3 to 13 times for stalls, of which such a series has 25 to 70
 //! independent ones; the median estimate for these is low, half to three quarters of the truth. Intervals keep 95 to
-//! 99 %. The block bootstrap ([`Pot::bootstrap_quantile`]) keeps 77 to 89 % and 39 to 61 %, so bounds do not use it.
+//! 99 %. The block bootstrap of the fit keeps 77 to 89 % and 39 to 61 %, so bounds do not use it.
 //!
 //! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer for 108, of which 103 hold; the same series
 //! without the guards of steadiness: 459 and 218.
@@ -36,14 +36,11 @@ mod order;
 mod profile;
 mod quantile;
 mod record;
-mod resampled;
 mod steady;
 mod sums;
 mod tail;
 
 use serde::{Deserialize, Serialize};
-
-use crate::bootstrap::BootstrapError;
 
 pub use cluster::{automatic_gap, clusters, effective_number, extremal_index};
 pub use gpd::{GpdFit, Method, fit as fit_gpd};
@@ -109,9 +106,6 @@ pub enum PotError {
         /// Share of requests above the threshold.
         share: f64,
     },
-    /// The bootstrap of the tail failed.
-    #[error("bootstrap: {0}")]
-    Bootstrap(#[from] BootstrapError),
 }
 
 /// When two exceedances belong to one cluster.

@@ -3,13 +3,13 @@
 use rtvirtio_kernel::sched::Attr;
 use serde::Serialize;
 
-use crate::apply::{rebooted, write_one};
+use crate::apply::write_one;
 use crate::capture::{Line, capture, value_of};
 use crate::error::ApplyError;
 use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine, PRESENT};
+use crate::observer::{Observer, Step};
 use crate::resolve::{Write, cannot};
-use crate::session::{Observer, Step};
 use crate::state_dir::StateDir;
 use crate::target::{Form, Place, Target};
 
@@ -45,7 +45,7 @@ pub(crate) fn amend(
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
     let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || journal.rest || !journal.complete || rebooted(&journal, machine)? {
+    if journal.reverting || journal.rest || !journal.complete || journal.is_of_another_boot(machine)? {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
     if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {

@@ -1,16 +1,14 @@
 //! Journal, write, read back, compare; undo on failure.
 
-use std::path::Path;
-
 use serde::Serialize;
 
 use crate::capture::{Line, capture, value_of};
 use crate::error::ApplyError;
 use crate::journal::{self, Entry, Journal};
 use crate::machine::{Fault, Machine};
+use crate::observer::{Observer, Step};
 use crate::resolve::Write;
 use crate::revert::{OnConflict, revert};
-use crate::session::{Observer, Step};
 use crate::state_dir::StateDir;
 
 /// What was applied.
@@ -35,7 +33,7 @@ pub(crate) fn apply(
     observer.step(Step::Captured);
     let mut journal = Journal {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        boot_id: boot_id(machine)?,
+        boot_id: journal::boot_id(machine)?,
         pid: std::process::id(),
         complete: false,
         reverting: false,
@@ -79,28 +77,6 @@ pub(crate) fn apply(
             })
         }
     }
-}
-
-/// The file that identifies this run of the kernel.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-
-/// Identifies this run of the kernel. Every Linux has it; without it the names in a journal could
-/// be those of other devices by now.
-fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
-    let text = machine.host().read(Path::new(BOOT_ID)).map_err(|source| ApplyError::Capture {
-        label: BOOT_ID.to_owned(),
-        source,
-        hint: "; it tells whether the host was restarted since: is /proc mounted?".to_owned(),
-    })?;
-    match text.trim() {
-        "" => Err(ApplyError::Form { label: BOOT_ID.to_owned(), text }),
-        id => Ok(id.to_owned()),
-    }
-}
-
-/// Whether the machine was restarted since the journal was written.
-pub(crate) fn rebooted(journal: &Journal, machine: &Machine<'_>) -> Result<bool, ApplyError> {
-    Ok(boot_id(machine)? != journal.boot_id)
 }
 
 /// Returns how many knobs had their value already.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use rtvirtio_kernel::HostError;
 
+use crate::outcome::Reverted;
 use crate::readable::Readable;
-use crate::revert::Reverted;
 
 /// A plan that was not applied, or a journal that could not be used.
 #[derive(Debug, thiserror::Error)]

@@ -10,13 +10,14 @@
 
 use std::fmt::Write as _;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rtvirtio_planner::BfqTunable;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::error::ApplyError;
+use crate::machine::Machine;
 use crate::readable::{Readable, escaped};
 use crate::state_dir::StateDir;
 use crate::target::Target;
@@ -98,6 +99,33 @@ pub(crate) struct Journal {
     pub kept: Vec<Kept>,
     /// The knobs: writes in order, then files that change along.
     pub entries: Vec<Entry>,
+}
+
+impl Journal {
+    /// Whether the machine was restarted since the journal was written.
+    ///
+    /// # Errors
+    /// When the boot id cannot be read.
+    pub fn is_of_another_boot(&self, machine: &Machine<'_>) -> Result<bool, ApplyError> {
+        Ok(boot_id(machine)? != self.boot_id)
+    }
+}
+
+/// The file that identifies this run of the kernel.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Identifies this run of the kernel. Every Linux has it; without it the names in a journal could
+/// be those of other devices by now.
+pub(crate) fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
+    let text = machine.host().read(Path::new(BOOT_ID)).map_err(|source| ApplyError::Capture {
+        label: BOOT_ID.to_owned(),
+        source,
+        hint: "; it tells whether the host was restarted since: is /proc mounted?".to_owned(),
+    })?;
+    match text.trim() {
+        "" => Err(ApplyError::Form { label: BOOT_ID.to_owned(), text }),
+        id => Ok(id.to_owned()),
+    }
 }
 
 /// Start of the schema of any version.

@@ -2,21 +2,14 @@
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
-use std::thread;
-use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
+use rtvirtio_kernel::flock;
 
 use crate::error::ApplyError;
 use crate::state_dir::StateDir;
 
 /// Its name in the state directory. The file stays; the lock ends with the process, however it ends.
 pub const LOCK_FILE: &str = "lock";
-
-/// A process that a former holder was just starting shares the lock until its `execve`: wait a moment before saying no.
-const TRIES: u32 = 10;
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// Holds the lock until dropped.
 #[derive(Debug)]
@@ -30,22 +23,14 @@ impl Lock {
         let path = dir.path().join(LOCK_FILE);
         let failed = |action, source| ApplyError::State { action, path: path.clone(), source };
         let mut file = dir.open_file(LOCK_FILE, 0o600).map_err(|e| failed("open", e))?;
-        let mut taken = flock(&file, FlockOperation::NonBlockingLockExclusive);
-        for _ in 0..TRIES {
-            if taken != Err(Errno::WOULDBLOCK) {
-                break;
-            }
-            thread::sleep(PAUSE);
-            taken = flock(&file, FlockOperation::NonBlockingLockExclusive);
-        }
-        match taken {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
+        match flock::lock(&file) {
+            Ok(true) => {}
+            Ok(false) => {
                 let mut text = String::new();
                 let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
                 return Err(ApplyError::Locked { path, pid });
             }
-            Err(e) => return Err(failed("lock", e.into())),
+            Err(e) => return Err(failed("lock", e)),
         }
         // The pid only serves the message to others: a full disk must not keep anyone from reverting.
         let _ = record_pid(&mut file);

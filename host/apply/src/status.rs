@@ -4,7 +4,6 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::apply::rebooted;
 use crate::error::ApplyError;
 use crate::journal;
 use crate::machine::Machine;
@@ -77,7 +76,7 @@ pub enum KnobState {
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
     let Some(dir) = StateDir::find(dir)? else { return Ok(None) };
     let Some(journal) = journal::load(&dir)? else { return Ok(None) };
-    let rebooted = rebooted(&journal, machine)?;
+    let rebooted = journal.is_of_another_boot(machine)?;
     let knobs = journal
         .entries
         .iter()

@@ -8,7 +8,7 @@ use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::{HostError, Root, root_domain, text};
 use rtvirtio_vmm::{Role, Thread};
 
-use crate::settings::{main_of, scheduling};
+use crate::ask::{main_of, scheduling};
 use crate::{Ask, Backend, CpuError, Level, Order, Probe, Settings, Share, attr, choose, split};
 
 pub(crate) fn deadline(

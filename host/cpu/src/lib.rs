@@ -8,6 +8,7 @@
 //! A demand, so many requests a second within a deadline, becomes a contract by [`find_all`], from a VM's measured throughput over budget ([`CpuProfile`]).
 
 mod admission;
+mod ask;
 mod backend;
 mod contract;
 mod control;
@@ -15,24 +16,29 @@ mod curve;
 mod deadline;
 mod demand;
 mod error;
+mod grant;
 mod keep;
 mod order;
+mod probe;
 mod profile;
 mod settings;
 mod split;
 mod supply;
 
-pub use admission::{Grant, Load, admit};
-pub use backend::{Backend, Found, Probe, choose, probe};
+pub use admission::admit;
+pub use ask::{Ask, Settings};
+pub use backend::Backend;
 pub use contract::Contract;
 pub use control::{Control, control};
 pub use curve::{Point, Run, points};
 pub use deadline::{domain_of, has_part};
 pub use demand::{Asked, Beside, Choice, Demand, DemandError, Look, MARGIN, find, find_all};
 pub use error::CpuError;
+pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};
 pub use order::{Level, Order, attr, levels};
+pub use probe::{Found, Probe, choose, probe};
 pub use profile::{CPU_PROFILE_SCHEMA, CpuProfile, Neighbour, ProfileError, Setup};
-pub use settings::{Ask, Settings, group_name, settings};
+pub use settings::{group_name, settings};
 pub use split::{Share, split};
 pub use supply::{Surroundings, interference_us, tick};

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, task, text};
-use rtvirtio_planner::Strength;
-use rtvirtio_vmm::{Role, Thread};
-use serde::Serialize;
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text};
+use rtvirtio_vmm::Thread;
 
-use crate::{Backend, Contract, CpuError, Level, Order, Probe, attr, deadline};
+use crate::ask::{main_of, scheduling};
+use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -19,39 +17,6 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 #[must_use]
 pub fn group_name(vm: &str) -> String {
     format!("rtvirtio-{vm}")
-}
-
-/// What is asked for one VM.
-#[derive(Clone, Debug)]
-pub struct Ask<'a> {
-    /// Its name; becomes part of a cgroup's.
-    pub vm: &'a str,
-    /// Its threads, as found a moment ago.
-    pub threads: &'a [Thread],
-    /// What they get together.
-    pub contract: Contract,
-    /// Their order.
-    pub order: Order,
-    /// Where the VM stands among others: [`crate::levels`].
-    pub level: Level,
-    /// CPU time that each used lately, for a split by use; since its start where a thread is not named.
-    pub used: &'a [(u32, Duration)],
-}
-
-/// What is to be written, and what it is worth.
-#[derive(Clone, Debug, Serialize)]
-pub struct Settings {
-    /// The mechanism.
-    pub backend: Backend,
-    /// How firmly it holds.
-    pub strength: Strength,
-    /// The writes in their order.
-    #[serde(skip)]
-    pub writes: Vec<Write>,
-    /// Threads that stay outside of the contract, each with the reason.
-    pub outside: Vec<(u32, String)>,
-    /// What the user should know.
-    pub notes: Vec<String>,
 }
 
 /// Turns what is asked into writes. Nothing is written. Admission is the caller's, because it is about all VMs: [`crate::admit`].
@@ -139,12 +104,6 @@ fn hierarchy<'p>(probe: &'p Probe, backend: Backend, ask: &Ask<'_>) -> Result<&'
 /// The thread whose cgroup and policy stand for the whole VM.
 fn main_thread<'t>(ask: &Ask<'t>) -> &'t Thread {
     main_of(ask.threads).unwrap_or(&ask.threads[0])
-}
-
-/// The same; none of no threads.
-pub(crate) fn main_of(threads: &[Thread]) -> Option<&Thread> {
-    let first = threads.iter().find(|t| t.role == Role::Emulator);
-    first.or_else(|| threads.iter().find(|t| !t.kernel)).or(threads.first())
 }
 
 /// Scheduling as it is now; DEADLINE cannot be given to whoever comes, so such a thread's heirs become ordinary.
@@ -259,19 +218,9 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));
 }
 
-pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
-    // That of a real-time thread the kernel neither sets nor tells; it has it again when it is ordinary again.
-    let nice = if attr.policy.is_real_time() { 0 } else { t.nice };
-    let attr = Attr { nice, ..attr };
-    let knob = format!("policy of {} ({})", t.role, ask.vm);
-    let write = Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string());
-    // Cut off while a reservation is put back.
-    Write { passing: attr.released().iter().map(Attr::to_string).collect(), ..write }
-}
-
 /// The paper's `mlockall`: without it a page fault joins every latency.
 fn unlocked(root: &Root, ask: &Ask<'_>) -> Option<String> {
-    let (locked, resident) = task::locked_memory(root, main_thread(ask).pid).ok()?;
+    let (locked, resident) = process::locked_memory(root, main_thread(ask).pid).ok()?;
     (locked < resident / 2).then(|| {
         format!(
             "{}: {} MiB of {} MiB in RAM are locked; start QEMU with `-overcommit mem-lock=on` (libvirt: <memoryBacking><locked/>)",

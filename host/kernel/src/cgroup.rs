@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use crate::mounts::{Mount, mounts};
 use crate::task::Membership;
-use crate::{HostError, Root, text};
+use crate::{HostError, Root, process, text};
 
 /// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
 const REMOVE_TRIES: u32 = 50;
@@ -274,18 +274,16 @@ impl Cgroups {
     /// # Errors
     /// When the process is gone.
     pub fn of_pid(&self, root: &Root, pid: u32) -> Result<PathBuf, HostError> {
-        let path = PathBuf::from(format!("/proc/{pid}/cgroup"));
-        let all = root.read(&path)?;
-        let cgroup = all.lines().find_map(|line| {
-            let mut parts = line.splitn(3, ':');
-            let (id, controllers, cgroup) = (parts.next()?, parts.next()?, parts.next()?);
-            let ours = match self.hierarchy {
-                Hierarchy::V1 => controllers.split(',').any(|c| c == self.controller),
-                Hierarchy::V2 => id == "0" && controllers.is_empty(),
-            };
-            ours.then(|| PathBuf::from(cgroup))
+        let all = process::cgroups(root, pid)?;
+        let ours = all.iter().find(|m| match self.hierarchy {
+            Hierarchy::V1 => m.has(self.controller),
+            Hierarchy::V2 => m.controllers.is_empty(),
         });
-        cgroup.ok_or(HostError::Form { path, text: all, expected: "a list with the controller's hierarchy" })
+        ours.map(|m| m.path.clone()).ok_or_else(|| HostError::Form {
+            path: format!("/proc/{pid}/cgroup").into(),
+            text: format!("{all:?}"),
+            expected: "a list with the controller's hierarchy",
+        })
     }
 
     /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd scope or service in the path

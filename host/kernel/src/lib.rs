@@ -3,10 +3,12 @@
 //! Every function takes a [`Root`]; `/` on a real machine, a temporary directory in tests. The readers return what the
 //! kernel says in a form that can be compared by meaning ([`text`]), because the kernel seldom prints what was written.
 
+mod atomic_write;
 pub mod block;
 pub mod cgroup;
 pub mod check;
 mod error;
+pub mod flock;
 pub mod holders;
 pub mod mounts;
 pub mod process;
@@ -17,10 +19,12 @@ pub mod steal;
 pub mod task;
 pub mod text;
 
+pub use atomic_write::atomic_write;
 pub use block::{BlockDevice, DeviceUse};
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
 pub use error::{HostError, is_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
+pub use process::ProcessId;
 pub use root::Root;
 pub use root_domain::root_domain;

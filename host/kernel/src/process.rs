@@ -1,14 +1,25 @@
-//! Processes by id and start time, so that a reused id is never mistaken for the process that was started.
+//! `/proc/PID`: processes, their open files, and signals that reach no other process.
+//!
+//! Process ids are reused. [`ProcessId`] names a process for good by its start time and can be
+//! stored; [`Process`] holds a pidfd (pidfd_open(2)) while this program runs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid};
 use serde::{Deserialize, Serialize};
 
-/// A process that was alive when this was made.
+use crate::task::{self, Membership};
+use crate::{HostError, Root, is_gone};
+
+/// A process by id and start time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessId {
@@ -19,18 +30,18 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The process that has this id now; `None` when there is none.
+    /// The process that has this id at the moment; `None` when there is none, or only a zombie.
     ///
     /// # Errors
-    /// When `/proc` does not tell.
+    /// When `/proc/PID/stat` exists but cannot be read.
     pub fn of(pid: u32) -> io::Result<Option<Self>> {
         Ok(start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
-    /// Whether it still runs. A zombie does not. One that `/proc` does not tell of may run.
+    /// Whether it still runs. A zombie does not. One whose `stat` cannot be read counts as running.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        start_time(self.pid).map_or(true, |now| now == Some(self.start_time))
+        start_time(self.pid).map_or(true, |start| start == Some(self.start_time))
     }
 
     /// Asks it to end (SIGTERM) and kills it when it has not ended within `patience`.
@@ -38,23 +49,23 @@ impl ProcessId {
         self.signal(Signal::TERM);
         if !self.wait(patience) {
             self.signal(Signal::KILL);
-            // A process that SIGKILL does not end within the patience is stuck in the kernel: nothing more to do here.
+            // A process that SIGKILL does not end within the patience is stuck in the kernel.
             let _ = self.wait(patience);
         }
     }
 
-    /// Sends a signal unless the process is gone. Through a pidfd checked after it is open: the id cannot be reused in between.
+    /// Sends a signal unless the process is gone. The start time is compared after the pidfd is
+    /// open, so the id cannot be reused in between; without a certain match no signal is sent.
     pub fn signal(&self, signal: Signal) {
-        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else { return };
-        let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-        // For certain: a process that cannot be told from another one gets no signal.
-        if start_time(self.pid).is_ok_and(|now| now == Some(self.start_time)) {
-            // Already gone is what we want.
-            let _ = pidfd_send_signal(fd, signal);
+        let Ok(Some(process)) = Process::open(self.pid) else { return };
+        if start_time(self.pid).is_ok_and(|start| start == Some(self.start_time)) {
+            // One that is gone already needs no signal.
+            let _ = process.signal(signal);
         }
     }
 
-    /// Waits until it is gone; false when it is still there after `patience`. Reaps it when it is a child of ours.
+    /// Waits until it is gone; false when it is still there after `patience`. Reaps it when it is a
+    /// child of this process.
     #[must_use]
     pub fn wait(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
@@ -64,52 +75,270 @@ impl ProcessId {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
-            // ECHILD when it is not ours.
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+        if let Some(pid) = raw(self.pid) {
+            // ECHILD for a process that is no child.
+            let _ = waitpid(Some(pid), WaitOptions::NOHANG);
         }
         true
     }
 }
 
-/// Field 22 of /proc/PID/stat; `None` for a missing process or a zombie.
+/// Field 22 of `/proc/PID/stat`; `None` for a missing process or a zombie.
 fn start_time(pid: u32) -> io::Result<Option<u64>> {
-    let stat = match fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => stat,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) if e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => return Ok(None),
-        Err(e) => return Err(e),
-    };
-    let form = || io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{pid}/stat: {stat:?}"));
-    // The command may hold spaces and parentheses; the fields after it start behind the last ')'.
-    let mut fields = stat.rsplit_once(')').ok_or_else(form)?.1.split_ascii_whitespace();
-    let state = fields.next().ok_or_else(form)?;
-    if matches!(state, "Z" | "X") {
-        return Ok(None);
+    match task::stat_at(&Root::default(), path(pid, "stat")) {
+        Ok(stat) if matches!(stat.state, 'Z' | 'X') => Ok(None),
+        Ok(stat) => Ok(Some(stat.start)),
+        Err(e) if e.is_gone() => Ok(None),
+        Err(e) => Err(e.into_io()),
     }
-    fields.nth(18).and_then(|field| field.parse().ok()).map(Some).ok_or_else(form)
+}
+
+/// A process, by a pidfd: never another one that got the same id.
+#[derive(Debug)]
+pub struct Process {
+    pid: Pid,
+    fd: OwnedFd,
+}
+
+impl Process {
+    /// The process that has this id at the moment; `None` when there is none.
+    ///
+    /// # Errors
+    /// As pidfd_open(2) reports.
+    pub fn open(pid: u32) -> io::Result<Option<Self>> {
+        let Some(id) = raw(pid) else { return Ok(None) };
+        let fd = unless_gone(pidfd_open(id, PidfdFlags::empty()).map_err(io::Error::from))?;
+        Ok(fd.map(|fd| Self { pid: id, fd }))
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Sends a signal; none to a process that has ended, which is no error.
+    ///
+    /// # Errors
+    /// As pidfd_send_signal(2) reports.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        unless_gone(pidfd_send_signal(&self.fd, signal).map_err(io::Error::from)).map(drop)
+    }
+
+    /// Waits until it has ended, for at most `patience`; whether it has.
+    ///
+    /// # Errors
+    /// As poll(2) reports.
+    pub fn has_ended(&self, patience: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
+            // Readable from its end on, also while it waits to be reaped.
+            match poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left)) {
+                Ok(n) => return Ok(n > 0),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// Asks it to end (SIGTERM), and kills it (SIGKILL) when it has not ended within `patience`;
+    /// whether it has ended then, within as long again.
+    ///
+    /// # Errors
+    /// As the system calls report.
+    pub fn stop(&self, patience: Duration) -> io::Result<bool> {
+        self.signal(Signal::TERM)?;
+        if self.has_ended(patience)? {
+            return Ok(true);
+        }
+        self.signal(Signal::KILL)?;
+        self.has_ended(patience)
+    }
+}
+
+fn raw(pid: u32) -> Option<Pid> {
+    i32::try_from(pid).ok().and_then(Pid::from_raw)
+}
+
+/// The value; `None` when what it is read from is gone, which is no error: descriptors are closed
+/// and processes end meanwhile.
+pub(crate) fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(e) if is_gone(&e) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// One open descriptor of a process (proc_pid_fd(5), proc_pid_fdinfo(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    pid: u32,
+    number: u32,
+}
+
+impl Descriptor {
+    /// `/proc/PID/fd/N` on the host. To follow it leads to the open file itself, also where its
+    /// name is gone or lies in another mount namespace.
+    #[must_use]
+    pub fn link(&self) -> PathBuf {
+        path(self.pid, "fd").join(self.number.to_string())
+    }
+
+    /// What the link names, such as `/dev/sda`, `socket:[1234]` or `/x (deleted)`. Unlike
+    /// following the link it never waits for a file system's server.
+    ///
+    /// # Errors
+    /// `NotFound` when it is closed meanwhile; as readlink(2) reports.
+    pub fn target(&self, root: &Root) -> io::Result<PathBuf> {
+        fs::read_link(root.at(self.link()))
+    }
+
+    /// Text of `/proc/PID/fdinfo/N`: flags in octal, locks.
+    ///
+    /// # Errors
+    /// `NotFound` when it is closed meanwhile; as read(2) reports.
+    pub fn info(&self, root: &Root) -> io::Result<String> {
+        fs::read_to_string(root.at(path(self.pid, "fdinfo").join(self.number.to_string())))
+    }
+}
+
+fn path(pid: u32, file: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/{file}"))
+}
+
+/// All processes, ascending; kernel threads are processes too.
+///
+/// # Errors
+/// When `/proc` cannot be read.
+pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
+    task::numbers(root, PathBuf::from("/proc"))
+}
+
+/// The open descriptors of a process, ascending.
+///
+/// # Errors
+/// When the process is gone or may not be inspected.
+pub fn descriptors(root: &Root, pid: u32) -> Result<Vec<Descriptor>, HostError> {
+    let numbers = task::numbers(root, path(pid, "fd"))?;
+    Ok(numbers.into_iter().map(|number| Descriptor { pid, number }).collect())
+}
+
+/// Process of a thread (`Tgid` in `/proc/TID/status`, which exists for every thread).
+///
+/// # Errors
+/// When the thread is gone, or belongs to another pid namespace.
+pub fn of_thread(root: &Root, tid: u32) -> Result<u32, HostError> {
+    let path = path(tid, "status");
+    let text = root.read(&path)?;
+    let tgid = text.lines().find_map(|l| l.strip_prefix("Tgid:")).and_then(|t| t.trim().parse().ok());
+    tgid.ok_or_else(|| task::form(path, "no Tgid", "a task's status"))
+}
+
+/// CPU time that all threads of a process have used, those that have ended included, in steps of
+/// 10 ms.
+///
+/// # Errors
+/// When the process is gone, or its `stat` has another form.
+pub fn cpu_time(root: &Root, pid: u32) -> Result<Duration, HostError> {
+    Ok(task::stat_at(root, path(pid, "stat"))?.cpu_time)
+}
+
+/// Full name of a process: unlike in `stat` it is not cut off for kernel threads since Linux 5.17.
+///
+/// # Errors
+/// When the process is gone.
+pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
+    let path = path(pid, "comm");
+    let bytes = fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
+    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}
+
+/// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`,
+/// `VmRSS`).
+///
+/// # Errors
+/// When the process is gone, or is a kernel thread, which has no memory.
+pub fn locked_memory(root: &Root, pid: u32) -> Result<(u64, u64), HostError> {
+    let path = path(pid, "status");
+    let text = root.read(&path)?;
+    let bytes = |key: &str| {
+        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    bytes("VmLck:")
+        .zip(bytes("VmRSS:"))
+        .ok_or_else(|| task::form(path, "no VmLck", "the status of a process with memory"))
+}
+
+/// The soft limit of locked memory (RLIMIT_MEMLOCK) as the kernel prints it: bytes or `unlimited`.
+/// `None` where the list has no such line. `pid` of `None` is this process.
+///
+/// # Errors
+/// When the process is gone or may not be inspected.
+pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, HostError> {
+    let text = root.read(pid.map_or("/proc/self/limits".into(), |pid| path(pid, "limits")))?;
+    let line = text.lines().find_map(|l| l.strip_prefix("Max locked memory"));
+    Ok(line.and_then(|l| l.split_whitespace().next()).map(str::to_owned))
+}
+
+/// The cgroups of a process's first thread, one for each hierarchy.
+///
+/// # Errors
+/// When the process is gone.
+pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
+    task::cgroups_at(root, path(pid, "cgroup"))
+}
+
+/// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's
+/// (proc_net(5), proc_pid_fd(5)). The thread ids that a monitor in another pid namespace reports
+/// mean other threads here, and the wrong one must not become real-time.
+///
+/// # Errors
+/// When its sockets cannot be read.
+pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
+    let table = root.read(path(pid, "net/unix"))?;
+    let bound = |line: &str| {
+        let mut fields = line.split_ascii_whitespace().skip(6);
+        let inode = format!("socket:[{}]", fields.next()?);
+        // As it was given to bind(2), which may be relative to a directory of QEMU's.
+        socket.ends_with(fields.next()?).then_some(inode)
+    };
+    let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
+    for descriptor in descriptors(root, pid)? {
+        match descriptor.target(root) {
+            Ok(link) if link.to_str().is_some_and(|l| inodes.contains(l)) => return Ok(true),
+            Ok(_) => {}
+            // Closed meanwhile.
+            Err(e) if is_gone(&e) => {}
+            Err(source) => return Err(HostError::Read { path: descriptor.link(), source }),
+        }
+    }
+    Ok(false)
+}
+
+/// The process at the other end of a connection, which for a client is the one that began to listen
+/// (`SO_PEERCRED` in unix(7)); `None` for one outside of this PID namespace.
+///
+/// # Errors
+/// As getsockopt(2) reports.
+pub fn peer(stream: &UnixStream) -> io::Result<Option<u32>> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).map_err(io::Error::other)?;
+    let fd = stream.as_raw_fd();
+    // SAFETY: the kernel writes at most `len` bytes to `peer`, which is that large and may hold any
+    // bits; both outlive the call.
+    let done = unsafe {
+        let to = std::ptr::from_mut(&mut peer).cast();
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, to, &mut len)
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(peer.pid).ok().filter(|pid| *pid > 0))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_child_is_seen_stopped_and_reaped() {
-        #[expect(clippy::zombie_processes, reason = "`stop` reaps it, which is what is tested")]
-        let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let id = ProcessId::of(child.id()).unwrap().unwrap();
-        assert!(id.is_alive());
-        id.stop(Duration::from_secs(2));
-        assert!(!id.is_alive());
-        assert!(ProcessId::of(child.id()).unwrap().is_none());
-    }
-
-    #[test]
-    fn a_reused_id_is_another_process() {
-        let me = ProcessId::of(std::process::id()).unwrap().unwrap();
-        let other = ProcessId { start_time: me.start_time + 1, ..me };
-        assert!(!other.is_alive());
-        other.signal(Signal::KILL);
-    }
-}
+mod tests;

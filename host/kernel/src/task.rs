@@ -65,16 +65,8 @@ fn dir(pid: u32, tid: u32) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/task/{tid}"))
 }
 
-fn form(path: PathBuf, text: &str, expected: &'static str) -> HostError {
+pub(crate) fn form(path: PathBuf, text: &str, expected: &'static str) -> HostError {
     HostError::Form { path, text: text.trim().chars().take(200).collect(), expected }
-}
-
-/// All processes, ascending; kernel threads are processes too.
-///
-/// # Errors
-/// When `/proc` cannot be read.
-pub fn pids(root: &Root) -> Result<Vec<u32>, HostError> {
-    numbers(root, PathBuf::from("/proc"))
 }
 
 /// The threads of a process, ascending.
@@ -85,7 +77,7 @@ pub fn tids(root: &Root, pid: u32) -> Result<Vec<u32>, HostError> {
     numbers(root, PathBuf::from(format!("/proc/{pid}/task")))
 }
 
-fn numbers(root: &Root, dir: PathBuf) -> Result<Vec<u32>, HostError> {
+pub(crate) fn numbers(root: &Root, dir: PathBuf) -> Result<Vec<u32>, HostError> {
     let mut found: Vec<u32> = root.list(dir)?.iter().filter_map(|name| name.parse().ok()).collect();
     found.sort_unstable();
     Ok(found)
@@ -99,15 +91,7 @@ pub fn stat(root: &Root, pid: u32, tid: u32) -> Result<TaskStat, HostError> {
     stat_at(root, dir(pid, tid).join("stat"))
 }
 
-/// CPU time that all threads of a process have used, those that have ended included, in steps of 10 ms.
-///
-/// # Errors
-/// As [`stat`].
-pub fn process_cpu_time(root: &Root, pid: u32) -> Result<Duration, HostError> {
-    Ok(stat_at(root, PathBuf::from(format!("/proc/{pid}/stat")))?.cpu_time)
-}
-
-fn stat_at(root: &Root, path: PathBuf) -> Result<TaskStat, HostError> {
+pub(crate) fn stat_at(root: &Root, path: PathBuf) -> Result<TaskStat, HostError> {
     // A name may hold any byte; only the rest of the line must be text.
     let bytes =
         std::fs::read(root.at(&path)).map_err(|source| HostError::Read { path: path.clone(), source })?;
@@ -140,16 +124,6 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
     })
 }
 
-/// Full name of a process: unlike `stat` it is not cut off for kernel threads since Linux 5.17.
-///
-/// # Errors
-/// When the process is gone.
-pub fn full_name(root: &Root, pid: u32) -> Result<String, HostError> {
-    let path = PathBuf::from(format!("/proc/{pid}/comm"));
-    let bytes = std::fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
-    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
-}
-
 /// CPU time that a thread has used, to the nanosecond where the kernel says it (`schedstat`), else in steps of 10 ms.
 ///
 /// # Errors
@@ -177,28 +151,15 @@ pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
     list.map(|l| l.trim().to_owned()).ok_or_else(|| form(path, "no Cpus_allowed_list", "a task's status"))
 }
 
-/// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`, `VmRSS`).
-///
-/// # Errors
-/// When the process is gone, or is a kernel thread, which has no memory.
-pub fn locked_memory(root: &Root, pid: u32) -> Result<(u64, u64), HostError> {
-    let path = PathBuf::from(format!("/proc/{pid}/status"));
-    let text = root.read(&path)?;
-    let bytes = |key: &str| {
-        let line = text.lines().find_map(|l| l.strip_prefix(key))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
-    bytes("VmLck:")
-        .zip(bytes("VmRSS:"))
-        .ok_or_else(|| form(path, "no VmLck", "the status of a process with memory"))
-}
-
 /// The cgroups of a thread, one for each hierarchy.
 ///
 /// # Errors
 /// When the thread is gone.
 pub fn cgroups(root: &Root, pid: u32, tid: u32) -> Result<Vec<Membership>, HostError> {
-    let path = dir(pid, tid).join("cgroup");
+    cgroups_at(root, dir(pid, tid).join("cgroup"))
+}
+
+pub(crate) fn cgroups_at(root: &Root, path: PathBuf) -> Result<Vec<Membership>, HostError> {
     let text = root.read(&path)?;
     let line = |line: &str| {
         let mut parts = line.splitn(3, ':');

@@ -8,9 +8,11 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 
+use rtvirtio_kernel::Root;
+
 /// The kernel's file.
 const FILE: &str = "/dev/cpu_dma_latency";
-/// Who puts idle CPUs to sleep; without a driver the file has no effect.
+/// The driver that puts idle CPUs to sleep; without one the file has no effect.
 const DRIVER: &str = "/sys/devices/system/cpu/cpuidle/current_driver";
 
 /// CPUs stay awake while this lives.
@@ -25,8 +27,8 @@ impl Awake {
     /// # Errors
     /// When the kernel has no such file or no driver that heeds it, or the caller may not write it.
     pub fn hold() -> io::Result<Self> {
-        let driver = std::fs::read_to_string(DRIVER).unwrap_or_default();
-        if matches!(driver.trim(), "" | "none") {
+        let driver = Root::default().read_optional(DRIVER).ok().flatten().unwrap_or_default();
+        if matches!(driver.as_str(), "" | "none") {
             let what = "the kernel has no cpuidle driver, so it cannot be asked to poll";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }

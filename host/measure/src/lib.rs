@@ -7,6 +7,7 @@
 //! - [`local`]: fio as a child process of this one, for process VMs and for the profile.
 //! - [`tail`]: what p99.99 probably is when the samples are too few.
 //! - [`noise`]: whether and when the host itself stood still meanwhile.
+//! - [`stalls`]: the spans in which it did, to be subtracted.
 //! - [`standstill`]: whether the disk itself did.
 //! - [`awake`]: keeps its CPUs from sleeping.
 //! - [`profile`]: what a device can do, measured.
@@ -18,7 +19,6 @@
 pub mod awake;
 mod error;
 pub mod fio;
-pub mod hist;
 pub mod http;
 pub mod intended;
 pub mod local;
@@ -26,6 +26,8 @@ pub mod noise;
 pub mod profile;
 mod result;
 pub mod run;
+mod sampler;
+pub mod stalls;
 pub mod standstill;
 pub mod tail;
 pub mod verdict;

@@ -4,9 +4,8 @@
 //! ends what it started itself. On cancel fio gets SIGTERM, then its whole process group SIGKILL.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -265,19 +264,4 @@ fn first_lines(path: &Path) -> String {
     }
     let text = String::from_utf8_lossy(&bytes);
     text.lines().take_while(|l| !l.starts_with('{')).collect::<Vec<_>>().join("; ")
-}
-
-/// Writes a file so that it is whole or not there: a temporary file beside it, fsync, rename, fsync of the directory.
-pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let dir = match path.parent() {
-        Some(p) if !p.as_os_str().is_empty() => p,
-        _ => Path::new("."),
-    };
-    // As readable as any other file, within the umask: the default of 0600 is for secrets.
-    let readable = std::fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().permissions(readable).tempfile_in(dir)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|e| e.error)?;
-    File::open(dir)?.sync_all()
 }

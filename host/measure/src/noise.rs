@@ -5,13 +5,14 @@
 //! on the device takes part in). A latency
 //! tail of a run in which the host itself stood still says nothing about the setting under test.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
+use rtvirtio_kernel::{Root, text};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
+
+use crate::sampler::{Options, Sampler, now};
+use crate::stalls::{Span, Stalls};
 
 /// Time between two wake-ups of a probe. A stall shorter than this may fall between them.
 const PERIOD_NS: u64 = 500_000;
@@ -50,71 +51,13 @@ pub struct Noise {
     pub stolen: Option<f64>,
 }
 
-/// From and to, in ns of CLOCK_MONOTONIC.
-pub type Span = (u64, u64);
-
-/// When a CPU of the host stood still: spans of CLOCK_MONOTONIC that do not overlap, rising.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stalls {
-    spans: Vec<Span>,
-    /// Length of all spans before each.
-    before: Vec<u64>,
-}
-
-impl Stalls {
-    /// The union of spans in any order, in ns.
-    #[must_use]
-    pub fn union(mut spans: Vec<Span>) -> Self {
-        spans.sort_unstable();
-        let mut merged: Vec<Span> = Vec::new();
-        for (from, to) in spans {
-            match merged.last_mut() {
-                Some(last) if from <= last.1 => last.1 = last.1.max(to),
-                _ if from < to => merged.push((from, to)),
-                _ => {}
-            }
-        }
-        let mut sum = 0;
-        let before = merged
-            .iter()
-            .map(|(from, to)| {
-                sum += to - from;
-                sum - (to - from)
-            })
-            .collect();
-        Self { spans: merged, before }
-    }
-
-    /// The same stalls at another time, `by` ns later: what taking them off does where nothing stood still, which is the method's own error.
-    #[must_use]
-    pub fn shifted(&self, by: u64) -> Self {
-        let spans = self.spans.iter().map(|(from, to)| (from + by, to + by)).collect();
-        Self { spans, before: self.before.clone() }
-    }
-
-    /// How much of the time from `from` to `to` lies in a stall, in ns.
-    #[must_use]
-    pub fn within(&self, from: u64, to: u64) -> u64 {
-        self.until(to.max(from)) - self.until(from)
-    }
-
-    /// Stalled time before `t`.
-    fn until(&self, t: u64) -> u64 {
-        let i = self.spans.partition_point(|(from, _)| *from < t);
-        let Some(last) = i.checked_sub(1) else { return 0 };
-        let (from, to) = self.spans[last];
-        self.before[last] + (t.min(to) - from)
-    }
-}
-
 /// Probes at work. Dropping it stops them.
 #[derive(Debug)]
 pub struct NoiseProbe {
-    stop: Arc<AtomicBool>,
     started: Instant,
     /// Whether every CPU that this process may use has its probe.
     all_there: bool,
-    threads: Vec<JoinHandle<(Noise, Vec<Span>)>>,
+    probes: Vec<Sampler<(Noise, Vec<Span>)>>,
 }
 
 impl NoiseProbe {
@@ -127,32 +70,22 @@ impl NoiseProbe {
     /// The same, above threads of a real-time priority that are themselves under test: what they hold a CPU for is no stall of the host.
     #[must_use]
     pub fn start_above(priority: i32) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
         let (watched, all) = watched_cpus();
-        let threads: Vec<_> = watched
-            .iter()
-            .filter_map(|&cpu| {
-                let stop = Arc::clone(&stop);
-                std::thread::Builder::new()
-                    .name(format!("noise/{cpu}"))
-                    .spawn(move || probe(cpu, priority + 1, &stop))
-                    .ok()
-            })
-            .collect();
-        let all_there = all && !threads.is_empty() && threads.len() == watched.len();
-        Self { stop, started: Instant::now(), all_there, threads }
+        let probes: Vec<_> = watched.iter().filter_map(|&cpu| probe(cpu, priority + 1)).collect();
+        let all_there = all && !probes.is_empty() && probes.len() == watched.len();
+        Self { started: Instant::now(), all_there, probes }
     }
 
     /// Stops the probes and gives what they saw. When the host stood still is known only where a probe ran under SCHED_FIFO on every CPU that
     /// this process may use and kept all that it saw, and when it did so for less than a twentieth of the time.
     #[must_use]
-    pub fn finish(mut self) -> (Noise, Option<Stalls>) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub fn finish(self) -> (Noise, Option<Stalls>) {
+        self.probes.iter().for_each(Sampler::stop);
         let mut all = Noise { realtime: true, ..Noise::default() };
         let mut spans = Vec::new();
         let mut known = self.all_there;
-        for thread in self.threads.drain(..) {
-            let Ok((one, seen)) = thread.join() else {
+        for probe in self.probes {
+            let Some((one, seen)) = probe.finish() else {
                 known = false;
                 continue;
             };
@@ -172,19 +105,16 @@ impl NoiseProbe {
     }
 }
 
-impl Drop for NoiseProbe {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
 /// CPUs that this process may use, without those that somebody has set apart: a probe there would disturb the work it is meant to watch
 /// over. Also whether these are all.
 fn watched_cpus() -> (Vec<usize>, bool) {
+    let root = Root::default();
     let apart: Vec<usize> = ["isolated", "nohz_full"]
         .iter()
-        .filter_map(|file| std::fs::read_to_string(format!("/sys/devices/system/cpu/{file}")).ok())
-        .flat_map(|list| cpu_list(&list))
+        .filter_map(|file| root.read(format!("/sys/devices/system/cpu/{file}")).ok())
+        // What is no list counts as none, such as `(null)`.
+        .flat_map(|list| text::cpu_list(&list).unwrap_or_default())
+        .map(|cpu| cpu as usize)
         .collect();
     let Ok(set) = rustix::thread::sched_getaffinity(None) else { return (Vec::new(), false) };
     let usable: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect();
@@ -193,36 +123,21 @@ fn watched_cpus() -> (Vec<usize>, bool) {
     (watched, all)
 }
 
-/// CPUs of a list such as `2-4,7` (Documentation/admin-guide/cputopology.rst); what is no number is left out, such as `(null)`.
-fn cpu_list(text: &str) -> Vec<usize> {
-    let most = rustix::thread::CpuSet::MAX_CPU;
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',') {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        if let (Ok(from), Ok(to)) = (from.parse::<usize>(), to.parse::<usize>()) {
-            cpus.extend(from..=to.min(most));
-        }
-    }
-    cpus
-}
-
-fn probe(cpu: usize, priority: i32, stop: &AtomicBool) -> (Noise, Vec<Span>) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    // A probe that is not pinned still sees stalls, only less surely.
-    let _ = rustix::thread::sched_setaffinity(None, &set);
-    let mut noise = Noise { realtime: set_fifo(priority), ..Noise::default() };
+/// A probe on one CPU.
+fn probe(cpu: usize, priority: i32) -> Option<Sampler<(Noise, Vec<Span>)>> {
+    let options = Options {
+        name: format!("noise/{cpu}"),
+        period_ns: PERIOD_NS,
+        cpu: Some(cpu),
+        priority: Some(priority),
+    };
     // Room for a common run: a page fault under load would look like a stall of the host.
-    let mut spans = Vec::with_capacity(4096);
-    let mut due = now() + PERIOD_NS;
-    while !stop.load(Ordering::Relaxed) {
-        sleep_until(due);
+    let begin = |realtime| (Noise { realtime, ..Noise::default() }, Vec::with_capacity(4096));
+    Sampler::start(options, begin, |(noise, spans): &mut (Noise, Vec<Span>), due| {
         let woke = now();
-        note(&mut noise, &mut spans, due, woke);
-        // Wake-ups that a stall has swallowed are not made up for: one stall counts once.
-        due = (due + PERIOD_NS).max(woke);
-    }
-    (noise, spans)
+        note(noise, spans, due, woke);
+        Some(woke)
+    })
 }
 
 /// Takes in one wake-up.
@@ -237,25 +152,6 @@ fn note(noise: &mut Noise, spans: &mut Vec<Span>, due: u64, woke: u64) {
         noise.stalls += 1;
         noise.stalled_ns = Nanos(noise.stalled_ns.0 + late.0);
     }
-}
-
-/// SCHED_FIFO for the calling thread; false where the kernel refuses (no privilege, or a CPU cgroup without a real-time budget).
-pub(crate) fn set_fifo(priority: i32) -> bool {
-    let param = libc::sched_param { sched_priority: priority };
-    // SAFETY: a thread id of 0 is the caller, and `param` is a valid sched_param.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) == 0 }
-}
-
-pub(crate) fn now() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-pub(crate) fn sleep_until(due: u64) {
-    let at =
-        rustix::time::Timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as _ };
-    // Interrupted sleeps only make one sample early.
-    let _ = rustix::thread::clock_nanosleep_absolute(rustix::thread::ClockId::Monotonic, &at);
 }
 
 #[cfg(test)]
@@ -290,23 +186,5 @@ mod tests {
         assert_eq!(spans, [(1_000_000, 1_251_000), (2_000_000, 3_001_000), (4_000_000, 11_000_000)]);
         assert_eq!((noise.n, noise.stalls, noise.max_ns), (5, 2, Nanos::from_millis(7)));
         assert_eq!(noise.stalled_ns, Nanos(8_001_000));
-    }
-
-    #[test]
-    fn lists_of_cpus_are_the_kernels() {
-        assert_eq!(cpu_list("2-4,7\n"), [2, 3, 4, 7]);
-        assert_eq!(cpu_list("\n"), [] as [usize; 0]);
-        assert_eq!(cpu_list("(null)\n"), [] as [usize; 0]);
-    }
-
-    #[test]
-    fn overlap_is_counted_once() {
-        // Two CPUs that stand still at the same time are one stall.
-        let stalls = Stalls::union(vec![(30, 40), (10, 20), (15, 25), (40, 45), (60, 60)]);
-        assert_eq!(stalls.within(0, 100), 30);
-        assert_eq!(stalls.within(12, 18), 6);
-        assert_eq!(stalls.within(20, 35), 10);
-        assert_eq!((stalls.within(25, 30), stalls.within(45, 99), stalls.within(50, 10)), (0, 0, 0));
-        assert_eq!(Stalls::default().within(0, 10), 0);
     }
 }

@@ -12,13 +12,13 @@
 use std::time::Duration;
 
 use rtvirtio_spec::{Arrival, Task};
+use rtvirtio_stats::Latencies;
 use rtvirtio_stats::pot::can_carry;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 
 use crate::fio::{Direction, FioOutput, JobFile, JobStats, LogClock, Pace, Section, parse_json, parse_log};
-use crate::hist::Latencies;
 use crate::intended::{Timed, from_intended_start, job_start_ms};
-use crate::noise::Stalls;
+use crate::stalls::Stalls;
 use crate::tail::estimate;
 use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};

@@ -13,14 +13,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-use crate::noise::{Span, Stalls, now, set_fifo, sleep_until};
+use crate::sampler::{Options, Sampler, now};
+use crate::stalls::{Span, Stalls};
 
 /// Time between two readings: each takes some microseconds of a processor.
 const PERIOD_NS: u64 = 2_000_000;
@@ -49,10 +47,7 @@ pub struct Standstills {
 
 /// A thread that watches a disk. Dropping it stops the thread.
 #[derive(Debug)]
-pub struct DiskWatch {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Finder>>,
-}
+pub struct DiskWatch(Sampler<Finder>);
 
 impl DiskWatch {
     /// Watches a disk, given by its directory in sysfs such as `/sys/block/sda`, under SCHED_FIFO if `realtime` (and the kernel allows it).
@@ -60,30 +55,27 @@ impl DiskWatch {
     #[must_use]
     pub fn start(disk: &Path, realtime: bool) -> Option<Self> {
         let counters = Counters::open(disk)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&stop);
-        let watch = move || {
-            if realtime {
-                set_fifo(PRIORITY);
-            }
-            watch(&counters, &seen)
+        let options = Options {
+            name: "disk-watch".to_owned(),
+            period_ns: PERIOD_NS,
+            cpu: None,
+            priority: realtime.then_some(PRIORITY),
         };
-        let thread = std::thread::Builder::new().name("disk-watch".to_owned()).spawn(watch).ok()?;
-        Some(Self { stop, thread: Some(thread) })
+        let begin = |_| Finder { spans: Vec::with_capacity(1024), ..Finder::default() };
+        Sampler::start(options, begin, move |finder: &mut Finder, _| {
+            // A disk that is gone has no counters any more.
+            let reading = counters.read().ok()?;
+            finder.take(&reading);
+            Some(reading.after)
+        })
+        .map(Self)
     }
 
-    /// Stops watching and tells what was seen, less `stalls` of the host, in which nobody could have seen a completion either.
+    /// Stops watching and returns what was seen, less `stalls` of the host, in which no completion
+    /// could have been seen either.
     #[must_use]
-    pub fn finish(mut self, stalls: Option<&Stalls>) -> Standstills {
-        self.stop.store(true, Ordering::Relaxed);
-        let finder = self.thread.take().and_then(|t| t.join().ok()).unwrap_or_default();
-        finder.told(stalls)
-    }
-}
-
-impl Drop for DiskWatch {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+    pub fn finish(self, stalls: Option<&Stalls>) -> Standstills {
+        self.0.finish().unwrap_or_default().standstills(stalls)
     }
 }
 
@@ -134,19 +126,6 @@ struct Reading {
     in_driver: u64,
 }
 
-fn watch(counters: &Counters, stop: &AtomicBool) -> Finder {
-    let mut finder = Finder { spans: Vec::with_capacity(1024), ..Finder::default() };
-    let mut due = now() + PERIOD_NS;
-    while !stop.load(Ordering::Relaxed) {
-        sleep_until(due);
-        // A disk that is gone has no counters any more.
-        let Ok(reading) = counters.read() else { break };
-        finder.take(&reading);
-        due = (due + PERIOD_NS).max(reading.after);
-    }
-    finder
-}
-
 /// Finds standstills in a row of readings.
 #[derive(Debug, Default)]
 struct Finder {
@@ -182,18 +161,18 @@ impl Finder {
         }
     }
 
-    fn told(mut self, stalls: Option<&Stalls>) -> Standstills {
+    fn standstills(mut self, stalls: Option<&Stalls>) -> Standstills {
         self.close();
-        let mut told = Standstills { n: self.n, ..Standstills::default() };
+        let mut found = Standstills { n: self.n, ..Standstills::default() };
         for (from, to) in self.spans {
             let length = to - from - stalls.map_or(0, |s| s.within(from, to));
             if length > KEPT_NS {
-                told.count += 1;
-                told.total_ns.0 += length;
-                told.longest_ns = told.longest_ns.max(Nanos(length));
+                found.count += 1;
+                found.total_ns.0 += length;
+                found.longest_ns = found.longest_ns.max(Nanos(length));
             }
         }
-        told
+        found
     }
 }
 
@@ -215,7 +194,7 @@ mod tests {
                 in_driver: *in_driver,
             });
         }
-        finder.told(stalls)
+        finder.standstills(stalls)
     }
 
     #[test]

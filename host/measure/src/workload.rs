@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::fio::{FioOutput, IoClass, JobFile, JobOptions, LogClock, PRELOAD, Region};
 use crate::local::{Control, run_fio};
-use crate::noise::{Noise, NoiseProbe, Stalls};
+use crate::noise::{Noise, NoiseProbe};
 use crate::run::{TaskMeasurement, task_measurements};
+use crate::stalls::Stalls;
 use crate::standstill::{DiskWatch, Standstills};
 use crate::{MeasureError, TaskResult};
 use rtvirtio_kernel::Root;

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use common::{StallingFile, no_fio, no_fuse, p99, skip, task, vm};
 use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Pace, parse_log};
-use rtvirtio_measure::hist::Latencies;
 use rtvirtio_measure::local::{Control, run_fio};
-use rtvirtio_measure::noise::Stalls;
 use rtvirtio_measure::run::task_measurements;
+use rtvirtio_measure::stalls::Stalls;
 use rtvirtio_measure::{TaskResult, Verdict};
 use rtvirtio_spec::{Arrival, Op, Task};
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Nanos, Percentile};
 
 const MS: fn(u64) -> Duration = Duration::from_millis;

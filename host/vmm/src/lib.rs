@@ -1,14 +1,12 @@
 //! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest ([`agent`]), starting QEMU
-//! so that it cannot outlive its owner ([`spawn`]), finding the process that holds a lock ([`holder`]), finding out whether KVM
-//! really works here ([`probe`]), and finding every thread
-//! that works for it on the host ([`threads`]).
+//! so that it cannot outlive its owner ([`spawn`]), finding out whether KVM really works here
+//! ([`probe`]), and finding every thread that works for it on the host ([`threads`]).
 //!
 //! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a deadline, and every
 //! reply has a size limit that is checked before the bytes are kept.
 
 pub mod agent;
 mod error;
-pub mod holder;
 pub mod probe;
 pub mod qmp;
 pub mod spawn;

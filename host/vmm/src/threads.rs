@@ -8,12 +8,12 @@ mod role;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rtvirtio_kernel::sched::{self, Attr, Policy, Reservation};
 use rtvirtio_kernel::task::{self, Membership, TaskStat};
-use rtvirtio_kernel::{HostError, Root, is_gone};
+use rtvirtio_kernel::{HostError, Root, is_gone, process};
 use serde::Serialize;
 
 use crate::{Qmp, VmmError};
@@ -133,45 +133,6 @@ impl VmHandle {
     }
 }
 
-/// Process of a thread (`Tgid` in `/proc/TID/status`, which exists for every thread).
-///
-/// # Errors
-/// When the thread is gone, or belongs to another pid namespace.
-pub fn process_of(root: &Root, tid: u32) -> Result<u32, HostError> {
-    let path = PathBuf::from(format!("/proc/{tid}/status"));
-    let text = root.read(&path)?;
-    let tgid = text.lines().find_map(|l| l.strip_prefix("Tgid:")).and_then(|t| t.trim().parse().ok());
-    tgid.ok_or(HostError::Form { path, text: "no Tgid".into(), expected: "a task's status" })
-}
-
-/// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's (proc_net(5), proc_pid_fd(5)). The numbers that a monitor
-/// in another pid namespace tells mean other threads here, and the wrong one must not become real-time.
-///
-/// # Errors
-/// When its sockets cannot be read.
-pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
-    let table = root.read(format!("/proc/{pid}/net/unix"))?;
-    let bound = |line: &str| {
-        let mut fields = line.split_ascii_whitespace().skip(6);
-        let inode = format!("socket:[{}]", fields.next()?);
-        // As it was given to bind(2), which may be relative to a directory of QEMU's.
-        socket.ends_with(fields.next()?).then_some(inode)
-    };
-    let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
-    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
-    for fd in root.list(&dir)? {
-        let path = dir.join(fd);
-        match std::fs::read_link(root.at(&path)) {
-            Ok(link) if link.to_str().is_some_and(|l| inodes.contains(l)) => return Ok(true),
-            Ok(_) => {}
-            // Closed meanwhile.
-            Err(e) if is_gone(&e) => {}
-            Err(source) => return Err(HostError::Read { path, source }),
-        }
-    }
-    Ok(false)
-}
-
 /// All threads of a VM at this moment. Threads that end meanwhile are left out.
 ///
 /// # Errors
@@ -180,7 +141,7 @@ pub fn discover(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     let own = own_threads(root, vm)?;
     let tids: BTreeSet<u32> = own.iter().map(|t| t.tid).collect();
     let mut all = own;
-    for pid in task::pids(root)? {
+    for pid in process::pids(root)? {
         if !vm.pids.contains(&pid) {
             all.extend(kernel_thread(root, pid, vm, &tids)?);
         }
@@ -226,7 +187,7 @@ fn kernel_thread(
 ) -> Result<Option<Thread>, HostError> {
     let found = optional(task::stat(root, pid, pid))?.filter(|s| s.kernel);
     let Some(mut stat) = found else { return Ok(None) };
-    let Some(name) = optional(task::full_name(root, pid))? else { return Ok(None) };
+    let Some(name) = optional(process::name(root, pid))? else { return Ok(None) };
     let Some(role) = kernel_role(&name, &vm.pids, tids) else { return Ok(None) };
     stat.comm = name;
     optional(look(root, pid, pid, stat, role))

@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::Root;
 use rtvirtio_kernel::sched::Policy;
+use rtvirtio_kernel::{Root, process};
 use rtvirtio_vmm::probe::QEMU;
 use rtvirtio_vmm::spawn::{Lifetime, spawn};
-use rtvirtio_vmm::threads::{Named, discover, process_of, serves};
+use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_vmm::{GuestAgent, Qmp, Role, VmHandle, VmmError, Watcher};
 
 const LIMIT: Duration = Duration::from_secs(10);
@@ -69,9 +69,12 @@ fn all_commands() {
     assert!(qmp.query_status().unwrap().running);
     assert!(qmp.query_version().unwrap().qemu.major >= 7);
     assert!(!qmp.query_kvm().unwrap().enabled);
-    assert!(serves(&Root::default(), pid, &socket).unwrap());
-    assert!(!serves(&Root::default(), pid, &machine.dir.path().join("other")).unwrap());
-    assert!(!serves(&Root::default(), std::process::id(), &socket).unwrap(), "we are a client of it");
+    assert!(process::serves(&Root::default(), pid, &socket).unwrap());
+    assert!(!process::serves(&Root::default(), pid, &machine.dir.path().join("other")).unwrap());
+    assert!(
+        !process::serves(&Root::default(), std::process::id(), &socket).unwrap(),
+        "we are a client of it"
+    );
     // What the monitor says about threads agrees with the kernel.
     let cpus = qmp.query_cpus_fast().unwrap();
     assert_eq!(cpus.len(), 2);
@@ -135,7 +138,7 @@ fn threads_of_a_machine_with_their_roles() {
     let pid = machine.child.id();
     let mut qmp = Qmp::connect(&machine.dir.path().join("qmp"), LIMIT).unwrap();
     let named = Named::ask(&mut qmp).unwrap();
-    assert_eq!(process_of(&root, named.any_thread().unwrap()).unwrap(), pid);
+    assert_eq!(process::of_thread(&root, named.any_thread().unwrap()).unwrap(), pid);
     let known = VmHandle { named, ..VmHandle::of_pid(pid) };
     for vm in [known.clone(), VmHandle::of_pid(pid)] {
         let found = discover(&root, &vm).unwrap();

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::stats::coverage::{Evaluation, coverage_by, wilson};
 use rtvirtio_model::learned::{Regime, writes};
 use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel, UpperBasis};
 use rtvirtio_stats::Random;
-use rtvirtio_stats::conformal::{Evaluation, coverage_by, wilson};
 use serde::Serialize;
 
 use crate::dataset::Point;
@@ -198,7 +198,7 @@ impl Accuracy {
 
 /// Whether a task ran where BFQ does not idle.
 fn flows(held: &Held) -> bool {
-    Regime::ALL.into_iter().any(|r| r.flows() && r.name() == held.regime)
+    Regime::ALL.into_iter().any(|r| r.is_non_idling() && r.name() == held.regime)
 }
 
 impl Flowing {

@@ -7,12 +7,12 @@
 use rtvirtio_model::{Analytical, Coefficients, Profile, TailModel};
 use rtvirtio_spec::Spec;
 use rtvirtio_stats::Random;
-use rtvirtio_stats::bootstrap::Bootstrap;
-use rtvirtio_stats::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 use serde::Serialize;
 
 use crate::dataset::Point;
 use crate::repeat::conditions;
+use crate::stats::bootstrap::Bootstrap;
+use crate::stats::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 use crate::train::{inputs, median, paper_domain};
 
 /// Refits for the intervals, the fewest with which the smallest and the largest are a 95 % interval.

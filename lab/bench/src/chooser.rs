@@ -18,14 +18,14 @@ const EPOCHS: usize = 1;
 
 /// Whose turn it is while too few conditions flow for a bound of their own, which plans are made of: three of four are such.
 const FLOWING_FIRST: [Regime; 8] = [
-    Regime::Flowing,
-    Regime::FlowingBeside,
+    Regime::NonIdling,
+    Regime::NonIdlingWithUnpacedNeighbour,
     Regime::Idling,
-    Regime::Flowing,
-    Regime::FlowingBeside,
-    Regime::IdlingBeside,
-    Regime::Flowing,
-    Regime::FlowingBeside,
+    Regime::NonIdling,
+    Regime::NonIdlingWithUnpacedNeighbour,
+    Regime::IdlingWithUnpacedNeighbour,
+    Regime::NonIdling,
+    Regime::NonIdlingWithUnpacedNeighbour,
 ];
 
 /// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so that one hard regime does
@@ -45,7 +45,7 @@ pub fn least_sure(
     let seconds = points.first().map_or(10.0, |p| p.seconds);
     let points = comparable(points);
     let model = fit(&points, profile, "", &settings)?;
-    let flows = |members: &&Vec<usize>| regime(&points[members[0]]).flows();
+    let flows = |members: &&Vec<usize>| regime(&points[members[0]]).is_non_idling();
     let flowing = repeat::conditions(&points).iter().filter(flows).count();
     let turns = if flowing < FEWEST { &FLOWING_FIRST[..] } else { &Regime::ALL[..] };
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();

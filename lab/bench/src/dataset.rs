@@ -9,12 +9,12 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_measure::fio::IoClass;
-use rtvirtio_measure::hist::Latencies;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::TaskMeasurement;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::Profile;
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +113,7 @@ pub struct Outcome {
     pub p9999: Nanos,
     /// Largest.
     pub max: Nanos,
-    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still ([`rtvirtio_measure::noise::Stalls`]): the
+    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still ([`rtvirtio_measure::stalls::Stalls`]): the
     /// part of the tail that settings can change. Absent where it is not known when requests ran, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_domain_client::load::{Got, Stream};
-use rtvirtio_measure::noise::{Noise, Stalls};
+use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::PLACEBO_NS;
+use rtvirtio_measure::stalls::Stalls;
 use rtvirtio_measure::{HostFacts, Run, TaskResult, VmKind};
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};

@@ -36,5 +36,6 @@ pub mod servers;
 pub mod sizes;
 pub mod stage;
 pub mod startup;
+pub mod stats;
 pub mod tails;
 pub mod train;

@@ -44,7 +44,7 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     let mut runs_that_flow = 0;
     for group in &groups {
         let of = regime(group[0]);
-        runs_that_flow += if of.flows() { group.len() } else { 0 };
+        runs_that_flow += if of.is_non_idling() { group.len() } else { 0 };
         let regime = of.category();
         for task in 0..group[0].results.len() {
             if group[0].tasks().nth(task).is_none_or(|(_, s, _)| s.rate.is_none()) {
@@ -67,7 +67,7 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
         |(squares, freedom): &(f64, usize)| (Z99 * (squares / (*freedom).max(1) as f64).sqrt()).exp();
     let median_of =
         |of: &[(f64, usize)]| median(of.iter().flat_map(|s| std::iter::repeat_n(factor(s), s.1)).collect());
-    let flows = |r: &&Regime| r.flows();
+    let flows = |r: &&Regime| r.is_non_idling();
     let of_flowing: Vec<(f64, usize)> =
         Regime::ALL.iter().filter(flows).map(|r| spread[r.category()]).collect();
     let flowing = (runs_that_flow > 0).then(|| (median_of(&of_flowing), runs_that_flow));

@@ -281,7 +281,7 @@ pub fn fit(
         high: one.high,
         bound,
         host_stalls,
-        flowing,
+        non_idling: flowing,
         paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
         guests: None,

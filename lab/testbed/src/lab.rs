@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rtvirtio_kernel::holders::describe_unseen;
+use rtvirtio_kernel::process::Process;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root};
 use rtvirtio_spec::{Device, Kernel, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
-use rtvirtio_vmm::holder::Process;
 use rtvirtio_vmm::spawn::Lifetime;
 use rtvirtio_workflow::domain::start::{self, Inherited, IodError};
 use rtvirtio_workflow::inventory::{Inventory, ListedGuest, ListedVm};

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::image::GuestImage;
-use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_kernel::ProcessId;
 
 mod args;
 mod error;

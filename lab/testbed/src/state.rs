@@ -1,7 +1,7 @@
 //! What a lab has made, on disk before it is made: `lab down` finds it after any crash.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_measure::fio::Region;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::FileDisk;
 use crate::qemu::QemuHandle;
 use crate::twin::TwinHandle;
-use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_kernel::ProcessId;
 
 const SCHEMA: &str = "rtvirtio.lab.v1";
 const FILE: &str = "lab.json";
@@ -124,11 +124,7 @@ impl LabState {
     /// When the directory is not writable or full.
     pub fn save(&self, run_dir: &Path) -> io::Result<()> {
         fs::create_dir_all(run_dir)?;
-        let temporary = run_dir.join(".lab.json.new");
-        let mut file = fs::File::create(&temporary)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        file.sync_all()?;
-        fs::rename(&temporary, run_dir.join(FILE))
+        rtvirtio_kernel::atomic_write(&run_dir.join(FILE), &serde_json::to_vec_pretty(self)?)
     }
 
     /// Forgets the lab; no error when it is forgotten already.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_kernel::ProcessId;
 use rtvirtio_testbed::image::{self, GuestImage, Kernel};
 use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
 use rtvirtio_testkit::{Need, has, skip};

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rtvirtio_vmm::holder;
+use rtvirtio_kernel::process;
 use serde_json::Value;
 
 use crate::error::{Context as _, Result, ensure};
@@ -66,7 +66,7 @@ pub fn ask(control: &Path) -> Result<Value> {
 /// [`Kind::NotRunning`](crate::Kind::NotRunning) when none of them answers.
 pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Value> {
     let stream = connect(control)?;
-    let peer = holder::peer(&stream)?;
+    let peer = process::peer(&stream)?;
     ensure!(
         peer.is_some_and(|pid| pids.contains(&pid)),
         NotRunning,
@@ -85,7 +85,7 @@ pub fn listener(control: &Path) -> Result<Option<String>> {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     match UnixStream::connect(control) {
         Ok(stream) => {
-            let pid = holder::peer(&stream)?;
+            let pid = process::peer(&stream)?;
             Ok(Some(pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string())))
         }
         Err(e) if matches!(e.kind(), NotFound | ConnectionRefused) => Ok(None),

@@ -2,7 +2,7 @@
 //!
 //! It inherits an open file that holds the lock of `iod.lock` in the state directory, so the lock
 //! is held from its first instruction to its end, whatever becomes of `rtvirtio apply`. Only root
-//! can open that file; see [`rtvirtio_vmm::holder`].
+//! can open that file; see [`rtvirtio_kernel::flock`].
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -11,8 +11,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use rtvirtio_apply::StateDir;
-use rtvirtio_kernel::process::ProcessId;
-use rtvirtio_vmm::holder::{self, Process};
+use rtvirtio_kernel::ProcessId;
+use rtvirtio_kernel::{flock, process::Process};
 use serde::{Deserialize, Serialize};
 
 use super::start::{self, Inherited};
@@ -58,7 +58,7 @@ pub fn find(state_dir: &Path) -> Result<Domain> {
     let path = state_dir.join(LOCK);
     if exists(LOCK)? {
         let lock = dir.open_file(LOCK, 0o600).with_context(|| path.display().to_string())?;
-        if holder::is_held(&lock).with_context(|| path.display().to_string())? {
+        if flock::is_held(&lock).with_context(|| path.display().to_string())? {
             return Ok(Domain::Runs(holders(&path, &lock)?));
         }
     }
@@ -75,7 +75,7 @@ pub fn find(state_dir: &Path) -> Result<Domain> {
 }
 
 fn holders(path: &Path, lock: &File) -> Result<Vec<Process>> {
-    let found = holder::search(path, lock).context("looking for the I/O domain's process")?;
+    let found = flock::search(path, lock).context("looking for the I/O domain's process")?;
     if !found.holders.is_empty() {
         return Ok(found.holders);
     }
@@ -123,7 +123,7 @@ pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32
     let lock = dir.open_file(LOCK, 0o600).with_context(at(LOCK))?;
     // Another open file, to read only: the domain is given no way to write there.
     let lock = File::open(format!("/proc/self/fd/{}", lock.as_raw_fd())).with_context(at(LOCK))?;
-    if !holder::lock(&lock).with_context(at(LOCK))? {
+    if !flock::lock(&lock).with_context(at(LOCK))? {
         bail!(InForce, "an I/O domain runs already: `rtvirtio revert` stops it");
     }
     dir.remove(RECORD).with_context(at(RECORD))?;

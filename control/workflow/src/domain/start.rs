@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_kernel::ProcessId;
 use rtvirtio_vmm::spawn::{self, Lifetime};
 
 /// What it says when guests may connect.

@@ -8,7 +8,8 @@ use rtvirtio_spec::Spec;
 
 use crate::analytical::Analytical;
 use crate::device::Device;
-use crate::load::{Flow, flows, is_guest};
+use crate::flow::Flow;
+use crate::load::{flows, is_guest};
 use crate::slice::{BACKLOG, HORIZON, Slice};
 use crate::types::{Config, Elevator, Forecast, Profile};
 use crate::{ModelError, TailModel};

@@ -9,8 +9,8 @@ use rtvirtio_stats::forest::{Forest, Scratch};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
+use super::estimate::{Estimate, check_bound, check_forest, estimate};
 use super::features::WIDTH;
-use super::host_model::{Estimate, check_bound, check_forest, estimate};
 use crate::guest::measured_guest;
 use crate::load::is_guest;
 use crate::types::{Elevator, GuestPoint, Profile, VmConfig};

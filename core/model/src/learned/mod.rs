@@ -1,13 +1,16 @@
 //! Models learned from measured runs of this host: the expected tail, and an upper bound that holds.
 
+mod estimate;
 mod features;
-mod flowing;
 mod guests;
-mod host_model;
+mod inference;
+mod non_idling;
+mod regime;
+mod schema;
 
 pub use features::{LN_SLICE, NAMES, PAPER_WIDTH, SLICE_KEPT, WIDTH, features, paper_features};
-pub use flowing::FlowingModel;
 pub use guests::GuestModel;
-pub use host_model::{
-    HOST_MODEL_SCHEMA, HostModel, Learned, MAX_MODEL_BYTES, ModelFileError, Regime, writes,
-};
+pub use inference::{Learned, writes};
+pub use non_idling::NonIdlingModel;
+pub use regime::Regime;
+pub use schema::{HOST_MODEL_SCHEMA, HostModel, MAX_MODEL_BYTES, ModelFileError};

@@ -4,7 +4,7 @@ use rtvirtio_spec::Spec;
 
 use super::Wait;
 use crate::device::MIN_SLACK;
-use crate::load::Flow;
+use crate::flow::Flow;
 use crate::types::{Config, Elevator};
 
 /// Requests of one direction that mq-deadline sends in a row (`fifo_batch`, block/mq-deadline.c).

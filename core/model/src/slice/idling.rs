@@ -5,7 +5,8 @@ use std::ops::Range;
 use rtvirtio_spec::Spec;
 
 use super::Wait;
-use crate::load::{Flow, JIFFY, queue_per_task};
+use crate::flow::Flow;
+use crate::load::{JIFFY, queue_per_task};
 use crate::types::{Bfq, Config, Elevator, VmConfig};
 
 /// Timeouts that a queue may have to wait for being charged too much, see [`waits`]. Fitted: 3 VMs with 3 or 6 queues in all, under

@@ -4,7 +4,7 @@
 use rtvirtio_spec::Spec;
 
 use super::Wait;
-use crate::load::{Flow, THROTTLE_SLICE};
+use crate::flow::{Flow, THROTTLE_SLICE};
 
 /// What a task gets in a phase, with all that limits it.
 #[derive(Clone, Copy)]

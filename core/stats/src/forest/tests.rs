@@ -4,17 +4,17 @@ use super::*;
 fn rows(groups: usize, seed: u64) -> (Rows, Vec<f64>, Vec<usize>) {
     let mut random = Random::new(seed);
     let mut rows = Rows::new(4);
-    let (mut companions, mut of) = (Vec::new(), Vec::new());
+    let (mut secondary_targets, mut of) = (Vec::new(), Vec::new());
     for group in 0..groups {
         for _ in 0..3 {
             let x = [random.unit(), random.unit(), random.unit(), 7.0];
             let y = 2.0 * x[0] + scale(x[1]) * random.normal();
             rows.push(&x, y, 1.0 / 3.0).unwrap();
-            companions.push(x[0]);
+            secondary_targets.push(x[0]);
             of.push(group);
         }
     }
-    (rows, companions, of)
+    (rows, secondary_targets, of)
 }
 
 fn scale(b: f64) -> f64 {
@@ -25,9 +25,9 @@ const LEVELS: [f64; 3] = [0.05, 0.5, 0.95];
 
 #[test]
 fn quantiles_follow_mean_and_spread() {
-    let (table, companions, groups) = rows(400, 1);
+    let (table, secondary_targets, groups) = rows(400, 1);
     let (forest, report) =
-        Forest::fit(&table, &companions, &groups, &LEVELS, &ForestOptions::default()).unwrap();
+        Forest::fit(&table, &secondary_targets, &groups, &LEVELS, &ForestOptions::default()).unwrap();
     forest.check().unwrap();
     let mut scratch = Scratch::default();
     let mut q = [0.0; 3];
@@ -35,8 +35,8 @@ fn quantiles_follow_mean_and_spread() {
         let (mut off, mut width) = (0.0, 0.0);
         for i in 1..10 {
             let a = f64::from(i) / 10.0;
-            let companion = forest.predict_with(&[a, b, 0.5, 7.0], &LEVELS, &mut scratch, &mut q).unwrap();
-            assert!((companion - a).abs() < 0.15, "{a}: {companion}");
+            let secondary = forest.predict_with(&[a, b, 0.5, 7.0], &LEVELS, &mut scratch, &mut q).unwrap();
+            assert!((secondary - a).abs() < 0.15, "{a}: {secondary}");
             off += (q[1] - 2.0 * a) / 9.0;
             // 5 % to 95 % of a normal distribution are 3.29 deviations; x[0] differs inside a leaf too.
             width += (q[2] - q[0]) / (3.29 * scale(b)) / 9.0;
@@ -55,9 +55,9 @@ fn quantiles_follow_mean_and_spread() {
 
 #[test]
 fn the_same_seed_gives_the_same_forest_and_a_file_brings_it_back() {
-    let (table, companions, groups) = rows(40, 2);
+    let (table, secondary_targets, groups) = rows(40, 2);
     let options = ForestOptions { trees: 20, ..ForestOptions::default() };
-    let fit = |options| Forest::fit(&table, &companions, &groups, &[0.5], options).unwrap().0;
+    let fit = |options| Forest::fit(&table, &secondary_targets, &groups, &[0.5], options).unwrap().0;
     let forest = fit(&options);
     assert_eq!(forest, fit(&options));
     assert_ne!(forest, fit(&ForestOptions { seed: 2, ..options }));
@@ -89,18 +89,18 @@ fn rows_of_a_group_stay_together_out_of_bag() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let (table, companions, groups) = rows(20, 4);
-    let fit = |companions: &[f64], groups: &[usize], options: ForestOptions| {
-        Forest::fit(&table, companions, groups, &[0.5], &options).unwrap_err().to_string()
+    let (table, secondary_targets, groups) = rows(20, 4);
+    let fit = |secondary_targets: &[f64], groups: &[usize], options: ForestOptions| {
+        Forest::fit(&table, secondary_targets, groups, &[0.5], &options).unwrap_err().to_string()
     };
     let few = ForestOptions { trees: 12, ..ForestOptions::default() };
-    assert!(fit(&companions, &groups, ForestOptions { trees: 3, ..few }).contains("10 to"));
-    assert!(fit(&companions, &groups, ForestOptions { leaf: 0, ..few }).contains("leaf"));
-    assert!(fit(&companions, &groups, ForestOptions { share: 1.0, ..few }).contains("below 1"));
-    assert!(fit(&companions, &groups[1..], few).contains("59 group numbers for 60 rows"));
-    assert!(fit(&companions[1..], &groups, few).contains("companions"));
-    assert!(fit(&companions, &vec![0; 60], few).contains("1 groups"));
-    let (forest, _) = Forest::fit(&table, &companions, &groups, &[0.5], &few).unwrap();
+    assert!(fit(&secondary_targets, &groups, ForestOptions { trees: 3, ..few }).contains("10 to"));
+    assert!(fit(&secondary_targets, &groups, ForestOptions { leaf: 0, ..few }).contains("leaf"));
+    assert!(fit(&secondary_targets, &groups, ForestOptions { share: 1.0, ..few }).contains("below 1"));
+    assert!(fit(&secondary_targets, &groups[1..], few).contains("59 group numbers for 60 rows"));
+    assert!(fit(&secondary_targets[1..], &groups, few).contains("secondary targets"));
+    assert!(fit(&secondary_targets, &vec![0; 60], few).contains("1 groups"));
+    let (forest, _) = Forest::fit(&table, &secondary_targets, &groups, &[0.5], &few).unwrap();
     let mut scratch = Scratch::default();
     for wrong in [&[0.0; 3][..], &[0.0, f64::NAN, 0.0, 0.0]] {
         let refused = forest.predict_with(wrong, &[], &mut scratch, &mut []).unwrap_err();

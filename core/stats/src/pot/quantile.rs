@@ -6,7 +6,7 @@ use super::gpd::Method;
 use super::profile::Profile;
 use super::sums::Sums;
 use super::{Pot, PotError, Threshold};
-use crate::bootstrap::{Interval, normal_quantile};
+use crate::{Interval, normal_quantile};
 
 /// Higher thresholds count for the bounds while they have this share of the exceedances of the chosen one. The test of
 /// fit sees the many excesses just above the threshold, the percentile depends on the few far out: with stalls whose

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_kernel::sched::Attr;
 
-use super::{Fate, OnConflict, State, look, restore};
+use super::{OnConflict, State, look, restore};
 use crate::journal::{Entry, Journal};
 use crate::machine::{Fault, Machine};
-use crate::session::{Observer, Step};
+use crate::observer::{Observer, Step};
+use crate::outcome::Fate;
 use crate::target::{Form, Place, Target};
 
 /// What is to become of each entry, and the values now of those that are to be put back.

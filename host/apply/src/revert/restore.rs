@@ -7,8 +7,8 @@ use std::path::Path;
 
 use rtvirtio_kernel::text;
 
-use super::Fate;
 use crate::machine::{ABSENT, Fault, Machine};
+use crate::outcome::Fate;
 use crate::target::{Form, Target};
 
 /// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far above one that was not.

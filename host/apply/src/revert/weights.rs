@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use rtvirtio_kernel::text;
 
-use super::{Fate, Outcome};
 use crate::journal::{Journal, Kept};
 use crate::machine::{Fault, Machine};
+use crate::outcome::{Fate, Outcome};
 use crate::target::Form;
 
 /// Notes the lines of other devices in the journal, before any is erased. A knob whose file cannot

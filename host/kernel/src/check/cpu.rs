@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::Finding;
 use crate::mounts::{Mount, mounts};
-use crate::{HostError, Root};
+use crate::{HostError, Root, process};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 /// Exit latency above which an idle state shows in the tail of a fast flash device, in microseconds.
@@ -200,15 +200,10 @@ fn memlock(root: &Root, found: &mut Vec<Finding>) {
     const ID: &str = "memlock";
     const WHY: &str =
         "QEMU with mem-lock=on needs the limit to cover the guest's memory, else a page fault joins the tail";
-    match root.read("/proc/self/limits") {
+    match process::memlock_limit(root, None) {
         Err(e) => found.push(Finding::unknown(ID, &e, WHY)),
-        Ok(text) => {
-            let limit = text
-                .lines()
-                .find_map(|l| l.strip_prefix("Max locked memory"))
-                .and_then(|l| l.split_whitespace().next())
-                .unwrap_or("not given")
-                .to_owned();
+        Ok(limit) => {
+            let limit = limit.unwrap_or_else(|| "not given".to_owned());
             found.push(if limit == "unlimited" {
                 Finding::ok(ID, "locked memory is unlimited", WHY)
             } else {

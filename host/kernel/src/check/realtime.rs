@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::Finding;
 use crate::mounts::mounts;
-use crate::{HostError, Root, task};
+use crate::{HostError, Root, process};
 
 /// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root only.
 const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
@@ -188,14 +188,14 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
 #[must_use]
 pub fn vms(root: &Root) -> Vec<Finding> {
     let mut found = Vec::new();
-    let pids = match task::pids(root) {
+    let pids = match process::pids(root) {
         Ok(pids) => pids,
         Err(e) => {
             return vec![Finding::unknown("vm", &e, "what the VMs have in memory, and on which images")];
         }
     };
     for pid in pids {
-        let name = task::full_name(root, pid).unwrap_or_default();
+        let name = process::name(root, pid).unwrap_or_default();
         if name.starts_with("qemu-system-") || name == "qemu-kvm" {
             found.extend(locked(root, pid));
             found.extend(qcow2(root, pid));
@@ -207,14 +207,14 @@ pub fn vms(root: &Root) -> Vec<Finding> {
 fn locked(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str =
         "a page that is not in RAM is fetched while a vCPU waits; memory that is locked is always there";
-    let (locked, resident) = task::locked_memory(root, pid).ok()?;
+    let (locked, resident) = process::locked_memory(root, pid).ok()?;
     let id = format!("vm.memlock.{pid}");
     let mib = |bytes: u64| bytes >> 20;
     Some(if locked >= resident / 2 {
         Finding::ok(&id, format!("{} MiB of VM {pid} are locked", mib(locked)), WHY)
     } else {
-        let limit = root.read(format!("/proc/{pid}/limits")).ok();
-        let limit = limit.as_deref().and_then(memlock_limit).unwrap_or("not known");
+        let limit = process::memlock_limit(root, Some(pid)).ok().flatten();
+        let limit = limit.as_deref().unwrap_or("not known");
         Finding::warn(
             &id,
             format!(
@@ -228,21 +228,15 @@ fn locked(root: &Root, pid: u32) -> Option<Finding> {
     })
 }
 
-/// The soft limit of locked memory in the text of `/proc/PID/limits`.
-fn memlock_limit(text: &str) -> Option<&str> {
-    text.lines().find_map(|l| l.strip_prefix("Max locked memory"))?.split_whitespace().next()
-}
-
 /// Whether a process has a QCOW2 image open.
 fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str = "a write to a new cluster of a QCOW2 image waits for its tables; the RT hypervisor paper (section 6) met high \
                        latencies with it whatever the priorities";
     /// `QFI\xfb` (QEMU's docs/interop/qcow2.rst).
     const MAGIC: [u8; 4] = *b"QFI\xfb";
-    let dir = PathBuf::from(format!("/proc/{pid}/fd"));
     let mut images = Vec::new();
-    for fd in root.list(&dir).ok()? {
-        let path = root.at(dir.join(&fd));
+    for descriptor in process::descriptors(root, pid).ok()? {
+        let path = root.at(descriptor.link());
         // Through the link, so that a file in another mount namespace is found too; only what is a file is opened.
         if !std::fs::metadata(&path).is_ok_and(|m| m.is_file()) {
             continue;

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 
 use super::target::{Node, Target};
 use super::{Holder, Unseen};
-use crate::HostError;
 use crate::error::is_gone;
+use crate::{HostError, Root, process};
 
 /// `O_PATH` of the generic ABI: such a descriptor reads and writes nothing.
 const O_PATH: u32 = libc::O_PATH as u32;
@@ -26,26 +26,22 @@ pub(super) fn holding(
     except: &[u32],
     found: &mut Vec<Holder>,
 ) -> Result<Vec<Unseen>, HostError> {
-    let proc = Path::new("/proc");
-    let failed = |source| HostError::Read { path: proc.to_owned(), source };
     let mut unseen = Vec::new();
     let mut mapped = Mapped::new();
-    for entry in fs::read_dir(proc).map_err(failed)? {
-        let name = entry.map_err(failed)?.file_name();
-        let Some(pid) = name.to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
+    let root = Root::default();
+    for pid in process::pids(&root)? {
         if pid == std::process::id() || except.contains(&pid) {
             continue;
         }
-        let dir = proc.join(&name);
         let mut open = Vec::new();
-        let seen = descriptors(target, &dir, &mut open).and_then(|()| {
-            if open.is_empty() { mappings(target, &dir, &mut mapped, &mut open) } else { Ok(()) }
+        let seen = descriptors(target, pid, &mut open).and_then(|()| {
+            if open.is_empty() { mappings(target, pid, &mut mapped, &mut open) } else { Ok(()) }
         });
         match seen {
             Ok(()) => {}
             Err(e) if is_gone(&e) => continue,
             // Whatever it is: this process was not seen.
-            Err(_) => unseen.push(Unseen { pid, program: program(&dir) }),
+            Err(_) => unseen.push(Unseen { pid, program: program(pid) }),
         }
         if open.is_empty() {
             continue;
@@ -54,23 +50,22 @@ pub(super) fn holding(
         for (what, writes) in open {
             *once.entry(what).or_default() |= writes;
         }
-        let program = program(&dir);
+        let program = program(pid);
         let holder = |(what, writes)| Holder::Process { pid, program: program.clone(), what, writes };
         found.extend(once.into_iter().map(holder));
     }
     Ok(unseen)
 }
 
-fn program(dir: &Path) -> String {
-    fs::read_to_string(dir.join("comm")).map_or_else(|_| "?".into(), |c| c.trim().to_owned())
+fn program(pid: u32) -> String {
+    process::name(&Root::default(), pid).unwrap_or_else(|_| "?".to_owned())
 }
 
-fn descriptors(target: &Target, dir: &Path, open: &mut Vec<(String, bool)>) -> io::Result<()> {
-    for entry in fs::read_dir(dir.join("fd"))? {
-        let name = entry?.file_name();
-        let link = dir.join("fd").join(&name);
-        let Some(part) = part(target, &link)? else { continue };
-        let flags = match fs::read_to_string(dir.join("fdinfo").join(&name)) {
+fn descriptors(target: &Target, pid: u32, open: &mut Vec<(String, bool)>) -> io::Result<()> {
+    let root = Root::default();
+    for descriptor in process::descriptors(&root, pid).map_err(HostError::into_io)? {
+        let Some(part) = part(target, &descriptor.link())? else { continue };
+        let flags = match descriptor.info(&root) {
             Ok(info) => flags(&info),
             Err(e) if is_gone(&e) => continue,
             Err(e) => return Err(e),
@@ -112,12 +107,8 @@ fn node(link: &PathBuf) -> io::Result<Option<Node>> {
 }
 
 /// Memory that is a part of it, whose descriptor may be closed.
-fn mappings(
-    target: &Target,
-    dir: &Path,
-    known: &mut Mapped,
-    open: &mut Vec<(String, bool)>,
-) -> io::Result<()> {
+fn mappings(target: &Target, pid: u32, known: &mut Mapped, open: &mut Vec<(String, bool)>) -> io::Result<()> {
+    let dir = PathBuf::from(format!("/proc/{pid}"));
     // A path in it need not be UTF-8.
     for line in String::from_utf8_lossy(&fs::read(dir.join("maps"))?).lines() {
         let mut words = line.split_whitespace();

@@ -29,22 +29,15 @@ fn the_other_files_are_read() {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::new(dir.path());
     put(&root, "/proc/5/task/6/status", "Name:\tx\nCpus_allowed_list:\t0-1,3\n");
-    put(&root, "/proc/5/status", "VmLck:\t    2048 kB\nVmRSS:\t    8192 kB\n");
-    put(&root, "/proc/5/comm", "kvm-nx-lpage-recovery-4242\n");
     put(&root, "/proc/5/task/6/cgroup", "3:cpu,cpuacct:/vm:0\n1:name=systemd:/a\n0::/b.scope\n");
     put(&root, "/proc/5/task/6/stat", STAT);
     assert_eq!(affinity(&root, 5, 6).unwrap(), "0-1,3");
-    assert_eq!(locked_memory(&root, 5).unwrap(), (2 << 20, 8 << 20));
-    assert_eq!(full_name(&root, 5).unwrap(), "kvm-nx-lpage-recovery-4242");
     let all = cgroups(&root, 5, 6).unwrap();
     assert!(all[0].has("cpu") && all[0].path.ends_with("vm:0") && all[2].controllers.is_empty(), "{all:?}");
     assert_eq!(cpu_time(&root, 5, 6).unwrap(), Duration::from_secs(2));
     put(&root, "/proc/5/task/6/schedstat", "1234567 10 3\n");
     assert_eq!(cpu_time(&root, 5, 6).unwrap(), Duration::from_nanos(1_234_567));
-    assert_eq!((pids(&root).unwrap(), tids(&root, 5).unwrap()), (vec![5], vec![6]));
-    assert!(process_cpu_time(&root, 5).unwrap_err().is_gone());
-    put(&root, "/proc/5/stat", STAT);
-    assert_eq!(process_cpu_time(&root, 5).unwrap(), Duration::from_secs(2));
+    assert_eq!(tids(&root, 5).unwrap(), [6]);
 }
 
 #[test]
@@ -68,5 +61,4 @@ fn this_process_is_understood() {
     assert!(!stat.kernel && stat.policy.is_some() && stat.start > 0);
     assert!(!cgroups(&root, pid, pid).unwrap().is_empty());
     assert!(crate::text::cpu_list(&affinity(&root, pid, pid).unwrap()).is_some());
-    assert!(locked_memory(&root, pid).unwrap().1 > 0);
 }

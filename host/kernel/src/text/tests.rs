@@ -69,7 +69,7 @@ fn lists_of_cpus() {
     let list = |text| super::cpu_list(text).map(|s| s.into_iter().collect::<Vec<_>>());
     assert_eq!(list("0-2,5\n"), Some(vec![0, 1, 2, 5]));
     assert_eq!(list(""), Some(vec![]));
-    for bad in ["x", "3-1", "0-", "0-4000000000", "0;1"] {
+    for bad in ["x", "(null)", "3-1", "0-", "0-4000000000", "0;1"] {
         assert_eq!(list(bad), None, "{bad}");
     }
 }

@@ -1,10 +1,10 @@
 //! Reasons not to trust a measured series.
 
 use rtvirtio_model::DepthPoint;
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Nanos, Percentile};
 
 use super::Point;
-use crate::hist::Latencies;
 
 /// Spread of the repetitions beyond which a point is doubted.
 const SPREAD: f64 = 0.15;

@@ -18,12 +18,12 @@ use std::time::Duration;
 
 use rtvirtio_kernel::Claim;
 use rtvirtio_model::{DepthPoint, LargeRequests, PROFILE_SCHEMA, Profile};
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Bytes, Iops, Percentile};
 
 use crate::MeasureError;
 use crate::error::io_error;
 use crate::fio::{COMMON, JobStats, escaped, parse_json};
-use crate::hist::Latencies;
 use crate::local::{Control, Load, run_text};
 use crate::noise::NoiseProbe;
 use crate::run::add_bins;

@@ -8,7 +8,6 @@ use rtvirtio_model::{PROFILE_SCHEMA, Profile};
 
 use crate::MeasureError;
 use crate::error::io_error;
-use crate::local::write_atomic;
 
 /// Largest profile file in bytes; one with all that is measured has 5 KiB.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
@@ -55,7 +54,7 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
 /// # Errors
 /// [`MeasureError::Io`] when it cannot be written.
 pub fn save(profile: &Profile, path: &Path) -> Result<(), MeasureError> {
-    write_atomic(path, &to_json(profile, path)?).map_err(io_error("write", path))
+    rtvirtio_kernel::atomic_write(path, &to_json(profile, path)?).map_err(io_error("write", path))
 }
 
 /// A profile as the JSON that [`save`] writes; `path` is for the error.

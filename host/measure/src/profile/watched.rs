@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
 use crate::MeasureError;
 use crate::fio::{LogClock, escaped, parse_log};
-use crate::hist::Latencies;
-use crate::noise::Stalls;
+use crate::stalls::Stalls;
 
 /// What the logs' names begin with.
 const LOG: &str = "profile";

@@ -124,7 +124,7 @@ fn the_monitors_word_goes_before_names() {
     let roles = roles(&discover(&proc.root, &vm).unwrap());
     let expected = ["rcu", "emulator", "vcpu 0,1", "iothread fast", "other", "iothread liar"];
     assert!(roles.iter().map(|r| r.1.as_str()).eq(expected), "{roles:?}");
-    assert_eq!(process_of(&proc.root, 100).unwrap(), 100);
+    assert_eq!(process::of_thread(&proc.root, 100).unwrap(), 100);
 }
 
 #[test]

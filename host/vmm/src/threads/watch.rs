@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::{HostError, Root, task};
+use rtvirtio_kernel::{HostError, Root, process};
 
 use super::{Thread, VmHandle, kernel_thread, optional, process_threads};
 
@@ -67,7 +67,7 @@ impl Watcher {
         }
         let tids: BTreeSet<u32> = seen.keys().map(|key| key.0).collect();
         let pids: BTreeSet<u32> =
-            task::pids(root)?.into_iter().filter(|p| !self.vm.pids.contains(p)).collect();
+            process::pids(root)?.into_iter().filter(|p| !self.vm.pids.contains(p)).collect();
         self.strangers.retain(|pid| pids.contains(pid));
         for &pid in pids.difference(&self.strangers.clone()) {
             match kernel_thread(root, pid, &self.vm, &tids)? {

@@ -1,6 +1,6 @@
 //! A forest and a calibration of their own for runs in which BFQ does not idle, where that is sharper.
 
-use rtvirtio_model::learned::{FlowingModel, LN_SLICE, SLICE_KEPT};
+use rtvirtio_model::learned::{LN_SLICE, NonIdlingModel, SLICE_KEPT};
 use rtvirtio_stats::conformal::{ConformalError, Quantile};
 use rtvirtio_stats::forest::ForestError;
 use rtvirtio_units::Nanos;
@@ -22,7 +22,7 @@ const START: Start = Start {
 
 /// A model in two parts.
 pub(super) struct Apart {
-    pub(super) flowing: FlowingModel,
+    pub(super) flowing: NonIdlingModel,
     /// The score of the one forest where BFQ idles.
     pub(super) idling: Quantile,
     /// What the host's own stalls add there.
@@ -68,13 +68,13 @@ pub(super) fn apart(
         Err(e) => return Err(e.into()),
     };
     let host_stalls = host_stalls(&flow, &own.uppers, settings.miss)?;
-    let flowing = FlowingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
+    let flowing = NonIdlingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
     Ok(Some(Apart { flowing, idling, idling_host }))
 }
 
 /// The rows that flow, or those that do not, with what is known of each.
 fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
-    let these = rows.iter().zip(of).filter(|(r, _)| r.regime.flows() == flows);
+    let these = rows.iter().zip(of).filter(|(r, _)| r.regime.is_non_idling() == flows);
     these.map(|(r, v)| (r.clone(), *v)).unzip()
 }
 
@@ -93,7 +93,7 @@ fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use rtvirtio_model::learned::{FlowingModel, ModelFileError};
+    use rtvirtio_model::learned::{ModelFileError, NonIdlingModel};
     use rtvirtio_model::{Elevator, HostModel, Learned, TailModel, UpperBasis};
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
@@ -107,7 +107,7 @@ mod tests {
     fn chancy(n: usize, seed: u64) -> Vec<Point> {
         let mut points = made_up(n, 0.1, seed);
         let mut random = Random::new(seed);
-        for point in points.iter_mut().filter(|p| !regime(p).flows()) {
+        for point in points.iter_mut().filter(|p| !regime(p).is_non_idling()) {
             let factor = (2.3 * random.normal()).exp();
             point.results.iter_mut().for_each(|r| r.p9999 = Nanos((r.p9999.0 as f64 * factor) as u64));
         }
@@ -117,9 +117,9 @@ mod tests {
     #[test]
     fn chance_where_bfq_idles_does_not_widen_the_bounds_elsewhere() {
         let model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        let flowing = model.flowing.clone().expect("a part of its own");
+        let flowing = model.non_idling.clone().expect("a part of its own");
         // With one forest for all, the score of the runs that idle goes for all of them.
-        let one = HostModel { flowing: None, ..model.clone() };
+        let one = HostModel { non_idling: None, ..model.clone() };
         let test = chancy(200, 9);
         let of = |model: &HostModel| judge(&[(Arc::new(model.clone()), test.clone())], &profile()).unwrap();
         let (with, measured) = of(&model).flowing();
@@ -130,7 +130,7 @@ mod tests {
             "{with:?} after {without:?}"
         );
         // It says that its confidence is of runs like these, and where a load lies outside of these.
-        let point = test.iter().find(|p| regime(p).flows()).unwrap();
+        let point = test.iter().find(|p| regime(p).is_non_idling()).unwrap();
         let (mut spec, config) = inputs(point);
         let learned = Learned::bound(Arc::new(model.clone()));
         let upper =
@@ -141,17 +141,17 @@ mod tests {
         // From a file as it was, and never one that leads nowhere.
         let text = serde_json::to_string(&model).unwrap();
         assert_eq!(HostModel::from_json(&text).unwrap(), model);
-        let spoil: [fn(&mut FlowingModel); 5] = [
+        let spoil: [fn(&mut NonIdlingModel); 5] = [
             |f| f.high = 0.2,
             |f| f.bound.miss = 0.05,
             |f| f.bound.score = 1e3,
-            |f| f.forest.companions[0] = -1.1,
+            |f| f.forest.secondary_targets[0] = -1.1,
             |f| *f.forest.targets.last_mut().unwrap() = 1e3,
         ];
         for change in spoil {
             let mut part = flowing.clone();
             change(&mut part);
-            let told = HostModel { flowing: Some(part), ..model.clone() }.check().unwrap_err();
+            let told = HostModel { non_idling: Some(part), ..model.clone() }.check().unwrap_err();
             assert!(
                 matches!(&told, ModelFileError::Damaged(what) if what.contains("does not idle")),
                 "{told}"
@@ -163,7 +163,7 @@ mod tests {
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
         let mut random = Random::new(seed);
-        for (i, point) in points.iter_mut().filter(|p| regime(p).flows()).enumerate() {
+        for (i, point) in points.iter_mut().filter(|p| regime(p).is_non_idling()).enumerate() {
             if i % 2 == 0 {
                 for rate in point.vms.iter_mut().flatten().filter_map(|s| s.rate.as_mut()) {
                     rate.0 *= 60.0;
@@ -185,7 +185,7 @@ mod tests {
         // Tails of full runs differ from those of the slice model by as much as others, so they are in the same leaves.
         let mut model = fit(&half_full(400, 1), &profile(), "", &quick()).unwrap();
         // A bound that shows no rate.
-        model.flowing.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
+        model.non_idling.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
         let judged = judge(&[(Arc::new(model), half_full(200, 9))], &profile()).unwrap();
         let rates = judged.flowing_rates;
         let lost = judged.flowing().0.n - rates.kept;
@@ -197,11 +197,11 @@ mod tests {
     fn a_bound_leaves_no_room_for_a_loss_where_it_holds() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
         // What was measured says that half of each rate is lost.
-        let part = model.flowing.as_mut().expect("a part of its own");
-        part.forest.companions.iter_mut().for_each(|c| *c = 0.5);
+        let part = model.non_idling.as_mut().expect("a part of its own");
+        part.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.5);
         let learned = Learned::bound(Arc::new(model));
         let (mut shown, mut guessed) = (0, 0);
-        for point in chancy(200, 9).iter().filter(|p| regime(p).flows()) {
+        for point in chancy(200, 9).iter().filter(|p| regime(p).is_non_idling()) {
             let (spec, config) = inputs(point);
             for forecast in learned.forecast(&profile(), &spec, &config).unwrap() {
                 let room = forecast.promised().as_secs_f64() / point.seconds;
@@ -222,10 +222,10 @@ mod tests {
     fn a_limit_below_the_rates_takes_them_whatever_was_measured() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
         // Nobody lost anything.
-        model.forest.companions.iter_mut().for_each(|c| *c = 0.0);
+        model.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.0);
         let learned = Learned::bound(Arc::new(model));
         let points = chancy(200, 9);
-        let point = points.iter().find(|p| !regime(p).flows()).unwrap();
+        let point = points.iter().find(|p| !regime(p).is_non_idling()).unwrap();
         let (spec, mut config) = inputs(point);
         let kept = |config: &_| learned.forecast(&profile(), &spec, config).unwrap()[0].rate_kept;
         assert_eq!(kept(&config), 1.0);
@@ -237,9 +237,9 @@ mod tests {
     #[test]
     fn with_a_handful_of_runs_that_flow_there_is_one_forest() {
         let all = chancy(260, 3);
-        let idling = all.iter().filter(|p| !regime(p).flows());
+        let idling = all.iter().filter(|p| !regime(p).is_non_idling());
         let few: Vec<Point> =
-            idling.chain(all.iter().filter(|p| regime(p).flows()).take(10)).cloned().collect();
-        assert!(fit(&few, &profile(), "", &quick()).unwrap().flowing.is_none());
+            idling.chain(all.iter().filter(|p| regime(p).is_non_idling()).take(10)).cloned().collect();
+        assert!(fit(&few, &profile(), "", &quick()).unwrap().non_idling.is_none());
     }
 }

@@ -168,7 +168,7 @@ mod tests {
         // Guests that are served at once: what processes suffered counts.
         let part = quiet.guests.as_mut().unwrap();
         part.forest.targets.iter_mut().for_each(|t| *t = -20.0);
-        part.forest.companions.iter_mut().for_each(|c| *c = 0.0);
+        part.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.0);
         let alone = HostModel { guests: None, ..model.clone() };
         for (says, processes) in say(&quiet).iter().zip(say(&alone)) {
             let (upper, of_process) = (says.upper.as_ref().unwrap(), processes.upper.as_ref().unwrap());

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fs::FILE_NAME;
 use crate::loops::{attach, detach, elevator_of, loops_on, set_elevator};
-use rtvirtio_kernel::process::ProcessId;
+use rtvirtio_kernel::ProcessId;
 
 /// How long the twin's process may take to mount.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(10);

@@ -80,12 +80,7 @@ impl Backend {
 
     /// CPU time of the process so far.
     pub fn cpu(&self) -> anyhow::Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        // Behind the name, which may hold anything: fields 14 and 15 of the whole are ticks in user and kernel mode.
-        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
-        let ticks: u64 = rest.split(' ').skip(11).take(2).map(|f| f.parse::<u64>().unwrap_or(0)).sum();
-        let per_second = rustix::param::clock_ticks_per_second().max(1);
-        Ok(Duration::from_nanos(ticks * 1_000_000_000 / per_second))
+        Ok(rtvirtio_kernel::process::cpu_time(&rtvirtio_kernel::Root::default(), self.child.id())?)
     }
 }
 

@@ -6,7 +6,6 @@ use super::super::profile::Profile;
 use super::super::*;
 use super::{exponential, fit_series};
 use crate::Random;
-use crate::bootstrap::{Plan, Scheme, bootstrap};
 
 const P: f64 = 0.9999;
 const SEEDS: u64 = 200;
@@ -137,21 +136,6 @@ fn bounds_hold_for_stalls_of_one_level() {
     assert_kept("level stalls, 10 000", &kept(truth, |s| stalls(10_000, s, Stall::Level)), 8.0);
 }
 
-/// Why the bounds do not rest on the block bootstrap.
-#[test]
-fn the_bootstrap_does_not_keep_its_promise() {
-    let truth = stalls_p9999(Stall::Level);
-    let holds = |(seed, pot): &(u64, Pot)| {
-        let plan = Plan { replicates: 99, seed: *seed, ..Plan::default() };
-        pot.bootstrap_quantile(P, &plan).unwrap().quantile(0.95) >= truth
-    };
-    // A few in a hundred come too unevenly for any answer.
-    let answers =
-        (0..60).filter_map(|seed| Some((seed, fit_series(&stalls(10_000, seed, Stall::Level)).ok()?)));
-    let held = answers.take(40).filter(holds).count();
-    assert!(held < 32, "{held} of 40");
-}
-
 #[test]
 fn bounds_hold_for_stalls_that_fall() {
     let truth = stalls_p9999(Stall::Falling);
@@ -249,37 +233,11 @@ fn order_statistics_bound_without_a_model() {
     assert!((covered - 0.982).abs() < 0.01, "{covered}");
 }
 
-/// The tail's own bootstrap is the general one with a fit as the statistic; it only skips the bulk.
-#[test]
-fn the_bootstrap_of_the_tail_is_that_of_the_series() {
-    let series = stalls(5_000, 3, Stall::Falling);
-    let pot = fit_series(&series).unwrap();
-    let level = pot.threshold().level;
-    let statistic = |x: &[f64]| {
-        let excesses: Vec<f64> = x.iter().filter(|v| **v > level).map(|v| v - level).collect();
-        let above = excesses.len() as f64;
-        let gpd = fit_gpd(&excesses, above).ok()?;
-        Some(level + gpd.quantile((1.0 - P) / (above / x.len() as f64)))
-    };
-    for scheme in [Scheme::Moving, Scheme::Stationary] {
-        let plan = Plan { scheme, block: Some(12.0), replicates: 20, seed: 4 };
-        let general = bootstrap(&series, &plan, statistic).unwrap();
-        assert_eq!(pot.bootstrap_quantile(P, &plan).unwrap(), general);
-    }
-    let automatic = pot.bootstrap_quantile(P, &Plan { replicates: 5, ..Plan::default() }).unwrap();
-    assert!((5.0..200.0).contains(&automatic.block), "stalls of {LENGTH}: {}", automatic.block);
-}
-
 #[test]
 fn the_same_seed_gives_the_same_bits() {
     let pot = fit_series(&mixture(5_000, 1)).unwrap();
-    let plan = Plan { replicates: 50, ..Plan::default() };
-    assert_eq!(pot.bootstrap_quantile(P, &plan).unwrap(), pot.bootstrap_quantile(P, &plan).unwrap());
     let again = fit_series(&mixture(5_000, 1)).unwrap();
     assert_eq!(pot.tail_quantile(P, 0.95), again.tail_quantile(P, 0.95));
-    for p in [f64::NAN, 1.0, 1.5, 0.5] {
-        assert!(matches!(pot.bootstrap_quantile(p, &plan), Err(PotError::BelowThreshold { .. })), "{p}");
-    }
 }
 
 proptest! {

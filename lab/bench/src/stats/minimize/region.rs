@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn rounding_does_not_lead_out_of_the_box() {
-        let mut random = crate::Random::new(1);
+        let mut random = rtvirtio_stats::Random::new(1);
         for _ in 0..2000 {
             let (low, high) = (random.unit() - 1.0, random.unit());
             let region = Region::new(&[low], &[(low, high)], 0.1);

@@ -6,24 +6,24 @@
 
 use rtvirtio_spec::Op;
 
-use crate::load::{Flow, THROTTLE_SLICE};
+use crate::flow::{Flow, THROTTLE_SLICE};
 use crate::tail_curve::TailCurve;
 use crate::types::{DepthPoint, Profile};
 
 /// The measured tails by direction and size.
-pub(crate) struct Crowds {
-    read: Crowd,
-    write: Crowd,
+pub(crate) struct SaturationTails {
+    read: DepthTails,
+    write: DepthTails,
     /// Of the larger requests, and by how many bytes they are larger.
-    large: Option<(Crowd, Crowd, f64)>,
+    large: Option<(DepthTails, DepthTails, f64)>,
     /// Bytes of the others.
     block: f64,
 }
 
 /// The tails of requests of one direction and size, by requests in flight, rising.
-struct Crowd(Vec<(f64, TailCurve)>);
+struct DepthTails(Vec<(f64, TailCurve)>);
 
-impl Crowd {
+impl DepthTails {
     fn of(points: &[DepthPoint]) -> Self {
         let usable = points.iter().filter(|p| p.depth > 0 && p.p50.0 > 0);
         let mut by_depth: Vec<(f64, TailCurve)> =
@@ -89,19 +89,19 @@ pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
     kinds
 }
 
-impl Crowds {
+impl SaturationTails {
     pub(crate) fn of(profile: &Profile) -> Self {
         // Nothing measured of writes: they are taken for reads, as everywhere.
         let writes = |writes: &[DepthPoint], reads: &[DepthPoint]| {
-            Crowd::of(if profile.write.is_empty() { reads } else { writes })
+            DepthTails::of(if profile.write.is_empty() { reads } else { writes })
         };
         let large = profile.large.as_ref().filter(|l| l.block > profile.block);
         Self {
-            read: Crowd::of(&profile.read),
+            read: DepthTails::of(&profile.read),
             write: writes(&profile.write, &profile.read),
             large: large.map(|l| {
                 let more = (l.block.0 - profile.block.0) as f64;
-                (Crowd::of(&l.read), writes(&l.write, &l.read), more)
+                (DepthTails::of(&l.read), writes(&l.write, &l.read), more)
             }),
             block: profile.block.0 as f64,
         }
@@ -118,7 +118,7 @@ impl Crowds {
             return 0.0;
         }
         let ln_e = (exceedance / floods.share).ln();
-        let of = |small: &Crowd, large: Option<&Crowd>| {
+        let of = |small: &DepthTails, large: Option<&DepthTails>| {
             let small = small.quantile(floods.depth, ln_e);
             let (Some(large), Some((.., more))) = (large, &self.large) else { return small };
             // What still larger ones take is in their cost; a stall that the large ones met does not grow with bytes.
@@ -156,8 +156,8 @@ mod tests {
         Profile { read: points(), large: None, ..twin() }
     }
 
-    fn tail(crowds: &Crowds, flows: &[Flow]) -> f64 {
-        kinds(flows).iter().map(|kind| crowds.latency(kind, 1e-4)).fold(0.0, f64::max)
+    fn tail(saturation_tails: &SaturationTails, flows: &[Flow]) -> f64 {
+        kinds(flows).iter().map(|kind| saturation_tails.latency(kind, 1e-4)).fold(0.0, f64::max)
     }
 
     /// A flood of 32 reads of 4 KiB, without a limit.
@@ -188,21 +188,21 @@ mod tests {
 
     #[test]
     fn what_was_measured_with_as_many_in_flight_is_met_again() {
-        let crowd = Crowd::of(&points());
-        let at = |depth: f64, e: f64| crowd.quantile(depth, e.ln());
+        let tails = DepthTails::of(&points());
+        let at = |depth: f64, e: f64| tails.quantile(depth, e.ln());
         assert!(about(at(32.0, 1e-4), 4.387e-3) && about(at(32.0, 1e-2), 1.016e-3));
         assert!(about(at(1.0, 1e-4), 0.83e-3) && about(at(200.0, 1e-4), 4.387e-3));
         // Half of the way from 1 to 4 in logarithms.
         assert!(about(at(2.0, 1e-4), (0.83e-3f64 * 1.251e-3).sqrt()));
-        // More in flight took less: not the crowd's doing.
+        // More in flight took less: not the doing of those in flight.
         assert!(about(at(16.0, 1e-4), 4.387e-3));
-        assert_eq!(Crowd::of(&[]).quantile(8.0, -9.0), 0.0);
+        assert_eq!(DepthTails::of(&[]).quantile(8.0, -9.0), 0.0);
     }
 
     #[test]
-    fn a_limit_lets_the_crowd_in_for_a_share_of_the_time() {
-        let crowds = Crowds::of(&profile());
-        let tail = |flow: &Flow| tail(&crowds, std::slice::from_ref(flow));
+    fn a_limit_fills_the_device_for_a_share_of_the_time() {
+        let saturation_tails = SaturationTails::of(&profile());
+        let tail = |flow: &Flow| tail(&saturation_tails, std::slice::from_ref(flow));
         assert!(about(tail(&flood()), 4.387e-3));
         // 1 % of the time: as rare among those that meet it as one in a hundred.
         assert!(about(tail(&held(580.0)), 1.016e-3));
@@ -213,28 +213,28 @@ mod tests {
     }
 
     #[test]
-    fn floods_of_one_kind_are_one_crowd() {
-        let crowds = Crowds::of(&profile());
+    fn floods_of_one_kind_are_added_up() {
+        let saturation_tails = SaturationTails::of(&profile());
         let parts = |n: usize, flow: Flow| vec![Flow { depth: 32.0 / n as f64, ..flow }; n];
         for n in [1, 4, 32] {
-            assert!(about(tail(&crowds, &parts(n, flood())), 4.387e-3), "{n}");
+            assert!(about(tail(&saturation_tails, &parts(n, flood())), 4.387e-3), "{n}");
         }
         // Each too rare to be met, together not.
         let rare = Flow { depth: 1.0, ..held(1.5) };
-        assert_eq!(tail(&crowds, std::slice::from_ref(&rare)), 0.0);
-        assert!(tail(&crowds, &vec![rare; 30]) > 0.0);
+        assert_eq!(tail(&saturation_tails, std::slice::from_ref(&rare)), 0.0);
+        assert!(tail(&saturation_tails, &vec![rare; 30]) > 0.0);
     }
 
     #[test]
     fn unmeasured_writes_are_taken_for_reads() {
         let without = Profile { write: Vec::new(), ..profile() };
         let writes = [Flow { op: Op::Write, ..flood() }];
-        assert!(about(tail(&Crowds::of(&without), &writes), 4.387e-3));
-        assert!(about(tail(&Crowds::of(&profile()), &writes), 3.5e-3));
+        assert!(about(tail(&SaturationTails::of(&without), &writes), 4.387e-3));
+        assert!(about(tail(&SaturationTails::of(&profile()), &writes), 3.5e-3));
     }
 
     #[test]
-    fn larger_requests_are_a_crowd_of_their_own() {
+    fn larger_requests_have_tails_of_their_own() {
         let mut profile = profile();
         let large = |us| vec![point(1, 5_700.0, [154, 270, 1_000, 1_000]), point(32, 9_200.0, us)];
         profile.large = Some(crate::types::LargeRequests {
@@ -242,8 +242,8 @@ mod tests {
             read: large([3_375, 6_971, 10_486, 10_500]),
             write: Vec::new(),
         });
-        let crowds = Crowds::of(&profile);
-        let of = |block: f64, op: Op| tail(&crowds, &[Flow { block, op, ..flood() }]);
+        let saturation_tails = SaturationTails::of(&profile);
+        let of = |block: f64, op: Op| tail(&saturation_tails, &[Flow { block, op, ..flood() }]);
         assert!(about(of(131_072.0, Op::Read), 10.486e-3));
         assert!(about(of(67_584.0, Op::Read), (4.387e-3 + 10.486e-3) / 2.0));
         assert!(about(of(1_024.0, Op::Read), 4.387e-3), "smaller ones count as the profile's");

@@ -9,13 +9,13 @@ use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
+use super::estimate::{Estimate, check_bound, check_forest, estimate};
 use super::features::{LN_SLICE, SLICE_KEPT, WIDTH};
-use super::host_model::{Estimate, check_bound, check_forest, estimate};
 
 /// The part of a learned model that is of runs in which BFQ does not idle.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct FlowingModel {
+pub struct NonIdlingModel {
     /// ln(latency / latency by the slice model) of the measured tasks, each with the share of its declared rate that was lost beyond what the slice model says, -1 to 1.
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
@@ -26,7 +26,7 @@ pub struct FlowingModel {
     pub host_stalls: Option<Nanos>,
 }
 
-impl FlowingModel {
+impl NonIdlingModel {
     /// Checks what was read; the error says what is damaged. `miss` is the share of runs that the whole model's bound may miss.
     pub(super) fn check(&self, miss: f64) -> Result<(), String> {
         let here = |what: String| format!("where BFQ does not idle, {what}");

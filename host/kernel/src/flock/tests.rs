@@ -17,7 +17,7 @@ fn sleeper(stdin: Stdio) -> Owned {
     Owned(Command::new("sleep").arg("600").arg0("rtvirtio-iod").stdin(stdin).spawn().unwrap())
 }
 
-fn pids(search: &Search) -> Vec<u32> {
+fn holders(search: &Search) -> Vec<u32> {
     search.holders.iter().map(Process::pid).collect()
 }
 
@@ -39,20 +39,20 @@ fn the_holder_is_the_process_with_the_locked_open_file() {
 
     assert!(is_held(&look).unwrap() && !lock(&look).unwrap());
     let found = search(&path, &look).unwrap();
-    assert_eq!(pids(&found), [holder.0.id()]);
+    assert_eq!(holders(&found), [holder.0.id()]);
     let mine: Vec<_> =
         found.unknown.iter().filter(|(_, e)| e.kind() != io::ErrorKind::PermissionDenied).collect();
     assert!(mine.is_empty(), "{mine:?}");
     // Also when the name is gone.
     fs::remove_file(&path).unwrap();
-    assert_eq!(pids(&search(&path, &look).unwrap()), [holder.0.id()]);
+    assert_eq!(holders(&search(&path, &look).unwrap()), [holder.0.id()]);
 
     let process = &found.holders[0];
     assert!(!process.has_ended(Duration::ZERO).unwrap());
     assert!(process.stop(Duration::from_secs(60)).unwrap());
     assert!(process.stop(Duration::ZERO).unwrap(), "one that has ended is no error");
     assert!(!is_held(&look).unwrap());
-    assert!(pids(&search(&path, &look).unwrap()).is_empty());
+    assert!(holders(&search(&path, &look).unwrap()).is_empty());
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn a_lock_that_this_process_holds_is_held_and_found_in_no_other() {
     assert!(lock(&file).unwrap());
     let look = File::open(&path).unwrap();
     assert!(is_held(&look).unwrap());
-    assert!(pids(&search(&path, &look).unwrap()).is_empty());
+    assert!(holders(&search(&path, &look).unwrap()).is_empty());
     drop(file);
     assert!(!is_held(&look).unwrap());
     // To ask leaves no lock.
@@ -77,13 +77,4 @@ fn only_an_exclusive_flock_counts() {
     assert!(!has_lock("pos:\t0\nlock:\t1: FLOCK  ADVISORY  READ 77 fe:00:123 0 EOF\n"));
     assert!(!has_lock("pos:\t0\nlock:\t1: POSIX  ADVISORY  WRITE 77 fe:00:123 0 EOF\n"));
     assert!(!has_lock("pos:\t0\nflags:\t0100000\n"));
-}
-
-#[test]
-fn the_peer_of_a_client_is_the_listener() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("s");
-    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    let stream = UnixStream::connect(&path).unwrap();
-    assert_eq!(peer(&stream).unwrap(), Some(std::process::id()));
 }

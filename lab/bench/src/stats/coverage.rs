@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConformalError, refuse, same_length};
-use crate::bootstrap::{Interval, normal_quantile};
+use rtvirtio_stats::conformal::ConformalError;
+use rtvirtio_stats::{Interval, normal_quantile};
 
 /// Confidence of the intervals of a coverage.
 const CONFIDENCE: f64 = 0.95;
@@ -89,13 +89,66 @@ pub fn wilson(covered: usize, n: usize, confidence: f64) -> Option<Interval> {
     Some(Interval { low: (centre - half).max(0.0), high: (centre + half).min(1.0) })
 }
 
+fn same_length(left: usize, right: usize) -> Result<(), ConformalError> {
+    if left == right { Ok(()) } else { Err(ConformalError::Length { left, right }) }
+}
+
 fn check(actual: &[f64], upper: &[f64]) -> Result<(), ConformalError> {
     same_length(actual.len(), upper.len())?;
-    super::finite(actual)?;
-    refuse(upper, f64::is_nan, "NaN")
+    let bad = |values: &[f64], bad: fn(&f64) -> bool, what| match values.iter().position(bad) {
+        Some(index) => Err(ConformalError::BadNumber { index, what }),
+        None => Ok(()),
+    };
+    bad(actual, |v| !v.is_finite(), "not a finite number")?;
+    bad(upper, |v| v.is_nan(), "NaN")
 }
 
 fn count(n: usize, covered: usize) -> Result<Coverage, ConformalError> {
     let wilson = wilson(covered, n, CONFIDENCE).ok_or(ConformalError::Empty)?;
     Ok(Coverage { n, covered, share: covered as f64 / n as f64, wilson })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_rows_are_refused() {
+        let not_finite = ConformalError::BadNumber { index: 0, what: "not a finite number" };
+        assert_eq!(coverage(&[f64::NAN], &[1.0]), Err(not_finite));
+        assert!(matches!(coverage(&[1.0], &[f64::NAN]), Err(ConformalError::BadNumber { index: 0, .. })));
+        assert_eq!(coverage(&[], &[]), Err(ConformalError::Empty));
+        assert_eq!(
+            coverage_by(&[1.0], &[1.0], &[]).unwrap_err(),
+            ConformalError::Length { left: 1, right: 0 }
+        );
+    }
+
+    /// Table of Newcombe (Statistics in Medicine 17, 1998), method 3: 81 of 263, 15 of 148, 0 of 20, 29 of 29.
+    #[test]
+    fn known_wilson_intervals() {
+        for (covered, n, low, high) in [
+            (81, 263, 0.2553, 0.3662),
+            (15, 148, 0.0624, 0.1605),
+            (0, 20, 0.0, 0.1611),
+            (29, 29, 0.8830, 1.0),
+        ] {
+            let found = wilson(covered, n, 0.95).unwrap();
+            assert!(
+                (found.low - low).abs() < 5e-5 && (found.high - high).abs() < 5e-5,
+                "{covered}/{n}: {found:?}"
+            );
+        }
+        assert!(wilson(0, 0, 0.95).is_none() && wilson(3, 2, 0.95).is_none() && wilson(1, 2, 1.0).is_none());
+    }
+
+    #[test]
+    fn coverage_finds_the_worst_category() {
+        let actual = [1.0, 2.0, 3.0, 4.0, 5.0];
+        let upper = [1.0, 1.5, f64::INFINITY, 4.5, 4.0];
+        let found = coverage_by(&actual, &upper, &[2, 2, 5, 5, 5]).unwrap();
+        assert_eq!((found.overall.n, found.overall.covered, found.overall.share), (5, 3, 0.6));
+        assert_eq!(found.worst().map(|(c, v)| (c, v.covered, v.n)), Some((2, 1, 2)));
+        assert!(found.overall.wilson.contains(0.6));
+    }
 }

@@ -19,13 +19,15 @@ impl Interval {
     }
 
     /// The two levels that leave equal tails outside; `None` unless `confidence` is inside (0, 1).
-    pub(crate) fn tails(confidence: f64) -> Option<(f64, f64)> {
+    #[must_use]
+    pub fn tails(confidence: f64) -> Option<(f64, f64)> {
         (confidence > 0.0 && confidence < 1.0).then_some((0.5 - 0.5 * confidence, 0.5 + 0.5 * confidence))
     }
 }
 
 /// Quantile of the standard normal distribution, to about 1e-12; `None` for `p` within 1e-12 of 0 or 1 or beyond.
-pub(crate) fn normal_quantile(p: f64) -> Option<f64> {
+#[must_use]
+pub fn normal_quantile(p: f64) -> Option<f64> {
     if !(1e-12..=1.0 - 1e-12).contains(&p) {
         return None;
     }

@@ -5,17 +5,15 @@
 //! Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2 and 5.3).
 //!
 //! Resampling cannot produce what the series lacks: for a percentile beyond the sample the intervals are too short,
-//! and [`crate::pot`] therefore does not rest on them.
+//! and [`rtvirtio_stats::pot`] therefore does not rest on them.
 
 mod blocks;
-mod interval;
 mod length;
 
+use rtvirtio_stats::Interval;
 use serde::{Deserialize, Serialize};
 
 pub use blocks::{Blocks, Scheme};
-pub use interval::Interval;
-pub(crate) use interval::normal_quantile;
 pub use length::block_length;
 
 /// Largest share of replicates without a value; beyond it the rest would be a selection.
@@ -111,7 +109,7 @@ pub fn bootstrap(
 }
 
 /// Collects replicates of a statistic that draws for itself.
-pub(crate) fn resample(
+fn resample(
     replicates: usize,
     block: f64,
     estimate: Option<f64>,

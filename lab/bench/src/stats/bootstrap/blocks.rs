@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::BootstrapError;
-use crate::Random;
+use rtvirtio_stats::Random;
 
 /// How blocks are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,0 +1,75 @@
+//! What a forest predicts of one task, and checks of a forest that came from a file.
+
+use std::ops::RangeInclusive;
+
+use rtvirtio_stats::conformal::Quantile;
+use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
+use rtvirtio_units::Nanos;
+
+use super::features::{MEANINGS, WIDTH};
+
+/// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30 s are 300 000 years, and still a number.
+const LN_MOST: f64 = 30.0;
+
+/// Checks a forest and the level of its high quantile, as read from a file; the error says what is damaged. Shares of lost rates lie in `lost`.
+pub(super) fn check_forest(forest: &Forest, high: f64, lost: RangeInclusive<f64>) -> Result<(), String> {
+    if !(high > 0.5 && high < 1.0) {
+        return Err("its high quantile is none".to_owned());
+    }
+    forest.check().map_err(|e| e.to_string())?;
+    if forest.ranges.len() != WIDTH {
+        return Err(format!("{} features instead of {WIDTH}", forest.ranges.len()));
+    }
+    if forest.targets.iter().any(|ln| ln.abs() > LN_MOST) {
+        return Err("a latency that cannot be".to_owned());
+    }
+    if forest.secondary_targets.iter().any(|share| !lost.contains(share)) {
+        return Err("a loss of rate that cannot be".to_owned());
+    }
+    Ok(())
+}
+
+/// Checks a calibrated score, as read from a file.
+pub(super) fn check_bound(bound: &Quantile) -> Result<(), String> {
+    if bound.score.abs() > LN_MOST {
+        return Err("a score that cannot be".to_owned());
+    }
+    bound.check().map_err(|e| e.to_string())
+}
+
+/// What of a row lies outside of a forest's training rows, in words.
+pub(super) fn outside(forest: &Forest, row: &[f64; WIDTH], unlike: Option<&'static str>) -> Vec<String> {
+    let features = forest.outside(row).into_iter().filter_map(|i| MEANINGS.get(i).copied());
+    features.chain(unlike).map(str::to_owned).collect()
+}
+
+/// What a forest says: logarithms of the median and of the high quantile, mean share of the rate that is lost.
+pub(super) struct Estimate {
+    pub(super) middle: f64,
+    pub(super) high: f64,
+    pub(super) lost: f64,
+}
+
+impl Estimate {
+    /// The same where a latency of `e^ln` s and a loss of `lost` are what it is measured against.
+    pub(super) fn beyond(self, ln: f64, lost: f64) -> Self {
+        Self { middle: self.middle + ln, high: self.high + ln, lost: self.lost + lost }
+    }
+
+    /// Upper bound, s: never below the expected tail, also where the calibrated score is negative, and the `stall` that any run may meet and most do not.
+    pub(super) fn upper(&self, score: f64, stall: Nanos) -> f64 {
+        (self.high + score).exp().max(self.middle.exp() + stall.as_secs_f64())
+    }
+}
+
+/// What a forest says of one row.
+pub(super) fn estimate(
+    forest: &Forest,
+    high: f64,
+    row: &[f64; WIDTH],
+    scratch: &mut Scratch,
+) -> Result<Estimate, ForestError> {
+    let mut quantiles = [0.0; 2];
+    let lost = forest.predict_with(row, &[0.5, high], scratch, &mut quantiles)?;
+    Ok(Estimate { middle: quantiles[0], high: quantiles[1], lost })
+}

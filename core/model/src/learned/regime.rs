@@ -1,0 +1,65 @@
+//! Regimes of the host's scheduler in which tails behave differently.
+
+use rtvirtio_spec::Spec;
+
+use crate::types::{Config, Elevator};
+
+/// Regimes in which tails behave differently. The bound is judged in each, and calibrated in two classes of them (`docs/model.md` says why).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regime {
+    /// BFQ idles and all tasks have a rate.
+    Idling,
+    /// BFQ idles, and a neighbour has none.
+    IdlingWithUnpacedNeighbour,
+    /// Requests wait for requests.
+    NonIdling,
+    /// The same beside a neighbour without a rate.
+    NonIdlingWithUnpacedNeighbour,
+}
+
+impl Regime {
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::Idling,
+        Self::IdlingWithUnpacedNeighbour,
+        Self::NonIdling,
+        Self::NonIdlingWithUnpacedNeighbour,
+    ];
+
+    /// The regime of a configuration.
+    #[must_use]
+    pub fn of(spec: &Spec, config: &Config) -> Self {
+        let idles =
+            config.elevator == Elevator::Bfq && (config.bfq.slice_idle.0 > 0 || config.bfq.strict_guarantees);
+        let beside = spec.tasks().any(|(_, t)| t.rate.is_none());
+        match (idles, beside) {
+            (true, false) => Self::Idling,
+            (true, true) => Self::IdlingWithUnpacedNeighbour,
+            (false, false) => Self::NonIdling,
+            (false, true) => Self::NonIdlingWithUnpacedNeighbour,
+        }
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn category(self) -> usize {
+        self as usize
+    }
+
+    /// Whether requests wait for requests and for nobody's idling.
+    #[must_use]
+    pub fn is_non_idling(self) -> bool {
+        matches!(self, Self::NonIdling | Self::NonIdlingWithUnpacedNeighbour)
+    }
+
+    /// For tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idling => "BFQ idling",
+            Self::IdlingWithUnpacedNeighbour => "BFQ idling, neighbour",
+            Self::NonIdling => "not idling",
+            Self::NonIdlingWithUnpacedNeighbour => "not idling, neighbour",
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! The file of a learned model: its form, and what it may hold.
+
+use rtvirtio_stats::conformal::Quantile;
+use rtvirtio_stats::ensemble::Ensemble;
+use rtvirtio_stats::forest::Forest;
+use rtvirtio_units::Nanos;
+use serde::{Deserialize, Serialize};
+
+use super::estimate::{check_bound, check_forest};
+use super::features::NAMES;
+use super::guests::GuestModel;
+use super::non_idling::NonIdlingModel;
+use crate::analytical::Coefficients;
+use crate::types::Profile;
+
+/// Version of the model file's form, and of the slice model whose errors it has learned.
+pub const HOST_MODEL_SCHEMA: &str = "rtvirtio.model.v8";
+
+/// Largest model file in bytes. One learned from 2500 tasks has about 4 MiB.
+pub const MAX_MODEL_BYTES: usize = 64 << 20;
+
+/// A learned model of one device on one host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostModel {
+    /// Always [`HOST_MODEL_SCHEMA`].
+    pub schema: String,
+    /// The device and host as measured before the runs. Forecasts rest on this profile, not on a later one: where the
+    /// formulas err was learned with its numbers.
+    pub profile: Profile,
+    /// Names of the features in order.
+    pub features: Vec<String>,
+    /// Length of the runs that it was learned from, s: what is predicted is the tail of such a run.
+    pub seconds: f64,
+    /// Runs that it was learned from.
+    pub points: usize,
+    /// Tasks in them.
+    pub rows: usize,
+    /// When it was fitted.
+    pub generated: String,
+    /// ln(latency in s) of the measured tasks, each with the share of its declared rate that was lost.
+    pub forest: Forest,
+    /// Level of the forest's quantile that the bound starts from, 0 to 1.
+    pub high: f64,
+    /// Calibrated score `ln(latency) - high quantile`: of all runs, or of those in which BFQ idles where [`HostModel::non_idling`] speaks of the others.
+    pub bound: Quantile,
+    /// What runs in which BFQ does not idle say by themselves; `None` when there were too few, or when one forest for all is sharper.
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "flowing")]
+    pub non_idling: Option<NonIdlingModel>,
+    /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are learned without the host's own stalls,
+    /// because no setting of ours changes them. `None` where the runs could not tell them apart; the tails then hold them.
+    pub host_stalls: Option<Nanos>,
+    /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
+    pub paper: Option<Ensemble>,
+    /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were under BFQ.
+    pub analytical: Option<Coefficients>,
+    /// What runs in QEMU guests taught; `None` when all runs were of process VMs: what is said of guests is then what is said of processes, doubled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guests: Option<GuestModel>,
+}
+
+/// Why a model file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelFileError {
+    /// Not JSON of the known form.
+    #[error("not a model of form {HOST_MODEL_SCHEMA}: {0}; make it again with `rtvirtio profile --sweep`")]
+    Form(String),
+    /// Right form, wrong content.
+    #[error("the model is damaged: {0}; make it again with `rtvirtio profile --sweep`")]
+    Damaged(String),
+    /// Fitted elsewhere.
+    #[error("the model is of {theirs}, this is {ours}; make one here with `rtvirtio profile --sweep`")]
+    Elsewhere {
+        /// Where it was fitted.
+        theirs: String,
+        /// Where it should be used.
+        ours: String,
+    },
+}
+
+impl HostModel {
+    /// Reads and checks a model file's text.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] for another form, for more than [`MAX_MODEL_BYTES`] and for numbers that cannot be.
+    pub fn from_json(text: &str) -> Result<Self, ModelFileError> {
+        if text.len() > MAX_MODEL_BYTES {
+            return Err(ModelFileError::Form(format!("it is larger than {} MiB", MAX_MODEL_BYTES >> 20)));
+        }
+        let model: Self = serde_json::from_str(text).map_err(|e| ModelFileError::Form(e.to_string()))?;
+        model.check()?;
+        Ok(model)
+    }
+
+    /// Checks what was read.
+    ///
+    /// # Errors
+    /// [`ModelFileError`] with what is wrong.
+    pub fn check(&self) -> Result<(), ModelFileError> {
+        let damaged = |what: String| Err(ModelFileError::Damaged(what));
+        if self.schema != HOST_MODEL_SCHEMA {
+            return Err(ModelFileError::Form(format!("it has form {}", self.schema)));
+        }
+        if self.features != NAMES {
+            return damaged("it has other features than this rtvirtio".to_owned());
+        }
+        // From a millisecond to 30 years.
+        if !(1e-3..=1e9).contains(&self.seconds) {
+            return damaged("its runs have no length".to_owned());
+        }
+        self.profile.check().map_err(ModelFileError::Damaged)?;
+        check_forest(&self.forest, self.high, 0.0..=1.0).map_err(ModelFileError::Damaged)?;
+        if let Some(paper) = &self.paper {
+            paper.check().map_err(|e| ModelFileError::Damaged(e.to_string()))?;
+        }
+        if let Some(non_idling) = &self.non_idling {
+            non_idling.check(self.bound.miss).map_err(ModelFileError::Damaged)?;
+        }
+        if let Some(guests) = &self.guests {
+            guests.check().map_err(ModelFileError::Damaged)?;
+        }
+        check_bound(&self.bound).map_err(ModelFileError::Damaged)
+    }
+
+    /// Refuses to speak of another device or host.
+    ///
+    /// # Errors
+    /// [`ModelFileError::Elsewhere`].
+    pub fn fits(&self, profile: &Profile) -> Result<(), ModelFileError> {
+        let both = self.profile.identity.is_some() && profile.identity.is_some();
+        let of = |p: &Profile| {
+            let drive = p.identity.as_ref().filter(|_| both).map_or(String::new(), |id| format!(" ({id})"));
+            format!("{}{drive} on Linux {} with {} CPUs", p.device, p.kernel, p.cpus)
+        };
+        let (ours, theirs) = (of(profile), of(&self.profile));
+        if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
+    }
+
+    /// What tells it from another model: FNV-1a (Fowler, Noll, Vo) over what was learned, in hexadecimal digits. When it was fitted does not count.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        let timeless = Self { generated: String::new(), ..self.clone() };
+        let bytes = serde_json::to_vec(&timeless).unwrap_or_default();
+        let hash = bytes
+            .iter()
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
+        format!("{hash:016x}")
+    }
+
+    /// Confidence of the bound.
+    #[must_use]
+    pub fn confidence(&self) -> f64 {
+        1.0 - self.bound.miss
+    }
+}

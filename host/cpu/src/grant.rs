@@ -1,0 +1,56 @@
+//! What the kernel grants to contracts, and what is taken of it.
+
+use rtvirtio_units::Ratio;
+use serde::{Deserialize, Serialize};
+
+use crate::Contract;
+
+/// What the kernel grants, as shares of each CPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Share for all real-time work: `sched_rt_runtime_us / sched_rt_period_us`, 0.95 unless changed; 1 for a cap.
+    pub limit: Ratio,
+    /// Share that is kept for ordinary threads and counts against `limit`: the fair server (`SCHED_DEADLINE` since Linux 6.12; the other
+    /// mechanisms do not count it).
+    pub fair_server: Ratio,
+    /// Reservations that are there already and are not ours.
+    pub taken: Vec<Load>,
+}
+
+/// Somebody's share of each CPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Load {
+    /// Whose.
+    pub name: String,
+    /// How much.
+    pub share: Ratio,
+}
+
+impl Grant {
+    /// Share that is left for us.
+    #[must_use]
+    pub fn free(&self) -> f64 {
+        let taken: f64 = self.taken.iter().map(|l| l.share.0).sum();
+        (self.limit.0 - self.fair_server.0 - taken).max(0.0)
+    }
+
+    pub(crate) fn describe(&self, ours: &[(String, Contract)]) -> String {
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let mut text = format!("the kernel grants {}", percent(self.limit.0));
+        if self.fair_server.0 > 0.0 {
+            text += &format!(", {} of it to its fair server", percent(self.fair_server.0));
+        }
+        let mine = ours.iter().map(|(name, c)| (name.as_str(), c.share().0));
+        let all: Vec<String> = self
+            .taken
+            .iter()
+            .map(|l| (l.name.as_str(), l.share.0))
+            .chain(mine)
+            .map(|(name, share)| format!("{} by {name}", percent(share)))
+            .collect();
+        if !all.is_empty() {
+            text += &format!(", and is taken: {}", all.join(", "));
+        }
+        text
+    }
+}

@@ -1,0 +1,234 @@
+//! Which mechanisms this kernel has, what each of them grants, and which one is taken.
+
+use std::path::{Path, PathBuf};
+
+use rtvirtio_kernel::sched::{self, Policy};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, task, text};
+use rtvirtio_units::Ratio;
+use serde::Serialize;
+
+use crate::{Backend, Grant, Load};
+
+/// A mechanism that this kernel has.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Found {
+    /// Which.
+    pub backend: Backend,
+    /// What it grants.
+    pub grant: Grant,
+}
+
+/// What was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Probe {
+    /// Mechanisms that can be used, the firmest first.
+    pub found: Vec<Found>,
+    /// The others, with the reason and the remedy.
+    pub missing: Vec<(Backend, String)>,
+    /// CPUs that are online.
+    pub cpus: u32,
+    /// The hierarchy of the CPU controller.
+    #[serde(skip)]
+    pub cgroups: Option<Cgroups>,
+}
+
+/// Looks for the mechanisms. Nothing is written.
+///
+/// # Errors
+/// When `/proc` or the cgroup files cannot be read.
+pub fn probe(root: &Root) -> Result<Probe, HostError> {
+    let online = root.read("/sys/devices/system/cpu/online")?;
+    let cpus = text::cpu_list(&online)
+        .filter(|c| !c.is_empty())
+        .ok_or_else(|| form(Path::new("/sys/devices/system/cpu/online"), &online, "a list of CPUs"))?;
+    let cpus = u32::try_from(cpus.len()).unwrap_or(u32::MAX);
+    let cgroups = Cgroups::detect_cpu(root);
+    let mut probe = Probe { found: Vec::new(), missing: Vec::new(), cpus, cgroups: None };
+    let global = limits(root)?;
+    let no_cgroups = cgroups.as_ref().err().map(ToString::to_string);
+    for backend in [Backend::Hcbs, Backend::RtGroup, Backend::Deadline, Backend::CpuMax, Backend::Throttle] {
+        let result = match (backend, &cgroups) {
+            (Backend::Deadline, _) => deadline(root, cpus, &global)?,
+            (Backend::Throttle, _) => throttle(root, &global)?,
+            (Backend::Hcbs, Ok(c)) => hcbs(root, c)?,
+            (Backend::RtGroup, Ok(c)) => rt_group(root, c, cpus, &global)?,
+            (Backend::CpuMax, Ok(c)) => cpu_max(root, c)?,
+            (_, Err(_)) => Err(no_cgroups.clone().unwrap_or_default()),
+        };
+        match result {
+            Ok(grant) => probe.found.push(Found { backend, grant }),
+            Err(why) => probe.missing.push((backend, why)),
+        }
+    }
+    probe.cgroups = cgroups.ok();
+    Ok(probe)
+}
+
+/// The mechanism for a contract: the one asked for, else the firmest. Real-time priorities need one that holds FIFO threads.
+#[must_use]
+pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&Found> {
+    let fits = |f: &&Found| match wanted {
+        Some(wanted) => f.backend == wanted,
+        None if real_time => matches!(f.backend, Backend::Hcbs | Backend::RtGroup | Backend::Throttle),
+        None => f.backend != Backend::Throttle,
+    };
+    probe.found.iter().find(fits)
+}
+
+/// `sched_rt_runtime_us / sched_rt_period_us`; `None` without a limit (-1).
+fn limits(root: &Root) -> Result<Option<f64>, HostError> {
+    let read = |name: &str| number(root, &Path::new("/proc/sys/kernel").join(name));
+    let (runtime, period) = (read("sched_rt_runtime_us")?, read("sched_rt_period_us")?);
+    Ok(match (runtime, period) {
+        (Some(runtime), Some(period)) if runtime >= 0 && period > 0 => Some(runtime as f64 / period as f64),
+        _ => None,
+    })
+}
+
+fn form(path: &Path, text: &str, expected: &'static str) -> HostError {
+    HostError::Form { path: path.to_owned(), text: text.trim().to_owned(), expected }
+}
+
+/// The number in a file; `None` without the file.
+fn number(root: &Root, path: &Path) -> Result<Option<i64>, HostError> {
+    let Some(text) = root.read_optional(path)? else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| form(path, &text, "a number"))
+}
+
+/// Groups directly below the root with a share each; deeper ones live from theirs.
+fn taken(
+    root: &Root,
+    cgroups: &Cgroups,
+    share: impl Fn(&Path) -> Result<Option<f64>, HostError>,
+) -> Result<Vec<Load>, HostError> {
+    let children = cgroups.all_dirs(root)?.into_iter().filter(|d| d.parent() == Some(&cgroups.mount));
+    let mut loads = Vec::new();
+    for dir in children {
+        // One that is not counted would be promised a second time.
+        let share = share(&dir)?.filter(|s| *s > 0.0);
+        if let (Some(share), Some(name)) = (share, dir.file_name()) {
+            loads.push(Load { name: format!("cgroup {}", name.to_string_lossy()), share: Ratio(share) });
+        }
+    }
+    Ok(loads)
+}
+
+type Looked = Result<Result<Grant, String>, HostError>;
+
+fn hcbs(root: &Root, cgroups: &Cgroups) -> Looked {
+    let file = cgroups.mount.join("cpu.rt.max");
+    let ratio = |text: &str| {
+        let mut words = text.split_whitespace().map(str::parse::<f64>);
+        match (words.next(), words.next()) {
+            (Some(Ok(q)), Some(Ok(p))) if p > 0.0 => Some(q / p),
+            _ => None,
+        }
+    };
+    let Some(text) = root.read_optional(&file)? else {
+        return Ok(Err("this kernel has no cpu.rt.max (hierarchical CBS is not merged yet)".to_owned()));
+    };
+    let Some(limit) = ratio(&text).filter(|l| *l > 0.0) else {
+        let why = format!("{} is `{text}`: the server is off; write `950000 1000000` to it", file.display());
+        return Ok(Err(why));
+    };
+    let share = |dir: &Path| {
+        let Some(text) = root.read_optional(dir.join("cpu.rt.max"))? else { return Ok(None) };
+        Ok(ratio(&text))
+    };
+    Ok(Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: taken(root, cgroups, share)? }))
+}
+
+fn rt_group(root: &Root, cgroups: &Cgroups, cpus: u32, global: &Option<f64>) -> Looked {
+    let share = |dir: &Path| {
+        let read = |name: &str| number(root, &dir.join(name));
+        let (runtime, period) = (read("cpu.rt_runtime_us")?, read("cpu.rt_period_us")?);
+        Ok(match (runtime, period) {
+            (Some(-1), _) => Some(1.0),
+            (Some(runtime), Some(period)) if period > 0 => Some(runtime as f64 / period as f64),
+            _ => None,
+        })
+    };
+    if cgroups.hierarchy == Hierarchy::V2 {
+        return Ok(Err(
+            "the cpu controller is on cgroup v2, where groups have no real-time budget".to_owned()
+        ));
+    }
+    let Some(limit) = share(&cgroups.mount)? else {
+        return Ok(Err("this kernel has no CONFIG_RT_GROUP_SCHED, as most distributions'".to_owned()));
+    };
+    // Without RT throttling the fair server still takes its share, where there is one.
+    let server = rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0);
+    let limit = Ratio(limit.min(global.unwrap_or(1.0 - server)));
+    if limit.0 <= 0.0 {
+        return Ok(Err(
+            "the root group has a real-time budget of 0; write 950000 to its cpu.rt_runtime_us".to_owned()
+        ));
+    }
+    let mut taken = taken(root, cgroups, share)?;
+    // They go before every FIFO thread, and the kernel counts the two apart.
+    taken.extend(deadline_threads(root, cpus)?);
+    Ok(Ok(Grant { limit, fair_server: Ratio(0.0), taken }))
+}
+
+fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
+    if global.is_some_and(|g| g <= 0.0) {
+        return Ok(Err("sched_rt_runtime_us is 0; sysctl kernel.sched_rt_runtime_us=950000".to_owned()));
+    }
+    // Without a limit the kernel admits everything, and late deadlines are nobody's fault; we still stay below one CPU each.
+    let limit = Ratio(global.unwrap_or(1.0));
+    let fair_server = Ratio(rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0));
+    Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)?.into_iter().collect() }))
+}
+
+/// What deadline threads that run already take of each CPU; `None` without one.
+fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
+    // Only of the real machine can the reservations be asked.
+    if !root.is_real() {
+        return Ok(None);
+    }
+    let mut taken = 0.0;
+    for pid in process::pids(root)? {
+        for tid in optional(task::tids(root, pid))?.unwrap_or_default() {
+            let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
+            // Those of schedutil only look like it: the kernel lets them in without counting them (SCHED_FLAG_SUGOV).
+            if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
+                let path = || PathBuf::from(format!("/proc/{pid}/task/{tid}/sched"));
+                let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
+                let reservation = optional(attr)?.and_then(|a| a.reservation);
+                taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
+            }
+        }
+    }
+    let share = Ratio(taken / f64::from(cpus));
+    Ok((taken > 0.0).then(|| Load { name: "deadline threads that run already".to_owned(), share }))
+}
+
+/// A thread that ended meanwhile takes nothing.
+fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
+    match result {
+        Err(e) if e.is_gone() => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {
+    // The root group has no limit of its own; on v2 its children show the file once the controller is enabled for them.
+    let there = cgroups.hierarchy == Hierarchy::V2 || root.exists(cgroups.mount.join("cpu.cfs_quota_us"))?;
+    if !there {
+        return Ok(Err("this kernel has no CONFIG_CFS_BANDWIDTH".to_owned()));
+    }
+    Ok(Ok(Grant { limit: Ratio(1.0), fair_server: Ratio(0.0), taken: Vec::new() }))
+}
+
+fn throttle(root: &Root, global: &Option<f64>) -> Looked {
+    let server = rtvirtio_kernel::check::least_fair_server(root)?.unwrap_or(0.0);
+    let limit = if server > 0.0 { Some(1.0 - server) } else { *global };
+    Ok(match limit {
+        Some(limit) if limit > 0.0 && limit < 1.0 => {
+            Ok(Grant { limit: Ratio(limit), fair_server: Ratio(0.0), taken: Vec::new() })
+        }
+        _ => Err("nothing keeps a share for ordinary threads: neither the fair server nor sched_rt_runtime_us; a spinning real-time \
+                  thread would stop the host"
+            .to_owned()),
+    })
+}

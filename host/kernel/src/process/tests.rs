@@ -1,0 +1,82 @@
+use super::*;
+
+const STAT: &str = "5 (x) S 1 5 5 0 -1 4194368 99 0 0 0 150 50 0 0 20 0 9 0 6868646 3133440 417 \
+                    18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0\n";
+
+fn put(root: &Root, path: &str, text: &str) {
+    let path = root.at(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn a_child_is_seen_stopped_and_reaped() {
+    #[expect(clippy::zombie_processes, reason = "`stop` reaps it, which is what is tested")]
+    let child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let id = ProcessId::of(child.id()).unwrap().unwrap();
+    assert!(id.is_alive());
+    id.stop(Duration::from_secs(2));
+    assert!(!id.is_alive());
+    assert!(ProcessId::of(child.id()).unwrap().is_none());
+}
+
+#[test]
+fn a_reused_id_is_another_process() {
+    let me = ProcessId::of(std::process::id()).unwrap().unwrap();
+    let other = ProcessId { start_time: me.start_time + 1, ..me };
+    assert!(!other.is_alive());
+    other.signal(Signal::KILL);
+}
+
+#[test]
+fn the_files_of_a_process_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    put(&root, "/proc/5/status", "Tgid:\t4\nVmLck:\t    2048 kB\nVmRSS:\t    8192 kB\n");
+    put(&root, "/proc/5/comm", "kvm-nx-lpage-recovery-4242\n");
+    put(&root, "/proc/5/cgroup", "3:cpu,cpuacct:/vm:0\n0::/b.scope\n");
+    assert_eq!(pids(&root).unwrap(), [5]);
+    assert_eq!(of_thread(&root, 5).unwrap(), 4);
+    assert_eq!(locked_memory(&root, 5).unwrap(), (2 << 20, 8 << 20));
+    assert_eq!(name(&root, 5).unwrap(), "kvm-nx-lpage-recovery-4242");
+    assert!(cgroups(&root, 5).unwrap()[0].has("cpu"));
+    assert!(cpu_time(&root, 5).unwrap_err().is_gone());
+    put(&root, "/proc/5/stat", STAT);
+    assert_eq!(cpu_time(&root, 5).unwrap(), Duration::from_secs(2));
+    put(
+        &root,
+        "/proc/5/limits",
+        "Max locked memory         8388608              unlimited            bytes\n",
+    );
+    assert_eq!(memlock_limit(&root, Some(5)).unwrap().as_deref(), Some("8388608"));
+    put(&root, "/proc/5/limits", "\n");
+    assert_eq!(memlock_limit(&root, Some(5)).unwrap(), None);
+}
+
+#[test]
+fn descriptors_name_their_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::new(dir.path());
+    put(&root, "/proc/5/fdinfo/7", "pos:\t0\n");
+    fs::create_dir_all(root.at("/proc/5/fd")).unwrap();
+    std::os::unix::fs::symlink("/dev/sda", root.at("/proc/5/fd/7")).unwrap();
+    let [one] = descriptors(&root, 5).unwrap()[..] else { panic!("one descriptor") };
+    assert_eq!(one.link(), Path::new("/proc/5/fd/7"));
+    assert_eq!(one.target(&root).unwrap(), Path::new("/dev/sda"));
+    assert_eq!(one.info(&root).unwrap(), "pos:\t0\n");
+    assert!(descriptors(&root, 6).unwrap_err().is_gone());
+}
+
+#[test]
+fn this_process_has_memory() {
+    assert!(locked_memory(&Root::default(), std::process::id()).unwrap().1 > 0);
+}
+
+#[test]
+fn the_peer_of_a_client_is_the_listener() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let stream = UnixStream::connect(&path).unwrap();
+    assert_eq!(peer(&stream).unwrap(), Some(std::process::id()));
+}

@@ -1,0 +1,75 @@
+//! Spans of time in which a CPU of the host stood still.
+
+/// From and to, in ns of CLOCK_MONOTONIC.
+pub type Span = (u64, u64);
+
+/// When a CPU of the host stood still: spans of CLOCK_MONOTONIC that do not overlap, rising.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stalls {
+    spans: Vec<Span>,
+    /// Length of all spans before each.
+    before: Vec<u64>,
+}
+
+impl Stalls {
+    /// The union of spans in any order, in ns.
+    #[must_use]
+    pub fn union(mut spans: Vec<Span>) -> Self {
+        spans.sort_unstable();
+        let mut merged: Vec<Span> = Vec::new();
+        for (from, to) in spans {
+            match merged.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ if from < to => merged.push((from, to)),
+                _ => {}
+            }
+        }
+        let mut sum = 0;
+        let before = merged
+            .iter()
+            .map(|(from, to)| {
+                sum += to - from;
+                sum - (to - from)
+            })
+            .collect();
+        Self { spans: merged, before }
+    }
+
+    /// The same stalls at another time, `by` ns later: what subtracting them does where nothing stood
+    /// still, which is the method's own error.
+    #[must_use]
+    pub fn shifted(&self, by: u64) -> Self {
+        let spans = self.spans.iter().map(|(from, to)| (from + by, to + by)).collect();
+        Self { spans, before: self.before.clone() }
+    }
+
+    /// How much of the time from `from` to `to` lies in a stall, in ns.
+    #[must_use]
+    pub fn within(&self, from: u64, to: u64) -> u64 {
+        self.until(to.max(from)) - self.until(from)
+    }
+
+    /// Stalled time before `t`.
+    fn until(&self, t: u64) -> u64 {
+        let i = self.spans.partition_point(|(from, _)| *from < t);
+        let Some(last) = i.checked_sub(1) else { return 0 };
+        let (from, to) = self.spans[last];
+        self.before[last] + (t.min(to) - from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlap_is_counted_once() {
+        // Two CPUs that stand still at the same time are one stall.
+        let stalls = Stalls::union(vec![(30, 40), (10, 20), (15, 25), (40, 45), (60, 60)]);
+        assert_eq!(stalls.within(0, 100), 30);
+        assert_eq!(stalls.within(12, 18), 6);
+        assert_eq!(stalls.within(20, 35), 10);
+        assert_eq!((stalls.within(25, 30), stalls.within(45, 99), stalls.within(50, 10)), (0, 0, 0));
+        assert_eq!(Stalls::default().within(0, 10), 0);
+    }
+}

@@ -1,0 +1,6 @@
+//! Statistics of the experiments alone; what the product computes is in `rtvirtio_stats`.
+
+pub mod bootstrap;
+pub mod coverage;
+pub mod minimize;
+pub mod tail_bootstrap;
