@@ -5,6 +5,7 @@
 //! ends and the budget is replenished in full (the deferrable server of Lehoczky, Sha and Strosnider, 1987). Order comes from BFQ
 //! weights, shortest period first, because nothing on a stock kernel dispatches I/O by fixed priority between cgroups.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,10 +16,9 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::Binding;
 use rtvirtio_kernel::cgroup::Limit;
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root};
+use rtvirtio_learn::rig::{Regulator, RegulatorError};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::{Iops, Nanos};
-
-use crate::stage::StageError;
 
 /// How often consumption is looked at. A VM may overdraw its budget by what it does in this time.
 const TICK: Duration = Duration::from_millis(2);
@@ -46,6 +46,16 @@ impl Server {
     }
 }
 
+/// A budget server per VM, in spec order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerPerVm(pub Vec<Server>);
+
+impl Regulator for ServerPerVm {
+    fn start(&self, binding: &Binding, spec: &Spec) -> Result<Box<dyn Any + Send>, RegulatorError> {
+        Ok(Box::new(Servers::start(&self.0, binding, spec)?))
+    }
+}
+
 /// Servers at work. Dropping them lifts their limits.
 #[derive(Debug)]
 pub struct Servers {
@@ -70,7 +80,7 @@ impl Servers {
     ///
     /// # Errors
     /// When a VM's cgroup or its files are not there, or no thread can be started.
-    pub fn start(servers: &[Server], binding: &Binding, spec: &Spec) -> Result<Self, StageError> {
+    pub fn start(servers: &[Server], binding: &Binding, spec: &Spec) -> Result<Self, RegulatorError> {
         let root = Root::default();
         let cgroups = match &binding.cgroups {
             Some(cgroups) => cgroups.clone(),
@@ -100,7 +110,7 @@ impl Servers {
         let thread = std::thread::Builder::new()
             .name("servers".to_owned())
             .spawn(move || serve(&root, &dev, cgroups.hierarchy, accounts, &flag))
-            .map_err(StageError::Thread)?;
+            .map_err(RegulatorError::Thread)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

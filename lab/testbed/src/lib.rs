@@ -10,6 +10,7 @@ mod loops;
 pub mod proc;
 pub mod qemu;
 mod ram_disk;
+mod rig;
 pub mod state;
 pub mod twin;
 

@@ -13,7 +13,8 @@ use rtvirtio_testkit::{Need, has};
 use serde_json::Value;
 
 /// Profile of the flash twin, measured once; measuring it again would take longer than a test.
-pub const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/bench/data/qlc-nvme.profile.json");
+pub const PROFILE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
 
 /// The rows of a dataset that are whole.
 pub fn lines(path: &Path) -> Vec<Value> {

@@ -3,22 +3,22 @@
 use rtvirtio_model::learned::{
     HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
 };
-use rtvirtio_model::{Config, Elevator, ModelError, Profile};
-use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_model::{ModelError, Profile};
 use rtvirtio_stats::conformal::{ConformalError, Quantile, calibrate};
 use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
 use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_units::Nanos;
 
-use crate::calibrate::fitted;
-use crate::dataset::{Outcome, Point};
-use crate::load::{Stream, spec};
-use crate::repeat::conditions;
+use crate::coefficients::fitted;
+use crate::condition::{conditions, lost, paper_domain};
+use crate::dataset::Point;
 
 mod flowing;
 mod guests;
 
+pub use crate::condition::inputs;
+pub use crate::statistic::median;
 pub use guests::fit_guests;
 
 /// Share of runs whose tail may lie above the bound.
@@ -135,32 +135,6 @@ pub struct Row {
     pub paper_domain: bool,
 }
 
-/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random reads at a rate, no caps, no
-/// neighbour. Its network has no input for anything else.
-pub(crate) fn paper_domain(point: &Point) -> bool {
-    let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };
-    point.knobs.elevator == Elevator::Bfq
-        && point.knobs.caps.iter().all(Option::is_none)
-        && point.vms.iter().flatten().all(|s| s.rate.is_some() && plain(s))
-}
-
-/// Spec and configuration of a point.
-#[must_use]
-pub fn inputs(point: &Point) -> (Spec, Config) {
-    let kind = match point.kind {
-        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
-        rtvirtio_measure::VmKind::Process => LabKind::Process,
-    };
-    let device = Device::Twin { profile: point.device.clone(), size: Bytes(1 << 30) };
-    (spec(&point.vms, device, kind), point.knobs.config())
-}
-
-/// The regime that a point ran in.
-pub(crate) fn regime(point: &Point) -> Regime {
-    let (spec, config) = inputs(point);
-    Regime::of(&spec, &config)
-}
-
 /// The tasks with a rate of all points: those without one have no tail that anybody asked for.
 ///
 /// # Errors
@@ -193,11 +167,6 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
         }
     }
     Ok(out)
-}
-
-/// Share of the declared rate that was lost; `None` without a rate.
-pub(crate) fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
-    stream.rate.map(|r| (1.0 - outcome.rate.0 / r.0).clamp(0.0, 1.0))
 }
 
 /// How a model is fitted.
@@ -354,7 +323,10 @@ fn calibrated(rows: &[Row], starts: &[f64], miss: f64) -> Result<Quantile, Confo
 
 /// The paper's network: its raw features, mean squared error of the latency itself, on the runs of the paper's kind. `None` with too few of them
 /// for the folds.
-pub(crate) fn fit_paper(
+///
+/// # Errors
+/// [`TrainError`].
+pub fn fit_paper(
     rows: &[Row],
     options: &EnsembleOptions,
 ) -> Result<Option<(Ensemble, FitReport)>, TrainError> {
@@ -375,7 +347,8 @@ pub(crate) fn fit_paper(
 }
 
 /// Networks of the paper's shape.
-pub(crate) fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
+#[must_use]
+pub fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
     EnsembleOptions {
         hidden: vec![15, 15],
         train: TrainOptions {
@@ -392,7 +365,8 @@ pub(crate) fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions 
 }
 
 /// Every run counts alike, however many tasks it has.
-pub(crate) fn equal_runs(groups: &[usize]) -> Vec<f64> {
+#[must_use]
+pub fn equal_runs(groups: &[usize]) -> Vec<f64> {
     let mut sizes = std::collections::BTreeMap::new();
     for g in groups {
         *sizes.entry(g).or_insert(0usize) += 1;
@@ -400,16 +374,5 @@ pub(crate) fn equal_runs(groups: &[usize]) -> Vec<f64> {
     groups.iter().map(|g| 1.0 / sizes[g] as f64).collect()
 }
 
-/// Median; zero of nothing.
-#[must_use]
-pub fn median(mut v: Vec<f64>) -> f64 {
-    v.sort_unstable_by(f64::total_cmp);
-    match v.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => v[n / 2],
-        n => 0.5 * (v[n / 2 - 1] + v[n / 2]),
-    }
-}
-
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,6 +1,7 @@
 use rtvirtio_model::Elevator;
 
 use super::*;
+use crate::made_up::alike;
 
 fn header() -> Header {
     let host = HostFacts {
@@ -18,25 +19,6 @@ fn header() -> Header {
         model: Some("a1".to_owned()),
         confidence: Some(0.95),
         profiles: BTreeMap::new(),
-    }
-}
-
-/// What a task did whose `n` requests all took as long.
-pub(crate) fn alike(n: u64, rate: Iops, tail: Nanos) -> Outcome {
-    let latencies = std::iter::repeat_n(tail, n as usize).collect();
-    Outcome {
-        n,
-        rate,
-        p50: tail,
-        p99: tail,
-        p9999: tail,
-        max: tail,
-        p9999_awake: None,
-        p9999_placebo: None,
-        p9999_fio: None,
-        hist: pack(&latencies),
-        upper: None,
-        promised: None,
     }
 }
 

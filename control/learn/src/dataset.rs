@@ -459,4 +459,4 @@ fn cut_last_line(path: &Path, lines: usize) -> io::Result<()> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -35,6 +35,16 @@ pub enum Neighbour {
 }
 
 impl Neighbour {
+    /// For names.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flood => "flood",
+            Self::Writer => "writer",
+            Self::Burst => "burst",
+        }
+    }
+
     /// Its one task.
     #[must_use]
     pub fn stream(self) -> Stream {

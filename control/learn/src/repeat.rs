@@ -7,8 +7,11 @@
 use rtvirtio_model::learned::Regime;
 use serde::Serialize;
 
+use crate::condition::regime;
 use crate::dataset::Point;
-use crate::train::{median, regime};
+use crate::statistic::median;
+
+pub use crate::condition::conditions;
 
 /// Normal quantile of 99 %.
 const Z99: f64 = 2.326;
@@ -84,25 +87,12 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     Some(Repeatability { conditions: groups.len(), runs, regimes, floor: median_of(&spread), flowing })
 }
 
-/// Indices of the points by condition, in order of first appearance.
-#[must_use]
-pub fn conditions(points: &[Point]) -> Vec<Vec<usize>> {
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for (i, p) in points.iter().enumerate() {
-        match groups.iter_mut().find(|g| points[g[0]].repeats(p)) {
-            Some(group) => group.push(i),
-            None => groups.push(vec![i]),
-        }
-    }
-    groups
-}
-
 #[cfg(test)]
 mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use crate::train::tests::made_up;
+    use crate::made_up::made_up;
 
     #[test]
     fn the_spread_between_runs_is_found_and_conditions_are_told_apart() {

@@ -4,11 +4,11 @@ use rtvirtio_model::Profile;
 use rtvirtio_model::learned::{Regime, features};
 use rtvirtio_spec::{Device, LabKind};
 
+use crate::condition::{self, regime};
 use crate::dataset::Point;
 use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
-use crate::repeat;
-use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit, regime};
+use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 
 /// Candidates that the forest is asked about.
 const POOL: usize = 240;
@@ -46,7 +46,7 @@ pub fn least_sure(
     let points = comparable(points);
     let model = fit(&points, profile, "", &settings)?;
     let flows = |members: &&Vec<usize>| regime(&points[members[0]]).flows();
-    let flowing = repeat::conditions(&points).iter().filter(flows).count();
+    let flowing = condition::conditions(&points).iter().filter(flows).count();
     let turns = if flowing < FEWEST { &FLOWING_FIRST[..] } else { &Regime::ALL[..] };
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {

@@ -98,10 +98,11 @@ mod tests {
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
 
-    use super::super::tests::{follow, made_up, profile, quick};
-    use super::super::{fit, inputs, regime};
+    use super::super::{fit, inputs};
     use crate::accuracy::judge;
+    use crate::condition::regime;
     use crate::dataset::Point;
+    use crate::made_up::{follow, made_up, profile, quick};
 
     /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a factor of ten.
     fn chancy(n: usize, seed: u64) -> Vec<Point> {

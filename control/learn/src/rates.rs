@@ -3,7 +3,7 @@
 use rtvirtio_measure::verdict::RATE_KEPT;
 use serde::Serialize;
 
-use crate::accuracy::Held;
+use crate::held::Held;
 
 /// Tasks whose rate was foretold and then measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

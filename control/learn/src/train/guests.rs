@@ -4,8 +4,8 @@ use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
 
 use super::{Start, TrainError, TrainSettings, bounded_forest, fewest, rows};
+use crate::condition::conditions;
 use crate::dataset::Point;
-use crate::repeat::conditions;
 
 /// Shares of runs that may miss the bound, tried in turn where guests ran too few conditions for what is asked: 98, 95 and 90 %.
 const MISSES: [f64; 3] = [0.02, 0.05, 0.1];
@@ -64,7 +64,7 @@ mod tests {
 
     use super::*;
     use crate::accuracy::judge;
-    use crate::train::tests::{made_up, profile, quick};
+    use crate::made_up::{made_up, profile, quick};
     use crate::train::{fit, inputs};
 
     /// A profile whose guests were measured, by emulation.

@@ -1,77 +1,15 @@
 //! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal factor.
 
-use rtvirtio_measure::VmKind;
-use rtvirtio_measure::noise::Noise;
 use rtvirtio_model::learned::ModelFileError;
-use rtvirtio_model::{Slice, TailModel};
-use rtvirtio_stats::Random;
-use rtvirtio_units::{Iops, Nanos};
+use rtvirtio_model::{Config, Elevator, Slice, TailModel};
+use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_units::{Bytes, Iops, Nanos};
 
 use super::*;
 use crate::accuracy::{evaluate, folds, judge, learning_curve};
 use crate::chooser::least_sure;
-use crate::dataset::tests::alike;
-use crate::design::{Limits, conditions};
-
-pub(crate) fn profile() -> Profile {
-    let text = include_str!("../../data/qlc-nvme.profile.json");
-    serde_json::from_str(text).unwrap()
-}
-
-const ELEVATORS: [Elevator; 2] = [Elevator::Bfq, Elevator::None];
-
-fn limits() -> Limits<'static> {
-    Limits { elevators: &ELEVATORS, writes: true, cost: &|_, block| 60e-6 + block.0 as f64 * 1e-9 }
-}
-
-/// Runs of the known law; `spread` is the deviation of ln(tail).
-pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
-    let mut random = Random::new(seed);
-    conditions(n, &limits(), seed)
-        .into_iter()
-        .enumerate()
-        .map(|(i, c)| {
-            let mut point = Point {
-                id: format!("made-up/{i}"),
-                device: "qlc-nvme".to_owned(),
-                kind: VmKind::Process,
-                scheme: "sweep".to_owned(),
-                seed: i as u64,
-                seconds: 8.0,
-                knobs: c.knobs,
-                classes: None,
-                vms: c.vms,
-                noise: Noise::default(),
-                disk: None,
-                results: Vec::new(),
-            };
-            follow(&mut point, spread, &mut random);
-            point
-        })
-        .collect()
-}
-
-/// Gives a run the results of the known law: rates are lost as the slice model says.
-pub(super) fn follow(point: &mut Point, spread: f64, random: &mut Random) {
-    let (spec, config) = inputs(point);
-    let forecasts = Slice.forecast(&profile(), &spec, &config).unwrap();
-    // Tasks of one run share most of their luck.
-    let common = random.normal();
-    let streams = point.vms.iter().flatten();
-    point.results = streams
-        .zip(forecasts)
-        .map(|(stream, f)| {
-            let factor = (spread * (0.8 * common + 0.6 * random.normal())).exp();
-            let tail = Nanos((f.latency_ns.0 as f64 * factor) as u64);
-            let rate = Iops(stream.rate.map_or(1000.0, |r| r.0) * f.rate_kept);
-            Outcome { hist: vec![400, 1000], ..alike(1000, rate, tail) }
-        })
-        .collect();
-}
-
-pub(super) fn quick() -> TrainSettings {
-    TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
-}
+use crate::load::{Stream, spec};
+use crate::made_up::{by_equations, limits, made_up, profile, quick};
 
 #[test]
 fn a_known_law_is_learnt_and_bounded() {
@@ -313,74 +251,19 @@ fn the_next_runs_are_of_every_regime_and_repeat() {
 }
 
 #[test]
-fn a_network_of_one_neuron_cannot_follow_a_tail_that_rises_and_falls() {
-    use crate::design::paper_conditions;
-    use crate::sizes::loss_by_size;
-    let settings = TrainSettings { epochs: 60, ..quick() };
-    assert_eq!(loss_by_size(&[], &profile(), &settings).unwrap(), [], "no runs, no folds");
-    let like = made_up(1, 0.0, 6).remove(0);
-    let points: Vec<Point> = paper_conditions(80, &limits(), 6)
-        .into_iter()
-        .map(|c| {
-            // One extreme in the middle: a hinge has none.
-            let idle = c.knobs.slice_idle.0 as f64 / 1e6;
-            let tail = Nanos::from_secs_f64(2.1 - (idle - 4.5).abs() / 2.0);
-            let results =
-                c.vms.iter().flatten().map(|_| Outcome { p9999: tail, ..like.results[0].clone() }).collect();
-            Point { knobs: c.knobs, vms: c.vms, results, ..like.clone() }
-        })
-        .collect();
-    let sizes = loss_by_size(&points, &profile(), &settings).unwrap();
-    let loss = |layers, neurons| {
-        sizes.iter().find(|s| (s.layers, s.neurons) == (layers, neurons)).map(|s| s.loss).unwrap()
-    };
-    assert_eq!(sizes.len(), 21);
-    assert!(loss(1, 1) > 1.5 * loss(2, 15), "{sizes:?}");
-}
-
-/// Runs whose tails follow the paper's equations with these coefficients.
-fn by_equations(truth: rtvirtio_model::Coefficients) -> Vec<Point> {
-    let model = rtvirtio_model::Analytical { coefficients: truth, ..Default::default() };
-    let mut points = made_up(700, 0.0, 5);
-    for p in &mut points {
-        let (spec, config) = inputs(p);
-        if let Ok(forecasts) = model.forecast(&profile(), &spec, &config) {
-            for (r, f) in p.results.iter_mut().zip(forecasts) {
-                r.p9999 = f.latency_ns;
-            }
-        }
-    }
-    points
-}
-
-#[test]
 fn what_the_runs_do_not_determine_stays_as_published() {
     use rtvirtio_model::Coefficients;
     let published = Coefficients::TABLE_III;
     let truth = Coefficients { weight: 2.0, host_timeout: 0.0, host_idle: 0.0, ..published };
-    let fit = crate::calibrate::fitted(&by_equations(truth), &profile()).unwrap();
+    let fit = crate::coefficients::fitted(&by_equations(truth), &profile()).unwrap();
     assert_eq!((fit.host_timeout, fit.host_idle), (published.host_timeout, published.host_idle));
     assert!(fit.weight > 2.0, "{fit:?}: less for the weights, because the rest costs more than it did");
 }
 
 #[test]
-fn coefficients_that_made_the_runs_are_found_again() {
-    use rtvirtio_model::Coefficients;
-    let truth = Coefficients { weight: 0.8, host_timeout: 2.0, host_idle: 0.3, ..Coefficients::TABLE_III };
-    let points = by_equations(truth);
-    let c = crate::calibrate::calibrate(&points, &profile(), 1).unwrap();
-    for (fit, true_value) in c.fits.iter().zip([0.8, 2.0, 0.3]) {
-        assert!((fit.value / true_value - 1.0).abs() < 0.05, "{fit:?}");
-        assert!(fit.interval[0] <= true_value * 1.05 && fit.interval[1] >= true_value * 0.95, "{fit:?}");
-        assert!(!fit.at_limit);
-    }
-    assert!(c.factor[1] < c.factor[0] && c.r_squared > 0.99, "{c:?}");
-}
-
-#[test]
 fn a_setting_that_runs_speak_against_is_not_chosen() {
     use crate::design::Neighbour;
-    use crate::load::{Knobs, spec};
+    use crate::load::Knobs;
     use rtvirtio_planner::{PlanOptions, plan};
     // Tails are 60 times what the slice model says, beside a neighbour without a limit 30 000 times.
     let mut points = made_up(300, 0.4, 8);

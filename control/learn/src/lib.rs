@@ -1,0 +1,27 @@
+//! Sweeps of loads and settings on a device, and the model that is learned from them.
+//!
+//! - [`load`]: loads and knobs in the form that a dataset holds.
+//! - [`design`], [`chooser`]: which conditions are measured next.
+//! - [`rig`], [`stage`], [`run`]: VMs on a device; settings applied, measured, put back; one run.
+//! - [`dataset`]: measured runs in a file that can be continued.
+//! - [`train`], [`coefficients`]: from runs to a model.
+//! - [`accuracy`], [`rates`], [`repeat`]: how well it holds on runs that it has not seen.
+
+pub mod accuracy;
+pub mod chooser;
+pub mod coefficients;
+pub mod condition;
+pub mod dataset;
+pub mod design;
+pub mod held;
+pub mod load;
+#[cfg(any(test, feature = "made-up"))]
+pub mod made_up;
+pub mod progress;
+pub mod rates;
+pub mod repeat;
+pub mod rig;
+pub mod run;
+pub mod stage;
+pub mod statistic;
+pub mod train;
