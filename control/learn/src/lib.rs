@@ -2,7 +2,7 @@
 //!
 //! - [`load`]: loads and knobs in the form that a dataset holds.
 //! - [`design`], [`chooser`]: which conditions are measured next.
-//! - [`rig`], [`stage`], [`run`]: VMs on a device; settings applied, measured, put back; one run.
+//! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put back.
 //! - [`dataset`]: measured runs in a file that can be continued.
 //! - [`train`], [`coefficients`]: from runs to a model.
 //! - [`accuracy`], [`rates`], [`repeat`]: how well it holds on runs that it has not seen.
@@ -17,6 +17,7 @@ pub mod held;
 pub mod load;
 #[cfg(any(test, feature = "made-up"))]
 pub mod made_up;
+pub mod process_vms;
 pub mod progress;
 pub mod rates;
 pub mod repeat;
