@@ -426,6 +426,12 @@ impl Recorder {
         Ok((recorder, points))
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Adds a point.
     ///
     /// # Errors

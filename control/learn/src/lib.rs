@@ -3,7 +3,8 @@
 //! - [`load`]: loads and knobs in the form that a dataset holds.
 //! - [`design`], [`chooser`]: which conditions are measured next.
 //! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put back.
-//! - [`dataset`]: measured runs in a file that can be continued.
+//! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
+//! - [`sweep`]: all of it, in the time that is given.
 //! - [`train`], [`coefficients`]: from runs to a model.
 //! - [`accuracy`], [`rates`], [`repeat`]: how well it holds on runs that it has not seen.
 
@@ -23,6 +24,8 @@ pub mod rates;
 pub mod repeat;
 pub mod rig;
 pub mod run;
+pub mod runs;
 pub mod stage;
 pub mod statistic;
+pub mod sweep;
 pub mod train;

@@ -41,6 +41,21 @@ pub struct Job<'a> {
     pub tries: u32,
 }
 
+/// What measures jobs: a [`Stage`], or what stands in for one in a test.
+pub trait Measurer {
+    /// As [`measure`].
+    ///
+    /// # Errors
+    /// [`StageError`].
+    fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError>;
+}
+
+impl Measurer for Stage<'_> {
+    fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError> {
+        measure(job, self, cancel, &mut |_| {})
+    }
+}
+
 /// Measures a job. Of several tries the one with the quietest host counts.
 ///
 /// # Errors
