@@ -30,7 +30,8 @@ pub struct Score {
     pub n: usize,
     /// Median of predicted / actual.
     pub bias: f64,
-    /// Median of max(predicted / actual, actual / predicted): the typical factor by which it is wrong.
+    /// Median of max(predicted / actual, actual / predicted): the typical factor by which it is
+    /// wrong.
     pub factor: f64,
     /// 90th percentile of that factor.
     pub factor_p90: f64,
@@ -47,7 +48,8 @@ pub struct Score {
 pub struct WithHost {
     /// Tasks.
     pub n: usize,
-    /// Runs of them in which the host stood still for so long that nobody knows what it took: judged here, and nowhere else.
+    /// Runs of them in which the host stood still for so long that nobody knows what it took:
+    /// judged here, and nowhere else.
     pub unknown: usize,
     /// What is added to the bound, ms; the median of several models.
     pub adds_ms: f64,
@@ -75,8 +77,8 @@ pub struct Accuracy {
     pub coverage: f64,
     /// Its 95 % interval, as if each run had one task: tasks of one run share their luck.
     pub coverage_interval: [f64; 2],
-    /// The bound with what the host's own stalls add, against the tails as measured; absent where stalls are not known: then all else here is
-    /// of tails as measured.
+    /// The bound with what the host's own stalls add, against the tails as measured; absent where
+    /// stalls are not known: then all else here is of tails as measured.
     pub with_host: Option<WithHost>,
     /// Coverage by group, worst first: name, n, share.
     pub groups: Vec<Group>,
@@ -84,7 +86,8 @@ pub struct Accuracy {
     pub sharpness: f64,
     /// The same per regime.
     pub sharpness_by_regime: Vec<(String, usize, f64)>,
-    /// How well rates were foretold where BFQ idles; also of runs whose tails nobody knows without the host's stalls, once these are judged.
+    /// How well rates were foretold where BFQ idles; also of runs whose tails nobody knows without
+    /// the host's stalls, once these are judged.
     pub idling_rates: Rates,
     /// The same where BFQ does not idle.
     pub flowing_rates: Rates,
@@ -120,7 +123,8 @@ pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Resu
 }
 
 impl Accuracy {
-    /// Judges the bound for tails as measured on `others` too: runs in which the host stood still for so long that nobody knows what it took.
+    /// Judges the bound for tails as measured on `others` too: runs in which the host stood still
+    /// for so long that nobody knows what it took.
     ///
     /// # Errors
     /// [`TrainError`].
@@ -146,7 +150,8 @@ pub struct Flowing {
 }
 
 impl Accuracy {
-    /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the host's stalls are known.
+    /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the
+    /// host's stalls are known.
     #[must_use]
     pub fn flowing(&self) -> (Flowing, Option<Flowing>) {
         let held = || self.held.iter().filter(|h| h.flows());
@@ -187,7 +192,8 @@ impl WithHost {
     }
 }
 
-/// Splits points into `k` pairs of those to fit on and those to judge on, where each condition is judged once. Runs of one condition stay together.
+/// Splits points into `k` pairs of those to fit on and those to judge on, where each condition is
+/// judged once. Runs of one condition stay together.
 #[must_use]
 pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Point>)> {
     let mut groups = conditions(points);
@@ -199,7 +205,8 @@ pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Poin
     (0..k).map(|f| (take(&|g| g % k != f), take(&|g| g % k == f))).collect()
 }
 
-/// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one run share their luck.
+/// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one
+/// run share their luck.
 fn interval_by_runs(held: &[Held], share: f64) -> [f64; 2] {
     let runs = held.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len();
     let below = (share * runs as f64).floor() as usize;
@@ -244,7 +251,8 @@ fn summarise(
     })
 }
 
-/// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and bound.
+/// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and
+/// bound.
 fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64, Vec<Group>), TrainError> {
     let (actual, upper): (Vec<f64>, Vec<f64>) = held.iter().map(|h| judged(h)).unzip();
     let mut groups = Vec::new();
@@ -275,8 +283,9 @@ fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64
     Ok((overall.share, groups))
 }
 
-/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within a tenth of that with all of them; `None` where only the last
-/// point is: then more runs would help.
+/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within
+/// a tenth of that with all of them; `None` where only the last point is: then more runs would
+/// help.
 #[must_use]
 pub fn enough(curve: &[Accuracy]) -> Option<usize> {
     let factor = |a: &Accuracy| a.scores[0].factor;
@@ -304,7 +313,8 @@ fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) 
     }
 }
 
-/// Accuracy over the number of points: the learning curve, of those sizes that have conditions enough for a bound.
+/// Accuracy over the number of points: the learning curve, of those sizes that have conditions
+/// enough for a bound.
 ///
 /// # Errors
 /// [`TrainError`].

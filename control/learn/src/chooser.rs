@@ -16,7 +16,8 @@ const POOL: usize = 240;
 /// Epochs of the paper's network, which is not asked here.
 const EPOCHS: usize = 1;
 
-/// Whose turn it is while too few conditions flow for a bound of their own, which plans are made of: three of four are such.
+/// Whose turn it is while too few conditions flow for a bound of their own, which plans are made
+/// of: three of four are such.
 const FLOWING_FIRST: [Regime; 8] = [
     Regime::Flowing,
     Regime::FlowingBeside,
@@ -28,8 +29,8 @@ const FLOWING_FIRST: [Regime; 8] = [
     Regime::FlowingBeside,
 ];
 
-/// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so that one hard regime does
-/// not take all the time.
+/// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so
+/// that one hard regime does not take all the time.
 ///
 /// # Errors
 /// [`TrainError`], such as too few points to fit on.

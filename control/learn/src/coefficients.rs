@@ -61,8 +61,8 @@ struct Run {
 pub struct PaperRuns(Vec<Run>);
 
 /// Runs of the kind that the paper measured: its `slice_idle` begins at 1 ms. Runs of another kind
-/// (floods, writes, no idling) pull the coefficients to their limits, where no setting has an effect
-/// any more and the paper's search finds nothing to do.
+/// (floods, writes, no idling) pull the coefficients to their limits, where no setting has an
+/// effect any more and the paper's search finds nothing to do.
 #[must_use]
 pub fn of_the_paper(points: &[Point]) -> Vec<Point> {
     points.iter().filter(|p| paper_domain(p) && p.knobs.slice_idle.0 > 0).cloned().collect()

@@ -39,8 +39,8 @@ pub fn regime(point: &Point) -> Regime {
     Regime::of(&spec, &config)
 }
 
-/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random reads at a rate, no caps, no
-/// neighbour. Its network has no input for anything else.
+/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random
+/// reads at a rate, no caps, no neighbour. Its network has no input for anything else.
 #[must_use]
 pub fn paper_domain(point: &Point) -> bool {
     let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };

@@ -2,7 +2,8 @@
 //!
 //! - [`load`]: loads and knobs in the form that a dataset holds.
 //! - [`design`], [`chooser`]: which conditions are measured next.
-//! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put back.
+//! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put
+//!   back.
 //! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
 //! - [`sweep`]: all of it, in the time that is given.
 //! - [`train`], [`coefficients`]: from runs to a model.

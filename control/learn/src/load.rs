@@ -1,4 +1,5 @@
-//! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a configuration.
+//! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a
+//! configuration.
 
 use std::fmt;
 
@@ -145,7 +146,8 @@ impl fmt::Display for Knobs {
     }
 }
 
-/// Host settings of a run. Values of tunables that do not act under the elevator are the kernel's defaults.
+/// Host settings of a run. Values of tunables that do not act under the elevator are the kernel's
+/// defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Knobs {

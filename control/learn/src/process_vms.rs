@@ -1,8 +1,8 @@
 //! Process VMs on a real block device: a cgroup and a part of the device for each.
 //!
-//! The device's data is only read. What is made are cgroups, named after the process that makes them,
-//! and on v2 the `io` controller below the root; both are removed on drop, and after a crash by
-//! [`remove_leftovers`].
+//! The device's data is only read. What is made are cgroups, named after the process that makes
+//! them, and on v2 the `io` controller below the root; both are removed on drop, and after a crash
+//! by [`remove_leftovers`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -70,8 +70,9 @@ pub enum ProcessVmsError {
     Host(#[from] HostError),
 }
 
-/// The cgroup of one process's VMs: `/rtvirtio-learn-PID-START`, with `-io` at its end where `io` was
-/// not enabled below the hierarchy's root when it was made. The name holds all that its removal needs.
+/// The cgroup of one process's VMs: `/rtvirtio-learn-PID-START`, with `-io` at its end where `io`
+/// was not enabled below the hierarchy's root when it was made. The name holds all that its removal
+/// needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Group {
     pid: u32,
@@ -122,7 +123,8 @@ impl Group {
         }
         unless_gone(cgroups.remove(root, &path))?;
         if self.enables_io {
-            // Refused (EBUSY) when another group uses the controller below by now: then it stays on.
+            // Refused (EBUSY) when another group uses the controller below by now: then it stays
+            // on.
             let _ = root.write(control_file(cgroups)?, "-io");
         }
         Ok(())
@@ -149,7 +151,8 @@ fn stop_all(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Result<(), Process
     for pid in pids()? {
         let failed = |source| ProcessVmsError::Process { pid, source };
         let Some(process) = Process::open(pid).map_err(failed)? else { continue };
-        // The pidfd is of the process that is in the list now, not of one that got the id since then.
+        // The pidfd is of the process that is in the list now, not of one that got the id since
+        // then.
         if pids()?.contains(&pid) {
             // One that does not end keeps the cgroup busy, and its removal fails.
             process.stop(STOP_PATIENCE).map_err(failed)?;
@@ -188,12 +191,12 @@ pub struct ProcessVms {
 }
 
 impl ProcessVms {
-    /// So many VMs on the disk at `path`; a partition stands for its disk. Leftovers of processes that
-    /// are gone are removed first.
+    /// So many VMs on the disk at `path`; a partition stands for its disk. Leftovers of processes
+    /// that are gone are removed first.
     ///
     /// # Errors
-    /// When anything uses the disk, it is too small, or the kernel refuses a cgroup; then everything
-    /// that was made is removed again.
+    /// When anything uses the disk, it is too small, or the kernel refuses a cgroup; then
+    /// everything that was made is removed again.
     pub fn new(path: &Path, vms: usize) -> Result<Self, ProcessVmsError> {
         let root = Root::default();
         let device = BlockDevice::find(&root, path)?;

@@ -1,4 +1,5 @@
-//! How well models foretell whether a task keeps its declared rate: a plan needs the rate as much as the tail, and a rate that is doubted without need rules out good settings.
+//! How well models foretell whether a task keeps its declared rate: a plan needs the rate as much
+//! as the tail, and a rate that is doubted without need rules out good settings.
 
 use rtvirtio_measure::verdict::RATE_KEPT;
 use serde::Serialize;

@@ -11,7 +11,8 @@ use crate::dataset::{Outcome, Point};
 use crate::load::{Knobs, Stream, spec, vm_name};
 use crate::stage::{RunPlan, Stage, StageError, Treatment};
 
-/// A stall of the host shorter than this is no reason to measure again: it is within a stock kernel's own.
+/// A stall of the host shorter than this is no reason to measure again: it is within a stock
+/// kernel's own.
 const QUIET: Nanos = Nanos(5_000_000);
 /// A longer one is, when it is more than this share of the tightest target; without targets when it
 /// is longer than [`LOUD`].
@@ -111,7 +112,8 @@ pub fn disturbed(point: &Point) -> bool {
     point.noise.max_ns > limit
 }
 
-/// A point in the form of a result file; without a verdict, which needs more than one run's numbers.
+/// A point in the form of a result file; without a verdict, which needs more than one run's
+/// numbers.
 #[must_use]
 pub fn as_result(point: &Point) -> Run {
     let tasks = point.tasks().enumerate().map(|(i, (vm, stream, outcome))| TaskResult {

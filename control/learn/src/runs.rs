@@ -76,8 +76,8 @@ pub struct RunsFile<'a> {
     pub other: OtherHost,
 }
 
-/// The profile of a device that a file of runs began with; `None` without the file, or the device in
-/// it.
+/// The profile of a device that a file of runs began with; `None` without the file, or the device
+/// in it.
 ///
 /// # Errors
 /// When the file is no dataset.
@@ -125,8 +125,8 @@ impl<'a> Runs<'a> {
     /// Begins a file, or goes on with one.
     ///
     /// # Errors
-    /// [`RunsError`]; also when the file was begun by another command, or on another host where that
-    /// is not allowed.
+    /// [`RunsError`]; also when the file was begun by another command, or on another host where
+    /// that is not allowed.
     pub fn begin(
         device: &'a MeasuredDevice,
         measurer: impl Measurer + 'a,
@@ -220,3 +220,6 @@ impl<'a> Runs<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -146,9 +146,9 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Whether every run begins with a new instance of the elevator: BFQ keeps what a VM's group owes
-    /// beyond a run, at the weight of that run. Only for devices that are made, because a kill in
-    /// between leaves none.
+    /// Whether every run begins with a new instance of the elevator: BFQ keeps what a VM's group
+    /// owes beyond a run, at the weight of that run. Only for devices that are made, because a kill
+    /// in between leaves none.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> Self {
         Self { fresh, ..self }
@@ -183,8 +183,8 @@ impl<'a> Stage<'a> {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
         }
         let root = Root::default();
-        // A guest's agent serves one client at a time, and the load is its second one: it must be free
-        // while that runs.
+        // A guest's agent serves one client at a time, and the load is its second one: it must be
+        // free while that runs.
         let machine = || Machine::new(&root, self.guests);
         if self.fresh {
             // With the kernel's defaults, as the baseline of a made device is.

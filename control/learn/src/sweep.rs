@@ -110,7 +110,8 @@ pub struct Design {
     pub again: usize,
     /// Conditions of the RT-VirtIO paper's own kind.
     pub paper: usize,
-    /// So many of the design's that emulated guests can carry, instead of all; `None` for processes.
+    /// So many of the design's that emulated guests can carry, instead of all; `None` for
+    /// processes.
     pub guests: Option<usize>,
 }
 
@@ -160,8 +161,8 @@ pub fn learn(
     Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated, &TrainSettings::default())?)
 }
 
-/// Renames a sweep that cannot go on here: of another kernel, another number of CPUs, another disk or
-/// another version of the file's form. Nothing is lost, and a new one begins.
+/// Renames a sweep that cannot go on here: of another kernel, another number of CPUs, another disk
+/// or another version of the file's form. Nothing is lost, and a new one begins.
 ///
 /// # Errors
 /// When the file cannot be read or renamed.
@@ -203,8 +204,8 @@ pub fn set_aside(
     Ok(())
 }
 
-/// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not the
-/// device's scheduler.
+/// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not
+/// the device's scheduler.
 fn light(condition: &Condition) -> bool {
     let rates = condition.vms.iter().flatten().filter_map(|s| s.rate);
     condition.vms.len() <= GUESTS && rates.map(|r| r.0).sum::<f64>() <= GUEST_RATE
@@ -237,8 +238,8 @@ impl<'a> Sweep<'a> {
     }
 
     /// The conditions of a design, and the first of them again: the design's order is of chance, so
-    /// they are a fair sample. Or those of them that guests can carry, in guests. Then conditions of
-    /// the paper's own kind. What the file has is not measured again.
+    /// they are a fair sample. Or those of them that guests can carry, in guests. Then conditions
+    /// of the paper's own kind. What the file has is not measured again.
     ///
     /// # Errors
     /// [`SweepError`].
@@ -297,8 +298,8 @@ impl<'a> Sweep<'a> {
             if waiting.is_empty() {
                 let missing = self.missing();
                 waiting = if missing > 0 {
-                    // The part of the design that an earlier sweep has not measured; where runs of it
-                    // say nothing, some of another one.
+                    // The part of the design that an earlier sweep has not measured; where runs of
+                    // it say nothing, some of another one.
                     let mut design = self.conditions(FEWEST, 1 + (n / FEWEST) as u64).split_off(n % FEWEST);
                     design.truncate(missing);
                     design
@@ -316,7 +317,8 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// Conditions that a model still needs. Runs in which the host stood still too long do not count.
+    /// Conditions that a model still needs. Runs in which the host stood still too long do not
+    /// count.
     #[must_use]
     pub fn missing(&self) -> usize {
         FEWEST.saturating_sub(conditions(&comparable(&self.runs.points)).len())

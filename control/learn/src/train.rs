@@ -14,8 +14,8 @@ use crate::coefficients::fitted;
 use crate::condition::{conditions, lost, paper_domain};
 use crate::dataset::Point;
 
-mod flowing;
 mod guests;
+mod non_idling;
 
 pub use crate::condition::inputs;
 pub use crate::statistic::median;
@@ -27,14 +27,16 @@ pub const MISS: f64 = 0.01;
 /// Fewest conditions that a model is fitted on at 99 %.
 pub const FEWEST: usize = fewest(MISS);
 
-/// Fewest conditions that a bound which a share `miss` of runs may miss is fitted on: a fifth more than the 1 / miss below which conformal prediction has
-/// nothing to say. Runs of one condition count as one.
+/// Fewest conditions that a bound which a share `miss` of runs may miss is fitted on: a fifth more
+/// than the 1 / miss below which conformal prediction has nothing to say. Runs of one condition
+/// count as one.
 #[must_use]
 pub const fn fewest(miss: f64) -> usize {
     (1.2 / miss + 0.5) as usize
 }
 
-/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five networks see next to nothing each.
+/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five
+/// networks see next to nothing each.
 const FEWEST_OF_PAPER: usize = 20;
 
 /// Why there is no model.
@@ -117,7 +119,8 @@ pub enum TrainError {
 pub struct Row {
     /// Index of its run in the points given.
     pub point: usize,
-    /// Its condition: runs of the same load under the same settings are never on both sides of a fold.
+    /// Its condition: runs of the same load under the same settings are never on both sides of a
+    /// fold.
     pub condition: usize,
     /// Features.
     pub x: [f64; WIDTH],
@@ -188,8 +191,9 @@ impl Default for TrainSettings {
     }
 }
 
-/// Runs whose tails are of one kind: without those of which it is not known when the host stood still, where it is known of most (a host that
-/// does so for more than a twentieth of a run, and such a run says little anyway); else all, as measured.
+/// Runs whose tails are of one kind: without those of which it is not known when the host stood
+/// still, where it is known of most (a host that does so for more than a twentieth of a run, and
+/// such a run says little anyway); else all, as measured.
 #[must_use]
 pub fn comparable(points: &[Point]) -> Vec<Point> {
     let known = |p: &&Point| p.tasks().all(|(_, s, r)| s.rate.is_none() || r.p9999_awake.is_some());
@@ -202,8 +206,9 @@ pub fn comparable(points: &[Point]) -> Vec<Point> {
     all
 }
 
-/// What must be added to the bounds so that they hold for tails as measured, with the host's own stalls, in a share `1 - miss` of runs like
-/// these; `None` where the runs do not tell the stalls apart. `uppers` are ln(bound in s) by trees that did not see the row.
+/// What must be added to the bounds so that they hold for tails as measured, with the host's own
+/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not tell the stalls
+/// apart. `uppers` are ln(bound in s) by trees that did not see the row.
 fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
     let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());
     let Some(over) = rows.iter().zip(uppers).map(over).collect::<Option<Vec<f64>>>() else { return Ok(None) };
@@ -233,9 +238,9 @@ pub fn fit(
         return Err(TrainError::Mixed { known, of: rows.len() });
     }
     let one = bounded_forest(&rows, &Start::of_all(settings.miss), settings)?;
-    let apart = flowing::apart(&one, &rows, settings)?;
-    let (bound, host_stalls, flowing) = match apart {
-        Some(apart) => (apart.idling, apart.idling_host, Some(apart.flowing)),
+    let split = non_idling::split(&one, &rows, settings)?;
+    let (bound, host_stalls, flowing) = match split {
+        Some(split) => (split.idling, split.idling_host, Some(split.non_idling)),
         None => (one.bound, host_stalls(&rows, &one.uppers, settings.miss)?, None),
     };
     Ok(HostModel {
@@ -289,8 +294,8 @@ struct Bounded {
 
 /// Fits a forest on rows and calibrates its bound.
 ///
-/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how uncertain a tail is, the score how far it is off on
-/// runs that its trees did not see.
+/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how
+/// uncertain a tail is, the score how far it is off on runs that its trees did not see.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -314,15 +319,16 @@ fn bounded_forest(rows: &[Row], start: &Start, settings: &TrainSettings) -> Resu
     Ok(Bounded { forest, high: start.high, bound, starts, uppers })
 }
 
-/// The score by which tails exceed what bounds start from in no more than a share `miss` of new runs.
+/// The score by which tails exceed what bounds start from in no more than a share `miss` of new
+/// runs.
 fn calibrated(rows: &[Row], starts: &[f64], miss: f64) -> Result<Quantile, ConformalError> {
     let scores: Vec<f64> = rows.iter().zip(starts).map(|(r, start)| r.actual.ln() - start).collect();
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     calibrate(&scores, &groups, miss)
 }
 
-/// The paper's network: its raw features, mean squared error of the latency itself, on the runs of the paper's kind. `None` with too few of them
-/// for the folds.
+/// The paper's network: its raw features, mean squared error of the latency itself, on the runs of
+/// the paper's kind. `None` with too few of them for the folds.
 ///
 /// # Errors
 /// [`TrainError`].

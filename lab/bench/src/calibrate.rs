@@ -1,5 +1,5 @@
-//! The influence coefficients of the analytical model (RT-VirtIO paper, Table III) on this host, with
-//! intervals, and what they leave unexplained.
+//! The influence coefficients of the analytical model (RT-VirtIO paper, Table III) on this host,
+//! with intervals, and what they leave unexplained.
 //!
 //! Intervals come from refitting on conditions drawn with replacement: tasks of one run are alike,
 //! and so are runs of one condition. The fit itself is [`rtvirtio_learn::coefficients`].
@@ -16,7 +16,8 @@ use crate::statistic::median;
 
 pub use rtvirtio_learn::coefficients::{CalibrateError, fitted};
 
-/// Refits for the intervals, the fewest with which the smallest and the largest are a 95 % interval.
+/// Refits for the intervals, the fewest with which the smallest and the largest are a 95 %
+/// interval.
 const REPLICATES: usize = 39;
 /// Confidence of the intervals.
 const CONFIDENCE: f64 = 0.95;
@@ -44,13 +45,16 @@ pub struct Calibration {
     pub tasks: usize,
     /// The three host coefficients.
     pub fits: Vec<Fit>,
-    /// Typical factor between prediction and measurement: median of max(p/a, a/p), with Table III and fitted.
+    /// Typical factor between prediction and measurement: median of max(p/a, a/p), with Table III
+    /// and fitted.
     pub factor: [f64; 2],
-    /// Share of the variance of ln(measured) that the fitted model explains; negative when a constant would do better.
+    /// Share of the variance of ln(measured) that the fitted model explains; negative when a
+    /// constant would do better.
     pub r_squared: f64,
     /// Deciles of ln(measured / predicted) after the fit.
     pub residuals: Vec<f64>,
-    /// Those that models use, [`fitted`]: of Table III where these runs do not determine one; none where they determine none.
+    /// Those that models use, [`fitted`]: of Table III where these runs do not determine one; none
+    /// where they determine none.
     #[serde(skip)]
     pub used: Option<Coefficients>,
 }

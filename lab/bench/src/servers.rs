@@ -1,9 +1,12 @@
-//! Budget servers for I/O: the mimic of RT-Xen's CPU servers that the RT-VirtIO paper compares with (its section VII-B).
+//! Budget servers for I/O: the mimic of RT-Xen's CPU servers that the RT-VirtIO paper compares with
+//! (its section VII-B).
 //!
-//! RT-Xen (Xi, Wilson, Lu, Gill, EMSOFT 2011) gives each VM a server with a budget per period and runs the servers in rate-monotonic
-//! order. Here a budget is a number of requests. A VM that has used its budget up is held back by a throttle limit until its period
-//! ends and the budget is replenished in full (the deferrable server of Lehoczky, Sha and Strosnider, 1987). Order comes from BFQ
-//! weights, shortest period first, because nothing on a stock kernel dispatches I/O by fixed priority between cgroups.
+//! RT-Xen (Xi, Wilson, Lu, Gill, EMSOFT 2011) gives each VM a server with a budget per period and
+//! runs the servers in rate-monotonic order. Here a budget is a number of requests. A VM that has
+//! used its budget up is held back by a throttle limit until its period ends and the budget is
+//! replenished in full (the deferrable server of Lehoczky, Sha and Strosnider, 1987). Order comes
+//! from BFQ weights, shortest period first, because nothing on a stock kernel dispatches I/O by
+//! fixed priority between cgroups.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -24,7 +27,8 @@ use rtvirtio_units::{Iops, Nanos};
 const TICK: Duration = Duration::from_millis(2);
 /// How often lifting a limit is tried at the end.
 const RELEASES: usize = 50;
-/// The limit of a VM whose budget is used up, per second and direction: the least that the kernel takes.
+/// The limit of a VM whose budget is used up, per second and direction: the least that the kernel
+/// takes.
 const HELD: u64 = 1;
 
 /// Budget of one VM.
@@ -37,8 +41,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Periods are half of the tightest target, so that a request that just missed its budget waits for one replenishment and has the
-    /// other half to be served; budgets are the requests of a period at `rate` and one more, so that rounding never starves.
+    /// Periods are half of the tightest target, so that a request that just missed its budget waits
+    /// for one replenishment and has the other half to be served; budgets are the requests of a
+    /// period at `rate` and one more, so that rounding never starves.
     #[must_use]
     pub fn for_target(target: Nanos, rate: Iops) -> Self {
         let period = Nanos((target.0 / 2).max(TICK.as_nanos() as u64 * 5));
@@ -99,7 +104,8 @@ impl Servers {
                 cgroups.limit_file(cgroup, Limit::ReadIops)?,
                 cgroups.limit_file(cgroup, Limit::WriteIops)?,
             ];
-            // Since Linux 6.10 requests are counted and held back only after a first write of a limit (`blk_throtl_init`).
+            // Since Linux 6.10 requests are counted and held back only after a first write of a
+            // limit (`blk_throtl_init`).
             lift(&root, &dev, cgroups.hierarchy, &limits)?;
             let spent_at = requests(&root.read(&count)?, &dev, cgroups.hierarchy);
             let due = now + Duration::from_nanos(server.period.0);
@@ -145,7 +151,8 @@ fn serve(root: &Root, dev: &str, hierarchy: Hierarchy, mut accounts: Vec<Account
         std::thread::sleep(TICK);
     }
     for a in &mut accounts {
-        // Whatever we believe: a limit that stays would hold back every later run. Each write is tried a few times.
+        // Whatever we believe: a limit that stays would hold back every later run. Each write is
+        // tried a few times.
         a.held = true;
         for _ in 0..RELEASES {
             hold(root, dev, hierarchy, a, false);
@@ -187,7 +194,8 @@ fn limit_values(dev: &str, hierarchy: Hierarchy, held: bool) -> [String; 2] {
     })
 }
 
-/// Requests of a device so far, from `blkio.throttle.io_serviced` (v1: `8:0 Read 5` lines) or `io.stat` (v2: `8:0 rbytes=.. rios=..`).
+/// Requests of a device so far, from `blkio.throttle.io_serviced` (v1: `8:0 Read 5` lines) or
+/// `io.stat` (v2: `8:0 rbytes=.. rios=..`).
 fn requests(text: &str, dev: &str, hierarchy: Hierarchy) -> u64 {
     let lines = text.lines().filter_map(|l| l.strip_prefix(dev)?.strip_prefix(' '));
     match hierarchy {

@@ -7,20 +7,25 @@ use super::{Start, TrainError, TrainSettings, bounded_forest, fewest, rows};
 use crate::condition::conditions;
 use crate::dataset::Point;
 
-/// Shares of runs that may miss the bound, tried in turn where guests ran too few conditions for what is asked: 98, 95 and 90 %.
+/// Shares of runs that may miss the bound, tried in turn where guests ran too few conditions for
+/// what is asked: 98, 95 and 90 %.
 const MISSES: [f64; 3] = [0.02, 0.05, 0.1];
 
-/// The share of runs that may miss a bound from `have` conditions: what is asked, or the least of [`MISSES`] that they carry.
+/// The share of runs that may miss a bound from `have` conditions: what is asked, or the least of
+/// [`MISSES`] that they carry.
 fn carried(asked: f64, have: usize) -> Option<f64> {
     let wider = MISSES.into_iter().filter(|m| *m > asked);
     std::iter::once(asked).chain(wider).find(|m| have >= fewest(*m))
 }
 
-/// Fits the part of guests on runs in them, for a model of process VMs. `guest` is what a guest adds when it runs alone, measured before; the device is as the model knows it, because
-/// it is asked with that. Guests run slower than processes, so they run fewer conditions: where these are too few for the share `settings.miss`, the bound has a lower confidence, which it says.
+/// Fits the part of guests on runs in them, for a model of process VMs. `guest` is what a guest
+/// adds when it runs alone, measured before; the device is as the model knows it, because it is
+/// asked with that. Guests run slower than processes, so they run fewer conditions: where these are
+/// too few for the share `settings.miss`, the bound has a lower confidence, which it says.
 ///
 /// # Errors
-/// [`TrainError`]: fewer than 12 conditions, runs of another length than those of process VMs, no guest.
+/// [`TrainError`]: fewer than 12 conditions, runs of another length than those of process VMs, no
+/// guest.
 pub fn fit_guests(
     points: &[Point],
     model: &HostModel,
@@ -129,7 +134,8 @@ mod tests {
         let upper = of(&with_guest(), &config).upper.unwrap();
         assert_eq!((upper.basis, upper.outside.len()), (UpperBasis::Guests, 0));
         assert!((upper.confidence.0 - 0.95).abs() < 1e-9);
-        // Of a profile without a guest nobody knows the kind; of guests on hardware nothing was learned.
+        // Of a profile without a guest nobody knows the kind; of guests on hardware nothing was
+        // learned.
         let unknown = of(&profile(), &config).upper.unwrap();
         assert!(
             unknown.basis == UpperBasis::Extrapolated && unknown.outside == ["kind of guest"],
@@ -228,7 +234,8 @@ mod tests {
         assert_eq!(n, 2, "{:#?}", plan.settings);
         assert!(plan.tasks.iter().all(|t| t.forecast.upper.as_ref().unwrap().basis == UpperBasis::Guests));
         assert_eq!(taken_out(alone, 0.05).0, 0);
-        // Where even a widened bound leaves all the margin that is worth something, nothing is touched.
+        // Where even a widened bound leaves all the margin that is worth something, nothing is
+        // touched.
         assert_eq!(taken_out(knows, 3600.0).0, 0);
     }
 

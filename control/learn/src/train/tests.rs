@@ -1,4 +1,5 @@
-//! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal factor.
+//! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal
+//! factor.
 
 use rtvirtio_model::learned::ModelFileError;
 use rtvirtio_model::{Config, Elevator, Slice, TailModel};
@@ -20,8 +21,9 @@ fn a_known_law_is_learnt_and_bounded() {
     let ours = &a.scores[0];
     assert!(ours.factor < 1.45, "typical factor {}", ours.factor);
     assert!(a.coverage > 0.97, "coverage {}", a.coverage);
-    // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median.
-    // A forest gives away some of that on a law as smooth as this one; on real runs it is far sharper than networks (docs/model.md).
+    // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median. A forest
+    // gives away some of that on a law as smooth as this one; on real runs it is far sharper than
+    // networks (docs/model.md).
     assert!(a.sharpness < 4.5, "upper / actual {}", a.sharpness);
     assert_eq!(
         a.held.len(),
@@ -60,7 +62,8 @@ fn what_the_host_adds_is_bounded_by_itself() {
     assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
     let (n, before) = (a.held.len(), a.with_host.clone().unwrap());
     assert!(before.coverage > 0.98 && (before.n, before.unknown) == (n, 0));
-    // A run in which the host stood still for a minute is not left out of what is said of tails as measured.
+    // A run in which the host stood still for a minute is not left out of what is said of tails as
+    // measured.
     let mut lost = points[..5].to_vec();
     for r in lost.iter_mut().flat_map(|p| &mut p.results) {
         (r.p9999, r.p9999_awake) = (Nanos::from_secs_f64(60.0), None);
@@ -265,7 +268,8 @@ fn a_setting_that_runs_speak_against_is_not_chosen() {
     use crate::design::Neighbour;
     use crate::load::Knobs;
     use rtvirtio_planner::{PlanOptions, plan};
-    // Tails are 60 times what the slice model says, beside a neighbour without a limit 30 000 times.
+    // Tails are 60 times what the slice model says, beside a neighbour without a limit 30 000
+    // times.
     let mut points = made_up(300, 0.4, 8);
     for p in &mut points {
         let limited = |vm: usize| p.knobs.caps.get(vm).copied().flatten().is_some();

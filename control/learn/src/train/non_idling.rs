@@ -1,4 +1,5 @@
-//! A forest and a calibration of their own for runs in which BFQ does not idle, where that is sharper.
+//! A forest and a calibration of their own for runs in which BFQ does not idle, where that is
+//! sharper.
 
 use rtvirtio_model::learned::{FlowingModel, LN_SLICE, SLICE_KEPT};
 use rtvirtio_stats::conformal::{ConformalError, Quantile};
@@ -10,37 +11,42 @@ use super::{
     median,
 };
 
-/// What bounds start from here. What the slice model leaves has short tails, so a quantile that several neighbours carry is as good a start as one that few do, and what is left
-/// to learn is smoother than latency itself (`docs/model.md` has the figures of others).
+/// What bounds start from here. What the slice model leaves has short tails, so a quantile that
+/// several neighbours carry is as good a start as one that few do, and what is left to learn is
+/// smoother than latency itself (`docs/model.md` has the figures of others).
 const START: Start = Start {
     high: 0.9,
     leaf: 6,
     base: |row| row.x[LN_SLICE],
-    // One leaf holds runs that are full and runs that are not, where the slice model is right of both.
+    // One leaf holds runs that are full and runs that are not, where the slice model is right of
+    // both.
     lost: |row| 1.0 - row.x[SLICE_KEPT],
 };
 
 /// A model in two parts.
-pub(super) struct Apart {
-    pub(super) flowing: FlowingModel,
+pub(super) struct Split {
+    pub(super) non_idling: FlowingModel,
     /// The score of the one forest where BFQ idles.
     pub(super) idling: Quantile,
     /// What the host's own stalls add there.
     pub(super) idling_host: Option<Nanos>,
 }
 
-/// Bounds of their own for runs that flow, where they are sharper than those of the `one` forest for all, or where that misses more of them than it may (by more than chance: one
-/// standard error). Both are judged by trees that did not see a row. `None` where one forest is better, and where too few conditions flow for the confidence.
+/// Bounds of their own for runs that flow, where they are sharper than those of the `one` forest
+/// for all, or where that misses more of them than it may (by more than chance: one standard
+/// error). Both are judged by trees that did not see a row. `None` where one forest is better, and
+/// where too few conditions flow for the confidence.
 ///
-/// A choice between two bounds by the runs that calibrated both may cost some of their confidence; what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
+/// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
+/// what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
 ///
 /// # Errors
 /// [`TrainError`].
-pub(super) fn apart(
+pub(super) fn split(
     one: &Bounded,
     rows: &[Row],
     settings: &TrainSettings,
-) -> Result<Option<Apart>, TrainError> {
+) -> Result<Option<Split>, TrainError> {
     let (flow, of_one): (Vec<Row>, Vec<f64>) = part(rows, &one.uppers, true);
     let own = match bounded_forest(&flow, &START, settings) {
         Ok(own) => own,
@@ -68,8 +74,8 @@ pub(super) fn apart(
         Err(e) => return Err(e.into()),
     };
     let host_stalls = host_stalls(&flow, &own.uppers, settings.miss)?;
-    let flowing = FlowingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
-    Ok(Some(Apart { flowing, idling, idling_host }))
+    let non_idling = FlowingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
+    Ok(Some(Split { non_idling, idling, idling_host }))
 }
 
 /// The rows that flow, or those that do not, with what is known of each.
@@ -78,7 +84,8 @@ fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
     these.map(|(r, v)| (r.clone(), *v)).unzip()
 }
 
-/// Whether more runs are above `uppers` than the share `miss` explains, by more than a standard error.
+/// Whether more runs are above `uppers` than the share `miss` explains, by more than a standard
+/// error.
 fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let weights = equal_runs(&groups);
@@ -104,7 +111,8 @@ mod tests {
     use crate::dataset::Point;
     use crate::made_up::{follow, made_up, profile, quick};
 
-    /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a factor of ten.
+    /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a
+    /// factor of ten.
     fn chancy(n: usize, seed: u64) -> Vec<Point> {
         let mut points = made_up(n, 0.1, seed);
         let mut random = Random::new(seed);
@@ -130,7 +138,8 @@ mod tests {
             with.sharpness < 2.0 && with.sharpness < 0.6 * without.sharpness,
             "{with:?} after {without:?}"
         );
-        // It says that its confidence is of runs like these, and where a load lies outside of these.
+        // It says that its confidence is of runs like these, and where a load lies outside of
+        // these.
         let point = test.iter().find(|p| regime(p).flows()).unwrap();
         let (mut spec, config) = inputs(point);
         let learned = Learned::bound(Arc::new(model.clone()));
@@ -160,7 +169,8 @@ mod tests {
         }
     }
 
-    /// The same, but every other run in which BFQ does not idle asks for more than the device has, and without a scheduler a fifth more is lost than the slice model says.
+    /// The same, but every other run in which BFQ does not idle asks for more than the device has,
+    /// and without a scheduler a fifth more is lost than the slice model says.
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
         let mut random = Random::new(seed);
@@ -183,7 +193,8 @@ mod tests {
 
     #[test]
     fn full_runs_do_not_make_others_doubt_their_rates() {
-        // Tails of full runs differ from those of the slice model by as much as others, so they are in the same leaves.
+        // Tails of full runs differ from those of the slice model by as much as others, so they are
+        // in the same leaves.
         let mut model = fit(&half_full(400, 1), &profile(), "", &quick()).unwrap();
         // A bound that shows no rate.
         model.flowing.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
