@@ -18,7 +18,7 @@ use crate::train::{TrainError, TrainSettings, fewest, fit};
 
 pub use crate::held::Held;
 
-/// Folds where nothing else is said.
+/// Folds by default.
 pub const FOLDS: usize = 5;
 
 /// How one predictor did.
@@ -48,8 +48,8 @@ pub struct Score {
 pub struct WithHost {
     /// Tasks.
     pub n: usize,
-    /// Runs of them in which the host stood still for so long that nobody knows what it took:
-    /// judged here, and nowhere else.
+    /// Runs of them in which the host stood still for so long that its share of the tail is
+    /// unknown: judged here, and nowhere else.
     pub unknown: usize,
     /// What is added to the bound, ms; the median of several models.
     pub adds_ms: f64,
@@ -86,8 +86,8 @@ pub struct Accuracy {
     pub sharpness: f64,
     /// The same per regime.
     pub sharpness_by_regime: Vec<(String, usize, f64)>,
-    /// How well rates were foretold where BFQ idles; also of runs whose tails nobody knows without
-    /// the host's stalls, once these are judged.
+    /// How well rates were predicted where BFQ idles; also of runs whose tails are not known
+    /// without the host's stalls, once these are judged.
     pub idling_rates: Rates,
     /// The same where BFQ does not idle.
     pub flowing_rates: Rates,
@@ -124,7 +124,7 @@ pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Resu
 
 impl Accuracy {
     /// Judges the bound for tails as measured on `others` too: runs in which the host stood still
-    /// for so long that nobody knows what it took.
+    /// for so long that its share of the tail is unknown.
     ///
     /// # Errors
     /// [`TrainError`].

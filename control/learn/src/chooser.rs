@@ -10,14 +10,14 @@ use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
 use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 
-/// Candidates that the forest is asked about.
+/// Candidates that the forest rates.
 const POOL: usize = 240;
 
-/// Epochs of the paper's network, which is not asked here.
+/// Epochs of the paper's network, which is not used here.
 const EPOCHS: usize = 1;
 
-/// Whose turn it is while too few conditions flow for a bound of their own, which plans are made
-/// of: three of four are such.
+/// Regimes by turns while too few conditions leave BFQ non-idling for a bound of their own: three
+/// of four are such, because most plans are.
 const FLOWING_FIRST: [Regime; 8] = [
     Regime::Flowing,
     Regime::FlowingBeside,

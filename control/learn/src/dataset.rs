@@ -3,7 +3,7 @@
 //!
 //! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host went on, a
 //! [`Moved`] before its first point. A run that is cut off leaves at most one incomplete last line,
-//! which is dropped when the file is read for going on.
+//! which is dropped when the file is resumed.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -41,11 +41,11 @@ pub struct Header {
     pub command: String,
     /// When it was begun.
     pub generated: String,
-    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part, which a file
-    /// name does not tell.
+    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part: a file name
+    /// does not identify it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Confidence of its bound, as a share of runs; where it is not said, 0.99.
+    /// Confidence of its bound, as a share of runs; 0.99 where it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
     /// What `rtvirtio profile` measured of each device, by the device's name in the points.
@@ -94,7 +94,7 @@ pub struct Point {
     pub vms: Vec<Vec<Stream>>,
     /// How quiet the host was.
     pub noise: Noise,
-    /// Whether the disk itself stood still; absent in data from before it was looked at.
+    /// Whether the disk itself stood still; absent in older data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
     /// What each task got, VM by VM.
@@ -122,7 +122,7 @@ pub struct Outcome {
     /// where it is not known when requests ran, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,
-    /// The same with the stalls a second later: how much the method takes off by itself.
+    /// The same with the stalls a second later: how much the method subtracts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo: Option<Nanos>,
     /// p99.99 by fio's own clock, from submission, as the papers report it: what a late request
@@ -262,7 +262,7 @@ impl Dataset {
     ///
     /// # Errors
     /// [`DatasetError`] naming the line: another version, a result that does not fit the tasks, a
-    /// number that cannot be.
+    /// number out of its range.
     pub fn load(path: &Path) -> Result<Self, DatasetError> {
         Self::read(path, false)
     }
@@ -300,7 +300,7 @@ impl Dataset {
         Ok(Self { header, points, moves })
     }
 
-    /// Who measured last.
+    /// The host that measured last.
     #[must_use]
     pub fn last_host(&self) -> &HostFacts {
         self.moves.last().map_or(&self.header.host, |(_, host)| host)

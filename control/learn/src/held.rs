@@ -23,7 +23,7 @@ pub struct Held {
     pub regime: &'static str,
     /// Host elevator.
     pub elevator: Elevator,
-    /// Whether anything writes beside it or in it.
+    /// Whether it or a task alongside it writes.
     pub writes: bool,
     /// Utilisation by declared rates, 0 to 1.
     pub load: f64,

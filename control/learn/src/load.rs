@@ -115,7 +115,7 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }
 }
 
-/// Name of a lab's VM by its index.
+/// Name of a VM by its index.
 #[must_use]
 pub fn vm_name(index: usize) -> String {
     format!("vm{index}")
@@ -213,7 +213,7 @@ impl Knobs {
         }
     }
 
-    /// As a configuration; guests have no elevator, as the lab's have.
+    /// As a configuration; guests have no elevator of their own.
     #[must_use]
     pub fn config(&self) -> Config {
         let vm = |(i, weight): (usize, &u32)| VmConfig {

@@ -1,4 +1,4 @@
-//! From measured runs to a host model, and how well it holds on runs that it has not seen.
+//! From measured runs to a host model.
 
 use rtvirtio_model::learned::{
     HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
@@ -138,7 +138,7 @@ pub struct Row {
     pub paper_domain: bool,
 }
 
-/// The tasks with a rate of all points: those without one have no tail that anybody asked for.
+/// The tasks with a rate of all points: those without one have no target to meet.
 ///
 /// # Errors
 /// [`TrainError::Point`].
@@ -193,7 +193,7 @@ impl Default for TrainSettings {
 
 /// Runs whose tails are of one kind: without those of which it is not known when the host stood
 /// still, where it is known of most (a host that does so for more than a twentieth of a run, and
-/// such a run says little anyway); else all, as measured.
+/// such a run shows little anyway); else all, as measured.
 #[must_use]
 pub fn comparable(points: &[Point]) -> Vec<Point> {
     let known = |p: &&Point| p.tasks().all(|(_, s, r)| s.rate.is_none() || r.p9999_awake.is_some());
@@ -270,7 +270,7 @@ struct Start {
     leaf: usize,
     /// ln of the latency that the forest learns the ratio to, in s.
     base: fn(&Row) -> f64,
-    /// Share of the rate whose loss it takes for granted.
+    /// Share of the rate that it assumes lost.
     lost: fn(&Row) -> f64,
 }
 

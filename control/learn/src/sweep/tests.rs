@@ -242,8 +242,7 @@ fn a_sweep_of_elsewhere_is_kept_under_another_name() {
     let aside = |host: &HostFacts, profile: &Profile| {
         let shown = Shown::default();
         set_aside(&data, "qlc-nvme", host, profile, &shown).unwrap();
-        let warnings = shown.warnings.borrow().clone();
-        warnings
+        shown.warnings.take()
     };
     assert!(aside(&host(), &profile()).is_empty(), "there is none");
     begin();

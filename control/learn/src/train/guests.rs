@@ -134,7 +134,7 @@ mod tests {
         let upper = of(&with_guest(), &config).upper.unwrap();
         assert_eq!((upper.basis, upper.outside.len()), (UpperBasis::Guests, 0));
         assert!((upper.confidence.0 - 0.95).abs() < 1e-9);
-        // Of a profile without a guest nobody knows the kind; of guests on hardware nothing was
+        // A profile without a guest does not say the kind; of guests on hardware nothing was
         // learned.
         let unknown = of(&profile(), &config).upper.unwrap();
         assert!(
@@ -162,7 +162,7 @@ mod tests {
         let few: Vec<Point> = in_guests(90, 2).into_iter().filter(|p| p.vms.len() <= 2).collect();
         let mut model = both(&few);
         model.host_stalls = Some(Nanos::from_millis(7));
-        // More VMs than any guest ran beside.
+        // More VMs than ran alongside any guest.
         let heavy = |p: &&Point| p.vms.len() > 3;
         let run = made_up(60, 0.2, 3).into_iter().find(|p| heavy(&p)).unwrap();
         let (spec, config) = inputs(&Point { kind: VmKind::Qemu, ..run });
@@ -242,17 +242,17 @@ mod tests {
     #[test]
     fn what_cannot_be_learned_from_is_refused() {
         let model = fit(&made_up(130, 0.2, 1), &profile(), "", &quick()).unwrap();
-        let told = |n, guest: Option<&GuestPoint>, seconds| {
+        let message = |n, guest: Option<&GuestPoint>, seconds| {
             let model = HostModel { seconds, ..model.clone() };
             fit_guests(&in_guests(n, 2), &model, guest, &quick()).unwrap_err().to_string()
         };
         let with = with_guest();
-        let few = told(11, with.guest.as_ref(), 8.0);
+        let few = message(11, with.guest.as_ref(), 8.0);
         assert!(few.starts_with("guests ran 11 different conditions, 12 are needed"), "{few}");
-        assert!(told(30, None, 8.0).contains("a guest adds when it runs alone"));
+        assert!(message(30, None, 8.0).contains("a guest adds when it runs alone"));
         let process = GuestPoint { kind: "process".to_owned(), ..with.guest.clone().unwrap() };
-        assert!(told(30, Some(&process), 8.0).contains("a guest adds when it runs alone"));
-        assert!(told(30, with.guest.as_ref(), 4.0).contains("8 s in guests and 4 s as processes"));
+        assert!(message(30, Some(&process), 8.0).contains("a guest adds when it runs alone"));
+        assert!(message(30, with.guest.as_ref(), 4.0).contains("8 s in guests and 4 s as processes"));
     }
 
     #[test]

@@ -18,8 +18,7 @@ const START: Start = Start {
     high: 0.9,
     leaf: 6,
     base: |row| row.x[LN_SLICE],
-    // One leaf holds runs that are full and runs that are not, where the slice model is right of
-    // both.
+    // One leaf holds saturated runs and others, where the slice model is right about both.
     lost: |row| 1.0 - row.x[SLICE_KEPT],
 };
 
@@ -32,10 +31,10 @@ pub(super) struct Split {
     pub(super) idling_host: Option<Nanos>,
 }
 
-/// Bounds of their own for runs that flow, where they are sharper than those of the `one` forest
-/// for all, or where that misses more of them than it may (by more than chance: one standard
-/// error). Both are judged by trees that did not see a row. `None` where one forest is better, and
-/// where too few conditions flow for the confidence.
+/// Bounds of their own for runs in which BFQ does not idle, where they are sharper than those of
+/// the `one` forest for all, or where that misses more of them than it may (by more than chance:
+/// one standard error). Both are judged by trees that did not see a row. `None` where one forest is
+/// better, and where too few such conditions were measured for the confidence.
 ///
 /// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
 /// what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
@@ -47,8 +46,8 @@ pub(super) fn split(
     rows: &[Row],
     settings: &TrainSettings,
 ) -> Result<Option<Split>, TrainError> {
-    let (flow, of_one): (Vec<Row>, Vec<f64>) = part(rows, &one.uppers, true);
-    let own = match bounded_forest(&flow, &START, settings) {
+    let (non_idle, of_one): (Vec<Row>, Vec<f64>) = part(rows, &one.uppers, true);
+    let own = match bounded_forest(&non_idle, &START, settings) {
         Ok(own) => own,
         Err(
             TrainError::Forest(ForestError::TooFewGroups { .. })
@@ -56,9 +55,10 @@ pub(super) fn split(
         ) => return Ok(None),
         Err(e) => return Err(e),
     };
-    let over =
-        |uppers: &[f64]| median(flow.iter().zip(uppers).map(|(r, upper)| upper - r.actual.ln()).collect());
-    if over(&own.uppers) >= over(&of_one) && !misses_more(&flow, &of_one, settings.miss) {
+    let over = |uppers: &[f64]| {
+        median(non_idle.iter().zip(uppers).map(|(r, upper)| upper - r.actual.ln()).collect())
+    };
+    if over(&own.uppers) >= over(&of_one) && !misses_more(&non_idle, &of_one, settings.miss) {
         return Ok(None);
     }
     let (idle, starts) = part(rows, &one.starts, false);
@@ -73,12 +73,12 @@ pub(super) fn split(
         }
         Err(e) => return Err(e.into()),
     };
-    let host_stalls = host_stalls(&flow, &own.uppers, settings.miss)?;
+    let host_stalls = host_stalls(&non_idle, &own.uppers, settings.miss)?;
     let non_idling = FlowingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
     Ok(Some(Split { non_idling, idling, idling_host }))
 }
 
-/// The rows that flow, or those that do not, with what is known of each.
+/// The rows of runs in which BFQ does not idle, or of the others, with what is known of each.
 fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
     let these = rows.iter().zip(of).filter(|(r, _)| r.regime.flows() == flows);
     these.map(|(r, v)| (r.clone(), *v)).unzip()
@@ -161,10 +161,10 @@ mod tests {
         for change in spoil {
             let mut part = flowing.clone();
             change(&mut part);
-            let told = HostModel { flowing: Some(part), ..model.clone() }.check().unwrap_err();
+            let message = HostModel { flowing: Some(part), ..model.clone() }.check().unwrap_err();
             assert!(
-                matches!(&told, ModelFileError::Damaged(what) if what.contains("does not idle")),
-                "{told}"
+                matches!(&message, ModelFileError::Damaged(what) if what.contains("does not idle")),
+                "{message}"
             );
         }
     }
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn a_limit_below_the_rates_takes_them_whatever_was_measured() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        // Nobody lost anything.
+        // No task lost anything.
         model.forest.companions.iter_mut().for_each(|c| *c = 0.0);
         let learned = Learned::bound(Arc::new(model));
         let points = chancy(200, 9);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_handful_of_runs_that_flow_there_is_one_forest() {
+    fn with_a_handful_of_non_idling_runs_there_is_one_forest() {
         let all = chancy(260, 3);
         let idling = all.iter().filter(|p| !regime(p).flows());
         let few: Vec<Point> =

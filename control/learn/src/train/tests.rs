@@ -83,12 +83,12 @@ fn what_the_host_adds_is_bounded_by_itself() {
 #[test]
 fn too_few_runs_are_refused() {
     let few = made_up(50, 0.3, 1);
-    let told = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
+    let message = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
     let text = "runs of 50 different conditions, 120 are needed for a bound at 99 %: measure for longer";
-    assert_eq!(told(&few), text);
+    assert_eq!(message(&few), text);
     // The same again says nothing new: with them there would be runs enough.
     let again = [few.clone(), few.clone(), few].concat();
-    assert_eq!(told(&again), text);
+    assert_eq!(message(&again), text);
     let curve = learning_curve(&again, &again[..5], &profile(), &[120, 150], &quick()).unwrap();
     assert!(curve.is_empty());
 }
@@ -110,12 +110,12 @@ fn runs_whose_stalls_are_not_known_count_where_they_are_most() {
         all.len() == 10 && all.iter().flat_map(|p| &p.results).all(|r| r.p9999_awake.is_none()),
         "all, as measured"
     );
-    let told = fit(&vec![points.clone(); 20].concat(), &profile(), "", &quick()).unwrap_err().to_string();
-    assert!(told.contains("120 are needed"), "the same runs again are no more of them: {told}");
+    let message = fit(&vec![points.clone(); 20].concat(), &profile(), "", &quick()).unwrap_err().to_string();
+    assert!(message.contains("120 are needed"), "the same runs again are no more of them: {message}");
     let mut many = made_up(130, 0.3, 1);
     many[5] = known(many[5].clone());
-    let told = fit(&many, &profile(), "", &quick()).unwrap_err().to_string();
-    assert!(told.contains("known of") && told.contains("in the same way"), "{told}");
+    let message = fit(&many, &profile(), "", &quick()).unwrap_err().to_string();
+    assert!(message.contains("known of") && message.contains("in the same way"), "{message}");
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn outside_of_what_was_measured_a_bound_is_doubled_and_says_what_lies_outside() 
 }
 
 #[test]
-fn a_bound_beside_writes_has_room_for_the_drive_to_stand_still() {
+fn a_bound_alongside_writes_has_room_for_the_drive_to_stand_still() {
     use rtvirtio_model::learned::writes;
     use rtvirtio_model::{Forecast, Learned, declared_shares, service};
     let mut erasing = profile();
@@ -163,25 +163,25 @@ fn a_bound_beside_writes_has_room_for_the_drive_to_stand_still() {
         Learned::bound(std::sync::Arc::new(model.clone())).forecast(&profile(), &spec, &config).unwrap()
     };
     let model = fit(&points, &profile(), "", &quick()).unwrap();
-    let told = HostModel { profile: erasing.clone(), ..model.clone() };
-    let (mut beside, mut alone) = (0, 0);
+    let stalling = HostModel { profile: erasing.clone(), ..model.clone() };
+    let (mut with_writes, mut alone) = (0, 0);
     for point in &points {
         let (spec, config) = inputs(point);
         let load: f64 = declared_shares(&erasing, &spec, &config).unwrap().iter().sum();
-        for (with, without) in of(&told, point).iter().zip(of(&model, point)) {
+        for (with, without) in of(&stalling, point).iter().zip(of(&model, point)) {
             let bound = |f: &Forecast| f.upper.as_ref().unwrap().latency_ns.as_secs_f64();
             if writes(&spec) {
                 // The busy period that the stall begins, on top of the expected tail.
                 let room = with.latency_ns.as_secs_f64() + stall.as_secs_f64() / (1.0 - load).max(0.05);
                 assert!(bound(with) >= 0.999 * room, "{} of {room}", bound(with));
-                beside += 1;
+                with_writes += 1;
             } else {
                 assert!((bound(with) / bound(&without) - 1.0).abs() < 1e-6);
                 alone += 1;
             }
         }
     }
-    assert!(beside > 50 && alone > 50, "{beside} beside writes, {alone} not");
+    assert!(with_writes > 50 && alone > 50, "{with_writes} with writes, {alone} not");
 }
 
 #[test]
@@ -191,8 +191,8 @@ fn a_lower_confidence_needs_fewer_runs() {
     let model = fit(&made_up(12, 0.3, 1), &profile(), "", &settings).unwrap();
     assert!((model.confidence() - 0.9).abs() < 1e-12 && (model.high - 0.9).abs() < 1e-12);
     assert!(model.paper.is_none(), "no network from a handful of runs");
-    let told = fit(&made_up(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
-    assert!(told.contains("12 are needed for a bound at 90 %"), "{told}");
+    let message = fit(&made_up(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
+    assert!(message.contains("12 are needed for a bound at 90 %"), "{message}");
 }
 
 #[test]
@@ -213,14 +213,17 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let drive = HostModel { profile: of("wwid-a"), ..model.clone() };
     drive.fits(&profile()).unwrap();
     drive.fits(&of("wwid-a")).unwrap();
-    let told = drive.fits(&of("wwid-b")).unwrap_err().to_string();
-    assert!(told.contains("(wwid-a)") && told.contains("(wwid-b)"), "{told}");
+    let message = drive.fits(&of("wwid-b")).unwrap_err().to_string();
+    assert!(message.contains("(wwid-a)") && message.contains("(wwid-b)"), "{message}");
     let updated = Profile { kernel: "7.0".to_owned(), ..profile() };
     assert!(model.fits(&updated).unwrap_err().to_string().contains("7.0"));
     assert!(model.fits(&Profile { cpus: 64, ..profile() }).unwrap_err().to_string().contains("64 CPUs"));
     let elsewhere = Profile { device: "sda".to_owned(), ..profile() };
-    let told = model.fits(&elsewhere).unwrap_err().to_string();
-    assert!(told.contains("twin-qlc-nvme") && told.contains("sda") && told.contains("--sweep"), "{told}");
+    let message = model.fits(&elsewhere).unwrap_err().to_string();
+    assert!(
+        message.contains("twin-qlc-nvme") && message.contains("sda") && message.contains("--sweep"),
+        "{message}"
+    );
     let damaged = |from: &str, to: &str| HostModel::from_json(&text.replacen(from, to, 1));
     assert!(matches!(damaged("rtvirtio.model.v8", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
     assert!(matches!(damaged("\"ln_slice\"", "\"other\""), Err(ModelFileError::Damaged(_))));
@@ -245,7 +248,7 @@ fn the_next_runs_are_of_every_regime_and_repeat() {
         })
         .collect();
     assert_eq!(regimes.len(), 4);
-    // Of so few runs too few flow for a bound of their own.
+    // In too few of these runs BFQ does not idle for a bound of their own.
     let flow = first.iter().filter(|c| {
         let spec = spec(&c.vms, device.clone(), LabKind::Process);
         Regime::of(&spec, &c.knobs.config()).flows()
@@ -268,14 +271,14 @@ fn a_setting_that_runs_speak_against_is_not_chosen() {
     use crate::design::Neighbour;
     use crate::load::Knobs;
     use rtvirtio_planner::{PlanOptions, plan};
-    // Tails are 60 times what the slice model says, beside a neighbour without a limit 30 000
-    // times.
+    // Tails are 60 times what the slice model says, alongside a neighbour without a limit
+    // 30 000 times.
     let mut points = made_up(300, 0.4, 8);
     for p in &mut points {
         let limited = |vm: usize| p.knobs.caps.get(vm).copied().flatten().is_some();
-        let beside =
+        let flooded =
             p.vms.iter().enumerate().any(|(i, vm)| vm.iter().any(|s| s.rate.is_none()) && !limited(i));
-        let times = if beside { 30_000 } else { 60 };
+        let times = if flooded { 30_000 } else { 60 };
         p.results.iter_mut().for_each(|r| r.p9999 = Nanos(r.p9999.0 * times));
     }
     let model = std::sync::Arc::new(fit(&points, &profile(), "", &quick()).unwrap());
