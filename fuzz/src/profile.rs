@@ -50,7 +50,7 @@ fn configs(spec: &Spec) -> [Config; 3] {
 /// number.
 pub fn play(data: &[u8]) {
     let measured = [
-        include_str!("../../lab/bench/data/qlc-nvme.profile.json"),
+        include_str!("../../control/learn/data/qlc-nvme.profile.json"),
         include_str!("../documents/own-disk.profile.json"),
         include_str!("../documents/guest.profile.json"),
     ];

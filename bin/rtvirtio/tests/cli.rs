@@ -89,7 +89,7 @@ fn less_margin_leaves_the_neighbour_more() {
     let path = site.dir.path().join("relaxed.toml");
     std::fs::write(&path, relaxed).unwrap();
     let spec = path.to_str().unwrap();
-    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/bench/data/qlc-nvme.profile.json");
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
     let limit = |margin: &[&str]| {
         let args = [&["plan", spec, "--profile", profile, "--model", "slice", "--defaults"], margin].concat();
         let (code, plan) = site.json(&args);

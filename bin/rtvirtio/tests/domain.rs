@@ -11,7 +11,7 @@ use rtvirtio_testkit::site::{Site, can_run, text};
 use rtvirtio_units::Bytes;
 
 /// Of the flash twin.
-const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/bench/data/qlc-nvme.profile.json");
+const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
 
 fn vm(name: &str, reach: &str, task: &str) -> String {
     format!(

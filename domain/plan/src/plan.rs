@@ -396,7 +396,7 @@ mod tests {
 
     #[test]
     fn fewer_pieces_at_a_measured_device_give_less_of_it() {
-        let text = include_str!("../../../lab/bench/data/qlc-nvme.profile.json");
+        let text = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
         let profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
         let device = DeviceModel::measured(&profile).unwrap();
         let one = device.at(1);

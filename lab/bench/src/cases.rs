@@ -125,18 +125,6 @@ fn kind(rate: f64) -> usize {
     [LIGHT, MEDIUM, HEAVY].iter().position(|r| *r == rate).unwrap_or(0)
 }
 
-impl Neighbour {
-    /// For names.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Flood => "flood",
-            Self::Writer => "writer",
-            Self::Burst => "burst",
-        }
-    }
-}
-
 impl Case {
     /// The case as a spec file for process VMs on the flash twin.
     #[must_use]

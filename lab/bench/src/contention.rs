@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::dataset::{Outcome, Point, unpack};
 use crate::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM};
 use crate::load::{Knobs, Stream};
-use crate::train::median;
+use crate::statistic::median;
 
 /// Which figure a set-up belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -229,7 +229,7 @@ mod tests {
     use rtvirtio_units::Iops;
 
     use super::*;
-    use crate::dataset::tests::alike;
+    use rtvirtio_learn::made_up::alike;
 
     fn point(setup: &Setup, repetition: usize, tail_ms: u64) -> Point {
         let tail = Nanos::from_millis(tail_ms);

@@ -10,7 +10,7 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::train::median;
+use crate::statistic::median;
 
 /// From one wake-up to the next, in us (the paper's section 3.2).
 pub const INTERVAL_US: u64 = 1000;

@@ -3,9 +3,9 @@
 use rtvirtio_measure::VmKind;
 use rtvirtio_model::learned::Regime;
 
+use crate::condition::{conditions, inputs};
 use crate::dataset::Point;
-use crate::repeat::conditions;
-use crate::train::{inputs, median};
+use crate::statistic::median;
 
 /// Gives every run in guests to a model that was fitted without its condition: to the first of them, and where all were, to each in turn. Runs that all models know are left
 /// out. `models` are the models with the runs that each was fitted on.
@@ -107,7 +107,7 @@ mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use crate::train::tests::made_up;
+    use rtvirtio_learn::made_up::made_up;
 
     /// The same runs in guests whose tails are three times as long.
     fn in_guests(runs: &[Point]) -> Vec<Point> {

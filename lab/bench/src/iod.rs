@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::iod_sim::{self, Simulated};
 use crate::iod_window::{self, WindowRun};
-use crate::train::median;
+use crate::statistic::median;
 
 /// Rates of the paper's tasks L, M and H, of each protected VM.
 pub const RATES: [f64; 3] = [100.0, 500.0, 1_500.0];

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::iod::{FloodScheme, kept, measured_ms, middle_ms, total};
-use crate::train::median;
+use crate::statistic::median;
 
 /// With a window of 64 pieces the domain promises nothing shorter.
 const DEADLINE: Nanos = Nanos(15_000_000);

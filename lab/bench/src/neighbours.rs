@@ -8,7 +8,7 @@ use crate::dataset::Point;
 use crate::design::Neighbour;
 use crate::passes::case_of;
 use crate::schemes::{DefaultBfq, Scheme};
-use crate::train::median;
+use crate::statistic::median;
 
 /// What one kind of neighbour got.
 #[derive(Clone, Debug, PartialEq, Serialize)]

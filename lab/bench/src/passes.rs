@@ -10,7 +10,7 @@ use crate::claims::Claim;
 use crate::dataset::{Outcome, Point};
 use crate::load::Stream;
 use crate::misses::same_settings;
-use crate::train::median;
+use crate::statistic::median;
 
 /// Share of the declared rate that must be kept.
 const RATE_KEPT: f64 = 0.99;
@@ -334,8 +334,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::cases::{CaseOptions, cases};
     use crate::dataset::Outcome;
-    use crate::dataset::tests::alike;
     use crate::load::Knobs;
+    use rtvirtio_learn::made_up::alike;
 
     /// The smallest one of the paper.
     pub(crate) fn case() -> Case {

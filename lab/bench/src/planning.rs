@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use crate::load::{Knobs, Stream, spec};
-use crate::train::median;
+use crate::statistic::median;
 
 /// A measured profile of the flash twin, for planning without a device.
-const PROFILE: &str = include_str!("../data/qlc-nvme.profile.json");
+const PROFILE: &str = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
 
 /// Targets missed per VM, most urgent first, and the smallest margin as a share of the target.
 pub type Missed = (Vec<u32>, f64);

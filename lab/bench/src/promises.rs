@@ -8,7 +8,7 @@ use rtvirtio_planner::tune::TuneGoal;
 use crate::claims::Claim;
 use crate::dataset::{Outcome, Point};
 use crate::passes::{TRIAL, case_of, worst_awake};
-use crate::train::median;
+use crate::statistic::median;
 
 /// Most trials that tuning may take.
 const TRIALS: f64 = 15.0;

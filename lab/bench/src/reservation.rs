@@ -8,7 +8,7 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::train::median;
+use crate::statistic::median;
 
 /// Bytes of a response (the paper's section 4).
 pub const FILE_BYTES: usize = 100_000;

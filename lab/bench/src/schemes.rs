@@ -8,7 +8,7 @@ use rtvirtio_planner::{CgroupMode, PlanError, PlanOptions, Space, plan};
 use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::{Iops, Nanos, Ratio};
 
-use crate::servers::Server;
+use crate::servers::{Server, ServerPerVm};
 use crate::stage::Treatment;
 
 /// What a scheme may look at.
@@ -83,7 +83,7 @@ impl Scheme for Ionice {
                 _ => IoClass::BestEffort(u8::try_from(rank - 1).unwrap_or(7).min(7)),
             };
         }
-        Ok(Treatment { config: basis.baseline.clone(), classes: Some(classes), servers: None })
+        Ok(Treatment { config: basis.baseline.clone(), classes: Some(classes), regulator: None })
     }
 }
 
@@ -138,7 +138,7 @@ impl Scheme for RtXen {
         for (rank, &vm) in order.iter().enumerate() {
             config.vms[vm].weight = (FIRST_WEIGHT >> rank.min(9)).max(1);
         }
-        Ok(Treatment { config, classes: None, servers: Some(servers) })
+        Ok(Treatment { config, classes: None, regulator: Some(Arc::new(ServerPerVm(servers))) })
     }
 }
 

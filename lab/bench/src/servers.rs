@@ -1,10 +1,14 @@
-//! Budget servers for I/O: the mimic of RT-Xen's CPU servers that the RT-VirtIO paper compares with (its section VII-B).
+//! Budget servers for I/O: the mimic of RT-Xen's CPU servers that the RT-VirtIO paper compares with
+//! (its section VII-B).
 //!
-//! RT-Xen (Xi, Wilson, Lu, Gill, EMSOFT 2011) gives each VM a server with a budget per period and runs the servers in rate-monotonic
-//! order. Here a budget is a number of requests. A VM that has used its budget up is held back by a throttle limit until its period
-//! ends and the budget is replenished in full (the deferrable server of Lehoczky, Sha and Strosnider, 1987). Order comes from BFQ
-//! weights, shortest period first, because nothing on a stock kernel dispatches I/O by fixed priority between cgroups.
+//! RT-Xen (Xi, Wilson, Lu, Gill, EMSOFT 2011) gives each VM a server with a budget per period and
+//! runs the servers in rate-monotonic order. Here a budget is a number of requests. A VM that has
+//! used its budget up is held back by a throttle limit until its period ends and the budget is
+//! replenished in full (the deferrable server of Lehoczky, Sha and Strosnider, 1987). Order comes
+//! from BFQ weights, shortest period first, because nothing on a stock kernel dispatches I/O by
+//! fixed priority between cgroups.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,16 +19,16 @@ use std::time::{Duration, Instant};
 use rtvirtio_apply::Binding;
 use rtvirtio_kernel::cgroup::Limit;
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root};
+use rtvirtio_learn::rig::{Regulator, RegulatorError};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::{Iops, Nanos};
-
-use crate::stage::StageError;
 
 /// How often consumption is looked at. A VM may overdraw its budget by what it does in this time.
 const TICK: Duration = Duration::from_millis(2);
 /// How often lifting a limit is tried at the end.
 const RELEASES: usize = 50;
-/// The limit of a VM whose budget is used up, per second and direction: the least that the kernel takes.
+/// The limit of a VM whose budget is used up, per second and direction: the least that the kernel
+/// takes.
 const HELD: u64 = 1;
 
 /// Budget of one VM.
@@ -37,12 +41,23 @@ pub struct Server {
 }
 
 impl Server {
-    /// Periods are half of the tightest target, so that a request that just missed its budget waits for one replenishment and has the
-    /// other half to be served; budgets are the requests of a period at `rate` and one more, so that rounding never starves.
+    /// Periods are half of the tightest target, so that a request that just missed its budget waits
+    /// for one replenishment and has the other half to be served; budgets are the requests of a
+    /// period at `rate` and one more, so that rounding never starves.
     #[must_use]
     pub fn for_target(target: Nanos, rate: Iops) -> Self {
         let period = Nanos((target.0 / 2).max(TICK.as_nanos() as u64 * 5));
         Self { budget: (rate.0 * period.as_secs_f64()).ceil() as u64 + 1, period }
+    }
+}
+
+/// A budget server per VM, in spec order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerPerVm(pub Vec<Server>);
+
+impl Regulator for ServerPerVm {
+    fn start(&self, binding: &Binding, spec: &Spec) -> Result<Box<dyn Any + Send>, RegulatorError> {
+        Ok(Box::new(Servers::start(&self.0, binding, spec)?))
     }
 }
 
@@ -70,7 +85,7 @@ impl Servers {
     ///
     /// # Errors
     /// When a VM's cgroup or its files are not there, or no thread can be started.
-    pub fn start(servers: &[Server], binding: &Binding, spec: &Spec) -> Result<Self, StageError> {
+    pub fn start(servers: &[Server], binding: &Binding, spec: &Spec) -> Result<Self, RegulatorError> {
         let root = Root::default();
         let cgroups = match &binding.cgroups {
             Some(cgroups) => cgroups.clone(),
@@ -89,7 +104,8 @@ impl Servers {
                 cgroups.limit_file(cgroup, Limit::ReadIops)?,
                 cgroups.limit_file(cgroup, Limit::WriteIops)?,
             ];
-            // Since Linux 6.10 requests are counted and held back only after a first write of a limit (`blk_throtl_init`).
+            // Since Linux 6.10 requests are counted and held back only after a first write of a
+            // limit (`blk_throtl_init`).
             lift(&root, &dev, cgroups.hierarchy, &limits)?;
             let spent_at = requests(&root.read(&count)?, &dev, cgroups.hierarchy);
             let due = now + Duration::from_nanos(server.period.0);
@@ -100,7 +116,7 @@ impl Servers {
         let thread = std::thread::Builder::new()
             .name("servers".to_owned())
             .spawn(move || serve(&root, &dev, cgroups.hierarchy, accounts, &flag))
-            .map_err(StageError::Thread)?;
+            .map_err(RegulatorError::Thread)?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -135,7 +151,8 @@ fn serve(root: &Root, dev: &str, hierarchy: Hierarchy, mut accounts: Vec<Account
         std::thread::sleep(TICK);
     }
     for a in &mut accounts {
-        // Whatever we believe: a limit that stays would hold back every later run. Each write is tried a few times.
+        // Whatever we believe: a limit that stays would hold back every later run. Each write is
+        // tried a few times.
         a.held = true;
         for _ in 0..RELEASES {
             hold(root, dev, hierarchy, a, false);
@@ -177,7 +194,8 @@ fn limit_values(dev: &str, hierarchy: Hierarchy, held: bool) -> [String; 2] {
     })
 }
 
-/// Requests of a device so far, from `blkio.throttle.io_serviced` (v1: `8:0 Read 5` lines) or `io.stat` (v2: `8:0 rbytes=.. rios=..`).
+/// Requests of a device so far, from `blkio.throttle.io_serviced` (v1: `8:0 Read 5` lines) or
+/// `io.stat` (v2: `8:0 rbytes=.. rios=..`).
 fn requests(text: &str, dev: &str, hierarchy: Hierarchy) -> u64 {
     let lines = text.lines().filter_map(|l| l.strip_prefix(dev)?.strip_prefix(' '));
     match hierarchy {

@@ -47,3 +47,37 @@ pub fn loss_by_size(
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_learn::made_up::{limits, made_up, profile, quick};
+    use rtvirtio_units::Nanos;
+
+    use super::*;
+    use crate::dataset::Outcome;
+    use crate::design::paper_conditions;
+
+    #[test]
+    fn a_network_of_one_neuron_cannot_follow_a_tail_that_rises_and_falls() {
+        let settings = TrainSettings { epochs: 60, ..quick() };
+        assert_eq!(loss_by_size(&[], &profile(), &settings).unwrap(), [], "no runs, no folds");
+        let like = made_up(1, 0.0, 6).remove(0);
+        let points: Vec<Point> = paper_conditions(80, &limits(), 6)
+            .into_iter()
+            .map(|c| {
+                // One extreme in the middle: a hinge has none.
+                let idle = c.knobs.slice_idle.0 as f64 / 1e6;
+                let tail = Nanos::from_secs_f64(2.1 - (idle - 4.5).abs() / 2.0);
+                let outcome = Outcome { p9999: tail, ..like.results[0].clone() };
+                let results = c.vms.iter().flatten().map(|_| outcome.clone()).collect();
+                Point { knobs: c.knobs, vms: c.vms, results, ..like.clone() }
+            })
+            .collect();
+        let sizes = loss_by_size(&points, &profile(), &settings).unwrap();
+        let loss = |layers, neurons| {
+            sizes.iter().find(|s| (s.layers, s.neurons) == (layers, neurons)).map(|s| s.loss).unwrap()
+        };
+        assert_eq!(sizes.len(), 21);
+        assert!(loss(1, 1) > 1.5 * loss(2, 15), "{sizes:?}");
+    }
+}

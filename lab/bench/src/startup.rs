@@ -12,7 +12,7 @@ use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::train::median;
+use crate::statistic::median;
 
 /// Bytes of each VM's disk.
 pub const DISK: u64 = 512 << 20;

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claim;
 use crate::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM, Neighbour};
 use crate::load::{Knobs, Stream};
-use crate::train::median;
+use crate::statistic::median;
 
 /// What is estimated, as a share.
 const P: f64 = 0.9999;

@@ -8,6 +8,7 @@ mod lab;
 mod loops;
 pub mod qemu;
 mod ram_disk;
+mod rig;
 pub mod state;
 pub mod twin;
 

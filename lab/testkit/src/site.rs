@@ -10,7 +10,8 @@ use serde_json::Value;
 use crate::{Need, has};
 
 /// Profile of the flash twin, measured once; measuring it again would take longer than a test.
-pub const PROFILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../bench/data/qlc-nvme.profile.json");
+pub const PROFILE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../control/learn/data/qlc-nvme.profile.json");
 
 /// The rows of a dataset that are whole.
 #[must_use]

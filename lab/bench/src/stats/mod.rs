@@ -1,6 +1,4 @@
 //! Statistics of the experiments alone; what the product computes is in `rtvirtio_stats`.
 
 pub mod bootstrap;
-pub mod coverage;
-pub mod minimize;
 pub mod tail_bootstrap;

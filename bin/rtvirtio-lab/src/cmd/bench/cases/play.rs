@@ -169,7 +169,7 @@ impl<'a> Play<'a> {
 
     /// The run of this repetition under the same settings. What budget servers do is not among a run's settings.
     fn shared(&self, case: &str, repetition: usize, treatment: &Treatment) -> Option<Point> {
-        if treatment.servers.is_some() {
+        if treatment.regulator.is_some() {
             return None;
         }
         let start = format!("{case}/{repetition}/");
@@ -198,7 +198,7 @@ impl<'a> Play<'a> {
     fn forecasts(&self, vms: &[Vec<Stream>], treatment: &Treatment) -> Vec<Forecast> {
         let Some(model) = self.learned.as_ref() else { return Vec::new() };
         // Classes and budget servers are not among the model's inputs.
-        if treatment.classes.is_some() || treatment.servers.is_some() {
+        if treatment.classes.is_some() || treatment.regulator.is_some() {
             return Vec::new();
         }
         let spec = spec(vms, self.bed.spec_device.clone(), LabKind::Process);

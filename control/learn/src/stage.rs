@@ -1,40 +1,54 @@
-//! The stage: a lab on which one setting after the other is applied, measured and put back.
+//! The stage: VMs on which one setting after the other is applied, measured and put back.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use rtvirtio_apply::{ApplyError, Binding, Guests, Machine, OnConflict, Session, Silent, VmBinding, resolve};
-use rtvirtio_kernel::{BlockDevice, Cgroups, HostError, Root};
+use rtvirtio_apply::{ApplyError, Binding, Guests, Machine, OnConflict, Session, Silent, resolve};
+use rtvirtio_kernel::{HostError, Root};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_measure::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_model::{Config, ModelKind};
 use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
 use rtvirtio_spec::Spec;
-use rtvirtio_testbed::{Lab, LabError};
 
-use crate::servers::{Server, Servers};
+use crate::rig::{Regulator, RegulatorError, Rig, RigError};
 
-/// Warm-up of a run of process VMs: files are opened and queues filled. Guests take [`workload::WARM_UP`].
+/// Warm-up of a run of process VMs: files are opened and queues filled. Guests take
+/// [`workload::WARM_UP`].
 const WARM_UP: Duration = Duration::from_secs(1);
 
 /// What is done to the host for one run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Treatment {
     /// Knobs of host, VMs and guests.
     pub config: Config,
-    /// I/O class per VM; all VMs then share one cgroup, because BFQ's classes do not act between groups.
+    /// I/O class per VM; all VMs then share one cgroup, because BFQ's classes do not act between
+    /// groups.
     pub classes: Option<Vec<IoClass>>,
-    /// A budget server per VM that holds its I/O back while its budget is used up.
-    pub servers: Option<Vec<Server>>,
+    /// What regulates the VMs while their tasks run.
+    pub regulator: Option<Arc<dyn Regulator>>,
+}
+
+/// Two regulators are alike only where they are the same one.
+impl PartialEq for Treatment {
+    fn eq(&self, other: &Self) -> bool {
+        let regulators = match (&self.regulator, &other.regulator) {
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            (None, None) => true,
+            _ => false,
+        };
+        regulators && self.config == other.config && self.classes == other.classes
+    }
 }
 
 impl Treatment {
     /// Only knobs.
     #[must_use]
     pub fn knobs(config: Config) -> Self {
-        Self { config, classes: None, servers: None }
+        Self { config, classes: None, regulator: None }
     }
 }
 
@@ -51,21 +65,21 @@ pub enum StageError {
     /// The tasks.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// The lab.
+    /// The VMs.
     #[error(transparent)]
-    Lab(#[from] LabError),
+    Rig(#[from] RigError),
     /// A kernel file.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The budget servers.
-    #[error("cannot start a thread for the budget servers: {0}")]
-    Thread(std::io::Error),
-    /// More VMs than the lab has.
-    #[error("the load has {asked} VMs, the lab {there}")]
+    /// What regulates the VMs.
+    #[error(transparent)]
+    Regulator(#[from] RegulatorError),
+    /// More VMs than there are.
+    #[error("the load has {asked} VMs, there are {there}")]
     TooManyVms {
         /// VMs of the load.
         asked: usize,
-        /// VMs of the lab.
+        /// VMs of the rig.
         there: usize,
     },
 }
@@ -74,8 +88,11 @@ impl StageError {
     /// Whether the user stopped the run.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        matches!(self, Self::Workload(e) if e.is_cancelled())
-            || matches!(self, Self::Lab(LabError::Cancelled))
+        match self {
+            Self::Workload(e) => e.is_cancelled(),
+            Self::Rig(RigError::Cancelled) => true,
+            _ => false,
+        }
     }
 }
 
@@ -85,85 +102,73 @@ pub struct RunPlan<'a> {
     pub length: Duration,
     /// Seed of the addresses.
     pub seed: u64,
-    /// Set by anyone to stop.
+    /// Set to stop.
     pub cancel: &'a AtomicBool,
     /// Called about ten times a second with the time since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
 }
 
-/// A lab that is up, with what is needed to change its settings.
+/// VMs that are there, with what is needed to change their settings.
 pub struct Stage<'a> {
-    lab: &'a Lab,
+    rig: &'a dyn Rig,
     binding: Binding,
-    /// The settings of the lab when nothing is applied.
+    /// The settings when nothing is applied.
     baseline: Config,
     guests: &'a dyn Guests,
     session: Session,
     work_dir: PathBuf,
-    kind: VmKind,
     awake: bool,
     fresh: bool,
 }
 
 impl<'a> Stage<'a> {
-    /// A stage on `lab`, whose settings are `baseline` now. The journal lies in `state_dir`.
+    /// A stage on `rig`, whose settings are `baseline` now. The journal lies in `state_dir`, fio's
+    /// files in `work_dir`.
     ///
     /// # Errors
-    /// When the device or the cgroups of the lab are not there, or the state directory is in use.
+    /// When the device cannot be found, or the state directory is in use.
     pub fn new(
-        lab: &'a Lab,
+        rig: &'a dyn Rig,
         baseline: Config,
         guests: &'a dyn Guests,
         state_dir: &Path,
         work_dir: &Path,
     ) -> Result<Self, StageError> {
-        let root = Root::default();
-        let cgroups = Cgroups::detect(&root)?;
-        let vms = lab.state().vms.iter().map(|vm| {
-            let binding = VmBinding {
-                cgroup: Some(vm.cgroup.clone()),
-                agent: vm.qemu.as_ref().map(|q| q.agent_socket()),
-                guest_disk: vm.qemu.as_ref().map(|_| "vda".to_owned()),
-            };
-            (vm.name.clone(), binding)
-        });
-        let vms = vms.collect();
-        let binding =
-            Binding { device: BlockDevice::find(&root, lab.device())?, cgroups: Some(cgroups), vms };
-        let guest = lab.state().vms.iter().any(|vm| vm.qemu.is_some());
         Ok(Self {
-            lab,
-            binding,
+            binding: rig.binding()?,
+            rig,
             baseline,
             guests,
             session: Session::open(state_dir)?,
             work_dir: work_dir.to_owned(),
-            kind: if guest { VmKind::Qemu } else { VmKind::Process },
             awake: false,
             fresh: false,
         })
     }
 
-    /// Whether every run begins with a new instance of the elevator: BFQ keeps what a VM's group owes beyond a run, at the weight of that run. Only for
-    /// devices that are made, because a kill in between leaves none.
+    /// Whether every run begins with a new instance of the elevator: BFQ keeps what a VM's group
+    /// owes beyond a run, at the weight of that run. Only for devices that are made, because a kill
+    /// in between leaves none.
     #[must_use]
     pub fn fresh(self, fresh: bool) -> Self {
         Self { fresh, ..self }
     }
 
-    /// Says whether the CPUs are kept from sleeping ([`rtvirtio_measure::awake`]), for what is written about a run.
+    /// Whether the CPUs are kept from sleeping ([`rtvirtio_measure::awake`]), for what is written
+    /// about a run.
     #[must_use]
     pub fn awake(self, awake: bool) -> Self {
         Self { awake, ..self }
     }
 
-    /// What the lab's VMs are.
+    /// What the VMs are.
     #[must_use]
     pub fn kind(&self) -> VmKind {
-        self.kind
+        self.rig.kind()
     }
 
-    /// Applies the settings, runs the tasks of `spec` on the lab's first VMs, and puts the settings back, also when the run fails.
+    /// Applies the settings, runs the tasks of `spec` on the first VMs, and puts the settings back,
+    /// also when the run fails.
     ///
     /// # Errors
     /// [`StageError`]. After [`StageError::NotReverted`] no further run makes sense.
@@ -173,12 +178,13 @@ impl<'a> Stage<'a> {
         treatment: &Treatment,
         plan: &mut RunPlan<'_>,
     ) -> Result<Measured, StageError> {
-        let there = self.lab.state().vms.len();
+        let there = self.rig.vms();
         if spec.vms.len() > there {
             return Err(StageError::TooManyVms { asked: spec.vms.len(), there });
         }
         let root = Root::default();
-        // A guest's agent serves one client at a time, and the load is its second one: nobody may hold it while that runs.
+        // A guest's agent serves one client at a time, and the load is its second one: it must be
+        // free while that runs.
         let machine = || Machine::new(&root, self.guests);
         if self.fresh {
             // With the kernel's defaults, as the baseline of a made device is.
@@ -204,7 +210,7 @@ impl<'a> Stage<'a> {
         treatment: &Treatment,
         plan: &mut RunPlan<'_>,
     ) -> Result<Measured, StageError> {
-        let mut loads = self.lab.loads(spec)?;
+        let mut loads = self.rig.loads(spec)?;
         if let Some(classes) = &treatment.classes {
             let shared = loads.first().map(|l| l.place.clone());
             for (load, class) in loads.iter_mut().zip(classes) {
@@ -216,13 +222,13 @@ impl<'a> Stage<'a> {
                 }
             }
         }
-        let servers = match &treatment.servers {
-            Some(servers) => Some(Servers::start(servers, &self.binding, spec)?),
+        let regulating = match &treatment.regulator {
+            Some(regulator) => Some(regulator.start(&self.binding, spec)?),
             None => None,
         };
         let mut options = RunOptions {
             length: plan.length,
-            warm_up: if self.kind == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },
+            warm_up: if self.kind() == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },
             seed: plan.seed,
             watch: true,
             disk: Some(&self.binding.device.sysfs()),
@@ -232,7 +238,7 @@ impl<'a> Stage<'a> {
         };
         let measured = workload::measure(&loads, &mut options);
         // Its limits are lifted before the settings are put back.
-        drop(servers);
+        drop(regulating);
         let _ = std::fs::remove_dir(&self.work_dir);
         let mut measured = measured?;
         if let Some(noise) = &mut measured.noise {

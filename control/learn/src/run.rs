@@ -11,9 +11,11 @@ use crate::dataset::{Outcome, Point};
 use crate::load::{Knobs, Stream, spec, vm_name};
 use crate::stage::{RunPlan, Stage, StageError, Treatment};
 
-/// A stall of the host shorter than this is no reason to measure again: it is within a stock kernel's own.
+/// A stall of the host shorter than this is no reason to measure again: it is within a stock
+/// kernel's own.
 const QUIET: Nanos = Nanos(5_000_000);
-/// A longer one is, when it is more than this share of the tightest target; without targets when it is longer than [`LOUD`].
+/// A longer one is, when it is more than this share of the tightest target; without targets when it
+/// is longer than [`LOUD`].
 const SHARE: f64 = 0.25;
 /// See [`SHARE`].
 const LOUD: Nanos = Nanos(20_000_000);
@@ -38,6 +40,21 @@ pub struct Job<'a> {
     pub seed: u64,
     /// How often it is measured at most when the host is not quiet.
     pub tries: u32,
+}
+
+/// What measures jobs: a [`Stage`], or what stands in for one in a test.
+pub trait Measurer {
+    /// As [`measure`].
+    ///
+    /// # Errors
+    /// [`StageError`].
+    fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError>;
+}
+
+impl Measurer for Stage<'_> {
+    fn measure(&self, job: &Job<'_>, cancel: &AtomicBool) -> Result<Point, StageError> {
+        measure(job, self, cancel, &mut |_| {})
+    }
 }
 
 /// Measures a job. Of several tries the one with the quietest host counts.
@@ -85,8 +102,9 @@ pub fn measure(
     best.ok_or(StageError::NotReverted)
 }
 
-/// Whether the host stood still for so long that the run says little about its settings. What the run itself measured does not enter, or
-/// schemes with short tails would be measured on a quieter host than others.
+/// Whether the host stood still for so long that the run says little about its settings. What the
+/// run itself measured does not enter, or schemes with short tails would be measured on a quieter
+/// host than others.
 #[must_use]
 pub fn disturbed(point: &Point) -> bool {
     let tightest = point.vms.iter().flatten().filter_map(|s| s.target).min();
@@ -94,7 +112,8 @@ pub fn disturbed(point: &Point) -> bool {
     point.noise.max_ns > limit
 }
 
-/// A point in the form of a result file; without a verdict, which needs more than one run's numbers.
+/// A point in the form of a result file; without a verdict, which needs more than one run's
+/// numbers.
 #[must_use]
 pub fn as_result(point: &Point) -> Run {
     let tasks = point.tasks().enumerate().map(|(i, (vm, stream, outcome))| TaskResult {
@@ -111,7 +130,7 @@ pub fn as_result(point: &Point) -> Run {
         p9999_awake_ns: outcome.p9999_awake,
         p9999_placebo_ns: outcome.p9999_placebo,
         max_ns: outcome.max,
-        // Not known of data from before it was kept.
+        // Older data lacks it.
         fio_p9999_ns: outcome.p9999_fio.unwrap_or(outcome.p9999),
         fio_cpus: 0.0,
         tail: None,
@@ -132,22 +151,30 @@ pub fn as_result(point: &Point) -> Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::passes::tests::run;
+    use crate::made_up::made_up;
+
+    /// A run of one task with a target, while the host stood still for as long.
+    fn run(target: Option<Nanos>, stall: Nanos) -> Point {
+        let mut point = made_up(1, 0.0, 1).remove(0);
+        point.vms = vec![vec![Stream { target, ..Stream::paced(100.0) }]];
+        point.results.truncate(1);
+        point.noise.max_ns = stall;
+        point
+    }
 
     #[test]
     fn a_run_is_disturbed_by_a_quarter_of_its_tightest_target() {
-        // A task with a target of 400 ms; what it took itself does not enter.
-        assert!(!disturbed(&run("x", 0, 3_000, 100.0, 100)));
-        assert!(disturbed(&run("x", 0, 1, 100.0, 101)));
-        let mut tight = run("x", 0, 1, 100.0, 5);
-        tight.vms[0][0].target = Some(Nanos(1_000_000));
-        assert!(!disturbed(&tight), "5 ms is within a stock kernel's own");
-        tight.noise.max_ns = Nanos(5_000_001);
-        assert!(disturbed(&tight));
-        let mut open = run("x", 0, 1, 100.0, 20);
-        open.vms[0][0].target = None;
-        assert!(!disturbed(&open));
-        open.noise.max_ns = Nanos(20_000_001);
-        assert!(disturbed(&open));
+        let target = Some(Nanos::from_millis(400));
+        let mut late = run(target, Nanos::from_millis(100));
+        late.results[0].p9999 = Nanos::from_millis(3_000);
+        assert!(!disturbed(&late), "what the run itself took does not enter");
+        let mut early = run(target, Nanos::from_millis(101));
+        early.results[0].p9999 = Nanos::from_millis(1);
+        assert!(disturbed(&early));
+        let tight = |stall| run(Some(Nanos::from_millis(1)), stall);
+        assert!(!disturbed(&tight(Nanos::from_millis(5))), "5 ms is within a stock kernel's own");
+        assert!(disturbed(&tight(Nanos(5_000_001))));
+        assert!(!disturbed(&run(None, Nanos::from_millis(20))));
+        assert!(disturbed(&run(None, Nanos(20_000_001))));
     }
 }

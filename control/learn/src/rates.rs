@@ -1,11 +1,12 @@
-//! How well models foretell whether a task keeps its declared rate: a plan needs the rate as much as the tail, and a rate that is doubted without need rules out good settings.
+//! How well models predict whether a task keeps its declared rate: a plan needs the rate as much as
+//! the tail, and a rate that is doubted without need rules out good settings.
 
 use rtvirtio_measure::verdict::RATE_KEPT;
 use serde::Serialize;
 
-use crate::accuracy::Held;
+use crate::held::Held;
 
-/// Tasks whose rate was foretold and then measured.
+/// Tasks whose rate was predicted and then measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Rates {
     /// Tasks that were to keep their rate, which is [`RATE_KEPT`] of it.

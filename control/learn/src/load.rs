@@ -1,4 +1,5 @@
-//! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a configuration.
+//! Loads and knobs as compact data: what a dataset's row holds, and how it becomes a spec and a
+//! configuration.
 
 use std::fmt;
 
@@ -114,7 +115,7 @@ pub fn spec(vms: &[Vec<Stream>], device: Device, kind: LabKind) -> Spec {
     Spec { device, vms: vms.iter().enumerate().map(vm).collect() }
 }
 
-/// Name of a lab's VM by its index.
+/// Name of a VM by its index.
 #[must_use]
 pub fn vm_name(index: usize) -> String {
     format!("vm{index}")
@@ -145,7 +146,8 @@ impl fmt::Display for Knobs {
     }
 }
 
-/// Host settings of a run. Values of tunables that do not act under the elevator are the kernel's defaults.
+/// Host settings of a run. Values of tunables that do not act under the elevator are the kernel's
+/// defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Knobs {
@@ -211,7 +213,7 @@ impl Knobs {
         }
     }
 
-    /// As a configuration; guests have no elevator, as the lab's have.
+    /// As a configuration; guests have no elevator of their own.
     #[must_use]
     pub fn config(&self) -> Config {
         let vm = |(i, weight): (usize, &u32)| VmConfig {

@@ -1,77 +1,16 @@
-//! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal factor.
+//! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal
+//! factor.
 
-use rtvirtio_measure::VmKind;
-use rtvirtio_measure::noise::Noise;
 use rtvirtio_model::learned::ModelFileError;
-use rtvirtio_model::{Slice, TailModel};
-use rtvirtio_stats::Random;
-use rtvirtio_units::{Iops, Nanos};
+use rtvirtio_model::{Config, Elevator, Slice, TailModel};
+use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_units::{Bytes, Iops, Nanos};
 
 use super::*;
 use crate::accuracy::{evaluate, folds, judge, learning_curve};
 use crate::chooser::least_sure;
-use crate::dataset::tests::alike;
-use crate::design::{Limits, conditions};
-
-pub(crate) fn profile() -> Profile {
-    let text = include_str!("../../data/qlc-nvme.profile.json");
-    serde_json::from_str(text).unwrap()
-}
-
-const ELEVATORS: [Elevator; 2] = [Elevator::Bfq, Elevator::None];
-
-fn limits() -> Limits<'static> {
-    Limits { elevators: &ELEVATORS, writes: true, cost: &|_, block| 60e-6 + block.0 as f64 * 1e-9 }
-}
-
-/// Runs of the known law; `spread` is the deviation of ln(tail).
-pub(crate) fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
-    let mut random = Random::new(seed);
-    conditions(n, &limits(), seed)
-        .into_iter()
-        .enumerate()
-        .map(|(i, c)| {
-            let mut point = Point {
-                id: format!("made-up/{i}"),
-                device: "qlc-nvme".to_owned(),
-                kind: VmKind::Process,
-                scheme: "sweep".to_owned(),
-                seed: i as u64,
-                seconds: 8.0,
-                knobs: c.knobs,
-                classes: None,
-                vms: c.vms,
-                noise: Noise::default(),
-                disk: None,
-                results: Vec::new(),
-            };
-            follow(&mut point, spread, &mut random);
-            point
-        })
-        .collect()
-}
-
-/// Gives a run the results of the known law: rates are lost as the slice model says.
-pub(super) fn follow(point: &mut Point, spread: f64, random: &mut Random) {
-    let (spec, config) = inputs(point);
-    let forecasts = Slice.forecast(&profile(), &spec, &config).unwrap();
-    // Tasks of one run share most of their luck.
-    let common = random.normal();
-    let streams = point.vms.iter().flatten();
-    point.results = streams
-        .zip(forecasts)
-        .map(|(stream, f)| {
-            let factor = (spread * (0.8 * common + 0.6 * random.normal())).exp();
-            let tail = Nanos((f.latency_ns.0 as f64 * factor) as u64);
-            let rate = Iops(stream.rate.map_or(1000.0, |r| r.0) * f.rate_kept);
-            Outcome { hist: vec![400, 1000], ..alike(1000, rate, tail) }
-        })
-        .collect();
-}
-
-pub(super) fn quick() -> TrainSettings {
-    TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
-}
+use crate::load::{Stream, spec};
+use crate::made_up::{by_equations, limits, made_up, profile, quick};
 
 #[test]
 fn a_known_law_is_learnt_and_bounded() {
@@ -82,8 +21,9 @@ fn a_known_law_is_learnt_and_bounded() {
     let ours = &a.scores[0];
     assert!(ours.factor < 1.45, "typical factor {}", ours.factor);
     assert!(a.coverage > 0.97, "coverage {}", a.coverage);
-    // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median.
-    // A forest gives away some of that on a law as smooth as this one; on real runs it is far sharper than networks (docs/model.md).
+    // With a deviation of 0.3, 99 % lie below exp(2.33 * 0.3) = 2.0 times the median. A forest
+    // gives away some of that on a law as smooth as this one; on real runs it is far sharper than
+    // networks (docs/model.md).
     assert!(a.sharpness < 4.5, "upper / actual {}", a.sharpness);
     assert_eq!(
         a.held.len(),
@@ -122,7 +62,8 @@ fn what_the_host_adds_is_bounded_by_itself() {
     assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
     let (n, before) = (a.held.len(), a.with_host.clone().unwrap());
     assert!(before.coverage > 0.98 && (before.n, before.unknown) == (n, 0));
-    // A run in which the host stood still for a minute is not left out of what is said of tails as measured.
+    // A run in which the host stood still for a minute is not left out of what is said of tails as
+    // measured.
     let mut lost = points[..5].to_vec();
     for r in lost.iter_mut().flat_map(|p| &mut p.results) {
         (r.p9999, r.p9999_awake) = (Nanos::from_secs_f64(60.0), None);
@@ -142,12 +83,12 @@ fn what_the_host_adds_is_bounded_by_itself() {
 #[test]
 fn too_few_runs_are_refused() {
     let few = made_up(50, 0.3, 1);
-    let told = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
+    let message = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
     let text = "runs of 50 different conditions, 120 are needed for a bound at 99 %: measure for longer";
-    assert_eq!(told(&few), text);
+    assert_eq!(message(&few), text);
     // The same again says nothing new: with them there would be runs enough.
     let again = [few.clone(), few.clone(), few].concat();
-    assert_eq!(told(&again), text);
+    assert_eq!(message(&again), text);
     let curve = learning_curve(&again, &again[..5], &profile(), &[120, 150], &quick()).unwrap();
     assert!(curve.is_empty());
 }
@@ -169,12 +110,12 @@ fn runs_whose_stalls_are_not_known_count_where_they_are_most() {
         all.len() == 10 && all.iter().flat_map(|p| &p.results).all(|r| r.p9999_awake.is_none()),
         "all, as measured"
     );
-    let told = fit(&vec![points.clone(); 20].concat(), &profile(), "", &quick()).unwrap_err().to_string();
-    assert!(told.contains("120 are needed"), "the same runs again are no more of them: {told}");
+    let message = fit(&vec![points.clone(); 20].concat(), &profile(), "", &quick()).unwrap_err().to_string();
+    assert!(message.contains("120 are needed"), "the same runs again are no more of them: {message}");
     let mut many = made_up(130, 0.3, 1);
     many[5] = known(many[5].clone());
-    let told = fit(&many, &profile(), "", &quick()).unwrap_err().to_string();
-    assert!(told.contains("known of") && told.contains("in the same way"), "{told}");
+    let message = fit(&many, &profile(), "", &quick()).unwrap_err().to_string();
+    assert!(message.contains("known of") && message.contains("in the same way"), "{message}");
 }
 
 #[test]
@@ -208,7 +149,7 @@ fn outside_of_what_was_measured_a_bound_is_doubled_and_says_what_lies_outside() 
 }
 
 #[test]
-fn a_bound_beside_writes_has_room_for_the_drive_to_stand_still() {
+fn a_bound_alongside_writes_has_room_for_the_drive_to_stand_still() {
     use rtvirtio_model::learned::writes;
     use rtvirtio_model::{Forecast, Learned, declared_shares, service};
     let mut erasing = profile();
@@ -222,25 +163,25 @@ fn a_bound_beside_writes_has_room_for_the_drive_to_stand_still() {
         Learned::bound(std::sync::Arc::new(model.clone())).forecast(&profile(), &spec, &config).unwrap()
     };
     let model = fit(&points, &profile(), "", &quick()).unwrap();
-    let told = HostModel { profile: erasing.clone(), ..model.clone() };
-    let (mut beside, mut alone) = (0, 0);
+    let stalling = HostModel { profile: erasing.clone(), ..model.clone() };
+    let (mut with_writes, mut alone) = (0, 0);
     for point in &points {
         let (spec, config) = inputs(point);
         let load: f64 = declared_shares(&erasing, &spec, &config).unwrap().iter().sum();
-        for (with, without) in of(&told, point).iter().zip(of(&model, point)) {
+        for (with, without) in of(&stalling, point).iter().zip(of(&model, point)) {
             let bound = |f: &Forecast| f.upper.as_ref().unwrap().latency_ns.as_secs_f64();
             if writes(&spec) {
                 // The busy period that the stall begins, on top of the expected tail.
                 let room = with.latency_ns.as_secs_f64() + stall.as_secs_f64() / (1.0 - load).max(0.05);
                 assert!(bound(with) >= 0.999 * room, "{} of {room}", bound(with));
-                beside += 1;
+                with_writes += 1;
             } else {
                 assert!((bound(with) / bound(&without) - 1.0).abs() < 1e-6);
                 alone += 1;
             }
         }
     }
-    assert!(beside > 50 && alone > 50, "{beside} beside writes, {alone} not");
+    assert!(with_writes > 50 && alone > 50, "{with_writes} with writes, {alone} not");
 }
 
 #[test]
@@ -250,8 +191,8 @@ fn a_lower_confidence_needs_fewer_runs() {
     let model = fit(&made_up(12, 0.3, 1), &profile(), "", &settings).unwrap();
     assert!((model.confidence() - 0.9).abs() < 1e-12 && (model.high - 0.9).abs() < 1e-12);
     assert!(model.paper.is_none(), "no network from a handful of runs");
-    let told = fit(&made_up(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
-    assert!(told.contains("12 are needed for a bound at 90 %"), "{told}");
+    let message = fit(&made_up(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
+    assert!(message.contains("12 are needed for a bound at 90 %"), "{message}");
 }
 
 #[test]
@@ -272,14 +213,17 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let drive = HostModel { profile: of("wwid-a"), ..model.clone() };
     drive.fits(&profile()).unwrap();
     drive.fits(&of("wwid-a")).unwrap();
-    let told = drive.fits(&of("wwid-b")).unwrap_err().to_string();
-    assert!(told.contains("(wwid-a)") && told.contains("(wwid-b)"), "{told}");
+    let message = drive.fits(&of("wwid-b")).unwrap_err().to_string();
+    assert!(message.contains("(wwid-a)") && message.contains("(wwid-b)"), "{message}");
     let updated = Profile { kernel: "7.0".to_owned(), ..profile() };
     assert!(model.fits(&updated).unwrap_err().to_string().contains("7.0"));
     assert!(model.fits(&Profile { cpus: 64, ..profile() }).unwrap_err().to_string().contains("64 CPUs"));
     let elsewhere = Profile { device: "sda".to_owned(), ..profile() };
-    let told = model.fits(&elsewhere).unwrap_err().to_string();
-    assert!(told.contains("twin-qlc-nvme") && told.contains("sda") && told.contains("--sweep"), "{told}");
+    let message = model.fits(&elsewhere).unwrap_err().to_string();
+    assert!(
+        message.contains("twin-qlc-nvme") && message.contains("sda") && message.contains("--sweep"),
+        "{message}"
+    );
     let damaged = |from: &str, to: &str| HostModel::from_json(&text.replacen(from, to, 1));
     assert!(matches!(damaged("rtvirtio.model.v8", "rtvirtio.model.v0"), Err(ModelFileError::Form(_))));
     assert!(matches!(damaged("\"ln_slice\"", "\"other\""), Err(ModelFileError::Damaged(_))));
@@ -304,7 +248,7 @@ fn the_next_runs_are_of_every_regime_and_repeat() {
         })
         .collect();
     assert_eq!(regimes.len(), 4);
-    // Of so few runs too few flow for a bound of their own.
+    // In too few of these runs BFQ does not idle for a bound of their own.
     let flow = first.iter().filter(|c| {
         let spec = spec(&c.vms, device.clone(), LabKind::Process);
         Regime::of(&spec, &c.knobs.config()).is_non_idling()
@@ -313,82 +257,28 @@ fn the_next_runs_are_of_every_regime_and_repeat() {
 }
 
 #[test]
-fn a_network_of_one_neuron_cannot_follow_a_tail_that_rises_and_falls() {
-    use crate::design::paper_conditions;
-    use crate::sizes::loss_by_size;
-    let settings = TrainSettings { epochs: 60, ..quick() };
-    assert_eq!(loss_by_size(&[], &profile(), &settings).unwrap(), [], "no runs, no folds");
-    let like = made_up(1, 0.0, 6).remove(0);
-    let points: Vec<Point> = paper_conditions(80, &limits(), 6)
-        .into_iter()
-        .map(|c| {
-            // One extreme in the middle: a hinge has none.
-            let idle = c.knobs.slice_idle.0 as f64 / 1e6;
-            let tail = Nanos::from_secs_f64(2.1 - (idle - 4.5).abs() / 2.0);
-            let results =
-                c.vms.iter().flatten().map(|_| Outcome { p9999: tail, ..like.results[0].clone() }).collect();
-            Point { knobs: c.knobs, vms: c.vms, results, ..like.clone() }
-        })
-        .collect();
-    let sizes = loss_by_size(&points, &profile(), &settings).unwrap();
-    let loss = |layers, neurons| {
-        sizes.iter().find(|s| (s.layers, s.neurons) == (layers, neurons)).map(|s| s.loss).unwrap()
-    };
-    assert_eq!(sizes.len(), 21);
-    assert!(loss(1, 1) > 1.5 * loss(2, 15), "{sizes:?}");
-}
-
-/// Runs whose tails follow the paper's equations with these coefficients.
-fn by_equations(truth: rtvirtio_model::Coefficients) -> Vec<Point> {
-    let model = rtvirtio_model::Analytical { coefficients: truth, ..Default::default() };
-    let mut points = made_up(700, 0.0, 5);
-    for p in &mut points {
-        let (spec, config) = inputs(p);
-        if let Ok(forecasts) = model.forecast(&profile(), &spec, &config) {
-            for (r, f) in p.results.iter_mut().zip(forecasts) {
-                r.p9999 = f.latency_ns;
-            }
-        }
-    }
-    points
-}
-
-#[test]
 fn what_the_runs_do_not_determine_stays_as_published() {
     use rtvirtio_model::Coefficients;
     let published = Coefficients::TABLE_III;
     let truth = Coefficients { weight: 2.0, host_timeout: 0.0, host_idle: 0.0, ..published };
-    let fit = crate::calibrate::fitted(&by_equations(truth), &profile()).unwrap();
+    let fit = crate::coefficients::fitted(&by_equations(truth), &profile()).unwrap();
     assert_eq!((fit.host_timeout, fit.host_idle), (published.host_timeout, published.host_idle));
     assert!(fit.weight > 2.0, "{fit:?}: less for the weights, because the rest costs more than it did");
 }
 
 #[test]
-fn coefficients_that_made_the_runs_are_found_again() {
-    use rtvirtio_model::Coefficients;
-    let truth = Coefficients { weight: 0.8, host_timeout: 2.0, host_idle: 0.3, ..Coefficients::TABLE_III };
-    let points = by_equations(truth);
-    let c = crate::calibrate::calibrate(&points, &profile(), 1).unwrap();
-    for (fit, true_value) in c.fits.iter().zip([0.8, 2.0, 0.3]) {
-        assert!((fit.value / true_value - 1.0).abs() < 0.05, "{fit:?}");
-        assert!(fit.interval[0] <= true_value * 1.05 && fit.interval[1] >= true_value * 0.95, "{fit:?}");
-        assert!(!fit.at_limit);
-    }
-    assert!(c.factor[1] < c.factor[0] && c.r_squared > 0.99, "{c:?}");
-}
-
-#[test]
 fn a_setting_that_runs_speak_against_is_not_chosen() {
     use crate::design::Neighbour;
-    use crate::load::{Knobs, spec};
+    use crate::load::Knobs;
     use rtvirtio_planner::{PlanOptions, plan};
-    // Tails are 60 times what the slice model says, beside a neighbour without a limit 30 000 times.
+    // Tails are 60 times what the slice model says, alongside a neighbour without a limit
+    // 30 000 times.
     let mut points = made_up(300, 0.4, 8);
     for p in &mut points {
         let limited = |vm: usize| p.knobs.caps.get(vm).copied().flatten().is_some();
-        let beside =
+        let flooded =
             p.vms.iter().enumerate().any(|(i, vm)| vm.iter().any(|s| s.rate.is_none()) && !limited(i));
-        let times = if beside { 30_000 } else { 60 };
+        let times = if flooded { 30_000 } else { 60 };
         p.results.iter_mut().for_each(|r| r.p9999 = Nanos(r.p9999.0 * times));
     }
     let model = std::sync::Arc::new(fit(&points, &profile(), "", &quick()).unwrap());

@@ -4,23 +4,28 @@ use rtvirtio_model::learned::GuestModel;
 use rtvirtio_model::{GuestPoint, HostModel, Profile};
 
 use super::{Start, TrainError, TrainSettings, bounded_forest, fewest, rows};
+use crate::condition::conditions;
 use crate::dataset::Point;
-use crate::repeat::conditions;
 
-/// Shares of runs that may miss the bound, tried in turn where guests ran too few conditions for what is asked: 98, 95 and 90 %.
+/// Shares of runs that may miss the bound, tried in turn where guests ran too few conditions for
+/// what is asked: 98, 95 and 90 %.
 const MISSES: [f64; 3] = [0.02, 0.05, 0.1];
 
-/// The share of runs that may miss a bound from `have` conditions: what is asked, or the least of [`MISSES`] that they carry.
+/// The share of runs that may miss a bound from `have` conditions: what is asked, or the least of
+/// [`MISSES`] that they carry.
 fn carried(asked: f64, have: usize) -> Option<f64> {
     let wider = MISSES.into_iter().filter(|m| *m > asked);
     std::iter::once(asked).chain(wider).find(|m| have >= fewest(*m))
 }
 
-/// Fits the part of guests on runs in them, for a model of process VMs. `guest` is what a guest adds when it runs alone, measured before; the device is as the model knows it, because
-/// it is asked with that. Guests run slower than processes, so they run fewer conditions: where these are too few for the share `settings.miss`, the bound has a lower confidence, which it says.
+/// Fits the part of guests on runs in them, for a model of process VMs. `guest` is what a guest
+/// adds when it runs alone, measured before; the device is as the model knows it, because it is
+/// asked with that. Guests run slower than processes, so they run fewer conditions: where these are
+/// too few for the share `settings.miss`, the bound has a lower confidence, which it says.
 ///
 /// # Errors
-/// [`TrainError`]: fewer than 12 conditions, runs of another length than those of process VMs, no guest.
+/// [`TrainError`]: fewer than 12 conditions, runs of another length than those of process VMs, no
+/// guest.
 pub fn fit_guests(
     points: &[Point],
     model: &HostModel,
@@ -64,7 +69,7 @@ mod tests {
 
     use super::*;
     use crate::accuracy::judge;
-    use crate::train::tests::{made_up, profile, quick};
+    use crate::made_up::{made_up, profile, quick};
     use crate::train::{fit, inputs};
 
     /// A profile whose guests were measured, by emulation.
@@ -129,7 +134,8 @@ mod tests {
         let upper = of(&with_guest(), &config).upper.unwrap();
         assert_eq!((upper.basis, upper.outside.len()), (UpperBasis::Guests, 0));
         assert!((upper.confidence.0 - 0.95).abs() < 1e-9);
-        // Of a profile without a guest nobody knows the kind; of guests on hardware nothing was learned.
+        // A profile without a guest does not say the kind; of guests on hardware nothing was
+        // learned.
         let unknown = of(&profile(), &config).upper.unwrap();
         assert!(
             unknown.basis == UpperBasis::Extrapolated && unknown.outside == ["kind of guest"],
@@ -156,7 +162,7 @@ mod tests {
         let few: Vec<Point> = in_guests(90, 2).into_iter().filter(|p| p.vms.len() <= 2).collect();
         let mut model = both(&few);
         model.host_stalls = Some(Nanos::from_millis(7));
-        // More VMs than any guest ran beside.
+        // More VMs than ran alongside any guest.
         let heavy = |p: &&Point| p.vms.len() > 3;
         let run = made_up(60, 0.2, 3).into_iter().find(|p| heavy(&p)).unwrap();
         let (spec, config) = inputs(&Point { kind: VmKind::Qemu, ..run });
@@ -228,24 +234,25 @@ mod tests {
         assert_eq!(n, 2, "{:#?}", plan.settings);
         assert!(plan.tasks.iter().all(|t| t.forecast.upper.as_ref().unwrap().basis == UpperBasis::Guests));
         assert_eq!(taken_out(alone, 0.05).0, 0);
-        // Where even a widened bound leaves all the margin that is worth something, nothing is touched.
+        // Where even a widened bound leaves all the margin that is worth something, nothing is
+        // touched.
         assert_eq!(taken_out(knows, 3600.0).0, 0);
     }
 
     #[test]
     fn what_cannot_be_learned_from_is_refused() {
         let model = fit(&made_up(130, 0.2, 1), &profile(), "", &quick()).unwrap();
-        let told = |n, guest: Option<&GuestPoint>, seconds| {
+        let message = |n, guest: Option<&GuestPoint>, seconds| {
             let model = HostModel { seconds, ..model.clone() };
             fit_guests(&in_guests(n, 2), &model, guest, &quick()).unwrap_err().to_string()
         };
         let with = with_guest();
-        let few = told(11, with.guest.as_ref(), 8.0);
+        let few = message(11, with.guest.as_ref(), 8.0);
         assert!(few.starts_with("guests ran 11 different conditions, 12 are needed"), "{few}");
-        assert!(told(30, None, 8.0).contains("a guest adds when it runs alone"));
+        assert!(message(30, None, 8.0).contains("a guest adds when it runs alone"));
         let process = GuestPoint { kind: "process".to_owned(), ..with.guest.clone().unwrap() };
-        assert!(told(30, Some(&process), 8.0).contains("a guest adds when it runs alone"));
-        assert!(told(30, with.guest.as_ref(), 4.0).contains("8 s in guests and 4 s as processes"));
+        assert!(message(30, Some(&process), 8.0).contains("a guest adds when it runs alone"));
+        assert!(message(30, with.guest.as_ref(), 4.0).contains("8 s in guests and 4 s as processes"));
     }
 
     #[test]

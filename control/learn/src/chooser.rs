@@ -4,19 +4,20 @@ use rtvirtio_model::Profile;
 use rtvirtio_model::learned::{Regime, features};
 use rtvirtio_spec::{Device, LabKind};
 
+use crate::condition::{self, regime};
 use crate::dataset::Point;
 use crate::design::{Condition, Limits, conditions};
 use crate::load::spec;
-use crate::repeat;
-use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit, regime};
+use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 
-/// Candidates that the forest is asked about.
+/// Candidates that the forest rates.
 const POOL: usize = 240;
 
-/// Epochs of the paper's network, which is not asked here.
+/// Epochs of the paper's network, which is not used here.
 const EPOCHS: usize = 1;
 
-/// Whose turn it is while too few conditions flow for a bound of their own, which plans are made of: three of four are such.
+/// Regimes by turns while too few conditions leave BFQ non-idling for a bound of their own: three
+/// of four are such, because most plans are.
 const FLOWING_FIRST: [Regime; 8] = [
     Regime::NonIdling,
     Regime::NonIdlingWithUnpacedNeighbour,
@@ -28,8 +29,8 @@ const FLOWING_FIRST: [Regime; 8] = [
     Regime::NonIdlingWithUnpacedNeighbour,
 ];
 
-/// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so that one hard regime does
-/// not take all the time.
+/// The `n` conditions of a pool about which the trees disagree most, by turns from each regime, so
+/// that one hard regime does not take all the time.
 ///
 /// # Errors
 /// [`TrainError`], such as too few points to fit on.
@@ -46,7 +47,7 @@ pub fn least_sure(
     let points = comparable(points);
     let model = fit(&points, profile, "", &settings)?;
     let flows = |members: &&Vec<usize>| regime(&points[members[0]]).is_non_idling();
-    let flowing = repeat::conditions(&points).iter().filter(flows).count();
+    let flowing = condition::conditions(&points).iter().filter(flows).count();
     let turns = if flowing < FEWEST { &FLOWING_FIRST[..] } else { &Regime::ALL[..] };
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {

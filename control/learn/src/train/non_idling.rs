@@ -1,6 +1,7 @@
-//! A forest and a calibration of their own for runs in which BFQ does not idle, where that is sharper.
+//! A forest and a calibration of their own for runs in which BFQ does not idle, where that is
+//! sharper.
 
-use rtvirtio_model::learned::{LN_SLICE, NonIdlingModel, SLICE_KEPT};
+use rtvirtio_model::learned::{NonIdlingModel, LN_SLICE, SLICE_KEPT};
 use rtvirtio_stats::conformal::{ConformalError, Quantile};
 use rtvirtio_stats::forest::ForestError;
 use rtvirtio_units::Nanos;
@@ -10,39 +11,43 @@ use super::{
     median,
 };
 
-/// What bounds start from here. What the slice model leaves has short tails, so a quantile that several neighbours carry is as good a start as one that few do, and what is left
-/// to learn is smoother than latency itself (`docs/model.md` has the figures of others).
+/// What bounds start from here. What the slice model leaves has short tails, so a quantile that
+/// several neighbours carry is as good a start as one that few do, and what is left to learn is
+/// smoother than latency itself (`docs/model.md` has the figures of others).
 const START: Start = Start {
     high: 0.9,
     leaf: 6,
     base: |row| row.x[LN_SLICE],
-    // One leaf holds runs that are full and runs that are not, where the slice model is right of both.
+    // One leaf holds saturated runs and others, where the slice model is right about both.
     lost: |row| 1.0 - row.x[SLICE_KEPT],
 };
 
 /// A model in two parts.
-pub(super) struct Apart {
-    pub(super) flowing: NonIdlingModel,
+pub(super) struct Split {
+    pub(super) non_idling: NonIdlingModel,
     /// The score of the one forest where BFQ idles.
     pub(super) idling: Quantile,
     /// What the host's own stalls add there.
     pub(super) idling_host: Option<Nanos>,
 }
 
-/// Bounds of their own for runs that flow, where they are sharper than those of the `one` forest for all, or where that misses more of them than it may (by more than chance: one
-/// standard error). Both are judged by trees that did not see a row. `None` where one forest is better, and where too few conditions flow for the confidence.
+/// Bounds of their own for runs in which BFQ does not idle, where they are sharper than those of
+/// the `one` forest for all, or where that misses more of them than it may (by more than chance:
+/// one standard error). Both are judged by trees that did not see a row. `None` where one forest is
+/// better, and where too few such conditions were measured for the confidence.
 ///
-/// A choice between two bounds by the runs that calibrated both may cost some of their confidence; what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
+/// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
+/// what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
 ///
 /// # Errors
 /// [`TrainError`].
-pub(super) fn apart(
+pub(super) fn split(
     one: &Bounded,
     rows: &[Row],
     settings: &TrainSettings,
-) -> Result<Option<Apart>, TrainError> {
-    let (flow, of_one): (Vec<Row>, Vec<f64>) = part(rows, &one.uppers, true);
-    let own = match bounded_forest(&flow, &START, settings) {
+) -> Result<Option<Split>, TrainError> {
+    let (non_idle, of_one): (Vec<Row>, Vec<f64>) = part(rows, &one.uppers, true);
+    let own = match bounded_forest(&non_idle, &START, settings) {
         Ok(own) => own,
         Err(
             TrainError::Forest(ForestError::TooFewGroups { .. })
@@ -50,9 +55,10 @@ pub(super) fn apart(
         ) => return Ok(None),
         Err(e) => return Err(e),
     };
-    let over =
-        |uppers: &[f64]| median(flow.iter().zip(uppers).map(|(r, upper)| upper - r.actual.ln()).collect());
-    if over(&own.uppers) >= over(&of_one) && !misses_more(&flow, &of_one, settings.miss) {
+    let over = |uppers: &[f64]| {
+        median(non_idle.iter().zip(uppers).map(|(r, upper)| upper - r.actual.ln()).collect())
+    };
+    if over(&own.uppers) >= over(&of_one) && !misses_more(&non_idle, &of_one, settings.miss) {
         return Ok(None);
     }
     let (idle, starts) = part(rows, &one.starts, false);
@@ -67,18 +73,19 @@ pub(super) fn apart(
         }
         Err(e) => return Err(e.into()),
     };
-    let host_stalls = host_stalls(&flow, &own.uppers, settings.miss)?;
-    let flowing = NonIdlingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
-    Ok(Some(Apart { flowing, idling, idling_host }))
+    let host_stalls = host_stalls(&non_idle, &own.uppers, settings.miss)?;
+    let non_idling = NonIdlingModel { forest: own.forest, high: own.high, bound: own.bound, host_stalls };
+    Ok(Some(Split { non_idling, idling, idling_host }))
 }
 
-/// The rows that flow, or those that do not, with what is known of each.
+/// The rows of runs in which BFQ does not idle, or of the others, with what is known of each.
 fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
     let these = rows.iter().zip(of).filter(|(r, _)| r.regime.is_non_idling() == flows);
     these.map(|(r, v)| (r.clone(), *v)).unzip()
 }
 
-/// Whether more runs are above `uppers` than the share `miss` explains, by more than a standard error.
+/// Whether more runs are above `uppers` than the share `miss` explains, by more than a standard
+/// error.
 fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let weights = equal_runs(&groups);
@@ -93,17 +100,19 @@ fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use rtvirtio_model::learned::{ModelFileError, NonIdlingModel};
+    use rtvirtio_model::learned::{NonIdlingModel, ModelFileError};
     use rtvirtio_model::{Elevator, HostModel, Learned, TailModel, UpperBasis};
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
 
-    use super::super::tests::{follow, made_up, profile, quick};
-    use super::super::{fit, inputs, regime};
+    use super::super::{fit, inputs};
     use crate::accuracy::judge;
+    use crate::condition::regime;
     use crate::dataset::Point;
+    use crate::made_up::{follow, made_up, profile, quick};
 
-    /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a factor of ten.
+    /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a
+    /// factor of ten.
     fn chancy(n: usize, seed: u64) -> Vec<Point> {
         let mut points = made_up(n, 0.1, seed);
         let mut random = Random::new(seed);
@@ -117,9 +126,9 @@ mod tests {
     #[test]
     fn chance_where_bfq_idles_does_not_widen_the_bounds_elsewhere() {
         let model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        let flowing = model.non_idling.clone().expect("a part of its own");
+        let flowing = model.flowing.clone().expect("a part of its own");
         // With one forest for all, the score of the runs that idle goes for all of them.
-        let one = HostModel { non_idling: None, ..model.clone() };
+        let one = HostModel { flowing: None, ..model.clone() };
         let test = chancy(200, 9);
         let of = |model: &HostModel| judge(&[(Arc::new(model.clone()), test.clone())], &profile()).unwrap();
         let (with, measured) = of(&model).flowing();
@@ -129,7 +138,8 @@ mod tests {
             with.sharpness < 2.0 && with.sharpness < 0.6 * without.sharpness,
             "{with:?} after {without:?}"
         );
-        // It says that its confidence is of runs like these, and where a load lies outside of these.
+        // It says that its confidence is of runs like these, and where a load lies outside of
+        // these.
         let point = test.iter().find(|p| regime(p).is_non_idling()).unwrap();
         let (mut spec, config) = inputs(point);
         let learned = Learned::bound(Arc::new(model.clone()));
@@ -151,15 +161,16 @@ mod tests {
         for change in spoil {
             let mut part = flowing.clone();
             change(&mut part);
-            let told = HostModel { non_idling: Some(part), ..model.clone() }.check().unwrap_err();
+            let message = HostModel { flowing: Some(part), ..model.clone() }.check().unwrap_err();
             assert!(
-                matches!(&told, ModelFileError::Damaged(what) if what.contains("does not idle")),
-                "{told}"
+                matches!(&message, ModelFileError::Damaged(what) if what.contains("does not idle")),
+                "{message}"
             );
         }
     }
 
-    /// The same, but every other run in which BFQ does not idle asks for more than the device has, and without a scheduler a fifth more is lost than the slice model says.
+    /// The same, but every other run in which BFQ does not idle asks for more than the device has,
+    /// and without a scheduler a fifth more is lost than the slice model says.
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
         let mut random = Random::new(seed);
@@ -182,10 +193,11 @@ mod tests {
 
     #[test]
     fn full_runs_do_not_make_others_doubt_their_rates() {
-        // Tails of full runs differ from those of the slice model by as much as others, so they are in the same leaves.
+        // Tails of full runs differ from those of the slice model by as much as others, so they are
+        // in the same leaves.
         let mut model = fit(&half_full(400, 1), &profile(), "", &quick()).unwrap();
         // A bound that shows no rate.
-        model.non_idling.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
+        model.flowing.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
         let judged = judge(&[(Arc::new(model), half_full(200, 9))], &profile()).unwrap();
         let rates = judged.flowing_rates;
         let lost = judged.flowing().0.n - rates.kept;
@@ -197,7 +209,7 @@ mod tests {
     fn a_bound_leaves_no_room_for_a_loss_where_it_holds() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
         // What was measured says that half of each rate is lost.
-        let part = model.non_idling.as_mut().expect("a part of its own");
+        let part = model.flowing.as_mut().expect("a part of its own");
         part.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.5);
         let learned = Learned::bound(Arc::new(model));
         let (mut shown, mut guessed) = (0, 0);
@@ -221,7 +233,7 @@ mod tests {
     #[test]
     fn a_limit_below_the_rates_takes_them_whatever_was_measured() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        // Nobody lost anything.
+        // No task lost anything.
         model.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.0);
         let learned = Learned::bound(Arc::new(model));
         let points = chancy(200, 9);
@@ -235,11 +247,11 @@ mod tests {
     }
 
     #[test]
-    fn with_a_handful_of_runs_that_flow_there_is_one_forest() {
+    fn with_a_handful_of_non_idling_runs_there_is_one_forest() {
         let all = chancy(260, 3);
         let idling = all.iter().filter(|p| !regime(p).is_non_idling());
         let few: Vec<Point> =
             idling.chain(all.iter().filter(|p| regime(p).is_non_idling()).take(10)).cloned().collect();
-        assert!(fit(&few, &profile(), "", &quick()).unwrap().non_idling.is_none());
+        assert!(fit(&few, &profile(), "", &quick()).unwrap().flowing.is_none());
     }
 }

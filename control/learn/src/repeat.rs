@@ -1,14 +1,17 @@
 //! How far two runs of the same thing differ: no prediction can be sharper than that.
 //!
-//! A tail is a random quantity. A bound that holds for 99 of 100 runs must leave room for what differs between runs of one
-//! condition, and a model that knew each condition's own law perfectly would still need that room. It is measured by running
-//! some conditions more than once.
+//! A tail is a random quantity. A bound that holds for 99 of 100 runs must leave room for what
+//! differs between runs of one condition, and a model that knew each condition's own law perfectly
+//! would still need that room. It is measured by running some conditions more than once.
 
 use rtvirtio_model::learned::Regime;
 use serde::Serialize;
 
+use crate::condition::regime;
 use crate::dataset::Point;
-use crate::train::{median, regime};
+use crate::statistic::median;
+
+pub use crate::condition::conditions;
 
 /// Normal quantile of 99 %.
 const Z99: f64 = 2.326;
@@ -20,13 +23,16 @@ pub struct Repeatability {
     pub conditions: usize,
     /// Runs of them.
     pub runs: usize,
-    /// Per regime: name, pairs of runs, typical factor between two runs (median of larger over smaller), 90th percentile of that.
+    /// Per regime: name, pairs of runs, typical factor between two runs (median of larger over
+    /// smaller), 90th percentile of that.
     pub regimes: Vec<(String, usize, f64, f64)>,
-    /// Median over all tasks of the factor that a bound at 99 % needs above the median of its own condition: `exp(2.33 s)`, with `s` the
-    /// standard deviation of ln(tail) between runs of one condition, pooled in each regime. Tails are taken as log-normal here, which
-    /// flatters: theirs are heavier.
+    /// Median over all tasks of the factor that a bound at 99 % needs above the median of its own
+    /// condition: `exp(2.33 s)`, with `s` the standard deviation of ln(tail) between runs of one
+    /// condition, pooled in each regime. Tails are taken as log-normal here, which flatters: theirs
+    /// are heavier.
     pub floor: f64,
-    /// The same of tasks in runs in which BFQ does not idle, and how many such runs there are; `None` without any.
+    /// The same of tasks in runs in which BFQ does not idle, and how many such runs there are;
+    /// `None` without any.
     pub flowing: Option<(f64, usize)>,
 }
 
@@ -84,31 +90,19 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     Some(Repeatability { conditions: groups.len(), runs, regimes, floor: median_of(&spread), flowing })
 }
 
-/// Indices of the points by condition, in order of first appearance.
-#[must_use]
-pub fn conditions(points: &[Point]) -> Vec<Vec<usize>> {
-    let mut groups: Vec<Vec<usize>> = Vec::new();
-    for (i, p) in points.iter().enumerate() {
-        match groups.iter_mut().find(|g| points[g[0]].repeats(p)) {
-            Some(group) => group.push(i),
-            None => groups.push(vec![i]),
-        }
-    }
-    groups
-}
-
 #[cfg(test)]
 mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use crate::train::tests::made_up;
+    use crate::made_up::made_up;
 
     #[test]
     fn the_spread_between_runs_is_found_and_conditions_are_told_apart() {
         let mut points = made_up(20, 0.0, 1);
         assert!(repeatability(&points).is_none(), "each condition ran once");
-        // Each condition again, by a factor of e^0.2 longer: a standard deviation of 0.2 / sqrt(2) about the mean.
+        // Each condition again, by a factor of e^0.2 longer: a standard deviation of 0.2 / sqrt(2)
+        // about the mean.
         let again: Vec<Point> = points
             .iter()
             .map(|p| {

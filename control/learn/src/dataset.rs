@@ -1,7 +1,9 @@
-//! The dataset: one measured run per line, with everything needed to use it and to measure it again.
+//! The dataset: one measured run per line, with everything needed to use it and to measure it
+//! again.
 //!
-//! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host went on, a [`Moved`] before its first point. A run that is cut off leaves at most one incomplete last line, which is
-//! dropped when the file is read for going on.
+//! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host went on, a
+//! [`Moved`] before its first point. A run that is cut off leaves at most one incomplete last line,
+//! which is dropped when the file is resumed.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -9,12 +11,12 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_measure::fio::IoClass;
+use rtvirtio_stats::Latencies;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::TaskMeasurement;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::Profile;
-use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +25,8 @@ use crate::load::{Knobs, Stream};
 /// Version of the file's form.
 pub const DATASET_SCHEMA: &str = "rtvirtio.dataset.v2";
 
-/// [`Point::scheme`] of the points of a design. Only they fit and judge models: settings that a model chose would flatter or blame it.
+/// [`Point::scheme`] of the points of a design. Only they fit and judge models: settings that a
+/// model chose would flatter or blame it.
 pub const SWEEP: &str = "sweep";
 
 /// The first line.
@@ -38,10 +41,11 @@ pub struct Header {
     pub command: String,
     /// When it was begun.
     pub generated: String,
-    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part, which a file name does not tell.
+    /// [`rtvirtio_model::HostModel::fingerprint`] of the learned model that took part: a file name
+    /// does not identify it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Confidence of its bound, as a share of runs; where it is not said, 0.99.
+    /// Confidence of its bound, as a share of runs; 0.99 where it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
     /// What `rtvirtio profile` measured of each device, by the device's name in the points.
@@ -90,7 +94,7 @@ pub struct Point {
     pub vms: Vec<Vec<Stream>>,
     /// How quiet the host was.
     pub noise: Noise,
-    /// Whether the disk itself stood still; absent in data from before it was looked at.
+    /// Whether the disk itself stood still; absent in older data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
     /// What each task got, VM by VM.
@@ -113,19 +117,22 @@ pub struct Outcome {
     pub p9999: Nanos,
     /// Largest.
     pub max: Nanos,
-    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still ([`rtvirtio_measure::stalls::Stalls`]): the
-    /// part of the tail that settings can change. Absent where it is not known when requests ran, as in a guest.
+    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still
+    /// ([`rtvirtio_measure::stalls::Stalls`]): the part of the tail that settings can change. Absent
+    /// where it is not known when requests ran, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,
-    /// The same with the stalls a second later: how much the method takes off by itself.
+    /// The same with the stalls a second later: how much the method subtracts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo: Option<Nanos>,
-    /// p99.99 by fio's own clock, from submission, as the papers report it: what a late request makes the next one wait does not count in it.
+    /// p99.99 by fio's own clock, from submission, as the papers report it: what a late request
+    /// makes the next one wait does not count in it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_fio: Option<Nanos>,
     /// All latencies, see [`pack`].
     pub hist: Vec<u64>,
-    /// Upper bound that a learned model gave for [`Outcome::tail`] before the run; absent without one.
+    /// Upper bound that a learned model gave for [`Outcome::tail`] before the run; absent without
+    /// one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Nanos>,
     /// The same for [`Outcome::p9999`], with what the host's own stalls add.
@@ -187,7 +194,8 @@ impl Outcome {
 /// Buckets per power of two: a latency is known to 4.4 %.
 const STEPS: f64 = 16.0;
 
-/// A histogram as pairs: distance to the previous non-empty bucket, count. Bucket `i` holds latencies up to `2^(i / 16)` ns.
+/// A histogram as pairs: distance to the previous non-empty bucket, count. Bucket `i` holds
+/// latencies up to `2^(i / 16)` ns.
 #[must_use]
 pub fn pack(latencies: &Latencies) -> Vec<u64> {
     let mut buckets: BTreeMap<u64, u64> = BTreeMap::new();
@@ -204,7 +212,8 @@ pub fn pack(latencies: &Latencies) -> Vec<u64> {
     out
 }
 
-/// Upper edge and count of every bucket of [`pack`], rising; `None` when the pairs are not a histogram.
+/// Upper edge and count of every bucket of [`pack`], rising; `None` when the pairs are not a
+/// histogram.
 #[must_use]
 pub fn unpack(hist: &[u64]) -> Option<Vec<(Nanos, u64)>> {
     let mut out = Vec::with_capacity(hist.len() / 2);
@@ -220,7 +229,8 @@ pub fn unpack(hist: &[u64]) -> Option<Vec<(Nanos, u64)>> {
     Some(out)
 }
 
-/// Latency that a share `p` of a packed histogram does not exceed; `None` when it is empty or not a histogram.
+/// Latency that a share `p` of a packed histogram does not exceed; `None` when it is empty or not a
+/// histogram.
 #[must_use]
 pub fn percentile(hist: &[u64], p: Percentile) -> Option<Nanos> {
     let buckets = unpack(hist)?;
@@ -251,7 +261,8 @@ impl Dataset {
     /// Reads a file and checks every line.
     ///
     /// # Errors
-    /// [`DatasetError`] naming the line: another version, a result that does not fit the tasks, a number that cannot be.
+    /// [`DatasetError`] naming the line: another version, a result that does not fit the tasks, a
+    /// number out of its range.
     pub fn load(path: &Path) -> Result<Self, DatasetError> {
         Self::read(path, false)
     }
@@ -289,7 +300,7 @@ impl Dataset {
         Ok(Self { header, points, moves })
     }
 
-    /// Who measured last.
+    /// The host that measured last.
     #[must_use]
     pub fn last_host(&self) -> &HostFacts {
         self.moves.last().map_or(&self.header.host, |(_, host)| host)
@@ -344,7 +355,8 @@ impl Point {
         self.kind == other.kind && self.seconds == other.seconds && self.does_the_same(other)
     }
 
-    /// Whether both ran the same load under the same settings, for however long and with whatever VMs.
+    /// Whether both ran the same load under the same settings, for however long and with whatever
+    /// VMs.
     #[must_use]
     pub fn does_the_same(&self, other: &Self) -> bool {
         self.device == other.device
@@ -368,11 +380,12 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a file, or goes on with one: then its points come back too, and an incomplete last line is cut off.
+    /// Begins a file, or goes on with one: then its points come back too, and an incomplete last
+    /// line is cut off.
     ///
     /// # Errors
-    /// [`DatasetError`]; also when the file was begun by another command than `header` says, or on another host and `other` does not
-    /// allow for that.
+    /// [`DatasetError`]; also when the file was begun by another command than `header` says, or on
+    /// another host and `other` does not allow for that.
     pub fn open(path: &Path, header: &Header, other: OtherHost) -> Result<(Self, Vec<Point>), DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let begun = std::fs::metadata(path).is_ok_and(|m| m.len() > 0);
@@ -426,6 +439,12 @@ impl Recorder {
         Ok((recorder, points))
     }
 
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Adds a point.
     ///
     /// # Errors
@@ -459,4 +478,4 @@ fn cut_last_line(path: &Path, lines: usize) -> io::Result<()> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

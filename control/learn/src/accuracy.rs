@@ -3,64 +3,23 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::stats::coverage::{Evaluation, coverage_by, wilson};
-use rtvirtio_model::learned::{Regime, writes};
-use rtvirtio_model::{Analytical, Elevator, HostModel, Learned, Profile, TailModel, UpperBasis};
+use rtvirtio_model::learned::Regime;
+use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_stats::Random;
+use crate::coverage::{Evaluation, coverage_by, wilson};
 use serde::Serialize;
 
+use crate::condition::conditions;
 use crate::dataset::Point;
+use crate::held::held;
 use crate::rates::Rates;
-use crate::repeat::conditions;
-use crate::train::{TrainError, TrainSettings, fewest, fit, inputs, lost, median};
+use crate::statistic::median;
+use crate::train::{TrainError, TrainSettings, fewest, fit};
 
-/// Folds where nothing else is said.
+pub use crate::held::Held;
+
+/// Folds by default.
 pub const FOLDS: usize = 5;
-
-/// One held-out task.
-#[derive(Clone, Debug, Serialize)]
-pub struct Held {
-    /// Its run.
-    pub id: String,
-    /// Index of the task in the run.
-    pub task: usize,
-    /// VMs with paced tasks.
-    pub vms: usize,
-    /// Regime.
-    pub regime: &'static str,
-    /// Host elevator.
-    pub elevator: Elevator,
-    /// Whether anything writes beside it or in it.
-    pub writes: bool,
-    /// Utilisation by declared rates, 0 to 1.
-    pub load: f64,
-    /// Measured without the host's own stalls where they are known, ms: what the models predict.
-    pub actual_ms: f64,
-    /// Measured with them, ms.
-    pub with_host_ms: f64,
-    /// Expected by the learned model, ms.
-    pub expected_ms: f64,
-    /// Its upper bound, ms.
-    pub upper_ms: f64,
-    /// The same with what the host's own stalls add, ms; none where they are not known.
-    pub upper_with_host_ms: Option<f64>,
-    /// Whether the bound is a guess, because what ran lies outside of what was learned from.
-    pub extrapolated: bool,
-    /// Slice model, ms.
-    pub slice_ms: f64,
-    /// The paper's equations with its Table III, ms; none for elevators that they do not cover.
-    pub analytical_ms: Option<f64>,
-    /// The same with coefficients fitted on this host.
-    pub fitted_ms: Option<f64>,
-    /// The paper's network, ms.
-    pub mlp_ms: Option<f64>,
-    /// Longest stall of the host itself during the run, ms.
-    pub host_stall_ms: f64,
-    /// Share of the declared rate that was kept, 0 to 1.
-    pub kept: f64,
-    /// The same as expected by the learned model.
-    pub expected_kept: f64,
-}
 
 /// How one predictor did.
 #[derive(Clone, Debug, Serialize)]
@@ -71,7 +30,8 @@ pub struct Score {
     pub n: usize,
     /// Median of predicted / actual.
     pub bias: f64,
-    /// Median of max(predicted / actual, actual / predicted): the typical factor by which it is wrong.
+    /// Median of max(predicted / actual, actual / predicted): the typical factor by which it is
+    /// wrong.
     pub factor: f64,
     /// 90th percentile of that factor.
     pub factor_p90: f64,
@@ -88,7 +48,8 @@ pub struct Score {
 pub struct WithHost {
     /// Tasks.
     pub n: usize,
-    /// Runs of them in which the host stood still for so long that nobody knows what it took: judged here, and nowhere else.
+    /// Runs of them in which the host stood still for so long that its share of the tail is
+    /// unknown: judged here, and nowhere else.
     pub unknown: usize,
     /// What is added to the bound, ms; the median of several models.
     pub adds_ms: f64,
@@ -116,8 +77,8 @@ pub struct Accuracy {
     pub coverage: f64,
     /// Its 95 % interval, as if each run had one task: tasks of one run share their luck.
     pub coverage_interval: [f64; 2],
-    /// The bound with what the host's own stalls add, against the tails as measured; absent where stalls are not known: then all else here is
-    /// of tails as measured.
+    /// The bound with what the host's own stalls add, against the tails as measured; absent where
+    /// stalls are not known: then all else here is of tails as measured.
     pub with_host: Option<WithHost>,
     /// Coverage by group, worst first: name, n, share.
     pub groups: Vec<Group>,
@@ -125,7 +86,8 @@ pub struct Accuracy {
     pub sharpness: f64,
     /// The same per regime.
     pub sharpness_by_regime: Vec<(String, usize, f64)>,
-    /// How well rates were foretold where BFQ idles; also of runs whose tails nobody knows without the host's stalls, once these are judged.
+    /// How well rates were predicted where BFQ idles; also of runs whose tails are not known
+    /// without the host's stalls, once these are judged.
     pub idling_rates: Rates,
     /// The same where BFQ does not idle.
     pub flowing_rates: Rates,
@@ -161,7 +123,8 @@ pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Resu
 }
 
 impl Accuracy {
-    /// Judges the bound for tails as measured on `others` too: runs in which the host stood still for so long that nobody knows what it took.
+    /// Judges the bound for tails as measured on `others` too: runs in which the host stood still
+    /// for so long that its share of the tail is unknown.
     ///
     /// # Errors
     /// [`TrainError`].
@@ -187,18 +150,17 @@ pub struct Flowing {
 }
 
 impl Accuracy {
-    /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the host's stalls are known.
+    /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the
+    /// host's stalls are known.
     #[must_use]
     pub fn flowing(&self) -> (Flowing, Option<Flowing>) {
-        let held = || self.held.iter().filter(|h| flows(h));
+        let held = || self.held.iter().filter(|h| h.is_non_idling());
         let measured = held().map(|h| Some(h.upper_with_host_ms? / h.with_host_ms.max(1e-6)));
-        (Flowing::of(held().map(over).collect()), measured.collect::<Option<Vec<f64>>>().map(Flowing::of))
+        (
+            Flowing::of(held().map(Held::bound_over_tail).collect()),
+            measured.collect::<Option<Vec<f64>>>().map(Flowing::of),
+        )
     }
-}
-
-/// Whether a task ran where BFQ does not idle.
-fn flows(held: &Held) -> bool {
-    Regime::ALL.into_iter().any(|r| r.is_non_idling() && r.name() == held.regime)
 }
 
 impl Flowing {
@@ -208,11 +170,6 @@ impl Flowing {
         let coverage = below as f64 / over.len().max(1) as f64;
         Self { n: over.len(), coverage, sharpness: median(over) }
     }
-}
-
-/// Bound over tail.
-fn over(held: &Held) -> f64 {
-    held.upper_ms / held.actual_ms.max(1e-6)
 }
 
 impl WithHost {
@@ -235,53 +192,8 @@ impl WithHost {
     }
 }
 
-/// The tasks with a rate of points that a model was not fitted on, with what it says of them.
-fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<Held>, TrainError> {
-    let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
-    let stalls_known = model.host_stalls.is_some();
-    let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
-    let mut held = Vec::new();
-    for point in test {
-        let (spec, config) = inputs(point);
-        let bad = |source| TrainError::Point { id: point.id.clone(), source };
-        let learned = ours.forecast(profile, &spec, &config).map_err(bad)?;
-        let slice = rtvirtio_model::Slice.forecast(profile, &spec, &config).map_err(bad)?;
-        let equations = Analytical::default().forecast(profile, &spec, &config).ok();
-        let calibrated = fitted.as_ref().and_then(|m| m.forecast(profile, &spec, &config).ok());
-        let mlp = paper.forecast(profile, &spec, &config).ok();
-        let (x, _) =
-            rtvirtio_model::learned::features(profile, &spec, &config, point.seconds).map_err(bad)?;
-        let load_at = rtvirtio_model::learned::NAMES.iter().position(|n| *n == "load").unwrap_or(0);
-        for (i, (_, stream, outcome)) in point.tasks().enumerate() {
-            let Some(lost) = lost(stream, outcome) else { continue };
-            held.push(Held {
-                id: point.id.clone(),
-                task: i,
-                vms: point.vms.iter().filter(|vm| vm.iter().any(|s| s.rate.is_some())).count(),
-                regime: Regime::of(&spec, &config).name(),
-                elevator: config.elevator,
-                writes: writes(&spec),
-                load: x[i][load_at],
-                actual_ms: outcome.tail().as_millis_f64(),
-                with_host_ms: outcome.p9999.as_millis_f64(),
-                expected_ms: learned[i].latency_ns.as_millis_f64(),
-                upper_ms: learned[i].judged().as_millis_f64(),
-                upper_with_host_ms: stalls_known.then(|| learned[i].promised().as_millis_f64()),
-                extrapolated: learned[i].upper.as_ref().is_some_and(|u| u.basis == UpperBasis::Extrapolated),
-                slice_ms: slice[i].latency_ns.as_millis_f64(),
-                analytical_ms: equations.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
-                fitted_ms: calibrated.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
-                mlp_ms: mlp.as_ref().map(|f| f[i].latency_ns.as_millis_f64()),
-                host_stall_ms: point.noise.max_ns.as_millis_f64(),
-                kept: 1.0 - lost,
-                expected_kept: learned[i].rate_kept,
-            });
-        }
-    }
-    Ok(held)
-}
-
-/// Splits points into `k` pairs of those to fit on and those to judge on, where each condition is judged once. Runs of one condition stay together.
+/// Splits points into `k` pairs of those to fit on and those to judge on, where each condition is
+/// judged once. Runs of one condition stay together.
 #[must_use]
 pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Point>)> {
     let mut groups = conditions(points);
@@ -293,7 +205,8 @@ pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Poin
     (0..k).map(|f| (take(&|g| g % k != f), take(&|g| g % k == f))).collect()
 }
 
-/// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one run share their luck.
+/// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one
+/// run share their luck.
 fn interval_by_runs(held: &[Held], share: f64) -> [f64; 2] {
     let runs = held.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len();
     let below = (share * runs as f64).floor() as usize;
@@ -310,7 +223,8 @@ fn summarise(
     let sharpness_by_regime = Regime::ALL
         .iter()
         .map(|r| {
-            let of: Vec<f64> = held.iter().filter(|h| h.regime == r.name()).map(over).collect();
+            let of: Vec<f64> =
+                held.iter().filter(|h| h.regime == r.name()).map(Held::bound_over_tail).collect();
             (r.name().to_owned(), of.len(), median(of))
         })
         .collect();
@@ -329,15 +243,16 @@ fn summarise(
         coverage_interval: interval_by_runs(&held, share),
         with_host: WithHost::of(&held, others)?,
         groups,
-        sharpness: median(held.iter().map(over).collect()),
+        sharpness: median(held.iter().map(Held::bound_over_tail).collect()),
         sharpness_by_regime,
-        idling_rates: Rates::of(held.iter().chain(others).filter(|h| !flows(h))),
-        flowing_rates: Rates::of(held.iter().chain(others).filter(|h| flows(h))),
+        idling_rates: Rates::of(held.iter().chain(others).filter(|h| !h.is_non_idling())),
+        flowing_rates: Rates::of(held.iter().chain(others).filter(|h| h.is_non_idling())),
         held,
     })
 }
 
-/// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and bound.
+/// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and
+/// bound.
 fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64, Vec<Group>), TrainError> {
     let (actual, upper): (Vec<f64>, Vec<f64>) = held.iter().map(|h| judged(h)).unzip();
     let mut groups = Vec::new();
@@ -368,8 +283,9 @@ fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64
     Ok((overall.share, groups))
 }
 
-/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within a tenth of that with all of them; `None` where only the last
-/// point is: then more runs would help.
+/// Fewest runs of a learning curve from which on the typical factor of the expected tail is within
+/// a tenth of that with all of them; `None` where only the last point is: then more runs would
+/// help.
 #[must_use]
 pub fn enough(curve: &[Accuracy]) -> Option<usize> {
     let factor = |a: &Accuracy| a.scores[0].factor;
@@ -397,7 +313,8 @@ fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) 
     }
 }
 
-/// Accuracy over the number of points: the learning curve, of those sizes that have conditions enough for a bound.
+/// Accuracy over the number of points: the learning curve, of those sizes that have conditions
+/// enough for a bound.
 ///
 /// # Errors
 /// [`TrainError`].

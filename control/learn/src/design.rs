@@ -1,7 +1,8 @@
 //! Which conditions a sweep measures: a Latin hypercube over loads and knobs.
 //!
-//! The levels are those of the RT-VirtIO paper's Table II (VM count, weights, task sets, IOPS, `slice_idle`, `timeout_sync`) and what it
-//! left out: no idling, `low_latency`, `max_budget`, the other elevators, caps, writes, larger blocks, a neighbour without a rate.
+//! The levels are those of the RT-VirtIO paper's Table II (VM count, weights, task sets, IOPS,
+//! `slice_idle`, `timeout_sync`) and what it left out: no idling, `low_latency`, `max_budget`, the
+//! other elevators, caps, writes, larger blocks, a neighbour without a rate.
 
 use rtvirtio_model::Elevator;
 use rtvirtio_stats::design::{latin_hypercube, level};
@@ -35,6 +36,16 @@ pub enum Neighbour {
 }
 
 impl Neighbour {
+    /// For names.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Flood => "flood",
+            Self::Writer => "writer",
+            Self::Burst => "burst",
+        }
+    }
+
     /// Its one task.
     #[must_use]
     pub fn stream(self) -> Stream {
@@ -79,8 +90,9 @@ pub fn conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Condition> {
 /// Coordinates of [`paper_conditions`].
 const PAPER_DIMENSIONS: usize = 11;
 
-/// `n` conditions of the RT-VirtIO paper's Table II and nothing else: idling BFQ, weights, 4 KiB random reads at 100, 500 and 1500/s. Its coefficients
-/// and its network have no input for anything more.
+/// `n` conditions of the RT-VirtIO paper's Table II and nothing else: idling BFQ, weights, 4 KiB
+/// random reads at 100, 500 and 1500/s. Its coefficients and its network have no input for anything
+/// more.
 #[must_use]
 pub fn paper_conditions(n: usize, limits: &Limits<'_>, seed: u64) -> Vec<Condition> {
     let one = |u: &Vec<f64>| {
@@ -119,7 +131,8 @@ fn condition(u: &[f64], limits: &Limits<'_>) -> Condition {
     let neighbour = neighbour(at(2), limits.writes);
     let writes = if limits.writes { pick(at(3), &[0.0, 0.0, 0.3], 0.0) } else { 0.0 };
     let block = pick(at(4), &[4, 4, 4, 16, 64, 128].map(Bytes::from_kib), Bytes::from_kib(4));
-    // The declared load never exceeds what the device does; near its limit nothing but the limit would be learnt.
+    // The declared load never exceeds what the device does; near its limit nothing but the limit
+    // would be learnt.
     let most = 0.1 + 0.8 * at(5);
     let offered: f64 = rates.iter().sum::<f64>() * n as f64 * (limits.cost)(writes, block);
     let scale = (most / offered).min(1.0);

@@ -1,24 +1,24 @@
-//! From measured runs to a host model, and how well it holds on runs that it has not seen.
+//! From measured runs to a host model.
 
 use rtvirtio_model::learned::{
     HOST_MODEL_SCHEMA, HostModel, NAMES, PAPER_WIDTH, Regime, WIDTH, features, paper_features,
 };
-use rtvirtio_model::{Config, Elevator, ModelError, Profile};
-use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_model::{ModelError, Profile};
 use rtvirtio_stats::conformal::{ConformalError, Quantile, calibrate};
 use rtvirtio_stats::ensemble::{Ensemble, EnsembleError, EnsembleOptions, FitReport};
 use rtvirtio_stats::forest::{Forest, ForestError, ForestOptions};
 use rtvirtio_stats::mlp::{Loss, MlpError, Rows, TrainOptions};
-use rtvirtio_units::{Bytes, Nanos};
+use rtvirtio_units::Nanos;
 
-use crate::calibrate::fitted;
-use crate::dataset::{Outcome, Point};
-use crate::load::{Stream, spec};
-use crate::repeat::conditions;
+use crate::coefficients::fitted;
+use crate::condition::{conditions, lost, paper_domain};
+use crate::dataset::Point;
 
-mod flowing;
 mod guests;
+mod non_idling;
 
+pub use crate::condition::inputs;
+pub use crate::statistic::median;
 pub use guests::fit_guests;
 
 /// Share of runs whose tail may lie above the bound.
@@ -27,14 +27,16 @@ pub const MISS: f64 = 0.01;
 /// Fewest conditions that a model is fitted on at 99 %.
 pub const FEWEST: usize = fewest(MISS);
 
-/// Fewest conditions that a bound which a share `miss` of runs may miss is fitted on: a fifth more than the 1 / miss below which conformal prediction has
-/// nothing to say. Runs of one condition count as one.
+/// Fewest conditions that a bound which a share `miss` of runs may miss is fitted on: a fifth more
+/// than the 1 / miss below which conformal prediction has nothing to say. Runs of one condition
+/// count as one.
 #[must_use]
 pub const fn fewest(miss: f64) -> usize {
     (1.2 / miss + 0.5) as usize
 }
 
-/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five networks see next to nothing each.
+/// Fewest conditions of the paper's kind that its network is fitted on: with fewer the five
+/// networks see next to nothing each.
 const FEWEST_OF_PAPER: usize = 20;
 
 /// Why there is no model.
@@ -117,7 +119,8 @@ pub enum TrainError {
 pub struct Row {
     /// Index of its run in the points given.
     pub point: usize,
-    /// Its condition: runs of the same load under the same settings are never on both sides of a fold.
+    /// Its condition: runs of the same load under the same settings are never on both sides of a
+    /// fold.
     pub condition: usize,
     /// Features.
     pub x: [f64; WIDTH],
@@ -135,33 +138,7 @@ pub struct Row {
     pub paper_domain: bool,
 }
 
-/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random reads at a rate, no caps, no
-/// neighbour. Its network has no input for anything else.
-pub(crate) fn paper_domain(point: &Point) -> bool {
-    let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };
-    point.knobs.elevator == Elevator::Bfq
-        && point.knobs.caps.iter().all(Option::is_none)
-        && point.vms.iter().flatten().all(|s| s.rate.is_some() && plain(s))
-}
-
-/// Spec and configuration of a point.
-#[must_use]
-pub fn inputs(point: &Point) -> (Spec, Config) {
-    let kind = match point.kind {
-        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
-        rtvirtio_measure::VmKind::Process => LabKind::Process,
-    };
-    let device = Device::Twin { profile: point.device.clone(), size: Bytes(1 << 30) };
-    (spec(&point.vms, device, kind), point.knobs.config())
-}
-
-/// The regime that a point ran in.
-pub(crate) fn regime(point: &Point) -> Regime {
-    let (spec, config) = inputs(point);
-    Regime::of(&spec, &config)
-}
-
-/// The tasks with a rate of all points: those without one have no tail that anybody asked for.
+/// The tasks with a rate of all points: those without one have no target to meet.
 ///
 /// # Errors
 /// [`TrainError::Point`].
@@ -195,11 +172,6 @@ pub fn rows(points: &[Point], profile: &Profile) -> Result<Vec<Row>, TrainError>
     Ok(out)
 }
 
-/// Share of the declared rate that was lost; `None` without a rate.
-pub(crate) fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
-    stream.rate.map(|r| (1.0 - outcome.rate.0 / r.0).clamp(0.0, 1.0))
-}
-
 /// How a model is fitted.
 #[derive(Clone, Debug)]
 pub struct TrainSettings {
@@ -219,8 +191,9 @@ impl Default for TrainSettings {
     }
 }
 
-/// Runs whose tails are of one kind: without those of which it is not known when the host stood still, where it is known of most (a host that
-/// does so for more than a twentieth of a run, and such a run says little anyway); else all, as measured.
+/// Runs whose tails are of one kind: without those of which it is not known when the host stood
+/// still, where it is known of most (a host that does so for more than a twentieth of a run, and
+/// such a run shows little anyway); else all, as measured.
 #[must_use]
 pub fn comparable(points: &[Point]) -> Vec<Point> {
     let known = |p: &&Point| p.tasks().all(|(_, s, r)| s.rate.is_none() || r.p9999_awake.is_some());
@@ -233,8 +206,9 @@ pub fn comparable(points: &[Point]) -> Vec<Point> {
     all
 }
 
-/// What must be added to the bounds so that they hold for tails as measured, with the host's own stalls, in a share `1 - miss` of runs like
-/// these; `None` where the runs do not tell the stalls apart. `uppers` are ln(bound in s) by trees that did not see the row.
+/// What must be added to the bounds so that they hold for tails as measured, with the host's own
+/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not tell the stalls
+/// apart. `uppers` are ln(bound in s) by trees that did not see the row.
 fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
     let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());
     let Some(over) = rows.iter().zip(uppers).map(over).collect::<Option<Vec<f64>>>() else { return Ok(None) };
@@ -264,9 +238,9 @@ pub fn fit(
         return Err(TrainError::Mixed { known, of: rows.len() });
     }
     let one = bounded_forest(&rows, &Start::of_all(settings.miss), settings)?;
-    let apart = flowing::apart(&one, &rows, settings)?;
-    let (bound, host_stalls, flowing) = match apart {
-        Some(apart) => (apart.idling, apart.idling_host, Some(apart.flowing)),
+    let split = non_idling::split(&one, &rows, settings)?;
+    let (bound, host_stalls, flowing) = match split {
+        Some(split) => (split.idling, split.idling_host, Some(split.non_idling)),
         None => (one.bound, host_stalls(&rows, &one.uppers, settings.miss)?, None),
     };
     Ok(HostModel {
@@ -296,7 +270,7 @@ struct Start {
     leaf: usize,
     /// ln of the latency that the forest learns the ratio to, in s.
     base: fn(&Row) -> f64,
-    /// Share of the rate whose loss it takes for granted.
+    /// Share of the rate that it assumes lost.
     lost: fn(&Row) -> f64,
 }
 
@@ -320,8 +294,8 @@ struct Bounded {
 
 /// Fits a forest on rows and calibrates its bound.
 ///
-/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how uncertain a tail is, the score how far it is off on
-/// runs that its trees did not see.
+/// Conformalised quantile regression (Romano, Patterson and Candes 2019): the quantile says how
+/// uncertain a tail is, the score how far it is off on runs that its trees did not see.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -345,16 +319,20 @@ fn bounded_forest(rows: &[Row], start: &Start, settings: &TrainSettings) -> Resu
     Ok(Bounded { forest, high: start.high, bound, starts, uppers })
 }
 
-/// The score by which tails exceed what bounds start from in no more than a share `miss` of new runs.
+/// The score by which tails exceed what bounds start from in no more than a share `miss` of new
+/// runs.
 fn calibrated(rows: &[Row], starts: &[f64], miss: f64) -> Result<Quantile, ConformalError> {
     let scores: Vec<f64> = rows.iter().zip(starts).map(|(r, start)| r.actual.ln() - start).collect();
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     calibrate(&scores, &groups, miss)
 }
 
-/// The paper's network: its raw features, mean squared error of the latency itself, on the runs of the paper's kind. `None` with too few of them
-/// for the folds.
-pub(crate) fn fit_paper(
+/// The paper's network: its raw features, mean squared error of the latency itself, on the runs of
+/// the paper's kind. `None` with too few of them for the folds.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn fit_paper(
     rows: &[Row],
     options: &EnsembleOptions,
 ) -> Result<Option<(Ensemble, FitReport)>, TrainError> {
@@ -375,7 +353,8 @@ pub(crate) fn fit_paper(
 }
 
 /// Networks of the paper's shape.
-pub(crate) fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
+#[must_use]
+pub fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions {
     EnsembleOptions {
         hidden: vec![15, 15],
         train: TrainOptions {
@@ -392,7 +371,8 @@ pub(crate) fn networks(settings: &TrainSettings, loss: Loss) -> EnsembleOptions 
 }
 
 /// Every run counts alike, however many tasks it has.
-pub(crate) fn equal_runs(groups: &[usize]) -> Vec<f64> {
+#[must_use]
+pub fn equal_runs(groups: &[usize]) -> Vec<f64> {
     let mut sizes = std::collections::BTreeMap::new();
     for g in groups {
         *sizes.entry(g).or_insert(0usize) += 1;
@@ -400,16 +380,5 @@ pub(crate) fn equal_runs(groups: &[usize]) -> Vec<f64> {
     groups.iter().map(|g| 1.0 / sizes[g] as f64).collect()
 }
 
-/// Median; zero of nothing.
-#[must_use]
-pub fn median(mut v: Vec<f64>) -> f64 {
-    v.sort_unstable_by(f64::total_cmp);
-    match v.len() {
-        0 => 0.0,
-        n if n % 2 == 1 => v[n / 2],
-        n => 0.5 * (v[n / 2 - 1] + v[n / 2]),
-    }
-}
-
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

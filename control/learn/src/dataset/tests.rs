@@ -1,6 +1,7 @@
 use rtvirtio_model::Elevator;
 
 use super::*;
+use crate::made_up::alike;
 
 fn header() -> Header {
     let host = HostFacts {
@@ -18,25 +19,6 @@ fn header() -> Header {
         model: Some("a1".to_owned()),
         confidence: Some(0.95),
         profiles: BTreeMap::new(),
-    }
-}
-
-/// What a task did whose `n` requests all took as long.
-pub(crate) fn alike(n: u64, rate: Iops, tail: Nanos) -> Outcome {
-    let latencies = std::iter::repeat_n(tail, n as usize).collect();
-    Outcome {
-        n,
-        rate,
-        p50: tail,
-        p99: tail,
-        p9999: tail,
-        max: tail,
-        p9999_awake: None,
-        p9999_placebo: None,
-        p9999_fio: None,
-        hist: pack(&latencies),
-        upper: None,
-        promised: None,
     }
 }
 
@@ -94,7 +76,7 @@ fn a_cut_off_recording_goes_on_where_it_stopped() {
     let whole = std::fs::read(&path).unwrap();
     // Killed in the middle of writing the last point.
     std::fs::write(&path, &whole[..whole.len() - 20]).unwrap();
-    assert!(Dataset::load(&path).is_err(), "a plain reader is told");
+    assert!(Dataset::load(&path).is_err(), "a plain reader gets an error");
     let (mut recorder, old) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
     assert_eq!(old.iter().map(|p| p.id.as_str()).collect::<Vec<_>>(), ["a"]);
     recorder.add(&point("b")).unwrap();
@@ -141,8 +123,8 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
     );
     // Nor runs of another design.
     let learned = Header { model: Some("b2".to_owned()), ..header() };
-    let told = Recorder::open(&path, &learned, OtherHost::Refused).unwrap_err().to_string();
-    assert!(told.contains("fingerprint a1") && told.contains("b2"), "{told}");
+    let message = Recorder::open(&path, &learned, OtherHost::Refused).unwrap_err().to_string();
+    assert!(message.contains("fingerprint a1") && message.contains("b2"), "{message}");
     // Files of before have none.
     assert!(Recorder::open(&path, &Header { model: None, ..header() }, OtherHost::Refused).is_ok());
     let longer = Header { command: "rtvirtio-lab bench sweep --for 9s".to_owned(), ..header() };
@@ -171,8 +153,8 @@ fn another_host_goes_on_only_when_asked_and_is_noted() {
     recorder.add(&point("a")).unwrap();
     let mut elsewhere = header();
     elsewhere.host.kernel = "6.12".to_owned();
-    let told = Recorder::open(&path, &elsewhere, OtherHost::Refused).unwrap_err().to_string();
-    assert!(told.contains("kernel 6.1, 2 CPUs") && told.contains("--other-host"), "{told}");
+    let message = Recorder::open(&path, &elsewhere, OtherHost::Refused).unwrap_err().to_string();
+    assert!(message.contains("kernel 6.1, 2 CPUs") && message.contains("--other-host"), "{message}");
     let mut larger = elsewhere.clone();
     larger.host.cpus = 4;
     assert!(Recorder::open(&path, &larger, OtherHost::Noted).is_err(), "not the same kind of host");

@@ -1,0 +1,56 @@
+//! What a run ran: its condition, its regime, and its inputs as a model sees them.
+
+use rtvirtio_model::learned::Regime;
+use rtvirtio_model::{Config, Elevator};
+use rtvirtio_spec::{Device, LabKind, Spec};
+use rtvirtio_units::Bytes;
+
+use crate::dataset::{Outcome, Point};
+use crate::load::{Stream, spec};
+
+/// Indices of the points by condition, in order of first appearance.
+#[must_use]
+pub fn conditions(points: &[Point]) -> Vec<Vec<usize>> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (i, p) in points.iter().enumerate() {
+        match groups.iter_mut().find(|g| points[g[0]].repeats(p)) {
+            Some(group) => group.push(i),
+            None => groups.push(vec![i]),
+        }
+    }
+    groups
+}
+
+/// Spec and configuration of a point.
+#[must_use]
+pub fn inputs(point: &Point) -> (Spec, Config) {
+    let kind = match point.kind {
+        rtvirtio_measure::VmKind::Qemu => LabKind::Qemu,
+        rtvirtio_measure::VmKind::Process => LabKind::Process,
+    };
+    let device = Device::Twin { profile: point.device.clone(), size: Bytes(1 << 30) };
+    (spec(&point.vms, device, kind), point.knobs.config())
+}
+
+/// The regime that a point ran in.
+#[must_use]
+pub fn regime(point: &Point) -> Regime {
+    let (spec, config) = inputs(point);
+    Regime::of(&spec, &config)
+}
+
+/// Whether a run is of the kind that the RT-VirtIO paper measured (its Table II): BFQ, 4 KiB random
+/// reads at a rate, no caps, no neighbour. Its network has no input for anything else.
+#[must_use]
+pub fn paper_domain(point: &Point) -> bool {
+    let plain = |s: &Stream| *s == Stream { rate: s.rate, target: s.target, ..Stream::paced(1.0) };
+    point.knobs.elevator == Elevator::Bfq
+        && point.knobs.caps.iter().all(Option::is_none)
+        && point.vms.iter().flatten().all(|s| s.rate.is_some() && plain(s))
+}
+
+/// Share of the declared rate that was lost; `None` without a rate.
+#[must_use]
+pub fn lost(stream: &Stream, outcome: &Outcome) -> Option<f64> {
+    stream.rate.map(|r| (1.0 - outcome.rate.0 / r.0).clamp(0.0, 1.0))
+}

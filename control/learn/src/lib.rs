@@ -1,0 +1,34 @@
+//! Sweeps of loads and settings on a device, and the model that is learned from them.
+//!
+//! - [`load`]: loads and knobs in the form that a dataset holds.
+//! - [`design`], [`chooser`]: which conditions are measured next.
+//! - [`rig`], [`process_vms`]: VMs on a device; [`stage`], [`run`]: settings applied, measured, put
+//!   back.
+//! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
+//! - [`sweep`]: all of it, in the time that is given.
+//! - [`train`], [`coefficients`]: from runs to a model.
+//! - [`accuracy`], [`rates`], [`repeat`]: how well it holds on runs that it has not seen.
+
+pub mod accuracy;
+pub mod chooser;
+pub mod coefficients;
+pub mod condition;
+pub mod coverage;
+pub mod dataset;
+pub mod design;
+pub mod held;
+pub mod load;
+#[cfg(any(test, feature = "made-up"))]
+pub mod made_up;
+pub mod minimize;
+pub mod process_vms;
+pub mod progress;
+pub mod rates;
+pub mod repeat;
+pub mod rig;
+pub mod run;
+pub mod runs;
+pub mod stage;
+pub mod statistic;
+pub mod sweep;
+pub mod train;

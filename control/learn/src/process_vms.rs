@@ -1,0 +1,338 @@
+//! Process VMs on a real block device: a cgroup and a part of the device for each.
+//!
+//! The device's data is only read. What is made are cgroups, named after the process that makes
+//! them, and on v2 the `io` controller below the root; both are removed on drop, and after a crash
+//! by [`remove_leftovers`].
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_apply::{Binding, VmBinding};
+use rtvirtio_kernel::holders::describe_unseen;
+use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root, task};
+use rtvirtio_measure::VmKind;
+use rtvirtio_measure::fio::Region;
+use rtvirtio_measure::workload::{Place, VmLoad};
+use rtvirtio_model::Elevator;
+use rtvirtio_spec::Spec;
+use rtvirtio_units::Bytes;
+use rtvirtio_kernel::process::Process;
+
+use crate::load::vm_name;
+use crate::rig::{Rig, RigError};
+
+/// Parts of the device begin at multiples of this.
+const ALIGNMENT: u64 = 1 << 20;
+/// Smallest part of the device for one VM.
+const SMALLEST_PART: Bytes = Bytes(16 << 20);
+/// How long a stray process may take to end.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why there are no process VMs.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessVmsError {
+    /// The device is in use; a sweep needs one of its own.
+    #[error("a sweep needs a device of its own: {0}")]
+    Claim(#[from] ClaimError),
+    /// The device is too small.
+    #[error("device {}: {size} is too small for {vms} VMs: each needs {SMALLEST_PART}", path.display())]
+    TooSmall {
+        /// The device.
+        path: PathBuf,
+        /// Its size.
+        size: Bytes,
+        /// VMs asked for.
+        vms: usize,
+    },
+    /// This process has VMs already.
+    #[error("this process has process VMs already, in the cgroup {}", .0.display())]
+    AlreadyThere(PathBuf),
+    /// A task that would overwrite the device's data.
+    #[error("task {vm}/{task} writes, and the device's data may only be read")]
+    Writes {
+        /// Its VM.
+        vm: String,
+        /// Its name.
+        task: String,
+    },
+    /// A process in a cgroup to be removed.
+    #[error("process {pid}: {source}")]
+    Process {
+        /// Its id.
+        pid: u32,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A kernel file.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
+/// The cgroup of one process's VMs: `/rtvirtio-learn-PID-START`, with `-io` at its end where `io`
+/// was not enabled below the hierarchy's root when it was made. The name holds all that its removal
+/// needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Group {
+    pid: u32,
+    /// When the process started, in 1/100 s since boot: ids are used again.
+    start: u64,
+    /// Whether `io` is to be disabled again below the hierarchy's root (v2).
+    enables_io: bool,
+}
+
+impl Group {
+    const PREFIX: &str = "rtvirtio-learn-";
+    const ENABLES_IO: &str = "-io";
+
+    fn parse(name: &str) -> Option<Self> {
+        let rest = name.strip_prefix(Self::PREFIX)?;
+        let (ids, enables_io) = match rest.strip_suffix(Self::ENABLES_IO) {
+            Some(ids) => (ids, true),
+            None => (rest, false),
+        };
+        let (pid, start) = ids.split_once('-')?;
+        Some(Self { pid: pid.parse().ok()?, start: start.parse().ok()?, enables_io })
+    }
+
+    fn path(&self) -> PathBuf {
+        let suffix = if self.enables_io { Self::ENABLES_IO } else { "" };
+        PathBuf::from(format!("/{}{}-{}{suffix}", Self::PREFIX, self.pid, self.start))
+    }
+
+    /// Whether the process that made it still runs.
+    fn is_in_use(&self, root: &Root) -> Result<bool, HostError> {
+        match task::stat(root, self.pid, self.pid) {
+            Ok(stat) => Ok(stat.start == self.start && !stat.ended),
+            Err(e) if e.is_gone() => Ok(false),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Removes the cgroups with the processes in them, and puts the controller back. What another
+    /// process removes meanwhile is no error.
+    fn remove(&self, root: &Root, cgroups: &Cgroups) -> Result<(), ProcessVmsError> {
+        let path = self.path();
+        let dir = cgroups.dir(&path)?;
+        stop_all(root, cgroups, &path)?;
+        for name in unless_gone(root.list(&dir))?.unwrap_or_default() {
+            if root.at(dir.join(&name)).is_dir() {
+                unless_gone(cgroups.remove(root, &path.join(name)))?;
+            }
+        }
+        unless_gone(cgroups.remove(root, &path))?;
+        if self.enables_io {
+            // Refused (EBUSY) when another group uses the controller below by now: then it stays
+            // on.
+            let _ = root.write(control_file(cgroups)?, "-io");
+        }
+        Ok(())
+    }
+}
+
+/// `None` for what is gone.
+fn unless_gone<T>(done: Result<T, HostError>) -> Result<Option<T>, HostError> {
+    match done {
+        Ok(it) => Ok(Some(it)),
+        Err(e) if e.is_gone() => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Which controllers the groups below the hierarchy's root have (v2).
+fn control_file(cgroups: &Cgroups) -> Result<PathBuf, HostError> {
+    Ok(cgroups.dir(Path::new("/"))?.join("cgroup.subtree_control"))
+}
+
+/// Ends what a killed process left running in a cgroup of its own.
+fn stop_all(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Result<(), ProcessVmsError> {
+    let pids = || unless_gone(cgroups.pids(root, cgroup)).map(Option::unwrap_or_default);
+    for pid in pids()? {
+        let failed = |source| ProcessVmsError::Process { pid, source };
+        let Some(process) = Process::open(pid).map_err(failed)? else { continue };
+        // The pidfd is of the process that is in the list now, not of one that got the id since
+        // then.
+        if pids()?.contains(&pid) {
+            // One that does not end keeps the cgroup busy, and its removal fails.
+            process.stop(STOP_PATIENCE).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the cgroups of process VMs whose process is gone, and returns their paths.
+///
+/// # Errors
+/// When the hierarchy cannot be read, or a group cannot be removed.
+pub fn remove_leftovers(root: &Root) -> Result<Vec<PathBuf>, ProcessVmsError> {
+    let cgroups = Cgroups::detect(root)?;
+    let mut removed = Vec::new();
+    for name in root.list(cgroups.dir(Path::new("/"))?)? {
+        let Some(group) = Group::parse(&name) else { continue };
+        if !group.is_in_use(root)? {
+            group.remove(root, &cgroups)?;
+            removed.push(group.path());
+        }
+    }
+    Ok(removed)
+}
+
+/// Process VMs named `vm0`, `vm1`, ... on one block device.
+#[derive(Debug)]
+pub struct ProcessVms {
+    root: Root,
+    cgroups: Cgroups,
+    device: BlockDevice,
+    group: Group,
+    /// Each VM's part of the device.
+    parts: Vec<Region>,
+    unseen: Option<String>,
+}
+
+impl ProcessVms {
+    /// So many VMs on the disk at `path`; a partition stands for its disk. Leftovers of processes
+    /// that are gone are removed first.
+    ///
+    /// # Errors
+    /// When anything uses the disk, it is too small, or the kernel refuses a cgroup; then
+    /// everything that was made is removed again.
+    pub fn new(path: &Path, vms: usize) -> Result<Self, ProcessVmsError> {
+        let root = Root::default();
+        let device = BlockDevice::find(&root, path)?;
+        // Nothing is written, but what uses the disk would be slowed, and would disturb the runs.
+        let claim = Claim::take(&node(&device), &[])?;
+        let unseen = describe_unseen(claim.unseen());
+        drop(claim);
+        let mut made = Self::make(root, device, vms)?;
+        made.unseen = unseen;
+        Ok(made)
+    }
+
+    fn make(root: Root, device: BlockDevice, vms: usize) -> Result<Self, ProcessVmsError> {
+        let parts = parts(&node(&device), Bytes(device.size(&root)?), vms)?;
+        let cgroups = Cgroups::detect(&root)?;
+        remove_leftovers(&root)?;
+        let pid = std::process::id();
+        let start = task::stat(&root, pid, pid)?.start;
+        let enables_io = |enables_io| Group { pid, start, enables_io };
+        for taken in [false, true].map(|io| enables_io(io).path()) {
+            if root.exists(cgroups.dir(&taken)?)? {
+                return Err(ProcessVmsError::AlreadyThere(taken));
+            }
+        }
+        let group = enables_io(!cgroups.io_to_enable(&root, &enables_io(false).path())?.is_empty());
+        // From here on a failure removes what was made.
+        let vms = Self { root, cgroups, device, group, parts, unseen: None };
+        vms.make_cgroups()?;
+        Ok(vms)
+    }
+
+    fn make_cgroups(&self) -> Result<(), ProcessVmsError> {
+        for vm in 0..self.parts.len() {
+            self.cgroups.create(&self.root, &self.cgroup(vm))?;
+        }
+        // On v2 a cgroup has I/O files only when its parents pass the controller on.
+        for file in self.cgroups.io_to_enable(&self.root, &self.cgroup(0))? {
+            self.root.write(&file, "+io")?;
+        }
+        Ok(())
+    }
+
+    fn cgroup(&self, vm: usize) -> PathBuf {
+        self.group.path().join(vm_name(vm))
+    }
+
+    /// The disk.
+    #[must_use]
+    pub fn device(&self) -> &BlockDevice {
+        &self.device
+    }
+
+    /// Processes that could not be asked whether they use the disk, in words, for a warning.
+    #[must_use]
+    pub fn unseen(&self) -> Option<&str> {
+        self.unseen.as_deref()
+    }
+
+    /// Elevators that the disk offers, of those that models know.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn elevators(&self) -> Result<Vec<Elevator>, HostError> {
+        let offered = self.device.elevators(&self.root)?.available;
+        let known = [Elevator::None, Elevator::MqDeadline, Elevator::Kyber, Elevator::Bfq];
+        Ok(known.into_iter().filter(|e| offered.iter().any(|name| name == e.name())).collect())
+    }
+
+    /// Removes the cgroups; also done on drop, where errors cannot be returned.
+    ///
+    /// # Errors
+    /// When one is in use.
+    pub fn remove(self) -> Result<(), ProcessVmsError> {
+        self.group.remove(&self.root, &self.cgroups)
+    }
+}
+
+impl Drop for ProcessVms {
+    fn drop(&mut self) {
+        // What stays is a leftover, which the next start removes.
+        let _ = self.group.remove(&self.root, &self.cgroups);
+    }
+}
+
+impl Rig for ProcessVms {
+    fn binding(&self) -> Result<Binding, RigError> {
+        let vm = |i: usize| {
+            let cgroup = Some(self.cgroup(i));
+            (vm_name(i), VmBinding { cgroup, agent: None, guest_disk: None })
+        };
+        Ok(Binding {
+            device: self.device.clone(),
+            cgroups: Some(self.cgroups.clone()),
+            vms: (0..self.parts.len()).map(vm).collect(),
+        })
+    }
+
+    fn kind(&self) -> VmKind {
+        VmKind::Process
+    }
+
+    fn vms(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn loads(&self, spec: &Spec) -> Result<Vec<VmLoad>, RigError> {
+        if let Some((vm, task)) = spec.tasks().find(|(_, task)| task.op.write_share() > 0.0) {
+            let (vm, task) = (vm.name.clone(), task.name.clone());
+            return Err(RigError::Vms(Box::new(ProcessVmsError::Writes { vm, task })));
+        }
+        let mut loads = Vec::new();
+        for (i, (vm, part)) in spec.vms.iter().zip(&self.parts).enumerate() {
+            let place = Place::Host {
+                cgroup_procs: vec![self.cgroups.dir(&self.cgroup(i))?.join("cgroup.procs")],
+                target: node(&self.device),
+                region: Some(*part),
+            };
+            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+        }
+        Ok(loads)
+    }
+}
+
+/// The disk's node. sysfs writes the slash of a name such as `cciss/c0d0` as `!`.
+fn node(device: &BlockDevice) -> PathBuf {
+    Path::new("/dev").join(device.name.replace('!', "/"))
+}
+
+/// Equal parts of a disk.
+fn parts(path: &Path, size: Bytes, vms: usize) -> Result<Vec<Region>, ProcessVmsError> {
+    let part = size.0 / vms.max(1) as u64 / ALIGNMENT * ALIGNMENT;
+    if part < SMALLEST_PART.0 {
+        return Err(ProcessVmsError::TooSmall { path: path.to_owned(), size, vms });
+    }
+    Ok((0..vms as u64).map(|i| Region { offset: Bytes(i * part), size: Bytes(part) }).collect())
+}
+
+#[cfg(test)]
+mod tests;

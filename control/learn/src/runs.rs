@@ -1,0 +1,225 @@
+//! Measured runs of one device, kept in a file as they come.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_measure::HostFacts;
+use rtvirtio_model::{Forecast, HostModel, Profile};
+use rtvirtio_spec::Device;
+use rtvirtio_units::Nanos;
+
+use crate::dataset::{DATASET_SCHEMA, Dataset, DatasetError, Header, OtherHost, Point, Recorder};
+use crate::load::Stream;
+use crate::progress::Progress;
+use crate::run::{Job, Measurer};
+use crate::stage::{StageError, Treatment};
+
+/// How often a run is measured at most when the host is not quiet.
+pub const TRIES: u32 = 2;
+
+/// Why there is no further run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunsError {
+    /// The user stopped it; the runs so far are in the file.
+    #[error("stopped as asked")]
+    Cancelled,
+    /// The file.
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+    /// The run.
+    #[error(transparent)]
+    Stage(StageError),
+    /// The file's directory.
+    #[error("cannot create {}: {source}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl From<StageError> for RunsError {
+    fn from(e: StageError) -> Self {
+        if e.is_cancelled() { Self::Cancelled } else { Self::Stage(e) }
+    }
+}
+
+/// The device that is measured.
+#[derive(Clone, Debug)]
+pub struct MeasuredDevice {
+    /// Name in datasets, such as `qlc-nvme`.
+    pub name: String,
+    /// As a spec names it.
+    pub spec: Device,
+}
+
+/// A file of runs and how it begins.
+#[derive(Clone, Debug)]
+pub struct RunsFile<'a> {
+    /// Its path.
+    pub path: &'a Path,
+    /// The command that makes it again, with every option that decides what a run is.
+    pub command: String,
+    /// The time at which it begins, as text.
+    pub generated: String,
+    /// This host.
+    pub host: HostFacts,
+    /// The device; a file that goes on keeps the profile that it began with ([`began_with`]).
+    pub profile: Profile,
+    /// The learned model that takes part.
+    pub model: Option<&'a HostModel>,
+    /// Whether the file may be of another host.
+    pub other: OtherHost,
+}
+
+/// The profile of a device that a file of runs began with; `None` without the file, or the device
+/// in it.
+///
+/// # Errors
+/// When the file is no dataset.
+pub fn began_with(path: &Path, device: &str) -> Result<Option<Profile>, DatasetError> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    Ok(Dataset::header(path)?.profiles.remove(device))
+}
+
+/// Runs so far, and the means to make more.
+pub struct Runs<'a> {
+    /// The device as measured before the first of them.
+    pub profile: Profile,
+    /// Every run in the file, oldest first.
+    pub points: Vec<Point>,
+    /// How often a run is measured at most when the host is not quiet.
+    pub tries: u32,
+    device: &'a MeasuredDevice,
+    measurer: Box<dyn Measurer + 'a>,
+    recorder: Recorder,
+    length: Duration,
+    progress: &'a dyn Progress,
+}
+
+/// One run to be made.
+pub struct Wanted<'a> {
+    /// Unique name.
+    pub id: String,
+    /// The scheme that chose the treatment.
+    pub scheme: &'a str,
+    /// What is done to the host.
+    pub treatment: Treatment,
+    /// What the VMs do.
+    pub vms: &'a [Vec<Stream>],
+    /// Seed of the addresses.
+    pub seed: u64,
+    /// What a model predicted before the run, one for each task; empty without a model.
+    pub forecasts: Vec<Forecast>,
+    /// [`Runs::tries`] of this run; `None` for the same.
+    pub tries: Option<u32>,
+}
+
+impl<'a> Runs<'a> {
+    /// Begins a file, or goes on with one.
+    ///
+    /// # Errors
+    /// [`RunsError`]; also when the file was begun by another command, or on another host where
+    /// that is not allowed.
+    pub fn begin(
+        device: &'a MeasuredDevice,
+        measurer: impl Measurer + 'a,
+        file: RunsFile<'_>,
+        length: Nanos,
+        progress: &'a dyn Progress,
+    ) -> Result<Self, RunsError> {
+        if let Some(dir) = file.path.parent() {
+            let failed = |source| RunsError::Directory { path: dir.to_owned(), source };
+            std::fs::create_dir_all(dir).map_err(failed)?;
+        }
+        let profile = began_with(file.path, &device.name)?.unwrap_or(file.profile);
+        let header = Header {
+            schema: DATASET_SCHEMA.to_owned(),
+            host: file.host,
+            command: file.command,
+            generated: file.generated,
+            model: file.model.map(HostModel::fingerprint),
+            confidence: file.model.map(HostModel::confidence),
+            profiles: BTreeMap::from([(device.name.clone(), profile.clone())]),
+        };
+        let (recorder, points) = Recorder::open(file.path, &header, file.other)?;
+        if !points.is_empty() {
+            progress.step(&format!("going on with {} runs in {}", points.len(), file.path.display()));
+        }
+        Ok(Self {
+            profile,
+            points,
+            tries: TRIES,
+            device,
+            measurer: Box::new(measurer),
+            recorder,
+            length: Duration::from_nanos(length.0),
+            progress,
+        })
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.recorder.path()
+    }
+
+    /// The run of this name, if it was made.
+    #[must_use]
+    pub fn find(&self, id: &str) -> Option<&Point> {
+        self.points.iter().find(|p| p.id == id)
+    }
+
+    /// Keeps a run under another name too, for a scheme that chose what another one had chosen.
+    ///
+    /// # Errors
+    /// A failed write.
+    pub fn share(&mut self, run: &Point, id: String, scheme: &str) -> Result<(), RunsError> {
+        self.keep(Point { id, scheme: scheme.to_owned(), ..run.clone() })
+    }
+
+    /// Makes a run and keeps it.
+    ///
+    /// # Errors
+    /// [`RunsError`].
+    pub fn measure(&mut self, wanted: Wanted<'_>) -> Result<Point, RunsError> {
+        let job = Job {
+            id: wanted.id,
+            device: &self.device.name,
+            spec_device: &self.device.spec,
+            scheme: wanted.scheme,
+            treatment: wanted.treatment,
+            vms: wanted.vms,
+            length: self.length,
+            seed: wanted.seed,
+            tries: wanted.tries.unwrap_or(self.tries),
+        };
+        let measured = self.measurer.measure(&job, self.progress.cancel_flag()).map_err(RunsError::from);
+        if matches!(measured, Err(RunsError::Cancelled)) {
+            let kept = self.points.len();
+            self.progress.step(&format!("{kept} runs are kept; the same command goes on"));
+        }
+        let mut point = measured?;
+        for (outcome, forecast) in point.results.iter_mut().zip(wanted.forecasts) {
+            outcome.upper = Some(forecast.judged());
+            outcome.promised = Some(forecast.promised());
+        }
+        self.keep(point.clone())?;
+        Ok(point)
+    }
+
+    fn keep(&mut self, point: Point) -> Result<(), RunsError> {
+        self.recorder.add(&point)?;
+        self.points.push(point);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

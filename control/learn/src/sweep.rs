@@ -1,0 +1,390 @@
+//! A sweep: runs of a design or of what a model is least sure of, and what is learned from them.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rtvirtio_measure::HostFacts;
+use rtvirtio_model::{DepthPoint, Elevator, HostModel, Profile};
+use rtvirtio_units::{Bytes, Nanos};
+
+use crate::chooser::least_sure;
+use crate::condition::conditions;
+use crate::dataset::{Dataset, DatasetError, OtherHost, SWEEP};
+use crate::design::{self, Condition, Limits, paper_conditions};
+use crate::load::Knobs;
+use crate::progress::Progress;
+use crate::run::{Measurer, disturbed};
+use crate::runs::{MeasuredDevice, Runs, RunsError, RunsFile, Wanted};
+use crate::stage::Treatment;
+use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
+
+/// QEMU guests of a sweep in guests: what a machine of two CPUs carries without KVM.
+pub const GUESTS: usize = 3;
+/// Requests per second that they carry alongside the rest, in all.
+const GUEST_RATE: f64 = 1200.0;
+/// Further runs of a condition that runs again.
+const AGAIN: usize = 2;
+/// Runs between two searches for where the model is least sure.
+const BATCH: usize = 12;
+/// Length of a run of [`learn`].
+const RUN: Nanos = Nanos(8_000_000_000);
+/// The same with warm-up, start and end.
+const RUN_AND_OVERHEAD: Duration = Duration::from_secs(10);
+/// Share of disturbed runs above which the whole sweep is doubted.
+const BUSY: f64 = 0.3;
+
+/// Why a sweep ends without a result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SweepError {
+    /// A run.
+    #[error(transparent)]
+    Runs(#[from] RunsError),
+    /// A dataset.
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+    /// The model.
+    #[error(transparent)]
+    Train(#[from] TrainError),
+    /// A run in the file is of another design.
+    #[error(
+        "run {id} in {} is of another design, that of another version of rtvirtio: begin a new file elsewhere",
+        path.display()
+    )]
+    OtherDesign {
+        /// The run.
+        id: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// A dataset that cannot go on cannot be renamed.
+    #[error("cannot rename {}: {source}", path.display())]
+    Rename {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+impl SweepError {
+    /// Whether the user stopped it.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Runs(RunsError::Cancelled))
+    }
+}
+
+/// Device time of one request, s, by share of writes and block size.
+pub type Cost = Box<dyn Fn(f64, Bytes) -> f64>;
+
+/// What a sweep may do to a device.
+pub struct Allowed {
+    /// Elevators that the device offers.
+    pub elevators: Vec<Elevator>,
+    /// Whether its data may be overwritten.
+    pub writes: bool,
+    /// Cost of a request; `None` for that of the device's profile, [`profile_cost`].
+    pub cost: Option<Cost>,
+}
+
+/// Cost of a request by a device's profile, of which time per byte is not known and counts in full.
+#[must_use]
+pub fn profile_cost(profile: &Profile) -> Cost {
+    let best = |points: &[DepthPoint]| points.iter().map(|p| p.iops.0).fold(1.0, f64::max);
+    let read = 1.0 / best(&profile.read);
+    let write = if profile.write.is_empty() { read } else { 1.0 / best(&profile.write) };
+    let block = profile.block.0 as f64;
+    Box::new(move |writes, size| ((1.0 - writes) * read + writes * write) * (size.0 as f64 / block).max(1.0))
+}
+
+/// A fixed number of conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Design {
+    /// Conditions of the space-filling design.
+    pub points: usize,
+    /// Seed of the design.
+    pub seed: u64,
+    /// So many of the first ones run three times.
+    pub again: usize,
+    /// Conditions of the RT-VirtIO paper's own kind.
+    pub paper: usize,
+    /// So many of the design's that emulated guests can carry, instead of all; `None` for
+    /// processes.
+    pub guests: Option<usize>,
+}
+
+/// What a host model is learned from, and for how long.
+pub struct Learning<'a> {
+    /// The device.
+    pub device: &'a MeasuredDevice,
+    /// What may be done to it.
+    pub allowed: Allowed,
+    /// Its profile.
+    pub profile: &'a Profile,
+    /// This host.
+    pub host: HostFacts,
+    /// The dataset, which an earlier sweep may have begun.
+    pub data: &'a Path,
+    /// How long it may take.
+    pub time: Duration,
+    /// The time at which it begins, as text.
+    pub generated: String,
+}
+
+/// Learns a host model in the given time. The dataset is kept, so that more time later adds to it.
+///
+/// # Errors
+/// [`SweepError`], such as too few runs for a model; the runs are kept.
+pub fn learn(
+    learning: Learning<'_>,
+    measurer: impl Measurer,
+    progress: &dyn Progress,
+) -> Result<HostModel, SweepError> {
+    let Learning { device, allowed, profile, host, data, time, generated } = learning;
+    set_aside(data, &device.name, &host, profile, progress)?;
+    let file = RunsFile {
+        path: data,
+        command: "rtvirtio profile --sweep".to_owned(),
+        generated: generated.clone(),
+        host,
+        profile: profile.clone(),
+        model: None,
+        other: OtherHost::Refused,
+    };
+    let runs = Runs::begin(device, measurer, file, RUN, progress)?;
+    let mut sweep = Sweep { device, allowed, runs, progress };
+    sweep.foresee(time);
+    sweep.adaptive(time)?;
+    sweep.doubt();
+    Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated, &TrainSettings::default())?)
+}
+
+/// Renames a sweep that cannot go on here: of another kernel, another number of CPUs, another disk
+/// or another version of the file's form. Nothing is lost, and a new one begins.
+///
+/// # Errors
+/// When the file cannot be read or renamed.
+pub fn set_aside(
+    data: &Path,
+    device: &str,
+    here: &HostFacts,
+    profile: &Profile,
+    progress: &dyn Progress,
+) -> Result<(), SweepError> {
+    if !data.exists() {
+        return Ok(());
+    }
+    let why = match Dataset::header(data) {
+        Ok(header) => {
+            let then = header.profiles.get(device).and_then(|p| p.identity.as_ref());
+            match then.zip(profile.identity.as_ref()).filter(|(then, this)| then != this) {
+                Some((then, this)) => format!("it is of the disk {then}, this is {this}"),
+                None if header.host == *here => return Ok(()),
+                None => {
+                    let of = |host: &HostFacts| {
+                        format!("{} on Linux {} with {} CPUs", host.device, host.kernel, host.cpus)
+                    };
+                    format!("it is of {}, this is {}", of(&header.host), of(here))
+                }
+            }
+        }
+        Err(DatasetError::Line { reason, .. }) => reason,
+        Err(e) => return Err(e.into()),
+    };
+    let free = |n: &usize| !data.with_extension(format!("{n}.jsonl")).exists();
+    let aside = (1..).find(free).map(|n| data.with_extension(format!("{n}.jsonl"))).unwrap_or_default();
+    let failed = |source| SweepError::Rename { path: data.to_owned(), source };
+    std::fs::rename(data, &aside).map_err(failed)?;
+    progress.warn(&format!(
+        "the earlier sweep cannot go on here ({why}): it is {} from here on, and a new one begins",
+        aside.display()
+    ));
+    Ok(())
+}
+
+/// Whether emulated guests on two CPUs can carry it: otherwise their CPUs would be measured, not
+/// the device's scheduler.
+fn light(condition: &Condition) -> bool {
+    let rates = condition.vms.iter().flatten().filter_map(|s| s.rate);
+    condition.vms.len() <= GUESTS && rates.map(|r| r.0).sum::<f64>() <= GUEST_RATE
+}
+
+/// A sweep under way.
+pub struct Sweep<'a> {
+    device: &'a MeasuredDevice,
+    allowed: Allowed,
+    runs: Runs<'a>,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> Sweep<'a> {
+    /// A sweep of a device that adds to `runs` of it.
+    #[must_use]
+    pub fn new(
+        device: &'a MeasuredDevice,
+        allowed: Allowed,
+        runs: Runs<'a>,
+        progress: &'a dyn Progress,
+    ) -> Self {
+        Self { device, allowed, runs, progress }
+    }
+
+    /// The runs so far.
+    #[must_use]
+    pub fn runs(&self) -> &Runs<'a> {
+        &self.runs
+    }
+
+    /// The conditions of a design, and the first of them again: the design's order is of chance, so
+    /// they are a fair sample. Or those of them that guests can carry, in guests. Then conditions
+    /// of the paper's own kind. What the file has is not measured again.
+    ///
+    /// # Errors
+    /// [`SweepError`].
+    pub fn design(&mut self, design: &Design) -> Result<(), SweepError> {
+        let (n, seed) = (design.points, design.seed);
+        let all = self.conditions(n, seed);
+        let todo: Vec<(usize, usize)> = if let Some(most) = design.guests {
+            (0..n).filter(|i| light(&all[*i])).take(most).map(|i| (i, 0)).collect()
+        } else {
+            let again = (1..=AGAIN).flat_map(|round| (0..design.again.min(n)).map(move |i| (i, round)));
+            (0..n).map(|i| (i, 0)).chain(again).collect()
+        };
+        let base = format!("{}/{seed}", self.device.name);
+        let ours = todo.into_iter().map(|(i, round)| {
+            let id = if round == 0 { format!("{base}/{i}") } else { format!("{base}/{i}/again{round}") };
+            (id, &all[i], seed.wrapping_mul(1_000_003).wrapping_add((round * n + i) as u64))
+        });
+        let paper = self.with_limits(|limits| paper_conditions(design.paper, limits, seed));
+        let papers = paper.iter().enumerate().map(|(i, condition)| {
+            let seed = seed.wrapping_mul(2_000_003).wrapping_add(i as u64);
+            (format!("{base}/paper/{i}"), condition, seed)
+        });
+        let todo: Vec<(String, &Condition, u64)> = ours.chain(papers).collect();
+        let label = format!("{}: {} runs", self.device.name, todo.len());
+        let mut bar = self.progress.bar(&label, todo.len() as u64);
+        for (done, (id, condition, seed)) in todo.into_iter().enumerate() {
+            bar.set(done as u64);
+            match self.runs.find(&id) {
+                None => self.measure(id, condition, seed)?,
+                Some(run) => {
+                    let knobs = Knobs::of(&condition.knobs.config());
+                    if run.vms != condition.vms || run.knobs != knobs {
+                        let path = self.runs.path().to_owned();
+                        return Err(SweepError::OtherDesign { id, path });
+                    }
+                }
+            }
+        }
+        drop(bar);
+        self.doubt();
+        Ok(())
+    }
+
+    /// As many conditions as the time allows: a space-filling design first, then where the model is
+    /// least sure.
+    ///
+    /// # Errors
+    /// [`SweepError`].
+    pub fn adaptive(&mut self, time: Duration) -> Result<(), SweepError> {
+        let start = Instant::now();
+        let name = &self.device.name;
+        let mut bar = self.progress.bar(&format!("learning {name}"), time.as_secs());
+        let mut waiting: Vec<Condition> = Vec::new();
+        while start.elapsed() < time {
+            let n = self.runs.points.len();
+            if waiting.is_empty() {
+                let missing = self.missing();
+                waiting = if missing > 0 {
+                    // The part of the design that an earlier sweep has not measured; where runs of
+                    // it say nothing, some of another one.
+                    let mut design = self.conditions(FEWEST, 1 + (n / FEWEST) as u64).split_off(n % FEWEST);
+                    design.truncate(missing);
+                    design
+                } else {
+                    bar.say(&format!("learning {name}: where is the model least sure?"));
+                    self.least_sure(n as u64)?
+                };
+                waiting.reverse();
+            }
+            let Some(condition) = waiting.pop() else { break };
+            bar.say(&format!("learning {name}: run {}", n + 1));
+            bar.set(start.elapsed().as_secs());
+            self.measure(format!("{name}/sweep/{n}"), &condition, n as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Conditions that a model still needs. Runs in which the host stood still too long do not
+    /// count.
+    #[must_use]
+    pub fn missing(&self) -> usize {
+        FEWEST.saturating_sub(conditions(&comparable(&self.runs.points)).len())
+    }
+
+    /// Warns before the start that the time is too short for a model.
+    pub fn foresee(&self, time: Duration) {
+        let missing = self.missing();
+        let needed = RUN_AND_OVERHEAD * u32::try_from(missing).unwrap_or(u32::MAX);
+        if needed > time {
+            let minutes = |d: Duration| d.as_secs().div_ceil(60);
+            self.progress.warn(&format!(
+                "a model needs {FEWEST} runs, {missing} more, about {} min: after {} min there will be none yet. \
+                 The runs are kept, and the same command goes on",
+                minutes(needed),
+                minutes(time)
+            ));
+        }
+    }
+
+    /// Warns when the host was too busy for the numbers to be trusted.
+    pub fn doubt(&self) {
+        let (noisy, all) = (self.runs.points.iter().filter(|p| disturbed(p)).count(), self.runs.points.len());
+        if noisy as f64 > BUSY * all as f64 {
+            self.progress.warn(&format!(
+                "in {noisy} of {all} runs the host itself stood still for more than 20 ms: bounds will be wide. Stop \
+                 other work on this machine, or look at steal time if it is a VM itself, and sweep again"
+            ));
+        }
+    }
+
+    /// Asks a design with what the device allows.
+    fn with_limits<T>(&self, ask: impl FnOnce(&Limits<'_>) -> T) -> T {
+        let of_profile;
+        let cost = match &self.allowed.cost {
+            Some(cost) => cost,
+            None => {
+                of_profile = profile_cost(&self.runs.profile);
+                &of_profile
+            }
+        };
+        ask(&Limits { elevators: &self.allowed.elevators, writes: self.allowed.writes, cost: &**cost })
+    }
+
+    fn conditions(&self, n: usize, seed: u64) -> Vec<Condition> {
+        self.with_limits(|limits| design::conditions(n, limits, seed))
+    }
+
+    fn least_sure(&self, seed: u64) -> Result<Vec<Condition>, TrainError> {
+        let (points, profile, device) = (&self.runs.points, &self.runs.profile, &self.device.spec);
+        self.with_limits(|limits| least_sure(points, profile, device, limits, BATCH, seed))
+    }
+
+    fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> Result<(), RunsError> {
+        let wanted = Wanted {
+            id,
+            scheme: SWEEP,
+            treatment: Treatment::knobs(condition.knobs.config()),
+            vms: &condition.vms,
+            seed,
+            forecasts: Vec::new(),
+            tries: None,
+        };
+        self.runs.measure(wanted).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests;
