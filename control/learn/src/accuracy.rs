@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use crate::coverage::{Evaluation, coverage_by, wilson};
 use rtvirtio_model::learned::Regime;
 use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_stats::Random;
-use crate::coverage::{Evaluation, coverage_by, wilson};
 use serde::Serialize;
 
 use crate::condition::conditions;

@@ -5,9 +5,9 @@
 //! kind that the paper measured, with BFQ idling; every run counts alike. The guest's coefficients
 //! need runs of guests; process VMs leave them at Table III's values.
 
+use crate::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 use rtvirtio_model::{Analytical, Coefficients, Config, Profile, TailModel};
 use rtvirtio_spec::Spec;
-use crate::minimize::{MinimizeError, MinimizeOptions, nelder_mead};
 
 use crate::condition::{inputs, paper_domain};
 use crate::dataset::{Outcome, Point};

@@ -11,12 +11,12 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
 use rtvirtio_measure::fio::IoClass;
-use rtvirtio_stats::Latencies;
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::TaskMeasurement;
 use rtvirtio_measure::standstill::Standstills;
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::Profile;
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 

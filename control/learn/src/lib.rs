@@ -21,8 +21,8 @@ pub mod load;
 #[cfg(any(test, feature = "made-up"))]
 pub mod made_up;
 pub mod minimize;
+pub mod on_device;
 pub mod process_vms;
-pub mod progress;
 pub mod rates;
 pub mod repeat;
 pub mod rig;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::holders::describe_unseen;
+use rtvirtio_kernel::process::Process;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root, task};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::Region;
@@ -17,7 +18,7 @@ use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_model::Elevator;
 use rtvirtio_spec::Spec;
 use rtvirtio_units::Bytes;
-use rtvirtio_kernel::process::Process;
+use rtvirtio_workflow::Kind;
 
 use crate::load::vm_name;
 use crate::rig::{Rig, RigError};
@@ -271,6 +272,13 @@ impl ProcessVms {
     /// When one is in use.
     pub fn remove(self) -> Result<(), ProcessVmsError> {
         self.group.remove(&self.root, &self.cgroups)
+    }
+}
+
+impl From<ProcessVmsError> for rtvirtio_workflow::Error {
+    fn from(e: ProcessVmsError) -> Self {
+        let kind = if matches!(e, ProcessVmsError::Claim(_)) { Kind::Guarded } else { Kind::System };
+        Self::from_source(kind, e)
     }
 }
 

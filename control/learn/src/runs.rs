@@ -12,9 +12,9 @@ use rtvirtio_units::Nanos;
 
 use crate::dataset::{DATASET_SCHEMA, Dataset, DatasetError, Header, OtherHost, Point, Recorder};
 use crate::load::Stream;
-use crate::progress::Progress;
 use crate::run::{Job, Measurer};
 use crate::stage::{StageError, Treatment};
+use rtvirtio_workflow::{Kind, Progress};
 
 /// How often a run is measured at most when the host is not quiet.
 pub const TRIES: u32 = 2;
@@ -45,6 +45,15 @@ pub enum RunsError {
 impl From<StageError> for RunsError {
     fn from(e: StageError) -> Self {
         if e.is_cancelled() { Self::Cancelled } else { Self::Stage(e) }
+    }
+}
+
+impl From<RunsError> for rtvirtio_workflow::Error {
+    fn from(e: RunsError) -> Self {
+        match e {
+            RunsError::Cancelled => Self::cancelled(),
+            other => Self::from_source(Kind::System, other),
+        }
     }
 }
 

@@ -84,6 +84,16 @@ pub enum StageError {
     },
 }
 
+impl From<StageError> for rtvirtio_workflow::Error {
+    fn from(e: StageError) -> Self {
+        match e {
+            StageError::Apply(e) => e.into(),
+            e if e.is_cancelled() => Self::cancelled(),
+            e => Self::from_source(rtvirtio_workflow::Kind::System, e),
+        }
+    }
+}
+
 impl StageError {
     /// Whether the user stopped the run.
     #[must_use]

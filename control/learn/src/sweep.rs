@@ -13,11 +13,11 @@ use crate::condition::conditions;
 use crate::dataset::{Dataset, DatasetError, OtherHost, SWEEP};
 use crate::design::{self, Condition, Limits, paper_conditions};
 use crate::load::Knobs;
-use crate::progress::Progress;
 use crate::run::{Measurer, disturbed};
 use crate::runs::{MeasuredDevice, Runs, RunsError, RunsFile, Wanted};
 use crate::stage::Treatment;
 use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
+use rtvirtio_workflow::{Kind, Progress};
 
 /// QEMU guests of a sweep in guests: what a machine of two CPUs carries without KVM.
 pub const GUESTS: usize = 3;
@@ -68,11 +68,13 @@ pub enum SweepError {
     },
 }
 
-impl SweepError {
-    /// Whether the user stopped it.
-    #[must_use]
-    pub fn is_cancelled(&self) -> bool {
-        matches!(self, Self::Runs(RunsError::Cancelled))
+impl From<SweepError> for rtvirtio_workflow::Error {
+    fn from(e: SweepError) -> Self {
+        match e {
+            SweepError::Runs(e) => e.into(),
+            SweepError::Train(e) => Self::from_source(Kind::NotMeasured, e),
+            other => Self::from_source(Kind::File, other),
+        }
     }
 }
 

@@ -143,24 +143,21 @@ impl Site {
     }
 
     /// The settings in force.
+    ///
+    /// # Errors
+    /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
-        let elevator = elevator(&self.device.elevators(&self.root)?.current);
-        let bfq = if elevator == Elevator::Bfq {
-            bfq_of(&self.device.tunables(&self.root)?)?
-        } else {
-            Bfq::default()
-        };
-        let mut vms = Vec::new();
+        let mut config = device_config(&self.device, &self.root, 0)?;
         for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(found)?, self.cap(vm, found)?);
-            let mut config = VmConfig { weight, cap, ..default_vm() };
+            let mut of_vm = VmConfig { weight, cap, ..default_vm() };
             if let Some((elevator, bfq)) = guest_settings(found) {
-                config.guest_elevator = elevator;
-                config.guest_bfq = bfq;
+                of_vm.guest_elevator = elevator;
+                of_vm.guest_bfq = bfq;
             }
-            vms.push(config);
+            config.vms.push(of_vm);
         }
-        Ok(Config { elevator, bfq, vms })
+        Ok(config)
     }
 
     /// Options for a search from the settings in force, limited to what this host offers.
@@ -319,6 +316,16 @@ pub fn default_config(spec: &Spec) -> Config {
         bfq: Bfq::default(),
         vms: spec.vms.iter().map(|_| default_vm()).collect(),
     }
+}
+
+/// The settings of a device in force, with so many VMs that have the kernel's defaults.
+///
+/// # Errors
+/// When the kernel's files cannot be read.
+pub fn device_config(device: &BlockDevice, root: &Root, vms: usize) -> Result<Config> {
+    let elevator = elevator(&device.elevators(root)?.current);
+    let bfq = if elevator == Elevator::Bfq { bfq_of(&device.tunables(root)?)? } else { Bfq::default() };
+    Ok(Config { elevator, bfq, vms: vec![default_vm(); vms] })
 }
 
 fn default_vm() -> VmConfig {

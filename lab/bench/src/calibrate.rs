@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::condition::conditions;
 use crate::dataset::Point;
-use crate::stats::bootstrap::Bootstrap;
 use crate::statistic::median;
+use crate::stats::bootstrap::Bootstrap;
 
 pub use rtvirtio_learn::coefficients::{CalibrateError, fitted};
 

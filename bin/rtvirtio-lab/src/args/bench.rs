@@ -393,9 +393,6 @@ pub struct BenchRuns {
     pub html: Option<PathBuf>,
 }
 
-/// Tries per run when the host is not quiet, unless the user says otherwise.
-pub const TRIES: u32 = 2;
-
 /// `bench cases`.
 #[derive(Args, Debug)]
 pub struct BenchCasesArgs {
@@ -427,7 +424,7 @@ pub struct BenchCasesArgs {
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     pub length: Nanos,
     /// Measure a run at most so often when the host itself stood still in it; the quietest counts
-    #[arg(long, value_name = "N", default_value_t = TRIES, value_parser = clap::value_parser!(u32).range(1..=10))]
+    #[arg(long, value_name = "N", default_value_t = rtvirtio_learn::runs::TRIES, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub tries: u32,
     /// Measure nothing: write the cases as spec files
     #[arg(long, value_name = "DIR")]

@@ -5,11 +5,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_console::{Global, Ui, need_root, show, style, write_result};
+use rtvirtio_console::{Global, Ui, generated, need_root, show, style, write_result};
 use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_learn::on_device::on_device;
 use rtvirtio_measure::profile::to_json;
+use rtvirtio_model::Profile;
 use rtvirtio_report::text;
 use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::model_choice::keep_aside;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
 use rtvirtio_workflow::site::{Site, load_spec, profile_key};
 
@@ -52,8 +55,23 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     show(ui, &profile, || text::profile(&profile, &style()))?;
     write_result(&path, &to_json(&profile, &path)?, global)?;
     ui.step(&format!("saved {}", path.display()));
-    if let Some(_time) = args.sweep {
-        todo!("sweep")
+    if let Some(time) = args.sweep {
+        sweep(&key, &profile, Duration::from_nanos(time.0), global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for it.
+fn sweep(key: &str, profile: &Profile, time: Duration, global: &Global, ui: &Ui) -> anyhow::Result<()> {
+    let dirs = &global.dirs();
+    let model = on_device(key, profile, time, &generated(), dirs, ui)?;
+    let path = dirs.model(key);
+    keep_aside(&path, ui)?;
+    write_result(&path, &serde_json::to_vec(&model)?, global)?;
+    ui.step(&format!(
+        "learned from {} runs; predict and plan use {} from now on",
+        model.points,
+        path.display()
+    ));
+    Ok(())
 }

@@ -8,14 +8,14 @@ use super::*;
 use crate::condition::inputs;
 use crate::load::Knobs;
 use crate::made_up::{made_up, profile};
-use crate::progress::Bar;
+use rtvirtio_workflow::Bar;
 
 struct Quiet(AtomicBool);
 
 impl Progress for Quiet {
     fn step(&self, _: &str) {}
     fn warn(&self, _: &str) {}
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar + '_> {
+    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
         unreachable!("one run has no bar")
     }
     fn cancel_flag(&self) -> &AtomicBool {

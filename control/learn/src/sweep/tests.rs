@@ -12,9 +12,9 @@ use rtvirtio_stats::Random;
 use super::*;
 use crate::dataset::Point;
 use crate::made_up::{follow, profile};
-use crate::progress::Bar;
 use crate::run::Job;
 use crate::stage::StageError;
+use rtvirtio_workflow::Bar;
 
 #[derive(Default)]
 struct Shown {
@@ -37,7 +37,7 @@ impl Progress for Shown {
     fn warn(&self, text: &str) {
         self.warnings.borrow_mut().push(text.to_owned());
     }
-    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar + '_> {
+    fn bar(&self, _: &str, _: u64) -> Box<dyn Bar> {
         Box::new(NoBar)
     }
     fn cancel_flag(&self) -> &AtomicBool {
@@ -137,7 +137,7 @@ fn a_design_that_was_stopped_goes_on_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep/d.jsonl");
     let (stopped, shown, made) = design(&path, &DESIGN, (5, Nanos(0)));
-    assert!(stopped.unwrap_err().is_cancelled() && made == 5);
+    assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == 5);
     assert_eq!(*shown.steps.borrow(), ["5 runs are kept; the same command goes on"]);
     let (done, shown, made) = design(&path, &DESIGN, (99, Nanos(0)));
     let points = done.unwrap();
@@ -207,7 +207,7 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
     let shown = Shown::default();
     // The runs of the design, and no time for a model of which more could be asked.
     let (stopped, made) = learned(&data, Duration::from_secs(3600), FEWEST, &shown);
-    assert!(stopped.unwrap_err().is_cancelled() && made == FEWEST);
+    assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == FEWEST);
     assert!(shown.warnings.borrow().is_empty(), "an hour is enough for 120 runs");
     // Without time nothing is measured, and what there is makes a model or does not.
     let shown = Shown::default();

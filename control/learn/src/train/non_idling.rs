@@ -1,7 +1,7 @@
 //! A forest and a calibration of their own for runs in which BFQ does not idle, where that is
 //! sharper.
 
-use rtvirtio_model::learned::{NonIdlingModel, LN_SLICE, SLICE_KEPT};
+use rtvirtio_model::learned::{LN_SLICE, NonIdlingModel, SLICE_KEPT};
 use rtvirtio_stats::conformal::{ConformalError, Quantile};
 use rtvirtio_stats::forest::ForestError;
 use rtvirtio_units::Nanos;
@@ -100,7 +100,7 @@ fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use rtvirtio_model::learned::{NonIdlingModel, ModelFileError};
+    use rtvirtio_model::learned::{ModelFileError, NonIdlingModel};
     use rtvirtio_model::{Elevator, HostModel, Learned, TailModel, UpperBasis};
     use rtvirtio_stats::Random;
     use rtvirtio_units::Nanos;
@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn chance_where_bfq_idles_does_not_widen_the_bounds_elsewhere() {
         let model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        let flowing = model.flowing.clone().expect("a part of its own");
+        let flowing = model.non_idling.clone().expect("a part of its own");
         // With one forest for all, the score of the runs that idle goes for all of them.
-        let one = HostModel { flowing: None, ..model.clone() };
+        let one = HostModel { non_idling: None, ..model.clone() };
         let test = chancy(200, 9);
         let of = |model: &HostModel| judge(&[(Arc::new(model.clone()), test.clone())], &profile()).unwrap();
         let (with, measured) = of(&model).flowing();
@@ -161,7 +161,7 @@ mod tests {
         for change in spoil {
             let mut part = flowing.clone();
             change(&mut part);
-            let message = HostModel { flowing: Some(part), ..model.clone() }.check().unwrap_err();
+            let message = HostModel { non_idling: Some(part), ..model.clone() }.check().unwrap_err();
             assert!(
                 matches!(&message, ModelFileError::Damaged(what) if what.contains("does not idle")),
                 "{message}"
@@ -197,7 +197,7 @@ mod tests {
         // in the same leaves.
         let mut model = fit(&half_full(400, 1), &profile(), "", &quick()).unwrap();
         // A bound that shows no rate.
-        model.flowing.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
+        model.non_idling.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
         let judged = judge(&[(Arc::new(model), half_full(200, 9))], &profile()).unwrap();
         let rates = judged.flowing_rates;
         let lost = judged.flowing().0.n - rates.kept;
@@ -209,7 +209,7 @@ mod tests {
     fn a_bound_leaves_no_room_for_a_loss_where_it_holds() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
         // What was measured says that half of each rate is lost.
-        let part = model.flowing.as_mut().expect("a part of its own");
+        let part = model.non_idling.as_mut().expect("a part of its own");
         part.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.5);
         let learned = Learned::bound(Arc::new(model));
         let (mut shown, mut guessed) = (0, 0);
@@ -252,6 +252,6 @@ mod tests {
         let idling = all.iter().filter(|p| !regime(p).is_non_idling());
         let few: Vec<Point> =
             idling.chain(all.iter().filter(|p| regime(p).is_non_idling()).take(10)).cloned().collect();
-        assert!(fit(&few, &profile(), "", &quick()).unwrap().flowing.is_none());
+        assert!(fit(&few, &profile(), "", &quick()).unwrap().non_idling.is_none());
     }
 }

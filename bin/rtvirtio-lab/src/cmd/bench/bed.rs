@@ -1,21 +1,22 @@
 //! A test bed: a lab on a device of its own, made for an experiment and removed after it.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::ensure;
-use rtvirtio_bench::dataset::{DATASET_SCHEMA, Dataset, Header, OtherHost, Point, Recorder};
-use rtvirtio_bench::load::vm_name;
-use rtvirtio_bench::stage::Stage;
 use rtvirtio_kernel::Root;
+use rtvirtio_learn::dataset::OtherHost;
+use rtvirtio_learn::load::vm_name;
+use rtvirtio_learn::runs::{MeasuredDevice, Runs, RunsFile, began_with};
+use rtvirtio_learn::stage::Stage;
+use rtvirtio_learn::sweep::{Allowed, Cost, profile_cost};
 use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::local::ensure_fio;
-use rtvirtio_model::{Config, DepthPoint, Elevator, GuestPoint, HostModel, ModelKind, Profile};
+use rtvirtio_model::{Config, Elevator, GuestPoint, HostModel, ModelKind, Profile};
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::Lab;
 use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
-use rtvirtio_units::Bytes;
+use rtvirtio_units::{Bytes, Nanos};
 
 use super::{BENCH_DIR, cores};
 use crate::args::AccelName;
@@ -23,6 +24,7 @@ use crate::cmd::lab::{self, below};
 use rtvirtio_console::Global;
 use rtvirtio_console::Ui;
 use rtvirtio_console::generated;
+use rtvirtio_workflow::Error;
 use rtvirtio_workflow::guest_point;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelChoice;
@@ -40,10 +42,8 @@ const FILE: &str = "file:";
 
 /// A lab that is removed when this is dropped.
 pub struct Bed<'a> {
-    /// Name of the device in datasets.
-    pub device: String,
-    /// The device in specs.
-    pub spec_device: Device,
+    /// The device, by its names in datasets and in specs.
+    pub device: MeasuredDevice,
     site: Site,
     lab: Lab,
     global: Global,
@@ -73,13 +73,6 @@ impl<'a> Bed<'a> {
         Ok(bed)
     }
 
-    /// Process VMs on a real device. Nothing may use it, and nothing is written to it.
-    pub fn real(path: &Path, vms: usize, global: &Global, ui: &'a Ui) -> anyhow::Result<Self> {
-        let name = path.file_name().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
-        let text = format!("path = {:?}", path.display().to_string());
-        Self::make(&name, &text, (vms, LabKind::Process), global, ui)
-    }
-
     fn make(
         name: &str,
         device: &str,
@@ -97,8 +90,7 @@ impl<'a> Bed<'a> {
         let lab = lab::up(&spec, BENCH_DIR, &text, AccelName::Auto, None, &global, ui)?;
         let spec_device = spec.device.clone();
         let bed = |site| Self {
-            device: name.to_owned(),
-            spec_device,
+            device: MeasuredDevice { name: name.to_owned(), spec: spec_device },
             site,
             lab,
             global: global.clone(),
@@ -119,12 +111,12 @@ impl<'a> Bed<'a> {
 
     /// Whether its data may be overwritten.
     pub fn may_write(&self) -> bool {
-        self.spec_device.is_made()
+        self.device.spec.is_made()
     }
 
     /// Refuses a profile, or what was learned with one, of another device.
     pub fn owns(&self, profile: &Profile) -> anyhow::Result<()> {
-        let (theirs, ours) = (&profile.device, site::profile_key(&self.spec_device)?);
+        let (theirs, ours) = (&profile.device, site::profile_key(&self.device.spec)?);
         ensure!(
             *theirs == ours,
             "the profile or model is of {theirs}, this is {ours}: name one of this device, or leave it out to have the device measured"
@@ -151,35 +143,34 @@ impl<'a> Bed<'a> {
         Ok(Profile { guest: Some(guest), ..profile })
     }
 
-    /// Begins a file of runs on this bed, or goes on with one: the device's profile, the recorder, and the runs that are there. A file that
-    /// goes on keeps the profile that it began with; else it is `profile`, or measured now. `model` is the learned one that takes part.
-    pub fn record(
-        &self,
+    /// Begins a file of runs on this bed, or goes on with one. A file that goes on keeps the profile
+    /// that it began with; else it is `profile`, or measured here. `model` is the learned one that
+    /// takes part.
+    pub fn runs(
+        &'a self,
         path: &Path,
         command: String,
+        length: Nanos,
         (profile, model): (Option<Profile>, Option<&HostModel>),
         other: OtherHost,
-    ) -> anyhow::Result<(Profile, Recorder, Vec<Point>)> {
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir)?;
-        }
-        let mut known = if path.exists() { Dataset::header(path)?.profiles } else { BTreeMap::new() };
-        let profile = match (known.remove(&self.device), profile) {
+    ) -> anyhow::Result<Runs<'a>> {
+        let profile = match (began_with(path, &self.device.name)?, profile) {
             (Some(began_with), _) => began_with,
             (None, Some(named)) => self.with_guest(named)?,
             (None, None) => self.profile()?,
         };
-        let header = Header {
-            schema: DATASET_SCHEMA.to_owned(),
-            host: self.facts(),
-            command,
-            generated: generated(),
-            model: model.map(HostModel::fingerprint),
-            confidence: model.map(HostModel::confidence),
-            profiles: BTreeMap::from([(self.device.clone(), profile.clone())]),
-        };
-        let (recorder, points) = Recorder::open(path, &header, other)?;
-        Ok((profile, recorder, points))
+        let (host, generated) = (self.facts(), generated());
+        let file = RunsFile { path, command, generated, host, profile, model, other };
+        Ok(Runs::begin(&self.device, self.stage()?, file, length, self.ui).map_err(Error::from)?)
+    }
+
+    /// What a sweep may do to the device.
+    pub fn allowed(&self, profile: &Profile) -> anyhow::Result<Allowed> {
+        Ok(Allowed {
+            elevators: self.elevators()?,
+            writes: self.may_write(),
+            cost: Some(self.cost(profile)?),
+        })
     }
 
     /// The device without a scheduler of the kernel, for one that schedules above it, and its size in bytes.
@@ -192,7 +183,7 @@ impl<'a> Bed<'a> {
     pub fn stage(&self) -> anyhow::Result<Stage<'_>> {
         let work: PathBuf = self.global.run_dir.join("fio");
         let stage = Stage::new(&self.lab, self.baseline()?, &GuestAgents, &self.global.state_dir, &work)?;
-        Ok(stage.awake(self.awake.is_some()).fresh(self.spec_device.is_made()))
+        Ok(stage.awake(self.awake.is_some()).fresh(self.device.spec.is_made()))
     }
 
     /// The settings of the lab when nothing is applied.
@@ -204,7 +195,7 @@ impl<'a> Bed<'a> {
     pub fn facts(&self) -> rtvirtio_measure::HostFacts {
         let mut facts = self.site.facts();
         // A loop device's number is chance, and a path is nobody's business.
-        match &self.spec_device {
+        match &self.device.spec {
             Device::Twin { profile, .. } => facts.device = format!("twin {profile} (emulated)"),
             Device::File { size, .. } => {
                 facts.device = format!("file of {size} on a disk of this machine, direct I/O");
@@ -220,17 +211,11 @@ impl<'a> Bed<'a> {
         Ok(options.space.elevators)
     }
 
-    /// Device time of one request, by share of writes and block size, in seconds: a twin's as declared, a real device's from its
-    /// profile, of which time per byte is not known and counts in full.
-    pub fn cost(&self, profile: &Profile) -> anyhow::Result<Box<dyn Fn(f64, Bytes) -> f64>> {
-        let Device::Twin { profile: twin, .. } = &self.spec_device else {
-            let best = |points: &[DepthPoint]| points.iter().map(|p| p.iops.0).fold(1.0, f64::max);
-            let read = 1.0 / best(&profile.read);
-            let write = if profile.write.is_empty() { read } else { 1.0 / best(&profile.write) };
-            let block = profile.block.0 as f64;
-            return Ok(Box::new(move |writes, size| {
-                ((1.0 - writes) * read + writes * write) * (size.0 as f64 / block).max(1.0)
-            }));
+    /// Device time of one request, by share of writes and block size, in seconds: a twin's as
+    /// declared, a real device's from its profile.
+    pub fn cost(&self, profile: &Profile) -> anyhow::Result<Cost> {
+        let Device::Twin { profile: twin, .. } = &self.device.spec else {
+            return Ok(profile_cost(profile));
         };
         let twin = TwinProfile::load(twin)?;
         Ok(Box::new(move |writes: f64, block: Bytes| {

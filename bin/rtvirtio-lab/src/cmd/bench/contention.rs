@@ -19,11 +19,12 @@ use rtvirtio_units::Bytes;
 use super::bed::{Bed, device_name};
 use super::found::Found;
 use super::page;
-use super::runs::{Runs, Wanted, other_host, profile};
+use super::runs::{other_host, profile};
 use crate::args::BenchContentionArgs;
 use rtvirtio_console::Global;
 use rtvirtio_console::Ui;
 use rtvirtio_console::need_root;
+use rtvirtio_learn::runs::Wanted;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::model_choice::read_if;
 
@@ -81,7 +82,7 @@ fn measure(
 ) -> anyhow::Result<()> {
     let profile = profile(&args.runs, model, bed)?;
     let command = format!("rtvirtio-lab bench contention {} --for {}", args.runs.device, args.length);
-    let mut runs = Runs::begin(bed, path, command, args.length, (profile, None), other_host(&args.runs), ui)?;
+    let mut runs = bed.runs(path, command, args.length, (profile, None), other_host(&args.runs))?;
     if let Some(model) = model {
         model.fits(&runs.profile)?;
     }
@@ -110,7 +111,9 @@ fn measure(
                 vms: &setup.vms,
                 seed: repetition as u64 + 1,
                 forecasts: Vec::new(),
-            })?;
+                tries: None,
+            })
+            .map_err(rtvirtio_workflow::Error::from)?;
         }
     }
     Ok(())

@@ -105,7 +105,7 @@ fn long_run(
     args: &BenchTailsArgs,
     ui: &Ui,
 ) -> anyhow::Result<LongRun> {
-    let spec = spec(&setup.vms, bed.spec_device.clone(), LabKind::Process);
+    let spec = spec(&setup.vms, bed.device.spec.clone(), LabKind::Process);
     let mut plan = RunPlan {
         length: Duration::from_nanos(args.length.0),
         seed: 1,

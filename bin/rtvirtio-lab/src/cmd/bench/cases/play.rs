@@ -16,10 +16,12 @@ use rtvirtio_spec::{LabKind, Spec};
 use rtvirtio_stats::Random;
 
 use super::{TUNED, tiers};
-use crate::args::{BenchCasesArgs, TRIES};
+use crate::args::BenchCasesArgs;
 use crate::cmd::bench::bed::Bed;
-use crate::cmd::bench::runs::{Runs, Wanted, other_host, profile};
+use crate::cmd::bench::runs::{other_host, profile};
 use rtvirtio_console::Ui;
+use rtvirtio_learn::runs::{Runs, TRIES, Wanted};
+use rtvirtio_workflow::Error;
 use rtvirtio_workflow::model_choice::read_if;
 
 /// What decides what a run is; more repetitions, tiers or schemes only add runs.
@@ -74,7 +76,7 @@ impl<'a> Play<'a> {
         let learned = read_if(args.runs.model.as_deref())?;
         let profile = profile(&args.runs, learned.as_deref(), bed)?;
         let basis = (profile, learned.as_deref());
-        let mut runs = Runs::begin(bed, path, command(args), args.length, basis, other_host(&args.runs), ui)?;
+        let mut runs = bed.runs(path, command(args), args.length, basis, other_host(&args.runs))?;
         runs.tries = args.tries;
         if let Some(model) = &learned {
             model.fits(&runs.profile)?;
@@ -111,7 +113,7 @@ impl<'a> Play<'a> {
 
     /// All schemes in one case, in an order of chance: schemes with equal settings share a run.
     fn case(&mut self, case: &Case, repetition: usize) -> anyhow::Result<()> {
-        let spec = spec(&case.vms, self.bed.spec_device.clone(), LabKind::Process);
+        let spec = spec(&case.vms, self.bed.device.spec.clone(), LabKind::Process);
         let mut baseline = self.baseline.clone();
         baseline.vms.truncate(spec.vms.len());
         let mut treatments: Vec<(String, Treatment)> = Vec::new();
@@ -190,7 +192,12 @@ impl<'a> Play<'a> {
         seed: u64,
     ) -> anyhow::Result<Point> {
         let forecasts = self.forecasts(vms, &treatment);
-        self.runs.measure(Wanted { id, scheme, treatment, vms, seed, forecasts })
+        // Tuning subtracts the host's own stalls from what it sees: another try shows it nothing new.
+        let tries = (scheme == TRIAL).then_some(1);
+        Ok(self
+            .runs
+            .measure(Wanted { id, scheme, treatment, vms, seed, forecasts, tries })
+            .map_err(Error::from)?)
     }
 
     /// What the learned model promises before a run, so that promises about settings that a planner chose are judged too: of many candidates it
@@ -201,7 +208,7 @@ impl<'a> Play<'a> {
         if treatment.classes.is_some() || treatment.regulator.is_some() {
             return Vec::new();
         }
-        let spec = spec(vms, self.bed.spec_device.clone(), LabKind::Process);
+        let spec = spec(vms, self.bed.device.spec.clone(), LabKind::Process);
         let learned = Learned::bound(Arc::clone(model));
         learned.forecast(&self.runs.profile, &spec, &treatment.config).unwrap_or_default()
     }

@@ -1,0 +1,73 @@
+//! A sweep of a real device of this host by process VMs.
+
+use std::time::Duration;
+
+use rtvirtio_apply::NoGuests;
+use rtvirtio_kernel::Root;
+use rtvirtio_measure::HostFacts;
+use rtvirtio_measure::local::ensure_fio;
+use rtvirtio_model::{HostModel, Profile};
+use rtvirtio_spec::Device;
+use rtvirtio_units::Bytes;
+use rtvirtio_workflow::site::{cpus, device_config, kernel_release};
+use rtvirtio_workflow::{Dirs, Progress, Result, bfq, in_force};
+
+use crate::design::MAX_VMS;
+use crate::process_vms::ProcessVms;
+use crate::runs::MeasuredDevice;
+use crate::stage::Stage;
+use crate::sweep::{Allowed, Learning, learn};
+
+/// Learns a model of the device of this name in the given time. Its data is only read; settings are
+/// journaled in the state directory, so that `rtvirtio revert` puts them back after a crash.
+///
+/// # Errors
+/// [`Kind::Guarded`](rtvirtio_workflow::Kind::Guarded) while anything uses the device,
+/// [`Kind::InForce`](rtvirtio_workflow::Kind::InForce) while a plan is in force,
+/// [`Kind::NotMeasured`](rtvirtio_workflow::Kind::NotMeasured) when the time was too short for a
+/// model: the runs are kept, and the same call goes on.
+pub fn on_device(
+    name: &str,
+    profile: &Profile,
+    time: Duration,
+    generated: &str,
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<HostModel> {
+    ensure_fio()?;
+    in_force::refuse(dirs)?;
+    in_force::forget(&dirs.state)?;
+    let vms = MAX_VMS + 1;
+    let path = std::path::Path::new("/dev").join(name.replace('!', "/"));
+    let rig = ProcessVms::new(&path, vms)?;
+    if let Some(unseen) = rig.unseen() {
+        progress.warn(&format!("whether {} is in use: {unseen}", path.display()));
+    }
+    let root = Root::default();
+    // What is not offered is not tried.
+    let _ = bfq::load(rig.device(), progress);
+    let baseline = device_config(rig.device(), &root, vms)?;
+    let size = Bytes(rig.device().size(&root)?);
+    let host = HostFacts {
+        kernel: kernel_release(),
+        cpus: cpus(),
+        vmm: "none".to_owned(),
+        accelerator: "none".to_owned(),
+        device: format!("{name}: {name} ({size})"),
+    };
+    let device = MeasuredDevice { name: name.to_owned(), spec: Device::Path(path) };
+    let allowed = Allowed { elevators: rig.elevators()?, writes: false, cost: None };
+    let stage = Stage::new(&rig, baseline, &NoGuests, &dirs.state, &dirs.fio())?;
+    let learning = Learning {
+        device: &device,
+        allowed,
+        profile,
+        host,
+        data: &dirs.sweep(name),
+        time,
+        generated: generated.to_owned(),
+    };
+    let model = learn(learning, stage, progress)?;
+    rig.remove()?;
+    Ok(model)
+}
