@@ -258,6 +258,22 @@ impl<'a> Stage<'a> {
     }
 }
 
+/// Puts back what a killed process left applied, by the journal in its `state_dir`; false when there
+/// is none. To be called before the settings are read and before new VMs are made: the old ones'
+/// cgroups hold some of them.
+///
+/// # Errors
+/// When the journal cannot be used, and [`StageError::NotReverted`].
+pub fn revert_leftovers(state_dir: &Path, guests: &dyn Guests) -> Result<bool, StageError> {
+    let root = Root::default();
+    let session = Session::open(state_dir)?;
+    let reverted = session.revert(OnConflict::Force, &Machine::new(&root, guests), &mut Silent)?;
+    match reverted {
+        Some(reverted) if !reverted.done => Err(StageError::NotReverted),
+        found => Ok(found.is_some()),
+    }
+}
+
 /// A plan that holds nothing but the settings from `start` to `config`.
 fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
     Plan {
