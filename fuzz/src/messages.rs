@@ -10,8 +10,8 @@ use std::sync::{Mutex, OnceLock};
 use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
 use rtvirtio_engine::engine::Command;
-use rtvirtio_engine::frontend::{DiskInfo, Frontend};
-use rtvirtio_engine::listen::Listening;
+use rtvirtio_engine::listen::SocketListener;
+use rtvirtio_engine::vhost_user::{DiskInfo, VhostUserServer};
 
 use super::engine::house;
 use super::qemu;
@@ -19,7 +19,7 @@ use super::qemu;
 struct Door {
     socket: PathBuf,
     kinds: Vec<File>,
-    _frontend: Frontend,
+    _frontend: VhostUserServer,
 }
 
 fn door() -> &'static Mutex<Door> {
@@ -29,9 +29,9 @@ fn door() -> &'static Mutex<Door> {
         let socket = house.dir.path().join("socket");
         let limits = Limits { size: 128 << 10, read_only: false, discard: true };
         let disk = DiskInfo { name: "fuzz".into(), vm: 0, limits, block: 512, queues: 2, hugepages: false };
-        let listening = Listening::start(&socket).expect("a socket");
-        let frontend =
-            Frontend::start(disk, listening, house.handle.clone(), &Confine::none()).expect("a thread");
+        let listening = SocketListener::bind(&socket).expect("a socket");
+        let frontend = VhostUserServer::start(disk, listening, house.handle.clone(), &Confine::none())
+            .expect("a thread");
         Mutex::new(Door { socket, kinds: qemu::descriptors(), _frontend: frontend })
     })
 }

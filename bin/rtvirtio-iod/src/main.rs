@@ -17,7 +17,7 @@ use rtvirtio_engine::domain::Opened;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::control::{Control, Subject, reload};
+use crate::control::{Control, Served, reload};
 use crate::sandbox::Sandbox;
 
 /// Serves the disks of VMs over vhost-user-blk and schedules every request.
@@ -102,9 +102,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("rtvirtio-iod: memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK");
     }
     let reloader = domain.reloader();
-    let subject =
-        Subject { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
-    control.serve(subject, &confine)?;
+    let served =
+        Served { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
+    control.serve(served, &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));

@@ -98,7 +98,7 @@ impl Sandbox {
             return Ok(Confine::none());
         }
         let filters = if self.filters { Some(seccomp::Filters::new(self.mode == Mode::Log)?) } else { None };
-        Ok(Confine::by(move |role| {
+        Ok(Confine::with(move |role| {
             let keep = match role {
                 // The kernel looks at who submits: a real-time class takes this one (ioprio_check_cap).
                 Role::Engine { passes_priority: true } => CapabilitySet::SYS_NICE,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_engine::confine::{Confine, Role};
-use rtvirtio_engine::engine::{Command, EngineHandle, Event, Trace};
+use rtvirtio_engine::engine::{Command, EngineHandle, TraceEvent, TraceReader};
 use rtvirtio_sched::{Class, Op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
@@ -19,16 +19,16 @@ use serde_json::json;
 /// Events between two looks: 10 ms at 800 000 requests per second, about 0.7 MB.
 const CAPACITY: usize = 8_192;
 /// How often somebody looks. The engine wakes nobody.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+const DRAIN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 /// A listener who takes nothing for so long has a fault, and others may want to listen.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Takes listeners.
-pub struct Desk {
+pub struct TraceServer {
     listeners: SyncSender<(UnixStream, Option<Duration>)>,
 }
 
-impl Desk {
+impl TraceServer {
     /// Starts the thread that serves them; it is there from the beginning, so that the process needs no new one later.
     pub fn start(engines: Vec<(String, EngineHandle)>, confine: &Confine) -> anyhow::Result<Self> {
         // Nobody queues: who is not taken at once is told so.
@@ -48,7 +48,7 @@ impl Desk {
     }
 
     /// Serves a listener; gives him back when there is one already.
-    pub fn take(&self, stream: UnixStream, asked: &serde_json::Value) -> Result<(), UnixStream> {
+    pub fn attach(&self, stream: UnixStream, asked: &serde_json::Value) -> Result<(), UnixStream> {
         let length = asked.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
         self.listeners.try_send((stream, length)).map_err(|e| match e {
             std::sync::mpsc::TrySendError::Full((stream, _))
@@ -61,7 +61,7 @@ impl Desk {
 struct Source {
     device: String,
     vms: Vec<String>,
-    trace: Trace,
+    trace: TraceReader,
 }
 
 impl Source {
@@ -69,10 +69,10 @@ impl Source {
     fn write(&mut self, out: &mut impl Write) -> std::io::Result<usize> {
         let Self { device, vms, trace } = self;
         let mut done = Ok(());
-        let n = trace.take(|event| {
+        let n = trace.drain(|event| {
             if done.is_ok() {
                 let vm = vms.get(event.vm).map_or("", String::as_str);
-                let line = serde_json::to_writer(&mut *out, &Line::new(device, vm, &event));
+                let line = serde_json::to_writer(&mut *out, &EventLine::new(device, vm, &event));
                 done = line.map_err(Into::into).and_then(|()| out.write_all(b"\n"));
             }
         });
@@ -85,11 +85,11 @@ fn serve(
     length: Option<Duration>,
     engines: &[(String, EngineHandle)],
 ) -> anyhow::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut sources = Vec::new();
     for (device, engine) in engines {
         let status = engine.ask(|reply| Command::Status { reply })?;
-        let trace = Trace::start(engine, CAPACITY).with_context(|| format!("device \"{device}\""))?;
+        let trace = TraceReader::start(engine, CAPACITY).with_context(|| format!("device \"{device}\""))?;
         let vms = status.vms.into_iter().map(|vm| vm.name).collect();
         sources.push(Source { device: device.clone(), vms, trace });
     }
@@ -105,7 +105,7 @@ fn serve(
         out.flush()?;
         let mut heard = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
         // Whatever a listener says after he asked, it is the end.
-        let said = match poll(&mut heard, Some(&LOOK)) {
+        let said = match poll(&mut heard, Some(&DRAIN_INTERVAL)) {
             Ok(n) => n > 0,
             Err(rustix::io::Errno::INTR) => false,
             Err(e) => return Err(e.into()),
@@ -124,7 +124,7 @@ fn serve(
 
 /// One request, as it is told.
 #[derive(Serialize)]
-struct Line<'a> {
+struct EventLine<'a> {
     device: &'a str,
     vm: &'a str,
     queue: u16,
@@ -140,8 +140,8 @@ struct Line<'a> {
     total_ns: u64,
 }
 
-impl<'a> Line<'a> {
-    fn new(device: &'a str, vm: &'a str, e: &Event) -> Self {
+impl<'a> EventLine<'a> {
+    fn new(device: &'a str, vm: &'a str, e: &TraceEvent) -> Self {
         Self {
             device,
             vm,

@@ -85,9 +85,9 @@ fn sixty_four_disks_end_at_once() {
     let clients: Vec<Client> =
         (0..32).map(|i| Client::connect(&dir.path().join(i.to_string()), small).unwrap()).collect();
     let begin = Instant::now();
-    let (status, said) = iod.end();
+    let (status, stderr) = iod.end();
     let took = begin.elapsed();
-    assert!(status.success(), "{said}");
+    assert!(status.success(), "{stderr}");
     eprintln!("64 disks, 32 with a guest, end after {took:?}");
     // 50 ms for each would be 1.6 s for those without a guest alone.
     assert!(took < Duration::from_millis(1_500), "{took:?}");

@@ -7,8 +7,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Iod, ask, configure, disk, program, read, two, write};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, configure, disk, program, read, request, two, write};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
 /// One disk that is all of a file.
@@ -20,11 +20,11 @@ fn one(dir: &Path, path: &Path, more: &str) -> String {
 }
 
 fn fails(dir: &Path, config: &str) -> String {
-    let said = Iod::try_start(dir, config).err().expect("it does not start");
+    let stderr = Iod::try_start(dir, config).err().expect("it does not start");
     // What a start refuses, a check refuses too, with the same words.
     let checked = check(dir, config).unwrap_err();
-    assert_eq!(checked.trim(), said.trim());
-    said
+    assert_eq!(checked.trim(), stderr.trim());
+    stderr
 }
 
 /// What `--check` says, or why it refuses.
@@ -72,9 +72,12 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
         run("qemu-img", &["create", "-q", "-f", kind, image.to_str().unwrap(), "16M"]);
         let before = std::fs::read(&image).unwrap();
         // VHDX and others are no whole number of sectors long, too; the format is what matters.
-        let said = fails(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
-        assert!(said.contains("disk \"a\"") && said.contains("it is an image of format"), "{said}");
-        assert!(said.contains("qemu-img convert -O raw") && said.contains("format = \"raw\""), "{said}");
+        let stderr = fails(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
+        assert!(stderr.contains("disk \"a\"") && stderr.contains("it is an image of format"), "{stderr}");
+        assert!(
+            stderr.contains("qemu-img convert -O raw") && stderr.contains("format = \"raw\""),
+            "{stderr}"
+        );
         assert!(before == std::fs::read(&image).unwrap(), "{kind} was changed");
     }
 }
@@ -90,26 +93,26 @@ fn a_raw_disk_may_look_like_an_image() {
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let mut data = vec![0; 4_096];
     data[..4].copy_from_slice(b"QFI\xfb");
-    assert_eq!(ask(&mut a, &write(0, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &write(0, 4_096), Some(&data)).0, 0);
     drop(a);
     drop(iod);
-    let said = fails(dir.path(), &config);
-    assert!(said.contains("disk \"a\"") && said.contains("format qcow2"), "{said}");
+    let stderr = fails(dir.path(), &config);
+    assert!(stderr.contains("disk \"a\"") && stderr.contains("format qcow2"), "{stderr}");
     let raw = config.replace("name = \"a\"\n", "name = \"a\"\nformat = \"raw\"\n");
     let iod = Iod::start(dir.path(), &raw);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
-    assert_eq!(ask(&mut a, &read(0, 4_096), None), (0, data));
+    assert_eq!(request(&mut a, &read(0, 4_096), None), (0, data));
     drop((a, iod));
     // At the start of a part of the file, and at its end.
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.write_all_at(&[0; 4], 0).unwrap();
     open.write_all_at(b"conectix", (16 << 20) - 512).unwrap();
-    let said = fails(dir.path(), &config);
-    assert!(said.contains("disk \"b\"") && said.contains("VHD"), "{said}");
+    let stderr = fails(dir.path(), &config);
+    assert!(stderr.contains("disk \"b\"") && stderr.contains("VHD"), "{stderr}");
     open.write_all_at(&[0; 8], (16 << 20) - 512).unwrap();
     open.write_all_at(b"LUKS\xba\xbe\x00\x02", 8 << 20).unwrap();
-    let said = fails(dir.path(), &config);
-    assert!(said.contains("disk \"b\"") && said.contains("luks"), "{said}");
+    let stderr = fails(dir.path(), &config);
+    assert!(stderr.contains("disk \"b\"") && stderr.contains("luks"), "{stderr}");
 }
 
 #[test]
@@ -121,10 +124,10 @@ fn a_file_that_is_no_whole_disk_is_refused() {
     open.set_len(100).unwrap();
     assert!(fails(dir.path(), &config).contains("it has 100 bytes, less than one sector"));
     open.set_len(100_000).unwrap();
-    let said = fails(dir.path(), &config);
+    let stderr = fails(dir.path(), &config);
     assert!(
-        said.contains("100000 bytes is no multiple of 512") && said.contains("truncate -s %512"),
-        "{said}"
+        stderr.contains("100000 bytes is no multiple of 512") && stderr.contains("truncate -s %512"),
+        "{stderr}"
     );
     drop(Iod::start(dir.path(), &one(dir.path(), &file, "size = \"64KiB\"")));
 }
@@ -147,7 +150,7 @@ fn what_the_kernel_uses_is_refused() {
     let point = dir.path().join("mnt");
     std::fs::create_dir(&point).unwrap();
     run("mount", &[node, point.to_str().unwrap()]);
-    let said = std::panic::catch_unwind(|| {
+    let stderr = std::panic::catch_unwind(|| {
         [
             fails(dir.path(), &whole),
             fails(dir.path(), &shared),
@@ -155,9 +158,9 @@ fn what_the_kernel_uses_is_refused() {
         ]
     });
     run("umount", &[point.to_str().unwrap()]);
-    let [exclusive, shared, below] = said.unwrap();
-    for said in [&exclusive, &shared, &below] {
-        assert!(said.contains(&format!("{node} is mounted on {}", point.display())), "{said}");
+    let [exclusive, shared, below] = stderr.unwrap();
+    for stderr in [&exclusive, &shared, &below] {
+        assert!(stderr.contains(&format!("{node} is mounted on {}", point.display())), "{stderr}");
     }
     assert!(below.contains(&format!("losetup -d {node}")), "{below}");
     // Free again: parts of one device take it once.
@@ -191,9 +194,9 @@ impl Qemu {
         let input = child.stdin.as_mut().unwrap();
         std::io::Write::write_all(input, b"{\"execute\": \"qmp_capabilities\"}\n").unwrap();
         let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("return") {
-            assert!(std::io::BufRead::read_line(&mut out, &mut said).unwrap() > 0, "{said}");
+        let mut stderr = String::new();
+        while !stderr.contains("return") {
+            assert!(std::io::BufRead::read_line(&mut out, &mut stderr).unwrap() > 0, "{stderr}");
         }
         child.stdout = Some(out.into_inner());
         Self(child)
@@ -220,17 +223,17 @@ fn qemu_and_the_domain_keep_each_other_out() {
     let reads = format!("{drive},readonly=on");
     let config = two(dir.path(), 16, "");
     let running = Qemu::start(&drive);
-    let said = fails(dir.path(), &config);
-    assert!(said.contains(&format!("process {} (qemu-system-x86)", running.0.id())), "{said}");
+    let stderr = fails(dir.path(), &config);
+    assert!(stderr.contains(&format!("process {} (qemu-system-x86)", running.0.id())), "{stderr}");
     drop(running);
     let refused = |drive: &str| {
         let mut child = qemu(drive).spawn().unwrap();
         // It ends by itself, or at the end of its monitor's input.
         drop(child.stdin.take());
         let out = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(said.contains("lock"), "{said}");
-        said
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(stderr.contains("lock"), "{stderr}");
+        stderr
     };
     let iod = Iod::start(dir.path(), &config);
     assert!(refused(&drive).contains("Failed to get \"write\" lock"));
@@ -242,10 +245,10 @@ fn qemu_and_the_domain_keep_each_other_out() {
             String::from_utf8_lossy(&out.stderr).into_owned()
         };
         let (path, copy) = (file.to_str().unwrap(), dir.path().join("copy"));
-        let said = image(&["convert", "-f", "raw", "-O", "raw", path, copy.to_str().unwrap()]);
-        assert!(said.contains("Failed to get shared \"write\" lock"), "{said}");
-        let said = image(&["resize", "-f", "raw", path, "17M"]);
-        assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+        let stderr = image(&["convert", "-f", "raw", "-O", "raw", path, copy.to_str().unwrap()]);
+        assert!(stderr.contains("Failed to get shared \"write\" lock"), "{stderr}");
+        let stderr = image(&["resize", "-f", "raw", path, "17M"]);
+        assert!(stderr.contains("Failed to get \"write\" lock"), "{stderr}");
         assert_eq!(image(&["info", "-U", "-f", "raw", path]), "");
     }
     // The same after a kill, and a restart is not kept out by itself.
@@ -285,8 +288,8 @@ fn what_is_no_dead_socket_stays() {
     for name in ["a", "ctl"] {
         let path = d.join(name);
         std::fs::write(&path, "precious").unwrap();
-        let said = Iod::try_start(d, &config).err().unwrap();
-        assert!(said.contains("a regular file, which is not removed"), "{said}");
+        let stderr = Iod::try_start(d, &config).err().unwrap();
+        assert!(stderr.contains("a regular file, which is not removed"), "{stderr}");
         assert!(check(d, &config).unwrap_err().contains("a regular file, which is not removed"));
         assert_eq!(text(&path), "precious");
         std::fs::remove_file(&path).unwrap();
@@ -299,8 +302,8 @@ fn what_is_no_dead_socket_stays() {
         &format!("socket = \"{}/b\"", d.display()),
         &format!("socket = \"{}/same/disk\"", d.display()),
     );
-    let said = fails(d, &aliased);
-    assert!(said.contains("`socket` of disk \"b\" lead to the same file"), "{said}");
+    let stderr = fails(d, &aliased);
+    assert!(stderr.contains("`socket` of disk \"b\" lead to the same file"), "{stderr}");
     let aliased = config
         .replace(&format!("socket = \"{}/b\"", d.display()), &format!("socket = \"{}/same/a\"", d.display()));
     assert!(fails(d, &aliased).contains("lead to the same file"));
@@ -328,8 +331,8 @@ fn what_is_no_dead_socket_stays() {
             Err(e) => break assert_eq!(e, rustix::io::Errno::AGAIN),
         }
     }
-    let said = Iod::try_start(d, &config).err().unwrap();
-    assert!(said.contains("another process listens there"), "{said}");
+    let stderr = Iod::try_start(d, &config).err().unwrap();
+    assert!(stderr.contains("another process listens there"), "{stderr}");
     assert!(check(d, &config).unwrap_err().contains("another process listens there"));
     drop(busy);
     // Dead now: replaced. What another process puts in its place meanwhile is not removed at the
@@ -408,8 +411,11 @@ fn sockets_have_explicit_modes_and_groups() {
     assert_eq!(line, "ready\n");
     assert_eq!(connects, [false, true, false], "another user, by the group");
     assert_eq!(found, [(0o600, 0), (0o660, 1), (0o660, 65_534)]);
-    let said = fails(d, &config.replace("\"daemon\"", "\"no-such-group\""));
-    assert!(said.contains("disk \"b\"") && said.contains("there is no group \"no-such-group\""), "{said}");
+    let stderr = fails(d, &config.replace("\"daemon\"", "\"no-such-group\""));
+    assert!(
+        stderr.contains("disk \"b\"") && stderr.contains("there is no group \"no-such-group\""),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -424,8 +430,8 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     };
     configure(d, &config);
     let before = names();
-    let said = check(d, &config).unwrap();
-    assert!(said.contains("1 devices, 2 disks"), "{said}");
+    let stderr = check(d, &config).unwrap();
+    assert!(stderr.contains("1 devices, 2 disks"), "{stderr}");
     assert_eq!(names(), before);
     // A dead socket stays for the start.
     drop(UnixListener::bind(d.join("a")).unwrap());
@@ -434,22 +440,22 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     // No lock is kept, and a running domain of the same file is no error, but another one on its
     // disks is.
     let iod = Iod::start(d, &config);
-    let said = check(d, &config).unwrap();
-    assert!(said.contains(&format!("process {} answers on", iod.pid())), "{said}");
-    assert!(said.contains("in use by that domain"), "{said}");
+    let stderr = check(d, &config).unwrap();
+    assert!(stderr.contains(&format!("process {} answers on", iod.pid())), "{stderr}");
+    assert!(stderr.contains("in use by that domain"), "{stderr}");
     let other = disk(8);
     let same_disk = one(other.path(), &d.join("disk"), "");
-    let said = check(other.path(), &same_disk).unwrap_err();
-    assert!(said.contains("disk \"a\"") && said.contains(&format!("process {}", iod.pid())), "{said}");
+    let stderr = check(other.path(), &same_disk).unwrap_err();
+    assert!(stderr.contains("disk \"a\"") && stderr.contains(&format!("process {}", iod.pid())), "{stderr}");
     // The domain noticed nothing of it.
     let mut a = Client::connect(&d.join("a"), Options::default()).unwrap();
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     drop((a, iod));
     let fails = |from: &str, to: &str| check(d, &config.replace(from, to)).unwrap_err();
     assert!(fails("/disk\"", "/none\"").contains("disk \"a\""));
     assert!(fails("offset = \"4MiB\"", "offset = \"2MiB\"").contains("disks \"a\" and \"b\""));
-    let said = fails(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
-    assert!(said.contains("`socket` of disk \"b\"") && said.contains("/no/such/dir"), "{said}");
+    let stderr = fails(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
+    assert!(stderr.contains("`socket` of disk \"b\"") && stderr.contains("/no/such/dir"), "{stderr}");
     let long = format!("socket = \"{}/{}\"", d.display(), "x".repeat(120));
     assert!(fails(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
 }
@@ -463,23 +469,23 @@ fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
     let _iod = Iod::start(dir.path(), &one(dir.path(), &file, ""));
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let data: Vec<u8> = (0..4_096_u32).map(|i| (i % 251) as u8).collect();
-    assert_eq!(ask(&mut a, &write(8, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &write(8, 4_096), Some(&data)).0, 0);
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.set_len(1 << 20).unwrap();
-    assert_eq!(ask(&mut a, &read(8_192, 4_096), None).0, 1);
+    assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 1);
     // Discard and write-zeroes leave the length: at sector 8192, of 8 sectors, no flags.
     let mut range = 8_192_u64.to_le_bytes().to_vec();
     range.extend([8_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat());
     for kind in [11, 13] {
-        let _ = ask(&mut a, &Ask { kind, priority: 0, sector: 0, len: 16 }, Some(&range));
+        let _ = request(&mut a, &BlkRequest { kind, priority: 0, sector: 0, len: 16 }, Some(&range));
         assert_eq!(std::fs::metadata(&file).unwrap().len(), 1 << 20, "kind {kind}");
     }
-    assert_eq!(ask(&mut a, &write(8_192, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &write(8_192, 4_096), Some(&data)).0, 0);
     assert_eq!(std::fs::metadata(&file).unwrap().len(), (4 << 20) + 4_096);
-    assert_eq!(ask(&mut a, &read(8_192, 4_096), None), (0, data.clone()));
-    assert_eq!(ask(&mut a, &read(8, 4_096), None), (0, data), "what was not cut is there");
-    assert_eq!(ask(&mut a, &read(4_096, 4_096), None), (0, vec![0; 4_096]), "what was cut is zeroes");
-    assert_eq!(ask(&mut a, &read(8_208, 4_096), None).0, 1, "beyond the last write");
+    assert_eq!(request(&mut a, &read(8_192, 4_096), None), (0, data.clone()));
+    assert_eq!(request(&mut a, &read(8, 4_096), None), (0, data), "what was not cut is there");
+    assert_eq!(request(&mut a, &read(4_096, 4_096), None), (0, vec![0; 4_096]), "what was cut is zeroes");
+    assert_eq!(request(&mut a, &read(8_208, 4_096), None).0, 1, "beyond the last write");
     // Never beyond the disk.
-    assert_eq!(ask(&mut a, &write(16_384, 4_096), Some(&[0; 4_096])).0, 1);
+    assert_eq!(request(&mut a, &write(16_384, 4_096), Some(&[0; 4_096])).0, 1);
 }

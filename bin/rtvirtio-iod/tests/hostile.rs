@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Neighbour, Place, ask, read};
+use common::{AttackedDomain, Neighbour, read, request};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
@@ -22,7 +22,7 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-impl Place {
+impl AttackedDomain {
     fn socket(&self) -> PathBuf {
         self.dir.path().join("a")
     }
@@ -42,7 +42,7 @@ impl Place {
         // A host of tests is busy; a neighbour that is stopped by an attack stays stopped.
         assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
         let mut next = Client::connect(&self.socket(), Options::default()).expect(name);
-        assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+        assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
         drop(next);
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(took.min(Duration::from_secs(1)) + Duration::from_millis(100));
@@ -58,7 +58,7 @@ fn connect(socket: &Path) -> Client {
 /// Chains that are none, or too much of one.
 #[test]
 fn malformed_chains() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("malformed chains", |socket| {
         let mut client = connect(socket);
         let mem = Arc::clone(&client.mem);
@@ -113,15 +113,15 @@ fn malformed_chains() {
         let mut answered = 0;
         for chain in chains {
             for (i, (address, len, flags, next)) in chain.iter().enumerate() {
-                queue.describe_raw(i as u16, *address, *len, *flags, *next);
+                queue.write_descriptor_raw(i as u16, *address, *len, *flags, *next);
             }
             for _ in 0..20 {
-                queue.offer(0);
+                queue.add_avail(0);
             }
             queue.notify().unwrap();
             let begin = Instant::now();
             while answered % 20 != 0 || begin.elapsed() < Duration::from_millis(20) {
-                answered += u64::from(queue.raw_answer().is_some());
+                answered += u64::from(queue.pop_used_raw().is_some());
                 if begin.elapsed() > Duration::from_secs(5) {
                     break;
                 }
@@ -135,11 +135,11 @@ fn malformed_chains() {
 /// Rings that lie.
 #[test]
 fn broken_rings() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("an available index that jumps", |socket| {
         let mut client = connect(socket);
         for index in [10_000, 3, 60_000] {
-            client.queues[0].claim(index);
+            client.queues[0].set_avail_index(index);
             client.queues[0].kick.write(1).unwrap();
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -149,7 +149,7 @@ fn broken_rings() {
         let queue = &mut client.queues[0];
         for head in [60_000u16, 0, 0, 0, 255, 256] {
             for _ in 0..30 {
-                queue.offer(head);
+                queue.add_avail(head);
             }
             queue.notify().unwrap();
             std::thread::sleep(Duration::from_millis(2));
@@ -161,7 +161,7 @@ fn broken_rings() {
         let slot = queue.push(&read(0, 4_096)).unwrap();
         for _ in 0..2_000 {
             // The same request again and again, whether or not it was answered.
-            queue.offer(slot * 3);
+            queue.add_avail(slot * 3);
             queue.kick.write(1).unwrap();
         }
     });
@@ -169,7 +169,7 @@ fn broken_rings() {
 
 #[test]
 fn storms() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("a million kicks for nothing", |socket| {
         let client = connect(socket);
         for _ in 0..1_000_000 {
@@ -191,7 +191,7 @@ fn storms() {
             }
             client.queues[0].notify().unwrap();
             client.raw().get_vring_base(0).unwrap();
-            while client.queues[0].answer().is_some() {}
+            while client.queues[0].pop_used().is_some() {}
             let kick = client.queues[0].kick.try_clone().unwrap();
             let call = client.queues[0].call.try_clone().unwrap();
             client.raw().set_vring_call(0, &call).unwrap();
@@ -203,7 +203,7 @@ fn storms() {
 /// A QEMU that is not one.
 #[test]
 fn a_frontend_that_lies() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("memory that can be cut off", |socket| {
         let e = Client::connect(socket, Options { sealed: false, ..Options::default() });
         assert!(e.is_err(), "unsealed memory is refused");
@@ -269,7 +269,7 @@ fn a_frontend_that_lies() {
 #[test]
 fn descriptors_that_are_no_eventfds() {
     use std::os::fd::{FromRawFd, IntoRawFd};
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("a file and a pipe as kick and call", |socket| {
         for path in ["/dev/zero", "/dev/null", "/proc/self/exe"] {
             let mut client = connect(socket);
@@ -297,7 +297,7 @@ fn what_a_fuzzer_would_say() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
     let mut inputs: Vec<PathBuf> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
     inputs.sort();
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("messages of a fuzzer", |socket| {
         let kinds = qemu::descriptors();
         for input in &inputs {

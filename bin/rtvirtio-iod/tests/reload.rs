@@ -5,8 +5,8 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Iod, ask, configure, disk, read, two};
-use rtvirtio_domain_client::load::{Got, Plan, Stream, run};
+use common::{Iod, configure, disk, read, request, two};
+use rtvirtio_domain_client::load::{Plan, Stream, StreamResult, run};
 use rtvirtio_domain_client::{Client, Options};
 use rustix::process::Signal;
 
@@ -17,7 +17,7 @@ fn capped(dir: &Path, cap: u32) -> String {
 }
 
 /// A flood of reads for so long.
-fn flood(client: &mut [Client; 1], millis: u64) -> Got {
+fn flood(client: &mut [Client; 1], millis: u64) -> StreamResult {
     let stream = Stream::reads("flood", 32, 4 << 20);
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_millis(millis), seed: 1, spin: false };
     run(client, &[stream], &plan).unwrap().remove(0)
@@ -63,8 +63,8 @@ fn a_cap_changes_under_load() {
     // Those of the depth that still wait at the end.
     assert!(got.unanswered <= 32, "{}", got.unanswered);
     assert_eq!(iod.command("reload"), "{\"changed\":[]}\n");
-    let (status, said) = iod.end();
-    assert!(status.success() && said.contains("reload: in force: disk \"a\": read_cap"), "{said}");
+    let (status, stderr) = iod.end();
+    assert!(status.success() && stderr.contains("reload: in force: disk \"a\": read_cap"), "{stderr}");
 }
 
 /// What cannot be taken over changes nothing, and says why; the live guest goes on.
@@ -95,26 +95,26 @@ fn what_cannot_be_is_refused_as_a_whole() {
     ];
     for (text, why) in bad {
         configure(dir.path(), &text);
-        let said = iod.command("reload").replace("\\\"", "\"");
-        assert!(said.contains("\"error\":\"nothing is changed") && said.contains(why), "{why}: {said}");
-        assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+        let stderr = iod.command("reload").replace("\\\"", "\"");
+        assert!(stderr.contains("\"error\":\"nothing is changed") && stderr.contains(why), "{why}: {stderr}");
+        assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     }
     std::fs::remove_file(dir.path().join("iod.toml")).unwrap();
     assert!(iod.command("reload").contains("No such file"));
     // By signal it only goes to the log.
     iod.signal(Signal::HUP);
-    assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     assert!(iod.is_alive());
     // The old cap is the one in force: the old file brings nothing new, the other one does.
     configure(dir.path(), &good);
     assert_eq!(iod.command("reload"), "{\"changed\":[]}\n");
     configure(dir.path(), &other.replace("window = 4", "window = 2\npolicy = \"drr\"\naging = \"2s\""));
-    let said = iod.command("reload").replace("\\\"", "\"");
+    let stderr = iod.command("reload").replace("\\\"", "\"");
     for change in
         ["device \"d\": policy", "device \"d\": window", "device \"d\": aging", "disk \"a\": read_cap"]
     {
-        assert!(said.contains(change), "{said}");
+        assert!(stderr.contains(change), "{stderr}");
     }
     assert!(iod.status().contains("\"window\":2"), "{}", iod.status());
-    assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
 }

@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Neighbour, Place, answer, ask, read};
+use common::{AttackedDomain, Neighbour, completion, read, request};
 use rtvirtio_domain_client::{Client, Options};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -62,7 +62,7 @@ impl Held {
     }
 }
 
-impl Place {
+impl AttackedDomain {
     /// Repeats a step on one connection while a neighbour works. Everything is counted when the
     /// connection has ended.
     fn repeat(&mut self, name: &str, mut step: impl FnMut(&mut Client, usize)) {
@@ -121,7 +121,7 @@ impl Place {
         assert!(after.threads - before.threads <= 2, "{name}: threads stay");
         assert!(after.resident_kib - before.resident_kib < 4_096, "{name}: memory stays");
         let mut next = connect(&socket);
-        assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+        assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
     }
 }
 
@@ -144,7 +144,7 @@ fn kick() -> EventFd {
 /// A queue is disabled and enabled, or stopped and started, with a call descriptor that is full.
 #[test]
 fn calls_that_nobody_reads() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     let call = full();
     place.repeat("enable and disable with a full call", |client, i| {
         if i == 0 {
@@ -173,7 +173,7 @@ fn calls_that_nobody_reads() {
 /// A queue is stopped and started with kick descriptors that are being kicked.
 #[test]
 fn kicks_of_queues_that_stop() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.repeat("stop and start with a fresh kick that is kicked", |client, _| {
         let (kick, call) = (kick(), client.queues[0].call.try_clone().unwrap());
         kick.write(1).unwrap();
@@ -212,7 +212,7 @@ fn kicks_of_queues_that_stop() {
 /// Memory tables, in-flight memory and ring addresses are set anew, with requests under way.
 #[test]
 fn memory_that_is_set_again() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.repeat("set the memory table", |client, _| {
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: rtvirtio_domain_client::SharedMemory::BASE,
@@ -224,11 +224,11 @@ fn memory_that_is_set_again() {
         let _ = client.queues[0].push(&read(0, 4_096));
         client.queues[0].notify().unwrap();
         client.raw().set_mem_table(&[region]).unwrap();
-        assert_eq!(answer(&mut client.queues[0]).map(|a| a.status), Some(0));
+        assert_eq!(completion(&mut client.queues[0]).map(|a| a.status), Some(0));
     });
     place.repeat("set ring addresses", |client, _| {
         let size = client.queues[0].size();
-        let (desc, avail, used) = client.queues[0].places();
+        let (desc, avail, used) = client.queues[0].ring_offsets();
         let at = |offset: usize| client.mem.address() + offset as u64;
         let addresses = VringConfigData {
             queue_max_size: size,
@@ -255,7 +255,7 @@ fn memory_that_is_set_again() {
 /// What is refused leaves nothing, and no more than a bounded number of lines in the log.
 #[test]
 fn messages_that_are_refused() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     let zero = File::open("/dev/zero").unwrap().into_raw_fd();
     // SAFETY: the descriptor is ours and open, and handed over.
     let zero = unsafe { EventFd::from_raw_fd(zero) };
@@ -274,9 +274,9 @@ fn messages_that_are_refused() {
             assert!(client.raw().set_mem_table(&[region]).is_err());
         }
     });
-    let (status, said) = place.iod.end();
+    let (status, stderr) = place.iod.end();
     assert!(status.success());
-    let lines = said.lines().count();
+    let lines = stderr.lines().count();
     eprintln!("the log has {lines} lines");
     // 20 at once, one in 2 s after that, and what the start says.
     assert!(lines < 120, "{lines} lines");
@@ -285,7 +285,7 @@ fn messages_that_are_refused() {
 /// A QEMU connects and disconnects, with requests under way and a call that is full.
 #[test]
 fn connections() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     let socket = place.dir.path().join("a");
     let call = full();
     place.repeat_on("connect and disconnect", |n| {

@@ -4,8 +4,8 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Iod, ask, disk, read, two, write};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, disk, read, request, two, write};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 /// Of every thread, what `/proc` says under these keys.
 fn threads(pid: u32, keys: &[&str]) -> BTreeMap<String, Vec<String>> {
@@ -41,10 +41,10 @@ fn every_thread_is_shut_in_while_it_serves() {
     let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
     let mut clients = ["a", "b"].map(|d| Client::connect(&dir.path().join(d), Options::default()).unwrap());
     for client in &mut clients {
-        assert_eq!(ask(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
+        assert_eq!(request(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
         // A flush makes the kernel start a thread of io_uring for us.
-        assert_eq!(ask(client, &Ask { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
-        assert_eq!(ask(client, &read(0, 4_096), None), (0, vec![7; 4_096]));
+        assert_eq!(request(client, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
+        assert_eq!(request(client, &read(0, 4_096), None), (0, vec![7; 4_096]));
     }
     let all = threads(iod.pid(), &KEYS);
     assert!(all.len() >= 5, "main, control, engine, two VMs: {all:?}");
@@ -53,13 +53,13 @@ fn every_thread_is_shut_in_while_it_serves() {
         assert_eq!(found[5], bounding(&found[5]), "{name}");
     }
     drop(clients);
-    let (status, said) = iod.end();
-    assert!(status.success(), "{status}: {said}");
-    let line = said.lines().find(|l| l.contains("sandbox: ")).unwrap();
+    let (status, stderr) = iod.end();
+    assert!(status.success(), "{status}: {stderr}");
+    let line = stderr.lines().find(|l| l.contains("sandbox: ")).unwrap();
     for layer in ["no new privileges", "seccomp", "no capabilities", "io_uring limited to what is used"] {
         assert!(line.contains(layer), "{line}");
     }
-    // In force, or said to be lacking; never silent.
+    // In force, or stderr to be lacking; never silent.
     assert!(line.contains("landlock"), "{line}");
     for left in ["a", "b", "ctl"] {
         assert!(!dir.path().join(left).exists(), "{left} is removed at the end, from within the sandbox");
@@ -81,17 +81,17 @@ fn passing_priorities_on_keeps_one_capability_for_one_thread() {
     let iod = Iod::start(dir.path(), &config);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     // Real-time, level 4.
-    let request = Ask { priority: 1 << 13 | 4, ..read(0, 4_096) };
-    assert_eq!(ask(&mut client, &request, None).0, 0);
+    let urgent = BlkRequest { priority: 1 << 13 | 4, ..read(0, 4_096) };
+    assert_eq!(request(&mut client, &urgent, None).0, 0);
     let all = threads(iod.pid(), &["CapEff", "Seccomp"]);
     for (name, found) in &all {
         let engine = name.starts_with("iod-d ") || name.starts_with("iou-wrk");
         assert_eq!(found[0], if engine { NICE } else { NONE }, "{name}");
         assert_eq!(found[1], "2", "{name}");
     }
-    let (_, said) = iod.end();
-    assert!(said.contains("CAP_SYS_NICE for the engine of d"), "{said}");
-    assert!(!said.contains("not passed on"), "{said}");
+    let (_, stderr) = iod.end();
+    assert!(stderr.contains("CAP_SYS_NICE for the engine of d"), "{stderr}");
+    assert!(!stderr.contains("not passed on"), "{stderr}");
 }
 
 #[test]
@@ -101,12 +101,12 @@ fn off_and_log_are_said() {
         let config = format!("sandbox = \"{mode}\"\n{}", two(dir.path(), 8, ""));
         let iod = Iod::start(dir.path(), &config);
         let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
-        assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+        assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
         for (name, found) in threads(iod.pid(), &["Seccomp"]) {
             assert_eq!(found[0], seccomp, "{name} under {mode}");
         }
         drop(client);
-        let (status, said) = iod.end();
-        assert!(status.success() && said.contains(words), "{mode}: {said}");
+        let (status, stderr) = iod.end();
+        assert!(status.success() && stderr.contains(words), "{mode}: {stderr}");
     }
 }

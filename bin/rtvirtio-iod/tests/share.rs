@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Iod, Neighbour, ask, disk, read};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, Neighbour, disk, read, request};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 /// How long each run takes: `RTVIRTIO_SHARE_SECONDS`, or one second.
 fn length() -> Duration {
@@ -77,7 +77,7 @@ fn a_flood_of_discards() {
         let zero = |from: u64| range(from, 128 << 11);
         let mut fill = Client::connect(&socket, Options::default()).unwrap();
         for i in 0..8 {
-            assert_eq!(ask(&mut fill, &deallocate(13), Some(&zero(i * (128 << 11)))).0, 0);
+            assert_eq!(request(&mut fill, &deallocate(13), Some(&zero(i * (128 << 11)))).0, 0);
         }
         drop(fill);
         let attack = move || {
@@ -94,7 +94,7 @@ fn a_flood_of_discards() {
                         (i, outstanding) = (i + 1, outstanding + 1);
                     }
                     queue.notify().unwrap();
-                    while queue.answer().is_some() {
+                    while queue.pop_used().is_some() {
                         outstanding -= 1;
                     }
                     std::thread::sleep(Duration::from_micros(200));
@@ -108,8 +108,8 @@ fn a_flood_of_discards() {
     eprintln!("{}", iod.status());
 }
 
-fn deallocate(kind: u32) -> Ask {
-    Ask { kind, priority: 0, sector: 0, len: 16 }
+fn deallocate(kind: u32) -> BlkRequest {
+    BlkRequest { kind, priority: 0, sector: 0, len: 16 }
 }
 
 /// The range of a discard or of zeroing.
@@ -146,19 +146,19 @@ fn a_flood_of_requests_that_cost_no_device_time() {
             for queue in &mut client.queues {
                 // Get id: header, 20 bytes, status.
                 mem.write(queue.data(0), &[8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-                queue.describe_raw(0, guest(queue.data(0)), 16, 1, 1);
-                queue.describe_raw(1, guest(queue.data(1)), 20, 3, 2);
-                queue.describe_raw(2, guest(queue.data(2)), 1, 2, 0);
+                queue.write_descriptor_raw(0, guest(queue.data(0)), 16, 1, 1);
+                queue.write_descriptor_raw(1, guest(queue.data(1)), 20, 3, 2);
+                queue.write_descriptor_raw(2, guest(queue.data(2)), 1, 2, 0);
             }
         }
         while !stop.load(Ordering::Relaxed) {
             for (client, counts) in clients.iter_mut().zip(&mut counts) {
                 for (queue, (offered, completed)) in client.queues.iter_mut().zip(counts) {
-                    while queue.raw_answer().is_some() {
+                    while queue.pop_used_raw().is_some() {
                         *completed += 1;
                     }
                     while *offered - *completed < 250 {
-                        queue.offer(0);
+                        queue.add_avail(0);
                         *offered += 1;
                     }
                     queue.kick.write(1).unwrap();
@@ -183,7 +183,7 @@ fn a_flood_of_requests_that_cost_no_device_time() {
     );
     assert!(iod.is_alive());
     let mut next = Client::connect(&dir.path().join("0"), Options::default()).unwrap();
-    assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0);
 }
 
 /// Reads into memory that the guest does not have: they never reach the device.
@@ -204,17 +204,17 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
             mem.write(header, &[0; 16]);
             let guest = |offset: usize| rtvirtio_domain_client::SharedMemory::BASE + offset as u64;
             // All of the disk at once: 512 pieces.
-            queue.describe_raw(0, guest(header), 16, NEXT, 1);
-            queue.describe_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);
-            queue.describe_raw(2, guest(status), 1, WRITE, 0);
+            queue.write_descriptor_raw(0, guest(header), 16, NEXT, 1);
+            queue.write_descriptor_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);
+            queue.write_descriptor_raw(2, guest(status), 1, WRITE, 0);
             let (mut offered, mut answered) = (0u64, 0u64);
             while !stop.load(Ordering::Relaxed) {
                 while offered - answered < 256 {
-                    queue.offer(0);
+                    queue.add_avail(0);
                     offered += 1;
                 }
                 queue.notify().unwrap();
-                while queue.raw_answer().is_some() {
+                while queue.pop_used_raw().is_some() {
                     answered += 1;
                 }
             }
@@ -244,7 +244,7 @@ fn everything_is_at_the_device_at_once() {
             for i in 0..4 {
                 queue.push(&common::write(i * 8, 4_096)).unwrap();
             }
-            queue.push(&Ask { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
+            queue.push(&BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
             let slot = queue.push(&deallocate(11)).unwrap();
             mem.write(queue.data(slot), &range(0, 64));
         }
@@ -253,7 +253,7 @@ fn everything_is_at_the_device_at_once() {
         }
         for client in &mut clients {
             for _ in 0..6 {
-                assert_eq!(common::answer(&mut client.queues[0]).map(|a| a.status), Some(0));
+                assert_eq!(common::completion(&mut client.queues[0]).map(|a| a.status), Some(0));
             }
         }
     }
@@ -291,7 +291,8 @@ fn discards_do_not_hold_up_a_stop() {
     let begin = std::time::Instant::now();
     client.raw().get_vring_base(0).unwrap();
     let stopped = begin.elapsed();
-    let done = std::iter::from_fn(|| client.queues[0].answer()).inspect(|a| assert_eq!(a.status, 0)).count();
+    let done =
+        std::iter::from_fn(|| client.queues[0].pop_used()).inspect(|a| assert_eq!(a.status, 0)).count();
     // More than a hundred of 1 GiB each, at one percent of the time.
     assert!(done > 100 && stopped < Duration::from_secs(5), "{done} after {stopped:?}");
     // Zeroing is no hint: the queue waits for it, and the end of the domain does not.
@@ -302,9 +303,9 @@ fn discards_do_not_hold_up_a_stop() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(neighbour.end().0 > 0);
     let begin = std::time::Instant::now();
-    let (status, said) = iod.end();
+    let (status, stderr) = iod.end();
     eprintln!("stopped after {stopped:?}, the domain ended after {:?}", begin.elapsed());
-    assert!(status.success(), "{said}");
+    assert!(status.success(), "{stderr}");
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     assert!(waits.join().unwrap(), "the domain ended under it");
 }

@@ -8,9 +8,9 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Iod, ask, disk, read, two, write};
+use common::{Iod, disk, read, request, two, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use serde_json::Value;
 
 /// A listener.
@@ -56,7 +56,7 @@ impl Listener {
         self.stream.shutdown(Shutdown::Write).unwrap();
         let mut events = Vec::new();
         loop {
-            let line = self.line().expect("the end is said");
+            let line = self.line().expect("the end is stderr");
             match line.get("end") {
                 Some(end) => return (events, end.clone()),
                 None => events.push(line),
@@ -75,15 +75,15 @@ fn every_request_is_told_as_it_was() {
     let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), options).unwrap();
     // Nobody listens yet.
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     let listener = Listener::start(dir.path());
     let data = vec![7; 65_536];
-    let flush = Ask { kind: 4, priority: 0, sector: 0, len: 0 };
-    assert_eq!(ask(&mut a, &write(8, 65_536), Some(&data)).0, 0);
-    assert_eq!(ask(&mut a, &flush, None).0, 0);
+    let flush = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
+    assert_eq!(request(&mut a, &write(8, 65_536), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &flush, None).0, 0);
     // The guest says real-time 2 and idle 7; the rule of this VM ends at best effort.
-    assert_eq!(ask(&mut b, &Ask { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
-    assert_eq!(ask(&mut b, &Ask { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
+    assert_eq!(request(&mut b, &BlkRequest { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
+    assert_eq!(request(&mut b, &BlkRequest { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
     let (events, end) = listener.rest();
     let told: Vec<_> = events
         .iter()
@@ -114,7 +114,7 @@ fn every_request_is_told_as_it_was() {
         assert_eq!((&e["status"], &e["device"], &e["reserved"]), (&0.into(), &"d".into(), &false.into()));
     }
     // Who was served before the end is told no more.
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     assert_eq!(Listener::start(dir.path()).rest().0.len(), 0);
 }
 
@@ -135,13 +135,13 @@ fn waiting_is_told_from_the_device() {
         }
         a.queues[0].notify().unwrap();
         for _ in 0..20 {
-            assert_eq!(common::answer(&mut a.queues[0]).expect("an answer").status, 0);
+            assert_eq!(common::completion(&mut a.queues[0]).expect("an answer").status, 0);
         }
     }
     // Beyond the end of the file, which was cut meanwhile.
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
     file.set_len(1 << 20).unwrap();
-    assert_eq!(ask(&mut a, &read(4_096, 4_096), None).0, 1);
+    assert_eq!(request(&mut a, &read(4_096, 4_096), None).0, 1);
     let (events, end) = listener.rest();
     assert_eq!((events.len(), &end["dropped"]), (41, &0.into()));
     for events in [&events[..20], &events[20..40]] {
@@ -159,7 +159,7 @@ fn waiting_is_told_from_the_device() {
         Client::connect(&dir.path().join("b"), Options { buffer: 131_072, ..Options::default() }).unwrap();
     let listener = Listener::start(dir.path());
     file.set_len(8 << 20).unwrap();
-    assert_eq!(ask(&mut b, &read(0, 131_072), None).0, 0);
+    assert_eq!(request(&mut b, &read(0, 131_072), None).0, 0);
     let (events, _) = listener.rest();
     assert!(events[0]["device_ns"].as_u64().unwrap() > 100_000_000, "{}", events[0]);
 }

@@ -102,7 +102,7 @@ pub enum Refusal {
     /// A deadline that cannot be met in the worst case.
     #[error(
         "VM {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for its own stalls{}; \
-         allow more, reserve less, or lower the window or the quantum", behind_discard(*.discard)
+         allow more, reserve less, or lower the window or the quantum", discard_clause(*.discard)
     )]
     Deadline {
         /// Whose.
@@ -122,7 +122,7 @@ pub enum Refusal {
 
 /// Words for the time behind a discard, to be appended to the others.
 #[must_use]
-pub fn behind_discard(piece: Nanos) -> String {
+pub fn discard_clause(piece: Nanos) -> String {
     if piece == Nanos(0) { String::new() } else { format!(", {piece} behind a discard") }
 }
 
@@ -132,7 +132,7 @@ pub fn bounds(policy: Policy, device: &Device, flows: &[Flow]) -> Vec<Option<Nan
     match policy {
         Policy::Fifo => fifo(device, flows),
         Policy::RoundRobin => round_robin(device, flows),
-        Policy::Drr => drr(device, flows, &Rest::all(device, flows)),
+        Policy::Drr => drr(device, flows, &ResidualService::all(device, flows)),
         Policy::Edf => edf(device, flows),
     }
 }
@@ -249,18 +249,18 @@ fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
 }
 
 /// What the turns have to share: speed, and work that goes before.
-struct Rest {
+struct ResidualService {
     speed: f64,
     before: f64,
 }
 
-impl Rest {
+impl ResidualService {
     fn all(device: &Device, flows: &[Flow]) -> Self {
         Self { speed: device.speed(), before: device.blocking(flows) }
     }
 }
 
-fn drr(device: &Device, flows: &[Flow], rest: &Rest) -> Vec<Option<Nanos>> {
+fn drr(device: &Device, flows: &[Flow], rest: &ResidualService) -> Vec<Option<Nanos>> {
     let vms = pieces(flows);
     let most = vms.iter().map(|v| v.1).fold(0.0, f64::max);
     let lightest = vms.iter().map(|v| v.2).min().unwrap_or(1);
@@ -295,7 +295,7 @@ fn edf(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
         t - (device.latency() + (blocking + demand) / device.speed() + own)
     };
     // What nobody reserved, for those who have no deadline or go beyond theirs.
-    let rest = Rest { speed: device.speed() - rate, before: blocking + burst };
+    let rest = ResidualService { speed: device.speed() - rate, before: blocking + burst };
     let shared: Vec<Flow> = flows.iter().filter(|f| f.deadline.is_none()).copied().collect();
     let mut shared = drr(device, &shared, &rest).into_iter();
     flows

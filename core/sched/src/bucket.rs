@@ -83,7 +83,7 @@ impl Bucket {
     /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the
     /// nanosecond, but for no longer than
     /// an hour: what a device takes has no bound, and a VM must be served again.
-    pub fn owe(&mut self, now: Nanos, tokens: u64) {
+    pub fn overdraw(&mut self, now: Nanos, tokens: u64) {
         let now = now.max(self.at);
         let need = u128::from(tokens) * u128::from(SCALE);
         let level = self.level_at(now);
@@ -146,9 +146,9 @@ pub struct Cap {
 pub struct Regulator {
     /// Long-run and peak bucket for requests, bytes and time.
     buckets: [[Option<Bucket>; 2]; 3],
-    none: bool,
-    holding: bool,
-    hits: u64,
+    unlimited: bool,
+    throttled: bool,
+    cap_hits: u64,
 }
 
 impl Regulator {
@@ -163,13 +163,13 @@ impl Regulator {
                 [Some(Bucket::new(spec.rate, spec.burst)), spec.peak.map(|p| Bucket::new(p, most[i].max(1)))]
             }
         });
-        Self { none: specs.iter().all(Option::is_none), buckets, holding: false, hits: 0 }
+        Self { unlimited: specs.iter().all(Option::is_none), buckets, throttled: false, cap_hits: 0 }
     }
 
     /// The first moment from `now` on at which a piece may go.
     #[must_use]
     pub fn ready_at(&self, now: Nanos, charge: &Charge) -> Nanos {
-        if self.none {
+        if self.unlimited {
             return now;
         }
         let tokens = [charge.requests, charge.bytes, charge.time];
@@ -184,8 +184,8 @@ impl Regulator {
 
     /// Lets a piece go.
     pub fn take(&mut self, now: Nanos, charge: &Charge) {
-        self.holding = false;
-        if self.none {
+        self.throttled = false;
+        if self.unlimited {
             return;
         }
         let tokens = [charge.requests, charge.bytes, charge.time];
@@ -197,31 +197,31 @@ impl Regulator {
     }
 
     /// Charges device time beyond what a piece was charged for when it went, in ns.
-    pub(crate) fn owe_time(&mut self, now: Nanos, time: u64) {
+    pub(crate) fn overdraw_time(&mut self, now: Nanos, time: u64) {
         for bucket in self.buckets[2].iter_mut().flatten() {
-            bucket.owe(now, time);
+            bucket.overdraw(now, time);
         }
     }
 
     /// Whether it limits bytes.
-    pub(crate) fn counts_bytes(&self) -> bool {
+    pub(crate) fn limits_bytes(&self) -> bool {
         self.buckets[1].iter().any(Option::is_some)
     }
 
     /// Notes that a piece is held back; one that is held for long counts once.
-    pub(crate) fn hold(&mut self) {
-        self.hits += u64::from(!self.holding);
-        self.holding = true;
+    pub(crate) fn note_throttled(&mut self) {
+        self.cap_hits += u64::from(!self.throttled);
+        self.throttled = true;
     }
 
     /// How many pieces had to wait for it.
     #[must_use]
-    pub fn hits(&self) -> u64 {
-        self.hits
+    pub fn cap_hits(&self) -> u64 {
+        self.cap_hits
     }
 
-    pub(crate) fn with_hits(mut self, hits: u64) -> Self {
-        self.hits = hits;
+    pub(crate) fn with_cap_hits(mut self, cap_hits: u64) -> Self {
+        self.cap_hits = cap_hits;
         self
     }
 }
@@ -271,17 +271,17 @@ mod tests {
     #[test]
     fn a_debt_is_paid_before_anything_goes() {
         let mut bucket = Bucket::new(1_000, 10);
-        bucket.owe(Nanos(0), 4);
+        bucket.overdraw(Nanos(0), 4);
         assert_eq!(bucket.ready_at(Nanos(0), 6), Nanos(0));
         // 6 are left; 16 are used: 10 tokens are missing, which take 10 ms, and one more token 1
         // ms.
-        bucket.owe(Nanos(0), 16);
+        bucket.overdraw(Nanos(0), 16);
         assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(11_000_000));
         let mut slow = Bucket::new(1, 1);
-        slow.owe(Nanos(0), 1 << 40);
+        slow.overdraw(Nanos(0), 1 << 40);
         assert_eq!(slow.ready_at(Nanos(0), 1), Nanos(3_601 * SCALE));
         let mut never = Bucket::new(0, 5);
-        never.owe(Nanos(3), 6);
+        never.overdraw(Nanos(3), 6);
         assert_eq!(never.ready_at(Nanos(3), 1), Nanos(u64::MAX));
     }
 

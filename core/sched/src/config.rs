@@ -191,7 +191,7 @@ impl Config {
 
     /// Largest piece of a VM's requests.
     #[must_use]
-    pub fn largest(&self, vm: &VmConfig) -> u64 {
+    pub fn max_piece(&self, vm: &VmConfig) -> u64 {
         vm.urgent_quantum.unwrap_or(0).max(self.quantum)
     }
 
@@ -208,10 +208,10 @@ impl Config {
                 return Err(ConfigError::Multiple { quantum });
             }
         }
-        let largest = self.largest(vm);
+        let largest = self.max_piece(vm);
         for direction in Direction::ALL {
             let cap = &vm.caps[direction.index()];
-            let most = self.cost.most(direction, largest);
+            let most = self.cost.max_cost(direction, largest);
             for (what, spec, piece) in
                 [("requests", cap.requests, 1), ("bytes", cap.bytes, largest), ("time", cap.time, most)]
             {

@@ -62,13 +62,13 @@ impl Cost {
 
     /// The most that one piece can cost which holds a place in the window: reads and writes.
     #[must_use]
-    pub fn dearest(&self, quantum: u64) -> u64 {
+    pub fn max_transfer(&self, quantum: u64) -> u64 {
         self.read.of(quantum).max(self.write.of(quantum))
     }
 
     /// The most that one piece of a direction can cost.
     #[must_use]
-    pub fn most(&self, direction: Direction, quantum: u64) -> u64 {
+    pub fn max_cost(&self, direction: Direction, quantum: u64) -> u64 {
         match direction {
             Direction::Read => self.read.of(quantum),
             // Deallocations are charged when they are back, and may leave a debt.
@@ -100,7 +100,7 @@ mod tests {
             discard_ns: 40,
         };
         for op in [Op::Read, Op::Write, Op::Flush] {
-            assert!(cost.of(op, 65_536) <= cost.most(op.direction(), 65_536));
+            assert!(cost.of(op, 65_536) <= cost.max_cost(op.direction(), 65_536));
         }
     }
 }

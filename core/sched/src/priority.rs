@@ -64,7 +64,7 @@ impl Default for PriorityRule {
 impl PriorityRule {
     /// The priority of a request whose header holds `field`. Every value of the field is allowed: an unknown class counts as not said.
     #[must_use]
-    pub fn of(&self, field: u32) -> Priority {
+    pub fn decode(&self, field: u32) -> Priority {
         let class = match (field >> 13) & 7 {
             1 => Class::RealTime,
             2 => Class::BestEffort,
@@ -87,27 +87,27 @@ mod tests {
 
     #[test]
     fn linux_values_are_decoded() {
-        assert_eq!(LINUX.of(1 << 13), Priority { class: Class::RealTime, level: 0 });
-        assert_eq!(LINUX.of(2 << 13 | 7), Priority { class: Class::BestEffort, level: 7 });
-        assert_eq!(LINUX.of(3 << 13), Priority { class: Class::Idle, level: 0 });
-        assert_eq!(LINUX.of(0), Priority::NORMAL);
+        assert_eq!(LINUX.decode(1 << 13), Priority { class: Class::RealTime, level: 0 });
+        assert_eq!(LINUX.decode(2 << 13 | 7), Priority { class: Class::BestEffort, level: 7 });
+        assert_eq!(LINUX.decode(3 << 13), Priority { class: Class::Idle, level: 0 });
+        assert_eq!(LINUX.decode(0), Priority::NORMAL);
     }
 
     #[test]
     fn hints_and_foreign_bits_do_not_change_it() {
         // Hints are bits 3 to 12; a guest may set what lies above the 16 bits too.
-        assert_eq!(LINUX.of(1 << 13 | 0x1ff8 | 2), Priority { class: Class::RealTime, level: 2 });
-        assert_eq!(LINUX.of(0xffff_0000 | 2 << 13 | 3), Priority { class: Class::BestEffort, level: 3 });
+        assert_eq!(LINUX.decode(1 << 13 | 0x1ff8 | 2), Priority { class: Class::RealTime, level: 2 });
+        assert_eq!(LINUX.decode(0xffff_0000 | 2 << 13 | 3), Priority { class: Class::BestEffort, level: 3 });
         // Classes 4 to 7 do not exist.
-        assert_eq!(LINUX.of(5 << 13), Priority::NORMAL);
+        assert_eq!(LINUX.decode(5 << 13), Priority::NORMAL);
     }
 
     #[test]
     fn no_more_than_the_ceiling_and_nothing_where_it_is_not_read() {
         let rule = PriorityRule { ceiling: Class::BestEffort, ..LINUX };
-        assert_eq!(rule.of(1 << 13), Priority { class: Class::BestEffort, level: 0 });
-        assert_eq!(rule.of(3 << 13 | 5), Priority { class: Class::Idle, level: 5 });
+        assert_eq!(rule.decode(1 << 13), Priority { class: Class::BestEffort, level: 0 });
+        assert_eq!(rule.decode(3 << 13 | 5), Priority { class: Class::Idle, level: 5 });
         let rule = PriorityRule { read: false, default: Priority::URGENT, ..LINUX };
-        assert_eq!(rule.of(3 << 13), Priority::URGENT);
+        assert_eq!(rule.decode(3 << 13), Priority::URGENT);
     }
 }

@@ -43,13 +43,13 @@ pub const fn of_class(class: Class) -> Mask {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     request: Request,
-    /// Bytes given to the device so far.
-    given: u64,
+    /// Bytes submitted to the device so far.
+    submitted: u64,
     /// Pieces at the device.
-    in_flight: u32,
+    inflight: u32,
     /// Nothing of it is left to give.
-    all_given: bool,
-    used: bool,
+    fully_submitted: bool,
+    in_use: bool,
     /// Order of arrival within the VM.
     sequence: u64,
     next: u32,
@@ -60,10 +60,10 @@ struct Slot {
 pub struct Head {
     pub slot: u32,
     pub op: Op,
-    /// Bytes already given.
-    pub given: u64,
+    /// Bytes already submitted.
+    pub submitted: u64,
     /// Bytes still to give.
-    pub rest: u64,
+    pub remaining: u64,
     pub arrival: Nanos,
     pub sequence: u64,
     pub priority: Priority,
@@ -78,13 +78,13 @@ pub struct Queue {
     heads: [u32; LISTS],
     tails: [u32; LISTS],
     /// Which lists hold something.
-    filled: Mask,
+    nonempty: Mask,
     sequence: u64,
-    held: usize,
-    waiting: usize,
+    outstanding: usize,
+    backlog: usize,
     /// Deallocations of `held` and of `waiting`.
-    deallocations_held: usize,
-    deallocations_waiting: usize,
+    deallocations_outstanding: usize,
+    deallocation_backlog: usize,
 }
 
 impl Queue {
@@ -93,10 +93,10 @@ impl Queue {
         let empty = Request { tag: 0, op: Op::Flush, len: 0, priority: Priority::NORMAL, arrival: Nanos(0) };
         let slot = |i: u32| Slot {
             request: empty,
-            given: 0,
-            in_flight: 0,
-            all_given: false,
-            used: false,
+            submitted: 0,
+            inflight: 0,
+            fully_submitted: false,
+            in_use: false,
             sequence: 0,
             next: if i + 1 < depth { i + 1 } else { NONE },
         };
@@ -105,38 +105,38 @@ impl Queue {
             free: if depth > 0 { 0 } else { NONE },
             heads: [NONE; LISTS],
             tails: [NONE; LISTS],
-            filled: 0,
+            nonempty: 0,
             sequence: 0,
-            held: 0,
-            waiting: 0,
-            deallocations_held: 0,
-            deallocations_waiting: 0,
+            outstanding: 0,
+            backlog: 0,
+            deallocations_outstanding: 0,
+            deallocation_backlog: 0,
         }
     }
 
     /// Requests waiting and running.
-    pub fn held(&self) -> usize {
-        self.held
+    pub fn outstanding(&self) -> usize {
+        self.outstanding
     }
 
     /// Requests of which something is still to give.
-    pub fn waiting(&self) -> usize {
-        self.waiting
+    pub fn backlog(&self) -> usize {
+        self.backlog
     }
 
     /// Discards and zeroing requests of which something is still to give.
-    pub fn deallocations_waiting(&self) -> usize {
-        self.deallocations_waiting
+    pub fn deallocation_backlog(&self) -> usize {
+        self.deallocation_backlog
     }
 
     /// Requests waiting and running that are no deallocations.
-    pub fn transfers_held(&self) -> usize {
-        self.held - self.deallocations_held
+    pub fn transfers_outstanding(&self) -> usize {
+        self.outstanding - self.deallocations_outstanding
     }
 
     /// Which lists hold something.
-    pub fn filled(&self) -> Mask {
-        self.filled
+    pub fn nonempty(&self) -> Mask {
+        self.nonempty
     }
 
     /// Adds a request; `None` when there is no room.
@@ -145,13 +145,21 @@ impl Queue {
         let slot = self.slots.get_mut(i as usize)?;
         self.free = slot.next;
         let sequence = self.sequence;
-        *slot = Slot { request, given: 0, in_flight: 0, all_given: false, used: true, sequence, next: NONE };
+        *slot = Slot {
+            request,
+            submitted: 0,
+            inflight: 0,
+            fully_submitted: false,
+            in_use: true,
+            sequence,
+            next: NONE,
+        };
         self.sequence += 1;
-        self.held += 1;
-        self.waiting += 1;
+        self.outstanding += 1;
+        self.backlog += 1;
         let list = list_of(&request);
-        self.deallocations_held += usize::from(list == DEALLOCATION_LIST);
-        self.deallocations_waiting += usize::from(list == DEALLOCATION_LIST);
+        self.deallocations_outstanding += usize::from(list == DEALLOCATION_LIST);
+        self.deallocation_backlog += usize::from(list == DEALLOCATION_LIST);
         if self.heads[list] == NONE {
             self.heads[list] = i;
         } else {
@@ -159,38 +167,38 @@ impl Queue {
             self.slots[tail].next = i;
         }
         self.tails[list] = i;
-        self.filled |= 1 << list;
+        self.nonempty |= 1 << list;
         Some(i)
     }
 
     /// The oldest request of the most important list of a set.
     pub fn head(&self, mask: Mask) -> Option<Head> {
-        let filled = self.filled & mask;
-        (filled != 0).then(|| self.of_list(filled.trailing_zeros() as usize))
+        let nonempty = self.nonempty & mask;
+        (nonempty != 0).then(|| self.list_head(nonempty.trailing_zeros() as usize))
     }
 
     /// The oldest request of all lists of a set.
     pub fn oldest(&self, mask: Mask) -> Option<Head> {
-        let mut filled = self.filled & mask;
+        let mut nonempty = self.nonempty & mask;
         let mut oldest: Option<Head> = None;
-        while filled != 0 {
-            let head = self.of_list(filled.trailing_zeros() as usize);
+        while nonempty != 0 {
+            let head = self.list_head(nonempty.trailing_zeros() as usize);
             if oldest.is_none_or(|o| head.sequence < o.sequence) {
                 oldest = Some(head);
             }
-            filled &= filled - 1;
+            nonempty &= nonempty - 1;
         }
         oldest
     }
 
-    fn of_list(&self, list: usize) -> Head {
+    fn list_head(&self, list: usize) -> Head {
         let slot = self.heads[list];
         let s = &self.slots[slot as usize];
         Head {
             slot,
             op: s.request.op,
-            given: s.given,
-            rest: s.request.len - s.given,
+            submitted: s.submitted,
+            remaining: s.request.len - s.submitted,
             arrival: s.request.arrival,
             sequence: s.sequence,
             priority: s.request.priority,
@@ -199,23 +207,23 @@ impl Queue {
     }
 
     /// Gives `len` bytes of a head to the device; a head of which nothing is left leaves its list.
-    pub fn give(&mut self, head: &Head, len: u64) {
+    pub fn submit(&mut self, head: &Head, len: u64) {
         let slot = &mut self.slots[head.slot as usize];
-        slot.given += len;
-        slot.in_flight += 1;
-        if slot.given < slot.request.len {
+        slot.submitted += len;
+        slot.inflight += 1;
+        if slot.submitted < slot.request.len {
             return;
         }
-        slot.all_given = true;
+        slot.fully_submitted = true;
         let (list, next) = (list_of(&slot.request), slot.next);
-        self.leave(list, next);
+        self.unlink_head(list, next);
     }
 
     /// A piece came back; the request when that was its last one, `Err` for a slot that holds no running piece.
-    pub fn take_back(&mut self, slot: u32) -> Result<Option<Request>, ()> {
-        let s = self.slots.get_mut(slot as usize).filter(|s| s.used && s.in_flight > 0).ok_or(())?;
-        s.in_flight -= 1;
-        if s.in_flight > 0 || !s.all_given {
+    pub fn complete(&mut self, slot: u32) -> Result<Option<Request>, ()> {
+        let s = self.slots.get_mut(slot as usize).filter(|s| s.in_use && s.inflight > 0).ok_or(())?;
+        s.inflight -= 1;
+        if s.inflight > 0 || !s.fully_submitted {
             return Ok(None);
         }
         let request = s.request;
@@ -224,16 +232,16 @@ impl Queue {
     }
 
     /// Drops all that waits and tells of each request that is thereby gone. Of requests that run in part, only the rest is dropped: they end with their last piece.
-    pub fn drop_waiting(&mut self, mut gone: impl FnMut(Request)) {
+    pub fn cancel_backlog(&mut self, mut cancelled: impl FnMut(Request)) {
         for list in 0..LISTS {
             let mut i = self.heads[list];
             while i != NONE {
                 let s = &mut self.slots[i as usize];
                 let next = s.next;
-                s.all_given = true;
-                self.waiting -= 1;
-                if s.in_flight == 0 {
-                    gone(s.request);
+                s.fully_submitted = true;
+                self.backlog -= 1;
+                if s.inflight == 0 {
+                    cancelled(s.request);
                     self.release(i);
                 }
                 i = next;
@@ -241,39 +249,39 @@ impl Queue {
             self.heads[list] = NONE;
             self.tails[list] = NONE;
         }
-        self.deallocations_waiting = 0;
-        self.filled = 0;
+        self.deallocation_backlog = 0;
+        self.nonempty = 0;
     }
 
     /// Of a request that runs in part, the rest is dropped: it ends with the pieces that are at the device.
-    pub fn abandon(&mut self, slot: u32) {
+    pub fn cancel_remainder(&mut self, slot: u32) {
         let Some(s) = self.slots.get_mut(slot as usize) else { return };
         let list = list_of(&s.request);
-        // Pieces are given of the first of a list only, so one of which a piece runs is the first of its list.
-        if !s.used || s.all_given || self.heads[list] != slot {
+        // Pieces are submitted of the first of a list only, so one of which a piece runs is the first of its list.
+        if !s.in_use || s.fully_submitted || self.heads[list] != slot {
             return;
         }
-        s.given = s.request.len;
-        s.all_given = true;
+        s.submitted = s.request.len;
+        s.fully_submitted = true;
         let next = s.next;
-        self.leave(list, next);
+        self.unlink_head(list, next);
     }
 
     /// Drops discards that wait, and tells of each that is thereby gone.
-    pub fn drop_discards(&mut self, mut gone: impl FnMut(Request)) {
+    pub fn cancel_discards(&mut self, mut cancelled: impl FnMut(Request)) {
         let mut i = std::mem::replace(&mut self.heads[DEALLOCATION_LIST], NONE);
         self.tails[DEALLOCATION_LIST] = NONE;
-        self.filled &= !DEALLOCATIONS;
+        self.nonempty &= !DEALLOCATIONS;
         while i != NONE {
             let s = &mut self.slots[i as usize];
-            let (request, next, running) = (s.request, s.next, s.in_flight > 0);
+            let (request, next, running) = (s.request, s.next, s.inflight > 0);
             if request.op == Op::Discard {
-                s.all_given = true;
-                self.waiting -= 1;
-                self.deallocations_waiting -= 1;
+                s.fully_submitted = true;
+                self.backlog -= 1;
+                self.deallocation_backlog -= 1;
                 if !running {
                     self.release(i);
-                    gone(request);
+                    cancelled(request);
                 }
             } else {
                 // It stays, in the same order.
@@ -283,31 +291,31 @@ impl Queue {
                     tail => self.slots[tail as usize].next = i,
                 }
                 self.tails[DEALLOCATION_LIST] = i;
-                self.filled |= DEALLOCATIONS;
+                self.nonempty |= DEALLOCATIONS;
             }
             i = next;
         }
     }
 
-    /// The first request of a list is all given; `next` is the one behind it.
-    fn leave(&mut self, list: usize, next: u32) {
-        self.waiting -= 1;
-        self.deallocations_waiting -= usize::from(list == DEALLOCATION_LIST);
+    /// The first request of a list is all submitted; `next` is the one behind it.
+    fn unlink_head(&mut self, list: usize, next: u32) {
+        self.backlog -= 1;
+        self.deallocation_backlog -= usize::from(list == DEALLOCATION_LIST);
         self.heads[list] = next;
         if next == NONE {
             self.tails[list] = NONE;
-            self.filled &= !(1 << list);
+            self.nonempty &= !(1 << list);
         }
     }
 
     fn release(&mut self, slot: u32) {
         let s = &mut self.slots[slot as usize];
-        s.used = false;
+        s.in_use = false;
         s.next = self.free;
         let deallocates = s.request.op.deallocates();
         self.free = slot;
-        self.held -= 1;
-        self.deallocations_held -= usize::from(deallocates);
+        self.outstanding -= 1;
+        self.deallocations_outstanding -= usize::from(deallocates);
     }
 }
 
@@ -343,12 +351,12 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some(head) = q.head(ALL) {
-            q.give(&head, head.rest);
+            q.submit(&head, head.remaining);
             order.push(head.tag);
         }
         assert_eq!(order, [3, 4, 2, 1]);
-        assert_eq!(q.waiting(), 0);
-        assert_eq!(q.held(), 4);
+        assert_eq!(q.backlog(), 0);
+        assert_eq!(q.outstanding(), 4);
     }
 
     #[test]
@@ -368,14 +376,14 @@ mod tests {
         q.push(request(7, Class::BestEffort, Op::Write, 10)).unwrap();
         assert!(q.push(request(8, Class::BestEffort, Op::Write, 10)).is_none(), "one slot only");
         let head = q.head(ALL).unwrap();
-        q.give(&head, 6);
-        // The first piece is back before the second is given: it is not the end.
-        assert_eq!(q.take_back(head.slot), Ok(None));
+        q.submit(&head, 6);
+        // The first piece is back before the second is submitted: it is not the end.
+        assert_eq!(q.complete(head.slot), Ok(None));
         let head = q.head(ALL).unwrap();
-        assert_eq!((head.given, head.rest), (6, 4));
-        q.give(&head, 4);
-        assert_eq!(q.take_back(head.slot).unwrap().unwrap().tag, 7);
-        assert_eq!(q.take_back(head.slot), Err(()), "nothing runs there any more");
+        assert_eq!((head.submitted, head.remaining), (6, 4));
+        q.submit(&head, 4);
+        assert_eq!(q.complete(head.slot).unwrap().unwrap().tag, 7);
+        assert_eq!(q.complete(head.slot), Err(()), "nothing runs there any more");
         assert!(q.push(request(8, Class::BestEffort, Op::Write, 10)).is_some());
     }
 
@@ -386,12 +394,12 @@ mod tests {
             q.push(request(tag, Class::BestEffort, Op::Write, 10)).unwrap();
         }
         let head = q.head(ALL).unwrap();
-        q.give(&head, 4);
+        q.submit(&head, 4);
         let mut gone = Vec::new();
-        q.drop_waiting(|r| gone.push(r.tag));
+        q.cancel_backlog(|r| gone.push(r.tag));
         assert_eq!(gone, [2, 3]);
-        assert_eq!((q.held(), q.waiting(), q.filled()), (1, 0, 0));
-        assert_eq!(q.take_back(head.slot).unwrap().unwrap().tag, 1);
-        assert_eq!(q.held(), 0);
+        assert_eq!((q.outstanding(), q.backlog(), q.nonempty()), (1, 0, 0));
+        assert_eq!(q.complete(head.slot).unwrap().unwrap().tag, 1);
+        assert_eq!(q.outstanding(), 0);
     }
 }

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 /// Pieces after which a throughput is believed.
 const EPOCH: u32 = 256;
 /// Epochs between two tries.
-const STEADY: u32 = 16;
+const STEADY_EPOCHS: u32 = 16;
 /// Share of the best throughput that is as good as all of it.
-const ENOUGH: f64 = 0.97;
+const SATURATED_SHARE: f64 = 0.97;
 /// What remains of the remembered best after each try, so that a device that became slower is not held against its past.
-const MEMORY: f64 = 0.99;
+const BEST_DECAY: f64 = 0.99;
 
 /// Limits of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,8 +42,8 @@ impl WindowConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Steady(u32),
-    More,
-    Less,
+    ProbeUp,
+    ProbeDown,
 }
 
 /// The window as it is now.
@@ -95,8 +95,8 @@ impl Window {
     pub fn limit(&self) -> u32 {
         match self.phase {
             Phase::Steady(_) => self.base,
-            Phase::More => (self.base + 1).min(self.config.most),
-            Phase::Less => self.base.saturating_sub(1).max(self.config.least.max(1)),
+            Phase::ProbeUp => (self.base + 1).min(self.config.most),
+            Phase::ProbeDown => self.base.saturating_sub(1).max(self.config.least.max(1)),
         }
     }
 
@@ -132,22 +132,22 @@ impl Window {
         match self.phase {
             Phase::Steady(left) => {
                 self.rates[0] = rate;
-                self.phase = if left > 1 { Phase::Steady(left - 1) } else { Phase::More };
+                self.phase = if left > 1 { Phase::Steady(left - 1) } else { Phase::ProbeUp };
             }
-            Phase::More => {
+            Phase::ProbeUp => {
                 self.rates[1] = rate;
-                self.phase = Phase::Less;
+                self.phase = Phase::ProbeDown;
             }
-            Phase::Less => {
+            Phase::ProbeDown => {
                 self.rates[2] = rate;
                 self.decide();
-                self.phase = Phase::Steady(if self.growing { 1 } else { STEADY });
+                self.phase = Phase::Steady(if self.growing { 1 } else { STEADY_EPOCHS });
             }
         }
     }
 
     fn decide(&mut self) {
-        let enough = self.best * ENOUGH;
+        let enough = self.best * SATURATED_SHARE;
         let [now, more, less] = self.rates;
         let grow = now < enough && more > now && self.base < self.config.most;
         self.growing &= grow;
@@ -156,7 +156,7 @@ impl Window {
         } else if less >= enough {
             self.base = self.base.saturating_sub(1).max(self.config.least.max(1));
         }
-        self.best *= MEMORY;
+        self.best *= BEST_DECAY;
     }
 }
 

@@ -172,15 +172,15 @@ fn discards_of_a_vm_alone_wait_for_nothing() {
     s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
     // The window is full, and the discard goes all the same; the second piece waits for the first.
     let Next::Piece(discard) = s.next(Nanos(0)) else { panic!("the discard goes") };
-    assert_eq!((discard.op, s.in_flight()), (Op::Discard, 1));
+    assert_eq!((discard.op, s.inflight()), (Op::Discard, 1));
     assert_eq!(s.next(Nanos(0)), Next::Full);
     s.complete(Nanos(1_000), &discard).unwrap();
     assert!(matches!(s.next(Nanos(1_000)), Next::Piece(p) if p.op == Op::Discard));
     s.complete(Nanos(2_000), &read).unwrap();
     // Dropped in the middle, nothing of it is left but the piece at the device.
     let mut gone = 0;
-    s.drop_waiting(Nanos(2_000), 0, |_| gone += 1);
-    assert_eq!((gone, s.outstanding(0), s.waiting()), (0, 1, 0));
+    s.cancel_backlog(Nanos(2_000), 0, |_| gone += 1);
+    assert_eq!((gone, s.outstanding(0), s.backlog()), (0, 1, 0));
     assert_eq!(s.next(Nanos(2_000)), Next::Idle);
 }
 
@@ -221,7 +221,7 @@ fn a_vm_that_leaves() {
     }
     let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
     let mut gone = Vec::new();
-    s.drop_waiting(Nanos(1), running.vm, |r| gone.push(r.tag));
+    s.cancel_backlog(Nanos(1), running.vm, |r| gone.push(r.tag));
     assert_eq!(gone.len(), 4);
     assert_eq!(s.outstanding(running.vm), 1);
     assert!(s.complete(Nanos(2), &running).unwrap().is_some());
@@ -245,7 +245,7 @@ fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
             s.submit(0, request(tag, Op::Flush, 0, now)).unwrap();
         }
         let Next::Piece(flush) = s.next(now) else { panic!("{}: the flush goes", policy.name()) };
-        assert_eq!((flush.op, s.in_flight()), (Op::Flush, 0));
+        assert_eq!((flush.op, s.inflight()), (Op::Flush, 0));
         // The second flush of this VM waits for the first, and for no moment.
         assert_eq!(s.next(now), Next::Full, "{}", policy.name());
         s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
@@ -263,8 +263,8 @@ fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
         s.submit(0, request(10, Op::Flush, 0, now)).unwrap();
         s.submit(0, request(11, Op::Write, 4_096, now)).unwrap();
         assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Write), "{}", policy.name());
-        s.drop_waiting(now, 0, |r| assert_eq!(r.op, Op::Flush));
-        assert_eq!((s.waiting(), s.next(now)), (0, Next::Idle));
+        s.cancel_backlog(now, 0, |r| assert_eq!(r.op, Op::Flush));
+        assert_eq!((s.backlog(), s.next(now)), (0, Next::Idle));
     }
 }
 
@@ -334,7 +334,7 @@ fn reconfigured_under_way() {
         s.complete(Nanos(10), &first).unwrap();
         let (pieces, end) = drain(&mut s, Nanos(10));
         assert_eq!(pieces, 99);
-        assert_eq!([0, 1].map(|vm| s.counters(vm).finished[0]), [50, 50]);
+        assert_eq!([0, 1].map(|vm| s.counters(vm).completed[0]), [50, 50]);
         // 49 or 50 requests at 100 per second, the first of them at once.
         assert!((0.48..=0.5).contains(&end.as_secs_f64()), "{from:?} {to:?}: {end}");
         // Lifted again.
@@ -436,14 +436,14 @@ fn the_rest_of_a_failed_request_is_dropped() {
         s.submit(0, request(1, op, 1 << 30, Nanos(0))).unwrap();
         s.submit(0, request(2, op, 4_096, Nanos(0))).unwrap();
         let Next::Piece(first) = s.next(Nanos(0)) else { panic!("a piece goes") };
-        s.abandon(&first);
-        s.abandon(&first);
-        assert_eq!(s.waiting(), 1, "{op:?}");
+        s.cancel_remainder(&first);
+        s.cancel_remainder(&first);
+        assert_eq!(s.backlog(), 1, "{op:?}");
         assert_eq!(s.complete(Nanos(1), &first).unwrap().map(|f| f.request.tag), Some(1), "{op:?}");
         let Next::Piece(second) = s.next(Nanos(1)) else { panic!("{op:?}: the next one goes") };
         assert_eq!(second.tag, 2);
         assert!(s.complete(Nanos(2), &second).unwrap().is_some());
-        assert_eq!((s.next(Nanos(3)), s.waiting(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
+        assert_eq!((s.next(Nanos(3)), s.backlog(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
     }
 }
 
@@ -465,8 +465,8 @@ fn discards_can_be_dropped_and_nothing_else() {
     let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
     assert_eq!((running.tag, running.op), (0, Op::Discard));
     let mut gone = Vec::new();
-    s.drop_discards(Nanos(1), 0, |r| gone.push(r.tag));
-    assert_eq!((gone.as_slice(), s.outstanding(0), s.waiting()), (&[2, 5][..], 4, 3));
+    s.cancel_discards(Nanos(1), 0, |r| gone.push(r.tag));
+    assert_eq!((gone.as_slice(), s.outstanding(0), s.backlog()), (&[2, 5][..], 4, 3));
     assert_eq!(s.complete(Nanos(2), &running).unwrap().map(|f| f.request.tag), Some(0));
     let mut order = Vec::new();
     let mut now = Nanos(2);
@@ -481,5 +481,5 @@ fn discards_can_be_dropped_and_nothing_else() {
         }
     }
     order.retain(|tag| *tag != 3);
-    assert_eq!((order, s.outstanding(0), s.waiting()), (vec![1, 4], 0, 0));
+    assert_eq!((order, s.outstanding(0), s.backlog()), (vec![1, 4], 0, 0));
 }

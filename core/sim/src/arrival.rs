@@ -1,4 +1,4 @@
-//! When requests are made.
+//! When requests are due.
 
 use rtvirtio_sched::{Op, Priority};
 use rtvirtio_stats::Random;
@@ -88,12 +88,12 @@ pub struct Source {
     next: Nanos,
     /// Where a sequential load goes on.
     position: u64,
-    made: u64,
+    arrivals: u64,
 }
 
 impl Source {
     pub fn new(load: Load, seed: u64) -> Self {
-        let mut source = Self { load, random: Random::new(seed), next: Nanos(0), position: 0, made: 0 };
+        let mut source = Self { load, random: Random::new(seed), next: Nanos(0), position: 0, arrivals: 0 };
         source.next = match source.load.arrival {
             Arrival::Periodic { phase, .. } => phase,
             Arrival::Poisson { rate } => source.gap(rate),
@@ -116,12 +116,12 @@ impl Source {
 
     /// Of an open loop: one has come, so the next is due later.
     pub fn advance(&mut self) {
-        self.made += 1;
+        self.arrivals += 1;
         match self.load.arrival {
             Arrival::Periodic { period, .. } => self.next.0 += period.0.max(1),
             Arrival::Poisson { rate } => self.next.0 += self.gap(rate).0,
             Arrival::Bursts { count, period } => {
-                if self.made % u64::from(count.max(1)) == 0 {
+                if self.arrivals % u64::from(count.max(1)) == 0 {
                     self.next.0 += period.0.max(1);
                 }
             }
@@ -138,7 +138,7 @@ impl Source {
     }
 
     /// Of a closed loop: when an answer at `now` leads to the next request.
-    pub fn again_at(&self, now: Nanos) -> Option<Nanos> {
+    pub fn resubmit_at(&self, now: Nanos) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } => Some(now),
             Arrival::OnOff { on, off, .. } => {
@@ -151,7 +151,7 @@ impl Source {
     }
 
     /// What the next request asks, on a device of `size` bytes.
-    pub fn ask(&mut self, size: u64) -> (Op, u64) {
+    pub fn next_request(&mut self, size: u64) -> (Op, u64) {
         let op = if self.load.writes > 0.0 && self.random.unit() < self.load.writes {
             Op::Write
         } else {

@@ -1,4 +1,4 @@
-//! What the scheduler promises, whatever is asked of it.
+//! What the scheduler promises, whatever is pending of it.
 
 mod common;
 
@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use common::{COST, SIZE, config, device};
 use proptest::prelude::*;
 use rtvirtio_sched::{
-    Cap, Class, Direction, Finished, Next, Piece, Policy, Priority, Request, Scheduler, Tspec, VmConfig,
+    Cap, Class, CompletedRequest, Direction, Next, Piece, Policy, Priority, Request, Scheduler, Tspec,
+    VmConfig,
 };
 use rtvirtio_sim::{Arrival, Load, Observer, Sim};
 use rtvirtio_units::Nanos;
@@ -26,37 +27,37 @@ struct Books {
 }
 
 impl Observer for Books {
-    fn submitted(&mut self, _: Nanos, vm: usize, r: &Request) {
+    fn on_submit(&mut self, _: Nanos, vm: usize, r: &Request) {
         if self.open.insert((vm, r.tag), r.len).is_some() {
             self.mistakes.push(format!("{} twice", r.tag));
         }
     }
-    fn given(&mut self, _: Nanos, _: &Piece) {
+    fn on_dispatch(&mut self, _: Nanos, _: &Piece) {
         self.at_device += 1;
         self.most_at_device = self.most_at_device.max(self.at_device);
     }
-    fn back(&mut self, _: Nanos, p: &Piece) {
+    fn on_piece_complete(&mut self, _: Nanos, p: &Piece) {
         self.at_device -= 1;
         match self.open.get_mut(&(p.vm, p.tag)) {
             Some(left) if *left >= p.len => *left -= p.len,
             other => self.mistakes.push(format!("{p:?} of {other:?}")),
         }
     }
-    fn finished(&mut self, _: Nanos, f: &Finished) {
+    fn on_complete(&mut self, _: Nanos, f: &CompletedRequest) {
         self.finished += 1;
         if self.open.remove(&(f.vm, f.request.tag)) != Some(0) {
             self.mistakes.push(format!("{f:?} finished too early"));
         }
     }
-    fn rests(&mut self, now: Nanos, next: &Next, s: &Scheduler) {
+    fn on_idle(&mut self, now: Nanos, next: &Next, s: &Scheduler) {
         let right = match next {
-            Next::Idle => s.waiting() == 0,
-            Next::Full => s.in_flight() >= s.window(),
-            Next::Wait(at) => *at > now && s.waiting() > 0,
+            Next::Idle => s.backlog() == 0,
+            Next::Full => s.inflight() >= s.window(),
+            Next::Wait(at) => *at > now && s.backlog() > 0,
             Next::Piece(_) => false,
         };
         if !right {
-            self.mistakes.push(format!("{next:?} at {now} with {} waiting", s.waiting()));
+            self.mistakes.push(format!("{next:?} at {now} with {} waiting", s.backlog()));
         }
     }
 }
@@ -114,7 +115,7 @@ proptest! {
     ) {
         let vms = caps.into_iter().map(|(r, w)| VmConfig { caps: [r, w], ..VmConfig::default() }).collect();
         let config = config(policy, window, vms);
-        let mut sim = Sim::observed(&config, device(channels), SIZE, &loads, seed, Books::default()).unwrap();
+        let mut sim = Sim::with_observer(&config, device(channels), SIZE, &loads, seed, Books::default()).unwrap();
         sim.run(Nanos(200_000_000)).unwrap();
         let result = sim.result();
         let books = sim.into_observer();
@@ -130,10 +131,10 @@ proptest! {
         let vm = VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() };
         let config = config(Policy::Drr, 64, vec![vm]);
         let loads = [Load { len, ..Load::reads(0, Arrival::Closed { depth }) }];
-        let mut sim = Sim::observed(&config, device(64), SIZE, &loads, 1, Log::default()).unwrap();
+        let mut sim = Sim::with_observer(&config, device(64), SIZE, &loads, 1, Log::default()).unwrap();
         sim.run(Nanos(300_000_000)).unwrap();
         let Log { given, waits } = sim.into_observer();
-        let limits = [(cap.requests, 0, 1), (cap.bytes, 1, config.quantum), (cap.time, 2, COST.most(Direction::Read, config.quantum))];
+        let limits = [(cap.requests, 0, 1), (cap.bytes, 1, config.quantum), (cap.time, 2, COST.max_cost(Direction::Read, config.quantum))];
         for (spec, which, most) in limits {
             let Some(spec) = spec else { continue };
             for (rate, burst) in [Some((spec.rate, spec.burst)), spec.peak.map(|p| (p, most))].into_iter().flatten() {
@@ -171,7 +172,7 @@ proptest! {
                 .enumerate()
                 .map(|(vm, len)| Load { len: *len, ..Load::reads(vm, Arrival::Closed { depth: 64 }) })
                 .collect();
-            let mut sim = Sim::observed(&config, device(1), SIZE, &loads, 1, Log::default()).unwrap();
+            let mut sim = Sim::with_observer(&config, device(1), SIZE, &loads, 1, Log::default()).unwrap();
             sim.run(SECOND).unwrap();
             let result = sim.result();
             let pieces: Vec<u64> = result.vms.iter().map(|c| c.shared).collect();
@@ -182,7 +183,7 @@ proptest! {
             }
             // Shreedhar and Varghese, theorem 4: |S_i/q_i - S_j/q_j| <= 1 + L/q_i + L/q_j with quanta of at least L; the log holds all VMs' pieces in order, so time
             // is summed from what each cost.
-            let most = COST.most(Direction::Read, config.quantum).max(COST.most(Direction::Write, config.quantum));
+            let most = COST.max_cost(Direction::Read, config.quantum).max(COST.max_cost(Direction::Write, config.quantum));
             let lightest = *weights.iter().take(lens.len()).min().unwrap();
             let quanta: Vec<f64> =
                 weights.iter().take(lens.len()).map(|w| (most * u64::from(*w) / u64::from(lightest)) as f64).collect();
@@ -207,10 +208,10 @@ struct Log {
 }
 
 impl Observer for Log {
-    fn given(&mut self, now: Nanos, p: &Piece) {
+    fn on_dispatch(&mut self, now: Nanos, p: &Piece) {
         self.given.push((now, [u64::from(p.offset == 0), p.len, p.cost, p.vm as u64]));
     }
-    fn rests(&mut self, now: Nanos, next: &Next, _: &Scheduler) {
+    fn on_idle(&mut self, now: Nanos, next: &Next, _: &Scheduler) {
         if let Next::Wait(at) = next {
             self.waits.push((now, *at));
         }

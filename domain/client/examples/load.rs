@@ -49,9 +49,9 @@ fn main() {
             got.errors,
             got.unanswered,
             got.rate,
-            got.at(50.0),
-            got.at(99.0),
-            got.at(99.9),
+            got.percentile(50.0),
+            got.percentile(99.0),
+            got.percentile(99.9),
             got.tail(),
             got.max()
         );

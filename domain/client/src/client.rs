@@ -128,7 +128,7 @@ impl Client {
             let event_idx = features & EVENT_IDX != 0;
             let queue = ClientQueue::new(Arc::clone(&mem), at, options.size, options.buffer, event_idx)
                 .map_err(io("queue"))?;
-            let (desc, avail, used) = queue.places();
+            let (desc, avail, used) = queue.ring_offsets();
             let place = |offset: usize| mem.address() + offset as u64;
             let addresses = VringConfigData {
                 queue_max_size: options.size,

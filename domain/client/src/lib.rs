@@ -9,4 +9,4 @@ mod queue;
 
 pub use client::{Client, ClientError, Options};
 pub use memory::SharedMemory;
-pub use queue::{Answer, Ask, ClientQueue};
+pub use queue::{BlkCompletion, BlkRequest, ClientQueue};

@@ -4,13 +4,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
+use rtvirtio_sched::LatencyHistogram;
 use rtvirtio_stats::Random;
 use rtvirtio_units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::Client;
-use crate::queue::{Ask, ClientQueue};
+use crate::queue::{BlkRequest, ClientQueue};
+
+/// Longest latency that the histograms tell apart: 1000 s.
+const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// A stream of requests to one client.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +58,7 @@ impl Stream {
 
 /// What a stream got.
 #[derive(Clone, Debug)]
-pub struct Got {
+pub struct StreamResult {
     /// As declared.
     pub name: String,
     /// Requests that were due after the warm-up.
@@ -68,34 +71,33 @@ pub struct Got {
     pub unanswered: u64,
     /// Intended start and answer of each, in ns of CLOCK_MONOTONIC.
     pub spans: Vec<(u64, u64)>,
-    hist: Histogram<u64>,
-    max: u64,
+    hist: LatencyHistogram,
 }
 
-impl Got {
+impl StreamResult {
     /// A percentile of the latency from the intended start.
     #[must_use]
-    pub fn at(&self, percentile: f64) -> Nanos {
-        Nanos(self.hist.value_at_percentile(percentile).min(self.max))
+    pub fn percentile(&self, percentile: f64) -> Nanos {
+        self.hist.percentile(percentile)
     }
 
     /// The longest.
     #[must_use]
     pub fn max(&self) -> Nanos {
-        Nanos(self.max)
+        self.hist.max()
     }
 
     /// 99.99th percentile; the maximum where there are fewer than 10 000.
     #[must_use]
     pub fn tail(&self) -> Nanos {
-        if self.n < 10_000 { self.max() } else { self.at(99.99) }
+        self.hist.tail()
     }
 }
 
 /// Of each slot of a queue: who asked, and when it was intended.
 type Slots = Vec<Option<(usize, u64)>>;
 
-struct Running {
+struct StreamState {
     stream: Stream,
     random: Random,
     /// Next intended start, from the beginning, in ns.
@@ -106,7 +108,7 @@ struct Running {
     late: std::collections::VecDeque<u64>,
     /// Answers that count.
     answers: u64,
-    got: Got,
+    got: StreamResult,
 }
 
 /// How to run.
@@ -126,7 +128,7 @@ pub struct Plan {
 ///
 /// # Errors
 /// When a queue cannot be told, or waiting fails.
-pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<Got>> {
+pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<StreamResult>> {
     run_until(clients, streams, plan, &AtomicBool::new(false))
 }
 
@@ -139,9 +141,12 @@ pub fn run_until(
     streams: &[Stream],
     plan: &Plan,
     stop: &AtomicBool,
-) -> std::io::Result<Vec<Got>> {
-    let mut running: Vec<Running> =
-        streams.iter().enumerate().map(|(i, s)| Running::new(s, plan.seed.wrapping_add(i as u64))).collect();
+) -> std::io::Result<Vec<StreamResult>> {
+    let mut running: Vec<StreamState> = streams
+        .iter()
+        .enumerate()
+        .map(|(i, s)| StreamState::new(s, plan.seed.wrapping_add(i as u64)))
+        .collect();
     let mut slots: Vec<Vec<Slots>> = clients
         .iter()
         .map(|c| c.queues.iter().map(|q| vec![None; usize::from(q.size())]).collect())
@@ -157,7 +162,7 @@ pub fn run_until(
         }
         for (c, client) in clients.iter_mut().enumerate() {
             for (q, queue) in client.queues.iter_mut().enumerate() {
-                while let Some(answer) = queue.answer() {
+                while let Some(answer) = queue.pop_used() {
                     let slot = slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(answer.slot)));
                     let Some((stream, intended)) = slot.and_then(Option::take) else { continue };
                     let now = begin.elapsed().as_nanos() as u64;
@@ -206,7 +211,7 @@ pub fn run_until(
         .map(|r| {
             let unanswered =
                 if r.stream.rate.is_some() { r.got.unanswered + r.outstanding as u64 } else { 0 };
-            Got { rate: r.answers as f64 / seconds, unanswered, ..r.got }
+            StreamResult { rate: r.answers as f64 / seconds, unanswered, ..r.got }
         })
         .collect())
 }
@@ -214,8 +219,8 @@ pub fn run_until(
 /// Until the next intended start, or until a backend calls.
 fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<()> {
     for queue in clients.iter_mut().flat_map(|c| c.queues.iter_mut()) {
-        queue.expect();
-        if queue.has_answer() {
+        queue.enable_call();
+        if queue.has_used() {
             return Ok(());
         }
     }
@@ -239,24 +244,20 @@ fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<(
     Ok(())
 }
 
-impl Running {
+impl StreamState {
     fn new(stream: &Stream, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let period = stream.rate.map_or(0, |r| (1e9 / r.max(1e-3)) as u64);
         // Streams do not begin in step.
         let due = (random.unit() * period as f64) as u64;
-        // 1 ns to 1000 s at three digits: constants within the type's range.
-        let hist = Histogram::new_with_bounds(1, 1_000_000_000_000, 3)
-            .unwrap_or_else(|_| unreachable!("constant bounds"));
-        let got = Got {
+        let got = StreamResult {
             name: stream.name.clone(),
             n: 0,
             errors: 0,
             rate: 0.0,
             unanswered: 0,
             spans: Vec::new(),
-            hist,
-            max: 0,
+            hist: LatencyHistogram::new(LONGEST_LATENCY, 3),
         };
         Self {
             stream: stream.clone(),
@@ -284,11 +285,11 @@ impl Running {
         if self.stream.rate.is_some() { self.late.pop_front() } else { Some(now) }
     }
 
-    fn ask(&mut self) -> Ask {
+    fn ask(&mut self) -> BlkRequest {
         let write = self.stream.writes > 0.0 && self.random.unit() < self.stream.writes;
         let places = (self.stream.span / u64::from(self.stream.block)).max(1);
         let place = self.random.below(places as usize) as u64;
-        Ask {
+        BlkRequest {
             kind: u32::from(write),
             priority: self.stream.priority,
             sector: place * u64::from(self.stream.block) / 512,
@@ -308,8 +309,7 @@ impl Running {
     fn note(&mut self, now: u64, intended: u64, base: u64) {
         let latency = now.saturating_sub(intended);
         self.got.n += 1;
-        self.got.hist.saturating_record(latency);
-        self.got.max = self.got.max.max(latency);
+        self.got.hist.record(Nanos(latency));
         self.got.spans.push((base + intended, base + now.max(intended)));
     }
 

@@ -12,12 +12,12 @@ const WRITE: u16 = 2;
 /// Descriptors of a request: header, data, status.
 const CHAIN: u16 = 3;
 /// Bytes of a header with its status behind it.
-const RECORD: usize = 64;
+const HEADER_STRIDE: usize = 64;
 const PAGE: usize = 4_096;
 
 /// What to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct BlkRequest {
     /// virtio-blk's type: 0 reads, 1 writes, 4 flushes.
     pub kind: u32,
     /// Linux's I/O priority.
@@ -30,7 +30,7 @@ pub struct Ask {
 
 /// What came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct BlkCompletion {
     /// The slot of the request.
     pub slot: u16,
     /// virtio-blk's status: 0 is good.
@@ -45,7 +45,7 @@ pub struct ClientQueue {
     desc: usize,
     avail: usize,
     used: usize,
-    records: usize,
+    headers: usize,
     data: usize,
     buffer: usize,
     free: Vec<u16>,
@@ -69,7 +69,11 @@ impl ClientQueue {
     #[must_use]
     pub fn bytes(size: u16, buffer: usize) -> usize {
         let (n, slots) = (usize::from(size), usize::from(size / CHAIN));
-        pages(16 * n) + pages(6 + 2 * n) + pages(6 + 8 * n) + pages(RECORD * slots) + slots * pages(buffer)
+        pages(16 * n)
+            + pages(6 + 2 * n)
+            + pages(6 + 8 * n)
+            + pages(HEADER_STRIDE * slots)
+            + slots * pages(buffer)
     }
 
     /// A queue at `at` in the memory.
@@ -84,8 +88,8 @@ impl ClientQueue {
         let desc = at;
         let avail = desc + pages(16 * n);
         let used = avail + pages(6 + 2 * n);
-        let records = used + pages(6 + 8 * n);
-        let data = records + pages(RECORD * usize::from(slots));
+        let headers = used + pages(6 + 8 * n);
+        let data = headers + pages(HEADER_STRIDE * usize::from(slots));
         let flags = vmm_sys_util::eventfd::EFD_NONBLOCK;
         Ok(Self {
             mem,
@@ -93,7 +97,7 @@ impl ClientQueue {
             desc,
             avail,
             used,
-            records,
+            headers,
             data,
             buffer: pages(buffer),
             free: (0..slots).rev().collect(),
@@ -114,13 +118,13 @@ impl ClientQueue {
 
     /// Places of the descriptor table, the available ring and the used ring in the memory.
     #[must_use]
-    pub fn places(&self) -> (usize, usize, usize) {
+    pub fn ring_offsets(&self) -> (usize, usize, usize) {
         (self.desc, self.avail, self.used)
     }
 
     /// Requests that may still be asked.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         self.free.len()
     }
 
@@ -130,12 +134,12 @@ impl ClientQueue {
         self.data + usize::from(slot) * self.buffer
     }
 
-    fn describe(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
-        self.describe_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
+    fn write_descriptor(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
+        self.write_descriptor_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
     }
 
     /// Writes a descriptor, whatever it says: `address` is a guest's.
-    pub fn describe_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+    pub fn write_descriptor_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
         let place = self.desc + 16 * usize::from(index);
         self.mem.write(place, &address.to_le_bytes());
         self.mem.write(place + 8, &len.to_le_bytes());
@@ -147,33 +151,33 @@ impl ClientQueue {
     ///
     /// # Panics
     /// More data than the buffer of a slot.
-    pub fn push(&mut self, ask: &Ask) -> Option<u16> {
+    pub fn push(&mut self, ask: &BlkRequest) -> Option<u16> {
         assert!(ask.len as usize <= self.buffer, "{} bytes of {}", ask.len, self.buffer);
         let slot = self.free.pop()?;
-        let (head, record) = (slot * CHAIN, self.records + RECORD * usize::from(slot));
+        let (head, record) = (slot * CHAIN, self.headers + HEADER_STRIDE * usize::from(slot));
         self.mem.write(record, &ask.kind.to_le_bytes());
         self.mem.write(record + 4, &ask.priority.to_le_bytes());
         self.mem.write(record + 8, &ask.sector.to_le_bytes());
         self.mem.write(record + 16, &[0xff]);
         if ask.len == 0 {
-            self.describe(head, record, 16, NEXT, head + 2);
+            self.write_descriptor(head, record, 16, NEXT, head + 2);
         } else {
-            self.describe(head, record, 16, NEXT, head + 1);
+            self.write_descriptor(head, record, 16, NEXT, head + 1);
             let direction = if ask.kind == 0 || ask.kind == 8 { WRITE } else { 0 };
-            self.describe(head + 1, self.data(slot), ask.len, NEXT | direction, head + 2);
+            self.write_descriptor(head + 1, self.data(slot), ask.len, NEXT | direction, head + 2);
         }
-        self.describe(head + 2, record + 16, 1, WRITE, 0);
-        self.offer(head);
+        self.write_descriptor(head + 2, record + 16, 1, WRITE, 0);
+        self.add_avail(head);
         Some(slot)
     }
 
     /// The available index, for those who lie about it.
-    pub fn claim(&mut self, index: u16) {
+    pub fn set_avail_index(&mut self, index: u16) {
         self.mem.publish(self.avail + 2, index);
     }
 
     /// Puts a chain that begins at `head` into the available ring, whatever it is.
-    pub fn offer(&mut self, head: u16) {
+    pub fn add_avail(&mut self, head: u16) {
         let place = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
         self.mem.write(place, &head.to_le_bytes());
         self.next_avail = self.next_avail.wrapping_add(1);
@@ -200,7 +204,7 @@ impl ClientQueue {
     }
 
     /// Takes an answer from the used ring.
-    pub fn answer(&mut self) -> Option<Answer> {
+    pub fn pop_used(&mut self) -> Option<BlkCompletion> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
         }
@@ -209,19 +213,19 @@ impl ClientQueue {
         let id = self.mem.read(place, 4);
         let head = u16::from_le_bytes([id[0], id[1]]);
         let slot = head / CHAIN;
-        let status = self.mem.byte(self.records + RECORD * usize::from(slot) + 16);
+        let status = self.mem.byte(self.headers + HEADER_STRIDE * usize::from(slot) + 16);
         self.free.push(slot);
-        Some(Answer { slot, status })
+        Some(BlkCompletion { slot, status })
     }
 
     /// Whether an answer is there.
     #[must_use]
-    pub fn has_answer(&self) -> bool {
+    pub fn has_used(&self) -> bool {
         self.mem.shared_index(self.used + 2).load(Ordering::Acquire) != self.next_used
     }
 
     /// Used elements that were not looked at, for those who put their own chains into the queue: head and length.
-    pub fn raw_answer(&mut self) -> Option<(u32, u32)> {
+    pub fn pop_used_raw(&mut self) -> Option<(u32, u32)> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
         }
@@ -232,7 +236,7 @@ impl ClientQueue {
     }
 
     /// Asks to be told of the next answer. Look once more after this: it may be there already.
-    pub fn expect(&mut self) {
+    pub fn enable_call(&mut self) {
         if self.event_idx {
             self.mem.publish(self.avail + 4 + 2 * usize::from(self.size), self.next_used);
         }

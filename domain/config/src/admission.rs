@@ -4,12 +4,13 @@ use rtvirtio_sched::bound::{self, Deallocations, Flow};
 use rtvirtio_sched::{Config, Policy};
 use rtvirtio_units::Nanos;
 
-use crate::{Device, FileError};
+use crate::error::FileError;
+use crate::schema::Device;
 
 impl Device {
     /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
     fn flows(&self, sched: &Config) -> Vec<Flow> {
-        let piece = |quantum: u64| sched.cost.dearest(quantum) as f64;
+        let piece = |quantum: u64| sched.cost.max_transfer(quantum) as f64;
         let mut flows = Vec::new();
         for (vm, config) in sched.vms.iter().enumerate() {
             let free = Flow {
@@ -22,7 +23,7 @@ impl Device {
                 weight: config.weight,
             };
             flows.push(free);
-            let promised = [(config.urgent, sched.largest(config)), (config.normal, sched.quantum)];
+            let promised = [(config.urgent, sched.max_piece(config)), (config.normal, sched.quantum)];
             flows.extend(promised.into_iter().filter_map(|(r, quantum)| r.map(|r| (r, quantum))).map(
                 |(r, quantum)| Flow {
                     rate: r.rate as f64 / 1e9,

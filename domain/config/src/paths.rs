@@ -2,7 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::{File, FileError};
+use crate::error::FileError;
+use crate::schema::File;
 
 /// What a path of the file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

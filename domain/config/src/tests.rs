@@ -1,3 +1,6 @@
+use rtvirtio_sched::{Line, Reservation, Tspec};
+use rtvirtio_units::Nanos;
+
 use super::*;
 
 const TEXT: &str = r#"

@@ -67,7 +67,7 @@ pub enum Parsed {
         status: GuestAddress,
     },
     /// Answered at once.
-    Answer {
+    Complete {
         /// Where the status goes.
         status: GuestAddress,
         /// What.
@@ -157,12 +157,12 @@ pub fn parse<M: GuestMemory>(
     // A request that cannot be carried out costs the device nothing, so it must not reach the scheduler.
     let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
     if !fits || !segments.iter().all(inside) {
-        return Ok(Parsed::Answer { status, code: IO_ERROR });
+        return Ok(Parsed::Complete { status, code: IO_ERROR });
     }
     let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
     let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
-    let ask = Ask { kind: word(0), priority: word(4), sector, readable, status };
-    Ok(ask.check(mem, limits, segments))
+    let request = RequestHeader { kind: word(0), priority: word(4), sector, readable, status };
+    Ok(request.check(mem, limits, segments))
 }
 
 /// The chain that begins at a descriptor, for requests that a predecessor took: they are in no available ring any more. Every step is bounded, as in `virtio_queue`'s own chains.
@@ -207,7 +207,7 @@ fn add(segments: &mut Vec<Segment>, segment: Segment) -> bool {
     fits
 }
 
-struct Ask {
+struct RequestHeader {
     kind: u32,
     priority: u32,
     sector: u64,
@@ -215,16 +215,16 @@ struct Ask {
     status: GuestAddress,
 }
 
-impl Ask {
+impl RequestHeader {
     fn check<M: GuestMemory>(&self, mem: &M, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
-        let answer = |code| Parsed::Answer { status: self.status, code };
+        let complete = |code| Parsed::Complete { status: self.status, code };
         let all_readable = self.readable == segments.len();
         match self.kind {
             // VIRTIO_BLK_T_IN
-            0 if self.readable > 0 => answer(IO_ERROR),
+            0 if self.readable > 0 => complete(IO_ERROR),
             0 => self.transfer(Op::Read, limits, segments),
             // VIRTIO_BLK_T_OUT
-            1 if !all_readable || limits.read_only => answer(IO_ERROR),
+            1 if !all_readable || limits.read_only => complete(IO_ERROR),
             1 => self.transfer(Op::Write, limits, segments),
             // VIRTIO_BLK_T_FLUSH
             4 => Parsed::Io {
@@ -238,22 +238,22 @@ impl Ask {
             // VIRTIO_BLK_T_GET_ID
             8 if self.readable == 0 => Parsed::Id { status: self.status },
             // VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES
-            11 | 13 if !limits.discard => answer(UNSUPPORTED),
-            11 | 13 if limits.read_only || !all_readable => answer(IO_ERROR),
+            11 | 13 if !limits.discard => complete(UNSUPPORTED),
+            11 | 13 if limits.read_only || !all_readable => complete(IO_ERROR),
             11 => self.range(mem, Op::Discard, limits, segments),
             13 => self.range(mem, Op::WriteZeroes, limits, segments),
-            _ => answer(UNSUPPORTED),
+            _ => complete(UNSUPPORTED),
         }
     }
 
     fn transfer(&self, op: Op, limits: &Limits, segments: &[Segment]) -> Parsed {
         let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
-        match self.place(self.sector, len, limits) {
-            Some(_) if len == 0 => Parsed::Answer { status: self.status, code: OK },
+        match self.byte_offset(self.sector, len, limits) {
+            Some(_) if len == 0 => Parsed::Complete { status: self.status, code: OK },
             Some(offset) => {
                 Parsed::Io { op, offset, len, priority: self.priority, unmap: false, status: self.status }
             }
-            None => Parsed::Answer { status: self.status, code: IO_ERROR },
+            None => Parsed::Complete { status: self.status, code: IO_ERROR },
         }
     }
 
@@ -264,13 +264,13 @@ impl Ask {
         for s in segments.iter() {
             let Some(to) = range.get_mut(got..got + s.len as usize) else { break };
             if mem.read_slice(to, s.addr).is_err() {
-                return Parsed::Answer { status: self.status, code: IO_ERROR };
+                return Parsed::Complete { status: self.status, code: IO_ERROR };
             }
             got += s.len as usize;
         }
         let whole: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
         segments.clear();
-        let bad = Parsed::Answer { status: self.status, code: IO_ERROR };
+        let bad = Parsed::Complete { status: self.status, code: IO_ERROR };
         if whole != 16 || got != 16 {
             return bad;
         }
@@ -279,14 +279,14 @@ impl Ask {
         let (sectors, flags) = (word(8), word(12));
         // Flag 0 allows to forget the range instead of writing zeroes; it has no meaning for a discard (section 5.2.6.2).
         if flags > 1 || (op == Op::Discard && flags != 0) {
-            return Parsed::Answer { status: self.status, code: UNSUPPORTED };
+            return Parsed::Complete { status: self.status, code: UNSUPPORTED };
         }
         if sectors > MAX_DISCARD_SECTORS {
             return bad;
         }
         let len = u64::from(sectors) * SECTOR;
-        match self.place(sector, len, limits) {
-            Some(_) if len == 0 => Parsed::Answer { status: self.status, code: OK },
+        match self.byte_offset(sector, len, limits) {
+            Some(_) if len == 0 => Parsed::Complete { status: self.status, code: OK },
             Some(offset) => Parsed::Io {
                 op,
                 offset,
@@ -300,7 +300,7 @@ impl Ask {
     }
 
     /// The byte at which a range begins, if all of it lies on the disk.
-    fn place(&self, sector: u64, len: u64, limits: &Limits) -> Option<u64> {
+    fn byte_offset(&self, sector: u64, len: u64, limits: &Limits) -> Option<u64> {
         let offset = sector.checked_mul(SECTOR)?;
         let end = offset.checked_add(len)?;
         (len % SECTOR == 0 && end <= limits.size).then_some(offset)

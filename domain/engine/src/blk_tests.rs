@@ -96,7 +96,7 @@ fn any_framing_is_read() {
 #[test]
 fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
     let mem = memory();
-    let error = |parsed| matches!(parsed, Ok(Parsed::Answer { code: IO_ERROR, .. }));
+    let error = |parsed| matches!(parsed, Ok(Parsed::Complete { code: IO_ERROR, .. }));
     for (sector, len) in [(2047, 1024), (u64::MAX, 512), (1 << 55, 512), (0, 511), (2048, 512)] {
         header(&mem, H, 0, 0, sector);
         let (parsed, _) = read(&mem, &[(H, 16, false), (D, len, true), (S, 1, true)], &LIMITS);
@@ -139,14 +139,14 @@ fn flush_id_and_what_is_not_known() {
     header(&mem, H, 99, 0, 0);
     assert!(matches!(
         read(&mem, &[(H, 16, false), (S, 1, true)], &LIMITS).0,
-        Ok(Parsed::Answer { code: UNSUPPORTED, .. })
+        Ok(Parsed::Complete { code: UNSUPPORTED, .. })
     ));
 }
 
 #[test]
 fn discards_and_zeroes() {
     let mem = memory();
-    let ask = |kind, sector: u64, sectors: u32, flags: u32, limits: &Limits| {
+    let discard = |kind, sector: u64, sectors: u32, flags: u32, limits: &Limits| {
         header(&mem, H, kind, 0, 0);
         mem.write_obj(sector, GuestAddress(D)).unwrap();
         mem.write_obj(sectors, GuestAddress(D + 8)).unwrap();
@@ -154,23 +154,23 @@ fn discards_and_zeroes() {
         read(&mem, &[(H, 16, false), (D, 16, false), (S, 1, true)], limits).0.unwrap()
     };
     assert!(matches!(
-        ask(11, 8, 16, 0, &LIMITS),
+        discard(11, 8, 16, 0, &LIMITS),
         Parsed::Io { op: Op::Discard, offset: 4096, len: 8192, unmap: false, .. }
     ));
     assert!(matches!(
-        ask(13, 0, 1, 1, &LIMITS),
+        discard(13, 0, 1, 1, &LIMITS),
         Parsed::Io { op: Op::WriteZeroes, len: 512, unmap: true, .. }
     ));
-    assert!(matches!(ask(11, 0, 1, 1, &LIMITS), Parsed::Answer { code: UNSUPPORTED, .. }));
-    assert!(matches!(ask(13, 0, 4096, 0, &LIMITS), Parsed::Answer { code: IO_ERROR, .. }));
-    assert!(matches!(ask(13, 0, u32::MAX, 0, &LIMITS), Parsed::Answer { code: IO_ERROR, .. }));
+    assert!(matches!(discard(11, 0, 1, 1, &LIMITS), Parsed::Complete { code: UNSUPPORTED, .. }));
+    assert!(matches!(discard(13, 0, 4096, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
+    assert!(matches!(discard(13, 0, u32::MAX, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
     let none = Limits { discard: false, ..LIMITS };
-    assert!(matches!(ask(11, 0, 1, 0, &none), Parsed::Answer { code: UNSUPPORTED, .. }));
+    assert!(matches!(discard(11, 0, 1, 0, &none), Parsed::Complete { code: UNSUPPORTED, .. }));
     // Two ranges at once were not offered.
     header(&mem, H, 11, 0, 0);
     assert!(matches!(
         read(&mem, &[(H, 16, false), (D, 32, false), (S, 1, true)], &LIMITS).0,
-        Ok(Parsed::Answer { code: IO_ERROR, .. })
+        Ok(Parsed::Complete { code: IO_ERROR, .. })
     ));
 }
 

@@ -15,7 +15,7 @@ pub enum Role {
         passes_priority: bool,
     },
     /// Listens to one VM's QEMU: messages, descriptors, memory to map.
-    Frontend,
+    VhostUser,
     /// Answers on the control socket and reads the configuration again.
     Control,
 }
@@ -28,7 +28,7 @@ pub struct Confine(Option<Arc<Step>>);
 
 impl Confine {
     /// Confines by this function. It is called by the thread that is to be confined.
-    pub fn by(step: impl Fn(Role) -> io::Result<()> + Send + Sync + 'static) -> Self {
+    pub fn with(step: impl Fn(Role) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(step)))
     }
 

@@ -11,12 +11,12 @@ use rtvirtio_kernel::{Holder, Holders};
 use rustix::fs::FlockOperation::{NonBlockingLockExclusive, NonBlockingLockShared};
 use rustix::io::Errno;
 
-use crate::backing::BackingError;
+use crate::backing_error::BackingError;
 use crate::image_format;
 
 /// How long a file may still be locked by a domain that is gone: the longest time that its last
 /// requests take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A file system and file, or a block device: what two disks share when they have the same one.
 pub(crate) type Identity = (u64, u64);
@@ -27,14 +27,14 @@ pub(crate) fn identity(meta: &std::fs::Metadata) -> Identity {
 
 /// How the disks on a file or device are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Use {
+pub(crate) struct DiskUse {
     /// No disk on it is written.
     pub read_only: bool,
     /// Others may write it.
     pub shared: bool,
 }
 
-impl Use {
+impl DiskUse {
     fn sharing(self) -> Sharing {
         Sharing { writes: !self.read_only, others_write: self.shared }
     }
@@ -47,7 +47,7 @@ impl Use {
 pub(crate) struct DiskLock {
     path: PathBuf,
     file: File,
-    held: Option<Use>,
+    held: Option<DiskUse>,
     pub(crate) identity: Identity,
 }
 
@@ -60,24 +60,24 @@ enum Busy {
 }
 
 impl DiskLock {
-    /// Takes all locks, for the longest `patience` waiting for those of a process that is gone: its
+    /// Takes all locks, for the longest `timeout` waiting for those of a process that is gone: its
     /// locks stay until the kernel has ended what it had in its io_uring. A write of the dead one
     /// that landed after ours would undo it.
-    pub(crate) fn take(path: &Path, wanted: Use, patience: Duration) -> Result<Self, BackingError> {
+    pub(crate) fn acquire(path: &Path, wanted: DiskUse, timeout: Duration) -> Result<Self, BackingError> {
         let begin = Instant::now();
         loop {
-            let busy = match Self::try_take(path, wanted)? {
+            let busy = match Self::try_acquire(path, wanted)? {
                 Ok(lock) => return Ok(lock),
                 Err(busy) => busy,
             };
-            if begin.elapsed() >= patience {
+            if begin.elapsed() >= timeout {
                 return Err(in_use(path, busy));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    fn try_take(path: &Path, wanted: Use) -> Result<Result<Self, Busy>, BackingError> {
+    fn try_acquire(path: &Path, wanted: DiskUse) -> Result<Result<Self, Busy>, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
         let meta = std::fs::metadata(path).map_err(io("cannot look at it"))?;
         let is_block = meta.file_type().is_block_device();
@@ -116,7 +116,7 @@ impl DiskLock {
     }
 
     /// Without locks, for a look at what a running domain serves.
-    pub(crate) fn look(path: &Path) -> Result<Self, BackingError> {
+    pub(crate) fn open_unlocked(path: &Path) -> Result<Self, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
         let file = File::open(path).map_err(io("cannot open"))?;
         let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);

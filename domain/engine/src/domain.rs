@@ -4,14 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::backing::{Backing, BackingConfig, BackingError};
-use crate::check;
 use crate::config::{Device, Disk, File};
 use crate::confine::Confine;
-use crate::disk_lock::{DiskLock, Identity, PATIENCE, Use, identity};
+use crate::disk_lock::{DiskLock, DiskUse, Identity, LOCK_TIMEOUT, identity};
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
-use crate::frontend::{DiskInfo, Frontend};
-use crate::listen::Listening;
+use crate::listen::SocketListener;
 use crate::reload::Reloader;
+use crate::socket_group;
+use crate::vhost_user::{DiskInfo, VhostUserServer};
 
 /// Why a domain does not start.
 #[derive(Debug, thiserror::Error)]
@@ -83,7 +83,7 @@ pub struct Opened {
     file: File,
     /// For each device, its disks.
     backings: Vec<Vec<Backing>>,
-    sockets: Vec<Vec<Listening>>,
+    sockets: Vec<Vec<SocketListener>>,
     locks: Vec<DiskLock>,
 }
 
@@ -91,7 +91,7 @@ pub struct Opened {
 #[derive(Debug)]
 pub struct Domain {
     // Frontends end before the engines that they talk to.
-    frontends: Vec<Frontend>,
+    servers: Vec<VhostUserServer>,
     /// Files of which several disks are parts are locked once for all of them.
     _locks: Vec<DiskLock>,
     engines: Vec<(String, Engine)>,
@@ -104,14 +104,14 @@ impl Opened {
     /// # Errors
     /// [`DomainError`]; nothing is left then.
     pub fn open(file: &File) -> Result<Self, DomainError> {
-        let locks = take_locks(file, |path, wanted| DiskLock::take(path, wanted, PATIENCE))?;
+        let locks = take_locks(file, |path, wanted| DiskLock::acquire(path, wanted, LOCK_TIMEOUT))?;
         let backings = open_backings(file, &locks)?;
         let mut sockets = Vec::new();
         for device in &file.devices {
             let listen = |disk: &crate::config::Disk| {
-                let group = check::group(disk.socket_group.as_deref())
+                let group = socket_group::resolve(disk.socket_group.as_deref())
                     .map_err(|source| DomainError::path(disk, "socket_group", source))?;
-                Listening::start_for(&disk.socket, group)
+                SocketListener::bind_for_group(&disk.socket, group)
                     .map_err(|source| DomainError::path(disk, "socket", source))
             };
             sockets.push(device.disks.iter().map(listen).collect::<Result<Vec<_>, _>>()?);
@@ -126,7 +126,7 @@ impl Opened {
     pub fn start(self, confine: &Confine) -> Result<Domain, DomainError> {
         let Self { file, backings, sockets, locks } = self;
         let mut domain =
-            Domain { frontends: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
+            Domain { servers: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
             let infos: Vec<DiskInfo> = infos(device, &backings);
             let disks = device.disks.iter().zip(backings).map(|(disk, backing)| engine::Disk {
@@ -149,9 +149,9 @@ impl Opened {
             domain.engines.push((device.name.clone(), started));
             for (info, socket) in infos.into_iter().zip(sockets) {
                 let disk = info.name.clone();
-                let frontend = Frontend::start(info, socket, handle.clone(), confine)
+                let server = VhostUserServer::start(info, socket, handle.clone(), confine)
                     .map_err(|source| DomainError::Socket { disk, source })?;
-                domain.frontends.push(frontend);
+                domain.servers.push(server);
             }
         }
         Ok(domain)
@@ -173,7 +173,7 @@ fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
 /// Locks each file and device once, whatever the number of disks on it.
 pub(crate) fn take_locks(
     file: &File,
-    take: impl Fn(&Path, Use) -> Result<DiskLock, BackingError>,
+    take: impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError>,
 ) -> Result<Vec<DiskLock>, DomainError> {
     let mut by_identity: Vec<(Identity, Vec<&Disk>)> = Vec::new();
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
@@ -189,7 +189,7 @@ pub(crate) fn take_locks(
     }
     let lock = |(_, disks): (Identity, Vec<&Disk>)| {
         let wanted =
-            Use { read_only: disks.iter().all(|d| d.read_only), shared: disks.iter().all(|d| d.shared) };
+            DiskUse { read_only: disks.iter().all(|d| d.read_only), shared: disks.iter().all(|d| d.shared) };
         take(&disks[0].path, wanted)
             .map_err(|source| DomainError::Disk { disk: disks[0].name.clone(), source })
     };
@@ -284,8 +284,8 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // All at once, and then each is waited for.
-        self.frontends.iter().for_each(Frontend::close);
-        self.frontends.clear();
+        self.servers.iter().for_each(VhostUserServer::close);
+        self.servers.clear();
         self.engines.clear();
     }
 }

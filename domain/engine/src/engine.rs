@@ -9,6 +9,7 @@ mod run;
 mod slot;
 mod table;
 mod trace;
+mod trace_reader;
 mod uring;
 mod vring;
 
@@ -21,9 +22,9 @@ use rtvirtio_units::Nanos;
 
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
-pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
-pub use table::Latencies;
-pub use trace::{Event, Trace, TraceError, Tracer};
+pub use command::{Command, EngineHandle, EngineStatus, VmStatus, VringBase, VringStart};
+pub use trace::{TraceEvent, TraceWriter};
+pub use trace_reader::{TraceError, TraceReader};
 
 /// Longest serial number of a disk.
 pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
@@ -117,10 +118,10 @@ impl Engine {
         let thread = std::thread::Builder::new()
             .name(name.chars().take(15).collect())
             .spawn(move || {
-                let _ends = EndsWithIt;
+                let _ends = AbortOnPanic;
                 let (role, confine) =
                     (Role::Engine { passes_priority: config.pass_priority }, config.confine.clone());
-                let made = run::Loop::new(config, scheduler, &sched, disks, commands, doorbell);
+                let made = run::EventLoop::new(config, scheduler, &sched, disks, commands, doorbell);
                 let confined = |engine| match confine.apply(role) {
                     Ok(()) => Ok(engine),
                     Err(source) => Err(io("cannot confine the engine's thread")(source)),
@@ -157,9 +158,9 @@ impl Engine {
 }
 
 /// An engine's defect ends the process: its guests would wait for ever, and the kernel may still write to memory that is about to be unmapped. They find the domain that is started anew.
-struct EndsWithIt;
+struct AbortOnPanic;
 
-impl Drop for EndsWithIt {
+impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::process::abort();

@@ -71,9 +71,9 @@ impl Region {
     ///
     /// # Errors
     /// [`InflightError`].
-    pub fn open(file: File, told: &VhostUserInflight) -> Result<Self, InflightError> {
+    pub fn open(file: File, layout: &VhostUserInflight) -> Result<Self, InflightError> {
         let (bytes, offset, queues, size) =
-            (told.mmap_size, told.mmap_offset, told.num_queues, told.queue_size);
+            (layout.mmap_size, layout.mmap_offset, layout.num_queues, layout.queue_size);
         let shape = InflightError::Shape { bytes, queues, size };
         let needed = queue_bytes(size) * usize::from(queues);
         if queues == 0 || size == 0 || size > MAX_SIZE || (needed as u64) > bytes {
@@ -149,7 +149,7 @@ impl Inflight {
     }
 
     /// A request was taken from the queue.
-    pub fn taken(&mut self, head: u16) {
+    pub fn mark_inflight(&mut self, head: u16) {
         if head < self.region.size {
             self.set_u64(desc(head) + 8, self.counter);
             self.counter = self.counter.wrapping_add(1);
@@ -159,7 +159,7 @@ impl Inflight {
     }
 
     /// A request is about to be answered.
-    pub fn answering(&mut self, head: u16) {
+    pub fn pre_put(&mut self, head: u16) {
         if head < self.region.size {
             let last = self.u16_at(12);
             self.set_u16(desc(head) + 6, last);
@@ -169,7 +169,7 @@ impl Inflight {
     }
 
     /// It is answered: the used index is `used` now.
-    pub fn answered(&mut self, head: u16, used: u16) {
+    pub fn post_put(&mut self, head: u16, used: u16) {
         if head < self.region.size {
             fence(Ordering::Release);
             self.set_u8(desc(head), 0);
@@ -219,8 +219,8 @@ mod tests {
     use super::*;
 
     fn region() -> Arc<Region> {
-        let (file, told) = Region::create(2, 8).unwrap();
-        Arc::new(Region::open(file, &told).unwrap())
+        let (file, layout) = Region::create(2, 8).unwrap();
+        Arc::new(Region::open(file, &layout).unwrap())
     }
 
     #[test]
@@ -229,16 +229,16 @@ mod tests {
         let mut q = region.queue(1).unwrap();
         assert_eq!(q.recover(0), [0u16; 0]);
         for head in [5, 2, 7] {
-            q.taken(head);
+            q.mark_inflight(head);
         }
-        q.answering(2);
-        q.answered(2, 1);
+        q.pre_put(2);
+        q.post_put(2, 1);
         // A domain that starts anew sees the same memory.
         let mut again = region.queue(1).unwrap();
         assert_eq!(again.recover(1), [5, 7]);
         assert_eq!(region.queue(0).unwrap().recover(0), [0u16; 0], "the other queue is untouched");
         // The order goes on after the restart.
-        again.taken(1);
+        again.mark_inflight(1);
         assert_eq!(region.queue(1).unwrap().recover(1), [5, 7, 1]);
     }
 
@@ -247,13 +247,13 @@ mod tests {
         let region = region();
         let mut q = region.queue(0).unwrap();
         q.recover(0);
-        q.taken(3);
-        q.taken(4);
-        q.answering(3);
+        q.mark_inflight(3);
+        q.mark_inflight(4);
+        q.pre_put(3);
         // The guest's used index is 1 already; the note still says 0.
         assert_eq!(region.queue(0).unwrap().recover(1), [4]);
         // And before the used ring: not answered, so made again.
-        q.answering(4);
+        q.pre_put(4);
         assert_eq!(region.queue(0).unwrap().recover(1), [4]);
     }
 
@@ -268,13 +268,13 @@ mod tests {
         assert_eq!(region.queue(0).unwrap().recover(60_000), [0u16; 0]);
         q.set_u16(12, 9_999);
         assert_eq!(region.queue(0).unwrap().recover(1), [0u16; 0]);
-        q.taken(9_999);
-        let (file, told) = Region::create(1, 8).unwrap();
-        let told = VhostUserInflight::new(told.mmap_size, 0, 100, 1_024);
-        assert!(matches!(Region::open(file, &told), Err(InflightError::Shape { .. })));
+        q.mark_inflight(9_999);
+        let (file, layout) = Region::create(1, 8).unwrap();
+        let layout = VhostUserInflight::new(layout.mmap_size, 0, 100, 1_024);
+        assert!(matches!(Region::open(file, &layout), Err(InflightError::Shape { .. })));
         // More told than there is.
         let (file, _) = Region::create(1, 8).unwrap();
-        let told = VhostUserInflight::new(1 << 20, 0, 1, 1_024);
-        assert!(matches!(Region::open(file, &told), Err(InflightError::Shape { .. })));
+        let layout = VhostUserInflight::new(1 << 20, 0, 1, 1_024);
+        assert!(matches!(Region::open(file, &layout), Err(InflightError::Shape { .. })));
     }
 }

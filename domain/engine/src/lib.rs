@@ -13,13 +13,13 @@
 //! What comes from a guest or its QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory, and `docs/threat-model.md`.
 
 pub mod backing;
+mod backing_error;
 pub mod blk;
 pub mod check;
 pub mod confine;
 mod disk_lock;
 pub mod domain;
 pub mod engine;
-pub mod frontend;
 mod image_format;
 pub mod inflight;
 pub mod line_server;
@@ -28,5 +28,7 @@ mod log;
 pub mod memory;
 pub mod reload;
 pub mod report;
+pub mod socket_group;
+pub mod vhost_user;
 
 pub use rtvirtio_domain_config as config;

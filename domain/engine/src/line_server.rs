@@ -1,4 +1,4 @@
-//! One line asked, one line answered, on a Unix socket, for many connections at once.
+//! One line request, one line answered, on a Unix socket, for many connections at once.
 //!
 //! A connection has one deadline for all of it, from accept to the last byte of the answer, so a
 //! peer that says nothing, says it byte by byte, or does not read holds nothing for longer. There
@@ -37,32 +37,32 @@ impl Default for Limits {
     }
 }
 
-/// What becomes of a connection that has asked.
+/// What becomes of a connection that has request.
 #[derive(Debug)]
 pub enum Reply {
     /// It gets this line, which ends with its own newline, and is closed.
     Line(UnixStream, String),
     /// It is served elsewhere.
-    Taken,
+    Detached,
 }
 
 struct Connection {
     stream: UnixStream,
     until: Instant,
-    asked: Vec<u8>,
-    /// What is to be sent, once it has asked; how much of it is sent.
+    request: Vec<u8>,
+    /// What is to be sent, once it has request; how much of it is sent.
     reply: Option<(Vec<u8>, usize)>,
 }
 
 /// How a connection goes on.
-enum Next {
+enum Progress {
     Wait(Connection),
-    Asked(Connection),
+    Request(Connection),
     Close,
 }
 
 /// Serves until `handle` or the listener fails for good. `listener` is made non-blocking by the
-/// caller, because a confined thread may not; `handle` gets each line that was asked, without its
+/// caller, because a confined thread may not; `handle` gets each line that was request, without its
 /// newline.
 ///
 /// # Errors
@@ -79,18 +79,18 @@ pub fn serve(
         connections.retain(|c| c.until > now);
         paused_until = paused_until.filter(|until| *until > now);
         let ready = wait(listener, &connections, paused_until, now)?;
-        let mut left = Vec::with_capacity(limits.connections);
+        let mut open = Vec::with_capacity(limits.connections);
         let mut handled = Duration::ZERO;
         for (i, connection) in connections.drain(..).enumerate() {
             let next = match ready.connections.get(i) {
-                Some(true) => go_on(connection, limits.line),
-                _ => Next::Wait(connection),
+                Some(true) => progress(connection, limits.line),
+                _ => Progress::Wait(connection),
             };
             match next {
-                Next::Wait(connection) => left.push(connection),
-                Next::Close => {}
-                Next::Asked(Connection { stream, until, asked, .. }) => {
-                    let line = String::from_utf8_lossy(&asked);
+                Progress::Wait(connection) => open.push(connection),
+                Progress::Close => {}
+                Progress::Request(Connection { stream, until, request, .. }) => {
+                    let line = String::from_utf8_lossy(&request);
                     let begin = Instant::now();
                     let reply = handle(line.trim_end(), stream);
                     handled += begin.elapsed();
@@ -98,28 +98,28 @@ pub fn serve(
                         let reply = Some((line.into_bytes(), 0));
                         // Whatever the answer took, its peer has time to read it.
                         let until = until.max(Instant::now() + limits.deadline / 2);
-                        let connection = Connection { stream, until, asked: Vec::new(), reply };
-                        if let Next::Wait(connection) = go_on(connection, limits.line) {
-                            left.push(connection);
+                        let connection = Connection { stream, until, request: Vec::new(), reply };
+                        if let Progress::Wait(connection) = progress(connection, limits.line) {
+                            open.push(connection);
                         }
                     }
                 }
             }
         }
         // What its answer took is no fault of the others.
-        left.iter_mut().for_each(|c| c.until += handled);
-        connections = left;
+        open.iter_mut().for_each(|c| c.until += handled);
+        connections = open;
         if ready.listener {
             match accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
                     if connections.len() >= limits.connections {
-                        // The oldest that has not asked yet.
+                        // The oldest that has not request yet.
                         let oldest = connections.iter().position(|c| c.reply.is_none()).unwrap_or(0);
                         connections.remove(oldest);
                     }
                     let until = Instant::now() + limits.deadline;
                     let stream = UnixStream::from(stream);
-                    connections.push(Connection { stream, until, asked: Vec::new(), reply: None });
+                    connections.push(Connection { stream, until, request: Vec::new(), reply: None });
                 }
                 // The peer has gone, or another thread was faster.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
@@ -144,9 +144,9 @@ fn wait(
     paused_until: Option<Instant>,
     now: Instant,
 ) -> io::Result<Ready> {
-    let wants = |c: &Connection| if c.reply.is_some() { PollFlags::OUT } else { PollFlags::IN };
+    let interest = |c: &Connection| if c.reply.is_some() { PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<PollFd<'_>> =
-        connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), wants(c))).collect();
+        connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), interest(c))).collect();
     if paused_until.is_none() {
         fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
     }
@@ -167,37 +167,37 @@ fn wait(
 }
 
 /// Reads or writes what can be read or written without waiting.
-fn go_on(mut c: Connection, line: usize) -> Next {
+fn progress(mut c: Connection, line: usize) -> Progress {
     if let Some((reply, sent)) = &mut c.reply {
         loop {
             match send(&c.stream, &reply[*sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(n) if *sent + n >= reply.len() => return Next::Close,
+                Ok(n) if *sent + n >= reply.len() => return Progress::Close,
                 Ok(n) => *sent += n,
-                Err(Errno::AGAIN) => return Next::Wait(c),
+                Err(Errno::AGAIN) => return Progress::Wait(c),
                 Err(Errno::INTR) => {}
-                Err(_) => return Next::Close,
+                Err(_) => return Progress::Close,
             }
         }
     }
     let mut bytes = [0u8; 1_024];
     match recv(&c.stream, &mut bytes, RecvFlags::DONTWAIT) {
-        Ok((_, 0)) if c.asked.is_empty() => Next::Close,
+        Ok((_, 0)) if c.request.is_empty() => Progress::Close,
         // A last line without a newline is one too.
-        Ok((_, 0)) => Next::Asked(c),
+        Ok((_, 0)) => Progress::Request(c),
         Ok((_, n)) => {
             let bytes = &bytes[..n];
             let end = bytes.iter().position(|b| *b == b'\n');
-            c.asked.extend_from_slice(&bytes[..end.unwrap_or(n)]);
+            c.request.extend_from_slice(&bytes[..end.unwrap_or(n)]);
             if end.is_some() {
-                Next::Asked(c)
-            } else if c.asked.len() >= line {
-                Next::Close
+                Progress::Request(c)
+            } else if c.request.len() >= line {
+                Progress::Close
             } else {
-                Next::Wait(c)
+                Progress::Wait(c)
             }
         }
-        Err(Errno::AGAIN | Errno::INTR) => Next::Wait(c),
-        Err(_) => Next::Close,
+        Err(Errno::AGAIN | Errno::INTR) => Progress::Wait(c),
+        Err(_) => Progress::Close,
     }
 }
 

@@ -73,7 +73,7 @@ impl GuestMem {
             let (base, size, user, offset) =
                 (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
             let fail = |source: std::io::Error| MemoryError::Map { size, source };
-            check(&file, huge)?;
+            check_backing_file(&file, huge)?;
             if base % PAGE != 0 || size % PAGE != 0 || size == 0 {
                 return Err(fail(std::io::Error::other("it does not begin and end on a page")));
             }
@@ -106,7 +106,7 @@ impl GuestMem {
 
     /// Memory that is given already, for tests.
     #[must_use]
-    pub fn of(mem: GuestMemoryMmap<()>) -> Self {
+    pub fn from_mapped(mem: GuestMemoryMmap<()>) -> Self {
         Self { mem, table: Vec::new() }
     }
 
@@ -120,7 +120,7 @@ impl GuestMem {
 }
 
 /// Memory on any other file system may be served by somebody who takes his time, and unsealed memory may be gone when we touch it.
-fn check(file: &File, huge: bool) -> Result<(), MemoryError> {
+fn check_backing_file(file: &File, huge: bool) -> Result<(), MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;
     let kind = fs.f_type as i64;

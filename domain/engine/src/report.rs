@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use crate::engine::{self, Command, EngineHandle, VmStatus};
+use crate::engine::{Command, EngineHandle, VmStatus};
 
 /// One direction of one VM, for people and programs.
 #[derive(Clone, Debug, Serialize)]
-pub struct FlowReport {
-    /// Requests answered.
+pub struct DirectionReport {
+    /// RequestTable answered.
     pub requests: u64,
     /// Bytes moved.
     pub bytes: u64,
@@ -36,17 +36,17 @@ pub struct VmReport {
     pub name: String,
     /// Whether a guest is attached.
     pub attached: bool,
-    /// Requests that wait or run.
+    /// RequestTable that wait or run.
     pub outstanding: usize,
     /// Reads.
-    pub read: FlowReport,
+    pub read: DirectionReport,
     /// Writes, flushes, discards.
-    pub write: FlowReport,
+    pub write: DirectionReport,
     /// Pieces that went by their deadline.
     pub reserved: u64,
     /// Pieces that shared what was left.
     pub shared: u64,
-    /// Requests that the device refused.
+    /// RequestTable that the device refused.
     pub errors: u64,
     /// Chains that were no requests.
     pub malformed: u64,
@@ -84,36 +84,32 @@ pub struct Report {
     pub vms: Vec<VmReport>,
 }
 
-fn tail(l: &engine::Latencies) -> u64 {
-    if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 }
-}
-
 fn vm_report(device: &str, vm: VmStatus) -> VmReport {
-    let flow = |i: usize| {
+    let direction = |i: usize| {
         let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
-        FlowReport {
-            requests: vm.counters.finished[i],
+        DirectionReport {
+            requests: vm.counters.completed[i],
             bytes: vm.counters.bytes[i],
-            p50_ns: l.at(50.0).0,
-            p99_ns: l.at(99.0).0,
-            p9999_ns: tail(l),
+            p50_ns: l.percentile(50.0).0,
+            p99_ns: l.percentile(99.0).0,
+            p9999_ns: l.tail().0,
             max_ns: l.max().0,
             alpha_bytes_per_second: c.bytes_per_second,
             delta_ns: c.longest_gap_ns,
-            cap_hits: vm.counters.hits[i],
+            cap_hits: vm.counters.cap_hits[i],
         }
     };
     VmReport {
         device: device.to_owned(),
         attached: vm.queues > 0,
         outstanding: vm.outstanding,
-        read: flow(0),
-        write: flow(1),
+        read: direction(0),
+        write: direction(1),
         reserved: vm.counters.reserved,
         shared: vm.counters.shared,
         errors: vm.errors,
         malformed: vm.malformed,
-        broken: vm.broken,
+        broken: vm.broken_queues,
         name: vm.name,
     }
 }
@@ -127,9 +123,9 @@ pub fn report(handles: &[(String, EngineHandle)]) -> Report {
         all.devices.push(DeviceReport {
             name: name.clone(),
             window: status.window,
-            held: status.late.n(),
-            late_p50_ns: status.late.at(50.0).0,
-            late_p9999_ns: tail(&status.late),
+            held: status.regulator_lateness.count(),
+            late_p50_ns: status.regulator_lateness.percentile(50.0).0,
+            late_p9999_ns: status.regulator_lateness.tail().0,
             discard_pieces: status.deallocations.pieces,
             discard_longest_ns: status.deallocations.longest.0,
             discard_overruns: status.deallocations.overruns,

@@ -70,11 +70,11 @@ impl World {
     fn go(&mut self, step: Step) {
         match step {
             Step::Take(head) => {
-                self.queue.taken(head);
+                self.queue.mark_inflight(head);
                 self.open.push(head);
             }
             Step::Answering(head) => {
-                self.queue.answering(head);
+                self.queue.pre_put(head);
                 self.answering = Some((head, false));
             }
             Step::Publish(head) => {
@@ -83,7 +83,7 @@ impl World {
                 self.answering = Some((head, true));
             }
             Step::Answered(head) => {
-                self.queue.answered(head, self.used);
+                self.queue.post_put(head, self.used);
                 self.answering = None;
             }
             Step::Kill => {

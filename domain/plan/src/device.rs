@@ -28,7 +28,7 @@ pub struct DeviceModel {
     /// The same for a simulation, which knows no stalls of the host.
     pub twin: TwinProfile,
     /// What it reaches with few in flight, where that was measured.
-    reach: Option<Service>,
+    measured: Option<Service>,
 }
 
 /// Why nothing can be promised on a device.
@@ -86,7 +86,7 @@ impl DeviceModel {
             window: twin.channels.max(1),
             latency: pause,
             twin: twin.clone(),
-            reach: None,
+            measured: None,
         }
     }
 
@@ -140,25 +140,25 @@ impl DeviceModel {
                 garbage_collection: None,
                 arm: None,
             },
-            reach: Some(s),
+            measured: Some(s),
         })
     }
 
     /// With no more than so many pieces at the device: a measured device that is not kept busy gives less, so that each of them costs more of it.
     #[must_use]
-    pub fn at(&self, window: u32) -> Self {
-        let Some(share) = self.reach.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
+    pub fn limited_to(&self, window: u32) -> Self {
+        let Some(share) = self.measured.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
         else {
             return self.clone();
         };
-        let dearer = |ns: u64| (ns as f64 / share).ceil() as u64;
-        let line = |l: Line| Line { base_ns: dearer(l.base_ns), per_mib_ns: dearer(l.per_mib_ns) };
+        let scaled = |ns: u64| (ns as f64 / share).ceil() as u64;
+        let line = |l: Line| Line { base_ns: scaled(l.base_ns), per_mib_ns: scaled(l.per_mib_ns) };
         let c = self.cost;
         let cost = Cost {
             read: line(c.read),
             write: line(c.write),
-            flush_ns: dearer(c.flush_ns),
-            discard_ns: dearer(c.discard_ns),
+            flush_ns: scaled(c.flush_ns),
+            discard_ns: scaled(c.discard_ns),
         };
         Self { cost, ..self.clone() }
     }
@@ -182,8 +182,8 @@ impl DeviceModel {
 
     /// The dearest piece of `quantum` bytes, ns.
     #[must_use]
-    pub fn dearest(&self, quantum: Bytes) -> f64 {
-        self.cost.dearest(quantum.0) as f64
+    pub fn max_piece_cost(&self, quantum: Bytes) -> f64 {
+        self.cost.max_transfer(quantum.0) as f64
     }
 }
 

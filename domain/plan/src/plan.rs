@@ -1,6 +1,6 @@
 //! Which reservations make a spec's targets hold in the worst case.
 
-use rtvirtio_sched::bound::{Flow, Refusal, admit, behind_discard, bounds};
+use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
 use rtvirtio_sched::{Op, Policy};
 use rtvirtio_spec::{Spec, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
@@ -110,16 +110,16 @@ struct Shape {
 impl Shape {
     /// The device as it is with this shape.
     fn of(&self, device: &DeviceModel) -> DeviceModel {
-        let mut device = device.at(self.window);
+        let mut device = device.limited_to(self.window);
         device.cost.discard_ns = self.discard.0;
         device
     }
 }
 
 /// Time of a discard's piece that leaves room for large pieces: a hole of one block takes nearly as long as a large one.
-const DISCARD: Nanos = Nanos(500_000);
+const DISCARD_PIECE: Nanos = Nanos(500_000);
 
-struct Try {
+struct Candidate {
     shape: Shape,
     vms: Vec<VmPlan>,
     flows: Vec<Flow>,
@@ -133,15 +133,15 @@ struct Try {
 #[must_use]
 pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
     let full = device.window.max(1);
-    let mut best: Option<Try> = None;
+    let mut best: Option<Candidate> = None;
     for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
         for catch_up in &options.catch_up {
             for quantum in &options.quanta {
                 let short = Nanos(device.cost.discard_ns);
-                for discard in [short.max(DISCARD), short] {
+                for discard in [short.max(DISCARD_PIECE), short] {
                     let shape = Shape { window, quantum: *quantum, catch_up: *catch_up, discard };
-                    let this = attempt(spec, device, options, shape);
-                    let admitted = |t: &Try| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
+                    let this = evaluate(spec, device, options, shape);
+                    let admitted = |t: &Candidate| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
                     if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
                         best = Some(this);
                     }
@@ -153,19 +153,19 @@ pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan 
     let best = best.unwrap_or_else(|| {
         let discard = Nanos(device.cost.discard_ns);
         let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0), discard };
-        attempt(spec, device, options, shape)
+        evaluate(spec, device, options, shape)
     });
     finish(spec, device, options, full, best)
 }
 
-fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Try {
+fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Candidate {
     let device = &shape.of(device);
     let known = device.with_window(shape.window);
     let free = |vm: usize| Flow {
         vm,
         rate: 0.0,
         burst: 0.0,
-        piece: device.dearest(shape.quantum),
+        piece: device.max_piece_cost(shape.quantum),
         outstanding: None,
         deadline: None,
         weight: 100,
@@ -210,17 +210,17 @@ fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -
             }
         }
     }
-    Try { shape, vms, flows }
+    Candidate { shape, vms, flows }
 }
 
-/// What the VM's tasks with a target ask, all at the dearer of their operations: a run of chance of dear ones is not beyond it.
+/// What the VM's tasks with a target ask, all at the scaled of their operations: a run of chance of dear ones is not beyond it.
 ///
 /// Tasks without a rate keep the reservation used up, so a request of any task of their VM first waits until what is asked at once has come back to it: half of the target is for that,
 /// and half for the deadline.
 fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
     let (mut share, mut burst) = (0.0, 0.0);
     for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
-        let most = dearest(task, device, shape.quantum);
+        let most = max_request_cost(task, device, shape.quantum);
         match task.rate {
             Some(rate) => {
                 share += rate.0 * most * options.headroom / 1e9;
@@ -229,7 +229,7 @@ fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, targe
             None => burst += f64::from(task.depth) * most,
         }
     }
-    let deadline = if waits(vm) {
+    let deadline = if has_closed_loop_target(vm) {
         share = f64::max(share, 2.0 * burst / target.0.max(1) as f64);
         Nanos(target.0 / 2)
     } else {
@@ -239,12 +239,12 @@ fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, targe
 }
 
 /// Whether a task of the VM with a target asks without end.
-fn waits(vm: &Vm) -> bool {
+fn has_closed_loop_target(vm: &Vm) -> bool {
     vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none())
 }
 
 /// Device time of a task's dearest request, ns.
-fn dearest(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
+fn max_request_cost(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
     let read = device.request(Op::Read, task.block, quantum);
     let write = device.request(Op::Write, task.block, quantum);
     match task.op.write_share() {
@@ -259,7 +259,7 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
         Refusal::Deadline { vm, needed, blocking, latency, discard, .. } if *vm == asking => format!(
             "{needed} may pass in the worst case, {deadline} are left for the device: {blocking} behind what it holds already, {latency} for its own stalls{}, the rest behind \
              this VM's own requests and those of more urgent ones",
-            behind_discard(*discard)
+            discard_clause(*discard)
         ),
         Refusal::Deadline { vm, .. } => {
             let other = spec.vms.get(*vm).map_or("another VM", |vm| vm.name.as_str());
@@ -269,14 +269,16 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
     }
 }
 
-fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Try) -> DomainPlan {
+fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Candidate) -> DomainPlan {
     let device = &best.shape.of(device);
     let known = device.with_window(best.shape.window);
     let of_flows = bounds(Policy::Edf, &known, &best.flows);
     let bound_of = |vm: usize| {
         let flow = best.flows.iter().position(|f| f.vm == vm && f.deadline.is_some())?;
         let wait = match best.vms[vm].reserve {
-            Some(r) if waits(&spec.vms[vm]) => (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64,
+            Some(r) if has_closed_loop_target(&spec.vms[vm]) => {
+                (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64
+            }
             _ => 0,
         };
         of_flows[flow].map(|b| Nanos(b.0.saturating_add(wait).saturating_add(options.guest.0)))
@@ -399,9 +401,9 @@ mod tests {
         let text = include_str!("../../../lab/bench/data/qlc-nvme.profile.json");
         let profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
         let device = DeviceModel::measured(&profile).unwrap();
-        let one = device.at(1);
+        let one = device.limited_to(1);
         assert!(one.cost.read.base_ns > device.cost.read.base_ns * 11 / 10, "{one:?} {device:?}");
-        assert_eq!(device.at(device.window * 2).cost.read, device.at(64).cost.read);
+        assert_eq!(device.limited_to(device.window * 2).cost.read, device.limited_to(64).cost.read);
         let unknown = rtvirtio_model::Profile { write: Vec::new(), ..profile };
         let e = DeviceModel::measured(&unknown).unwrap_err().to_string();
         assert!(e.contains("has no writes") && e.contains("--destroy-data"), "{e}");

@@ -19,7 +19,7 @@ type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 const PR_SET_VMA: u64 = 0x5356_4d41;
 
 /// Memory, locks, time, the end of a thread and the words of a panic.
-const EVERYBODY: &[c_long] = &[
+const COMMON: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_writev,
@@ -132,7 +132,7 @@ impl Filters {
         let of = |role| filters(role, log);
         Ok(Self {
             engine: of(Role::Engine { passes_priority: false })?,
-            frontend: of(Role::Frontend)?,
+            frontend: of(Role::VhostUser)?,
             control: of(Role::Control)?,
         })
     }
@@ -144,7 +144,7 @@ impl Filters {
     pub fn apply(&self, role: Role) -> io::Result<()> {
         let both = match role {
             Role::Engine { .. } => &self.engine,
-            Role::Frontend => &self.frontend,
+            Role::VhostUser => &self.frontend,
             Role::Control => &self.control,
         };
         // The milder one first: the other does not allow another seccomp().
@@ -156,7 +156,7 @@ impl Filters {
 }
 
 /// What a backtrace may try in vain, but for what a thread needs.
-fn refused_but(needs: &[&[c_long]]) -> Vec<c_long> {
+fn refused_except(needs: &[&[c_long]]) -> Vec<c_long> {
     let needs = needs.concat();
     [REFUSED, old::REFUSED].concat().into_iter().filter(|c| !needs.contains(c)).collect()
 }
@@ -164,9 +164,11 @@ fn refused_but(needs: &[&[c_long]]) -> Vec<c_long> {
 fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
-        Role::Engine { .. } => (ENGINE, &[][..], refused_but(&[])),
-        Role::Frontend => (FRONTEND, old::FRONTEND, refused_but(&[FRONTEND, old::FRONTEND])),
-        Role::Control => (CONTROL, old::CONTROL, refused_but(&[CONTROL, old::CONTROL, &[libc::SYS_openat]])),
+        Role::Engine { .. } => (ENGINE, &[][..], refused_except(&[])),
+        Role::VhostUser => (FRONTEND, old::FRONTEND, refused_except(&[FRONTEND, old::FRONTEND])),
+        Role::Control => {
+            (CONTROL, old::CONTROL, refused_except(&[CONTROL, old::CONTROL, &[libc::SYS_openat]]))
+        }
     };
     let mut rules = common()?;
     let any = |calls: &[c_long]| calls.iter().map(|c| (*c, Vec::new())).collect::<Rules>();
@@ -186,7 +188,7 @@ fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
 }
 
 fn common() -> Result<Rules, BackendError> {
-    let mut rules: Rules = EVERYBODY.iter().map(|c| (*c, Vec::new())).collect();
+    let mut rules: Rules = COMMON.iter().map(|c| (*c, Vec::new())).collect();
     // Memory that can be run is never made.
     let no_code = || rule(2, SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64), 0);
     rules.insert(libc::SYS_mmap, vec![no_code()?]);

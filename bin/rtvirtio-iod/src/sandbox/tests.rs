@@ -26,7 +26,7 @@ fn errno(result: libc::c_long) -> i32 {
     if result >= 0 { 0 } else { io::Error::last_os_error().raw_os_error().unwrap_or(255) }
 }
 
-const ROLES: [Role; 3] = [Role::Engine { passes_priority: false }, Role::Frontend, Role::Control];
+const ROLES: [Role; 3] = [Role::Engine { passes_priority: false }, Role::VhostUser, Role::Control];
 
 fn open(path: &std::ffi::CStr, flags: i32) -> i32 {
     // SAFETY: the path is a string with an end.
@@ -82,7 +82,7 @@ fn a_forbidden_call_ends_the_process() {
 #[test]
 fn files_are_refused_by_seccomp_alone() {
     let filters = seccomp::Filters::new(false).unwrap();
-    for role in [Role::Engine { passes_priority: true }, Role::Frontend] {
+    for role in [Role::Engine { passes_priority: true }, Role::VhostUser] {
         let end = child(|| {
             filters.apply(role).unwrap();
             open(c"/etc/passwd", libc::O_RDONLY)
@@ -105,7 +105,7 @@ fn files_are_refused_by_seccomp_alone() {
 fn log_lets_go_on() {
     let filters = seccomp::Filters::new(true).unwrap();
     let end = child(|| {
-        filters.apply(Role::Frontend).unwrap();
+        filters.apply(Role::VhostUser).unwrap();
         // SAFETY: a system call without memory.
         errno(unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM, 0) })
     });
@@ -181,7 +181,7 @@ fn off_is_off() {
     file.sandbox = Mode::Off;
     let end = child(|| {
         let Ok(sandbox) = Sandbox::enter(&file, &path) else { return 1 };
-        let _ = sandbox.confine().map(|c| c.apply(Role::Frontend));
+        let _ = sandbox.confine().map(|c| c.apply(Role::VhostUser));
         i32::from(std::fs::read("/etc/passwd").is_err())
     });
     assert_eq!(end.code(), Some(0));

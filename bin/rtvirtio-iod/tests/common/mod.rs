@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rtvirtio_domain_client::{Answer, Ask, Client, ClientQueue, Options};
+use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
 use rustix::process::{Pid, Signal};
 
 /// A process that serves; ended when dropped.
@@ -20,12 +20,12 @@ pub struct Iod {
 }
 
 /// A domain with the disks `a`, for an attacker, and `b`, for a neighbour.
-pub struct Place {
+pub struct AttackedDomain {
     pub dir: tempfile::TempDir,
     pub iod: Iod,
 }
 
-impl Place {
+impl AttackedDomain {
     pub fn new() -> Self {
         let dir = disk(64);
         let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
@@ -59,10 +59,10 @@ impl Iod {
         if line == "ready\n" {
             return Ok(Self { child, dir: dir.to_owned() });
         }
-        let mut said = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         let _ = child.wait();
-        Err(said)
+        Err(stderr)
     }
 
     /// As a crash would end it.
@@ -85,13 +85,13 @@ impl Iod {
         }
     }
 
-    /// Ends it as a service manager does; how it ended, and all that it said.
+    /// Ends it as a service manager does; how it ended, and all that it stderr.
     pub fn end(mut self) -> (ExitStatus, String) {
         self.signal(Signal::TERM);
         let status = self.child.wait().unwrap();
-        let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (status, said)
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (status, stderr)
     }
 
     /// What its control socket says about everybody.
@@ -152,8 +152,8 @@ impl Neighbour {
                 let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
                 let sector = n % 100 * 8;
                 let begin = Instant::now();
-                assert_eq!(ask(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
-                assert_eq!(ask(&mut client, &read(sector, 4_096), None), (0, data));
+                assert_eq!(request(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
+                assert_eq!(request(&mut client, &read(sector, 4_096), None), (0, data));
                 took.push(begin.elapsed());
             }
             took
@@ -198,9 +198,9 @@ pub fn two(dir: &Path, mib: u64, more: &str) -> String {
 }
 
 /// The next answer, in no more than 10 s.
-pub fn answer(queue: &mut ClientQueue) -> Option<Answer> {
+pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
     for _ in 0..100_000 {
-        if let Some(answer) = queue.answer() {
+        if let Some(answer) = queue.pop_used() {
             return Some(answer);
         }
         std::thread::sleep(Duration::from_micros(100));
@@ -209,7 +209,7 @@ pub fn answer(queue: &mut ClientQueue) -> Option<Answer> {
 }
 
 /// One request and its answer: status and data.
-pub fn ask(client: &mut Client, ask: &Ask, data: Option<&[u8]>) -> (u8, Vec<u8>) {
+pub fn request(client: &mut Client, ask: &BlkRequest, data: Option<&[u8]>) -> (u8, Vec<u8>) {
     let mem = std::sync::Arc::clone(&client.mem);
     let queue = &mut client.queues[0];
     let slot = queue.push(ask).unwrap();
@@ -219,15 +219,15 @@ pub fn ask(client: &mut Client, ask: &Ask, data: Option<&[u8]>) -> (u8, Vec<u8>)
         mem.write(at, data);
     }
     queue.notify().unwrap();
-    let answer = answer(queue).expect("an answer");
+    let answer = completion(queue).expect("an answer");
     assert_eq!(answer.slot, slot);
     (answer.status, mem.read(at, ask.len as usize))
 }
 
-pub const fn read(sector: u64, len: u32) -> Ask {
-    Ask { kind: 0, priority: 0, sector, len }
+pub const fn read(sector: u64, len: u32) -> BlkRequest {
+    BlkRequest { kind: 0, priority: 0, sector, len }
 }
 
-pub const fn write(sector: u64, len: u32) -> Ask {
-    Ask { kind: 1, priority: 0, sector, len }
+pub const fn write(sector: u64, len: u32) -> BlkRequest {
+    BlkRequest { kind: 1, priority: 0, sector, len }
 }

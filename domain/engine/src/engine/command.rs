@@ -5,12 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_sched::{Config, Contract, DeallocationStatus, VmCounters};
+use rtvirtio_sched::{Config, Contract, DeallocationStatus, LatencyHistogram, VmCounters};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
-use super::table::Latencies;
-use super::trace::Tracer;
+use super::trace::TraceWriter;
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
@@ -42,7 +41,7 @@ pub struct VringStart {
 }
 
 /// Where a queue stopped: the base to go on with.
-pub type Stopped = u16;
+pub type VringBase = u16;
 
 /// One thing to do.
 #[derive(Debug)]
@@ -58,14 +57,14 @@ pub enum Command {
         /// Why not.
         reply: SyncSender<Result<(), String>>,
     },
-    /// Answer what was taken from a queue, and serve it no more.
+    /// Completion what was taken from a queue, and serve it no more.
     Stop {
         /// Whose.
         vm: usize,
         /// Which.
         index: u16,
         /// Where it stopped.
-        reply: SyncSender<Stopped>,
+        reply: SyncSender<VringBase>,
     },
     /// Tell the guest by another descriptor.
     Call {
@@ -101,17 +100,17 @@ pub enum Command {
         /// All of it.
         reply: SyncSender<EngineStatus>,
     },
-    /// Write down each request that is answered; see [`super::Trace`], which sends this.
-    Trace {
+    /// Write down each request that is answered; see [`super::TraceReader`], which sends this.
+    StartTrace {
         /// Where.
-        tracer: Box<Tracer>,
-        /// `None` when it begins; the tracer, when somebody else's runs.
-        reply: SyncSender<Option<Box<Tracer>>>,
+        writer: Box<TraceWriter>,
+        /// `None` when it begins; the writer, when somebody else's runs.
+        reply: SyncSender<Option<Box<TraceWriter>>>,
     },
     /// Write nothing down any more.
-    Untrace {
+    StopTrace {
         /// What was written to, for the engine's thread shall not be the one that frees it.
-        reply: SyncSender<Option<Box<Tracer>>>,
+        reply: SyncSender<Option<Box<TraceWriter>>>,
     },
     /// End.
     Quit,
@@ -125,7 +124,7 @@ pub struct EngineStatus {
     /// Pieces that the device may hold now.
     pub window: u32,
     /// How much later than the exact moment pieces went that a regulator had held.
-    pub late: Latencies,
+    pub regulator_lateness: LatencyHistogram,
     /// What discards and zeroing took.
     pub deallocations: DeallocationStatus,
 }
@@ -137,26 +136,26 @@ pub struct VmStatus {
     pub name: String,
     /// Queues that are served now.
     pub queues: u16,
-    /// Requests that wait or run.
+    /// RequestTable that wait or run.
     pub outstanding: usize,
     /// Since the start.
     pub counters: VmCounters,
     /// Reads and writes.
     pub contracts: [Contract; 2],
     /// From the moment at which the request was taken from its queue to the answer; reads and writes.
-    pub latencies: [Latencies; 2],
+    pub latencies: [LatencyHistogram; 2],
     /// Chains that were no requests.
     pub malformed: u64,
-    /// Requests that the device refused.
+    /// RequestTable that the device refused.
     pub errors: u64,
     /// Queues that were given up because the guest broke them.
-    pub broken: u64,
+    pub broken_queues: u64,
 }
 
 /// The engine is gone.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine has ended")]
-pub struct Gone;
+pub struct EngineGone;
 
 /// Reaches an engine from any thread.
 #[derive(Clone, Debug)]
@@ -174,9 +173,9 @@ impl EngineHandle {
     ///
     /// # Errors
     /// The engine is gone.
-    pub fn send(&self, command: Command) -> Result<(), Gone> {
-        self.sender.send(command).map_err(|_| Gone)?;
-        rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| Gone)?;
+    pub fn send(&self, command: Command) -> Result<(), EngineGone> {
+        self.sender.send(command).map_err(|_| EngineGone)?;
+        rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| EngineGone)?;
         Ok(())
     }
 
@@ -184,9 +183,9 @@ impl EngineHandle {
     ///
     /// # Errors
     /// The engine is gone.
-    pub fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Gone> {
+    pub fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, EngineGone> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply))?;
-        answer.recv().map_err(|_| Gone)
+        answer.recv().map_err(|_| EngineGone)
     }
 }

@@ -23,13 +23,13 @@ pub struct Draining {
     /// The write to this descriptor is under way.
     pub call: Option<Arc<File>>,
     /// Written after that, for completions that the guest was not notified of yet.
-    pub last_call: Option<Arc<File>>,
+    pub final_call: Option<Arc<File>>,
 }
 
 impl Draining {
     /// Whether the kernel has given everything back.
     pub fn is_done(&self) -> bool {
-        self.kick.is_none() && self.call.is_none() && self.last_call.is_none()
+        self.kick.is_none() && self.call.is_none() && self.final_call.is_none()
     }
 }
 

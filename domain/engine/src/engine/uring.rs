@@ -10,9 +10,9 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
-/// What an answer of the kernel is about; packed into the 64 bits that go with it.
+/// What an answer of the kernel is token; packed into the 64 bits that go with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum About {
+pub enum CompletionToken {
     /// The command doorbell.
     Doorbell,
     /// A queue was kicked: VM, queue, and the low bits of its generation.
@@ -22,11 +22,11 @@ pub enum About {
     /// A piece is back.
     Piece(u32),
     /// Nothing to do.
-    Nothing,
+    Ignored,
 }
 
-impl About {
-    pub fn pack(self) -> u64 {
+impl CompletionToken {
+    pub fn to_user_data(self) -> u64 {
         let queue = |kind: u64, vm: u16, q: u16, generation: u16| {
             kind << 56 | u64::from(vm) << 32 | u64::from(q) << 16 | u64::from(generation)
         };
@@ -35,26 +35,26 @@ impl About {
             Self::Kick(vm, q, g) => queue(2, vm, q, g),
             Self::Call(vm, q, g) => queue(3, vm, q, g),
             Self::Piece(i) => 4 << 56 | u64::from(i),
-            Self::Nothing => 0,
+            Self::Ignored => 0,
         }
     }
 
-    pub fn unpack(v: u64) -> Self {
+    pub fn from_user_data(v: u64) -> Self {
         let (vm, q, g) = ((v >> 32) as u16, (v >> 16) as u16, v as u16);
         match v >> 56 {
             1 => Self::Doorbell,
             2 => Self::Kick(vm, q, g),
             3 => Self::Call(vm, q, g),
             4 => Self::Piece(v as u32),
-            _ => Self::Nothing,
+            _ => Self::Ignored,
         }
     }
 }
 
 /// One answer.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer {
-    pub about: About,
+pub struct Completion {
+    pub token: CompletionToken,
     pub result: i32,
     /// The kernel will answer again by itself.
     pub more: bool,
@@ -62,7 +62,7 @@ pub struct Answer {
 
 /// All that the engine ever asks of the ring. What goes through a ring passes no seccomp filter, so the kernel is told here (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): nothing else,
 /// no flags, no registering.
-const OPCODES: [u8; 7] = [
+const ALLOWED_OPCODES: [u8; 7] = [
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Write::CODE,
@@ -74,14 +74,14 @@ const OPCODES: [u8; 7] = [
 
 /// How long the kernel may refuse to take what is queued before that counts as a failure of the
 /// ring.
-const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause between two tries while the kernel is busy.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 /// io_uring, with the few things that the engine does.
 pub struct Uring {
     ring: IoUring,
-    /// The kernel refuses everything but [`OPCODES`].
+    /// The kernel refuses everything but [`ALLOWED_OPCODES`].
     pub restricted: bool,
     /// Completions that were taken from the kernel to make room, in order, before [`Uring::answer`]
     /// asked for them.
@@ -101,13 +101,13 @@ impl Uring {
         // From the best that a kernel can do to the least: each feature is younger than the one behind it.
         for (own, restricted) in [(true, true), (false, true), (true, false)] {
             if let Ok(ring) = build(entries, own, restricted) {
-                return Ok(Self::of(ring, restricted));
+                return Ok(Self::from_ring(ring, restricted));
             }
         }
-        Ok(Self::of(build(entries, false, false)?, false))
+        Ok(Self::from_ring(build(entries, false, false)?, false))
     }
 
-    fn of(ring: IoUring, restricted: bool) -> Self {
+    fn from_ring(ring: IoUring, restricted: bool) -> Self {
         // The kernel holds no more operations than it has room for completions.
         let reaped = VecDeque::with_capacity(ring.params().cq_entries() as usize);
         Self { ring, restricted, reaped, busy: 0, busy_since: None }
@@ -121,31 +121,31 @@ impl Uring {
                 Ok(()) => return Ok(()),
                 Err(_) => {
                     let done = self.ring.submit().map(|_| ());
-                    self.settle(done)?;
+                    self.handle_enter_result(done)?;
                 }
             }
         }
     }
 
     /// Tells whenever the descriptor becomes readable.
-    pub fn watch(&mut self, fd: RawFd, about: About) -> io::Result<()> {
+    pub fn arm_poll(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).multi(true).build();
-        self.push(&entry.user_data(about.pack()))
+        self.push(&entry.user_data(token.to_user_data()))
     }
 
     /// Cancels a poll or a write: it ends with a completion of its own, whatever it was doing.
     ///
     /// `IORING_OP_POLL_REMOVE` does not do for polls: it leaves one armed whose descriptor has just
     /// become readable.
-    pub fn cancel(&mut self, about: About) -> io::Result<()> {
-        let entry = opcode::AsyncCancel::new(about.pack()).build();
-        self.push(&entry.user_data(About::Nothing.pack()))
+    pub fn cancel(&mut self, token: CompletionToken) -> io::Result<()> {
+        let entry = opcode::AsyncCancel::new(token.to_user_data()).build();
+        self.push(&entry.user_data(CompletionToken::Ignored.to_user_data()))
     }
 
     /// Adds one to an eventfd. The kernel waits in our place should it be full.
-    pub fn ring(&mut self, fd: RawFd, about: About) -> io::Result<()> {
+    pub fn signal_eventfd(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::Write::new(Fd(fd), std::ptr::from_ref(&ONE).cast(), 8).build();
-        self.push(&entry.user_data(about.pack()))
+        self.push(&entry.user_data(token.to_user_data()))
     }
 
     /// Hands over what is queued, and waits for an answer if `wait`: until `until` at most.
@@ -161,14 +161,14 @@ impl Uring {
             let args = SubmitArgs::new().timespec(&time);
             self.ring.submitter().submit_with_args(1, &args)
         };
-        self.settle(done.map(|_| ()))
+        self.handle_enter_result(done.map(|_| ()))
     }
 
     /// A timeout and a signal are no errors. A kernel that is busy (`EBUSY`: completions wait;
     /// `EAGAIN`: no memory for a
     /// request) is asked again later, after all completions are taken from it; one that stays busy
     /// has failed.
-    fn settle(&mut self, done: io::Result<()>) -> io::Result<()> {
+    fn handle_enter_result(&mut self, done: io::Result<()>) -> io::Result<()> {
         let Err(e) = done else {
             self.busy_since = None;
             return Ok(());
@@ -180,7 +180,7 @@ impl Uring {
             }
             Some(libc::EBUSY | libc::EAGAIN) => {
                 let begin = *self.busy_since.get_or_insert_with(Instant::now);
-                if begin.elapsed() > BUSY_PATIENCE {
+                if begin.elapsed() > BUSY_TIMEOUT {
                     return Err(e);
                 }
                 self.busy += 1;
@@ -192,7 +192,7 @@ impl Uring {
                 let room = self.reaped.capacity() - before;
                 self.reaped.extend(self.ring.completion().take(room));
                 if self.reaped.len() == before {
-                    std::thread::sleep(BUSY_PAUSE);
+                    std::thread::sleep(BUSY_RETRY_INTERVAL);
                 }
                 Ok(())
             }
@@ -201,10 +201,10 @@ impl Uring {
     }
 
     /// The next answer.
-    pub fn answer(&mut self) -> Option<Answer> {
+    pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
-        Some(Answer {
-            about: About::unpack(entry.user_data()),
+        Some(Completion {
+            token: CompletionToken::from_user_data(entry.user_data()),
             result: entry.result(),
             more: cqueue::more(entry.flags()),
         })
@@ -226,7 +226,7 @@ fn build(entries: u32, own: bool, restricted: bool) -> io::Result<IoUring> {
         return builder.build(entries);
     }
     let ring = builder.setup_r_disabled().build(entries)?;
-    let mut allowed = OPCODES.map(Restriction::sqe_op);
+    let mut allowed = ALLOWED_OPCODES.map(Restriction::sqe_op);
     ring.submitter().register_restrictions(&mut allowed)?;
     ring.submitter().register_enable_rings()?;
     Ok(ring)
@@ -251,23 +251,25 @@ mod tests {
         let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), path.as_ptr()).build();
         let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
         for entry in [open, socket] {
-            uring.push(&entry.user_data(About::Piece(1).pack())).unwrap();
+            uring.push(&entry.user_data(CompletionToken::Piece(1).to_user_data())).unwrap();
             uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
-            assert_eq!(uring.answer().unwrap().result, -libc::EACCES);
+            assert_eq!(uring.next_completion().unwrap().result, -libc::EACCES);
         }
-        let again = uring.ring.submitter().register_restrictions(&mut []);
-        assert!(again.is_err());
+        let relaxed = uring.ring.submitter().register_restrictions(&mut []);
+        assert!(relaxed.is_err());
         assert!(uring.ring.submitter().register_files(&[0]).is_err());
         // And what it does ask for is done.
-        uring.push(&opcode::Fsync::new(Fd(-1)).build().user_data(About::Piece(2).pack())).unwrap();
+        uring
+            .push(&opcode::Fsync::new(Fd(-1)).build().user_data(CompletionToken::Piece(2).to_user_data()))
+            .unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
-        assert_eq!(uring.answer().unwrap().result, -libc::EBADF);
+        assert_eq!(uring.next_completion().unwrap().result, -libc::EBADF);
     }
 
-    fn wait_for(uring: &mut Uring, about: About) -> i32 {
+    fn wait_for(uring: &mut Uring, token: CompletionToken) -> i32 {
         loop {
-            while let Some(answer) = uring.answer() {
-                if answer.about == about && !answer.more {
+            while let Some(answer) = uring.next_completion() {
+                if answer.token == token && !answer.more {
                     return answer.result;
                 }
             }
@@ -282,19 +284,19 @@ mod tests {
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
         let mut uring = Uring::new(64).unwrap();
-        let call = About::Call(0, 0, 1);
-        uring.ring(full.as_raw_fd(), call).unwrap();
+        let call = CompletionToken::Call(0, 0, 1);
+        uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
         uring.cancel(call).unwrap();
         assert!(wait_for(&mut uring, call) < 0);
         let kick = rustix::event::eventfd(0, flags).unwrap();
-        let about = About::Kick(0, 0, 1);
+        let token = CompletionToken::Kick(0, 0, 1);
         for _ in 0..1_000 {
-            uring.watch(kick.as_raw_fd(), about).unwrap();
+            uring.arm_poll(kick.as_raw_fd(), token).unwrap();
             uring.enter(false, Nanos(0), Nanos(0)).unwrap();
             rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
-            uring.cancel(about).unwrap();
-            wait_for(&mut uring, about);
+            uring.cancel(token).unwrap();
+            wait_for(&mut uring, token);
         }
     }
 
@@ -303,28 +305,28 @@ mod tests {
     fn a_busy_kernel_is_asked_again() {
         let mut uring = Uring::new(64).unwrap();
         let fsync = opcode::Fsync::new(Fd(-1)).build();
-        uring.push(&fsync.user_data(About::Piece(7).pack())).unwrap();
+        uring.push(&fsync.user_data(CompletionToken::Piece(7).to_user_data())).unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
         let busy = || Err(io::Error::from_raw_os_error(libc::EBUSY));
-        uring.settle(busy()).unwrap();
-        uring.settle(busy()).unwrap();
+        uring.handle_enter_result(busy()).unwrap();
+        uring.handle_enter_result(busy()).unwrap();
         assert_eq!((uring.busy, uring.reaped.len()), (2, 1));
-        assert_eq!(uring.answer().unwrap().about, About::Piece(7));
-        uring.busy_since = Instant::now().checked_sub(BUSY_PATIENCE * 2);
-        assert!(uring.settle(busy()).is_err());
-        assert!(uring.settle(Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
+        assert_eq!(uring.next_completion().unwrap().token, CompletionToken::Piece(7));
+        uring.busy_since = Instant::now().checked_sub(BUSY_TIMEOUT * 2);
+        assert!(uring.handle_enter_result(busy()).is_err());
+        assert!(uring.handle_enter_result(Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
     }
 
     #[test]
     fn what_is_packed_comes_back() {
-        for about in [
-            About::Doorbell,
-            About::Kick(7, 3, 65_535),
-            About::Call(65_535, 0, 1),
-            About::Piece(u32::MAX),
-            About::Nothing,
+        for token in [
+            CompletionToken::Doorbell,
+            CompletionToken::Kick(7, 3, 65_535),
+            CompletionToken::Call(65_535, 0, 1),
+            CompletionToken::Piece(u32::MAX),
+            CompletionToken::Ignored,
         ] {
-            assert_eq!(About::unpack(about.pack()), about);
+            assert_eq!(CompletionToken::from_user_data(token.to_user_data()), token);
         }
     }
 }
