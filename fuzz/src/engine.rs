@@ -1,7 +1,9 @@
-//! The engine itself: the input is a guest's memory, rings and all, and in-flight memory as a predecessor left it. A real engine serves it by io_uring on a real file, beside a neighbour who
+//! The engine itself: the input is a guest's memory, rings and all, and in-flight memory as a
+//! predecessor left it. A real engine serves it by io_uring on a real file, beside a neighbour who
 //! must get every answer, and the right one.
 //!
-//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory when a flag says so; the rest is guest memory from address 0 on, where the rings lie.
+//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory when a
+//! flag says so; the rest is guest memory from address 0 on, where the rings lie.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,7 +22,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 const MEMORY: usize = 0x2_0000;
 /// Bytes of each disk.
 const DISK: u64 = 128 << 10;
-/// Where the attacker's available and used rings lie; the table lies at 0. Sixteen descriptors at most.
+/// Where the attacker's available and used rings lie; the table lies at 0. Sixteen descriptors at
+/// most.
 const AVAIL: u64 = 0x100;
 const USED: u64 = 0x140;
 /// A domain that does not answer for so long has a defect.

@@ -1,4 +1,5 @@
-//! Messages of a QEMU that is none ([`qemu`] has the input's layout), through the real socket to a real control thread.
+//! Messages of a QEMU that is none ([`qemu`] has the input's layout), through the real socket to a
+//! real control thread.
 
 use std::fs::File;
 use std::io::Read;
@@ -45,7 +46,8 @@ pub fn play(data: &[u8]) {
     // Nobody else uses its first VM meanwhile.
     let house = house().lock().expect("an engine that lives");
     qemu::say(&door.socket, &door.kinds, data);
-    // The thread closes the socket before or after it tells the engine; the next connection waits for that.
+    // The thread closes the socket before or after it tells the engine; the next connection waits
+    // for that.
     let again = UnixStream::connect(&door.socket).expect("a connection");
     let _ = again.shutdown(Shutdown::Write);
     let _ = (&again).read(&mut [0; 64]);

@@ -52,7 +52,8 @@ impl Control {
     }
 }
 
-/// A directory that other users may enter, whatever the umask: the sockets in it have modes of their own.
+/// A directory that other users may enter, whatever the umask: the sockets in it have modes of
+/// their own.
 fn make_directory(dir: &Path) -> std::io::Result<()> {
     if dir.as_os_str().is_empty() || dir.is_dir() {
         return Ok(());

@@ -32,8 +32,8 @@ struct Args {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change nothing, and end; with `disks`,
-    /// at the file and the disks alone
+    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change
+    /// nothing, and end; with `disks`, at the file and the disks alone
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     check: Option<Check>,
 }
@@ -87,7 +87,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
-    // All that has a path is opened first, then the process shuts itself in, then there are threads.
+    // All that has a path is opened first, then the process shuts itself in, then there are
+    // threads.
     check::refuse_collisions(&file, &args.config)?;
     let opened = Opened::open(&file)?;
     warn_of_formats(&file);
@@ -108,7 +109,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));
-    // The program that started it may be gone, and with it the other end: the guests are served all the same.
+    // The program that started it may be gone, and with it the other end: the guests are served all
+    // the same.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
     for signal in signals.forever() {
@@ -123,7 +125,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest may write what it likes, also the first bytes of an image, which the next start refuses where no format is declared.
+/// A guest may write what it likes, also the first bytes of an image, which the next start refuses
+/// where no format is declared.
 fn warn_of_formats(file: &File) {
     let undeclared = file.devices.iter().flat_map(|d| &d.disks).filter(|d| d.format.is_none());
     let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();
@@ -135,7 +138,8 @@ fn warn_of_formats(file: &File) {
     }
 }
 
-/// Blocks the signals that are waited for in the calling thread and in those that it starts from now on, or takes them again.
+/// Blocks the signals that are waited for in the calling thread and in those that it starts from
+/// now on, or takes them again.
 fn mask_signals(how: libc::c_int) -> std::io::Result<()> {
     // SAFETY: the set is ours, made empty before it is used, and none of the calls keeps it.
     let done = unsafe {

@@ -1,7 +1,10 @@
-//! What the process gives up before it serves anybody, so that a guest who takes it over has won little.
+//! What the process gives up before it serves anybody, so that a guest who takes it over has won
+//! little.
 //!
-//! Order matters. Everything that is reached by a path is open when [`Sandbox::enter`] runs, and there is no other thread yet: what it gives up, all threads are born without. Each thread then
-//! gives up the rest by itself ([`Sandbox::confine`]), for each kind needs something else: an engine that serves guests' requests may not even make a socket or map a descriptor's memory.
+//! Order matters. Everything that is reached by a path is open when [`Sandbox::enter`] runs, and
+//! there is no other thread yet: what it gives up, all threads are born without. Each thread then
+//! gives up the rest by itself ([`Sandbox::confine`]), for each kind needs something else: an
+//! engine that serves guests' requests may not even make a socket or map a descriptor's memory.
 
 mod seccomp;
 
@@ -31,18 +34,22 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Shuts the calling thread in, and thereby all that it will start: no new privileges, no capability but those of the start, no path but the configuration's directory to read and the
-    /// sockets' directories to remove them from. To be called when everything is open and before any other thread runs.
+    /// Shuts the calling thread in, and thereby all that it will start: no new privileges, no
+    /// capability but those of the start, no path but the configuration's directory to read and the
+    /// sockets' directories to remove them from. To be called when everything is open and before
+    /// any other thread runs.
     ///
     /// # Errors
-    /// What the kernel has and refuses all the same. What it does not have is told by [`Sandbox::describe`].
+    /// What the kernel has and refuses all the same. What it does not have is told by
+    /// [`Sandbox::describe`].
     pub fn enter(file: &File, config: &Path) -> anyhow::Result<Self> {
         let mut sandbox =
             Self { mode: file.sandbox, in_force: Vec::new(), lacking: Vec::new(), filters: false };
         if sandbox.mode == Mode::Off {
             return Ok(sandbox);
         }
-        // The clock's first reading looks for the kernel's fast way to it, through /proc on older kernels.
+        // The clock's first reading looks for the kernel's fast way to it, through /proc on older
+        // kernels.
         let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         rustix::thread::set_no_new_privs(true).context("sandbox: no_new_privs")?;
         sandbox.in_force.push("no new privileges".into());
@@ -69,7 +76,8 @@ impl Sandbox {
         let disks = file.devices.iter().flat_map(|d| &d.disks);
         let sockets: BTreeSet<PathBuf> =
             disks.map(|d| &d.socket).chain([&file.control]).map(|p| directory(p)).collect();
-        // An editor replaces the file, so its directory it is; and that of the file itself where this is a link.
+        // An editor replaces the file, so its directory it is; and that of the file itself where
+        // this is a link.
         let file = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());
         let mut rules = vec![(directory(config), AccessFs::ReadFile), (directory(&file), AccessFs::ReadFile)];
         rules.extend(sockets.into_iter().map(|dir| (dir, AccessFs::RemoveFile)));
@@ -100,7 +108,8 @@ impl Sandbox {
         let filters = if self.filters { Some(seccomp::Filters::new(self.mode == Mode::Log)?) } else { None };
         Ok(Confine::with(move |role| {
             let keep = match role {
-                // The kernel looks at who submits: a real-time class takes this one (ioprio_check_cap).
+                // The kernel looks at who submits: a real-time class takes this one
+                // (ioprio_check_cap).
                 Role::Engine { passes_priority: true } => CapabilitySet::SYS_NICE,
                 _ => CapabilitySet::empty(),
             };
@@ -138,14 +147,16 @@ fn directory(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Leaves the calling thread those of its capabilities that are in `keep`, and nothing to be had back.
+/// Leaves the calling thread those of its capabilities that are in `keep`, and nothing to be had
+/// back.
 fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     let left = rustix::thread::capabilities(None)?.permitted & keep;
     let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// What an `execve` could gain. There is none in the sandbox; without `CAP_SETPCAP` there is nothing to empty either.
+/// What an `execve` could gain. There is none in the sandbox; without `CAP_SETPCAP` there is
+/// nothing to empty either.
 fn empty_bounding_set() {
     for number in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << number);

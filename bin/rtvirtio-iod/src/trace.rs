@@ -1,7 +1,9 @@
 //! Streams what the schedulers did to whoever asks, one listener at a time.
 //!
-//! `{"command": "trace", "for_ms": 10000}` is answered by a line `{"trace": ...}`, one line for each request, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the listener has
-//! shut down his side; without `for_ms` it goes on until then. A listener who does not read loses events, nobody else does.
+//! `{"command": "trace", "for_ms": 10000}` is answered by a line `{"trace": ...}`, one line for
+//! each request, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the listener
+//! has shut down his side; without `for_ms` it goes on until then. A listener who does not read
+//! loses events, nobody else does.
 
 use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
@@ -29,7 +31,8 @@ pub struct TraceServer {
 }
 
 impl TraceServer {
-    /// Starts the thread that serves them; it is there from the beginning, so that the process needs no new one later.
+    /// Starts the thread that serves them; it is there from the beginning, so that the process
+    /// needs no new one later.
     pub fn start(engines: Vec<(String, EngineHandle)>, confine: &Confine) -> anyhow::Result<Self> {
         // Nobody queues: who is not taken at once is told so.
         let (listeners, next) = sync_channel::<(UnixStream, Option<Duration>)>(0);

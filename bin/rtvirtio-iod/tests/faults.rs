@@ -67,8 +67,9 @@ fn pair(dir: &Path, a: &Path, b: &Path) -> String {
     )
 }
 
-/// The whole device shrinks to nothing under a guest that reads and writes: its requests fail one by one, its neighbour on the same engine notices nothing, and when the device is there
-/// again, so are the guest's data.
+/// The whole device shrinks to nothing under a guest that reads and writes: its requests fail one
+/// by one, its neighbour on the same engine notices nothing, and when the device is there again, so
+/// are the guest's data.
 #[test]
 fn a_device_that_goes_away_fails_its_own_guest_only() {
     let test = "a_device_that_goes_away_fails_its_own_guest_only";
@@ -114,7 +115,8 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     assert_eq!(errors(&iod), [401, 0], "counted for the guest, and not for its neighbour");
 }
 
-/// A sparse disk on a full file system: writes that need room fail, all others are served, and room that is given back is used.
+/// A sparse disk on a full file system: writes that need room fail, all others are served, and room
+/// that is given back is used.
 #[test]
 fn a_full_file_system_fails_writes_that_need_room() {
     let test = "a_full_file_system_fails_writes_that_need_room";
@@ -153,7 +155,8 @@ fn a_full_file_system_fails_writes_that_need_room() {
     assert!(iod.end().0.success());
 }
 
-/// The directory of all sockets is removed under a live guest: it is served on, and the domain ends as it should.
+/// The directory of all sockets is removed under a live guest: it is served on, and the domain ends
+/// as it should.
 #[test]
 fn the_sockets_directory_goes_away() {
     let dir = disk(8);

@@ -1,7 +1,9 @@
-//! What a guest, or a QEMU in an attacker's hands, may do to us; and what its neighbour notices of it.
+//! What a guest, or a QEMU in an attacker's hands, may do to us; and what its neighbour notices of
+//! it.
 //!
-//! Each attack is played through the real socket against a domain whose other disk is in use. Afterwards the process is alive, the neighbour got every answer, right and in time, and the attacker's
-//! own disk can be used again by whoever connects next.
+//! Each attack is played through the real socket against a domain whose other disk is in use.
+//! Afterwards the process is alive, the neighbour got every answer, right and in time, and the
+//! attacker's own disk can be used again by whoever connects next.
 
 mod common;
 #[path = "../../../fuzz/src/qemu.rs"]
@@ -27,8 +29,9 @@ impl AttackedDomain {
         self.dir.path().join("a")
     }
 
-    /// Plays an attack while the neighbour works, and looks at what is left. A run without the attack, as long as the attack took
-    /// but no longer than a second, tells the stalls of the host apart.
+    /// Plays an attack while the neighbour works, and looks at what is left. A run without the
+    /// attack, as long as the attack took but no longer than a second, tells the stalls of the host
+    /// apart.
     fn attack(&mut self, name: &str, attack: impl FnOnce(&Path)) {
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(Duration::from_millis(50));
@@ -258,14 +261,16 @@ fn a_frontend_that_lies() {
                 (0..600u64).map(|i| ((i + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect();
             let _ = stream.write_all(&bytes[..(seed as usize * 15).max(1)]);
         }
-        // And half a message, by somebody who then says nothing: his own disk waits for him, nobody else.
+        // And half a message, by somebody who then says nothing: his own disk waits for him, nobody
+        // else.
         let mut stream = UnixStream::connect(socket).unwrap();
         let _ = stream.write_all(&[1, 0, 0, 0, 1]);
         std::thread::sleep(Duration::from_millis(200));
     });
 }
 
-/// Whoever passes something else than an eventfd for kick or call is refused: a file would be readable for ever, a full pipe would make us wait.
+/// Whoever passes something else than an eventfd for kick or call is refused: a file would be
+/// readable for ever, a full pipe would make us wait.
 #[test]
 fn descriptors_that_are_no_eventfds() {
     use std::os::fd::{FromRawFd, IntoRawFd};
@@ -291,7 +296,8 @@ fn descriptors_that_are_no_eventfds() {
     });
 }
 
-/// Every row of messages that a fuzzer found worth keeping, against the process as it runs for users: sandboxed, where a system call that nobody thought of would be its end.
+/// Every row of messages that a fuzzer found worth keeping, against the process as it runs for
+/// users: sandboxed, where a system call that nobody thought of would be its end.
 #[test]
 fn what_a_fuzzer_would_say() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");

@@ -29,7 +29,8 @@ fn answered(iod: &Iod) -> u64 {
     status["vms"][0]["read"]["requests"].as_u64().unwrap()
 }
 
-/// The cap of a flooding VM is raised by a signal and lowered by a command; no request fails, and the rate follows.
+/// The cap of a flooding VM is raised by a signal and lowered by a command; no request fails, and
+/// the rate follows.
 #[test]
 fn a_cap_changes_under_load() {
     let dir = disk(8);

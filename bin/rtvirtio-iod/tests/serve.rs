@@ -127,7 +127,8 @@ fn a_cap_is_kept_and_used() {
     let plan =
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let mut got = || run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
-    // Never more. A host that stands still makes it less, but not each time; one that others crowd, most times.
+    // Never more. A host that stands still makes it less, but not each time; one that others crowd,
+    // most times.
     let mut used = false;
     let begin = Instant::now();
     while !used && begin.elapsed() < Duration::from_secs(60) {
@@ -139,7 +140,8 @@ fn a_cap_is_kept_and_used() {
     assert!(iod.status().contains("\"cap_hits\":"), "{}", iod.status());
 }
 
-/// Kicks may be missed while nobody looks, answers may come while nobody waits: nothing is forgotten.
+/// Kicks may be missed while nobody looks, answers may come while nobody waits: nothing is
+/// forgotten.
 #[test]
 fn many_requests_of_many_queues_all_come_back() {
     let dir = disk(64);
@@ -226,7 +228,8 @@ fn the_examples_are_right() {
     assert!(shown.contains(body), "docs/iod.md shows the example as it is");
 }
 
-/// A flush holds no place in the window, but one in the engine: with a window of one nothing may get lost beside it.
+/// A flush holds no place in the window, but one in the engine: with a window of one nothing may
+/// get lost beside it.
 #[test]
 fn flushes_of_both_vms_beside_a_window_of_one() {
     let dir = disk(16);
@@ -242,7 +245,8 @@ fn flushes_of_both_vms_beside_a_window_of_one() {
                 let client = &mut client;
                 let queue = &mut client.queues[0];
                 for round in 0..200_u64 {
-                    // Written first, so that a flush has something to do; the second flush waits for the first.
+                    // Written first, so that a flush has something to do; the second flush waits
+                    // for the first.
                     for ask in [write(round % 8 * 8, 4_096), flush, flush, read(round % 8 * 8, 4_096)] {
                         queue.push(&ask).unwrap();
                     }

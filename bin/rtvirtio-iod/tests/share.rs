@@ -53,8 +53,8 @@ fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 's
     threads.into_iter().for_each(|t| t.join().expect("an attacker"));
 }
 
-/// Discards and zeroing, 128 MiB each, 32 at once, while a neighbour has a reservation of 40 %
-/// and a deadline of 20 ms.
+/// Discards and zeroing, 128 MiB each, 32 at once, while a neighbour has a reservation of 40 % and
+/// a deadline of 20 ms.
 #[test]
 fn a_flood_of_discards() {
     let dir = disk(1);

@@ -56,7 +56,7 @@ impl Listener {
         self.stream.shutdown(Shutdown::Write).unwrap();
         let mut events = Vec::new();
         loop {
-            let line = self.line().expect("the end is stderr");
+            let line = self.line().expect("the trace ends");
             match line.get("end") {
                 Some(end) => return (events, end.clone()),
                 None => events.push(line),
@@ -148,7 +148,8 @@ fn waiting_is_told_from_the_device() {
         // When each one went to the device.
         let went = |e: &Value| e["at_ns"].as_u64().unwrap() + e["wait_ns"].as_u64().unwrap();
         for (i, event) in events.iter().enumerate() {
-            // What the cap allows at most, however slow the machine is: one at once, then one each 5 ms.
+            // What the cap allows at most, however slow the machine is: one at once, then one each
+            // 5 ms.
             assert!(went(event) - went(&events[0]) >= i as u64 * 4_990_000, "{i}: {event}");
         }
     }

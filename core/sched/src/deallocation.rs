@@ -1,70 +1,69 @@
-//! Discards and zeroing: one piece at a time for the whole device, sized and paced by the time that
-//! pieces take.
+//! Discards and zeroing: one piece at a time for the whole device, sized and paced by measured
+//! time.
 //!
-//! How long a deallocation takes depends on the file system and the device, not on its length: a
-//! hole of 16 MiB may be a change in one extent, or a journal commit that sends discards to the
-//! device. So no cost is assumed:
+//! The time of a deallocation depends on the file system and the device, not on its length: a hole
+//! of 16 MiB may be a change in one extent, or a journal commit that sends discards to the device.
+//! So no cost is assumed:
 //!
-//! - A piece holds no place in the window. The device has one at a time, whatever the number of
+//! - A piece holds no place in the window. One is at the device at a time, whatever the number of
 //!   VMs.
-//! - The size of a VM's pieces adapts: half as long after a piece that took longer than the
-//!   declared time of one ([`crate::Cost::discard_ns`]), twice as long after one that took no more
-//!   than half of it, but for a minute not as long again as one that took too long. A guest chooses
-//!   ranges, so a piece can still take longer than declared: such pieces are counted, and bounds do
-//!   not cover them.
-//! - While other VMs use the device, the next piece waits until deallocations have taken no more
-//!   than their share: a piece that took `t` is followed by a pause of `t (1 - s) / s`. In an
-//!   interval of length T they take at most `C + s T`, with C one piece, which is what
-//!   [`crate::bound`] charges for them.
-//! - VMs take turns by measured time over weight: the one that has used least goes next (start-time
+//! - The size of a VM's pieces adapts: it halves after a piece that took longer than declared
+//!   ([`crate::Cost::discard_ns`]) and doubles after one that took at most half of that, but for a
+//!   minute does not return to a size that took too long. A guest chooses its ranges, so a piece
+//!   can still take longer than declared: such overruns are counted, and bounds do not cover them.
+//! - While other VMs use the device, the next piece waits until deallocations are within their
+//!   share: a piece that took `t` is followed by a pause of `t (1 - s) / s`. In an interval of
+//!   length T they take at most `C + s T`, with C one piece, which is what [`crate::bound`] charges
+//!   for them.
+//! - VMs take turns by virtual time, measured time over weight: the least goes next (start-time
 //!   fair queueing, Goyal, Vin and Cheng, IEEE/ACM ToN 5(5), 1997).
 
 use rtvirtio_units::Nanos;
 
-/// A VM whose last transfer ended this long ago does not use the device.
+/// A VM whose last transfer completed this long ago does not use the device.
 pub const IDLE_AFTER: Nanos = Nanos(10_000_000);
 
-/// What deallocations took.
+/// Measured deallocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeallocationStatus {
-    /// Pieces that came back.
+    /// Pieces completed.
     pub pieces: u64,
     /// The longest of them.
     pub longest: Nanos,
-    /// Those that took longer than declared: bounds do not cover them.
+    /// Pieces that took longer than declared: bounds do not cover them.
     pub overruns: u64,
 }
 
-/// After this time without a piece that took too long, pieces may be twice as long recheck_at.
+/// Time without an overrun after which pieces may double again.
 const RECOVERY: Nanos = Nanos(60_000_000_000);
-/// Sizes of one VM's pieces in bytes.
+/// Piece sizes of one VM, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     next: u64,
-    /// No longer than this.
+    /// Upper limit of `next`.
     most: u64,
-    /// When one last took too long, or `most` was raised.
+    /// When a piece last overran, or `most` was raised.
     since: Nanos,
 }
 
-/// The one place that deallocations of a device have.
+/// Admits deallocations of a device, one piece at a time.
 #[derive(Debug)]
 pub struct DeallocationPacer {
     /// When the piece at the device was submitted.
     submitted_at: Option<Nanos>,
     /// The share is used up until then.
     not_before: Nanos,
-    /// Nothing may go before that, unless [`DeallocationPacer::recheck_now`] says otherwise.
+    /// No piece can go before this, unless [`DeallocationPacer::recheck_now`] is called.
     recheck_at: Nanos,
-    /// Sizes of each VM's pieces.
+    /// Piece sizes of each VM.
     sizes: Vec<Size>,
     least: u64,
     most: u64,
-    /// Longest time of one piece in ns, as declared.
+    /// Declared longest time of one piece, in ns.
     declared: u64,
     /// Percent of the device's time while other VMs use it.
     share: u32,
-    /// Virtual time of each VM: ns of measured time over weight, in thousandths.
+    /// Virtual time of each VM: measured ns over weight, in thousandths.
     virtual_times: Vec<u64>,
     /// Virtual time of the VM that was served last.
     min_virtual_time: u64,
@@ -72,7 +71,8 @@ pub struct DeallocationPacer {
 }
 
 impl DeallocationPacer {
-    /// For `vms` VMs; pieces of `least` to `most` bytes that take no longer than `declared` ns.
+    /// For `vms` VMs; pieces of `least` to `most` bytes that take no longer than `declared` ns;
+    /// `share` in percent.
     pub fn new(vms: usize, (least, most): (u64, u64), declared: u64, share: u32) -> Self {
         let most = most.max(least);
         Self {
@@ -90,7 +90,7 @@ impl DeallocationPacer {
         }
     }
 
-    /// Another share; what is running and what was measured stay.
+    /// Sets the share; the piece at the device and all measurements stay.
     pub fn set_share(&mut self, share: u32) {
         self.share = share.clamp(1, 100);
         self.recheck_now();
@@ -101,22 +101,22 @@ impl DeallocationPacer {
         self.submitted_at.is_some()
     }
 
-    /// When the next piece may go while other VMs use the device until `idle_from`.
+    /// When the next piece may go, given that other VMs use the device until `idle_from`.
     pub fn ready_at(&self, idle_from: Nanos) -> Nanos {
         self.not_before.min(idle_from)
     }
 
-    /// Until when nothing may go, as [`DeallocationPacer::rest`] noted; `None` when it is time to look.
+    /// The moment noted by [`DeallocationPacer::recheck_after`]; `None` when a search is due.
     pub fn recheck_pending(&self, now: Nanos) -> Option<Nanos> {
         (now < self.recheck_at).then_some(self.recheck_at)
     }
 
-    /// Nothing may go before `until`: it need not be looked for until then.
+    /// No piece can go before `until`: searches are skipped until then.
     pub fn recheck_after(&mut self, until: Nanos) {
         self.recheck_at = until;
     }
 
-    /// A VM has become quiet, or has another deallocation: something may go sooner.
+    /// A VM became idle, or has another deallocation: a piece may go sooner.
     pub fn recheck_now(&mut self) {
         self.recheck_at = Nanos(0);
     }
@@ -126,12 +126,12 @@ impl DeallocationPacer {
         self.sizes.get(vm).map_or(self.least, |size| size.next)
     }
 
-    /// Virtual time of a VM: the least goes next.
+    /// Virtual time of a VM; the least goes next.
     pub fn virtual_time(&self, vm: usize) -> u64 {
         self.virtual_times.get(vm).copied().unwrap_or(u64::MAX)
     }
 
-    /// A VM that had no deallocations has one: an idle VM accumulates no credit.
+    /// A VM without deallocations gets its first one. An idle VM accumulates no credit.
     pub fn activate(&mut self, vm: usize) {
         self.recheck_now();
         if let Some(used) = self.virtual_times.get_mut(vm) {
@@ -139,13 +139,13 @@ impl DeallocationPacer {
         }
     }
 
-    /// A piece of this VM goes to the device.
+    /// A piece of this VM is submitted.
     pub fn submit(&mut self, vm: usize, now: Nanos) {
         self.submitted_at = Some(now);
         self.min_virtual_time = self.min_virtual_time.max(self.virtual_time(vm).min(u64::MAX - 1));
     }
 
-    /// The piece of this VM, of `len` bytes, is back; how long it took.
+    /// The piece of this VM, of `len` bytes, completes; returns its time.
     pub fn complete(&mut self, now: Nanos, (vm, weight): (usize, u32), len: u64) -> Nanos {
         let Some(submitted_at) = self.submitted_at.take() else { return Nanos(0) };
         let took = now.0.saturating_sub(submitted_at.0);
@@ -166,8 +166,8 @@ impl DeallocationPacer {
     fn adapt_piece_len(&mut self, now: Nanos, vm: usize, took: u64, len: u64) {
         let Some(size) = self.sizes.get_mut(vm) else { return };
         if took > self.declared {
-            // Sizes are the smallest one times a power of two, so that pieces end where the
-            // device's blocks do.
+            // Sizes are the smallest one times a power of two, so that pieces end on block
+            // boundaries of the device.
             while size.next > self.least && size.next > len / 2 {
                 size.next /= 2;
             }
@@ -182,7 +182,7 @@ impl DeallocationPacer {
         }
     }
 
-    /// What was measured.
+    /// Measurements so far.
     pub fn status(&self) -> DeallocationStatus {
         self.status
     }
@@ -192,7 +192,7 @@ impl DeallocationPacer {
 mod tests {
     use super::*;
 
-    /// One piece of VM 0 that takes so long.
+    /// One piece of VM 0 that takes `took` ns.
     fn piece(pacer: &mut DeallocationPacer, at: u64, took: u64) -> u64 {
         let len = pacer.piece_len(0);
         pacer.submit(0, Nanos(at));
@@ -206,19 +206,20 @@ mod tests {
         for expected in [128, 256, 512, 1_024, 1_024] {
             assert_eq!(piece(&mut pacer, 0, 200), expected);
         }
-        // The end of a request says nothing about longer pieces; another VM's pieces are its own.
+        // The short last piece of a request is no evidence for longer pieces; each VM has sizes of
+        // its own.
         pacer.submit(0, Nanos(0));
         pacer.complete(Nanos(100), (0, 100), 10);
         assert_eq!((pacer.piece_len(0), pacer.piece_len(1)), (1_024, 64));
         assert_eq!(piece(&mut pacer, 0, 5_000), 512);
-        // A guest that has cheap ranges and dear ones does not get the long pieces back at once.
+        // A guest with cheap and expensive ranges does not get long pieces back at once.
         assert_eq!(piece(&mut pacer, 10_000, 10), 512);
         assert_eq!(piece(&mut pacer, RECOVERY.0 + 10_000, 10), 1_024);
         for _ in 0..6 {
             piece(&mut pacer, 2 * RECOVERY.0, 5_000);
         }
         assert_eq!((pacer.piece_len(0), pacer.status().overruns), (64, 7));
-        // A short one that took too long is believed.
+        // A short piece that overran counts in full.
         let mut pacer = DeallocationPacer::new(1, (64, 1_024), 1_000, 10);
         (0..4).for_each(|_| assert!(piece(&mut pacer, 0, 1) > 64));
         pacer.submit(0, Nanos(0));
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_by_measured_time_over_weight() {
+    fn turns_follow_measured_time_over_weight() {
         let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         let mut time = [0u64; 2];
         for _ in 0..1_000 {
@@ -251,7 +252,7 @@ mod tests {
         }
         let ratio = time[0] as f64 / time[1] as f64;
         assert!((1.9..2.1).contains(&ratio), "{time:?}");
-        // A VM that was idle does not have the pacer for itself afterwards.
+        // A VM that was idle does not own the device afterwards.
         let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         for _ in 0..100 {
             pacer.submit(0, Nanos(0));

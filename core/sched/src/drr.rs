@@ -15,7 +15,7 @@ pub struct DeficitRoundRobin {
     per_piece: bool,
 }
 
-/// One search for the next VM: what [`DeficitRoundRobin::commit`] puts into force.
+/// One search for the next VM; [`DeficitRoundRobin::commit`] applies it.
 #[derive(Debug, Default)]
 pub struct Round {
     /// Each VM that was visited, with its deficit afterwards.
@@ -94,7 +94,7 @@ impl DeficitRoundRobin {
         None
     }
 
-    /// Puts the deficits and the turn of a search into force, also of one that found no VM.
+    /// Applies the deficits and the turn of a search, also of one that found no VM.
     pub fn commit(&mut self, round: &Round) {
         for (vm, deficit) in &round.visited {
             self.deficits[*vm] = *deficit;

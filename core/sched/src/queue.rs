@@ -1,26 +1,28 @@
-//! The waiting requests of one VM: a list for each class, level and direction, over a fixed number of slots.
+//! The requests of one VM: a list for each class, level and direction, over a fixed number of
+//! slots.
 
 use rtvirtio_units::Nanos;
 
 use crate::priority::{Class, LEVELS, Priority};
 use crate::request::{Direction, Op, Request};
 
-/// Lists of transfers: the most important class and level first, reads and writes in turn.
+/// Lists of transfers, the most important class and level first; reads have even and writes odd
+/// indices.
 const TRANSFER_LISTS: usize = 3 * LEVELS as usize * 2;
-/// The list of flushes: whatever their priority, and at an odd place, for they count as writes.
+/// The list of flushes, whatever their priority; odd, because they count as writes.
 const FLUSH_LIST: usize = TRANSFER_LISTS + 1;
-/// The list of deallocations (discards and zeroing): whatever their priority, at an odd place too.
+/// The list of deallocations (discards and zeroing), whatever their priority; odd too.
 const DEALLOCATION_LIST: usize = FLUSH_LIST + 2;
 /// Lists of a VM.
 pub const LISTS: usize = DEALLOCATION_LIST + 1;
 
-/// The end of a list.
+/// End of a list.
 const NONE: u32 = u32::MAX;
 
-/// A set of lists, a bit each.
+/// A set of lists, one bit each.
 pub type Mask = u64;
 
-/// All lists but those of flushes and deallocations.
+/// All lists of transfers.
 pub const TRANSFERS: Mask = (1 << TRANSFER_LISTS) - 1;
 
 /// The list of flushes.
@@ -47,7 +49,7 @@ struct Slot {
     submitted: u64,
     /// Pieces at the device.
     inflight: u32,
-    /// Nothing of it is left to give.
+    /// All of it is submitted, or cancelled.
     fully_submitted: bool,
     in_use: bool,
     /// Order of arrival within the VM.
@@ -55,14 +57,14 @@ struct Slot {
     next: u32,
 }
 
-/// The oldest request of a list.
+/// The first request of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub slot: u32,
     pub op: Op,
     /// Bytes already submitted.
     pub submitted: u64,
-    /// Bytes still to give.
+    /// Bytes not yet submitted.
     pub remaining: u64,
     pub arrival: Nanos,
     pub sequence: u64,
@@ -70,25 +72,25 @@ pub struct Head {
     pub tag: u64,
 }
 
-/// Waiting and running requests of one VM.
+/// Outstanding requests of one VM: queued and in flight.
 #[derive(Debug)]
 pub struct Queue {
     slots: Vec<Slot>,
     free: u32,
     heads: [u32; LISTS],
     tails: [u32; LISTS],
-    /// Which lists hold something.
+    /// Lists that are not empty.
     nonempty: Mask,
     sequence: u64,
     outstanding: usize,
     backlog: usize,
-    /// Deallocations of `held` and of `waiting`.
+    /// Deallocations among `outstanding` and `backlog`.
     deallocations_outstanding: usize,
     deallocation_backlog: usize,
 }
 
 impl Queue {
-    /// Room for `depth` requests, waiting and running.
+    /// Room for `depth` outstanding requests.
     pub fn new(depth: u32) -> Self {
         let empty = Request { tag: 0, op: Op::Flush, len: 0, priority: Priority::NORMAL, arrival: Nanos(0) };
         let slot = |i: u32| Slot {
@@ -114,32 +116,32 @@ impl Queue {
         }
     }
 
-    /// Requests waiting and running.
+    /// Requests queued and in flight.
     pub fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Requests of which something is still to give.
+    /// Requests that are not wholly submitted.
     pub fn backlog(&self) -> usize {
         self.backlog
     }
 
-    /// Discards and zeroing requests of which something is still to give.
+    /// Discards and zeroing that are not wholly submitted.
     pub fn deallocation_backlog(&self) -> usize {
         self.deallocation_backlog
     }
 
-    /// Requests waiting and running that are no deallocations.
+    /// Outstanding requests without deallocations.
     pub fn transfers_outstanding(&self) -> usize {
         self.outstanding - self.deallocations_outstanding
     }
 
-    /// Which lists hold something.
+    /// Lists that are not empty.
     pub fn nonempty(&self) -> Mask {
         self.nonempty
     }
 
-    /// Adds a request; `None` when there is no room.
+    /// Adds a request; `None` when all slots are in use.
     pub fn push(&mut self, request: Request) -> Option<u32> {
         let i = self.free;
         let slot = self.slots.get_mut(i as usize)?;
@@ -206,7 +208,8 @@ impl Queue {
         }
     }
 
-    /// Gives `len` bytes of a head to the device; a head of which nothing is left leaves its list.
+    /// Submits `len` bytes of a head to the device; a head that is wholly submitted leaves its
+    /// list.
     pub fn submit(&mut self, head: &Head, len: u64) {
         let slot = &mut self.slots[head.slot as usize];
         slot.submitted += len;
@@ -219,7 +222,8 @@ impl Queue {
         self.unlink_head(list, next);
     }
 
-    /// A piece came back; the request when that was its last one, `Err` for a slot that holds no running piece.
+    /// A piece completes. Returns the request when that was its last piece, `Err` for a slot
+    /// without a piece in flight.
     pub fn complete(&mut self, slot: u32) -> Result<Option<Request>, ()> {
         let s = self.slots.get_mut(slot as usize).filter(|s| s.in_use && s.inflight > 0).ok_or(())?;
         s.inflight -= 1;
@@ -231,7 +235,8 @@ impl Queue {
         Ok(Some(request))
     }
 
-    /// Drops all that waits and tells of each request that is thereby gone. Of requests that run in part, only the rest is dropped: they end with their last piece.
+    /// Cancels the backlog and passes each request that ends thereby to `cancelled`. A request with
+    /// pieces in flight ends with the last of them.
     pub fn cancel_backlog(&mut self, mut cancelled: impl FnMut(Request)) {
         for list in 0..LISTS {
             let mut i = self.heads[list];
@@ -253,11 +258,12 @@ impl Queue {
         self.nonempty = 0;
     }
 
-    /// Of a request that runs in part, the rest is dropped: it ends with the pieces that are at the device.
+    /// Cancels the rest of a request with pieces in flight: it ends with the last of them.
     pub fn cancel_remainder(&mut self, slot: u32) {
         let Some(s) = self.slots.get_mut(slot as usize) else { return };
         let list = list_of(&s.request);
-        // Pieces are submitted of the first of a list only, so one of which a piece runs is the first of its list.
+        // Pieces are taken from the head of a list only, so a request with a piece in flight is a
+        // head.
         if !s.in_use || s.fully_submitted || self.heads[list] != slot {
             return;
         }
@@ -267,7 +273,7 @@ impl Queue {
         self.unlink_head(list, next);
     }
 
-    /// Drops discards that wait, and tells of each that is thereby gone.
+    /// Cancels queued discards, and passes each that ends thereby to `cancelled`.
     pub fn cancel_discards(&mut self, mut cancelled: impl FnMut(Request)) {
         let mut i = std::mem::replace(&mut self.heads[DEALLOCATION_LIST], NONE);
         self.tails[DEALLOCATION_LIST] = NONE;
@@ -284,7 +290,7 @@ impl Queue {
                     cancelled(request);
                 }
             } else {
-                // It stays, in the same order.
+                // Zeroing stays, in the same order.
                 s.next = NONE;
                 match self.tails[DEALLOCATION_LIST] {
                     NONE => self.heads[DEALLOCATION_LIST] = i,
@@ -297,7 +303,7 @@ impl Queue {
         }
     }
 
-    /// The first request of a list is all submitted; `next` is the one behind it.
+    /// Removes the head of a list; `next` is the request behind it.
     fn unlink_head(&mut self, list: usize, next: u32) {
         self.backlog -= 1;
         self.deallocation_backlog -= usize::from(list == DEALLOCATION_LIST);
@@ -342,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn classes_come_in_order_and_each_list_is_first_in_first_out() {
+    fn classes_in_order_and_each_list_fifo() {
         let mut q = Queue::new(8);
         for (tag, class) in
             [(1, Class::Idle), (2, Class::BestEffort), (3, Class::RealTime), (4, Class::RealTime)]
@@ -360,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_part_directions_and_classes() {
+    fn masks_separate_directions_and_classes() {
         let mut q = Queue::new(4);
         q.push(request(1, Class::BestEffort, Op::Write, 1)).unwrap();
         q.push(request(2, Class::BestEffort, Op::Read, 1)).unwrap();
@@ -371,13 +377,13 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_back_when_all_its_pieces_are() {
+    fn a_request_completes_with_its_last_piece() {
         let mut q = Queue::new(1);
         q.push(request(7, Class::BestEffort, Op::Write, 10)).unwrap();
         assert!(q.push(request(8, Class::BestEffort, Op::Write, 10)).is_none(), "one slot only");
         let head = q.head(ALL).unwrap();
         q.submit(&head, 6);
-        // The first piece is back before the second is submitted: it is not the end.
+        // The first piece completes before the second is submitted: the request is not complete.
         assert_eq!(q.complete(head.slot), Ok(None));
         let head = q.head(ALL).unwrap();
         assert_eq!((head.submitted, head.remaining), (6, 4));
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_leaves_what_runs() {
+    fn cancelling_leaves_pieces_in_flight() {
         let mut q = Queue::new(4);
         for tag in 1..=3 {
             q.push(request(tag, Class::BestEffort, Op::Write, 10)).unwrap();

@@ -16,54 +16,56 @@ use crate::request::{Direction, Op, Piece, Request};
 use crate::split::Splitter;
 use crate::window::Window;
 
-/// What to do next.
+/// The scheduler's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Give this to the device, then ask again.
+    /// Submit this to the device, then ask again.
     Piece(Piece),
-    /// Something waits, and nothing may go before this moment, unless a piece comes back or a request arrives.
+    /// Requests are queued, and none may go before this moment, unless a piece completes or a
+    /// request arrives.
     Wait(Nanos),
-    /// The device holds as much as it may, of a VM or of all: ask again when a piece is back.
+    /// The device holds as many pieces as it may, of a VM or of all: ask again when a piece
+    /// completes.
     Full,
-    /// Nothing waits.
+    /// No request is queued.
     Idle,
 }
 
-/// A request all of whose pieces are back.
+/// A request whose pieces are all complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompletedRequest {
-    /// Whose it was.
+    /// Index of the VM.
     pub vm: usize,
     /// As it was submitted.
     pub request: Request,
 }
 
-/// Why a request or a piece is not taken.
+/// Why a request or a piece is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// There is no such VM.
+    /// Unknown VM.
     #[error("no VM {0}")]
     NoVm(usize),
-    /// The VM has as many requests outstanding as it may.
+    /// All requests of the VM's depth are outstanding.
     #[error("VM {0} has as many requests outstanding as it may")]
     Full(usize),
-    /// No piece of that kind is at the device.
+    /// The piece is not in flight.
     #[error("VM {0}: this piece is not at the device")]
     NotInflight(usize),
 }
 
-/// Counts of one VM since it was made.
+/// Counters of one VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmCounters {
-    /// Requests finished, reads and writes.
+    /// Requests completed, reads and writes.
     pub completed: [u64; 2],
-    /// Bytes that came back, reads and writes.
+    /// Bytes completed, reads and writes.
     pub bytes: [u64; 2],
-    /// Pieces that had to wait for a cap, reads and writes.
+    /// Pieces that waited for a cap, reads and writes.
     pub cap_hits: [u64; 2],
-    /// Pieces that went by their deadline.
+    /// Pieces under a reservation.
     pub reserved: u64,
-    /// Pieces that went as a share of what was left.
+    /// Pieces as a share of the rest.
     pub shared: u64,
 }
 
@@ -76,7 +78,8 @@ fn drr(policy: Policy, weights: &[u32], splitter: &Splitter) -> DeficitRoundRobi
 
 /// Orders the requests of all VMs that share one device.
 ///
-/// Every call takes constant time but for the number of VMs that have something to ask. Times given must not run backwards; where they do, nothing is granted earlier for it.
+/// Each call takes constant time per backlogged VM. Time must not run backwards; where it does, no
+/// piece goes earlier for it.
 #[derive(Debug)]
 pub struct Scheduler {
     policy: Policy,
@@ -100,10 +103,10 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// With all the memory that it will ever use.
+    /// Allocates all its memory.
     ///
     /// # Errors
-    /// A configuration that cannot be used.
+    /// An invalid configuration.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         config.check()?;
         let splitter = Splitter { cost: config.cost, quantum: config.quantum };
@@ -132,10 +135,11 @@ impl Scheduler {
         })
     }
 
-    /// Another policy, window and aging; and other caps, weights, reservations and rules for the VMs in `vms`, whose buckets begin full. Depths, cost, quantum and what is outstanding stay.
+    /// Changes policy, window and aging, and caps, weights, reservations and rules of the VMs in
+    /// `vms`, whose buckets start full. Depths, cost, quantum and outstanding requests stay.
     ///
     /// # Errors
-    /// A configuration that cannot be used, or one of other VMs; nothing is changed then.
+    /// An invalid configuration, or one of other VMs; nothing is changed then.
     pub fn reconfigure(&mut self, config: &Config, vms: &[usize]) -> Result<(), ConfigError> {
         let count = self.vms.len() as u64;
         let same = |what: &str, value: u64, least: u64| {
@@ -171,16 +175,16 @@ impl Scheduler {
         Ok(())
     }
 
-    /// What a VM's word about priorities counts.
+    /// How a VM's priorities are interpreted.
     #[must_use]
     pub fn rule(&self, vm: usize) -> PriorityRule {
         self.vms.get(vm).map_or_else(PriorityRule::default, |v| v.rule)
     }
 
-    /// Takes a request in.
+    /// Queues a request.
     ///
     /// # Errors
-    /// No such VM, or one that has too many outstanding.
+    /// An unknown VM, or one whose depth is used up.
     pub fn submit(&mut self, vm: usize, request: Request) -> Result<(), SubmitError> {
         let v = self.vms.get_mut(vm).ok_or(SubmitError::NoVm(vm))?;
         v.queue.push(request).ok_or(SubmitError::Full(vm))?;
@@ -212,7 +216,7 @@ impl Scheduler {
         }
     }
 
-    /// Puts into force what a search found on its way.
+    /// Applies what a search found on its way.
     fn apply(&mut self, now: Nanos, findings: &Findings) {
         for throttled in &findings.throttled {
             let v = &mut self.vms[throttled.vm];
@@ -230,7 +234,7 @@ impl Scheduler {
         }
     }
 
-    /// Charges a piece to all that entitles it, and moves it to the device.
+    /// Moves a piece to the device and charges it.
     fn dispatch(&mut self, choice: &Choice, now: Nanos) -> Piece {
         let Choice { vm, candidate: c, grant } = choice;
         let v = &mut self.vms[*vm];
@@ -279,9 +283,8 @@ impl Scheduler {
         }
     }
 
-    /// A piece has failed, and its request with it: what is not given yet of the request goes no
-    /// more. Before
-    /// [`Scheduler::complete`] of the piece.
+    /// A piece has failed, and its request with it: the rest of the request is not submitted.
+    /// Called before [`Scheduler::complete`] of the piece.
     pub fn cancel_remainder(&mut self, piece: &Piece) {
         let Some(v) = self.vms.get_mut(piece.vm) else { return };
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
@@ -290,9 +293,8 @@ impl Scheduler {
         self.deallocation_backlog -= before.1 - v.queue.deallocation_backlog();
     }
 
-    /// Drops the discards of a VM that wait, and tells of each request that is thereby gone. One
-    /// that runs in part ends with
-    /// the piece that is at the device.
+    /// Cancels the queued discards of a VM, and passes each that ends thereby to `cancelled`. One
+    /// with a piece in flight ends with that piece.
     pub fn cancel_discards(&mut self, now: Nanos, vm: usize, mut cancelled: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
@@ -309,10 +311,10 @@ impl Scheduler {
         self.pacer.recheck_now();
     }
 
-    /// A piece is back from the device; tells of its request when that was the last of it.
+    /// A piece completes; returns its request when that was the last piece.
     ///
     /// # Errors
-    /// A piece that is not at the device.
+    /// A piece that is not in flight.
     pub fn complete(&mut self, now: Nanos, piece: &Piece) -> Result<Option<CompletedRequest>, SubmitError> {
         let v = self.vms.get_mut(piece.vm).ok_or(SubmitError::NoVm(piece.vm))?;
         let done = v.queue.complete(piece.slot).map_err(|()| SubmitError::NotInflight(piece.vm))?;
@@ -320,7 +322,7 @@ impl Scheduler {
             v.flush_inflight = false;
         } else if piece.op.deallocates() {
             let took = self.pacer.complete(now, (piece.vm, v.weight), piece.len);
-            // What it took beyond what it was charged for is paid before the next one.
+            // Time beyond the charge is paid before the next piece.
             let beyond = took.0.saturating_sub(piece.cost);
             v.caps[piece.op.direction().index()].overdraw_time(now, beyond);
         } else {
@@ -347,7 +349,8 @@ impl Scheduler {
         Ok(done.map(|request| CompletedRequest { vm: piece.vm, request }))
     }
 
-    /// Drops all that waits of a VM, and tells of each request that is thereby gone. Requests that run in part end with the pieces that are at the device.
+    /// Cancels the backlog of a VM, and passes each request that ends thereby to `cancelled`.
+    /// Requests with pieces in flight end with the last of them.
     pub fn cancel_backlog(&mut self, now: Nanos, vm: usize, mut cancelled: impl FnMut(Request)) {
         let Some(v) = self.vms.get_mut(vm) else { return };
         self.backlog -= v.queue.backlog();
@@ -365,37 +368,37 @@ impl Scheduler {
         });
     }
 
-    /// What discards and zeroing took.
+    /// Measured discards and zeroing.
     #[must_use]
     pub fn deallocation_status(&self) -> DeallocationStatus {
         self.pacer.status()
     }
 
-    /// Pieces at the device, without flushes and deallocations.
+    /// Pieces in flight, without flushes and deallocations.
     #[must_use]
     pub fn inflight(&self) -> u32 {
         self.inflight
     }
 
-    /// Requests of all VMs of which something is still to give.
+    /// Requests of all VMs that are not wholly submitted.
     #[must_use]
     pub fn backlog(&self) -> usize {
         self.backlog
     }
 
-    /// Requests of a VM that wait or run.
+    /// Outstanding requests of a VM, queued and in flight.
     #[must_use]
     pub fn outstanding(&self, vm: usize) -> usize {
         self.vms.get(vm).map_or(0, |v| v.queue.outstanding())
     }
 
-    /// Pieces that the device may hold now.
+    /// The current window, in pieces.
     #[must_use]
     pub fn window(&self) -> u32 {
         self.window.limit()
     }
 
-    /// Counts of a VM.
+    /// Counters of a VM.
     #[must_use]
     pub fn counters(&self, vm: usize) -> VmCounters {
         self.vms.get(vm).map_or_else(VmCounters::default, |v| VmCounters {
@@ -404,7 +407,7 @@ impl Scheduler {
         })
     }
 
-    /// What a VM really got, for one direction.
+    /// Measured service of a VM, for one direction.
     #[must_use]
     pub fn contract(&self, vm: usize, direction: Direction, now: Nanos) -> Contract {
         self.vms.get(vm).map_or_else(Contract::default, |v| v.meters[direction.index()].contract(now))

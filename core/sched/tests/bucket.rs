@@ -1,15 +1,15 @@
-//! The token bucket against its definition, for all small rates, bursts and sequences of requests.
+//! The token bucket against its definition, for all small rates, bursts and request sequences.
 //!
 //! Definition: at most `burst + rate t` tokens in any interval of length t, and each request at the
-//! first nanosecond at which that holds for all intervals that end with it. It is judged by trying
-//! one nanosecond after another against all intervals, in exact integers.
+//! first nanosecond at which that holds for all intervals that end with it. The test tries one
+//! nanosecond after another against all intervals, in exact integers.
 
 use rtvirtio_sched::Bucket;
 use rtvirtio_units::Nanos;
 
-/// What a token counts, in tokens per second times nanoseconds.
+/// One token, in tokens per second times nanoseconds.
 const TOKEN: u64 = 1_000_000_000;
-/// Longest wait that a search follows: beyond it no small case gets a request through.
+/// Longest wait that is searched: beyond it no small case admits a request.
 const LONGEST: u64 = 64;
 
 /// Whether `tokens` more at `now` keep every interval that ends at `now` within the envelope.
@@ -22,12 +22,12 @@ fn fits(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> b
         })
 }
 
-/// The first nanosecond from `from` on at which they may go.
+/// The first nanosecond from `from` on at which `tokens` are admitted.
 fn first(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst: u64) -> u64 {
     (from..from + LONGEST).find(|t| fits(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
 }
 
-/// Lets requests through in all ways, and returns how many were judged.
+/// Admits requests in all ways, and returns the number of checks.
 fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
     if more == 0 {
         return 0;
@@ -47,7 +47,7 @@ fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: 
             if ready == u64::MAX {
                 continue;
             }
-            // At the first moment that is allowed, and some time later.
+            // At the first admitted moment, and some time later.
             for at in [ready, ready + 2] {
                 let mut next = bucket.clone();
                 next.take(Nanos(at), tokens);
@@ -66,7 +66,7 @@ struct Case {
     gaps: &'static [u64],
 }
 
-/// Rates of a tenth to two tokens in a nanosecond, and such as no nanosecond divides.
+/// A tenth of a token to two tokens per nanosecond, and rates with remainders.
 const RATES: [u64; 7] = [0, 100_000_000, 142_857_143, 333_333_333, 700_000_000, 1_000_000_000, 2_000_000_001];
 
 #[test]
@@ -81,7 +81,7 @@ fn all_short_sequences() {
     assert!(judged > 1_000_000, "{judged}");
 }
 
-/// Single tokens: longer sequences, in which what is left of a nanosecond adds up.
+/// Single tokens: longer sequences, in which the remainders of nanoseconds add up.
 #[test]
 fn all_longer_sequences_of_single_tokens() {
     fn go(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, rate: u64, burst: u64) -> u64 {
@@ -117,7 +117,7 @@ fn all_longer_sequences_of_single_tokens() {
     assert!(judged > 50_000, "{judged}");
 }
 
-/// A clock that goes back gives nothing: the bucket stands where it stood.
+/// A clock that goes back counts as standing still.
 #[test]
 fn all_ways_back() {
     for rate in RATES {

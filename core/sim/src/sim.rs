@@ -1,4 +1,4 @@
-//! The simulation.
+//! The event loop.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -13,7 +13,7 @@ use rtvirtio_units::Nanos;
 use crate::arrival::{Load, Source};
 use crate::stats::{LoadResult, SimResult};
 
-/// Why a simulation cannot go on.
+/// Why a simulation fails.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SimError {
@@ -26,7 +26,7 @@ pub enum SimError {
         /// The VM that it names.
         vm: usize,
     },
-    /// The scheduler lost a piece: a defect of ours.
+    /// The scheduler lost a piece: a defect.
     Scheduler(SubmitError),
 }
 
@@ -50,21 +50,21 @@ impl std::error::Error for SimError {
     }
 }
 
-/// Looks on as a simulation goes; for tests and traces.
+/// Observes a simulation; for tests and traces.
 pub trait Observer {
-    /// A request was taken in.
+    /// A request was submitted to the scheduler.
     fn on_submit(&mut self, _now: Nanos, _vm: usize, _request: &Request) {}
-    /// A piece was given to the device.
+    /// A piece went to the device.
     fn on_dispatch(&mut self, _now: Nanos, _piece: &Piece) {}
-    /// A piece is back.
+    /// A piece completed.
     fn on_piece_complete(&mut self, _now: Nanos, _piece: &Piece) {}
-    /// A request is finished.
+    /// A request completed.
     fn on_complete(&mut self, _now: Nanos, _finished: &CompletedRequest) {}
-    /// The scheduler had nothing to give, and what it said.
+    /// The scheduler submitted nothing, for this reason.
     fn on_idle(&mut self, _now: Nanos, _next: &Next, _scheduler: &Scheduler) {}
 }
 
-/// Nobody looks on.
+/// Observes nothing.
 #[derive(Debug, Default)]
 pub struct NoObserver;
 
@@ -74,9 +74,9 @@ impl Observer for NoObserver {}
 enum Event {
     /// A request of this load is due.
     Arrival(u32),
-    /// The piece in this slot is back.
+    /// The piece in this slot completes.
     Completion(u32),
-    /// The scheduler pending to be pending again.
+    /// The scheduler asked for this wake-up.
     Wakeup,
 }
 
@@ -116,7 +116,7 @@ pub struct Sim<O = NoObserver> {
     size: u64,
     sources: Vec<Source>,
     stats: Vec<LoadStats>,
-    /// Requests that found their VM full, in order.
+    /// Requests beyond their VM's depth, in order.
     blocked: Vec<VecDeque<(u32, Nanos)>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
@@ -124,7 +124,7 @@ pub struct Sim<O = NoObserver> {
     free_pending: Vec<u32>,
     pieces: Vec<Option<Piece>>,
     free_pieces: Vec<u32>,
-    /// When the scheduler is pending again anyway.
+    /// The next scheduled wake-up.
     wake: Nanos,
     now: Nanos,
     requests: u64,
@@ -132,7 +132,7 @@ pub struct Sim<O = NoObserver> {
 }
 
 impl Sim {
-    /// A simulation that nobody looks on.
+    /// A simulation without an observer.
     ///
     /// # Errors
     /// [`SimError::Config`], [`SimError::NoVm`].
@@ -148,7 +148,7 @@ impl Sim {
 }
 
 impl<O: Observer> Sim<O> {
-    /// A simulation that `observer` looks on.
+    /// A simulation with an observer.
     ///
     /// # Errors
     /// As [`Sim::new`].
@@ -206,7 +206,8 @@ impl<O: Observer> Sim<O> {
             let Some(Reverse((at, _, event))) = self.events.pop() else { break };
             self.now = Nanos(at);
             self.handle(event)?;
-            // All that happens at one moment happens before the scheduler is pending, as when a real queue is drained.
+            // All events of one moment are handled before the scheduler is asked, as when a real
+            // queue is drained.
             let more = self.events.peek().is_some_and(|Reverse((next, _, _))| *next == at);
             if !more {
                 self.dispatch();
@@ -216,7 +217,7 @@ impl<O: Observer> Sim<O> {
         Ok(())
     }
 
-    /// What was seen so far.
+    /// Results so far.
     #[must_use]
     pub fn result(&self) -> SimResult {
         let seconds = self.now.as_secs_f64();
@@ -257,7 +258,7 @@ impl<O: Observer> Sim<O> {
         (inside + blocked) as u64
     }
 
-    /// The observer, with what it saw.
+    /// The observer, with what it recorded.
     pub fn into_observer(self) -> O {
         self.observer
     }
@@ -289,7 +290,7 @@ impl<O: Observer> Sim<O> {
         Ok(())
     }
 
-    /// A request of a load that was due at `made`.
+    /// Submits a request that was due at `due`.
     fn make(&mut self, load: u32, due: Nanos) {
         let source = &mut self.sources[load as usize];
         let vm = source.load.vm;
@@ -341,7 +342,7 @@ impl<O: Observer> Sim<O> {
         Ok(())
     }
 
-    /// Gives the device all that it may have now.
+    /// Submits all pieces that may go now.
     fn dispatch(&mut self) {
         loop {
             let next = self.scheduler.next(self.now);

@@ -1,20 +1,20 @@
-//! What a simulation saw.
+//! Results of a simulation.
 
 use rtvirtio_sched::{Contract, VmCounters};
 use rtvirtio_units::Nanos;
 
-/// One load's outcome.
+/// Result of one load.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadResult {
-    /// As declared.
+    /// Name of the load.
     pub name: String,
-    /// Whose.
+    /// Index of the VM.
     pub vm: usize,
-    /// Requests answered.
+    /// Requests completed.
     pub n: u64,
-    /// Requests made and not answered by the end.
+    /// Requests that were due and not completed by the end.
     pub incomplete: u64,
-    /// Answers per second.
+    /// Completions per second.
     pub rate: f64,
     /// Median latency from the moment at which the request was due.
     pub p50: Nanos,
@@ -28,18 +28,18 @@ pub struct LoadResult {
     pub late: u64,
 }
 
-/// A simulation's outcome.
+/// Result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimResult {
     /// Virtual time that passed.
     pub time: Nanos,
-    /// Requests answered, of all loads.
+    /// Requests completed, of all loads.
     pub requests: u64,
     /// Each load.
     pub loads: Vec<LoadResult>,
-    /// Each VM's counts.
+    /// Counters of each VM.
     pub vms: Vec<VmCounters>,
-    /// What each VM got, reads and writes.
+    /// Measured service of each VM, reads and writes.
     pub contracts: Vec<[Contract; 2]>,
     /// The window at the end.
     pub window: u32,

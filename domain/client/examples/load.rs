@@ -1,4 +1,5 @@
-//! A load by hand: `load SECONDS SPIN CLIENT:RATE:DEPTH[:BLOCK[:WRITES]]... -- SOCKET...`, where a rate of 0 floods.
+//! A load by hand: `load SECONDS SPIN CLIENT:RATE:DEPTH[:BLOCK[:WRITES]]... -- SOCKET...`, where a
+//! rate of 0 floods.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Load on backends: requests at their intended times, or so many always; latencies from the intended start.
+//! Load on backends: requests at their intended times, or so many always; latencies from the
+//! intended start.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Reads of 4 KiB at random, `depth` outstanding always, to the first queue of the first client.
+    /// Reads of 4 KiB at random, `depth` outstanding always, to the first queue of the first
+    /// client.
     #[must_use]
     pub fn reads(name: &str, depth: usize, span: u64) -> Self {
         Self {
@@ -120,7 +122,8 @@ pub struct Plan {
     pub length: Duration,
     /// Of addresses and directions.
     pub seed: u64,
-    /// Looks for answers without sleeping: what a guest that polls would see. Otherwise sleeps until the backend calls.
+    /// Looks for answers without sleeping: what a guest that polls would see. Otherwise sleeps
+    /// until the backend calls.
     pub spin: bool,
 }
 

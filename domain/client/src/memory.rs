@@ -16,7 +16,8 @@ pub struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory; whoever shares it between threads goes through `&self` and the atomics below.
+// SAFETY: the mapping is plain memory; whoever shares it between threads goes through `&self` and
+// the atomics below.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}

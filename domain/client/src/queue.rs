@@ -65,7 +65,8 @@ fn pages(bytes: usize) -> usize {
 }
 
 impl ClientQueue {
-    /// Bytes of memory that a queue of `size` descriptors needs, with `buffer` bytes of data for each request.
+    /// Bytes of memory that a queue of `size` descriptors needs, with `buffer` bytes of data for
+    /// each request.
     #[must_use]
     pub fn bytes(size: u16, buffer: usize) -> usize {
         let (n, slots) = (usize::from(size), usize::from(size / CHAIN));
@@ -224,7 +225,8 @@ impl ClientQueue {
         self.mem.shared_index(self.used + 2).load(Ordering::Acquire) != self.next_used
     }
 
-    /// Used elements that were not looked at, for those who put their own chains into the queue: head and length.
+    /// Used elements that were not looked at, for those who put their own chains into the queue:
+    /// head and length.
     pub fn pop_used_raw(&mut self) -> Option<(u32, u32)> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;

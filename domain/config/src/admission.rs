@@ -8,7 +8,8 @@ use crate::error::FileError;
 use crate::schema::Device;
 
 impl Device {
-    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
+    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has
+    /// no deadline.
     fn flows(&self, sched: &Config) -> Vec<Flow> {
         let piece = |quantum: u64| sched.cost.max_transfer(quantum) as f64;
         let mut flows = Vec::new();
@@ -61,8 +62,8 @@ impl Device {
         })
     }
 
-    /// Longest time of a request of this disk that keeps to its reservation, on a device that does nothing for `latency` at most. `None` without a reservation, or when there
-    /// is no bound.
+    /// Longest time of a request of this disk that keeps to its reservation, on a device that does
+    /// nothing for `latency` at most. `None` without a reservation, or when there is no bound.
     #[must_use]
     pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
         let sched = self.sched();

@@ -37,7 +37,8 @@ fn control() -> PathBuf {
 pub enum Sandbox {
     /// Not at all.
     Off,
-    /// System calls that `on` would end the process for are done, and written to the kernel's log; no landlock, which cannot do that. To find out what a new libc needs.
+    /// System calls that `on` would end the process for are done, and written to the kernel's log;
+    /// no landlock, which cannot do that. To find out what a new libc needs.
     Log,
     /// All that the kernel can do.
     #[default]
@@ -64,7 +65,8 @@ pub struct Device {
     /// Pieces that the device serves at once, for the check of deadlines.
     #[serde(default = "one")]
     pub parallel: u32,
-    /// Longest time in which it does nothing: garbage collection, a sleeping CPU. For the check of deadlines.
+    /// Longest time in which it does nothing: garbage collection, a sleeping CPU. For the check of
+    /// deadlines.
     #[serde(default, deserialize_with = "parse_text")]
     pub stall: Nanos,
     /// CPUs of its thread.
@@ -75,7 +77,8 @@ pub struct Device {
     /// How long it looks for more before it sleeps.
     #[serde(default, deserialize_with = "parse_text")]
     pub poll: Nanos,
-    /// The guest's class goes on to the host's I/O scheduler, which must be `mq-deadline` to act on it.
+    /// The guest's class goes on to the host's I/O scheduler, which must be `mq-deadline` to act on
+    /// it.
     #[serde(default)]
     pub pass_priority: bool,
     /// Most of the device's time that discards and zeroing take while other VMs use it.
@@ -147,8 +150,7 @@ pub struct CostConfig {
     #[serde(default, deserialize_with = "parse_text")]
     pub flush: Nanos,
     /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. 500
-    /// us, or as a write of one
-    /// quantum where that is longer, when not said.
+    /// us, or as a write of one quantum where that is longer, when not said.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub discard: Option<Nanos>,
 }
@@ -174,14 +176,12 @@ pub struct Disk {
     /// Where its QEMU connects.
     pub socket: PathBuf,
     /// Group whose members may connect, by name or number, such as the `kvm` of libvirt's QEMU; its
-    /// socket has mode 0660
-    /// then, 0600 without.
+    /// socket has mode 0660 then, 0600 without.
     pub socket_group: Option<String>,
     /// File or block device.
     pub path: PathBuf,
     /// Serves it raw without a look at what is on it. Without, a file that looks like a container
-    /// of another format is
-    /// refused.
+    /// of another format is refused.
     pub format: Option<Format>,
     /// Where the disk begins in it.
     #[serde(default, deserialize_with = "parse_text")]

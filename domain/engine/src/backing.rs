@@ -53,7 +53,8 @@ pub struct Backing {
     pub block: u32,
     /// Past the page cache.
     pub direct: bool,
-    /// The file system and file, or the block device, that it lies on: two disks with the same one share it.
+    /// The file system and file, or the block device, that it lies on: two disks with the same one
+    /// share it.
     pub identity: (u64, u64),
     /// For a disk that is opened alone.
     _lock: Option<DiskLock>,
@@ -155,7 +156,8 @@ fn direct_alignment(file: &File, direct: bool) -> u32 {
         return SECTOR as u32;
     }
     let mut out = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: the file is open, the path is an empty string with AT_EMPTY_PATH, and `out` has room for the answer.
+    // SAFETY: the file is open, the path is an empty string with AT_EMPTY_PATH, and `out` has room
+    // for the answer.
     let done = unsafe {
         libc::statx(
             file.as_raw_fd(),

@@ -1,7 +1,9 @@
-//! virtio-blk requests as a guest writes them (virtio 1.2, section 5.2.6). Everything here is untrusted; what leaves is checked.
+//! virtio-blk requests as a guest writes them (virtio 1.2, section 5.2.6). Everything here is
+//! untrusted; what leaves is checked.
 //!
-//! The framing is the guest's (section 2.7.4): the header may be spread over descriptors, the status byte may share one with data. So the readable part is taken as one string of bytes
-//! whose first 16 are the header, the writable part as one whose last byte is the status.
+//! The framing is the guest's (section 2.7.4): the header may be spread over descriptors, the
+//! status byte may share one with data. So the readable part is taken as one string of bytes whose
+//! first 16 are the header, the writable part as one whose last byte is the status.
 
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
@@ -97,7 +99,8 @@ pub enum Malformed {
 
 const HEADER: u32 = 16;
 
-/// Reads a chain; its data segments replace what `segments` held. `segments` never grows beyond [`SEGMENTS`].
+/// Reads a chain; its data segments replace what `segments` held. `segments` never grows beyond
+/// [`SEGMENTS`].
 ///
 /// # Errors
 /// [`Malformed`] when there is no way to answer.
@@ -154,7 +157,8 @@ pub fn parse<M: GuestMemory>(
     if got < HEADER {
         return Err(Malformed::Header);
     }
-    // A request that cannot be carried out costs the device nothing, so it must not reach the scheduler.
+    // A request that cannot be carried out costs the device nothing, so it must not reach the
+    // scheduler.
     let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
     if !fits || !segments.iter().all(inside) {
         return Ok(Parsed::Complete { status, code: IO_ERROR });
@@ -165,7 +169,8 @@ pub fn parse<M: GuestMemory>(
     Ok(request.check(mem, limits, segments))
 }
 
-/// The chain that begins at a descriptor, for requests that a predecessor took: they are in no available ring any more. Every step is bounded, as in `virtio_queue`'s own chains.
+/// The chain that begins at a descriptor, for requests that a predecessor took: they are in no
+/// available ring any more. Every step is bounded, as in `virtio_queue`'s own chains.
 pub fn chain_at<M: GuestMemory>(
     mem: &M,
     table: GuestAddress,
@@ -277,7 +282,8 @@ impl RequestHeader {
         let word = |i: usize| u32::from_le_bytes([range[i], range[i + 1], range[i + 2], range[i + 3]]);
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
         let (sectors, flags) = (word(8), word(12));
-        // Flag 0 allows to forget the range instead of writing zeroes; it has no meaning for a discard (section 5.2.6.2).
+        // Flag 0 allows to forget the range instead of writing zeroes; it has no meaning for a
+        // discard (section 5.2.6.2).
         if flags > 1 || (op == Op::Discard && flags != 0) {
             return Parsed::Complete { status: self.status, code: UNSUPPORTED };
         }

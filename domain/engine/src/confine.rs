@@ -1,4 +1,5 @@
-//! What each thread gives up before it touches anything that a guest wrote. The process says what that is; here is only when.
+//! What each thread gives up before it touches anything that a guest wrote. The process says what
+//! that is; here is only when.
 
 use std::fmt;
 use std::io;
@@ -11,7 +12,8 @@ use std::thread::JoinHandle;
 pub enum Role {
     /// Serves the queues of a device's VMs by io_uring.
     Engine {
-        /// It passes the guests' classes on to the host, which takes `CAP_SYS_NICE` for the real-time class.
+        /// It passes the guests' classes on to the host, which takes `CAP_SYS_NICE` for the
+        /// real-time class.
         passes_priority: bool,
     },
     /// Listens to one VM's QEMU: messages, descriptors, memory to map.
@@ -22,7 +24,8 @@ pub enum Role {
 
 type Step = dyn Fn(Role) -> io::Result<()> + Send + Sync;
 
-/// Called by every thread with its role, once, when it has all that it needs and before it serves anybody.
+/// Called by every thread with its role, once, when it has all that it needs and before it serves
+/// anybody.
 #[derive(Clone, Default)]
 pub struct Confine(Option<Arc<Step>>);
 

@@ -77,7 +77,8 @@ impl DomainError {
     }
 }
 
-/// All that a domain reaches by a path, open: its disks, its locks, its sockets. Nobody is served yet, so this is the place to give up the right to open anything else.
+/// All that a domain reaches by a path, open: its disks, its locks, its sockets. Nobody is served
+/// yet, so this is the place to give up the right to open anything else.
 #[derive(Debug)]
 pub struct Opened {
     file: File,
@@ -226,8 +227,9 @@ fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError>
     Ok(backing)
 }
 
-/// Looks for image formats at the start and end of one file, for the first and the last of its disks. A disk with `format = "raw"`
-/// is not looked at: its guest may write there what it likes, and no other disk of the file is refused for it.
+/// Looks for image formats at the start and end of one file, for the first and the last of its
+/// disks. A disk with `format = "raw"` is not looked at: its guest may write there what it likes,
+/// and no other disk of the file is refused for it.
 fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Result<(), DomainError> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).zip(backings.iter().flatten());
     let on_it: Vec<(&Disk, &Backing)> = disks.filter(|(_, b)| b.identity == lock.identity).collect();

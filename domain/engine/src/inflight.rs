@@ -1,7 +1,9 @@
 //! Requests in flight, in memory that outlives us.
 //!
-//! QEMU keeps this memory and gives it back when it reconnects, so that a domain that was killed finds the requests that it had taken and not answered. Layout and order of the steps
-//! are those of the vhost-user specification ("Inflight I/O tracking", split virtqueues). A guest cannot reach this memory; its QEMU can, so what is read from it is checked.
+//! QEMU keeps this memory and gives it back when it reconnects, so that a domain that was killed
+//! finds the requests that it had taken and not answered. Layout and order of the steps are those
+//! of the vhost-user specification ("Inflight I/O tracking", split virtqueues). A guest cannot
+//! reach this memory; its QEMU can, so what is read from it is checked.
 
 use std::fs::File;
 use std::sync::atomic::{Ordering, fence};
@@ -9,7 +11,8 @@ use std::sync::atomic::{Ordering, fence};
 use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Bytes before the first descriptor: features, version, number of descriptors, head of the last batch, used index.
+/// Bytes before the first descriptor: features, version, number of descriptors, head of the last
+/// batch, used index.
 const HEAD: usize = 16;
 /// Bytes of a descriptor: in flight, padding, next, counter.
 const DESC: usize = 16;
@@ -119,7 +122,8 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// What was taken and not answered, in the order in which it was taken. `used` is the guest's used index: when it has moved on since the last batch was noted, the batch was answered.
+    /// What was taken and not answered, in the order in which it was taken. `used` is the guest's
+    /// used index: when it has moved on since the last batch was noted, the batch was answered.
     pub fn recover(&mut self, used: u16) -> Vec<u16> {
         let size = self.region.size;
         if self.u16_at(8) != VERSION || self.u16_at(10) != size {
@@ -130,7 +134,8 @@ impl Inflight {
             return Vec::new();
         }
         if self.u16_at(14) != used {
-            // Killed between the used ring and the note: the last batch is answered. No more steps than descriptors, whatever the list says.
+            // Killed between the used ring and the note: the last batch is answered. No more steps
+            // than descriptors, whatever the list says.
             let mut head = self.u16_at(12);
             for _ in 0..used.wrapping_sub(self.u16_at(14)).min(size) {
                 if head >= size {

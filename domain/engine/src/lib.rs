@@ -1,4 +1,5 @@
-//! The I/O domain: serves the disks of many VMs over vhost-user-blk and orders every request itself.
+//! The I/O domain: serves the disks of many VMs over vhost-user-blk and orders every request
+//! itself.
 //!
 //! ```text
 //!  VM's memory: virtqueue ─kick─► engine thread of the device ──io_uring──► file or block device
@@ -6,11 +7,14 @@
 //!  VM's QEMU: socket ──► control thread of the VM ──commands──► engine
 //! ```
 //!
-//! One engine thread for each device parses the queues of all its VMs, asks [`rtvirtio_sched::Scheduler`] what may go, and waits for nothing else than io_uring. A virtqueue is itself
-//! a ring with one producer and one consumer in shared memory, so no request passes another thread on its way. Everything that a VM's QEMU may take its time for (messages, mappings) happens
-//! in a control thread of its own.
+//! One engine thread for each device parses the queues of all its VMs, asks
+//! [`rtvirtio_sched::Scheduler`] what may go, and waits for nothing else than io_uring. A virtqueue
+//! is itself a ring with one producer and one consumer in shared memory, so no request passes
+//! another thread on its way. Everything that a VM's QEMU may take its time for (messages,
+//! mappings) happens in a control thread of its own.
 //!
-//! What comes from a guest or its QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory, and `docs/threat-model.md`.
+//! What comes from a guest or its QEMU is untrusted: see [`blk`] for requests and [`memory`] for
+//! memory, and `docs/threat-model.md`.
 
 pub mod backing;
 mod backing_error;

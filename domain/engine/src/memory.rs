@@ -61,7 +61,8 @@ pub enum MemoryError {
 }
 
 impl GuestMem {
-    /// Maps the regions. `huge` takes huge pages too, of a QEMU that is trusted not to give their memory back: touching a huge page that is not there and cannot be had ends the process.
+    /// Maps the regions. `huge` takes huge pages too, of a QEMU that is trusted not to give their
+    /// memory back: touching a huge page that is not there and cannot be had ends the process.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped then.
@@ -86,8 +87,9 @@ impl GuestMem {
             let length = usize::try_from(size).map_err(|e| fail(std::io::Error::other(e)))?;
             let mapping = MmapRegion::from_file(FileOffset::new(file, offset), length)
                 .map_err(|e| fail(std::io::Error::other(e.to_string())))?;
-            // A process that is ended for breaking its sandbox leaves no guest's memory in a core file, and does not keep the guests waiting while one is written.
-            // SAFETY: the whole of a mapping of ours; only what a dump contains changes.
+            // A process that is ended for breaking its sandbox leaves no guest's memory in a core
+            // file, and does not keep the guests waiting while one is written. SAFETY: the whole of
+            // a mapping of ours; only what a dump contains changes.
             let _ = unsafe {
                 rustix::mm::madvise(mapping.as_ptr().cast(), length, rustix::mm::Advice::LinuxDontDump)
             };
@@ -119,7 +121,8 @@ impl GuestMem {
     }
 }
 
-/// Memory on any other file system may be served by somebody who takes his time, and unsealed memory may be gone when we touch it.
+/// Memory on any other file system may be served by somebody who takes his time, and unsealed
+/// memory may be gone when we touch it.
 fn check_backing_file(file: &File, huge: bool) -> Result<(), MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;

@@ -1,4 +1,5 @@
-//! Another configuration for a domain that runs: what orders requests may change under live guests, what they are made of may not.
+//! Another configuration for a domain that runs: what orders requests may change under live guests,
+//! what they are made of may not.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::config::{Device, Disk, File, FileError};
 use crate::engine::{Command, EngineHandle};
 
-/// Why a running domain does not take a configuration. Nothing is changed then, but for [`ReloadError::Engine`].
+/// Why a running domain does not take a configuration. Nothing is changed then, but for
+/// [`ReloadError::Engine`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
@@ -46,9 +48,11 @@ impl Reloader {
         Self(Arc::new(Shared { started: file.clone(), current: Mutex::new(file), engines }))
     }
 
-    /// Reads the file again, checks it whole, admission included, and takes it over; says what changed, each with its place.
+    /// Reads the file again, checks it whole, admission included, and takes it over; says what
+    /// changed, each with its place.
     ///
-    /// Live: `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`.
+    /// Live: `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`,
+    /// `stall`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`.
     /// A disk of which something changed begins with full buckets; all others go on as they are.
     ///
     /// # Errors

@@ -76,7 +76,8 @@ impl VhostUserServer {
                     std::thread::sleep(std::time::Duration::from_millis(50));
                     continue;
                 };
-                // Known before it is asked whether to stop: either this thread or the one that closes sees the other.
+                // Known before it is asked whether to stop: either this thread or the one that
+                // closes sees the other.
                 let Ok(copy) = stream.try_clone() else {
                     // Nothing could end this connection later. Its QEMU tries again.
                     std::thread::sleep(std::time::Duration::from_millis(50));
@@ -88,7 +89,8 @@ impl VhostUserServer {
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
-                // A defect that one QEMU can reach is between it and us: its connection ends, and the next one is served.
+                // A defect that one QEMU can reach is between it and us: its connection ends, and
+                // the next one is served.
                 if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
                     crate::log::line(&disk.name, "a defect ended the connection");
                 }
@@ -107,7 +109,8 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
     loop {
         match handler.handle_request() {
             Ok(()) => {}
-            // A message that is refused is layout to QEMU where it asked for an answer; the connection goes on.
+            // A message that is refused is layout to QEMU where it asked for an answer; the
+            // connection goes on.
             Err(Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_)) => {}
             Err(Error::Disconnected) => break,
             Err(e) => {
@@ -119,8 +122,8 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
 }
 
 impl VhostUserServer {
-    /// Ends the connection and the listener; the thread ends soon. Dropping waits for it, so several are closed first and
-    /// then dropped.
+    /// Ends the connection and the listener; the thread ends soon. Dropping waits for it, so
+    /// several are closed first and then dropped.
     pub fn close(&self) {
         self.stop.store(true, Ordering::Release);
         if let Ok(current) = self.connection.lock() {
@@ -128,8 +131,8 @@ impl VhostUserServer {
                 let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Both);
             }
         }
-        // The thread may wait for a queue to stop, which takes as long as the guest's requests: they are dropped, and their
-        // QEMU keeps what was in flight.
+        // The thread may wait for a queue to stop, which takes as long as the guest's requests:
+        // they are dropped, and their QEMU keeps what was in flight.
         let (reply, _) = std::sync::mpsc::sync_channel(1);
         let _ = self.engine.send(Command::Disconnect { vm: self.vm, reply });
         // Wakes the thread that accepts, also when the socket's name was removed.

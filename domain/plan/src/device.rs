@@ -50,12 +50,14 @@ pub enum DeviceError {
 }
 
 impl DeviceModel {
-    /// From what a twin declares: every service as long as its jitter allows, writes at the rate at which a full cache drains, the arm's longest way.
+    /// From what a twin declares: every service as long as its jitter allows, writes at the rate at
+    /// which a full cache drains, the arm's longest way.
     #[must_use]
     pub fn declared(name: &str, twin: &TwinProfile, size: Bytes) -> Self {
         let channels = f64::from(twin.channels.max(1));
         let jitter = 1.0 + twin.jitter.0;
-        // Ruemmler and Wilkes' square root over the whole stroke is 15/8 of the mean beyond the settling; one turn at most.
+        // Ruemmler and Wilkes' square root over the whole stroke is 15/8 of the mean beyond the
+        // settling; one turn at most.
         let arm = twin.arm.as_ref().map_or(0.0, |a| {
             a.settle.0 as f64
                 + (a.average_seek.0 as f64 - a.settle.0 as f64) * 15.0 / 8.0
@@ -66,7 +68,8 @@ impl DeviceModel {
             per_mib_ns: (((t.per_byte_ns * jitter).max(least_per_byte) + extra_per_byte) * MIB).ceil() as u64,
         };
         let drained = twin.write_cache.as_ref().map_or(0.0, |c| 1e9 * channels / c.drain.0);
-        // Garbage collection stops all servers; its time belongs to the bytes that cause it, and once to the latency.
+        // Garbage collection stops all servers; its time belongs to the bytes that cause it, and
+        // once to the latency.
         let (collected, pause) = twin
             .garbage_collection
             .as_ref()
@@ -108,10 +111,12 @@ impl DeviceModel {
             read: line(&s.read),
             write: line(&write),
             flush_ns: line(&write).of(s.block.0),
-            // Not measured: the domain sizes pieces so that they take no longer than the largest write.
+            // Not measured: the domain sizes pieces so that they take no longer than the largest
+            // write.
             discard_ns: line(&write).of(LARGEST_PIECE),
         };
-        // Seen from outside, k servers are one that is k times as fast and answers later (see [`rtvirtio_model::Service`]): later by what the largest piece needs.
+        // Seen from outside, k servers are one that is k times as fast and answers later (see
+        // [`rtvirtio_model::Service`]): later by what the largest piece needs.
         let largest = (LARGEST_PIECE as f64 - s.block.0 as f64).max(0.0);
         let later = |l: &ServiceLine| {
             let more = (l.alone_per_byte - l.per_byte).max(0.0) * largest;
@@ -144,7 +149,8 @@ impl DeviceModel {
         })
     }
 
-    /// With no more than so many pieces at the device: a measured device that is not kept busy gives less, so that each of them costs more of it.
+    /// With no more than so many pieces at the device: a measured device that is not kept busy
+    /// gives less, so that each of them costs more of it.
     #[must_use]
     pub fn limited_to(&self, window: u32) -> Self {
         let Some(share) = self.measured.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
@@ -202,7 +208,8 @@ mod tests {
         let d = DeviceModel::declared("t", &twin, Bytes(1 << 30));
         assert!(d.cost.read.base_ns.abs_diff(110_000) <= 1, "{:?}", d.cost.read);
         assert!(d.cost.read.per_mib_ns.abs_diff((1.1 * MIB) as u64) <= 1, "{:?}", d.cost.read);
-        // Two servers share 100 MB/s: 20 ns a byte of one's time, and 8 ms of it for each MiB of garbage.
+        // Two servers share 100 MB/s: 20 ns a byte of one's time, and 8 ms of it for each MiB of
+        // garbage.
         let per_mib = 20.0 * MIB + 8e6;
         assert!((d.cost.write.per_mib_ns as f64 - per_mib).abs() < 2.0, "{:?} {per_mib}", d.cost.write);
         assert_eq!((d.latency, d.parallel, d.window), (Nanos::from_millis(4), 2, 2));

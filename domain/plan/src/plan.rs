@@ -11,9 +11,11 @@ use crate::device::DeviceModel;
 /// What may be chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// A reservation's rate over the declared one: a closed loop that fell behind must be able to catch up.
+    /// A reservation's rate over the declared one: a closed loop that fell behind must be able to
+    /// catch up.
     pub headroom: f64,
-    /// Longest time for which a vCPU stands still, after which its tasks ask at once for what collected: the first that fits is taken.
+    /// Longest time for which a vCPU stands still, after which its tasks ask at once for what
+    /// collected: the first that fits is taken.
     pub catch_up: Vec<Nanos>,
     /// Largest pieces, the first that fits.
     pub quanta: Vec<Bytes>,
@@ -50,7 +52,8 @@ pub struct VmPlan {
     pub vm: String,
     /// What is reserved for it; `None` for a VM that shares what is left.
     pub reserve: Option<Reserve>,
-    /// The reservation is for its real-time requests only, because the VM has a task beside it that would use it up: the protected tasks must run with `ionice -c1`.
+    /// The reservation is for its real-time requests only, because the VM has a task beside it that
+    /// would use it up: the protected tasks must run with `ionice -c1`.
     pub urgent_only: bool,
     /// Why it has no reservation although it has targets.
     pub refused: Option<String>,
@@ -67,7 +70,8 @@ pub struct TaskPromise {
     pub task: String,
     /// What it must get.
     pub target: Option<Target>,
-    /// Longest time of any request, the guest's own part included; `None` where nothing is promised.
+    /// Longest time of any request, the guest's own part included; `None` where nothing is
+    /// promised.
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case; `None` without a target.
     pub met: Option<bool>,
@@ -116,7 +120,8 @@ impl Shape {
     }
 }
 
-/// Time of a discard's piece that leaves room for large pieces: a hole of one block takes nearly as long as a large one.
+/// Time of a discard's piece that leaves room for large pieces: a hole of one block takes nearly as
+/// long as a large one.
 const DISCARD_PIECE: Nanos = Nanos(500_000);
 
 struct Candidate {
@@ -127,9 +132,11 @@ struct Candidate {
 
 /// Chooses reservations, window and quantum.
 ///
-/// The most urgent VM is admitted first; who cannot be admitted beside the more urgent ones has no reservation, and the reason. Of all shapes the one that admits most VMs is
-/// taken: with the largest window (a smaller one costs everybody throughput), then with the longest stand-still that guests may catch up from, then with the largest pieces, then with
-/// the largest pieces of discards.
+/// The most urgent VM is admitted first; who cannot be admitted beside the more urgent ones has no
+/// reservation, and the reason. Of all shapes the one that admits most VMs is taken: with the
+/// largest window (a smaller one costs everybody throughput), then with the longest stand-still
+/// that guests may catch up from, then with the largest pieces, then with the largest pieces of
+/// discards.
 #[must_use]
 pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
     let full = device.window.max(1);
@@ -170,7 +177,8 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         deadline: None,
         weight: 100,
     };
-    // A guest may ask anything beside what it declared, so every VM is there as a neighbour without a promise too.
+    // A guest may ask anything beside what it declared, so every VM is there as a neighbour without
+    // a promise too.
     let mut flows: Vec<Flow> = (0..spec.vms.len()).map(free).collect();
     let mut vms: Vec<VmPlan> = spec
         .vms
@@ -213,10 +221,12 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
     Candidate { shape, vms, flows }
 }
 
-/// What the VM's tasks with a target ask, all at the scaled of their operations: a run of chance of dear ones is not beyond it.
+/// What the VM's tasks with a target ask, all at the scaled of their operations: a run of chance of
+/// dear ones is not beyond it.
 ///
-/// Tasks without a rate keep the reservation used up, so a request of any task of their VM first waits until what is asked at once has come back to it: half of the target is for that,
-/// and half for the deadline.
+/// Tasks without a rate keep the reservation used up, so a request of any task of their VM first
+/// waits until what is asked at once has come back to it: half of the target is for that, and half
+/// for the deadline.
 fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
     let (mut share, mut burst) = (0.0, 0.0);
     for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
@@ -390,7 +400,8 @@ mod tests {
         assert!(plan.feasible, "{plan:?}");
         let r = plan.vms[0].reserve.unwrap();
         assert_eq!(r.deadline, Nanos::from_millis(10));
-        // What is asked at once is back within half of the target, and no sooner than the share allows; both tasks wait for it.
+        // What is asked at once is back within half of the target, and no sooner than the share
+        // allows; both tasks wait for it.
         let wait = r.burst.0 as f64 / r.share.0;
         assert!(wait <= 10.1e6, "{wait}");
         assert!(plan.tasks.iter().all(|t| t.bound.unwrap().0 as f64 > wait), "{plan:?}");

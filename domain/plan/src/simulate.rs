@@ -9,9 +9,11 @@ use serde::Serialize;
 
 use crate::plan::DomainPlan;
 
-/// Clocks of different machines differ by about so much, so that periodic tasks drift past each other and meet in every way there is.
+/// Clocks of different machines differ by about so much, so that periodic tasks drift past each
+/// other and meet in every way there is.
 const DRIFT: f64 = 100e-6;
-/// Answers of a task that is judged by its rate at least: below, one request more or less is a per cent.
+/// Answers of a task that is judged by its rate at least: below, one request more or less is a per
+/// cent.
 const RATE_SLACK: f64 = 0.99;
 
 /// What a task got.
@@ -51,8 +53,9 @@ pub struct TaskOutcome {
 pub enum Traffic {
     /// Periodic tasks at their declared rates, with clocks that drift.
     Declared,
-    /// The worst that the plan allows for: all guests stand still for as long as it says and then ask at once for what collected; tasks without a promise ask for the largest
-    /// pieces, half of them writes.
+    /// The worst that the plan allows for: all guests stand still for as long as it says and then
+    /// ask at once for what collected; tasks without a promise ask for the largest pieces, half of
+    /// them writes.
     Worst,
 }
 
@@ -118,7 +121,8 @@ impl Simulation {
             &Option<Nanos>,
         )| {
             let met = task.target.map(|target| {
-                // The share of all requests that were due, answered or not, that the percentile lets be late.
+                // The share of all requests that were due, answered or not, that the percentile
+                // lets be late.
                 let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
                 let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
                 got.n > 0 && got.late <= allowed && rate

@@ -43,7 +43,8 @@ impl DomainPlan {
         Ok(file.devices[0].sched())
     }
 
-    /// The configuration file, with the reasons as comments. `places` are in the order of the spec's VMs.
+    /// The configuration file, with the reasons as comments. `places` are in the order of the
+    /// spec's VMs.
     #[must_use]
     pub fn text(&self, spec_name: &str, control: &Path, places: &[DiskPlace]) -> String {
         let mut s = String::new();
@@ -112,7 +113,8 @@ impl DomainPlan {
             quoted(&place.path.display().to_string())
         );
         if place.is_raw {
-            // Otherwise a guest that writes an image's first bytes keeps the domain from its next start.
+            // Otherwise a guest that writes an image's first bytes keeps the domain from its next
+            // start.
             s.push_str("format = \"raw\"\n");
         }
         if let Some((offset, size)) = place.part {

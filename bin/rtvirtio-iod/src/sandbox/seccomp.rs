@@ -1,7 +1,9 @@
-//! The system calls of each kind of thread. Found by tracing the whole test-suite, and then argued for one by one: what is here is used, or belongs to how a panic or the end of a thread is told.
+//! The system calls of each kind of thread. Found by tracing the whole test-suite, and then argued
+//! for one by one: what is here is used, or belongs to how a panic or the end of a thread is told.
 //!
-//! A call that is not in the list ends the process: whoever makes it is not our code, and every answer but the end would let him try the next one. QEMU connects to the domain that is
-//! started anew, and what was in flight is in its memory.
+//! A call that is not in the list ends the process: whoever makes it is not our code, and every
+//! answer but the end would let him try the next one. QEMU connects to the domain that is started
+//! anew, and what was in flight is in its memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -86,7 +88,8 @@ const CONTROL: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// What a panic with a backtrace, or an older malloc, tries and can do without: refused with an error instead of the end.
+/// What a panic with a backtrace, or an older malloc, tries and can do without: refused with an
+/// error instead of the end.
 const REFUSED: &[c_long] = &[libc::SYS_openat, libc::SYS_readlinkat, libc::SYS_getcwd];
 
 /// The same calls as x86-64 had them first.
@@ -115,7 +118,8 @@ pub fn is_supported() -> bool {
     done == 0
 }
 
-/// Two filters for each role, the second one for what is refused with an error: of two verdicts the kernel takes the harder, so the first has to allow that.
+/// Two filters for each role, the second one for what is refused with an error: of two verdicts the
+/// kernel takes the harder, so the first has to allow that.
 #[derive(Debug)]
 pub struct Filters {
     engine: [BpfProgram; 2],

@@ -7,7 +7,8 @@ use super::*;
 
 /// Runs `act` in a forked child, and says how that ended.
 fn child(act: impl FnOnce() -> i32) -> ExitStatus {
-    // SAFETY: the child does system calls, allocates (glibc's locks are whole after fork), and leaves by _exit.
+    // SAFETY: the child does system calls, allocates (glibc's locks are whole after fork), and
+    // leaves by _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
@@ -124,7 +125,8 @@ fn config(dir: &Path) -> (File, PathBuf) {
     (File::parse(&path, &text).unwrap(), path)
 }
 
-/// The control role may open files; landlock says which: the configuration, and nothing beside it or above it.
+/// The control role may open files; landlock says which: the configuration, and nothing beside it
+/// or above it.
 #[test]
 fn paths_and_capabilities_are_given_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -188,7 +190,8 @@ fn off_is_off() {
     assert_eq!(Sandbox::enter(&file, &path).unwrap().describe(&file, true), "sandbox: off, as the file says");
 }
 
-/// A panic is told, with a backtrace as far as that goes, and is a panic, not a killed process. An abort is an abort.
+/// A panic is told, with a backtrace as far as that goes, and is a panic, not a killed process. An
+/// abort is an abort.
 #[test]
 fn a_panic_is_still_told() {
     let filters = seccomp::Filters::new(false).unwrap();

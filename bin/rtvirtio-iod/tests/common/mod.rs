@@ -125,7 +125,8 @@ impl Drop for Iod {
     }
 }
 
-/// A guest of the other disk that writes and reads at depth 1 all the time, and checks what comes back.
+/// A guest of the other disk that writes and reads at depth 1 all the time, and checks what comes
+/// back.
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Duration>>,
@@ -214,7 +215,8 @@ pub fn request(client: &mut Client, ask: &BlkRequest, data: Option<&[u8]>) -> (u
     let queue = &mut client.queues[0];
     let slot = queue.push(ask).unwrap();
     let at = queue.data(slot);
-    // The backend does not look before it is told: the ring is published, the kick comes after the data.
+    // The backend does not look before it is told: the ring is published, the kick comes after the
+    // data.
     if let Some(data) = data {
         mem.write(at, data);
     }

@@ -1,5 +1,5 @@
-//! The question: which piece goes next. Nothing in the scheduler changes here; what the search
-//! finds on its way is returned in [`Findings`], and [`Scheduler::next`] puts it into force.
+//! The question: which piece goes next. The search changes nothing in the scheduler; its side
+//! results are in [`Findings`], which [`Scheduler::next`] applies.
 
 use rtvirtio_units::Nanos;
 
@@ -12,7 +12,7 @@ use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, TRANSFERS, of_class};
 use crate::request::Direction;
 use crate::split::Candidate;
 
-/// What goes to the device, and what entitles it to.
+/// A piece for the device, and what entitles it to go.
 pub(super) struct Choice {
     pub(super) vm: usize,
     pub(super) candidate: Candidate,
@@ -32,10 +32,10 @@ pub(super) enum Grant {
     Share,
 }
 
-/// The answer.
+/// The decision.
 pub(super) enum Decision {
     Submit(Choice),
-    /// Nothing may go now, and why.
+    /// No piece may go now, and why.
     Hold(Next),
 }
 
@@ -44,18 +44,18 @@ pub(super) enum Decision {
 pub(super) struct Throttled {
     pub(super) vm: usize,
     pub(super) direction: Direction,
-    /// Of a transfer.
+    /// The class, for a transfer.
     pub(super) class: Option<Class>,
 }
 
-/// What a search finds on its way. One buffer is used for all searches, so that none allocates.
+/// Side results of a search. One buffer serves all searches, so that none allocates.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     pub(super) throttled: Vec<Throttled>,
-    /// The next search for a deallocation is of use from this moment on.
+    /// The next search for a deallocation is due at this moment.
     pub(super) deallocation_recheck_at: Option<Nanos>,
     pub(super) round: Round,
-    /// The search went as far as the round robin.
+    /// The search reached the round robin.
     pub(super) has_round: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Data between guests and the device.
+//! Data transfer between guest memory and the device.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -11,7 +11,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use super::table::{BounceBuffer, InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
 
-/// The serial number, padded with zeroes; how many bytes.
+/// Writes the serial number, padded with zeroes; returns the number of bytes.
 pub fn write_serial(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &str) -> u64 {
     let mut id = [0u8; blk::ID_LEN];
     let n = serial.len().min(id.len());
@@ -27,7 +27,7 @@ pub fn write_serial(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &st
     done as u64
 }
 
-/// Where in the guest's memory a piece lies, and how much in each place.
+/// The ranges of guest memory that hold a piece's data.
 fn guest_ranges<'a>(
     segments: &'a [Segment],
     piece: &Piece,
@@ -43,7 +43,8 @@ fn guest_ranges<'a>(
     })
 }
 
-/// Points the kernel to a piece's part of the guest's memory, or to memory of ours when the guest's is not aligned to `align`.
+/// Fills the iovecs of a piece: with guest memory, or with the bounce buffer when guest memory is
+/// not aligned to `align`.
 pub fn map_iovecs(
     slot: &mut PieceSlot,
     request: &InflightRequest,
@@ -87,7 +88,7 @@ pub fn copy_to_guest(
     copy_bounce(&mut slot.bounce, request, mem, piece, true)
 }
 
-/// Copies a piece's part of the guest's memory from or to ours.
+/// Copies a piece's data between guest memory and the bounce buffer.
 fn copy_bounce(
     bounce: &mut BounceBuffer,
     request: &InflightRequest,
@@ -123,7 +124,7 @@ pub fn rw_sqe(
     opcode::Writev::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).rw_flags(flags).build()
 }
 
-/// Linux's number for a priority.
+/// A priority as Linux's `ioprio` value.
 pub fn ioprio(p: Priority) -> u16 {
     let class = match p.class {
         Class::RealTime => 1,

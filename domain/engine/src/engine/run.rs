@@ -1,4 +1,4 @@
-//! The loop.
+//! The event loop: fetch, submit, notify, wait, complete.
 
 mod complete;
 mod control;
@@ -34,9 +34,9 @@ fn histogram() -> LatencyHistogram {
 struct Vm {
     disk: Disk,
     slots: Vec<QueueSlot>,
-    /// The queue that has its turn first.
+    /// The queue that is fetched from first.
     next_queue: usize,
-    /// It made more work that costs no device time than a round has room for, and comes after all
+    /// It exceeded a round's budget of work without device time, and is fetched from after all
     /// others.
     throttled: bool,
     requests: RequestTable,
@@ -44,20 +44,20 @@ struct Vm {
     malformed: u64,
     errors: u64,
     broken_queues: u64,
-    /// It has as many requests outstanding as it may, and perhaps more in its queues.
+    /// All requests of its depth are outstanding, and its queues may hold more.
     depth_exhausted: bool,
-    /// Where to tell that nothing of it is left after a disconnect.
+    /// Answered when nothing of the VM is in flight after a disconnect.
     disconnect_reply: Option<SyncSender<()>>,
 }
 
 impl Vm {
-    /// Whether something is to be taken from one of its queues.
+    /// Whether one of its queues may hold requests.
     fn needs_fetch(&self) -> bool {
         self.slots.iter().filter_map(|s| s.vring.as_ref()).any(Vring::needs_fetch)
     }
 }
 
-/// All that the engine's thread has.
+/// The state of the engine's thread.
 pub struct EventLoop {
     config: EngineConfig,
     scheduler: Scheduler,
@@ -68,19 +68,19 @@ pub struct EventLoop {
     commands: Receiver<Command>,
     doorbell: Arc<OwnedFd>,
     generation: u32,
-    /// More commands wait than one round carries out.
+    /// More commands are pending than one round runs.
     commands_pending: bool,
-    /// Pieces that failed before the device had them, in this round.
+    /// Pieces that failed before submission, in this round.
     failed_submissions: u32,
-    /// The throttled VM that has its turn first, and when throttled VMs had theirs.
+    /// The throttled VM that is fetched from first, and when throttled VMs were last fetched from.
     next_throttled: usize,
     last_throttled: Nanos,
-    /// The last round had pieces that came back.
+    /// The last round had completions of pieces.
     had_completions: bool,
-    /// When a regulator lets the next piece go.
+    /// The next moment at which a regulator admits a piece.
     regulator_wakeup: Option<Nanos>,
     regulator_lateness: LatencyHistogram,
-    /// Somebody watches.
+    /// The running trace.
     trace: Option<Box<TraceWriter>>,
     quit: bool,
 }
@@ -90,7 +90,7 @@ fn now() -> Nanos {
     Nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)
 }
 
-/// Pieces that the device may have: the window's, a flush of each VM, and one deallocation.
+/// Most pieces in flight: the window, a flush of each VM, and one deallocation.
 fn max_inflight_pieces(window: u32, vms: usize) -> u32 {
     window + vms as u32 + 1
 }
@@ -159,12 +159,13 @@ impl EventLoop {
         Ok(engine)
     }
 
-    /// Whether its ring takes no other operations than the engine's.
+    /// Whether the ring accepts no operations but the engine's.
     pub fn is_restricted(&self) -> bool {
         self.ring.restricted
     }
 
-    /// Until it is told to end, or io_uring fails, which then is a defect of ours or the end of memory.
+    /// Runs until [`Command::Quit`]. A failure of io_uring is a defect or the end of memory, and
+    /// ends the process.
     pub fn run(&mut self) {
         let mut last_work = now();
         while !self.quit {
@@ -208,7 +209,8 @@ impl EventLoop {
     }
 
     fn abort_on_ring_failure(&self, e: &io::Error) -> ! {
-        // Guests find a domain that is started anew, and what was in flight with it; one that lives on without an engine helps nobody, and its memory may still be written by the kernel.
+        // Guests reconnect to the restarted domain, with their requests in flight. A domain without
+        // an engine would serve no guest, and the kernel may still write to guest memory.
         eprintln!("rtvirtio-iod: {}: io_uring failed, the process ends: {e}", self.config.name);
         std::process::abort();
     }
@@ -222,7 +224,8 @@ fn prepare_thread(config: &EngineConfig) -> io::Result<()> {
         }
         rustix::thread::sched_setaffinity(None, &set)?;
     }
-    // SAFETY: prctl with these arguments touches no memory. Timers of ordinary threads may otherwise be 50 us late.
+    // SAFETY: prctl with these arguments touches no memory. Timers of ordinary threads may be 50 us
+    // late otherwise.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
     if let Some(priority) = config.fifo {
         let param = libc::sched_param { sched_priority: priority.into() };

@@ -1,4 +1,4 @@
-//! RequestTable and pieces under way: tables of fixed size.
+//! Requests and pieces in flight: tables of fixed size.
 
 use std::sync::Arc;
 
@@ -9,29 +9,30 @@ use vm_memory::GuestAddress;
 use crate::blk::{SEGMENTS, Segment};
 use crate::memory::GuestMem;
 
-/// A request of a VM, taken from a queue and not answered.
+/// A request of a VM between fetch and completion.
 #[derive(Debug)]
 pub struct InflightRequest {
-    /// The queue, and which life of it: answers to a queue that was stopped meanwhile are dropped.
+    /// Queue and generation: completions for a stopped queue are dropped.
     pub vring: u16,
     pub generation: u32,
     pub head: u16,
     pub op: Op,
-    /// On the backing, in bytes.
+    /// Offset on the backing, in bytes.
     pub offset: u64,
     pub len: u64,
     pub unmap: bool,
     pub status: GuestAddress,
-    /// Data in the guest's memory; never more than [`SEGMENTS`].
+    /// Data in guest memory; at most [`SEGMENTS`].
     pub segments: Vec<Segment>,
     pub failed: bool,
     pub unsupported: bool,
     pub write_through: bool,
-    /// When its first piece went to the device; 0 before.
+    /// When its first piece was submitted; 0 until then.
     pub submitted_at: Nanos,
-    /// That piece went by its reservation's deadline.
+    /// That piece was submitted under a reservation.
     pub reserved: bool,
-    /// What the segments lie in: it stays mapped for as long as the kernel may write there, also when the VM is gone.
+    /// The memory of the segments: mapped as long as the kernel may write to it, also after a
+    /// disconnect.
     pub mem: Option<Arc<GuestMem>>,
     pub in_use: bool,
 }
@@ -58,7 +59,7 @@ impl InflightRequest {
         }
     }
 
-    /// A piece goes to the device; the first one counts.
+    /// Notes the submission of a piece; the first one counts.
     pub fn mark_submitted(&mut self, time: Nanos, piece: &Piece) {
         if self.submitted_at == Nanos(0) {
             (self.submitted_at, self.reserved) = (time, piece.reserved);
@@ -74,30 +75,30 @@ pub struct RequestTable {
 }
 
 impl RequestTable {
-    /// Room for `depth`.
+    /// Room for `depth` requests.
     pub fn new(depth: u32) -> Self {
         Self { slots: (0..depth).map(|_| InflightRequest::new()).collect(), free: (0..depth).rev().collect() }
     }
 
-    /// A free place, which stays free until it is marked as used.
+    /// A free slot, which stays free until it is marked as used.
     pub fn first_free(&mut self) -> Option<(u32, &mut InflightRequest)> {
         let i = *self.free.last()?;
         self.slots.get_mut(i as usize).map(|s| (i, s))
     }
 
-    /// The place that [`RequestTable::first_free`] named is used now.
+    /// Marks the slot of [`RequestTable::first_free`] as used.
     pub fn mark_used(&mut self) {
         if let Some(i) = self.free.pop() {
             self.slots[i as usize].in_use = true;
         }
     }
 
-    /// A place that is in use.
+    /// A slot in use.
     pub fn get(&mut self, i: u32) -> Option<&mut InflightRequest> {
         self.slots.get_mut(i as usize).filter(|s| s.in_use)
     }
 
-    /// A place is free again.
+    /// Frees a slot.
     pub fn release(&mut self, i: u32) {
         if let Some(slot) = self.slots.get_mut(i as usize).filter(|s| s.in_use) {
             slot.in_use = false;
@@ -107,18 +108,18 @@ impl RequestTable {
     }
 }
 
-/// A piece at the device.
+/// A slot for a piece in flight.
 #[derive(Debug)]
 pub struct PieceSlot {
     pub piece: Option<Piece>,
-    /// What io_uring was given; it reads this until the piece is back.
+    /// Read by io_uring until the piece completes.
     pub iovecs: Vec<libc::iovec>,
-    /// Aligned memory for guests whose own is not.
+    /// Aligned memory, for guests whose own is not aligned.
     pub bounce: BounceBuffer,
     pub bounced: bool,
 }
 
-/// Aligned memory of our own.
+/// Page-aligned memory for unaligned guest buffers.
 #[derive(Debug)]
 pub struct BounceBuffer {
     at: *mut u8,
@@ -129,10 +130,10 @@ pub struct BounceBuffer {
 unsafe impl Send for BounceBuffer {}
 
 impl BounceBuffer {
-    /// `len` bytes, on a page boundary.
+    /// `len` bytes, page-aligned.
     pub fn new(len: usize) -> std::io::Result<Self> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        // SAFETY: a new private mapping that nobody else knows of.
+        // SAFETY: a new private mapping, without other references.
         let at = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
@@ -143,16 +144,17 @@ impl BounceBuffer {
         self.at
     }
 
-    /// Its bytes.
+    /// The first `len` bytes.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
-        // SAFETY: the mapping has `self.len` bytes, lives as long as `self`, and no piece is at the device with it while we look.
+        // SAFETY: the mapping has `self.len` bytes, lives as long as `self`, and no piece with it
+        // is in flight meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.at, len.min(self.len)) }
     }
 }
 
 impl Drop for BounceBuffer {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length by `new`, and nothing refers to it any more.
+        // SAFETY: it was mapped with this length by `new`, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
     }
 }

@@ -1,10 +1,12 @@
-//! What the scheduler did with each request, for who wants to watch.
+//! Trace of completed requests.
 //!
-//! The engine writes an event for each request that it answers into a ring, and somebody reads it at his leisure. Nobody ever waits for the other: when the ring is full the event is lost, and
-//! counted. No one is woken either, the reader looks from time to time. While nobody watches a request costs one test of a field that is empty.
+//! The engine writes an event for each completed request into a ring, which is drained
+//! asynchronously. Neither end waits for the other: when the ring is full, the event is dropped and
+//! counted. The reader polls, so the engine wakes no thread. Without a trace, a request costs one
+//! test of an empty field.
 //!
-//! The ring is `rtrb`'s. A ring with a flag per slot, as the I/O-domain paper has it, was measured
-//! against it: as fast for single small items, slower for large items and for batches.
+//! The ring is `rtrb`'s. A ring with a flag per slot, as in the I/O-domain paper, was measured in
+//! comparison: as fast for single small items, slower for large items and for batches.
 
 use std::fmt;
 
@@ -13,28 +15,28 @@ use rtvirtio_units::Nanos;
 
 use super::table::InflightRequest;
 
-/// One request, answered.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// Whose, in the order of the device's disks.
+    /// Index of the VM, in the order of the device's disks.
     pub vm: usize,
-    /// Which queue of it.
+    /// Index of the queue.
     pub queue: u16,
-    /// What it asked.
+    /// The operation.
     pub op: Op,
     /// Its length in bytes; 0 for a flush.
     pub len: u64,
-    /// As the VM's rule read it.
+    /// Its priority after the VM's rule.
     pub priority: Priority,
-    /// Its first piece went by its reservation's deadline.
+    /// Its first piece was submitted under a reservation.
     pub reserved: bool,
-    /// The virtio status that the guest got: 0 done, 1 an I/O error, 2 not supported.
+    /// The virtio status: 0 success, 1 an I/O error, 2 not supported.
     pub status: u8,
-    /// When it was taken from its queue, on CLOCK_MONOTONIC.
+    /// When it was fetched, on CLOCK_MONOTONIC.
     pub arrival: Nanos,
-    /// From then until its first piece went to the device: caps, policy and window.
+    /// From fetch to the submission of its first piece: caps, policy and window.
     pub wait: Nanos,
-    /// From then until its last piece was back; requests of several pieces may have waited in between.
+    /// From there to the completion of its last piece; later pieces may have waited in between.
     pub device: Nanos,
 }
 
@@ -76,7 +78,7 @@ impl TraceEvent {
     };
 }
 
-/// The engine's end.
+/// The writing end.
 pub struct TraceWriter {
     pub(super) events: rtrb::Producer<TraceEvent>,
     /// Events that found no room.

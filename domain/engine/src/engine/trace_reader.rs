@@ -5,19 +5,19 @@ use std::fmt;
 use super::command::{Command, EngineGone, EngineHandle};
 use super::trace::{TraceEvent, TraceWriter};
 
-/// Why nothing is traced.
+/// Why a trace does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// The engine is gone.
+    /// The engine has ended.
     #[error(transparent)]
     EngineGone(#[from] EngineGone),
-    /// One at a time.
-    #[error("somebody else traces this device; wait until he is done")]
+    /// Another trace of this device runs.
+    #[error("another trace of this device runs; wait until it ends")]
     Busy,
 }
 
-/// The reader's end. The engine stops writing when it is dropped.
+/// The reading end. The trace stops when it is dropped.
 pub struct TraceReader {
     engine: EngineHandle,
     events: rtrb::Consumer<TraceEvent>,
@@ -31,13 +31,13 @@ impl fmt::Debug for TraceReader {
 }
 
 impl TraceReader {
-    /// Makes an engine write events, with room for `capacity` between two looks.
+    /// Starts a trace, with room for `capacity` events between two reads.
     ///
     /// # Errors
     /// [`TraceError`].
     pub fn start(engine: &EngineHandle, capacity: usize) -> Result<Self, TraceError> {
         let (mut to, mut events) = rtrb::RingBuffer::new(capacity);
-        // Every page is there before the engine comes to it.
+        // Touches every page before the engine does.
         while to.push(TraceEvent::EMPTY).is_ok() {}
         while events.pop().is_ok() {}
         let writer = Box::new(TraceWriter { events: to, dropped: 0 });
@@ -48,7 +48,7 @@ impl TraceReader {
         Ok(Self { engine: engine.clone(), events, running: true })
     }
 
-    /// All events that are there now, oldest first; how many.
+    /// Drains all events, oldest first; returns their number.
     pub fn drain(&mut self, each: impl FnMut(TraceEvent)) -> usize {
         let n = self.events.slots();
         self.events.read_chunk(n).map_or(0, |chunk| {
@@ -57,10 +57,11 @@ impl TraceReader {
         })
     }
 
-    /// Ends it; how many events were lost for want of room. What was written until then can still be taken.
+    /// Stops the trace; returns the number of dropped events. Events written until then can still
+    /// be drained.
     ///
     /// # Errors
-    /// The engine is gone, and nobody knows.
+    /// The engine has ended, and the number is unknown.
     pub fn stop(&mut self) -> Result<u64, EngineGone> {
         if !std::mem::take(&mut self.running) {
             return Ok(0);

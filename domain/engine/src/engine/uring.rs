@@ -1,4 +1,4 @@
-//! The ring, and what its answers mean.
+//! io_uring and its completion tokens.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,18 +10,18 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
-/// What an answer of the kernel is token; packed into the 64 bits that go with it.
+/// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionToken {
-    /// The command doorbell.
+    /// The eventfd of commands.
     Doorbell,
-    /// A queue was kicked: VM, queue, and the low bits of its generation.
+    /// The kick descriptor of a queue: VM, queue, low bits of the generation.
     Kick(u16, u16, u16),
-    /// A call was written.
+    /// A write to the call descriptor of a queue.
     Call(u16, u16, u16),
-    /// A piece is back.
+    /// The piece in this slot.
     Piece(u32),
-    /// Nothing to do.
+    /// An operation whose result does not matter.
     Ignored,
 }
 
@@ -51,17 +51,18 @@ impl CompletionToken {
     }
 }
 
-/// One answer.
+/// A completion queue entry.
 #[derive(Clone, Copy, Debug)]
 pub struct Completion {
     pub token: CompletionToken,
     pub result: i32,
-    /// The kernel will answer again by itself.
+    /// Multishot: more completions follow.
     pub more: bool,
 }
 
-/// All that the engine ever asks of the ring. What goes through a ring passes no seccomp filter, so the kernel is told here (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): nothing else,
-/// no flags, no registering.
+/// The operations that the engine uses. Requests in a ring pass no seccomp filter, so the ring
+/// itself is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): no other operation, no flags,
+/// no registering.
 const ALLOWED_OPCODES: [u8; 7] = [
     opcode::Readv::CODE,
     opcode::Writev::CODE,
@@ -72,33 +73,32 @@ const ALLOWED_OPCODES: [u8; 7] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// How long the kernel may refuse to take what is queued before that counts as a failure of the
-/// ring.
+/// How long the kernel may refuse submissions before the ring counts as failed.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pause between two tries while the kernel is busy.
+/// Pause between two tries.
 const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// io_uring, with the few things that the engine does.
+/// io_uring, reduced to what the engine uses.
 pub struct Uring {
     ring: IoUring,
-    /// The kernel refuses everything but [`ALLOWED_OPCODES`].
+    /// The kernel refuses all but [`ALLOWED_OPCODES`].
     pub restricted: bool,
-    /// Completions that were taken from the kernel to make room, in order, before [`Uring::answer`]
-    /// asked for them.
+    /// Completions taken from the kernel to make room, in order, until [`Uring::next_completion`]
+    /// returns them.
     reaped: VecDeque<cqueue::Entry>,
-    /// Times at which the kernel was too busy to take what was queued.
+    /// Number of busy results so far.
     busy: u64,
-    /// Since when it has taken nothing.
+    /// Since when the kernel accepts nothing.
     busy_since: Option<Instant>,
 }
 
-/// Written to a guest's call descriptor.
+/// The value written to call descriptors.
 static ONE: u64 = 1;
 
 impl Uring {
     pub fn new(entries: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
-        // From the best that a kernel can do to the least: each feature is younger than the one behind it.
+        // From the newest features to the oldest: each needs a younger kernel than the next.
         for (own, restricted) in [(true, true), (false, true), (true, false)] {
             if let Ok(ring) = build(entries, own, restricted) {
                 return Ok(Self::from_ring(ring, restricted));
@@ -113,10 +113,11 @@ impl Uring {
         Self { ring, restricted, reaped, busy: 0, busy_since: None }
     }
 
-    /// Queues an entry, handing what is queued to the kernel first when there is no room.
+    /// Queues an entry; submits first when the queue is full.
     pub fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: whoever makes an entry keeps what it points to until its answer is there: iovecs and bounce memory in the table of pieces, ONE for ever.
+            // SAFETY: what an entry points to outlives its completion: iovecs and bounce buffers
+            // are in the table of pieces, ONE is static.
             match unsafe { self.ring.submission().push(entry) } {
                 Ok(()) => return Ok(()),
                 Err(_) => {
@@ -127,31 +128,31 @@ impl Uring {
         }
     }
 
-    /// Tells whenever the descriptor becomes readable.
+    /// Polls a descriptor for reading, multishot.
     pub fn arm_poll(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).multi(true).build();
         self.push(&entry.user_data(token.to_user_data()))
     }
 
-    /// Cancels a poll or a write: it ends with a completion of its own, whatever it was doing.
+    /// Cancels a poll or a write, which ends with a completion of its own.
     ///
-    /// `IORING_OP_POLL_REMOVE` does not do for polls: it leaves one armed whose descriptor has just
-    /// become readable.
+    /// `IORING_OP_POLL_REMOVE` is not enough for polls: it leaves one armed whose descriptor has
+    /// just become readable.
     pub fn cancel(&mut self, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::AsyncCancel::new(token.to_user_data()).build();
         self.push(&entry.user_data(CompletionToken::Ignored.to_user_data()))
     }
 
-    /// Adds one to an eventfd. The kernel waits in our place should it be full.
+    /// Adds one to an eventfd. The kernel waits, not the engine, when it is full.
     pub fn signal_eventfd(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::Write::new(Fd(fd), std::ptr::from_ref(&ONE).cast(), 8).build();
         self.push(&entry.user_data(token.to_user_data()))
     }
 
-    /// Hands over what is queued, and waits for an answer if `wait`: until `until` at most.
+    /// Submits the queue, and waits for a completion if `wait`: until `until` at most.
     pub fn enter(&mut self, wait: bool, now: Nanos, until: Nanos) -> io::Result<()> {
         let done = if !wait || !self.reaped.is_empty() {
-            // With deferred work the kernel only looks for answers when it is asked to.
+            // With deferred task work the kernel only reaps completions on request.
             self.ring.submitter().submit_and_wait(0)
         } else if until.0 == u64::MAX {
             self.ring.submit_and_wait(1)
@@ -164,10 +165,9 @@ impl Uring {
         self.handle_enter_result(done.map(|_| ()))
     }
 
-    /// A timeout and a signal are no errors. A kernel that is busy (`EBUSY`: completions wait;
-    /// `EAGAIN`: no memory for a
-    /// request) is asked again later, after all completions are taken from it; one that stays busy
-    /// has failed.
+    /// Timeouts and signals are no errors. A busy kernel (`EBUSY`: completions wait; `EAGAIN`: no
+    /// memory for a request) is retried after its completions are taken; one that stays busy has
+    /// failed.
     fn handle_enter_result(&mut self, done: io::Result<()>) -> io::Result<()> {
         let Err(e) = done else {
             self.busy_since = None;
@@ -188,7 +188,7 @@ impl Uring {
                     eprintln!("rtvirtio-iod: io_uring is busy ({e}), {} times so far", self.busy);
                 }
                 let before = self.reaped.len();
-                // No more than there is room for: what is left stays with the kernel.
+                // No more than there is room for: the rest stays with the kernel.
                 let room = self.reaped.capacity() - before;
                 self.reaped.extend(self.ring.completion().take(room));
                 if self.reaped.len() == before {
@@ -200,7 +200,7 @@ impl Uring {
         }
     }
 
-    /// The next answer.
+    /// The next completion.
     pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
         Some(Completion {
@@ -215,11 +215,12 @@ fn build(entries: u32, own: bool, restricted: bool) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(entries * 4);
     if own {
-        // Work of the kernel for this ring is done when we ask for it, in our own time (kernel 6.1); older kernels interrupt us.
+        // Task work runs when the engine asks for it (kernel 6.1); older kernels interrupt the
+        // thread.
         builder.setup_single_issuer().setup_defer_taskrun();
-        // Says that work waits: looking for answers without waiting then has it done.
+        // Sets a flag when task work is pending: reaping without waiting then runs it.
         builder.setup_taskrun_flag();
-        // One entry that the kernel refuses does not hold back those behind it.
+        // An entry that the kernel refuses does not hold back those behind it.
         builder.setup_submit_all();
     }
     if !restricted {
@@ -238,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    /// An operation that the engine never asks for is refused by the kernel itself, and so is lifting that.
+    /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
     fn the_ring_does_nothing_else() {
         let mut uring = Uring::new(64).unwrap();
@@ -258,7 +259,7 @@ mod tests {
         let relaxed = uring.ring.submitter().register_restrictions(&mut []);
         assert!(relaxed.is_err());
         assert!(uring.ring.submitter().register_files(&[0]).is_err());
-        // And what it does ask for is done.
+        // The engine's operations are accepted.
         uring
             .push(&opcode::Fsync::new(Fd(-1)).build().user_data(CompletionToken::Piece(2).to_user_data()))
             .unwrap();
@@ -277,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Cancelling ends a write to an eventfd that is full, and a poll that has just been woken.
+    /// Cancelling ends a write to a full eventfd, and a poll that was just woken.
     #[test]
     fn what_is_cancelled_ends() {
         let flags = rustix::event::EventfdFlags::CLOEXEC;

@@ -12,7 +12,7 @@ use super::command::{VringBase, VringStart};
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
-/// A queue that is served.
+/// A virtqueue that is served.
 #[derive(Debug)]
 pub struct Vring {
     pub queue: Queue,
@@ -22,29 +22,29 @@ pub struct Vring {
     pub inflight: Option<Inflight>,
     pub write_through: bool,
     pub generation: u32,
-    /// RequestTable taken and not answered.
+    /// Requests fetched and not completed.
     pub outstanding: u32,
-    /// There may be more in it.
+    /// It may hold more requests.
     pub active: bool,
-    /// Answers were put into it that the guest does not know of.
+    /// The used ring has entries that the guest was not notified of.
     pub notify_pending: bool,
-    /// The guest is to be called whatever its event index says: nobody knows what it was told before.
+    /// The guest is notified whatever its event index is: earlier notifications are unknown.
     pub force_notify: bool,
     /// The poll of the kick descriptor is armed.
     pub kick_armed: bool,
-    /// The write of a call to this descriptor is under way; another one must follow.
+    /// A write to this call descriptor is in flight; another one must follow.
     pub call_write: Option<Arc<File>>,
     pub call_again: bool,
-    /// The guest broke it.
+    /// The guest corrupted it.
     pub broken: bool,
-    /// No more is taken from it; who waits for it to be empty.
+    /// No more is fetched; the reply is sent when it is empty.
     pub stopping: Option<SyncSender<VringBase>>,
-    /// Heads that were in flight when our predecessor ended: made again before anything new.
+    /// Heads that were in flight in the previous process: resubmitted before new requests.
     pub resubmit: Vec<u16>,
 }
 
 impl Vring {
-    /// Ready to be served.
+    /// Checks the rings and recovers requests in flight.
     pub fn new(start: VringStart, generation: u32) -> Result<Self, String> {
         let VringStart {
             mem,
@@ -72,7 +72,8 @@ impl Vring {
         let used = queue.used_idx(&mem.mem, Ordering::Acquire).map_err(wrong)?.0;
         queue.set_next_used(used);
         let resubmit = inflight.as_mut().map_or_else(Vec::new, |i| i.recover(used));
-        // What our predecessor took is not in the available ring any more; the specification gives the place where to go on.
+        // Requests of the previous process are not in the available ring any more; the
+        // specification defines the index to go on with.
         let next = if inflight.is_some() { used.wrapping_add(resubmit.len() as u16) } else { base };
         queue.set_next_avail(next);
         Ok(Self {
@@ -86,7 +87,7 @@ impl Vring {
             outstanding: 0,
             active: true,
             notify_pending: false,
-            // Our predecessor may have answered and been killed before it called.
+            // The previous process may have been killed between the used ring and the notification.
             force_notify: true,
             kick_armed: false,
             call_write: None,
@@ -97,7 +98,7 @@ impl Vring {
         })
     }
 
-    /// Puts an answer of `len` bytes into the used ring.
+    /// Puts a completion of `len` bytes into the used ring.
     pub fn add_used(&mut self, head: u16, len: u32) {
         if let Some(inflight) = &mut self.inflight {
             inflight.pre_put(head);
@@ -116,11 +117,11 @@ impl Vring {
     pub fn complete(&mut self, head: u16, status: GuestAddress, code: u8, len: u64) {
         let mem = Arc::clone(&self.mem);
         let written = mem.mem.write_obj(code, status).is_ok();
-        // Nothing was written where the status is not in the guest's memory.
+        // Without a valid status address no byte counts as written.
         self.add_used(head, if written { u32::try_from(len + 1).unwrap_or(u32::MAX) } else { 0 });
     }
 
-    /// Whether something is to be taken from it.
+    /// Whether it may hold requests that can be fetched.
     pub fn needs_fetch(&self) -> bool {
         self.active && !self.broken && self.stopping.is_none()
     }

@@ -171,7 +171,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // What the guest asked and did not get is in its in-flight memory; nothing is answered to nobody.
+        // What the guest asked and did not get is in its in-flight memory; nothing is answered to
+        // nobody.
         let vm = self.disk.vm;
         let _ = self.engine.ask(|reply| Command::Disconnect { vm, reply });
     }

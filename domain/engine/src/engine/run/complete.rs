@@ -1,4 +1,4 @@
-//! From io_uring back to the guest.
+//! From io_uring completions to the used ring.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -36,7 +36,7 @@ impl EventLoop {
         }
     }
 
-    /// A piece is back from the device, with the kernel's word for it.
+    /// A piece completes with the kernel's result.
     pub(super) fn on_completion(&mut self, time: Nanos, index: u32, result: i32) -> io::Result<()> {
         let Some(slot) = self.pieces.get_mut(index as usize) else { return Ok(()) };
         let Some(piece) = slot.piece.take() else { return Ok(()) };
@@ -62,11 +62,11 @@ impl EventLoop {
             }
         }
         if !whole {
-            // The request has failed: what is left of it need not go.
+            // The request has failed: its rest is not submitted.
             self.scheduler.cancel_remainder(&piece);
         }
-        // A piece that the scheduler does not know of would hold its index for ever, and its guest
-        // would wait for ever.
+        // A piece unknown to the scheduler would hold its slot for ever, and its guest would wait
+        // for ever.
         let done = self.scheduler.complete(time, &piece).map_err(io::Error::other)?;
         done.map_or(Ok(()), |completed| self.complete_request(time, &completed))
     }
@@ -93,7 +93,7 @@ impl EventLoop {
         self.finish_chain(completed.vm, q, generation, |vring| vring.complete(head, status, code, len))
     }
 
-    /// One request less on a queue; the queue ends when it was the last one of one that stops.
+    /// A request leaves its queue; a stopping queue ends with its last one.
     fn finish_chain(
         &mut self,
         i: usize,

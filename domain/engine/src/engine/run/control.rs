@@ -1,4 +1,4 @@
-//! What control threads ask of the loop.
+//! Commands of control threads; start and stop of queues.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -14,12 +14,12 @@ use crate::engine::slot::{Draining, QueueSlot};
 use crate::engine::uring::CompletionToken;
 use crate::engine::vring::Vring;
 
-/// Commands of one round, and how long they may take: all guests wait for them.
+/// Commands of one round, and their time limit: all guests wait for them.
 const COMMAND_BATCH: usize = 16;
 const COMMAND_BATCH_NS: u64 = 100_000;
 
 impl EventLoop {
-    /// Carries out commands that wait, up to a bound; the others have their turn in the next round.
+    /// Runs pending commands, up to a bound; the others follow in the next round.
     pub(super) fn run_commands(&mut self, time: Nanos) -> io::Result<()> {
         let begin = now();
         for _ in 0..COMMAND_BATCH {
@@ -75,7 +75,7 @@ impl EventLoop {
         self.vms.get_mut(vm)?.slots.get_mut(usize::from(index))
     }
 
-    /// Starts a queue as soon as the kernel holds nothing of the one before.
+    /// Starts a queue as soon as the kernel has completed the operations of its predecessor.
     fn start(
         &mut self,
         vm: usize,
@@ -100,8 +100,8 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Serves a queue whose place is free. What the queue itself is refused for is the inner error; after the outer one, of
-    /// io_uring, nothing can be served any more.
+    /// Serves a queue whose slot is free. The inner error refuses the queue; after the outer one,
+    /// of io_uring, the engine cannot go on.
     pub(super) fn start_vring(
         &mut self,
         vm: usize,
@@ -113,7 +113,7 @@ impl EventLoop {
             Ok(vring) => vring,
             Err(why) => return Ok(Err(why)),
         };
-        // Watched before it is stored: a queue that is served is one that is watched.
+        // Polled before it is stored: every served queue is polled.
         let token = CompletionToken::Kick(vm as u16, index, vring.generation as u16);
         self.ring.arm_poll(vring.kick.as_raw_fd(), token)?;
         vring.kick_armed = true;
@@ -140,7 +140,8 @@ impl EventLoop {
         self.complete_discards(time, vm)
     }
 
-    /// Discards of a VM that stops are only hints, and at their pace may take hours: those that wait are done.
+    /// Discards are hints, and paced ones may take hours: those in the backlog of a stopping VM
+    /// complete at once.
     fn complete_discards(&mut self, time: Nanos, vm: usize) -> io::Result<()> {
         let mut done = Vec::new();
         self.scheduler.cancel_discards(time, vm, |request| done.push(request));
@@ -150,7 +151,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Drops what waits; what is at the device ends without an answer, because the queues are gone.
+    /// Cancels the backlog. Pieces in flight end without a completion, because the queues are gone.
     fn disconnect(&mut self, time: Nanos, vm: usize, reply: SyncSender<()>) -> io::Result<()> {
         let Some(v) = self.vms.get_mut(vm) else { return Ok(()) };
         let requests = &mut v.requests;
@@ -167,7 +168,7 @@ impl EventLoop {
     }
 
     fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Nanos) -> Result<(), String> {
-        // The table of pieces was made for so many.
+        // The table of pieces has a fixed size.
         let most = config.window.most.max(config.window.start);
         let room = self.pieces.len() - max_inflight_pieces(0, self.vms.len()) as usize;
         if most as usize > room {
@@ -193,7 +194,7 @@ impl EventLoop {
         }
     }
 
-    /// A queue is not served any more: its place drains.
+    /// Stops serving a queue: its slot drains.
     pub(super) fn retire_vring(&mut self, vm: usize, q: usize) -> io::Result<()> {
         let Some(mut vring) = self.vms[vm].slots[q].vring.take() else { return Ok(()) };
         let generation = vring.generation as u16;
@@ -204,7 +205,7 @@ impl EventLoop {
             call: vring.call_write,
             final_call: None,
         };
-        // Completions that the guest was not notified of: it is, before QEMU hears that the queue
+        // Completions without a notification: the guest gets one before QEMU learns that the queue
         // has stopped. By io_uring, because the descriptor may be full.
         if vring.notify_pending || vring.force_notify || vring.call_again {
             match (&draining.call, vring.call) {
@@ -225,11 +226,11 @@ impl EventLoop {
         if !draining.is_done() {
             self.vms[vm].slots[q].draining = Some(draining);
         }
-        // Handed over at once: the call to an eventfd that does not block is written when QEMU
-        // hears of the stop. Any other may be written later, or not at all, and a guest is notified
-        // when its queue is started again (`force_notify`).
+        // Submitted at once: the write to a non-blocking eventfd is done when QEMU learns of the
+        // stop. Any other write may be late or never done, and the guest is notified at the next
+        // start (`force_notify`).
         self.ring.enter(false, Nanos(0), Nanos(0))?;
-        // QEMU's next message may replace the memory: this thread is not the one that unmaps it.
+        // QEMU's next message may replace the memory: the control thread unmaps it, not this one.
         drop((vring.mem, vring.inflight));
         if let Some((reply, next_avail)) = stopped {
             let _ = reply.send(next_avail);
@@ -237,7 +238,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Ends what may take for ever: the write of a call that nobody reads.
+    /// Cancels a call write, which may wait for ever on a full eventfd.
     pub(super) fn cancel_call_write(&mut self, vm: usize, q: usize) -> io::Result<()> {
         let Some(draining) = &mut self.vms[vm].slots[q].draining else { return Ok(()) };
         draining.final_call = None;
@@ -248,7 +249,7 @@ impl EventLoop {
         self.ring.cancel(token)
     }
 
-    /// An operation of a place that drains has ended: what waited for the last one goes on.
+    /// An operation of a draining slot has completed; the last one lets a pending start go on.
     pub(super) fn finish_draining(&mut self, vm: usize, q: usize) -> io::Result<()> {
         let slot = &mut self.vms[vm].slots[q];
         if slot.draining.as_ref().is_some_and(|d| !d.is_done()) {
@@ -263,7 +264,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// A VM that leaves is gone when nothing of it is at the device or with the kernel.
+    /// Replies to a disconnect when nothing of the VM is in flight.
     pub(super) fn reply_to_disconnect(&mut self, i: usize) {
         let vm = &mut self.vms[i];
         if vm.disconnect_reply.is_some()

@@ -1,11 +1,11 @@
-//! RequestTable from guests' queues to the scheduler.
+//! Fetches requests from the available rings and queues them in the scheduler.
 //!
-//! One thread serves all VMs, so what one VM makes it do is time of all others. RequestTable for the
-//! scheduler are bounded by their number (a VM's depth) and by the device. What costs no device
-//! time is bounded here: requests that are completed at once (get id, malformed, beyond the disk)
-//! and looks at queues in which there is nothing. A VM that needs more than a few of these in one
-//! round is *throttled*: throttled VMs have their turns, one after the other, in rounds in which
-//! there is nothing else to do and otherwise now and then, and share one budget of time.
+//! One thread serves all VMs, so work for one VM delays all others. Requests for the scheduler are
+//! bounded by their number (a VM's depth) and by the device. Work without device time is bounded
+//! here: requests that complete at once (get id, malformed, beyond the disk) and polls of empty
+//! queues. A VM that exceeds a small number of these in one round is *throttled*: throttled VMs are
+//! fetched from in turn, in rounds without other work and otherwise at intervals, and share one
+//! time budget.
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use crate::blk::{self, Parsed};
 use crate::engine::data::write_serial;
 use crate::engine::vring::Vring;
 
-/// Chains fetched from a VM's queues before the next VM has its turn.
+/// Chains fetched from a VM's queues in one turn.
 const FETCH_BATCH: u32 = 32;
-/// And no longer than this, whatever they are: chains may be long, and their memory cold.
+/// Time limit of a turn: chains may be long, and their memory cold.
 const FETCH_BATCH_NS: u64 = 50_000;
-/// RequestTable completed at once, and looks in vain, that a VM has in a round before it is throttled.
+/// Requests completed at once, and polls of empty queues, in one round before a VM is throttled.
 const IMMEDIATE_BATCH: u32 = 4;
-/// Time at once that all throttled VMs share.
+/// Time budget that all throttled VMs share.
 const THROTTLED_NS: u64 = 20_000;
-/// They wait no longer than this.
+/// Longest interval between two turns of throttled VMs.
 const THROTTLED_EVERY_NS: u64 = 500_000;
 
-/// What a VM took of one round.
+/// What one turn of a VM fetched.
 #[derive(Clone, Copy, Debug, Default)]
 struct Fetched {
     chains: u32,
@@ -38,7 +38,7 @@ struct Fetched {
 }
 
 impl EventLoop {
-    /// Finds out whether guests put something into their queues without being asked to kick.
+    /// Polls the available rings, for guests that add requests without a kick.
     pub(super) fn poll_avail_rings(&mut self) {
         for vring in self.vms.iter_mut().flat_map(|vm| vm.slots.iter_mut()).filter_map(|s| s.vring.as_mut()) {
             let there = vring.queue.avail_idx(&vring.mem.mem, std::sync::atomic::Ordering::Acquire);
@@ -48,7 +48,7 @@ impl EventLoop {
         }
     }
 
-    /// Takes requests from the queues. Returns whether there was one.
+    /// Fetches requests. Returns whether there was one.
     pub(super) fn fetch(&mut self) -> bool {
         let mut any = false;
         for vm in 0..self.vms.len() {
@@ -67,7 +67,7 @@ impl EventLoop {
         any
     }
 
-    /// The throttled VMs go on where the last turn ended.
+    /// Fetches from throttled VMs, starting where the last turn ended.
     fn fetch_throttled(&mut self, begin: Nanos) -> bool {
         let mut any = false;
         let (n, first) = (self.vms.len(), self.next_throttled);
@@ -87,14 +87,14 @@ impl EventLoop {
                 any |= fetched.chains > 0;
                 again = fetched.immediate > 0;
             }
-            // A turn in which it asks for nothing, or only for the device, ends it.
+            // A turn without immediate work ends the throttling.
             self.vms[vm].throttled = again;
             self.next_throttled = (vm + 1) % n;
         }
         any
     }
 
-    /// Takes a batch from a VM's queues, the next queue first in the next round.
+    /// Fetches a batch from a VM's queues; each round starts with another queue.
     fn fetch_from_vm(&mut self, vm: usize, immediate: u32, ns: u64) -> Fetched {
         let begin = now();
         let mut fetched = Fetched::default();
@@ -107,7 +107,7 @@ impl EventLoop {
             let before = fetched;
             self.fetch_from_queue((vm, q), &mut fetched, immediate, Nanos(begin.0 + ns));
             if self.vms[vm].depth_exhausted {
-                // There is no room for a request of any of its queues.
+                // The table is full for all of its queues.
                 break;
             }
             fetched.immediate += u32::from(fetched.chains == before.chains);
@@ -141,7 +141,7 @@ impl EventLoop {
         while fetched.chains < FETCH_BATCH && fetched.immediate < immediate && !vring.broken && now() < until
         {
             let Some((slot, request)) = requests.first_free() else {
-                // As many as it may have: goes on when one is answered.
+                // The table is full: fetching resumes at a completion.
                 vring.active = false;
                 *depth_exhausted = true;
                 break;
@@ -161,7 +161,7 @@ impl EventLoop {
                 let Some(chain) = chain else {
                     match vring.queue.enable_notification(&mem.mem) {
                         Ok(true) => {
-                            // Something is there now; when it still cannot be read, it never can.
+                            // The ring holds something; when it still cannot be read, it never can.
                             unreadable += 1;
                             vring.broken |=
                                 unreadable > 1 || vring.queue.disable_notification(&mem.mem).is_err();
@@ -182,7 +182,7 @@ impl EventLoop {
             fetched.chains += 1;
             fetched.immediate += 1;
             match parsed {
-                // Without flushes there is no way to say when these are on stable storage.
+                // Without flushes the guest cannot make these stable.
                 Ok(Parsed::Io { op: Op::Discard | Op::WriteZeroes, status, .. }) if vring.write_through => {
                     vring.complete(head, status, blk::UNSUPPORTED, 0);
                 }

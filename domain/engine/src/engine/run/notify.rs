@@ -1,4 +1,4 @@
-//! Notifications in both directions, and the end of queues.
+//! Notifications in both directions: kicks of guests, and calls to them.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -10,13 +10,14 @@ use super::EventLoop;
 use crate::engine::uring::{Completion, CompletionToken};
 
 impl EventLoop {
-    /// Writes the calls of guests that want to know of completions.
+    /// Signals the call descriptors of guests that want to be notified of completions.
     pub(super) fn notify_guests(&mut self) -> io::Result<()> {
         for (i, vm) in self.vms.iter_mut().enumerate() {
             for (q, slot) in vm.slots.iter_mut().enumerate() {
                 let Some(vring) = slot.vring.as_mut() else { continue };
                 let pending = std::mem::take(&mut vring.notify_pending);
-                // Asked only when something was added: asking starts the count anew.
+                // Asked only when the used ring has new entries: each question resets the event
+                // index.
                 let wanted = pending && vring.queue.needs_notification(&vring.mem.mem).unwrap_or(true);
                 vring.force_notify |= wanted;
                 let Some(call) = vring.call.as_ref().filter(|_| vring.force_notify) else { continue };
@@ -33,7 +34,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// A poll of a kick descriptor: the guest kicked, or the poll has ended.
+    /// The poll of a kick descriptor completes: the guest kicked, or the poll has ended.
     pub(super) fn on_kick(
         &mut self,
         (vm, q, generation): (u16, u16, u16),
@@ -43,7 +44,7 @@ impl EventLoop {
         if let Some(vring) = slot.serving(generation) {
             vring.kick_armed = completion.more;
             if !completion.more && completion.result < 0 {
-                // A descriptor that cannot be waited for.
+                // The descriptor cannot be polled.
                 vring.broken = true;
                 return Ok(());
             }
@@ -62,7 +63,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// The write to a call descriptor has ended.
+    /// The write to a call descriptor completes.
     pub(super) fn on_call(&mut self, (vm, q, generation): (u16, u16, u16)) -> io::Result<()> {
         let Some(slot) = self.slot(vm.into(), q) else { return Ok(()) };
         if let Some(vring) = slot.serving(generation) {
@@ -79,12 +80,12 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Another call descriptor for a queue that is served.
+    /// Replaces the call descriptor of a served queue.
     pub(super) fn set_call(&mut self, vm: usize, index: u16, call: Option<std::fs::File>) -> io::Result<()> {
         let Some(vring) = self.slot(vm, index).and_then(|slot| slot.vring.as_mut()) else { return Ok(()) };
         vring.call = call.map(Arc::new);
         vring.force_notify = true;
-        // The write to the old one may be waiting for a reader for ever; the new one must not.
+        // The write to the old descriptor may wait for ever; the new one must not wait for it.
         let waits = vring.call_write.is_some();
         let token = CompletionToken::Call(vm as u16, index, vring.generation as u16);
         if waits { self.ring.cancel(token) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! From the scheduler to io_uring.
+//! Submits the scheduler's pieces to io_uring.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,12 +12,11 @@ use super::{EventLoop, now};
 use crate::engine::data::{ioprio, map_iovecs, rw_sqe};
 use crate::engine::uring::CompletionToken;
 
-/// Pieces that fail before the device has them, in one round: they hold no slot, so nothing else
-/// bounds them.
+/// Pieces that fail before submission, in one round: they hold no slot, so only this bounds them.
 const MAX_FAILED_SUBMISSIONS: u32 = 16;
 
 impl EventLoop {
-    /// Gives the device what the scheduler lets go; the moment at which it wants to be asked again.
+    /// Submits all pieces that may go; returns the moment of the next attempt.
     pub(super) fn dispatch(&mut self) -> io::Result<Nanos> {
         self.failed_submissions = 0;
         loop {
@@ -27,7 +26,7 @@ impl EventLoop {
             }
             match self.scheduler.next(time) {
                 Next::Piece(piece) => {
-                    // What goes before that moment came from elsewhere.
+                    // A piece before that moment was not held by the regulator.
                     if let Some(at) = self.regulator_wakeup.take_if(|at| time >= *at) {
                         self.regulator_lateness.record(Nanos(time.0 - at.0));
                     }
@@ -38,7 +37,7 @@ impl EventLoop {
                     return Ok(at);
                 }
                 Next::Full | Next::Idle => {
-                    // A moment at which the device was full is not the regulator's.
+                    // When the device is full, the regulator does not determine the next piece.
                     self.regulator_wakeup = None;
                     return Ok(Nanos(u64::MAX));
                 }
@@ -47,7 +46,8 @@ impl EventLoop {
     }
 
     pub(super) fn submit_piece(&mut self, time: Nanos, piece: Piece) -> io::Result<()> {
-        // The table has a slot for every piece that the scheduler gives. A piece without one would never come back, and all would wait for it.
+        // The table has a slot for every piece of the scheduler. A piece without a slot would never
+        // complete, and all others would wait for it.
         let Some(index) = self.free_pieces.pop() else {
             return Err(io::Error::other("the scheduler gave more than the device may hold: a defect"));
         };
@@ -68,7 +68,7 @@ impl EventLoop {
                 let ready =
                     map_iovecs(slot, request, &mem.mem, &piece, backing.direct.then_some(backing.block));
                 if let Err(code) = ready {
-                    // Not the last reference when the request ends: unmapping a guest's memory
+                    // This is not the last reference when the request ends: unmapping guest memory
                     // takes long.
                     drop(mem);
                     return self.fail_submission(index, code);
@@ -91,7 +91,7 @@ impl EventLoop {
         self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))
     }
 
-    /// A piece that the device never had. Its VM made work that costs no device time.
+    /// A piece fails before submission. Its VM caused work without device time.
     fn fail_submission(&mut self, index: u32, code: i32) -> io::Result<()> {
         self.failed_submissions += 1;
         if let Some(piece) = self.pieces.get(index as usize).and_then(|r| r.piece) {
