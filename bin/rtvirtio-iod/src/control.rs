@@ -20,7 +20,7 @@ pub struct Control {
     socket: SocketListener,
 }
 
-/// What is asked about.
+/// What the control socket serves.
 pub struct Served {
     pub engines: Vec<(String, EngineHandle)>,
     pub reloader: Reloader,
@@ -28,7 +28,7 @@ pub struct Served {
 }
 
 impl Control {
-    /// Listens, so that nothing has to be opened later.
+    /// Listens, so that no path is opened later.
     pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
         let group = socket_group::resolve(group).context("`control_group`")?;
         if let Some(dir) = path.parent() {
@@ -37,7 +37,7 @@ impl Control {
         Ok(Self { socket: SocketListener::bind_for_group(path, group).context("`control`")? })
     }
 
-    /// Answers by a thread of its own, which is confined when this returns.
+    /// Serves in a thread, which is confined when this returns.
     pub fn serve(&mut self, served: Served, confine: &Confine) -> anyhow::Result<()> {
         let listener = self.socket.listener().try_clone()?;
         let traces = TraceServer::start(served.engines.clone(), confine)?;
@@ -52,8 +52,8 @@ impl Control {
     }
 }
 
-/// A directory that other users may enter, whatever the umask: the sockets in it have modes of
-/// their own.
+/// Creates a directory that other users may enter, whatever the umask: its sockets have their own
+/// modes.
 fn make_directory(dir: &Path) -> std::io::Result<()> {
     if dir.as_os_str().is_empty() || dir.is_dir() {
         return Ok(());
@@ -89,7 +89,7 @@ fn answer(line: &str, mut stream: UnixStream, served: &Served, traces: &TraceSer
     Reply::Line(stream, format!("{reply}\n"))
 }
 
-/// Reads the configuration again; the log has it too, whoever asked.
+/// Reloads the configuration, and logs the result.
 pub fn reload(reloader: &Reloader, config: &Path) -> Result<Vec<String>, String> {
     match reloader.reload(config) {
         Ok(changed) if changed.is_empty() => {

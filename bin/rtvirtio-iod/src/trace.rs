@@ -1,9 +1,9 @@
-//! Streams what the schedulers did to whoever asks, one listener at a time.
+//! Streams traces of the engines, to one listener at a time.
 //!
-//! `{"command": "trace", "for_ms": 10000}` is answered by a line `{"trace": ...}`, one line for
+//! The reply to `{"command": "trace", "for_ms": 10000}` is a line `{"trace": ...}`, one line for
 //! each request, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the listener
-//! has shut down his side; without `for_ms` it goes on until then. A listener who does not read
-//! loses events, nobody else does.
+//! shuts down its side; without `for_ms` only then. A listener that does not read loses events, and
+//! delays no other thread.
 
 use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
@@ -18,28 +18,28 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde_json::json;
 
-/// Events between two looks: 10 ms at 800 000 requests per second, about 0.7 MB.
+/// Events between two drains: 10 ms at 800 000 requests per second, about 0.7 MB.
 const CAPACITY: usize = 8_192;
-/// How often somebody looks. The engine wakes nobody.
+/// Interval of drains. The engine wakes no thread.
 const DRAIN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// A listener who takes nothing for so long has a fault, and others may want to listen.
+/// A listener that accepts no data for this long is dropped.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Takes listeners.
+/// Accepts listeners.
 pub struct TraceServer {
     listeners: SyncSender<(UnixStream, Option<Duration>)>,
 }
 
 impl TraceServer {
-    /// Starts the thread that serves them; it is there from the beginning, so that the process
-    /// needs no new one later.
+    /// Starts the serving thread; it exists from the beginning, because a confined process starts
+    /// no thread later.
     pub fn start(engines: Vec<(String, EngineHandle)>, confine: &Confine) -> anyhow::Result<Self> {
-        // Nobody queues: who is not taken at once is told so.
+        // No queue: a second listener is refused at once.
         let (listeners, next) = sync_channel::<(UnixStream, Option<Duration>)>(0);
         let serve_all = move || {
             for (stream, length) in next {
                 if let Err(e) = serve(&stream, length, &engines) {
-                    // He may be gone, which is how most traces end.
+                    // A closed connection is the usual end of a trace.
                     let _ = writeln!(&stream, "{}", json!({ "error": format!("{e:#}") }));
                 }
             }
@@ -50,7 +50,7 @@ impl TraceServer {
         Ok(Self { listeners })
     }
 
-    /// Serves a listener; gives him back when there is one already.
+    /// Attaches a listener; returns its stream when another one is attached.
     pub fn attach(&self, stream: UnixStream, asked: &serde_json::Value) -> Result<(), UnixStream> {
         let length = asked.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
         self.listeners.try_send((stream, length)).map_err(|e| match e {
@@ -68,7 +68,7 @@ struct Source {
 }
 
 impl Source {
-    /// Writes what is there; how many.
+    /// Writes all pending events; returns their number.
     fn write(&mut self, out: &mut impl Write) -> std::io::Result<usize> {
         let Self { device, vms, trace } = self;
         let mut done = Ok(());
@@ -107,7 +107,7 @@ fn serve(
         }
         out.flush()?;
         let mut heard = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
-        // Whatever a listener says after he asked, it is the end.
+        // Any input after the request ends the trace.
         let said = match poll(&mut heard, Some(&DRAIN_INTERVAL)) {
             Ok(n) => n > 0,
             Err(rustix::io::Errno::INTR) => false,
@@ -125,7 +125,7 @@ fn serve(
     Ok(())
 }
 
-/// One request, as it is told.
+/// A completed request as a JSON line.
 #[derive(Serialize)]
 struct EventLine<'a> {
     device: &'a str,

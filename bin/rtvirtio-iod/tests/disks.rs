@@ -1,4 +1,4 @@
-//! What a disk, a socket and a lock may be: refused with the remedy, and nothing is destroyed.
+//! Invalid disks, sockets and locks are refused with the remedy, and nothing is destroyed.
 
 mod common;
 
@@ -11,7 +11,7 @@ use common::{Iod, configure, disk, program, read, request, two, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
-/// One disk that is all of a file.
+/// A disk on a whole file.
 fn one(dir: &Path, path: &Path, more: &str) -> String {
     let (d, p) = (dir.display(), path.display());
     format!(
@@ -21,13 +21,13 @@ fn one(dir: &Path, path: &Path, more: &str) -> String {
 
 fn fails(dir: &Path, config: &str) -> String {
     let stderr = Iod::try_start(dir, config).err().expect("it does not start");
-    // What a start refuses, a check refuses too, with the same words.
+    // A check refuses with the same text as a start.
     let checked = check(dir, config).unwrap_err();
     assert_eq!(checked.trim(), stderr.trim());
     stderr
 }
 
-/// What `--check` says, or why it refuses.
+/// The output of `--check`, or its error.
 fn check(dir: &Path, config: &str) -> Result<String, String> {
     configure(dir, config);
     let out = program().arg("--config").arg(dir.join("iod.toml")).arg("--check").output().unwrap();
@@ -71,7 +71,7 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
         let image = dir.path().join(format!("image.{kind}"));
         run("qemu-img", &["create", "-q", "-f", kind, image.to_str().unwrap(), "16M"]);
         let before = std::fs::read(&image).unwrap();
-        // VHDX and others are no whole number of sectors long, too; the format is what matters.
+        // VHDX and others are not a whole number of sectors either; the error is about the format.
         let stderr = fails(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
         assert!(stderr.contains("disk \"a\"") && stderr.contains("it is an image of format"), "{stderr}");
         assert!(
@@ -82,8 +82,8 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
     }
 }
 
-/// A guest may write such bytes into its own disk: `format = "raw"` serves it, and its neighbours
-/// on the same file are not refused for it.
+/// A guest may write the signature of an image: `format = "raw"` serves it, and other disks of the
+/// file are not refused for it.
 #[test]
 fn a_raw_disk_may_look_like_an_image() {
     let dir = disk(16);
@@ -103,7 +103,7 @@ fn a_raw_disk_may_look_like_an_image() {
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, data));
     drop((a, iod));
-    // At the start of a part of the file, and at its end.
+    // At the start of a part of the file, and at the end of the file.
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.write_all_at(&[0; 4], 0).unwrap();
     open.write_all_at(b"conectix", (16 << 20) - 512).unwrap();
@@ -132,8 +132,8 @@ fn a_file_that_is_no_whole_disk_is_refused() {
     drop(Iod::start(dir.path(), &one(dir.path(), &file, "size = \"64KiB\"")));
 }
 
-/// Mounted, below device mapper or md, or swap: the kernel has the device; a file is behind a loop
-/// device.
+/// Mounted, below device mapper or md, or swap: the kernel uses the device; or a file is below a
+/// loop device.
 #[test]
 fn what_the_kernel_uses_is_refused() {
     let test = "what_the_kernel_uses_is_refused";
@@ -163,7 +163,7 @@ fn what_the_kernel_uses_is_refused() {
         assert!(stderr.contains(&format!("{node} is mounted on {}", point.display())), "{stderr}");
     }
     assert!(below.contains(&format!("losetup -d {node}")), "{below}");
-    // Free again: parts of one device take it once.
+    // Free again: one lock covers all parts of a device.
     let parts = two(dir.path(), 32, "").replace(&format!("{}/disk", dir.path().display()), node);
     let iod = Iod::start(dir.path(), &parts);
     let mounted = Command::new("mount").arg(node).arg(&point).output().unwrap();
@@ -188,7 +188,7 @@ impl Qemu {
         Self::run(qemu(drive))
     }
 
-    /// Its answer to a command comes from its main loop: the devices are made and locked by then.
+    /// QEMU answers a command from its main loop: its devices are created and locked by then.
     fn run(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let input = child.stdin.as_mut().unwrap();
@@ -210,7 +210,7 @@ impl Drop for Qemu {
     }
 }
 
-/// A stock QEMU with its default locking.
+/// An unmodified QEMU with its default locking.
 #[test]
 fn qemu_and_the_domain_keep_each_other_out() {
     let test = "qemu_and_the_domain_keep_each_other_out";
@@ -228,7 +228,7 @@ fn qemu_and_the_domain_keep_each_other_out() {
     drop(running);
     let refused = |drive: &str| {
         let mut child = qemu(drive).spawn().unwrap();
-        // It ends by itself, or at the end of its monitor's input.
+        // It exits by itself, or at the end of its monitor's input.
         drop(child.stdin.take());
         let out = child.wait_with_output().unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -251,12 +251,12 @@ fn qemu_and_the_domain_keep_each_other_out() {
         assert!(stderr.contains("Failed to get \"write\" lock"), "{stderr}");
         assert_eq!(image(&["info", "-U", "-f", "raw", path]), "");
     }
-    // The same after a kill, and a restart is not kept out by itself.
+    // The same after a kill; the dead process's locks do not prevent a restart.
     iod.kill();
     let iod = Iod::start(dir.path(), &config);
     assert!(refused(&drive).contains("Failed to get \"write\" lock"));
     drop(iod);
-    // Readers go together.
+    // Several readers are allowed.
     let read_only = one(dir.path(), &file, "read_only = true");
     let iod = Iod::start(dir.path(), &read_only);
     drop(Qemu::start(&reads));
@@ -266,7 +266,7 @@ fn qemu_and_the_domain_keep_each_other_out() {
     drop(Iod::start(dir.path(), &read_only));
     assert!(fails(dir.path(), &config).contains("image locks"));
     drop(reader);
-    // And so do writers that know of each other.
+    // And several writers, if all are declared `shared`.
     let share = "shared = true";
     let iod = Iod::start(dir.path(), &one(dir.path(), &file, share));
     let args: Vec<String> = qemu(&drive).get_args().map(|a| a.to_string_lossy().into_owned()).collect();
@@ -278,7 +278,7 @@ fn qemu_and_the_domain_keep_each_other_out() {
     drop(iod);
 }
 
-/// A socket's path is never taken from anything but a dead socket.
+/// A socket is bound only where there is no file, or a dead socket.
 #[test]
 fn what_is_no_dead_socket_stays() {
     let dir = disk(8);
@@ -294,9 +294,9 @@ fn what_is_no_dead_socket_stays() {
         assert_eq!(text(&path), "precious");
         std::fs::remove_file(&path).unwrap();
     }
-    // Nothing is left of a start that failed.
+    // A failed start leaves no files.
     assert!(!d.join("a").exists() && !d.join("b").exists() && !d.join("ctl").exists());
-    // The same file by another name.
+    // The same file by another path.
     std::os::unix::fs::symlink(d, d.join("same")).unwrap();
     let aliased = config.replace(
         &format!("socket = \"{}/b\"", d.display()),
@@ -313,7 +313,7 @@ fn what_is_no_dead_socket_stays() {
     );
     assert!(fails(d, &aliased).contains("the configuration file"));
     assert!(text(&d.join("iod.toml")).contains("[[device]]"));
-    // A listener that does not accept, with a full backlog: an answer at once.
+    // A listener that does not accept, with a full backlog, is detected at once.
     let busy = UnixListener::bind(d.join("a")).unwrap();
     let mut waiting = Vec::new();
     rustix::net::listen(&busy, 0).unwrap();
@@ -335,8 +335,7 @@ fn what_is_no_dead_socket_stays() {
     assert!(stderr.contains("another process listens there"), "{stderr}");
     assert!(check(d, &config).unwrap_err().contains("another process listens there"));
     drop(busy);
-    // Dead now: replaced. What another process puts in its place meanwhile is not removed at the
-    // end.
+    // A dead socket is replaced. A file of another process in its place stays at the end.
     let iod = Iod::start(d, &config);
     std::fs::remove_file(d.join("a")).unwrap();
     std::fs::write(d.join("a"), "precious").unwrap();
@@ -345,7 +344,7 @@ fn what_is_no_dead_socket_stays() {
     assert!(!d.join("b").exists() && !d.join("ctl").exists());
 }
 
-/// Whether another user with this group and no other can connect.
+/// Whether another user with only this group can connect.
 fn connects(socket: &Path, group: libc::gid_t) -> bool {
     let address = rustix::net::SocketAddrUnix::new(socket).unwrap();
     let flags = rustix::net::SocketFlags::NONBLOCK;
@@ -356,8 +355,8 @@ fn connects(socket: &Path, group: libc::gid_t) -> bool {
         let pid = libc::fork();
         assert!(pid >= 0);
         if pid == 0 {
-            // The system calls themselves: libc's functions would ask other threads, which there
-            // are none of.
+            // Raw system calls: libc's wrappers would synchronise with other threads, which a
+            // forked child lacks.
             let done = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>())
                 | libc::syscall(libc::SYS_setresgid, group, group, group)
                 | libc::syscall(libc::SYS_setresuid, 65_533, 65_533, 65_533);
@@ -384,7 +383,7 @@ fn sockets_have_explicit_modes_and_groups() {
         two(d, 8, "").replace("name = \"b\"\n", "name = \"b\"\nsocket_group = \"daemon\"\n")
     );
     configure(d, &config);
-    // The loosest umask that there is.
+    // The most permissive umask.
     let mut child = Command::new("sh")
         .args(["-c", "umask 0; exec \"$0\" --config \"$1\""])
         .arg(program().get_program())
@@ -433,12 +432,11 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let stderr = check(d, &config).unwrap();
     assert!(stderr.contains("1 devices, 2 disks"), "{stderr}");
     assert_eq!(names(), before);
-    // A dead socket stays for the start.
+    // A check leaves a dead socket.
     drop(UnixListener::bind(d.join("a")).unwrap());
     check(d, &config).unwrap();
     assert!(d.join("a").exists());
-    // No lock is kept, and a running domain of the same file is no error, but another one on its
-    // disks is.
+    // A check keeps no lock. A running domain of the same file is no error, one of another file is.
     let iod = Iod::start(d, &config);
     let stderr = check(d, &config).unwrap();
     assert!(stderr.contains(&format!("process {} answers on", iod.pid())), "{stderr}");
@@ -447,7 +445,7 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let same_disk = one(other.path(), &d.join("disk"), "");
     let stderr = check(other.path(), &same_disk).unwrap_err();
     assert!(stderr.contains("disk \"a\"") && stderr.contains(&format!("process {}", iod.pid())), "{stderr}");
-    // The domain noticed nothing of it.
+    // The running domain is not affected.
     let mut a = Client::connect(&d.join("a"), Options::default()).unwrap();
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     drop((a, iod));
@@ -460,8 +458,7 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     assert!(fails(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
 }
 
-/// A backing file that is cut short: reads beyond its end fail, a write there makes it longer
-/// again.
+/// A truncated backing file: reads beyond its end fail, a write there extends it again.
 #[test]
 fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
     let dir = disk(8);
@@ -473,7 +470,7 @@ fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.set_len(1 << 20).unwrap();
     assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 1);
-    // Discard and write-zeroes leave the length: at sector 8192, of 8 sectors, no flags.
+    // Discard and write-zeroes keep the length: at sector 8192, of 8 sectors, no flags.
     let mut range = 8_192_u64.to_le_bytes().to_vec();
     range.extend([8_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat());
     for kind in [11, 13] {

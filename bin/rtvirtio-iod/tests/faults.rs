@@ -1,4 +1,4 @@
-//! Devices and directories that go away under live guests.
+//! Devices and directories that disappear under live guests.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn works(command: &mut Command) -> Option<String> {
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
-/// A loop device; gone when dropped.
+/// A loop device, detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -21,7 +21,7 @@ impl Loop {
         works(Command::new("losetup").args(["--find", "--show"]).arg(file)).map(|d| Self(d.into()))
     }
 
-    /// The device takes on the size that its file has now.
+    /// Sets the device to the current size of its file.
     fn follow(&self) {
         works(Command::new("losetup").arg("--set-capacity").arg(&self.0)).unwrap();
     }
@@ -33,7 +33,7 @@ impl Drop for Loop {
     }
 }
 
-/// A small file system in memory; gone when dropped.
+/// A small tmpfs, unmounted when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -51,13 +51,13 @@ impl Drop for Tmpfs {
     }
 }
 
-/// Requests that failed, of both VMs.
+/// Failed requests of both VMs.
 fn errors(iod: &Iod) -> [u64; 2] {
     let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
     [0, 1].map(|vm| status["vms"][vm]["errors"].as_u64().unwrap())
 }
 
-/// Two disks on one device's engine, each a file or device of its own.
+/// Two disks on one engine, each with a backing of its own.
 fn pair(dir: &Path, a: &Path, b: &Path) -> String {
     let (d, a, b) = (dir.display(), a.display(), b.display());
     format!(
@@ -67,9 +67,9 @@ fn pair(dir: &Path, a: &Path, b: &Path) -> String {
     )
 }
 
-/// The whole device shrinks to nothing under a guest that reads and writes: its requests fail one
-/// by one, its neighbour on the same engine notices nothing, and when the device is there again, so
-/// are the guest's data.
+/// A device shrinks to nothing under a guest that reads and writes: its requests fail one by one,
+/// its neighbour on the same engine is not affected, and when the device is back, so are the
+/// guest's data.
 #[test]
 fn a_device_that_goes_away_fails_its_own_guest_only() {
     let test = "a_device_that_goes_away_fails_its_own_guest_only";
@@ -96,7 +96,7 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     device.follow();
     assert_eq!(request(&mut a, &read(last, 4_096), None).0, 1, "what is cut off");
     assert_eq!(request(&mut a, &read(first, 4_096), None), (0, vec![9; 4_096]), "what is left");
-    // A device without a byte: to the guest it was pulled out.
+    // A device of size 0, as if unplugged.
     set_size(0);
     device.follow();
     for i in 0..200 {
@@ -115,8 +115,8 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     assert_eq!(errors(&iod), [401, 0], "counted for the guest, and not for its neighbour");
 }
 
-/// A sparse disk on a full file system: writes that need room fail, all others are served, and room
-/// that is given back is used.
+/// A sparse disk on a full file system: writes that need space fail, all others succeed, and freed
+/// space is used.
 #[test]
 fn a_full_file_system_fails_writes_that_need_room() {
     let test = "a_full_file_system_fails_writes_that_need_room";
@@ -142,7 +142,7 @@ fn a_full_file_system_fails_writes_that_need_room() {
         0,
         "a flush"
     );
-    // Discard the first 256 KiB: there is room again.
+    // Discarding the first 256 KiB frees space.
     let mut range = 0u64.to_le_bytes().to_vec();
     range.extend(512u32.to_le_bytes());
     range.extend(0u32.to_le_bytes());
@@ -151,12 +151,12 @@ fn a_full_file_system_fails_writes_that_need_room() {
     assert!(neighbour.end().0 > 0);
     assert_eq!(errors(&iod), [2, 0]);
     drop(a);
-    // Before the file system goes.
+    // The domain ends before the file system is unmounted.
     assert!(iod.end().0.success());
 }
 
-/// The directory of all sockets is removed under a live guest: it is served on, and the domain ends
-/// as it should.
+/// The directory of all sockets is removed under a live guest, which is served on; the domain ends
+/// normally.
 #[test]
 fn the_sockets_directory_goes_away() {
     let dir = disk(8);
@@ -165,7 +165,7 @@ fn the_sockets_directory_goes_away() {
     let at = |name: &str| format!("socket = \"{}/{name}\"", dir.path().display());
     let config = two(dir.path(), 8, "").replace(&at("a"), &format!("socket = \"{}/a\"", run.display()));
     let config = config.replace(&at("b"), &format!("socket = \"{}/b\"", run.display()));
-    // A directory that is not there is told by name.
+    // A missing directory is named in the error.
     let stderr =
         Iod::try_start(dir.path(), &config.replace("/run/a", "/nowhere/a")).err().expect("no socket");
     assert!(stderr.contains("disk \"a\"") && stderr.contains("/nowhere/a"), "{stderr}");

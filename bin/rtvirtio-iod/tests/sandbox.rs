@@ -1,4 +1,4 @@
-//! A running domain is shut in: every thread of it, as the kernel sees it.
+//! Confinement of a running domain: every thread, as the kernel shows it.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use common::{Iod, disk, read, request, two, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
-/// Of every thread, what `/proc` says under these keys.
+/// The values of these keys in `/proc`, of every thread.
 fn threads(pid: u32, keys: &[&str]) -> BTreeMap<String, Vec<String>> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let of = |task: std::fs::DirEntry| {
@@ -27,7 +27,7 @@ const NONE: &str = "0000000000000000";
 /// `CAP_SYS_NICE` is number 23.
 const NICE: &str = "0000000000800000";
 
-/// What this test may assert of the bounding set: without `CAP_SETPCAP` nobody can empty it.
+/// The expected bounding set: without `CAP_SETPCAP` it cannot be emptied.
 fn bounding(found: &str) -> &str {
     let ours = std::fs::read_to_string("/proc/self/status").unwrap();
     let effective = ours.lines().find_map(|l| l.strip_prefix("CapEff:")).unwrap().trim().to_owned();
@@ -42,7 +42,7 @@ fn every_thread_is_shut_in_while_it_serves() {
     let mut clients = ["a", "b"].map(|d| Client::connect(&dir.path().join(d), Options::default()).unwrap());
     for client in &mut clients {
         assert_eq!(request(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
-        // A flush makes the kernel start a thread of io_uring for us.
+        // A flush makes the kernel start an io_uring worker.
         assert_eq!(request(client, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
         assert_eq!(request(client, &read(0, 4_096), None), (0, vec![7; 4_096]));
     }
@@ -59,14 +59,14 @@ fn every_thread_is_shut_in_while_it_serves() {
     for layer in ["no new privileges", "seccomp", "no capabilities", "io_uring limited to what is used"] {
         assert!(line.contains(layer), "{line}");
     }
-    // In force, or stderr to be lacking; never silent.
+    // In force, or reported as missing.
     assert!(line.contains("landlock"), "{line}");
     for left in ["a", "b", "ctl"] {
         assert!(!dir.path().join(left).exists(), "{left} is removed at the end, from within the sandbox");
     }
 }
 
-/// The one capability that may stay, and for whom.
+/// One capability may stay, for the engine's thread only.
 #[test]
 fn passing_priorities_on_keeps_one_capability_for_one_thread() {
     let dir = disk(8);

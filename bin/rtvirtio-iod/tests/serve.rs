@@ -1,4 +1,4 @@
-//! The process serves what it is told to, and says what it cannot.
+//! The process serves its configuration, and reports what it cannot serve.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn what_is_written_is_read_and_nobody_elses() {
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), BIG).unwrap();
     assert_eq!((a.capacity, b.capacity), (32 << 20, 32 << 20));
-    // From one sector to sixteen pieces, at places of both halves.
+    // From one sector to sixteen pieces, at offsets in both halves.
     for (i, (sector, len)) in
         [(0, 512), (7, 4_096), (128, 65_536), (1_001, 66_048), (4_096, 1 << 20)].into_iter().enumerate()
     {
@@ -30,13 +30,13 @@ fn what_is_written_is_read_and_nobody_elses() {
         assert_eq!(request(&mut b, &write(sector, len), Some(&theirs)).0, 0);
         assert_eq!(request(&mut a, &read(sector, len), None), (0, ours.clone()));
         assert_eq!(request(&mut b, &read(sector, len), None), (0, theirs));
-        // A completed flush is on the device: the file itself says the same.
+        // A completed flush is on the device: the file has the same bytes.
         assert_eq!(request(&mut a, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
         let file = std::fs::read(dir.path().join("disk")).unwrap();
         let at = sector as usize * 512;
         assert_eq!(&file[at..at + len as usize], ours);
     }
-    // The end of one's own half is the end of the disk.
+    // The end of a disk's part is the end of the disk.
     let last = (32 << 20) / 512;
     assert_eq!(request(&mut a, &read(last - 8, 4_096), None).0, 0);
     assert_eq!(request(&mut a, &read(last - 7, 4_096), None).0, 1);
@@ -47,7 +47,7 @@ fn what_is_written_is_read_and_nobody_elses() {
     assert!(status.contains("\"name\":\"a\"") && status.contains("\"attached\":true"), "{status}");
 }
 
-/// Ranges that are zeroed or forgotten read as zeroes, and their neighbours as before.
+/// Zeroed and discarded ranges read as zeroes, and adjacent bytes stay.
 #[test]
 fn zeroes_and_discards() {
     let dir = disk(64);
@@ -78,7 +78,7 @@ fn zeroes_and_discards() {
         assert!(got[from..to].iter().all(|b| *b == 0), "kind {kind}, flags {flags}");
         assert!(got[..from] == data[..from] && got[to..] == data[to..]);
     }
-    // Two ranges at once were not offered, and nothing lies beyond the end.
+    // Ranges beyond the end are refused.
     let (status, _) = request(
         &mut a,
         &BlkRequest { kind: 13, priority: 0, sector: 0, len: 16 },
@@ -87,7 +87,7 @@ fn zeroes_and_discards() {
     assert_ne!(status, 0);
 }
 
-/// Memory that is not aligned as direct I/O wants it.
+/// Guest memory that is not aligned for direct I/O.
 #[test]
 fn unaligned_memory_is_served_too() {
     let dir = disk(8);
@@ -127,7 +127,7 @@ fn a_cap_is_kept_and_used() {
     let plan =
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let mut got = || run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
-    // Never more. A host that stands still makes it less, but not each time; one that others crowd,
+    // Never more than the cap. Stalls of the host make it less, but not each time; a crowded host,
     // most times.
     let mut used = false;
     let begin = Instant::now();
@@ -140,8 +140,7 @@ fn a_cap_is_kept_and_used() {
     assert!(iod.status().contains("\"cap_hits\":"), "{}", iod.status());
 }
 
-/// Kicks may be missed while nobody looks, answers may come while nobody waits: nothing is
-/// forgotten.
+/// Missed kicks and late completions: every request completes.
 #[test]
 fn many_requests_of_many_queues_all_come_back() {
     let dir = disk(64);
@@ -152,7 +151,7 @@ fn many_requests_of_many_queues_all_come_back() {
     let (mut asked, mut back) = (0, 0);
     while back < 20_000 {
         for queue in &mut client.queues {
-            // More outstanding than the VM may have at the domain: the rest waits in the ring.
+            // More requests than the VM's depth: the rest waits in the ring.
             for _ in 0..7 {
                 if asked < 20_000 && queue.push(&read((asked * 8) % 60_000, 4_096)).is_some() {
                     asked += 1;
@@ -197,7 +196,7 @@ fn mistakes_are_told_before_anything_runs() {
     assert!(String::from_utf8_lossy(&help.stdout).contains("EXAMPLES"));
 }
 
-/// A file that became shorter is an I/O error for its guest, and for no other.
+/// A truncated file is an I/O error for its guest only.
 #[test]
 fn a_disk_cut_short_is_an_error_of_its_own_guest() {
     let (dir, other) = (disk(8), disk(8));
@@ -216,7 +215,7 @@ fn a_disk_cut_short_is_an_error_of_its_own_guest() {
     assert_eq!(request(&mut b, &read(8_192, 4_096), None).0, 0);
 }
 
-/// The examples are configurations, and the document shows the same.
+/// The examples are valid, and the document shows the same text.
 #[test]
 fn the_examples_are_right() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -228,8 +227,8 @@ fn the_examples_are_right() {
     assert!(shown.contains(body), "docs/iod.md shows the example as it is");
 }
 
-/// A flush holds no place in the window, but one in the engine: with a window of one nothing may
-/// get lost beside it.
+/// A flush holds no place in the window, but a slot in the engine: with a window of one, no request
+/// is lost alongside it.
 #[test]
 fn flushes_of_both_vms_beside_a_window_of_one() {
     let dir = disk(16);
@@ -241,12 +240,12 @@ fn flushes_of_both_vms_beside_a_window_of_one() {
         .map(|name| {
             let mut client = Client::connect(&dir.path().join(name), Options::default()).unwrap();
             std::thread::spawn(move || {
-                // All of it, for with the connection the disk goes.
+                // Moves the whole client: dropping its connection closes the disk.
                 let client = &mut client;
                 let queue = &mut client.queues[0];
                 for round in 0..200_u64 {
-                    // Written first, so that a flush has something to do; the second flush waits
-                    // for the first.
+                    // A write first, so that the flush has work; the second flush waits for the
+                    // first.
                     for ask in [write(round % 8 * 8, 4_096), flush, flush, read(round % 8 * 8, 4_096)] {
                         queue.push(&ask).unwrap();
                     }

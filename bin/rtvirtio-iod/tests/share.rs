@@ -1,9 +1,7 @@
-//! What one guest can do within the protocol, and what its neighbour notices of it: each attack,
-//! and a control run without it.
+//! Effects of valid but excessive load on a neighbour: each attack with a control run.
 //!
-//! The figures are printed; what is asserted does not depend on a quiet machine. `cargo test
-//! --release -p rtvirtio-iod --test share -- --nocapture --test-threads=1` on an idle machine
-//! measures.
+//! Figures are printed; assertions do not depend on a quiet machine. To measure on an idle machine:
+//! `cargo test --release -p rtvirtio-iod --test share -- --nocapture --test-threads=1`.
 
 mod common;
 
@@ -15,7 +13,7 @@ use std::time::Duration;
 use common::{Iod, Neighbour, disk, read, request};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
-/// How long each run takes: `RTVIRTIO_SHARE_SECONDS`, or one second.
+/// Duration of each run: `RTVIRTIO_SHARE_SECONDS`, or one second.
 fn length() -> Duration {
     let seconds = std::env::var("RTVIRTIO_SHARE_SECONDS").ok().and_then(|s| s.parse().ok());
     Duration::from_secs_f64(seconds.unwrap_or(1.0))
@@ -34,11 +32,11 @@ fn compare(name: &str, socket: &Path, control: impl FnOnce(), attack: impl FnOnc
     let with = measure(&mut || attack.take().expect("once")());
     eprintln!("{name}: without {without:?}, with {with:?}");
     assert!(with.n > 0, "{name}: the neighbour got nothing");
-    // A neighbour that is stopped by an attack stays stopped.
+    // A neighbour that an attack stops stays stopped.
     assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
 }
 
-/// Attackers in threads of their own, for as long as a run takes.
+/// Runs attackers in threads, for the duration of a run.
 fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 'static) {
     let stop = Arc::new(AtomicBool::new(false));
     let attacker = Arc::new(attacker);
@@ -53,8 +51,8 @@ fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 's
     threads.into_iter().for_each(|t| t.join().expect("an attacker"));
 }
 
-/// Discards and zeroing, 128 MiB each, 32 at once, while a neighbour has a reservation of 40 % and
-/// a deadline of 20 ms.
+/// Discards and zeroing, 128 MiB each, 32 outstanding, while a neighbour has a reservation of 40 %
+/// and a deadline of 20 ms.
 #[test]
 fn a_flood_of_discards() {
     let dir = disk(1);
@@ -73,7 +71,7 @@ fn a_flood_of_discards() {
     let socket = dir.path().join("a");
     for (name, kinds) in [("discards", [11, 11]), ("zeroing", [13, 13]), ("zeroing and discards", [13, 11])] {
         let socket = socket.clone();
-        // Something to discard.
+        // Allocates ranges to discard.
         let zero = |from: u64| range(from, 128 << 11);
         let mut fill = Client::connect(&socket, Options::default()).unwrap();
         for i in 0..8 {
@@ -120,8 +118,8 @@ fn range(sector: u64, sectors: u32) -> Vec<u8> {
     range
 }
 
-/// Requests that are completed at once, by 8 VMs with 4 queues each, of 64 disks. The control run
-/// burns as many CPUs.
+/// Requests that complete at once, by 8 VMs with 4 queues each, of 64 disks. The control run uses
+/// as many CPUs.
 #[test]
 fn a_flood_of_requests_that_cost_no_device_time() {
     let dir = disk(64);
@@ -134,7 +132,8 @@ fn a_flood_of_requests_that_cost_no_device_time() {
     }
     let mut iod = Iod::start(dir.path(), &config);
     let at = dir.path().to_owned();
-    // One thread for all of them, which only offers: it costs one CPU, and the engine the rest.
+    // One thread for all of them, which only adds requests: it uses one CPU, and the engine the
+    // other.
     let attacker = move |_: usize, stop: &AtomicBool| {
         let options = Options { queues: 4, size: 256, ..Options::default() };
         let mut clients: Vec<Client> =
@@ -167,7 +166,7 @@ fn a_flood_of_requests_that_cost_no_device_time() {
         }
         let each: Vec<u64> = counts.iter().map(|c| c.iter().map(|(_, completed)| completed).sum()).collect();
         eprintln!("completed for each attacker: {each:?}");
-        // They come last, and each of them has its turn.
+        // Throttled VMs come last, but each of them has its turn.
         assert!(each.iter().all(|n| *n > 50), "{each:?}");
     };
     let busy = |_: usize, stop: &AtomicBool| {
@@ -186,7 +185,7 @@ fn a_flood_of_requests_that_cost_no_device_time() {
     assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0);
 }
 
-/// Reads into memory that the guest does not have: they never reach the device.
+/// Reads into unmapped guest memory: they never reach the device.
 #[test]
 fn a_flood_of_requests_that_cannot_be_carried_out() {
     const NEXT: u16 = 1;
@@ -203,7 +202,7 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
             let (header, status) = (queue.data(0), queue.data(1));
             mem.write(header, &[0; 16]);
             let guest = |offset: usize| rtvirtio_domain_client::SharedMemory::BASE + offset as u64;
-            // All of the disk at once: 512 pieces.
+            // The whole disk at once: 512 pieces.
             queue.write_descriptor_raw(0, guest(header), 16, NEXT, 1);
             queue.write_descriptor_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);
             queue.write_descriptor_raw(2, guest(status), 1, WRITE, 0);
@@ -226,8 +225,7 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
     assert!(iod.is_alive());
 }
 
-/// A full window, a flush and a discard are at the device at once: there is a place for each of
-/// them.
+/// A full window, a flush and a discard are in flight at once: each has a slot.
 #[test]
 fn everything_is_at_the_device_at_once() {
     let dir = disk(64);
@@ -260,8 +258,8 @@ fn everything_is_at_the_device_at_once() {
     assert!(iod.is_alive());
 }
 
-/// A queue with discards for hours stops at once, and so does the domain: a guest that reboots does
-/// not wait for them.
+/// A queue with hours of discards stops at once, and so does the domain: a rebooting guest does not
+/// wait.
 #[test]
 fn discards_do_not_hold_up_a_stop() {
     use vhost::VhostBackend;
@@ -295,7 +293,7 @@ fn discards_do_not_hold_up_a_stop() {
         std::iter::from_fn(|| client.queues[0].pop_used()).inspect(|a| assert_eq!(a.status, 0)).count();
     // More than a hundred of 1 GiB each, at one percent of the time.
     assert!(done > 100 && stopped < Duration::from_secs(5), "{done} after {stopped:?}");
-    // Zeroing is no hint: the queue waits for it, and the end of the domain does not.
+    // Zeroing is not a hint: the queue waits for it, but the end of the domain does not.
     drop(client);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     push(&mut client, 13);

@@ -1,4 +1,4 @@
-//! What the domain says of each request, while it serves.
+//! Traces of requests.
 
 mod common;
 
@@ -13,17 +13,17 @@ use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use serde_json::Value;
 
-/// A listener.
+/// A connection that listens to a trace.
 struct Listener {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
 }
 
 impl Listener {
-    /// Asks for a trace; the first line says whether it runs.
+    /// Asks for a trace; the first line is the reply.
     fn ask(dir: &Path, request: &str) -> (Self, Value) {
         let stream = UnixStream::connect(dir.join("ctl")).unwrap();
-        // A domain that says nothing fails the test instead of stopping it.
+        // A silent domain fails the test instead of blocking it.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         writeln!(&stream, "{request}").unwrap();
         let lines = BufReader::new(stream.try_clone().unwrap());
@@ -33,7 +33,7 @@ impl Listener {
     }
 
     fn start(dir: &Path) -> Self {
-        // The one before may have left just now.
+        // The previous listener may still be attached.
         for _ in 0..500 {
             let (listener, first) = Self::ask(dir, r#"{"command": "trace"}"#);
             if first["trace"]["devices"] == 1 {
@@ -51,7 +51,7 @@ impl Listener {
         serde_json::from_str(&line).ok()
     }
 
-    /// All events until the end, which is asked for here; and what the end says.
+    /// Ends the trace; returns its events and the last line.
     fn rest(mut self) -> (Vec<Value>, Value) {
         self.stream.shutdown(Shutdown::Write).unwrap();
         let mut events = Vec::new();
@@ -74,14 +74,14 @@ fn every_request_is_told_as_it_was() {
     let options = Options { buffer: 65_536, ..Options::default() };
     let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), options).unwrap();
-    // Nobody listens yet.
+    // Before the trace.
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     let listener = Listener::start(dir.path());
     let data = vec![7; 65_536];
     let flush = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
     assert_eq!(request(&mut a, &write(8, 65_536), Some(&data)).0, 0);
     assert_eq!(request(&mut a, &flush, None).0, 0);
-    // The guest says real-time 2 and idle 7; the rule of this VM ends at best effort.
+    // The guest uses real-time 2 and idle 7; the ceiling of this VM is best effort.
     assert_eq!(request(&mut b, &BlkRequest { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
     assert_eq!(request(&mut b, &BlkRequest { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
     let (events, end) = listener.rest();
@@ -108,17 +108,17 @@ fn every_request_is_told_as_it_was() {
     for e in &events {
         let ns = |key: &str| e[key].as_u64().unwrap();
         assert!(ns("device_ns") > 0 && ns("total_ns") == ns("wait_ns") + ns("device_ns"), "{e}");
-        // One after the other: each was taken after the one before had been answered.
+        // At depth 1 each request is fetched after the completion of the previous one.
         assert!(ns("at_ns") >= before, "{e}");
         before = ns("at_ns") + ns("total_ns");
         assert_eq!((&e["status"], &e["device"], &e["reserved"]), (&0.into(), &"d".into(), &false.into()));
     }
-    // Who was served before the end is told no more.
+    // Requests after the trace are not in it.
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     assert_eq!(Listener::start(dir.path()).rest().0.len(), 0);
 }
 
-/// The time that a cap holds a request is waiting, not the device's; and an error is told.
+/// Time under a cap is waiting time, not device time; and errors are in the trace.
 #[test]
 fn waiting_is_told_from_the_device() {
     let dir = disk(8);
@@ -128,7 +128,7 @@ fn waiting_is_told_from_the_device() {
     let _iod = Iod::start(dir.path(), &config);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let listener = Listener::start(dir.path());
-    // The second time all is used again that the first had.
+    // The second round reuses all slots of the first.
     for _ in 0..2 {
         for i in 0..20 {
             a.queues[0].push(&read(i * 8, 4_096)).unwrap();
@@ -138,24 +138,23 @@ fn waiting_is_told_from_the_device() {
             assert_eq!(common::completion(&mut a.queues[0]).expect("an answer").status, 0);
         }
     }
-    // Beyond the end of the file, which was cut meanwhile.
+    // Beyond the end of the truncated file.
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
     file.set_len(1 << 20).unwrap();
     assert_eq!(request(&mut a, &read(4_096, 4_096), None).0, 1);
     let (events, end) = listener.rest();
     assert_eq!((events.len(), &end["dropped"]), (41, &0.into()));
     for events in [&events[..20], &events[20..40]] {
-        // When each one went to the device.
+        // The submission of each request.
         let went = |e: &Value| e["at_ns"].as_u64().unwrap() + e["wait_ns"].as_u64().unwrap();
         for (i, event) in events.iter().enumerate() {
-            // What the cap allows at most, however slow the machine is: one at once, then one each
-            // 5 ms.
+            // The most that the cap allows, on any machine: one at once, then one per 5 ms.
             assert!(went(event) - went(&events[0]) >= i as u64 * 4_990_000, "{i}: {event}");
         }
     }
     assert_eq!(events[40]["status"], 1);
 
-    // Its first piece goes at once, the other seven are held by the cap: that is after the waiting.
+    // Its first piece goes at once, the cap delays the other seven: time after the submission.
     let mut b =
         Client::connect(&dir.path().join("b"), Options { buffer: 131_072, ..Options::default() }).unwrap();
     let listener = Listener::start(dir.path());
@@ -165,7 +164,7 @@ fn waiting_is_told_from_the_device() {
     assert!(events[0]["device_ns"].as_u64().unwrap() > 100_000_000, "{}", events[0]);
 }
 
-/// A listener who does not read loses events, and only that: each is told or counted.
+/// A listener that does not read loses events only: each is delivered or counted.
 #[test]
 fn a_listener_who_sleeps_stops_nobody() {
     let dir = disk(8);
@@ -173,14 +172,14 @@ fn a_listener_who_sleeps_stops_nobody() {
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
     let flood = Stream { block: 512, ..Stream::reads("flood", 64, 2 << 20) };
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_secs(1), seed: 1, spin: false };
-    // Once nothing is under way.
+    // When no request is outstanding.
     let answered = || loop {
         let status: Value = serde_json::from_str(&iod.status()).unwrap();
         if status["vms"][0]["outstanding"] == 0 {
             return status["vms"][0]["read"]["requests"].as_u64().unwrap();
         }
     };
-    // More than the ring and the socket hold.
+    // More events than the ring and the socket hold.
     let mut flood = || {
         let before = answered();
         for _ in 0..200 {
@@ -191,14 +190,14 @@ fn a_listener_who_sleeps_stops_nobody() {
         }
         panic!("{} requests in 200 s", answered() - before);
     };
-    // One who leaves with his mouth full.
+    // A listener that disconnects with unread events.
     let listener = Listener::start(dir.path());
     flood();
     drop(listener);
     let listener = Listener::start(dir.path());
     let before = answered();
     flood();
-    // Others are told that they cannot listen now, and all the same what they ask.
+    // A second listener is refused; other commands work.
     let (_, refused) = Listener::ask(dir.path(), r#"{"command": "trace"}"#);
     assert!(refused["error"].as_str().unwrap().contains("another listener"), "{refused}");
     let all = answered() - before;
@@ -209,7 +208,7 @@ fn a_listener_who_sleeps_stops_nobody() {
     assert!(told >= 8_192 && dropped > 0, "{told} and {dropped}");
 }
 
-/// It ends by itself when it was asked to, and when the listener is gone without a word.
+/// A trace ends after its time, and when its listener disconnects.
 #[test]
 fn it_ends() {
     let dir = disk(8);

@@ -1,5 +1,5 @@
-//! A load by hand: `load SECONDS SPIN CLIENT:RATE:DEPTH[:BLOCK[:WRITES]]... -- SOCKET...`, where a
-//! rate of 0 floods.
+//! A load generator: `load SECONDS SPIN CLIENT:RATE:DEPTH[:BLOCK[:WRITES]]... -- SOCKET...`; rate 0
+//! is a closed loop.
 
 use std::path::Path;
 use std::time::Duration;

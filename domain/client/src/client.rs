@@ -1,4 +1,4 @@
-//! A connection to a backend.
+//! A connection to a back end.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ const VERSION_1: u64 = 1 << 32;
 const FLUSH: u64 = 1 << 9;
 const QUEUES: u64 = 1 << 12;
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
-    /// Descriptors of each; a third as many requests.
+    /// Descriptors of each queue; each request takes three.
     pub size: u16,
-    /// Bytes of data of each request.
+    /// Data buffer of each request, in bytes.
     pub buffer: usize,
-    /// As QEMU makes its memory.
+    /// Seals the memory, as QEMU does.
     pub sealed: bool,
 }
 
@@ -35,38 +35,38 @@ impl Default for Options {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The backend refused, or is not there.
+    /// The back end refused, or is absent.
     #[error("{}: {what}: {source}", socket.display())]
     Backend {
-        /// Where.
+        /// Its socket.
         socket: PathBuf,
-        /// What was asked.
+        /// The operation.
         what: &'static str,
-        /// What it said.
+        /// Its error.
         source: vhost::Error,
     },
-    /// Our own side.
+    /// A local failure.
     #[error("{what}: {source}")]
     Io {
-        /// What.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// Its error.
         source: io::Error,
     },
 }
 
-/// A disk.
+/// A connected disk.
 pub struct Client {
     frontend: Frontend,
-    /// Shared with the backend.
+    /// Memory shared with the back end.
     pub mem: Arc<SharedMemory>,
     /// Its queues.
     pub queues: Vec<ClientQueue>,
-    /// Its size in bytes, as the backend says.
+    /// Its size in bytes.
     pub capacity: u64,
 }
 
@@ -103,7 +103,7 @@ impl Client {
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK;
             frontend.set_protocol_features(there & wanted).map_err(bad("set protocol features"))?;
-            // Every message is answered from here on, so that a refusal is seen.
+            // Every message asks for a reply from here on, so that refusals are seen.
             if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
                 frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
             }
@@ -152,7 +152,7 @@ impl Client {
         Ok(Self { frontend, mem, queues, capacity })
     }
 
-    /// The connection itself, to say what no driver would.
+    /// The raw connection, for invalid messages.
     pub fn raw(&mut self) -> &mut Frontend {
         &mut self.frontend
     }

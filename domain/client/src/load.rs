@@ -1,5 +1,4 @@
-//! Load on backends: requests at their intended times, or so many always; latencies from the
-//! intended start.
+//! Load generators: open loop at fixed times, or closed loop; latencies from the intended start.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,29 +18,28 @@ const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 /// A stream of requests to one client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
-    /// For the result.
+    /// Name in the result.
     pub name: String,
-    /// Which client.
+    /// Index of the client.
     pub client: usize,
-    /// Which of its queues.
+    /// Index of its queue.
     pub queue: usize,
     /// Requests per second at fixed times; `None` keeps `depth` outstanding.
     pub rate: Option<f64>,
-    /// Outstanding at most.
+    /// Most outstanding requests.
     pub depth: usize,
-    /// Bytes each.
+    /// Bytes of a request.
     pub block: u32,
     /// Share of writes, 0 to 1.
     pub writes: f64,
     /// Linux's I/O priority in the header.
     pub priority: u32,
-    /// Addresses are random within the disk.
+    /// Random offsets are below this, in bytes.
     pub span: u64,
 }
 
 impl Stream {
-    /// Reads of 4 KiB at random, `depth` outstanding always, to the first queue of the first
-    /// client.
+    /// A closed loop of random 4 KiB reads on the first queue of the first client.
     #[must_use]
     pub fn reads(name: &str, depth: usize, span: u64) -> Self {
         Self {
@@ -58,20 +56,20 @@ impl Stream {
     }
 }
 
-/// What a stream got.
+/// Result of a stream.
 #[derive(Clone, Debug)]
 pub struct StreamResult {
-    /// As declared.
+    /// Name of the stream.
     pub name: String,
     /// Requests that were due after the warm-up.
     pub n: u64,
-    /// Of them, refused.
+    /// Requests that failed.
     pub errors: u64,
-    /// Answers per second.
+    /// Completions per second.
     pub rate: f64,
-    /// Of them, not answered by the end; their latency is the time until then.
+    /// Requests not completed by the end; their latency is the time until then.
     pub unanswered: u64,
-    /// Intended start and answer of each, in ns of CLOCK_MONOTONIC.
+    /// Intended start and completion of each request, in ns of CLOCK_MONOTONIC.
     pub spans: Vec<(u64, u64)>,
     hist: LatencyHistogram,
 }
@@ -83,7 +81,7 @@ impl StreamResult {
         self.hist.percentile(percentile)
     }
 
-    /// The longest.
+    /// The longest latency.
     #[must_use]
     pub fn max(&self) -> Nanos {
         self.hist.max()
@@ -96,46 +94,46 @@ impl StreamResult {
     }
 }
 
-/// Of each slot of a queue: who asked, and when it was intended.
+/// Stream and intended start of the request in each slot.
 type Slots = Vec<Option<(usize, u64)>>;
 
 struct StreamState {
     stream: Stream,
     random: Random,
-    /// Next intended start, from the beginning, in ns.
+    /// Next intended start, in ns since the beginning.
     due: u64,
     period: u64,
     outstanding: usize,
-    /// Intended starts that wait for a place.
+    /// Intended starts that wait for a slot.
     late: std::collections::VecDeque<u64>,
-    /// Answers that count.
+    /// Completions after the warm-up.
     answers: u64,
     got: StreamResult,
 }
 
-/// How to run.
+/// Duration and mode of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Not counted.
+    /// Time before the measurement.
     pub warm_up: Duration,
-    /// Counted.
+    /// Time of the measurement.
     pub length: Duration,
-    /// Of addresses and directions.
+    /// Seed of offsets and directions.
     pub seed: u64,
-    /// Looks for answers without sleeping: what a guest that polls would see. Otherwise sleeps
-    /// until the backend calls.
+    /// Polls for completions without sleeping, as a polling guest does. Otherwise sleeps until the
+    /// back end calls.
     pub spin: bool,
 }
 
 /// Runs streams against connected clients, from one thread.
 ///
 /// # Errors
-/// When a queue cannot be told, or waiting fails.
+/// A kick or a poll that fails.
 pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<StreamResult>> {
     run_until(clients, streams, plan, &AtomicBool::new(false))
 }
 
-/// The same; ends when `stop` is set and a backend answers, at the latest at the end of the plan.
+/// As [`run`]; also ends when `stop` is set and a back end calls.
 ///
 /// # Errors
 /// As [`run`].
@@ -199,7 +197,7 @@ pub fn run_until(
         }
     };
     let seconds = end.saturating_sub(from).max(1) as f64 / 1e9;
-    // Who was not answered by the end has waited at least until then.
+    // A request without a completion has waited at least until the end.
     for (stream, intended) in slots.into_iter().flatten().flatten().flatten() {
         running[stream].waits(end, intended, from, base);
     }
@@ -219,7 +217,7 @@ pub fn run_until(
         .collect())
 }
 
-/// Until the next intended start, or until a backend calls.
+/// Sleeps until the next intended start, or a call of a back end.
 fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<()> {
     for queue in clients.iter_mut().flat_map(|c| c.queues.iter_mut()) {
         queue.enable_call();
@@ -251,7 +249,7 @@ impl StreamState {
     fn new(stream: &Stream, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let period = stream.rate.map_or(0, |r| (1e9 / r.max(1e-3)) as u64);
-        // Streams do not begin in step.
+        // Streams start at random phases.
         let due = (random.unit() * period as f64) as u64;
         let got = StreamResult {
             name: stream.name.clone(),
@@ -274,7 +272,7 @@ impl StreamState {
         }
     }
 
-    /// The intended start of a request that may be made now.
+    /// The intended start of the next request, if one may be submitted now.
     fn wants(&mut self, now: u64) -> Option<u64> {
         if self.stream.rate.is_some() {
             while self.due <= now {
@@ -300,9 +298,9 @@ impl StreamState {
         }
     }
 
-    /// A latency that is known, or is at least this.
+    /// Records a lower bound of a latency.
     fn waits(&mut self, now: u64, intended: u64, from: u64, base: u64) {
-        // Of a flood nobody knows when the next request was due.
+        // A closed loop has no intended start for its next request.
         if intended < from || self.stream.rate.is_none() {
             return;
         }

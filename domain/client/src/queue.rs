@@ -11,11 +11,11 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 /// Descriptors of a request: header, data, status.
 const CHAIN: u16 = 3;
-/// Bytes of a header with its status behind it.
+/// Stride of headers, each with its status byte.
 const HEADER_STRIDE: usize = 64;
 const PAGE: usize = 4_096;
 
-/// What to ask.
+/// A virtio-blk request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkRequest {
     /// virtio-blk's type: 0 reads, 1 writes, 4 flushes.
@@ -28,16 +28,16 @@ pub struct BlkRequest {
     pub len: u32,
 }
 
-/// What came back.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlkCompletion {
-    /// The slot of the request.
+    /// Slot of the request.
     pub slot: u16,
-    /// virtio-blk's status: 0 is good.
+    /// virtio-blk's status; 0 is success.
     pub status: u8,
 }
 
-/// One queue.
+/// One virtqueue.
 #[derive(Debug)]
 pub struct ClientQueue {
     mem: Arc<SharedMemory>,
@@ -51,12 +51,12 @@ pub struct ClientQueue {
     free: Vec<u16>,
     next_avail: u16,
     next_used: u16,
-    /// The available index when the backend was last asked whether it wants a kick.
+    /// The available index at the last kick decision.
     kicked: u16,
     event_idx: bool,
-    /// Tells the backend.
+    /// Notifies the back end.
     pub kick: EventFd,
-    /// The backend tells us.
+    /// Notifies this side.
     pub call: EventFd,
 }
 
@@ -65,8 +65,8 @@ fn pages(bytes: usize) -> usize {
 }
 
 impl ClientQueue {
-    /// Bytes of memory that a queue of `size` descriptors needs, with `buffer` bytes of data for
-    /// each request.
+    /// Bytes of memory of a queue of `size` descriptors, with `buffer` bytes of data for each
+    /// request.
     #[must_use]
     pub fn bytes(size: u16, buffer: usize) -> usize {
         let (n, slots) = (usize::from(size), usize::from(size / CHAIN));
@@ -77,7 +77,7 @@ impl ClientQueue {
             + slots * pages(buffer)
     }
 
-    /// A queue at `at` in the memory.
+    /// A queue at offset `at` of the memory.
     pub(crate) fn new(
         mem: Arc<SharedMemory>,
         at: usize,
@@ -117,19 +117,19 @@ impl ClientQueue {
         self.size
     }
 
-    /// Places of the descriptor table, the available ring and the used ring in the memory.
+    /// Offsets of the descriptor table, the available ring and the used ring.
     #[must_use]
     pub fn ring_offsets(&self) -> (usize, usize, usize) {
         (self.desc, self.avail, self.used)
     }
 
-    /// Requests that may still be asked.
+    /// Number of free request slots.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.free.len()
     }
 
-    /// Where the data of a slot lies in the memory.
+    /// Offset of a slot's data.
     #[must_use]
     pub fn data(&self, slot: u16) -> usize {
         self.data + usize::from(slot) * self.buffer
@@ -139,7 +139,7 @@ impl ClientQueue {
         self.write_descriptor_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
     }
 
-    /// Writes a descriptor, whatever it says: `address` is a guest's.
+    /// Writes any descriptor; `address` is a guest address.
     pub fn write_descriptor_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
         let place = self.desc + 16 * usize::from(index);
         self.mem.write(place, &address.to_le_bytes());
@@ -148,7 +148,7 @@ impl ClientQueue {
         self.mem.write(place + 14, &next.to_le_bytes());
     }
 
-    /// Puts a request into the queue; its slot, or `None` when there is no room.
+    /// Adds a request to the available ring; returns its slot, or `None` when all are in use.
     ///
     /// # Panics
     /// More data than the buffer of a slot.
@@ -172,12 +172,12 @@ impl ClientQueue {
         Some(slot)
     }
 
-    /// The available index, for those who lie about it.
+    /// Sets the available index to any value, for attacks.
     pub fn set_avail_index(&mut self, index: u16) {
         self.mem.publish(self.avail + 2, index);
     }
 
-    /// Puts a chain that begins at `head` into the available ring, whatever it is.
+    /// Adds the chain that starts at `head` to the available ring, valid or not.
     pub fn add_avail(&mut self, head: u16) {
         let place = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
         self.mem.write(place, &head.to_le_bytes());
@@ -185,16 +185,16 @@ impl ClientQueue {
         self.mem.publish(self.avail + 2, self.next_avail);
     }
 
-    /// Tells the backend, if it wants to be told.
+    /// Kicks the back end, if it wants to be notified.
     ///
     /// # Errors
-    /// When the descriptor cannot be written.
+    /// The kick descriptor cannot be written.
     pub fn notify(&mut self) -> std::io::Result<()> {
         fence(Ordering::SeqCst);
         let (old, new) = (self.kicked, self.next_avail);
         self.kicked = new;
         let wanted = if self.event_idx {
-            // The index behind the used ring: tell me when you have filled this one.
+            // The event index behind the used ring: the back end's wish for the next kick.
             let event =
                 self.mem.shared_index(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Acquire);
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -204,7 +204,7 @@ impl ClientQueue {
         if wanted { self.kick.write(1) } else { Ok(()) }
     }
 
-    /// Takes an answer from the used ring.
+    /// Takes the next completion from the used ring.
     pub fn pop_used(&mut self) -> Option<BlkCompletion> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
@@ -219,14 +219,13 @@ impl ClientQueue {
         Some(BlkCompletion { slot, status })
     }
 
-    /// Whether an answer is there.
+    /// Whether the used ring holds a completion.
     #[must_use]
     pub fn has_used(&self) -> bool {
         self.mem.shared_index(self.used + 2).load(Ordering::Acquire) != self.next_used
     }
 
-    /// Used elements that were not looked at, for those who put their own chains into the queue:
-    /// head and length.
+    /// Takes the next used element as it is, for chains that were added raw: head and length.
     pub fn pop_used_raw(&mut self) -> Option<(u32, u32)> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
@@ -237,7 +236,7 @@ impl ClientQueue {
         Some((u32::from_le_bytes([e[0], e[1], e[2], e[3]]), u32::from_le_bytes([e[4], e[5], e[6], e[7]])))
     }
 
-    /// Asks to be told of the next answer. Look once more after this: it may be there already.
+    /// Asks for a call at the next completion. Check the used ring once more after this.
     pub fn enable_call(&mut self) {
         if self.event_idx {
             self.mem.publish(self.avail + 4 + 2 * usize::from(self.size), self.next_used);

@@ -1,4 +1,4 @@
-//! Whether a device keeps the deadlines that its file promises, and how late a request can be.
+//! Admission of a device's reservations, and latency bounds of its disks.
 
 use rtvirtio_sched::bound::{self, Deallocations, Flow};
 use rtvirtio_sched::{Config, Policy};
@@ -8,8 +8,8 @@ use crate::error::FileError;
 use crate::schema::Device;
 
 impl Device {
-    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has
-    /// no deadline.
+    /// The demand of its VMs. A guest may exceed its reservations, so each VM has a flow without a
+    /// deadline too.
     fn flows(&self, sched: &Config) -> Vec<Flow> {
         let piece = |quantum: u64| sched.cost.max_transfer(quantum) as f64;
         let mut flows = Vec::new();
@@ -50,7 +50,7 @@ impl Device {
         bound::Device { parallel: self.parallel, window, latency, stretch: 1.0, deallocations }
     }
 
-    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
+    /// Admission: whether the scheduler keeps every reservation's deadline in the worst case.
     pub(crate) fn admit(&self) -> Result<(), FileError> {
         let sched = self.sched();
         if sched.policy != Policy::Edf {
@@ -62,8 +62,8 @@ impl Device {
         })
     }
 
-    /// Longest time of a request of this disk that keeps to its reservation, on a device that does
-    /// nothing for `latency` at most. `None` without a reservation, or when there is no bound.
+    /// Worst-case latency of requests of this disk within its reservation, on a device with stalls
+    /// of `latency` at most. `None` without a reservation or a bound.
     #[must_use]
     pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
         let sched = self.sched();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rtvirtio_sched::ConfigError;
 use rtvirtio_sched::bound::Refusal;
 
-/// Why a configuration file cannot be used.
+/// Why a configuration file is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
@@ -14,28 +14,28 @@ pub enum FileError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Its error.
         source: std::io::Error,
     },
-    /// It is not such a file.
+    /// It is not a valid configuration.
     #[error("{}: {message}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with the line.
+        /// The error, with its line.
         message: String,
     },
-    /// Numbers that do not go together.
+    /// Invalid numbers for the scheduler.
     #[error("device \"{device}\": {message}")]
     Sched {
         /// The device.
         device: String,
-        /// What, with the disk's name.
+        /// The error, with the disk's name.
         message: String,
-        /// What.
+        /// The operation.
         source: ConfigError,
     },
-    /// Two settings that hurt each other.
+    /// `poll` and `fifo` exclude each other.
     #[error(
         "device \"{device}\": `poll` and `fifo` together: the kernel stops a real-time thread that never sleeps for 50 ms in every second (sched_rt_runtime_us); leave one of them out"
     )]
@@ -43,32 +43,32 @@ pub enum FileError {
         /// The device.
         device: String,
     },
-    /// A reservation's deadline that cannot be kept.
+    /// A reservation that admission refuses.
     #[error("device \"{device}\": {message}")]
     Refused {
         /// The device.
         device: String,
-        /// Why, with the disk's name where a single one is at fault.
+        /// The reason, with the disk's name where one disk is the cause.
         message: String,
-        /// Why, with the number.
+        /// The reason, with its numbers.
         source: Refusal,
     },
-    /// Two paths that would be the same file.
+    /// Two paths are the same.
     #[error("{first} and {second} are the same path, {}; give each its own", path.display())]
     Collision {
-        /// One.
+        /// The first one.
         first: String,
-        /// The other.
+        /// The second one.
         second: String,
-        /// The path, absolute.
+        /// The absolute path.
         path: PathBuf,
     },
-    /// A name or socket twice.
+    /// A duplicate name or socket.
     #[error("{what} \"{name}\" is there twice")]
     Duplicate {
-        /// What kind of thing.
+        /// Device, disk or socket.
         what: &'static str,
-        /// Which.
+        /// The name.
         name: String,
     },
 }

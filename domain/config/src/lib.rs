@@ -28,7 +28,7 @@ impl File {
         Self::parse(path, &text)
     }
 
-    /// Reads a file's text.
+    /// Parses a file's text.
     ///
     /// # Errors
     /// [`FileError`].

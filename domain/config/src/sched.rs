@@ -7,7 +7,7 @@ use rtvirtio_sched::{
 use crate::schema::{CapConfig, Device, Disk, LineConfig, ReservationConfig, Window};
 
 impl Device {
-    /// The scheduler knows disks by their numbers ("VM 0"); people know them by their names.
+    /// Replaces the scheduler's index ("VM 0") by the disk's name.
     pub(crate) fn with_disk_names(&self, text: &str) -> String {
         let Some((before, (number, after))) = text.split_once("VM ").and_then(|(before, rest)| {
             let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -19,7 +19,7 @@ impl Device {
         format!("{before}disk \"{}\"{after}", disk.name)
     }
 
-    /// As the scheduler wants it.
+    /// The scheduler's configuration of this device.
     #[must_use]
     pub fn sched(&self) -> Config {
         let window = match self.window {

@@ -13,13 +13,12 @@ use serde::{Deserialize, Deserializer};
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// Where `rtvirtio iod status` asks.
+    /// The control socket, for `rtvirtio iod status`.
     #[serde(default = "control")]
     pub control: PathBuf,
-    /// Group whose members may connect to it too, by name or number; its socket has mode 0660 then,
-    /// 0600 without.
+    /// Group whose members may connect to it, by name or number: mode 0660, otherwise 0600.
     pub control_group: Option<String>,
-    /// What the process may still do once it serves.
+    /// Confinement of the process while it serves.
     #[serde(default)]
     pub sandbox: Sandbox,
     /// Devices; each has a thread and a scheduler of its own.
@@ -31,16 +30,16 @@ fn control() -> PathBuf {
     "/run/rtvirtio/iod.sock".into()
 }
 
-/// How far the process shuts itself in before it serves anybody (`docs/threat-model.md`).
+/// Confinement of the process (`docs/threat-model.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {
-    /// Not at all.
+    /// None.
     Off,
-    /// System calls that `on` would end the process for are done, and written to the kernel's log;
-    /// no landlock, which cannot do that. To find out what a new libc needs.
+    /// Forbidden system calls are logged by the kernel instead of ending the process; no landlock,
+    /// which cannot log. For testing a new libc.
     Log,
-    /// All that the kernel can do.
+    /// All layers that the kernel supports.
     #[default]
     On,
 }
@@ -49,9 +48,9 @@ pub enum Sandbox {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// For its thread and in the status.
+    /// Name of its thread, and in the status.
     pub name: String,
-    /// How VMs are chosen.
+    /// The scheduler's policy.
     #[serde(default = "edf")]
     pub policy: Policy,
     /// Largest piece.
@@ -60,13 +59,12 @@ pub struct Device {
     /// Pieces at the device.
     #[serde(default)]
     pub window: Window,
-    /// What pieces cost; all the same when it is not known.
+    /// Device time of pieces; equal for all when not given.
     pub cost: Option<CostConfig>,
-    /// Pieces that the device serves at once, for the check of deadlines.
+    /// Pieces that the device serves at once, for admission.
     #[serde(default = "one")]
     pub parallel: u32,
-    /// Longest time in which it does nothing: garbage collection, a sleeping CPU. For the check of
-    /// deadlines.
+    /// Longest stall: garbage collection, a sleeping CPU. For admission.
     #[serde(default, deserialize_with = "parse_text")]
     pub stall: Nanos,
     /// CPUs of its thread.
@@ -74,17 +72,16 @@ pub struct Device {
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority of its thread.
     pub fifo: Option<u8>,
-    /// How long it looks for more before it sleeps.
+    /// How long its thread polls before it sleeps.
     #[serde(default, deserialize_with = "parse_text")]
     pub poll: Nanos,
-    /// The guest's class goes on to the host's I/O scheduler, which must be `mq-deadline` to act on
-    /// it.
+    /// Passes the guest's class on to the host's I/O scheduler; `mq-deadline` acts on it.
     #[serde(default)]
     pub pass_priority: bool,
-    /// Most of the device's time that discards and zeroing take while other VMs use it.
+    /// Largest share of the device's time for discards and zeroing while other VMs use it.
     #[serde(default = "discard_share", deserialize_with = "parse_text")]
     pub discard_share: Ratio,
-    /// Less important requests of a VM go first when they waited for so long.
+    /// A request that waited longer than this goes before more important ones of its VM.
     #[serde(default = "aging", deserialize_with = "parse_text")]
     pub aging: Nanos,
     /// The disks.
@@ -108,22 +105,22 @@ fn aging() -> Nanos {
     Nanos::from_millis(1_000)
 }
 
-/// A number, or where to begin and how far to go.
+/// A constant window, or limits of an adaptive one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum Window {
-    /// Always so many.
+    /// A constant window.
     Fixed(u32),
-    /// As many as the device needs.
+    /// A window that adapts to the device.
     Adaptive {
-        /// To begin with.
+        /// Initial window.
         start: u32,
-        /// Fewest.
+        /// Smallest window.
         #[serde(default = "one")]
         least: u32,
-        /// Most.
+        /// Largest window.
         most: u32,
-        /// Most without a reservation's deadline.
+        /// Most pieces without a reservation's deadline.
         shared: Option<u32>,
     },
 }
@@ -149,8 +146,8 @@ pub struct CostConfig {
     /// A flush.
     #[serde(default, deserialize_with = "parse_text")]
     pub flush: Nanos,
-    /// Longest time of one piece of a discard or zeroing: pieces are sized to take no longer. 500
-    /// us, or as a write of one quantum where that is longer, when not said.
+    /// Longest time of one piece of a discard or zeroing: pieces are sized to stay below it.
+    /// Default: 500 us, or a write of one quantum where that is longer.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub discard: Option<Nanos>,
 }
@@ -159,10 +156,10 @@ pub struct CostConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LineConfig {
-    /// Before the first byte.
+    /// Fixed time of a request.
     #[serde(deserialize_with = "parse_text")]
     pub base: Nanos,
-    /// For each MiB.
+    /// Time of each MiB.
     #[serde(deserialize_with = "parse_text")]
     pub per_mib: Nanos,
 }
@@ -171,65 +168,64 @@ pub struct LineConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// The VM's name.
+    /// Name of the VM.
     pub name: String,
-    /// Where its QEMU connects.
+    /// The vhost-user socket.
     pub socket: PathBuf,
-    /// Group whose members may connect, by name or number, such as the `kvm` of libvirt's QEMU; its
-    /// socket has mode 0660 then, 0600 without.
+    /// Group whose members may connect, by name or number, such as `kvm` for libvirt's QEMU: mode
+    /// 0660, otherwise 0600.
     pub socket_group: Option<String>,
     /// File or block device.
     pub path: PathBuf,
-    /// Serves it raw without a look at what is on it. Without, a file that looks like a container
-    /// of another format is refused.
+    /// `raw` disables the check for image formats. Without it, a file with the signature of an
+    /// image format is refused.
     pub format: Option<Format>,
-    /// Where the disk begins in it.
+    /// Offset of the disk in its backing.
     #[serde(default, deserialize_with = "parse_text")]
     pub offset: Bytes,
-    /// How much of it is the disk; the rest when not said.
+    /// Size of the disk; the rest of the backing when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub size: Option<Bytes>,
-    /// Nobody writes it.
+    /// Opened for reading only.
     #[serde(default)]
     pub read_only: bool,
-    /// Through the host's page cache.
+    /// Uses the host's page cache.
     #[serde(default)]
     pub cached: bool,
-    /// Others write it too, and that is meant.
+    /// Other writers are expected.
     #[serde(default)]
     pub shared: bool,
-    /// The guest may discard and zero ranges, where the backing can. Without, bounds need not cover
-    /// it.
+    /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.
     #[serde(default = "yes")]
     pub discard: bool,
-    /// Its QEMU brings huge pages, and is trusted not to give them back.
+    /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
     pub hugepages: bool,
-    /// What the guest reads as the serial number; the name when not said.
+    /// Serial number; the name when not given.
     pub serial: Option<String>,
-    /// Queues offered.
+    /// Number of queues.
     #[serde(default = "queues")]
     pub queues: u16,
-    /// Requests outstanding at most.
+    /// Largest number of outstanding requests.
     #[serde(default = "depth")]
     pub depth: u32,
-    /// Share of what nobody reserved.
+    /// Share of the unreserved device time.
     #[serde(default = "weight")]
     pub weight: u32,
-    /// What all its requests, but the real-time ones, are promised.
+    /// Reservation of all requests but the real-time ones.
     pub reserve: Option<ReservationConfig>,
-    /// What its real-time requests are promised.
+    /// Reservation of its real-time requests.
     pub urgent: Option<ReservationConfig>,
-    /// Largest piece of those that go by that promise; the device's quantum when not said.
+    /// Largest piece under the real-time reservation; the device's quantum when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub urgent_quantum: Option<Bytes>,
-    /// Limit for reads.
+    /// Cap on reads.
     #[serde(default)]
     pub read_cap: CapConfig,
-    /// Limit for writes.
+    /// Cap on writes.
     #[serde(default)]
     pub write_cap: CapConfig,
-    /// Whether, and how far, the guest's word about priorities counts.
+    /// How the guest's priorities are interpreted; ignored when not given.
     pub guest_priority: Option<GuestPriorityConfig>,
 }
 
@@ -241,7 +237,7 @@ fn yes() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Its bytes are the guest's.
+    /// The guest's bytes, without a container.
     Raw,
 }
 
@@ -257,53 +253,53 @@ fn weight() -> u32 {
     100
 }
 
-/// Device time that is reserved.
+/// A reservation of device time.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReservationConfig {
     /// Share of the device's time, "15%".
     #[serde(deserialize_with = "parse_text")]
     pub share: Ratio,
-    /// Device time at once.
+    /// Burst of device time.
     #[serde(deserialize_with = "parse_text")]
     pub burst: Nanos,
-    /// From a request to its answer.
+    /// Longest time from a request to its completion.
     #[serde(deserialize_with = "parse_text")]
     pub deadline: Nanos,
 }
 
-/// Limits, each of them optional.
+/// Caps; each is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CapConfig {
     /// Requests per second.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub requests: Option<Iops>,
-    /// Requests at once; 1 when not said.
+    /// Burst of requests; 1 when not given.
     pub requests_burst: Option<u64>,
     /// Bytes per second.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub bytes: Option<BytesPerSec>,
-    /// Bytes at once; the largest piece when not said.
+    /// Burst of bytes; the largest piece when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub bytes_burst: Option<Bytes>,
     /// Share of the device's time.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub share: Option<Ratio>,
-    /// Device time at once; the dearest piece when not said.
+    /// Burst of device time; the most expensive piece when not given.
     #[serde(default, deserialize_with = "parse_optional_text")]
     pub share_burst: Option<Nanos>,
-    /// How much faster than its rate a burst may come; without a limit when not said.
+    /// Peak rate over the sustained rate; unlimited when not given.
     pub peak: Option<f64>,
 }
 
-/// The guest is Linux and writes its priorities into its requests.
+/// A Linux guest, which writes its I/O priorities into its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GuestPriorityConfig {
-    /// The best class that it may claim.
+    /// The highest class that it may use.
     pub ceiling: Class,
-    /// The class of what says nothing.
+    /// The class of requests without a priority.
     #[serde(default = "best_effort")]
     pub default: Class,
 }
@@ -312,7 +308,7 @@ fn best_effort() -> Class {
     Class::BestEffort
 }
 
-/// A value with its unit in the text.
+/// Parses a value with its unit.
 fn parse_text<'de, T, D>(d: D) -> Result<T, D::Error>
 where
     T: FromStr,

@@ -52,7 +52,7 @@ fn mistakes_are_named_with_their_place() {
     let late = of("deadline = \"2ms\"", "deadline = \"300us\"");
     assert!(late.contains("disk \"plc\"") && late.contains("cannot be promised 300us"), "{late}");
     assert!(of("\"15%\"", "\"115%\"").contains("are reserved"));
-    // A larger piece of the urgent blocks others longer, and is not smaller than the device's.
+    // A larger urgent piece blocks others longer, and is at least the device's quantum.
     let urgent = |quantum: &str| {
         let more = format!(
             "guest_priority = {{ ceiling = \"real-time\" }}\nurgent_quantum = \"{quantum}\"\n\

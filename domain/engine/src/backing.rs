@@ -1,4 +1,4 @@
-//! What a disk is made of: a file, a block device, or a part of one.
+//! The backing of a disk: a file, a block device, or a part of one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,20 +10,21 @@ pub use crate::backing_error::BackingError;
 use crate::blk::{Limits, SECTOR};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT, identity};
 
-/// How to open it.
+/// How a backing is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingConfig {
     /// File or block device.
     pub path: PathBuf,
-    /// Where the disk begins in it, in bytes.
+    /// Offset of the disk in it, in bytes.
     pub offset: u64,
-    /// How much of it is the disk; the rest when `None`.
+    /// Size of the disk in bytes; the rest of the file when `None`.
     pub size: Option<u64>,
-    /// Nobody writes it.
+    /// Opened for reading only.
     pub read_only: bool,
-    /// Past the host's page cache. Without, the host's memory answers and orders, not the device.
+    /// Bypasses the host's page cache (`O_DIRECT`). Otherwise the page cache, not the device,
+    /// serves and orders requests.
     pub direct: bool,
-    /// Others write it too, and that is meant.
+    /// Other writers are expected.
     pub shared: bool,
 }
 
@@ -40,23 +41,23 @@ impl From<&rtvirtio_domain_config::Disk> for BackingConfig {
     }
 }
 
-/// A disk that is open.
+/// An open backing.
 #[derive(Debug)]
 pub struct Backing {
-    /// What it is read from.
+    /// The file or device.
     pub file: File,
-    /// Where the disk begins, in bytes.
+    /// Offset of the disk, in bytes.
     pub start: u64,
-    /// What a guest may ask of it.
+    /// Size and operations of the disk.
     pub limits: Limits,
-    /// Bytes that addresses, lengths and places must be multiples of.
+    /// Alignment of memory, offsets and lengths, in bytes.
     pub block: u32,
-    /// Past the page cache.
+    /// Bypasses the page cache.
     pub direct: bool,
-    /// The file system and file, or the block device, that it lies on: two disks with the same one
+    /// Device and inode of the file, or the number of the block device: disks with the same one
     /// share it.
     pub identity: (u64, u64),
-    /// For a disk that is opened alone.
+    /// The locks of a disk that is opened alone.
     _lock: Option<DiskLock>,
 }
 
@@ -150,7 +151,7 @@ fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
     Ok((size, u32::try_from(block).unwrap_or(512).max(512)))
 }
 
-/// What direct I/O on a regular file must be aligned to: what the file system says, or 512.
+/// Alignment of direct I/O on a regular file: as the file system reports, or 512.
 fn direct_alignment(file: &File, direct: bool) -> u32 {
     if !direct {
         return SECTOR as u32;
@@ -179,13 +180,13 @@ fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
     if meta.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
         let dir = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
-        // A partition's queue is its parent's.
+        // A partition uses its parent's queue.
         return ["queue", "../queue"].iter().any(|q| {
             std::fs::read_to_string(dir.join(q).join("discard_max_bytes"))
                 .is_ok_and(|s| s.trim().parse::<u64>().is_ok_and(|v| v > 0))
         });
     }
-    // ext4, xfs, btrfs, tmpfs: those that are known to punch holes.
+    // ext4, xfs, btrfs, tmpfs: known to support hole punching.
     rustix::fs::fstatfs(file).is_ok_and(|fs| {
         [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994].contains(&(fs.f_type as u64 & 0xffff_ffff))
     })

@@ -9,7 +9,7 @@ use rtvirtio_kernel::HostError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
-    /// A system call.
+    /// A system call failed.
     #[error("{}: {what}: {source}", path.display())]
     Io {
         /// The file.
@@ -19,14 +19,14 @@ pub enum BackingError {
         /// Why.
         source: io::Error,
     },
-    /// The part does not lie in the file.
+    /// The disk ends beyond its file.
     #[error("{}: the disk would end at byte {end}, and the file has {there}", path.display())]
     Short {
         /// The file.
         path: PathBuf,
-        /// Where the disk would end.
+        /// Where the disk would end, in bytes.
         end: u64,
-        /// What there is.
+        /// Length of the file, in bytes.
         there: u64,
     },
     /// Not a multiple of the block size.
@@ -36,7 +36,7 @@ pub enum BackingError {
         path: PathBuf,
         /// Which number.
         what: &'static str,
-        /// As given.
+        /// The value.
         value: u64,
         /// The block size.
         block: u32,
@@ -47,22 +47,22 @@ pub enum BackingError {
         /// The file.
         path: PathBuf,
     },
-    /// It is used by something else.
+    /// Another user holds it.
     #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or say `shared = true` if both know of each other", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
-        /// What uses it, in words.
+        /// The user, in words.
         by: String,
-        /// The processes among it that were seen.
+        /// Its processes, as far as they are visible.
         processes: Vec<u32>,
     },
-    /// Less than a disk.
+    /// Smaller than a sector.
     #[error("{}: it has {there} bytes, less than one sector of 512", path.display())]
     TooShort {
         /// The file.
         path: PathBuf,
-        /// Its length.
+        /// Its length, in bytes.
         there: u64,
     },
     /// Not a whole number of sectors.
@@ -70,10 +70,10 @@ pub enum BackingError {
     Length {
         /// The file.
         path: PathBuf,
-        /// Its length.
+        /// Its length, in bytes.
         there: u64,
     },
-    /// It is the container of another format.
+    /// An image of another format.
     #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or say `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]
     Format {
         /// The file.
@@ -81,13 +81,13 @@ pub enum BackingError {
         /// Which.
         format: &'static str,
     },
-    /// Another file has taken its place between two looks.
+    /// The path leads to another file than the locked one.
     #[error("{}: it was replaced while it was opened; start again", path.display())]
     Replaced {
         /// The file.
         path: PathBuf,
     },
-    /// The machine cannot be read.
+    /// The host's state cannot be read.
     #[error(transparent)]
     Host(#[from] HostError),
 }

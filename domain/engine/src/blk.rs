@@ -1,19 +1,19 @@
-//! virtio-blk requests as a guest writes them (virtio 1.2, section 5.2.6). Everything here is
-//! untrusted; what leaves is checked.
+//! virtio-blk requests as a guest writes them (virtio 1.2, section 5.2.6). All input is untrusted;
+//! all output is validated.
 //!
-//! The framing is the guest's (section 2.7.4): the header may be spread over descriptors, the
-//! status byte may share one with data. So the readable part is taken as one string of bytes whose
-//! first 16 are the header, the writable part as one whose last byte is the status.
+//! A driver chooses the framing (section 2.7.4): the header may span descriptors, the status byte
+//! may share one with data. So the readable part is one byte string whose first 16 bytes are the
+//! header, and the writable part is one whose last byte is the status.
 
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Bytes in a sector of the protocol, whatever the disk's own are.
+/// Bytes in a sector of the protocol, whatever the device's sector size is.
 pub const SECTOR: u64 = 512;
-/// Data segments of a request, offered to the guest as `seg_max`.
+/// Most data segments of a request, offered to the guest as `seg_max`.
 pub const SEGMENTS: usize = 126;
-/// Length of the answer to "get id".
+/// Length of the serial number.
 pub const ID_LEN: usize = 20;
 /// Most sectors of one discard or write-zeroes, offered to the guest.
 pub const MAX_DISCARD_SECTORS: u32 = 1 << 22;
@@ -25,59 +25,59 @@ pub const IO_ERROR: u8 = 1;
 /// `VIRTIO_BLK_S_UNSUPP`.
 pub const UNSUPPORTED: u8 = 2;
 
-/// A part of guest memory.
+/// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where.
+    /// Guest address.
     pub addr: GuestAddress,
-    /// How long.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// What a guest may ask of a disk.
+/// Size and operations of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size in bytes.
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Discards are served.
+    /// Discards and zeroing are offered.
     pub discard: bool,
 }
 
-/// A request, checked.
+/// A validated request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// For the scheduler. Data segments are in the caller's list.
+    /// Goes to the scheduler. Its data segments are in the caller's list.
     Io {
-        /// What.
+        /// The operation.
         op: Op,
-        /// Where on the disk, in bytes.
+        /// Offset on the disk, in bytes.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
         /// The header's second field: Linux's I/O priority.
         priority: u32,
-        /// Zeroes may be made by forgetting the range.
+        /// Zeroing may deallocate the range.
         unmap: bool,
-        /// Where the status goes.
+        /// Address of the status byte.
         status: GuestAddress,
     },
-    /// Answered at once: the serial number into the caller's segments.
+    /// Completes at once, with the serial number in the caller's segments.
     Id {
-        /// Where the status goes.
+        /// Address of the status byte.
         status: GuestAddress,
     },
-    /// Answered at once.
+    /// Completes at once, with this status.
     Complete {
-        /// Where the status goes.
+        /// Address of the status byte.
         status: GuestAddress,
-        /// What.
+        /// The operation.
         code: u8,
     },
 }
 
-/// A chain with no place for an answer, or one that is not a chain: it goes back with length 0.
+/// A chain without a status byte, or an invalid one: it completes with length 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// No writable byte.
@@ -89,7 +89,7 @@ pub enum Malformed {
     /// Shorter than a header.
     #[error("no whole header")]
     Header,
-    /// More descriptors than was offered.
+    /// More descriptors than offered.
     #[error("too many descriptors")]
     TooMany,
     /// Outside of the guest's memory.
@@ -99,11 +99,11 @@ pub enum Malformed {
 
 const HEADER: u32 = 16;
 
-/// Reads a chain; its data segments replace what `segments` held. `segments` never grows beyond
+/// Parses a chain; its data segments replace the contents of `segments`, which never grows beyond
 /// [`SEGMENTS`].
 ///
 /// # Errors
-/// [`Malformed`] when there is no way to answer.
+/// [`Malformed`] when no status can be written.
 pub fn parse<M: GuestMemory>(
     mem: &M,
     chain: impl Iterator<Item = Descriptor>,
@@ -113,7 +113,7 @@ pub fn parse<M: GuestMemory>(
     segments.clear();
     let mut header = [0u8; HEADER as usize];
     let mut got = 0u32;
-    // Readable and writable data stand in one list; the first so many are readable.
+    // Readable and writable segments are in one list; the first `readable` ones are readable.
     let mut readable = 0;
     let mut last_writable: Option<Segment> = None;
     let mut fits = true;
@@ -125,7 +125,7 @@ pub fn parse<M: GuestMemory>(
         }
         let (addr, len) = (descriptor.addr(), descriptor.len());
         if is_writable(&descriptor) {
-            // The one before was not the last, so all of it is data.
+            // The previous segment was not the last, so all of it is data.
             if let Some(segment) = last_writable.take() {
                 fits &= add(segments, segment);
             }
@@ -157,8 +157,7 @@ pub fn parse<M: GuestMemory>(
     if got < HEADER {
         return Err(Malformed::Header);
     }
-    // A request that cannot be carried out costs the device nothing, so it must not reach the
-    // scheduler.
+    // An invalid request needs no device time, so it must not reach the scheduler.
     let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
     if !fits || !segments.iter().all(inside) {
         return Ok(Parsed::Complete { status, code: IO_ERROR });
@@ -169,8 +168,8 @@ pub fn parse<M: GuestMemory>(
     Ok(request.check(mem, limits, segments))
 }
 
-/// The chain that begins at a descriptor, for requests that a predecessor took: they are in no
-/// available ring any more. Every step is bounded, as in `virtio_queue`'s own chains.
+/// The chain of a head that was in flight in the previous process: it is not in the available ring
+/// any more. Every step is bounded, as in `virtio_queue`'s own chains.
 pub fn chain_at<M: GuestMemory>(
     mem: &M,
     table: GuestAddress,
@@ -262,7 +261,7 @@ impl RequestHeader {
         }
     }
 
-    /// The one range of a discard or write-zeroes: sector, number of sectors, flags.
+    /// The only range of a discard or write-zeroes: sector, number of sectors, flags.
     fn range<M: GuestMemory>(&self, mem: &M, op: Op, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
         let mut range = [0u8; 16];
         let mut got = 0;
@@ -282,8 +281,7 @@ impl RequestHeader {
         let word = |i: usize| u32::from_le_bytes([range[i], range[i + 1], range[i + 2], range[i + 3]]);
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
         let (sectors, flags) = (word(8), word(12));
-        // Flag 0 allows to forget the range instead of writing zeroes; it has no meaning for a
-        // discard (section 5.2.6.2).
+        // Flag 0 allows zeroing to deallocate; it is invalid for a discard (section 5.2.6.2).
         if flags > 1 || (op == Op::Discard && flags != 0) {
             return Parsed::Complete { status: self.status, code: UNSUPPORTED };
         }
@@ -305,7 +303,7 @@ impl RequestHeader {
         }
     }
 
-    /// The byte at which a range begins, if all of it lies on the disk.
+    /// The byte offset of a range, if it is within the disk.
     fn byte_offset(&self, sector: u64, len: u64, limits: &Limits) -> Option<u64> {
         let offset = sector.checked_mul(SECTOR)?;
         let end = offset.checked_add(len)?;
@@ -313,21 +311,21 @@ impl RequestHeader {
     }
 }
 
-/// The disk's configuration as the guest reads it (`struct virtio_blk_config`).
+/// The configuration space of the disk (`struct virtio_blk_config`).
 #[must_use]
 pub fn config_space(limits: &Limits, queues: u16, block: u32) -> [u8; 60] {
     let mut c = [0u8; 60];
     let sectors = limits.size / SECTOR;
     c[0..8].copy_from_slice(&sectors.to_le_bytes());
     c[12..16].copy_from_slice(&(SEGMENTS as u32).to_le_bytes());
-    // What a BIOS of old wants to know: 16 heads of 63 sectors, as many cylinders as fit.
+    // Geometry for old BIOSes: 16 heads of 63 sectors, as many cylinders as fit.
     let cylinders = (sectors / (16 * 63)).min(u64::from(u16::MAX)) as u16;
     c[16..18].copy_from_slice(&cylinders.to_le_bytes());
     (c[18], c[19]) = (16, 63);
     c[20..24].copy_from_slice(&block.to_le_bytes());
-    // Topology: no larger physical blocks are known of, and 1 is the least minimum.
+    // Topology: no larger physical blocks, and a minimum I/O size of 1.
     c[26..28].copy_from_slice(&1u16.to_le_bytes());
-    // Write cache: flushes matter.
+    // Write-back cache: the guest must flush.
     c[32] = 1;
     c[34..36].copy_from_slice(&queues.to_le_bytes());
     c[36..40].copy_from_slice(&MAX_DISCARD_SECTORS.to_le_bytes());

@@ -4,7 +4,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::*;
 
-// The fuzzers' too.
+// Shared with the fuzzers.
 #[path = "../../../fuzz/src/rings.rs"]
 mod rings;
 
@@ -22,7 +22,7 @@ fn header(mem: &GuestMemoryMmap<()>, at: u64, kind: u32, priority: u32, sector: 
     mem.write_obj(sector, GuestAddress(at + 8)).unwrap();
 }
 
-/// Puts a chain of (address, length, writable) into a queue and reads it.
+/// Puts a chain of (address, length, writable) into a queue and parses it.
 fn read(
     mem: &GuestMemoryMmap<()>,
     parts: &[(u64, u32, bool)],
@@ -41,7 +41,7 @@ fn read(
     let head = chain.head_index();
     let mut segments = Vec::new();
     let parsed = parse(mem, chain, limits, &mut segments);
-    // A request that is found again after a restart reads the same.
+    // A resubmitted request parses the same after a restart.
     let mut again = Vec::new();
     let chain = chain_at(mem, GuestAddress(queue.desc_table()), queue.size(), head);
     assert_eq!(parse(mem, chain, limits, &mut again), parsed);
@@ -80,11 +80,11 @@ fn a_read_as_linux_makes_it() {
 fn any_framing_is_read() {
     let mem = memory();
     header(&mem, H, 1, 0, 0);
-    // The header in two parts, the second with data behind it.
+    // The header in two parts, data behind the second.
     let (parsed, segments) = read(&mem, &[(H, 10, false), (H + 10, 6 + 512, false), (S, 1, true)], &LIMITS);
     assert!(matches!(parsed, Ok(Parsed::Io { op: Op::Write, len: 512, .. })), "{parsed:?}");
     assert_eq!(segments, [Segment { addr: GuestAddress(H + 16), len: 512 }]);
-    // The status behind the data.
+    // The status byte behind the data.
     header(&mem, H, 0, 0, 0);
     let (parsed, segments) = read(&mem, &[(H, 16, false), (D, 513, true)], &LIMITS);
     assert!(
@@ -102,7 +102,7 @@ fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
         let (parsed, _) = read(&mem, &[(H, 16, false), (D, len, true), (S, 1, true)], &LIMITS);
         assert!(error(parsed), "{sector} {len}: {parsed:?}");
     }
-    // Writes into what the guest gave to be read into, and to a disk that is only read.
+    // Writes with writable data, and writes to a read-only disk.
     header(&mem, H, 1, 0, 0);
     assert!(error(read(&mem, &[(H, 16, false), (D, 512, true), (S, 1, true)], &LIMITS).0));
     let limits = Limits { read_only: true, ..LIMITS };
@@ -166,7 +166,7 @@ fn discards_and_zeroes() {
     assert!(matches!(discard(13, 0, u32::MAX, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
     let none = Limits { discard: false, ..LIMITS };
     assert!(matches!(discard(11, 0, 1, 0, &none), Parsed::Complete { code: UNSUPPORTED, .. }));
-    // Two ranges at once were not offered.
+    // Two ranges exceed the offered limit.
     header(&mem, H, 11, 0, 0);
     assert!(matches!(
         read(&mem, &[(H, 16, false), (D, 32, false), (S, 1, true)], &LIMITS).0,
@@ -184,7 +184,7 @@ fn the_configuration_says_what_is_served() {
 }
 
 proptest! {
-    /// Whatever the bytes: no panic, no more segments than offered, nothing beyond the disk.
+    /// For all inputs: no panic, no more segments than offered, no range beyond the disk.
     #[test]
     fn any_chain_is_answered_or_refused(
         bytes in prop::collection::vec(any::<u8>(), 64),

@@ -1,4 +1,4 @@
-//! What a start would find, without starting: `rtvirtio-iod --check`.
+//! The checks of a start, without starting: `rtvirtio-iod --check`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,12 +16,11 @@ use crate::domain::{DomainError, open_backings, take_locks};
 use crate::listen::{self, SocketState};
 use crate::socket_group;
 
-/// Refuses paths of a configuration that lead to the same file: a socket in the place of a disk or
-/// of the file itself. Paths of things that do not exist yet are compared by the directory that
-/// they are in.
+/// Refuses two paths of a configuration that lead to the same file, such as a socket in the place
+/// of a disk. Paths that do not exist yet are compared by directory and name.
 ///
 /// # Errors
-/// [`DomainError::Collision`], or a path that cannot be looked at.
+/// [`DomainError::Collision`], or a path that cannot be read.
 pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> {
     let paths = file.paths(config);
     let identities: Vec<Option<PathIdentity>> = paths.iter().map(path_identity).collect::<Result<_, _>>()?;
@@ -41,11 +40,11 @@ pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> 
 enum PathIdentity {
     /// Device and inode.
     Inode(u64, u64),
-    /// A name in a directory.
+    /// Directory, and name in it.
     Name((u64, u64), PathBuf),
 }
 
-/// `None` when even its directory does not exist.
+/// The identity of a path; `None` when its directory does not exist.
 fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, DomainError> {
     let failed = |source: io::Error| {
         let source = io::Error::new(source.kind(), format!("{}: {source}", named.path.display()));
@@ -67,12 +66,12 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Looks at all that a start looks at: paths, groups, sockets, disks with their locks, formats,
-/// sizes and overlaps. Nothing is changed, and no lock is kept. A domain that answers on `control`
-/// and has the disks is no error; the answer says so.
+/// Checks everything that a start checks: paths, groups, sockets, disks with their locks, formats,
+/// sizes and overlaps. Changes nothing and keeps no lock. A running domain of this configuration is
+/// no error; the notes mention it.
 ///
 /// # Errors
-/// The first thing for which a start would fail.
+/// The first error of a start.
 pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
@@ -100,11 +99,11 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     Ok(notes)
 }
 
-/// Looks at the disks alone: whether they exist and are free, their format, size and overlaps. A
-/// domain that answers on `control` and has them is no error; the answer says so.
+/// Checks the disks alone: existence, locks, formats, sizes and overlaps. A running domain of this
+/// configuration is no error; the notes mention it.
 ///
 /// # Errors
-/// The first disk with which a start would fail.
+/// The first error of a disk.
 pub fn check_disks(file: &File) -> Result<Vec<String>, DomainError> {
     let running = running(file)?;
     check_disk_files(file, running)
@@ -114,7 +113,7 @@ fn control_failed(source: io::Error) -> DomainError {
     DomainError::Path { what: "`control`".into(), source }
 }
 
-/// The process that answers on `control`.
+/// The process that listens on `control`.
 fn running(file: &File) -> Result<Option<u32>, DomainError> {
     let listener = listener_pid(&file.control).map_err(control_failed)?;
     listener.transpose().map_err(control_failed)
@@ -139,15 +138,14 @@ fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, Do
         .collect())
 }
 
-/// Whether a socket can be made there: what is there is a socket or nothing, and its directory can
-/// be written.
+/// Checks that a socket can be bound: the path has a valid length, and its directory is writable.
 fn check_bindable(path: &Path, makes_directory: bool) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
     let mut dir = directory(path);
     loop {
         match std::fs::metadata(dir) {
-            // The domain makes the directory of `control`.
+            // The start creates the directory of `control`.
             Err(e) if e.kind() == io::ErrorKind::NotFound && makes_directory => dir = directory(dir),
             Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", dir.display()))),
             Ok(_) => break,
@@ -157,8 +155,8 @@ fn check_bindable(path: &Path, makes_directory: bool) -> io::Result<()> {
         .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{}: {e}", dir.display())))
 }
 
-/// The process that listens at a path; `None` when nothing does. A listener that takes no
-/// connection is an error in itself.
+/// The process that listens at a path; `None` when there is none. The inner error: a listener that
+/// accepts no connection.
 fn listener_pid(path: &Path) -> io::Result<Option<io::Result<u32>>> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     let address = SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;

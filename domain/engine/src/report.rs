@@ -1,29 +1,29 @@
-//! How everybody is served, for people and programs.
+//! The status report, for people and programs.
 
 use serde::Serialize;
 
 use crate::engine::{Command, EngineHandle, VmStatus};
 
-/// One direction of one VM, for people and programs.
+/// One direction of one VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct DirectionReport {
-    /// RequestTable answered.
+    /// Requests completed.
     pub requests: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// Median latency in ns, from the guest's queue to the answer.
+    /// Median latency in ns, from fetch to completion.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile, in ns.
     pub p99_ns: u64,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub p9999_ns: u64,
-    /// Longest.
+    /// The longest, in ns.
     pub max_ns: u64,
-    /// alpha: bytes per second while it had something to ask.
+    /// alpha: bytes per second while backlogged.
     pub alpha_bytes_per_second: f64,
-    /// Delta: longest time between two pieces while it had something to ask, in ns.
+    /// Delta: longest time between two pieces while backlogged, in ns.
     pub delta_ns: u64,
-    /// Pieces that had to wait for a cap.
+    /// Pieces that waited for a cap.
     pub cap_hits: u64,
 }
 
@@ -36,21 +36,21 @@ pub struct VmReport {
     pub name: String,
     /// Whether a guest is attached.
     pub attached: bool,
-    /// RequestTable that wait or run.
+    /// Outstanding requests.
     pub outstanding: usize,
     /// Reads.
     pub read: DirectionReport,
     /// Writes, flushes, discards.
     pub write: DirectionReport,
-    /// Pieces that went by their deadline.
+    /// Pieces under a reservation.
     pub reserved: u64,
-    /// Pieces that shared what was left.
+    /// Pieces as a share of the rest.
     pub shared: u64,
-    /// RequestTable that the device refused.
+    /// Requests that the device failed.
     pub errors: u64,
-    /// Chains that were no requests.
+    /// Chains that are no valid requests.
     pub malformed: u64,
-    /// Queues given up because the guest broke them.
+    /// Queues that are no longer served because the guest corrupted them.
     pub broken: u64,
 }
 
@@ -59,23 +59,23 @@ pub struct VmReport {
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
-    /// Pieces that it may hold now.
+    /// The current window, in pieces.
     pub window: u32,
-    /// Pieces that a regulator held.
+    /// Pieces that a regulator delayed.
     pub held: u64,
-    /// How much later than the exact moment such a piece went: median, in ns.
+    /// Median delay of these beyond their exact moment, in ns.
     pub late_p50_ns: u64,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub late_p9999_ns: u64,
     /// Pieces of discards and zeroing.
     pub discard_pieces: u64,
     /// The longest of them, in ns.
     pub discard_longest_ns: u64,
-    /// Those that took longer than the configuration declares: bounds do not cover them.
+    /// Those that took longer than declared: bounds do not cover them.
     pub discard_overruns: u64,
 }
 
-/// Everybody.
+/// All devices and VMs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// The devices.
@@ -114,7 +114,7 @@ fn vm_report(device: &str, vm: VmStatus) -> VmReport {
     }
 }
 
-/// What all VMs got since the start.
+/// Snapshot of all counters.
 #[must_use]
 pub fn report(handles: &[(String, EngineHandle)]) -> Report {
     let mut all = Report::default();

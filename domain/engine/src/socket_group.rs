@@ -2,10 +2,10 @@
 
 use std::io;
 
-/// The id of a group by name or number, when this process may give it to a socket.
+/// The id of a group by name or number, if this process may give a socket to it.
 ///
 /// # Errors
-/// No such group, or one that this process may not give.
+/// An unknown group, or one that this process is no member of.
 pub fn resolve(name: Option<&str>) -> io::Result<Option<u32>> {
     let Some(name) = name else { return Ok(None) };
     let id = match name.parse() {
@@ -24,7 +24,7 @@ pub fn resolve(name: Option<&str>) -> io::Result<Option<u32>> {
 fn id_of(name: &str) -> io::Result<u32> {
     let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group \"{name}\""));
     let name = std::ffi::CString::new(name).map_err(|_| unknown())?;
-    // Entries of large groups need more than libc's advice.
+    // Large groups need more than libc's suggested size.
     let mut buffer = vec![0_u8; 1 << 20];
     // SAFETY: all zeroes is a value of this plain structure of numbers and pointers.
     let mut entry: libc::group = unsafe { std::mem::zeroed() };

@@ -21,24 +21,24 @@ use crate::confine::{Confine, Role};
 use crate::engine::{Command, EngineHandle};
 use crate::listen::SocketListener;
 
-/// What a control thread knows of the disk.
+/// A disk as its control thread sees it.
 #[derive(Clone, Debug)]
 pub struct DiskInfo {
-    /// For logs and the thread's name.
+    /// Name in logs and of the thread.
     pub name: String,
-    /// Number of the VM in its engine.
+    /// Index of the VM in its engine.
     pub vm: usize,
-    /// What may be asked of it.
+    /// Size and operations.
     pub limits: Limits,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u32,
-    /// Queues offered.
+    /// Number of queues.
     pub queues: u16,
-    /// Its QEMU may bring huge pages.
+    /// Huge pages are accepted.
     pub hugepages: bool,
 }
 
-/// A socket that is served by a thread of its own, one QEMU after the other.
+/// A socket with its thread; serves one QEMU at a time.
 #[derive(Debug)]
 pub struct VhostUserServer {
     stop: Arc<AtomicBool>,
@@ -50,10 +50,10 @@ pub struct VhostUserServer {
 }
 
 impl VhostUserServer {
-    /// Serves a disk's socket by a thread, which is confined when this returns.
+    /// Serves a disk's socket; the thread is confined when this returns.
     ///
     /// # Errors
-    /// When the thread cannot be made or confined.
+    /// The thread cannot be started or confined.
     pub fn start(
         disk: DiskInfo,
         socket: SocketListener,
@@ -72,14 +72,14 @@ impl VhostUserServer {
                     if stopped.load(Ordering::Acquire) {
                         break;
                     }
-                    // Out of descriptors, say: that passes, and QEMU tries again.
+                    // Out of descriptors, for instance: temporary, and QEMU retries.
                     std::thread::sleep(std::time::Duration::from_millis(50));
                     continue;
                 };
-                // Known before it is asked whether to stop: either this thread or the one that
-                // closes sees the other.
+                // Stored before `stop` is read: either this thread sees `stop`, or `close` sees the
+                // connection.
                 let Ok(copy) = stream.try_clone() else {
-                    // Nothing could end this connection later. Its QEMU tries again.
+                    // Without a copy, `close` could not end this connection. QEMU retries.
                     std::thread::sleep(std::time::Duration::from_millis(50));
                     continue;
                 };
@@ -89,8 +89,7 @@ impl VhostUserServer {
                 if stopped.load(Ordering::Acquire) {
                     break;
                 }
-                // A defect that one QEMU can reach is between it and us: its connection ends, and
-                // the next one is served.
+                // A panic in message handling ends this connection only; the next one is served.
                 if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
                     crate::log::line(&disk.name, "a defect ended the connection");
                 }
@@ -109,8 +108,8 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
     loop {
         match handler.handle_request() {
             Ok(()) => {}
-            // A message that is refused is layout to QEMU where it asked for an answer; the
-            // connection goes on.
+            // A refused message is reported to QEMU if it asked for a reply; the connection
+            // continues.
             Err(Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_)) => {}
             Err(Error::Disconnected) => break,
             Err(e) => {
@@ -122,8 +121,8 @@ fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
 }
 
 impl VhostUserServer {
-    /// Ends the connection and the listener; the thread ends soon. Dropping waits for it, so
-    /// several are closed first and then dropped.
+    /// Ends the connection and the listener; the thread ends soon. Dropping joins it, so several
+    /// are closed first and then dropped.
     pub fn close(&self) {
         self.stop.store(true, Ordering::Release);
         if let Ok(current) = self.connection.lock() {
@@ -132,10 +131,10 @@ impl VhostUserServer {
             }
         }
         // The thread may wait for a queue to stop, which takes as long as the guest's requests:
-        // they are dropped, and their QEMU keeps what was in flight.
+        // they are cancelled, and QEMU keeps them in flight.
         let (reply, _) = std::sync::mpsc::sync_channel(1);
         let _ = self.engine.send(Command::Disconnect { vm: self.vm, reply });
-        // Wakes the thread that accepts, also when the socket's name was removed.
+        // Wakes the accepting thread, also when the socket's name was removed.
         let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
     }
 }

@@ -1,4 +1,4 @@
-//! A device as a scheduler above it must know it.
+//! The device as its scheduler sees it.
 
 use rtvirtio_model::{ModelError, Profile, Service, ServiceLine, service};
 use rtvirtio_sched::bound::{Deallocations, Device};
@@ -7,38 +7,38 @@ use rtvirtio_twin::{Timing, TwinProfile};
 use rtvirtio_units::{Bytes, Nanos};
 
 const MIB: f64 = (1u64 << 20) as f64;
-/// Bytes of the largest piece that a plan chooses.
+/// Largest piece of a plan, in bytes.
 const LARGEST_PIECE: u64 = 64 << 10;
 
-/// What requests cost, how many the device must hold, and how long it may do nothing.
+/// Cost of requests, smallest window at full throughput, and longest stall.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceModel {
-    /// What it is, for people.
+    /// Name, for people.
     pub name: String,
     /// Its size.
     pub size: Bytes,
-    /// Device time of a request, in time of one of its servers.
+    /// Device time of a request, on one of its servers.
     pub cost: Cost,
-    /// Pieces that it serves at once.
+    /// Pieces served at once.
     pub parallel: u32,
-    /// Fewest pieces that keep it busy.
+    /// Smallest window at full throughput.
     pub window: u32,
-    /// T: longest time without progress, with what it takes to answer beyond its device time.
+    /// T: longest time without progress, including latency beyond device time.
     pub latency: Nanos,
-    /// The same for a simulation, which knows no stalls of the host.
+    /// The same device for a simulation, without stalls of the host.
     pub twin: TwinProfile,
-    /// What it reaches with few in flight, where that was measured.
+    /// Measured throughput at small windows.
     measured: Option<Service>,
 }
 
-/// Why nothing can be promised on a device.
+/// Why no bound holds on a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The profile.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Any VM may write, and nobody knows what that costs.
+    /// Any VM may write, and the cost of writes is unknown.
     #[error(
         "the profile of {device} has no writes, and without them no bound holds beside a neighbour that writes: measure them on a device of the same kind without data \
          (`rtvirtio profile DEVICE --destroy-data -o FILE`) and plan with --profile FILE"
@@ -50,14 +50,14 @@ pub enum DeviceError {
 }
 
 impl DeviceModel {
-    /// From what a twin declares: every service as long as its jitter allows, writes at the rate at
-    /// which a full cache drains, the arm's longest way.
+    /// From a declared twin: each service at the upper end of its jitter, writes at the drain rate
+    /// of a full cache, seeks over the whole stroke.
     #[must_use]
     pub fn declared(name: &str, twin: &TwinProfile, size: Bytes) -> Self {
         let channels = f64::from(twin.channels.max(1));
         let jitter = 1.0 + twin.jitter.0;
         // Ruemmler and Wilkes' square root over the whole stroke is 15/8 of the mean beyond the
-        // settling; one turn at most.
+        // settling time; one revolution at most.
         let arm = twin.arm.as_ref().map_or(0.0, |a| {
             a.settle.0 as f64
                 + (a.average_seek.0 as f64 - a.settle.0 as f64) * 15.0 / 8.0
@@ -68,7 +68,7 @@ impl DeviceModel {
             per_mib_ns: (((t.per_byte_ns * jitter).max(least_per_byte) + extra_per_byte) * MIB).ceil() as u64,
         };
         let drained = twin.write_cache.as_ref().map_or(0.0, |c| 1e9 * channels / c.drain.0);
-        // Garbage collection stops all servers; its time belongs to the bytes that cause it, and
+        // Garbage collection stops all servers; its time is charged to the bytes that cause it, and
         // once to the latency.
         let (collected, pause) = twin
             .garbage_collection
@@ -93,7 +93,7 @@ impl DeviceModel {
         }
     }
 
-    /// From what was measured.
+    /// From a measured profile.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -111,12 +111,11 @@ impl DeviceModel {
             read: line(&s.read),
             write: line(&write),
             flush_ns: line(&write).of(s.block.0),
-            // Not measured: the domain sizes pieces so that they take no longer than the largest
-            // write.
+            // Not measured: the domain sizes pieces to take no longer than the largest write.
             discard_ns: line(&write).of(LARGEST_PIECE),
         };
-        // Seen from outside, k servers are one that is k times as fast and answers later (see
-        // [`rtvirtio_model::Service`]): later by what the largest piece needs.
+        // Seen from outside, k servers are one server of k times the speed with an additional
+        // latency (see [`rtvirtio_model::Service`]), here that of the largest piece.
         let largest = (LARGEST_PIECE as f64 - s.block.0 as f64).max(0.0);
         let later = |l: &ServiceLine| {
             let more = (l.alone_per_byte - l.per_byte).max(0.0) * largest;
@@ -149,8 +148,8 @@ impl DeviceModel {
         })
     }
 
-    /// With no more than so many pieces at the device: a measured device that is not kept busy
-    /// gives less, so that each of them costs more of it.
+    /// With a smaller window: a measured device that is not kept busy has less throughput, so each
+    /// piece costs more.
     #[must_use]
     pub fn limited_to(&self, window: u32) -> Self {
         let Some(share) = self.measured.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
@@ -169,7 +168,7 @@ impl DeviceModel {
         Self { cost, ..self.clone() }
     }
 
-    /// For bounds, with so many pieces at the device.
+    /// For bounds, with this window.
     #[must_use]
     pub fn with_window(&self, window: u32) -> Device {
         let share = f64::from(rtvirtio_sched::Config::default().discard_share) / 100.0;
@@ -186,7 +185,7 @@ impl DeviceModel {
         (whole * self.cost.of(op, quantum.0) + last) as f64
     }
 
-    /// The dearest piece of `quantum` bytes, ns.
+    /// The most expensive piece of `quantum` bytes, in ns.
     #[must_use]
     pub fn max_piece_cost(&self, quantum: Bytes) -> f64 {
         self.cost.max_transfer(quantum.0) as f64
@@ -208,8 +207,7 @@ mod tests {
         let d = DeviceModel::declared("t", &twin, Bytes(1 << 30));
         assert!(d.cost.read.base_ns.abs_diff(110_000) <= 1, "{:?}", d.cost.read);
         assert!(d.cost.read.per_mib_ns.abs_diff((1.1 * MIB) as u64) <= 1, "{:?}", d.cost.read);
-        // Two servers share 100 MB/s: 20 ns a byte of one's time, and 8 ms of it for each MiB of
-        // garbage.
+        // Two servers share 100 MB/s: 20 ns a byte on each, and 8 ms on each per MiB of garbage.
         let per_mib = 20.0 * MIB + 8e6;
         assert!((d.cost.write.per_mib_ns as f64 - per_mib).abs() < 2.0, "{:?} {per_mib}", d.cost.write);
         assert_eq!((d.latency, d.parallel, d.window), (Nanos::from_millis(4), 2, 2));

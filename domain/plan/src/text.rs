@@ -9,27 +9,27 @@ use rtvirtio_units::Bytes;
 
 use crate::plan::{DomainPlan, VmPlan};
 
-/// What a disk has without being told.
+/// Default depth of a disk.
 const DEFAULT_DEPTH: u32 = 256;
 
-/// Where a VM's disk is.
+/// Socket and backing of a VM's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskPlace {
-    /// The socket that its QEMU connects to.
+    /// The vhost-user socket.
     pub socket: PathBuf,
     /// File or block device.
     pub path: PathBuf,
-    /// Where the disk begins, and how long it is; all of it when `None`.
+    /// Offset and size of the disk; the whole backing when `None`.
     pub part: Option<(Bytes, Bytes)>,
-    /// It was looked at, and is no image of another format.
+    /// The backing was checked, and is raw.
     pub is_raw: bool,
 }
 
 impl DomainPlan {
-    /// The scheduler as a domain would read it from the file, wherever the disks are.
+    /// The scheduler's configuration as a domain reads it from the file, for any disk places.
     ///
     /// # Errors
-    /// What the domain would refuse.
+    /// The domain's errors.
     pub fn sched(&self) -> Result<Config, FileError> {
         let place = |i: usize| DiskPlace {
             socket: format!("/{i}").into(),
@@ -43,8 +43,8 @@ impl DomainPlan {
         Ok(file.devices[0].sched())
     }
 
-    /// The configuration file, with the reasons as comments. `places` are in the order of the
-    /// spec's VMs.
+    /// The configuration file, with reasons as comments. `places` are in the order of the spec's
+    /// VMs.
     #[must_use]
     pub fn text(&self, spec_name: &str, control: &Path, places: &[DiskPlace]) -> String {
         let mut s = String::new();
@@ -113,8 +113,7 @@ impl DomainPlan {
             quoted(&place.path.display().to_string())
         );
         if place.is_raw {
-            // Otherwise a guest that writes an image's first bytes keeps the domain from its next
-            // start.
+            // Otherwise a guest that writes an image's signature prevents the next start.
             s.push_str("format = \"raw\"\n");
         }
         if let Some((offset, size)) = place.part {
@@ -147,7 +146,7 @@ impl DomainPlan {
     }
 }
 
-/// In the largest unit that loses nothing.
+/// In the largest unit without a fraction.
 fn exact(ns: u64) -> String {
     for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
         if ns >= unit && ns % unit == 0 {
@@ -239,7 +238,7 @@ depth = 32
         let normal = sched.vms[0].normal.unwrap();
         assert_eq!((normal.burst, normal.deadline), (a.burst.0, a.deadline));
         assert!((normal.rate as f64 / 1e9 / a.share.0 - 1.0).abs() < 1e-3);
-        // The second floods beside its target: only its real-time requests have the reservation.
+        // The second VM has a target and a flood: only its real-time requests have the reservation.
         assert_eq!(sched.vms[1].normal, None);
         assert_eq!(sched.vms[1].urgent.unwrap().deadline, b.deadline);
         assert!(sched.vms[1].priority.read && !sched.vms[0].priority.read);

@@ -1,4 +1,4 @@
-//! A domain of its own for each test.
+//! A domain for each test, and its clients.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
 use rustix::process::{Pid, Signal};
 
-/// A process that serves; ended when dropped.
+/// A running process; ended when dropped.
 pub struct Iod {
     child: Child,
     dir: PathBuf,
@@ -43,7 +43,7 @@ impl Iod {
         Self::try_start(dir, config).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The same; what it says when it does not start.
+    /// The same; returns its standard error when it does not start.
     pub fn try_start(dir: &Path, config: &str) -> Result<Self, String> {
         let file = dir.join("iod.toml");
         configure(dir, config);
@@ -65,7 +65,7 @@ impl Iod {
         Err(stderr)
     }
 
-    /// As a crash would end it.
+    /// Kills it, as a crash does.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -85,7 +85,7 @@ impl Iod {
         }
     }
 
-    /// Ends it as a service manager does; how it ended, and all that it stderr.
+    /// Ends it as a service manager does; returns its status and standard error.
     pub fn end(mut self) -> (ExitStatus, String) {
         self.signal(Signal::TERM);
         let status = self.child.wait().unwrap();
@@ -94,7 +94,7 @@ impl Iod {
         (status, stderr)
     }
 
-    /// What its control socket says about everybody.
+    /// The reply to `status`.
     pub fn status(&self) -> String {
         self.command("status")
     }
@@ -108,7 +108,7 @@ impl Iod {
     }
 }
 
-/// Writes the configuration as an editor does: a new file in the place of the old one.
+/// Replaces the configuration as an editor does, by renaming.
 pub fn configure(dir: &Path, config: &str) {
     let text = format!("control = \"{}\"\n{config}", dir.join("ctl").display());
     std::fs::write(dir.join("iod.toml.new"), text).unwrap();
@@ -117,7 +117,7 @@ pub fn configure(dir: &Path, config: &str) {
 
 impl Drop for Iod {
     fn drop(&mut self) {
-        // `wait` after `kill` or `end` is told what it was told then.
+        // `wait` after `kill` or `end` returns the known status.
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             self.signal(Signal::TERM);
             let _ = self.child.wait();
@@ -125,14 +125,13 @@ impl Drop for Iod {
     }
 }
 
-/// A guest of the other disk that writes and reads at depth 1 all the time, and checks what comes
-/// back.
+/// A guest on the other disk that writes and reads at depth 1, and checks the data.
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Duration>>,
 }
 
-/// What a neighbour's pairs of a write and a read took.
+/// Durations of a neighbour's write-read pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairs {
     pub n: usize,
@@ -162,7 +161,7 @@ impl Neighbour {
         Self { stop, thread }
     }
 
-    /// How many pairs of a write and a read it did, and the longest of them.
+    /// Number of pairs, and the longest of them.
     pub fn end(self) -> (u64, Duration) {
         let pairs = self.measured();
         (pairs.n as u64, pairs.longest)
@@ -179,7 +178,7 @@ impl Neighbour {
     }
 }
 
-/// A directory on a file system that does direct I/O, with a disk file of so many MiB.
+/// A directory on a file system with direct I/O, with a disk file of `mib` MiB.
 pub fn disk(mib: u64) -> tempfile::TempDir {
     let dir = tempfile::Builder::new().prefix("rtv-iod-").tempdir_in("/var/tmp").unwrap();
     let file = std::fs::File::create(dir.path().join("disk")).unwrap();
@@ -187,7 +186,7 @@ pub fn disk(mib: u64) -> tempfile::TempDir {
     dir
 }
 
-/// Two VMs, each with one half of the disk.
+/// Two VMs, each on one half of the disk.
 pub fn two(dir: &Path, mib: u64, more: &str) -> String {
     let d = dir.display();
     let half = mib / 2;
@@ -198,7 +197,7 @@ pub fn two(dir: &Path, mib: u64, more: &str) -> String {
     )
 }
 
-/// The next answer, in no more than 10 s.
+/// The next completion, within 10 s.
 pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
     for _ in 0..100_000 {
         if let Some(answer) = queue.pop_used() {
@@ -209,14 +208,13 @@ pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
     None
 }
 
-/// One request and its answer: status and data.
+/// Submits one request and waits for it; returns status and data.
 pub fn request(client: &mut Client, ask: &BlkRequest, data: Option<&[u8]>) -> (u8, Vec<u8>) {
     let mem = std::sync::Arc::clone(&client.mem);
     let queue = &mut client.queues[0];
     let slot = queue.push(ask).unwrap();
     let at = queue.data(slot);
-    // The backend does not look before it is told: the ring is published, the kick comes after the
-    // data.
+    // The kick comes after the data: the back end reads nothing earlier.
     if let Some(data) = data {
         mem.write(at, data);
     }

@@ -1,4 +1,4 @@
-//! The messages of one QEMU: features, memory, queues.
+//! The vhost-user messages of one QEMU: features, memory, queues.
 
 use std::fs::File;
 use std::io;
@@ -19,10 +19,10 @@ use crate::engine::{Command, EngineHandle, VringStart};
 use crate::inflight::Region;
 use crate::memory::GuestMem;
 
-/// Largest queue of virtio 1.2, which is what QEMU allows too.
+/// Largest queue of virtio 1.2 and of QEMU.
 const MAX_QUEUE_SIZE: u32 = 1_024;
 
-/// Bits of virtio and virtio-blk features (virtio 1.2, sections 6 and 5.2.3).
+/// Feature bits of virtio and virtio-blk (virtio 1.2, sections 6 and 5.2.3).
 mod feature {
     pub const SEG_MAX: u64 = 1 << 2;
     pub const GEOMETRY: u64 = 1 << 4;
@@ -41,7 +41,7 @@ mod feature {
 #[derive(Default)]
 struct VringSetup {
     size: u32,
-    /// Descriptor table, available and used ring, in QEMU's addresses.
+    /// Descriptor table, available and used ring, as QEMU addresses.
     addresses: Option<(u64, u64, u64)>,
     base: u16,
     kick: Option<File>,
@@ -65,7 +65,8 @@ fn log_and_reject(disk: &str, what: &str, e: impl std::fmt::Display) -> Error {
     Error::ReqHandlerError(io::Error::other(format!("{what}: {e}")))
 }
 
-/// Only eventfds are taken: anything else could make us wait, or turn in circles.
+/// Accepts eventfds only: other descriptors could block the engine, or stay readable and make it
+/// spin.
 fn require_eventfd(disk: &str, file: Option<File>) -> Result<Option<File>> {
     let Some(file) = file else { return Ok(None) };
     let link = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
@@ -106,7 +107,7 @@ impl Connection {
         self.queues.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
 
-    /// Starts a queue as soon as all is known of it.
+    /// Starts a queue as soon as it is completely configured.
     fn try_start(&mut self, index: u32) -> Result<()> {
         let name = self.disk.name.clone();
         let gone = |e| log_and_reject(&name, "engine", e);
@@ -148,7 +149,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Stops a queue when all that was taken from it is answered.
+    /// Stops a queue; returns when its requests are completed.
     fn stop(&mut self, index: u32) -> Result<()> {
         let (vm, engine, name) = (self.disk.vm, self.engine.clone(), self.disk.name.clone());
         let setup = self.queue(index)?;
@@ -171,8 +172,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // What the guest asked and did not get is in its in-flight memory; nothing is answered to
-        // nobody.
+        // Requests without a completion are in the in-flight memory; nothing is completed without a
+        // connection.
         let vm = self.disk.vm;
         let _ = self.engine.ask(|reply| Command::Disconnect { vm, reply });
     }
@@ -252,7 +253,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.stop(index)?;
         let q = self.queue(index)?;
-        // The specification: the ring is stopped until the next kick descriptor comes.
+        // By the specification, the ring stays stopped until the next kick descriptor.
         q.kick = None;
         q.call = None;
         Ok(VhostUserVringState::new(index, q.base.into()))
@@ -306,7 +307,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        // A newer QEMU asks for fields that we do not have: zeroes.
+        // Fields that newer QEMUs ask for read as zero.
         let mut space = config_space(&self.disk.limits, self.disk.queues, self.disk.block).to_vec();
         let (from, to) = (offset as usize, offset as usize + size as usize);
         if to > 256 {
@@ -317,7 +318,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        // Nothing of it can be written: the write cache's mode was not offered.
+        // No field is writable: the cache mode was not offered.
         Err(Error::InvalidOperation("the configuration cannot be written"))
     }
 
