@@ -199,7 +199,7 @@ impl World {
         if r.op.moves_data() {
             assert!(piece.len <= self.config.quantum, "{piece:?}");
         }
-        let charge = Charge::of(piece.op, piece.len, !open.begun, piece.cost);
+        let charge = Charge::for_piece(piece.op, piece.len, !open.begun, piece.cost);
         let direction = piece.op.direction().index();
         let tokens = [charge.requests, charge.bytes, charge.time];
         for (envelope, tokens) in self.envelopes[piece.vm][direction].iter_mut().zip(tokens) {

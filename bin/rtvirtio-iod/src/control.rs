@@ -43,7 +43,9 @@ impl Control {
         let traces = TraceServer::start(served.engines.clone(), confine)?;
         listener.set_nonblocking(true)?;
         let serve = move || {
-            if let Err(e) = serve(&listener, Limits::default(), |line, s| answer(line, s, &served, &traces)) {
+            if let Err(e) =
+                serve(&listener, Limits::default(), |line, s| handle_request(line, s, &served, &traces))
+            {
                 eprintln!("rtvirtio-iod: the control socket is served no more: {e}");
             }
         };
@@ -68,16 +70,16 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-fn answer(line: &str, mut stream: UnixStream, served: &Served, traces: &TraceServer) -> Reply {
-    let asked: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-    let reply = match asked.get("command").and_then(|c| c.as_str()) {
+fn handle_request(line: &str, mut stream: UnixStream, served: &Served, traces: &TraceServer) -> Reply {
+    let request: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    let reply = match request.get("command").and_then(|c| c.as_str()) {
         Some("status") => serde_json::to_value(report(&served.engines))
             .unwrap_or_else(|e| serde_json::json!({ "error": e.to_string() })),
         Some("reload") => match reload(&served.reloader, &served.config) {
             Ok(changed) => serde_json::json!({ "changed": changed }),
             Err(error) => serde_json::json!({ "error": error }),
         },
-        Some("trace") => match traces.attach(stream, &asked) {
+        Some("trace") => match traces.attach(stream, &request) {
             Ok(()) => return Reply::Detached,
             Err(refused) => {
                 stream = refused;

@@ -13,7 +13,7 @@ use clap::Parser;
 use rtvirtio_domain_config::File;
 use rtvirtio_engine::check;
 use rtvirtio_engine::confine::Role;
-use rtvirtio_engine::domain::Opened;
+use rtvirtio_engine::domain::OpenedDomain;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -89,7 +89,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
     // First everything with a path is opened, then the process is confined, then threads start.
     check::refuse_collisions(&file, &args.config)?;
-    let opened = Opened::open(&file)?;
+    let opened = OpenedDomain::open(&file)?;
     warn_of_formats(&file);
     let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
     let sandbox = Sandbox::enter(&file, &args.config)?;

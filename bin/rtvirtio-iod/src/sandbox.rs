@@ -21,7 +21,7 @@ use rtvirtio_engine::confine::{Confine, Role};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 /// Capabilities kept until all threads have their priority and memory is locked.
-const START: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::IPC_LOCK);
+const STARTUP_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::IPC_LOCK);
 
 /// The layers in force, and those that this kernel lacks.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ impl Sandbox {
         rustix::thread::set_no_new_privs(true).context("sandbox: no_new_privs")?;
         sandbox.in_force.push("no new privileges".into());
         empty_bounding_set();
-        keep_capabilities(START).context("sandbox: capabilities")?;
+        keep_capabilities(STARTUP_CAPABILITIES).context("sandbox: capabilities")?;
         if sandbox.mode == Mode::On {
             sandbox.landlock(file, config)?;
         }

@@ -51,8 +51,8 @@ impl TraceServer {
     }
 
     /// Attaches a listener; returns its stream when another one is attached.
-    pub fn attach(&self, stream: UnixStream, asked: &serde_json::Value) -> Result<(), UnixStream> {
-        let length = asked.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
+    pub fn attach(&self, stream: UnixStream, request: &serde_json::Value) -> Result<(), UnixStream> {
+        let length = request.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
         self.listeners.try_send((stream, length)).map_err(|e| match e {
             std::sync::mpsc::TrySendError::Full((stream, _))
             | std::sync::mpsc::TrySendError::Disconnected((stream, _)) => stream,
@@ -106,14 +106,14 @@ fn serve(
             events += source.write(&mut out)?;
         }
         out.flush()?;
-        let mut heard = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
+        let mut listener_fd = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
         // Any input after the request ends the trace.
-        let said = match poll(&mut heard, Some(&DRAIN_INTERVAL)) {
+        let has_input = match poll(&mut listener_fd, Some(&DRAIN_INTERVAL)) {
             Ok(n) => n > 0,
             Err(rustix::io::Errno::INTR) => false,
             Err(e) => return Err(e.into()),
         };
-        over = said || length.is_some_and(|l| begin.elapsed() >= l);
+        over = has_input || length.is_some_and(|l| begin.elapsed() >= l);
     }
     let mut dropped = 0;
     for source in &mut sources {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::{Iod, disk, two};
+use common::{Iod, disk, two_disks};
 use rtvirtio_domain_client::{Client, Options};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
@@ -23,7 +23,7 @@ fn processor_time(pid: u32) -> Duration {
 #[test]
 fn idle_and_slow_peers() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let control = dir.path().join("ctl");
     let idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&control).unwrap()).collect();
     assert!(iod.status().contains("\"vms\""));
@@ -45,9 +45,9 @@ fn idle_and_slow_peers() {
 
 /// A process without a free descriptor does not spin, and replies again when it has one.
 #[test]
-fn no_descriptor_is_left() {
+fn out_of_descriptors() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let pid = Pid::from_raw(iod.pid() as i32).unwrap();
     let open = std::fs::read_dir(format!("/proc/{}/fd", iod.pid())).unwrap().count() as u64;
     // The process raises its limit to its maximum, which is ours.

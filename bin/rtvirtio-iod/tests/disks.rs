@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Iod, configure, disk, program, read, request, two, write};
+use common::{Iod, configure, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
@@ -19,7 +19,7 @@ fn one(dir: &Path, path: &Path, more: &str) -> String {
     )
 }
 
-fn fails(dir: &Path, config: &str) -> String {
+fn refused(dir: &Path, config: &str) -> String {
     let stderr = Iod::try_start(dir, config).err().expect("it does not start");
     // A check refuses with the same text as a start.
     let checked = check(dir, config).unwrap_err();
@@ -72,7 +72,7 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
         run("qemu-img", &["create", "-q", "-f", kind, image.to_str().unwrap(), "16M"]);
         let before = std::fs::read(&image).unwrap();
         // VHDX and others are not a whole number of sectors either; the error is about the format.
-        let stderr = fails(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
+        let stderr = refused(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
         assert!(stderr.contains("disk \"a\"") && stderr.contains("it is an image of format"), "{stderr}");
         assert!(
             stderr.contains("qemu-img convert -O raw") && stderr.contains("format = \"raw\""),
@@ -88,7 +88,7 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
 fn a_raw_disk_may_look_like_an_image() {
     let dir = disk(16);
     let file = dir.path().join("disk");
-    let config = two(dir.path(), 16, "");
+    let config = two_disks(dir.path(), 16, "");
     let iod = Iod::start(dir.path(), &config);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let mut data = vec![0; 4_096];
@@ -96,7 +96,7 @@ fn a_raw_disk_may_look_like_an_image() {
     assert_eq!(request(&mut a, &write(0, 4_096), Some(&data)).0, 0);
     drop(a);
     drop(iod);
-    let stderr = fails(dir.path(), &config);
+    let stderr = refused(dir.path(), &config);
     assert!(stderr.contains("disk \"a\"") && stderr.contains("format qcow2"), "{stderr}");
     let raw = config.replace("name = \"a\"\n", "name = \"a\"\nformat = \"raw\"\n");
     let iod = Iod::start(dir.path(), &raw);
@@ -107,24 +107,24 @@ fn a_raw_disk_may_look_like_an_image() {
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.write_all_at(&[0; 4], 0).unwrap();
     open.write_all_at(b"conectix", (16 << 20) - 512).unwrap();
-    let stderr = fails(dir.path(), &config);
+    let stderr = refused(dir.path(), &config);
     assert!(stderr.contains("disk \"b\"") && stderr.contains("VHD"), "{stderr}");
     open.write_all_at(&[0; 8], (16 << 20) - 512).unwrap();
     open.write_all_at(b"LUKS\xba\xbe\x00\x02", 8 << 20).unwrap();
-    let stderr = fails(dir.path(), &config);
+    let stderr = refused(dir.path(), &config);
     assert!(stderr.contains("disk \"b\"") && stderr.contains("luks"), "{stderr}");
 }
 
 #[test]
-fn a_file_that_is_no_whole_disk_is_refused() {
+fn a_file_of_partial_sectors_is_refused() {
     let dir = disk(8);
     let file = dir.path().join("disk");
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     let config = one(dir.path(), &file, "");
     open.set_len(100).unwrap();
-    assert!(fails(dir.path(), &config).contains("it has 100 bytes, less than one sector"));
+    assert!(refused(dir.path(), &config).contains("it has 100 bytes, less than one sector"));
     open.set_len(100_000).unwrap();
-    let stderr = fails(dir.path(), &config);
+    let stderr = refused(dir.path(), &config);
     assert!(
         stderr.contains("100000 bytes is no multiple of 512") && stderr.contains("truncate -s %512"),
         "{stderr}"
@@ -135,8 +135,8 @@ fn a_file_that_is_no_whole_disk_is_refused() {
 /// Mounted, below device mapper or md, or swap: the kernel uses the device; or a file is below a
 /// loop device.
 #[test]
-fn what_the_kernel_uses_is_refused() {
-    let test = "what_the_kernel_uses_is_refused";
+fn kernel_users_are_refused() {
+    let test = "kernel_users_are_refused";
     if !has(test, &LOOPS) {
         return;
     }
@@ -152,9 +152,9 @@ fn what_the_kernel_uses_is_refused() {
     run("mount", &[node, point.to_str().unwrap()]);
     let stderr = std::panic::catch_unwind(|| {
         [
-            fails(dir.path(), &whole),
-            fails(dir.path(), &shared),
-            fails(dir.path(), &one(dir.path(), &file, "")),
+            refused(dir.path(), &whole),
+            refused(dir.path(), &shared),
+            refused(dir.path(), &one(dir.path(), &file, "")),
         ]
     });
     run("umount", &[point.to_str().unwrap()]);
@@ -164,7 +164,7 @@ fn what_the_kernel_uses_is_refused() {
     }
     assert!(below.contains(&format!("losetup -d {node}")), "{below}");
     // Free again: one lock covers all parts of a device.
-    let parts = two(dir.path(), 32, "").replace(&format!("{}/disk", dir.path().display()), node);
+    let parts = two_disks(dir.path(), 32, "").replace(&format!("{}/disk", dir.path().display()), node);
     let iod = Iod::start(dir.path(), &parts);
     let mounted = Command::new("mount").arg(node).arg(&point).output().unwrap();
     assert!(!mounted.status.success(), "what is served cannot be mounted");
@@ -212,8 +212,8 @@ impl Drop for Qemu {
 
 /// An unmodified QEMU with its default locking.
 #[test]
-fn qemu_and_the_domain_keep_each_other_out() {
-    let test = "qemu_and_the_domain_keep_each_other_out";
+fn qemu_and_the_domain_exclude_each_other() {
+    let test = "qemu_and_the_domain_exclude_each_other";
     if !has(test, &[Need::QEMU]) {
         return;
     }
@@ -221,12 +221,12 @@ fn qemu_and_the_domain_keep_each_other_out() {
     let file = dir.path().join("disk");
     let drive = format!("file={},format=raw,if=none,id=d", file.display());
     let reads = format!("{drive},readonly=on");
-    let config = two(dir.path(), 16, "");
+    let config = two_disks(dir.path(), 16, "");
     let running = Qemu::start(&drive);
-    let stderr = fails(dir.path(), &config);
+    let stderr = refused(dir.path(), &config);
     assert!(stderr.contains(&format!("process {} (qemu-system-x86)", running.0.id())), "{stderr}");
     drop(running);
-    let refused = |drive: &str| {
+    let locked_out = |drive: &str| {
         let mut child = qemu(drive).spawn().unwrap();
         // It exits by itself, or at the end of its monitor's input.
         drop(child.stdin.take());
@@ -236,9 +236,9 @@ fn qemu_and_the_domain_keep_each_other_out() {
         stderr
     };
     let iod = Iod::start(dir.path(), &config);
-    assert!(refused(&drive).contains("Failed to get \"write\" lock"));
-    assert!(refused(&reads).contains("Failed to get shared \"write\" lock"));
-    if has("qemu_and_the_domain_keep_each_other_out, qemu-img", &[Need::Program("qemu-img")]) {
+    assert!(locked_out(&drive).contains("Failed to get \"write\" lock"));
+    assert!(locked_out(&reads).contains("Failed to get shared \"write\" lock"));
+    if has("qemu_and_the_domain_exclude_each_other, qemu-img", &[Need::Program("qemu-img")]) {
         // As with another QEMU: `info` does not read a raw image, the others do.
         let image = |args: &[&str]| {
             let out = Command::new("qemu-img").args(args).output().unwrap();
@@ -254,17 +254,17 @@ fn qemu_and_the_domain_keep_each_other_out() {
     // The same after a kill; the dead process's locks do not prevent a restart.
     iod.kill();
     let iod = Iod::start(dir.path(), &config);
-    assert!(refused(&drive).contains("Failed to get \"write\" lock"));
+    assert!(locked_out(&drive).contains("Failed to get \"write\" lock"));
     drop(iod);
     // Several readers are allowed.
     let read_only = one(dir.path(), &file, "read_only = true");
     let iod = Iod::start(dir.path(), &read_only);
     drop(Qemu::start(&reads));
-    assert!(refused(&drive).contains("Failed to get \"write\" lock"));
+    assert!(locked_out(&drive).contains("Failed to get \"write\" lock"));
     drop(iod);
     let reader = Qemu::start(&reads);
     drop(Iod::start(dir.path(), &read_only));
-    assert!(fails(dir.path(), &config).contains("image locks"));
+    assert!(refused(dir.path(), &config).contains("image locks"));
     drop(reader);
     // And several writers, if all are declared `shared`.
     let share = "shared = true";
@@ -274,16 +274,16 @@ fn qemu_and_the_domain_keep_each_other_out() {
     let mut sharing = Command::new("qemu-system-x86_64");
     sharing.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
     drop(Qemu::run(sharing));
-    assert!(refused(&drive).contains("lock"), "one that does not share");
+    assert!(locked_out(&drive).contains("lock"), "one that does not share");
     drop(iod);
 }
 
 /// A socket is bound only where there is no file, or a dead socket.
 #[test]
-fn what_is_no_dead_socket_stays() {
+fn only_a_dead_socket_is_replaced() {
     let dir = disk(8);
     let d = dir.path();
-    let config = two(d, 8, "");
+    let config = two_disks(d, 8, "");
     let text = |path: &Path| std::fs::read_to_string(path).unwrap();
     for name in ["a", "ctl"] {
         let path = d.join(name);
@@ -302,16 +302,16 @@ fn what_is_no_dead_socket_stays() {
         &format!("socket = \"{}/b\"", d.display()),
         &format!("socket = \"{}/same/disk\"", d.display()),
     );
-    let stderr = fails(d, &aliased);
+    let stderr = refused(d, &aliased);
     assert!(stderr.contains("`socket` of disk \"b\" lead to the same file"), "{stderr}");
     let aliased = config
         .replace(&format!("socket = \"{}/b\"", d.display()), &format!("socket = \"{}/same/a\"", d.display()));
-    assert!(fails(d, &aliased).contains("lead to the same file"));
+    assert!(refused(d, &aliased).contains("lead to the same file"));
     let aliased = config.replace(
         &format!("socket = \"{}/b\"", d.display()),
         &format!("socket = \"{}/iod.toml\"", d.display()),
     );
-    assert!(fails(d, &aliased).contains("the configuration file"));
+    assert!(refused(d, &aliased).contains("the configuration file"));
     assert!(text(&d.join("iod.toml")).contains("[[device]]"));
     // A listener that does not accept, with a full backlog, is detected at once.
     let busy = UnixListener::bind(d.join("a")).unwrap();
@@ -380,7 +380,7 @@ fn sockets_have_explicit_modes_and_groups() {
     let d = dir.path();
     let config = format!(
         "control_group = \"65534\"\n{}",
-        two(d, 8, "").replace("name = \"b\"\n", "name = \"b\"\nsocket_group = \"daemon\"\n")
+        two_disks(d, 8, "").replace("name = \"b\"\n", "name = \"b\"\nsocket_group = \"daemon\"\n")
     );
     configure(d, &config);
     // The most permissive umask.
@@ -410,7 +410,7 @@ fn sockets_have_explicit_modes_and_groups() {
     assert_eq!(line, "ready\n");
     assert_eq!(connects, [false, true, false], "another user, by the group");
     assert_eq!(found, [(0o600, 0), (0o660, 1), (0o660, 65_534)]);
-    let stderr = fails(d, &config.replace("\"daemon\"", "\"no-such-group\""));
+    let stderr = refused(d, &config.replace("\"daemon\"", "\"no-such-group\""));
     assert!(
         stderr.contains("disk \"b\"") && stderr.contains("there is no group \"no-such-group\""),
         "{stderr}"
@@ -421,7 +421,7 @@ fn sockets_have_explicit_modes_and_groups() {
 fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let dir = disk(8);
     let d = dir.path();
-    let config = two(d, 8, "");
+    let config = two_disks(d, 8, "");
     let names = || {
         let mut names: Vec<_> = std::fs::read_dir(d).unwrap().flatten().map(|e| e.file_name()).collect();
         names.sort();
@@ -449,18 +449,18 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let mut a = Client::connect(&d.join("a"), Options::default()).unwrap();
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     drop((a, iod));
-    let fails = |from: &str, to: &str| check(d, &config.replace(from, to)).unwrap_err();
-    assert!(fails("/disk\"", "/none\"").contains("disk \"a\""));
-    assert!(fails("offset = \"4MiB\"", "offset = \"2MiB\"").contains("disks \"a\" and \"b\""));
-    let stderr = fails(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
+    let refused = |from: &str, to: &str| check(d, &config.replace(from, to)).unwrap_err();
+    assert!(refused("/disk\"", "/none\"").contains("disk \"a\""));
+    assert!(refused("offset = \"4MiB\"", "offset = \"2MiB\"").contains("disks \"a\" and \"b\""));
+    let stderr = refused(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
     assert!(stderr.contains("`socket` of disk \"b\"") && stderr.contains("/no/such/dir"), "{stderr}");
     let long = format!("socket = \"{}/{}\"", d.display(), "x".repeat(120));
-    assert!(fails(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
+    assert!(refused(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
 }
 
 /// A truncated backing file: reads beyond its end fail, a write there extends it again.
 #[test]
-fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
+fn a_write_beyond_a_truncated_file_extends_it() {
     let dir = disk(8);
     let file = dir.path().join("disk");
     let _iod = Iod::start(dir.path(), &one(dir.path(), &file, ""));

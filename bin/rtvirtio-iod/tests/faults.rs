@@ -5,7 +5,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Iod, Neighbour, disk, read, request, two, write};
+use common::{Iod, Neighbour, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 fn works(command: &mut Command) -> Option<String> {
@@ -163,7 +163,7 @@ fn the_sockets_directory_goes_away() {
     let run = dir.path().join("run");
     std::fs::create_dir(&run).unwrap();
     let at = |name: &str| format!("socket = \"{}/{name}\"", dir.path().display());
-    let config = two(dir.path(), 8, "").replace(&at("a"), &format!("socket = \"{}/a\"", run.display()));
+    let config = two_disks(dir.path(), 8, "").replace(&at("a"), &format!("socket = \"{}/a\"", run.display()));
     let config = config.replace(&at("b"), &format!("socket = \"{}/b\"", run.display()));
     // A missing directory is named in the error.
     let stderr =

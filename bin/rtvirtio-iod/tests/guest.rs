@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Iod, disk, two};
+use common::{Iod, disk, two_disks};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 
@@ -21,7 +21,7 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         return;
     }
     let dir = disk(128);
-    let config = two(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");
+    let config = two_disks(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");
     let mut iod = Iod::start(dir.path(), &config);
     let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 2 };
     let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();

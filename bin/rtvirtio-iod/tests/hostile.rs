@@ -156,7 +156,7 @@ fn broken_rings() {
             std::thread::sleep(Duration::from_millis(2));
         }
     });
-    place.attack("a used ring that nobody reads", |socket| {
+    place.attack("an unread used ring", |socket| {
         let mut client = connect(socket);
         let queue = &mut client.queues[0];
         let slot = queue.push(&read(0, 4_096)).unwrap();
@@ -203,7 +203,7 @@ fn storms() {
 
 /// Invalid messages of a compromised QEMU.
 #[test]
-fn a_frontend_that_lies() {
+fn a_lying_frontend() {
     let mut place = AttackedDomain::new();
     place.attack("memory that can be cut off", |socket| {
         let e = Client::connect(socket, Options { sealed: false, ..Options::default() });
@@ -295,7 +295,7 @@ fn descriptors_that_are_no_eventfds() {
 /// The fuzzer's message corpus against the sandboxed process, where an unforeseen system call ends
 /// it.
 #[test]
-fn what_a_fuzzer_would_say() {
+fn the_fuzzers_messages() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
     let mut inputs: Vec<PathBuf> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
     inputs.sort();

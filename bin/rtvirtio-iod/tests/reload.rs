@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Iod, configure, disk, read, request, two};
+use common::{Iod, configure, disk, read, request, two_disks};
 use rtvirtio_domain_client::load::{Plan, Stream, StreamResult, run};
 use rtvirtio_domain_client::{Client, Options};
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 /// Two VMs; the first one with a cap on reads.
 fn capped(dir: &Path, cap: u32) -> String {
     let a = format!("name = \"a\"\nread_cap = {{ requests = \"{cap}/s\" }}\n");
-    two(dir, 8, "").replace("name = \"a\"\n", &a)
+    two_disks(dir, 8, "").replace("name = \"a\"\n", &a)
 }
 
 /// A closed loop of reads.
@@ -24,7 +24,7 @@ fn flood(client: &mut [Client; 1], millis: u64) -> StreamResult {
 }
 
 /// Completed reads of VM a since the start.
-fn answered(iod: &Iod) -> u64 {
+fn completed_reads(iod: &Iod) -> u64 {
     let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
     status["vms"][0]["read"]["requests"].as_u64().unwrap()
 }
@@ -40,9 +40,9 @@ fn a_cap_changes_under_load() {
     let count = |seconds: f64| {
         // The longer of both times, so that the host may stall anywhere.
         let begin = Instant::now();
-        let before = answered(&iod);
+        let before = completed_reads(&iod);
         std::thread::sleep(Duration::from_secs_f64(seconds));
-        (answered(&iod) - before, begin.elapsed().as_secs_f64())
+        (completed_reads(&iod) - before, begin.elapsed().as_secs_f64())
     };
     std::thread::sleep(Duration::from_millis(200));
     let (slow, seconds) = count(1.5);
@@ -70,7 +70,7 @@ fn a_cap_changes_under_load() {
 
 /// An invalid configuration changes nothing and names the reason; the live guest is served on.
 #[test]
-fn what_cannot_be_is_refused_as_a_whole() {
+fn an_invalid_reload_is_refused_as_a_whole() {
     let dir = disk(8);
     let good = capped(dir.path(), 500);
     let mut iod = Iod::start(dir.path(), &good);

@@ -24,7 +24,7 @@ fn repetitions() -> usize {
 
 /// Resources of the kernel and of the process.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Resources {
     /// io_uring requests of this machine; `None` where the kernel does not show them.
     requests: Option<i64>,
     /// Open files of this machine.
@@ -34,8 +34,8 @@ struct Held {
     threads: i64,
 }
 
-impl Held {
-    fn by(pid: u32) -> Self {
+impl Resources {
+    fn of(pid: u32) -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}"));
         // Readable by root only.
         let slabs = std::fs::read_to_string("/proc/slabinfo").ok();
@@ -80,18 +80,18 @@ impl AttackedDomain {
         drop(connect(&socket));
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(Duration::from_millis(100));
-        let before = Held::by(self.iod.pid());
+        let before = Resources::of(self.iod.pid());
         steps(n);
         // After RCU grace periods in the kernel.
         std::thread::sleep(Duration::from_millis(500));
-        let mut after = Held::by(self.iod.pid());
+        let mut after = Resources::of(self.iod.pid());
         for _ in 0..20 {
             // Other processes open files too.
             if after.files - before.files < n as i64 / 20 {
                 break;
             }
             std::thread::sleep(Duration::from_millis(250));
-            after = Held::by(self.iod.pid());
+            after = Resources::of(self.iod.pid());
         }
         let pairs = neighbour.measured();
         eprintln!(
@@ -143,7 +143,7 @@ fn kick() -> EventFd {
 
 /// A queue is disabled and enabled, or stopped and started, with a full call descriptor.
 #[test]
-fn calls_that_nobody_reads() {
+fn full_call_descriptors() {
     let mut place = AttackedDomain::new();
     let call = full();
     place.repeat("enable and disable with a full call", |client, i| {
@@ -211,7 +211,7 @@ fn kicks_of_queues_that_stop() {
 
 /// Memory tables, in-flight memory and ring addresses are replaced, with requests in flight.
 #[test]
-fn memory_that_is_set_again() {
+fn replaced_memory() {
     let mut place = AttackedDomain::new();
     place.repeat("set the memory table", |client, _| {
         let region = VhostUserMemoryRegionInfo {

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Iod, disk, read, request, two, write};
+use common::{Iod, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 /// The values of these keys in `/proc`, of every thread.
@@ -36,9 +36,9 @@ fn bounding(found: &str) -> &str {
 }
 
 #[test]
-fn every_thread_is_shut_in_while_it_serves() {
+fn every_thread_is_confined_while_it_serves() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let mut clients = ["a", "b"].map(|d| Client::connect(&dir.path().join(d), Options::default()).unwrap());
     for client in &mut clients {
         assert_eq!(request(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
@@ -76,7 +76,7 @@ fn passing_priorities_on_keeps_one_capability_for_one_thread() {
         let test = "passing_priorities_on_keeps_one_capability_for_one_thread";
         return rtvirtio_testkit::skip(test, "without CAP_SYS_NICE there is none to keep");
     }
-    let config = two(dir.path(), 8, "pass_priority = true\nfifo = 5")
+    let config = two_disks(dir.path(), 8, "pass_priority = true\nfifo = 5")
         .replace("name = \"a\"\n", "name = \"a\"\nguest_priority = { ceiling = \"real-time\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
@@ -95,10 +95,10 @@ fn passing_priorities_on_keeps_one_capability_for_one_thread() {
 }
 
 #[test]
-fn off_and_log_are_said() {
+fn off_and_log_are_reported() {
     let dir = disk(8);
     for (mode, seccomp, words) in [("off", "0", "sandbox: off"), ("log", "2", "seccomp, which only logs")] {
-        let config = format!("sandbox = \"{mode}\"\n{}", two(dir.path(), 8, ""));
+        let config = format!("sandbox = \"{mode}\"\n{}", two_disks(dir.path(), 8, ""));
         let iod = Iod::start(dir.path(), &config);
         let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
         assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);

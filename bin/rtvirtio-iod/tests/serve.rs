@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Iod, completion, disk, program, read, request, two, write};
+use common::{Iod, completion, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{BlkRequest, Client, Options, SharedMemory};
 
@@ -15,9 +15,9 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_and_nobody_elses() {
+fn written_data_is_read_back_by_its_own_guest_only() {
     let dir = disk(64);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 64, "quantum = \"64KiB\""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, "quantum = \"64KiB\""));
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), BIG).unwrap();
     assert_eq!((a.capacity, b.capacity), (32 << 20, 32 << 20));
@@ -51,7 +51,7 @@ fn what_is_written_is_read_and_nobody_elses() {
 #[test]
 fn zeroes_and_discards() {
     let dir = disk(64);
-    let _iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+    let _iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, ""));
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let data = pattern(3, 1 << 20);
     let range = |sector: u64, sectors: u32, flags: u32| {
@@ -91,7 +91,7 @@ fn zeroes_and_discards() {
 #[test]
 fn unaligned_memory_is_served_too() {
     let dir = disk(8);
-    let _iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let _iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let mem = std::sync::Arc::clone(&a.mem);
     let data = pattern(5, 4_096);
@@ -119,7 +119,7 @@ fn unaligned_memory_is_served_too() {
 #[test]
 fn a_cap_is_kept_and_used() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "")
+    let config = two_disks(dir.path(), 8, "")
         .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"400/s\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
@@ -142,9 +142,10 @@ fn a_cap_is_kept_and_used() {
 
 /// Missed kicks and late completions: every request completes.
 #[test]
-fn many_requests_of_many_queues_all_come_back() {
+fn all_requests_of_many_queues_complete() {
     let dir = disk(64);
-    let config = two(dir.path(), 64, "").replace("name = \"b\"\n", "name = \"b\"\nqueues = 4\ndepth = 40\n");
+    let config =
+        two_disks(dir.path(), 64, "").replace("name = \"b\"\n", "name = \"b\"\nqueues = 4\ndepth = 40\n");
     let _iod = Iod::start(dir.path(), &config);
     let mut client =
         Client::connect(&dir.path().join("b"), Options { queues: 4, ..Options::default() }).unwrap();
@@ -176,20 +177,20 @@ fn many_requests_of_many_queues_all_come_back() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_runs() {
+fn invalid_configurations_are_refused_at_start() {
     let dir = disk(8);
-    let fails = |config: &str| Iod::try_start(dir.path(), config).err().expect("it does not start");
-    let good = two(dir.path(), 8, "");
-    let stderr = fails(&good.replace("/disk\"", "/none\""));
+    let start_error = |config: &str| Iod::try_start(dir.path(), config).err().expect("it does not start");
+    let good = two_disks(dir.path(), 8, "");
+    let stderr = start_error(&good.replace("/disk\"", "/none\""));
     assert!(stderr.contains("disk \"a\"") && stderr.contains("No such file"), "{stderr}");
-    let stderr = fails(&good.replace("offset = \"4MiB\"", "offset = \"2MiB\""));
+    let stderr = start_error(&good.replace("offset = \"4MiB\"", "offset = \"2MiB\""));
     assert!(stderr.contains("disks \"a\" and \"b\" lie on the same part"), "{stderr}");
-    let stderr = fails(&good.replace("size = \"4MiB\"", "size = \"40MiB\""));
+    let stderr = start_error(&good.replace("size = \"4MiB\"", "size = \"40MiB\""));
     assert!(stderr.contains("would end at byte"), "{stderr}");
-    let stderr = fails(&good.replace("window = 4", "windoww = 4"));
+    let stderr = start_error(&good.replace("window = 4", "windoww = 4"));
     assert!(stderr.contains("line 4") && stderr.contains("windoww"), "{stderr}");
     let first = Iod::start(dir.path(), &good);
-    let stderr = fails(&good);
+    let stderr = start_error(&good);
     assert!(stderr.contains("another"), "{stderr}");
     drop(first);
     let help = program().arg("--help").output().unwrap();
@@ -198,7 +199,7 @@ fn mistakes_are_told_before_anything_runs() {
 
 /// A truncated file is an I/O error for its guest only.
 #[test]
-fn a_disk_cut_short_is_an_error_of_its_own_guest() {
+fn a_truncated_disk_is_an_error_of_its_own_guest() {
     let (dir, other) = (disk(8), disk(8));
     let (d, o) = (dir.path().display(), other.path().display());
     let config = format!(
@@ -217,7 +218,7 @@ fn a_disk_cut_short_is_an_error_of_its_own_guest() {
 
 /// The examples are valid, and the document shows the same text.
 #[test]
-fn the_examples_are_right() {
+fn the_examples_are_valid() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let example = root.join("examples/iod/two-vms.toml");
     rtvirtio_domain_config::File::load(&example).unwrap();
@@ -230,9 +231,9 @@ fn the_examples_are_right() {
 /// A flush holds no place in the window, but a slot in the engine: with a window of one, no request
 /// is lost alongside it.
 #[test]
-fn flushes_of_both_vms_beside_a_window_of_one() {
+fn flushes_of_both_vms_with_a_window_of_one() {
     let dir = disk(16);
-    let config = two(dir.path(), 16, "").replace("window = 4", "window = 1");
+    let config = two_disks(dir.path(), 16, "").replace("window = 4", "window = 1");
     let _iod = Iod::start(dir.path(), &config);
     let flush = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
     let vms: Vec<_> = ["a", "b"]

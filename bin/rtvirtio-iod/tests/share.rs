@@ -191,7 +191,7 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
     let dir = disk(64);
-    let mut iod = Iod::start(dir.path(), &common::two(dir.path(), 64, ""));
+    let mut iod = Iod::start(dir.path(), &common::two_disks(dir.path(), 64, ""));
     let socket = dir.path().join("a");
     let attack = move || {
         in_threads(1, move |_, stop| {
@@ -227,9 +227,9 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
 
 /// A full window, a flush and a discard are in flight at once: each has a slot.
 #[test]
-fn everything_is_at_the_device_at_once() {
+fn window_flush_and_discard_in_flight_at_once() {
     let dir = disk(64);
-    let config = common::two(dir.path(), 64, "").replace("window = 4", "window = 1");
+    let config = common::two_disks(dir.path(), 64, "").replace("window = 4", "window = 1");
     let mut iod = Iod::start(dir.path(), &config);
     let mut clients: Vec<Client> = ["a", "b"]
         .iter()

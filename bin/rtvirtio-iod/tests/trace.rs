@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Iod, disk, read, request, two, write};
+use common::{Iod, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use serde_json::Value;
@@ -52,7 +52,7 @@ impl Listener {
     }
 
     /// Ends the trace; returns its events and the last line.
-    fn rest(mut self) -> (Vec<Value>, Value) {
+    fn finish(mut self) -> (Vec<Value>, Value) {
         self.stream.shutdown(Shutdown::Write).unwrap();
         let mut events = Vec::new();
         loop {
@@ -66,9 +66,9 @@ impl Listener {
 }
 
 #[test]
-fn every_request_is_told_as_it_was() {
+fn every_request_is_traced() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "quantum = \"16KiB\"")
+    let config = two_disks(dir.path(), 8, "quantum = \"16KiB\"")
         .replace("name = \"b\"\n", "name = \"b\"\nguest_priority = { ceiling = \"best-effort\" }\n");
     let _iod = Iod::start(dir.path(), &config);
     let options = Options { buffer: 65_536, ..Options::default() };
@@ -84,8 +84,8 @@ fn every_request_is_told_as_it_was() {
     // The guest uses real-time 2 and idle 7; the ceiling of this VM is best effort.
     assert_eq!(request(&mut b, &BlkRequest { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
     assert_eq!(request(&mut b, &BlkRequest { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
-    let (events, end) = listener.rest();
-    let told: Vec<_> = events
+    let (events, end) = listener.finish();
+    let traced: Vec<_> = events
         .iter()
         .map(|e| {
             let text = |key: &str| e[key].as_str().unwrap().to_owned();
@@ -95,7 +95,7 @@ fn every_request_is_told_as_it_was() {
     let event =
         |vm: &str, op: &str, len, class: &str, level| (vm.into(), op.into(), len, class.into(), level);
     assert_eq!(
-        told,
+        traced,
         [
             event("a", "write", 65_536, "best-effort", 4),
             event("a", "flush", 0, "best-effort", 4),
@@ -115,14 +115,14 @@ fn every_request_is_told_as_it_was() {
     }
     // Requests after the trace are not in it.
     assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
-    assert_eq!(Listener::start(dir.path()).rest().0.len(), 0);
+    assert_eq!(Listener::start(dir.path()).finish().0.len(), 0);
 }
 
 /// Time under a cap is waiting time, not device time; and errors are in the trace.
 #[test]
-fn waiting_is_told_from_the_device() {
+fn waiting_and_device_time_are_separate() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "quantum = \"16KiB\"")
+    let config = two_disks(dir.path(), 8, "quantum = \"16KiB\"")
         .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"200/s\" }\n")
         .replace("name = \"b\"\n", "name = \"b\"\nread_cap = { bytes = \"1MB/s\" }\n");
     let _iod = Iod::start(dir.path(), &config);
@@ -142,7 +142,7 @@ fn waiting_is_told_from_the_device() {
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
     file.set_len(1 << 20).unwrap();
     assert_eq!(request(&mut a, &read(4_096, 4_096), None).0, 1);
-    let (events, end) = listener.rest();
+    let (events, end) = listener.finish();
     assert_eq!((events.len(), &end["dropped"]), (41, &0.into()));
     for events in [&events[..20], &events[20..40]] {
         // The submission of each request.
@@ -160,15 +160,15 @@ fn waiting_is_told_from_the_device() {
     let listener = Listener::start(dir.path());
     file.set_len(8 << 20).unwrap();
     assert_eq!(request(&mut b, &read(0, 131_072), None).0, 0);
-    let (events, _) = listener.rest();
+    let (events, _) = listener.finish();
     assert!(events[0]["device_ns"].as_u64().unwrap() > 100_000_000, "{}", events[0]);
 }
 
 /// A listener that does not read loses events only: each is delivered or counted.
 #[test]
-fn a_listener_who_sleeps_stops_nobody() {
+fn a_sleeping_listener_delays_no_request() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
     let flood = Stream { block: 512, ..Stream::reads("flood", 64, 2 << 20) };
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_secs(1), seed: 1, spin: false };
@@ -201,18 +201,18 @@ fn a_listener_who_sleeps_stops_nobody() {
     let (_, refused) = Listener::ask(dir.path(), r#"{"command": "trace"}"#);
     assert!(refused["error"].as_str().unwrap().contains("another listener"), "{refused}");
     let all = answered() - before;
-    let (events, end) = listener.rest();
-    let (told, dropped) = (end["events"].as_u64().unwrap(), end["dropped"].as_u64().unwrap());
-    assert_eq!(events.len() as u64, told);
-    assert_eq!(told + dropped, all);
-    assert!(told >= 8_192 && dropped > 0, "{told} and {dropped}");
+    let (events, end) = listener.finish();
+    let (traced, dropped) = (end["events"].as_u64().unwrap(), end["dropped"].as_u64().unwrap());
+    assert_eq!(events.len() as u64, traced);
+    assert_eq!(traced + dropped, all);
+    assert!(traced >= 8_192 && dropped > 0, "{traced} and {dropped}");
 }
 
 /// A trace ends after its time, and when its listener disconnects.
 #[test]
-fn it_ends() {
+fn a_trace_ends() {
     let dir = disk(8);
-    let _iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let _iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let (mut listener, first) = Listener::ask(dir.path(), r#"{"command": "trace", "for_ms": 50}"#);
     assert_eq!(first["trace"]["devices"], 1, "{first}");
     assert_eq!(listener.line().unwrap()["end"]["events"], 0);

@@ -83,7 +83,7 @@ impl Flow {
     ///
     /// This is its burst as long as the total demand `fits` the server; otherwise a closed loop
     /// falls behind by all that it may have outstanding.
-    fn ahead(&self, fits: bool) -> f64 {
+    fn backlog_ahead(&self, fits: bool) -> f64 {
         match self.outstanding {
             Some(outstanding) if !fits => outstanding,
             Some(outstanding) => self.burst.min(outstanding),
@@ -99,13 +99,13 @@ impl Flow {
 pub enum Refusal {
     /// More is reserved than the device can serve.
     #[error(
-        "{asked:.1} % of the device are reserved, and it can give {able:.1} %; lower rates, or serve fewer VMs"
+        "{reserved:.1} % of the device are reserved, and it can give {available:.1} %; lower rates, or serve fewer VMs"
     )]
     Rate {
         /// Sum of the rates, in percent of one server.
-        asked: f64,
+        reserved: f64,
         /// Percent of one server that the device can serve.
-        able: f64,
+        available: f64,
     },
     /// A deadline that cannot be met in the worst case.
     #[error(
@@ -141,7 +141,7 @@ pub fn bounds(policy: Policy, device: &Device, flows: &[Flow]) -> Vec<Option<Nan
     match policy {
         Policy::Fifo => fifo(device, flows),
         Policy::RoundRobin => round_robin(device, flows),
-        Policy::Drr => drr(device, flows, &ResidualService::all(device, flows)),
+        Policy::Drr => drr(device, flows, &ResidualService::whole_device(device, flows)),
         Policy::Edf => edf(device, flows),
     }
 }
@@ -151,9 +151,9 @@ pub fn bounds(policy: Policy, device: &Device, flows: &[Flow]) -> Vec<Option<Nan
 /// # Errors
 /// The first reservation that is refused, with the numbers.
 pub fn admit(device: &Device, flows: &[Flow]) -> Result<(), Refusal> {
-    let asked: f64 = flows.iter().filter(|f| f.deadline.is_some()).map(|f| f.rate).sum();
-    if asked > device.speed() {
-        return Err(Refusal::Rate { asked: 100.0 * asked, able: 100.0 * device.speed() });
+    let reserved: f64 = flows.iter().filter(|f| f.deadline.is_some()).map(|f| f.rate).sum();
+    if reserved > device.speed() {
+        return Err(Refusal::Rate { reserved: 100.0 * reserved, available: 100.0 * device.speed() });
     }
     for (flow, bound) in flows.iter().zip(edf(device, flows)) {
         let (Some(deadline), Some(needed)) = (flow.deadline, bound) else { continue };
@@ -182,18 +182,18 @@ impl Device {
 
     /// Charged device time served per time.
     fn speed(&self) -> f64 {
-        self.servers() * self.left() / self.stretch.max(1.0)
+        self.servers() * self.transfer_share() / self.stretch.max(1.0)
     }
 
     /// Share of the time left for transfers.
-    fn left(&self) -> f64 {
+    fn transfer_share(&self) -> f64 {
         (1.0 - self.deallocations.share).clamp(0.01, 1.0)
     }
 
     /// T and one piece of a deallocation, in ns. The remaining service is `k (t (1 - s) - T - C)`,
     /// which starts at `(T + C) / (1 - s)`.
     fn latency(&self) -> f64 {
-        (self.latency.0 as f64 + self.deallocations.piece.0 as f64) / self.left()
+        (self.latency.0 as f64 + self.deallocations.piece.0 as f64) / self.transfer_share()
     }
 
     /// Work in the window that cannot be recalled, in charged time.
@@ -202,7 +202,7 @@ impl Device {
     }
 
     /// Time of the last piece beyond its share of the servers.
-    fn own(&self, piece: f64) -> f64 {
+    fn last_piece(&self, piece: f64) -> f64 {
         piece * self.stretch.max(1.0) * (1.0 - 1.0 / self.servers())
     }
 }
@@ -210,16 +210,16 @@ impl Device {
 fn fifo(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let rate: f64 = flows.iter().filter(|f| f.outstanding.is_none()).map(|f| f.rate).sum();
     let fits = flows.iter().map(|f| f.rate).sum::<f64>() <= device.speed();
-    let ahead: f64 = flows.iter().map(|f| f.ahead(fits)).sum();
+    let ahead: f64 = flows.iter().map(|f| f.backlog_ahead(fits)).sum();
     let bound = |f: &Flow| {
-        let t = device.latency() + ahead / device.speed() + device.own(f.piece);
+        let t = device.latency() + ahead / device.speed() + device.last_piece(f.piece);
         (rate <= device.speed() && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
 }
 
 /// Largest piece and weight of each VM.
-fn pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
+fn largest_pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
     let mut vms: Vec<(usize, f64, u32)> = Vec::new();
     for f in flows {
         match vms.iter_mut().find(|(vm, ..)| *vm == f.vm) {
@@ -231,27 +231,27 @@ fn pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
 }
 
 /// Rate and backlog of one VM's flows, on a server of this speed.
-fn of_vm(flows: &[Flow], vm: usize, speed: f64) -> (f64, f64) {
+fn vm_demand(flows: &[Flow], vm: usize, speed: f64) -> (f64, f64) {
     let own = || flows.iter().filter(|f| f.vm == vm);
     let fits = own().map(|f| f.rate).sum::<f64>() <= speed;
     own().fold((0.0, 0.0), |(rate, ahead), f| {
-        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.ahead(fits))
+        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.backlog_ahead(fits))
     })
 }
 
 fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
-    let vms = pieces(flows);
+    let vms = largest_pieces(flows);
     let round: f64 = vms.iter().map(|(_, piece, _)| piece).sum();
     let bound = |f: &Flow| {
         let least = flows.iter().filter(|g| g.vm == f.vm).map(|g| g.piece).fold(f64::INFINITY, f64::min);
         // Service of the VM's own pieces when each VM gets one piece in every round.
-        let (rate, ahead) = of_vm(flows, f.vm, least / round * device.speed());
+        let (rate, ahead) = vm_demand(flows, f.vm, least / round * device.speed());
         // Round robin shares pieces, not time: a small piece counts as a whole turn.
         let pieces = (ahead / least).ceil();
         let sustained = rate / least * round <= device.speed();
         let t = device.latency()
             + (device.blocking(flows) + pieces * round) / device.speed()
-            + device.own(f.piece);
+            + device.last_piece(f.piece);
         (sustained && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
@@ -260,17 +260,17 @@ fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
 /// The residual service of the round robin: its speed, and the work ahead of it.
 struct ResidualService {
     speed: f64,
-    before: f64,
+    ahead: f64,
 }
 
 impl ResidualService {
-    fn all(device: &Device, flows: &[Flow]) -> Self {
-        Self { speed: device.speed(), before: device.blocking(flows) }
+    fn whole_device(device: &Device, flows: &[Flow]) -> Self {
+        Self { speed: device.speed(), ahead: device.blocking(flows) }
     }
 }
 
-fn drr(device: &Device, flows: &[Flow], rest: &ResidualService) -> Vec<Option<Nanos>> {
-    let vms = pieces(flows);
+fn drr(device: &Device, flows: &[Flow], residual: &ResidualService) -> Vec<Option<Nanos>> {
+    let vms = largest_pieces(flows);
     let most = vms.iter().map(|v| v.1).fold(0.0, f64::max);
     let lightest = vms.iter().map(|v| v.2).min().unwrap_or(1);
     let quantum = |weight: u32| most * f64::from(weight) / f64::from(lightest);
@@ -279,15 +279,15 @@ fn drr(device: &Device, flows: &[Flow], rest: &ResidualService) -> Vec<Option<Na
     let bound = |f: &Flow| {
         let &(vm, piece, weight) = vms.iter().find(|v| v.0 == f.vm)?;
         let q = quantum(weight);
-        let share = q / frame * rest.speed;
-        let (rate, ahead) = of_vm(flows, vm, share);
-        let latency = ((frame - q) * (1.0 + piece / q) + largest) / rest.speed;
-        let t = device.latency() * device.speed() / rest.speed
-            + rest.before / rest.speed
+        let share = q / frame * residual.speed;
+        let (rate, ahead) = vm_demand(flows, vm, share);
+        let latency = ((frame - q) * (1.0 + piece / q) + largest) / residual.speed;
+        let t = device.latency() * device.speed() / residual.speed
+            + residual.ahead / residual.speed
             + latency
             + ahead / share
-            + device.own(f.piece);
-        (rest.speed > 0.0 && rate <= share && t.is_finite()).then(|| ns(t))
+            + device.last_piece(f.piece);
+        (residual.speed > 0.0 && rate <= share && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
 }
@@ -296,17 +296,17 @@ fn edf(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let promised: Vec<(&Flow, f64)> = flows.iter().filter_map(|f| Some((f, f.deadline?.0 as f64))).collect();
     let rate: f64 = promised.iter().map(|(f, _)| f.rate).sum();
     let burst: f64 = promised.iter().map(|(f, _)| f.burst).sum();
-    let own = promised.iter().map(|(f, _)| device.own(f.piece)).fold(0.0, f64::max);
+    let own = promised.iter().map(|(f, _)| device.last_piece(f.piece)).fold(0.0, f64::max);
     let blocking = device.blocking(flows);
     let slack = |t: f64| {
         let demand: f64 =
             promised.iter().filter(|(_, d)| *d <= t).map(|(f, d)| f.burst + f.rate * (t - d)).sum();
         t - (device.latency() + (blocking + demand) / device.speed() + own)
     };
-    // The unreserved rest, for flows without a reservation or beyond theirs.
-    let rest = ResidualService { speed: device.speed() - rate, before: blocking + burst };
+    // The unreserved residual, for flows without a reservation or beyond theirs.
+    let residual = ResidualService { speed: device.speed() - rate, ahead: blocking + burst };
     let shared: Vec<Flow> = flows.iter().filter(|f| f.deadline.is_none()).copied().collect();
-    let mut shared = drr(device, &shared, &rest).into_iter();
+    let mut shared = drr(device, &shared, &residual).into_iter();
     flows
         .iter()
         .map(|f| {
@@ -385,7 +385,7 @@ mod tests {
         assert_eq!(bounds(Policy::Edf, &device, &flows), [Some(expected)]);
         let all = [flow(0, 0.95, 100.0 * US, Some(500_000))];
         assert_eq!(admit(&DISK, &all), Ok(()));
-        assert!(matches!(admit(&device, &all), Err(Refusal::Rate { able, .. }) if able == 90.0));
+        assert!(matches!(admit(&device, &all), Err(Refusal::Rate { available, .. }) if available == 90.0));
     }
 
     #[test]
@@ -396,12 +396,15 @@ mod tests {
         assert_eq!(bounds(Policy::Edf, &DISK, &flows), [Some(Nanos::from_micros(200)), None]);
         // Each of the two flows fits alone, but not both: the closed loop falls behind by all that
         // it may have outstanding.
-        let greedy = Flow { rate: 0.9, outstanding: Some(3_200.0 * US), ..flow(1, 0.9, 100.0 * US, None) };
-        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], greedy])[0], Some(Nanos::from_micros(3_300)));
+        let wide = Flow { rate: 0.9, outstanding: Some(3_200.0 * US), ..flow(1, 0.9, 100.0 * US, None) };
+        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], wide])[0], Some(Nanos::from_micros(3_300)));
         // A closed loop of depth 32 has at most these 32 requests ahead.
-        let polite = Flow { outstanding: Some(3_200.0 * US), ..flood };
-        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], polite]), [Some(Nanos::from_micros(3_300)); 2]);
-        assert!(bounds(Policy::Edf, &DISK, &[flows[0], polite])[1].is_some());
+        let closed_loop = Flow { outstanding: Some(3_200.0 * US), ..flood };
+        assert_eq!(
+            bounds(Policy::Fifo, &DISK, &[flows[0], closed_loop]),
+            [Some(Nanos::from_micros(3_300)); 2]
+        );
+        assert!(bounds(Policy::Edf, &DISK, &[flows[0], closed_loop])[1].is_some());
     }
 
     #[test]

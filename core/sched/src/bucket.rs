@@ -130,7 +130,7 @@ impl Charge {
     /// The charge of a piece of `len` bytes that costs `time` ns; `first` for the first piece of
     /// its request.
     #[must_use]
-    pub fn of(op: Op, len: u64, first: bool, time: u64) -> Self {
+    pub fn for_piece(op: Op, len: u64, first: bool, time: u64) -> Self {
         // Zeroing counts as written: a device without a better way writes the zeroes.
         let bytes = if op.moves_data() || op == Op::WriteZeroes { len } else { 0 };
         Self { requests: u64::from(first), bytes, time }
@@ -305,7 +305,7 @@ mod tests {
     }
 
     /// Whether `more` tokens at `now` exceed `rate t + burst` in some interval that ends now.
-    fn breaks(taken: &[(Nanos, u64)], now: Nanos, more: u64, rate: u64, burst: u64) -> bool {
+    fn exceeds_envelope(taken: &[(Nanos, u64)], now: Nanos, more: u64, rate: u64, burst: u64) -> bool {
         let scaled = |n: u64, by: u64| u128::from(n) * u128::from(by);
         (0..taken.len()).any(|i| {
             let sum = taken[i..].iter().map(|(_, n)| n).sum::<u64>() + more;
@@ -333,12 +333,12 @@ mod tests {
                     // One nanosecond earlier some interval would exceed the envelope.
                     let early = Nanos(ready.0 - 1);
                     prop_assert!(bucket.level_at(early) < tokens * SCALE);
-                    prop_assert!(breaks(&taken, early, tokens, rate, burst));
+                    prop_assert!(exceeds_envelope(&taken, early, tokens, rate, burst));
                 }
                 now = ready;
                 bucket.take(now, tokens);
                 taken.push((now, tokens));
-                prop_assert!(!breaks(&taken, now, 0, rate, burst));
+                prop_assert!(!exceeds_envelope(&taken, now, 0, rate, burst));
             }
         }
 

@@ -32,13 +32,13 @@ pub const FLUSHES: Mask = 1 << FLUSH_LIST;
 pub const DEALLOCATIONS: Mask = 1 << DEALLOCATION_LIST;
 
 /// All lists of a direction.
-pub const fn of_direction(direction: Direction) -> Mask {
+pub const fn direction_mask(direction: Direction) -> Mask {
     const READS: Mask = 0x5555_5555_5555_5555;
     READS << direction.index()
 }
 
 /// All lists of a class.
-pub const fn of_class(class: Class) -> Mask {
+pub const fn class_mask(class: Class) -> Mask {
     0xffff << (16 * class as u32)
 }
 
@@ -159,7 +159,7 @@ impl Queue {
         self.sequence += 1;
         self.outstanding += 1;
         self.backlog += 1;
-        let list = list_of(&request);
+        let list = list_index(&request);
         self.deallocations_outstanding += usize::from(list == DEALLOCATION_LIST);
         self.deallocation_backlog += usize::from(list == DEALLOCATION_LIST);
         if self.heads[list] == NONE {
@@ -218,7 +218,7 @@ impl Queue {
             return;
         }
         slot.fully_submitted = true;
-        let (list, next) = (list_of(&slot.request), slot.next);
+        let (list, next) = (list_index(&slot.request), slot.next);
         self.unlink_head(list, next);
     }
 
@@ -261,7 +261,7 @@ impl Queue {
     /// Cancels the rest of a request with pieces in flight: it ends with the last of them.
     pub fn cancel_remainder(&mut self, slot: u32) {
         let Some(s) = self.slots.get_mut(slot as usize) else { return };
-        let list = list_of(&s.request);
+        let list = list_index(&s.request);
         // Pieces are taken from the head of a list only, so a request with a piece in flight is a
         // head.
         if !s.in_use || s.fully_submitted || self.heads[list] != slot {
@@ -325,7 +325,7 @@ impl Queue {
     }
 }
 
-fn list_of(request: &Request) -> usize {
+fn list_index(request: &Request) -> usize {
     if request.op == Op::Flush {
         return FLUSH_LIST;
     }
@@ -370,10 +370,10 @@ mod tests {
         let mut q = Queue::new(4);
         q.push(request(1, Class::BestEffort, Op::Write, 1)).unwrap();
         q.push(request(2, Class::BestEffort, Op::Read, 1)).unwrap();
-        assert_eq!(q.head(of_direction(Direction::Write)).unwrap().tag, 1);
-        assert_eq!(q.head(of_direction(Direction::Read)).unwrap().tag, 2);
-        assert_eq!(q.head(of_class(Class::RealTime)), None);
-        assert_eq!(q.oldest(of_class(Class::BestEffort)).unwrap().tag, 1);
+        assert_eq!(q.head(direction_mask(Direction::Write)).unwrap().tag, 1);
+        assert_eq!(q.head(direction_mask(Direction::Read)).unwrap().tag, 2);
+        assert_eq!(q.head(class_mask(Class::RealTime)), None);
+        assert_eq!(q.oldest(class_mask(Class::BestEffort)).unwrap().tag, 1);
     }
 
     #[test]

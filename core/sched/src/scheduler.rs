@@ -190,7 +190,7 @@ impl Scheduler {
         v.queue.push(request).ok_or(SubmitError::Full(vm))?;
         let direction = request.op.direction().index();
         v.outstanding[direction] += 1;
-        v.meters[direction].begin(request.arrival);
+        v.meters[direction].on_submit(request.arrival);
         self.backlog += 1;
         self.flush_backlog += usize::from(request.op == Op::Flush);
         if request.op.deallocates() {
@@ -303,7 +303,7 @@ impl Scheduler {
             let direction = request.op.direction().index();
             outstanding[direction] -= 1;
             counters.completed[direction] += 1;
-            meters[direction].served(now, 0, outstanding[direction] > 0);
+            meters[direction].on_complete(now, 0, outstanding[direction] > 0);
             cancelled(request);
         });
         self.backlog -= before.0 - v.queue.backlog();
@@ -328,7 +328,7 @@ impl Scheduler {
         } else {
             let transfers = self.backlog - self.flush_backlog - self.deallocation_backlog;
             let busy = self.inflight >= self.window.limit() && transfers > 0;
-            self.window.completed(now, piece.cost, busy);
+            self.window.on_completion(now, piece.cost, busy);
             self.inflight = self.inflight.saturating_sub(1);
             if !piece.reserved {
                 self.shared_inflight = self.shared_inflight.saturating_sub(1);
@@ -343,7 +343,7 @@ impl Scheduler {
         let direction = piece.op.direction().index();
         v.outstanding[direction] -= u32::from(done.is_some());
         let bytes = if piece.op.moves_data() { piece.len } else { 0 };
-        v.meters[direction].served(now, bytes, v.outstanding[direction] > 0);
+        v.meters[direction].on_complete(now, bytes, v.outstanding[direction] > 0);
         v.counters.bytes[direction] += bytes;
         v.counters.completed[direction] += u64::from(done.is_some());
         Ok(done.map(|request| CompletedRequest { vm: piece.vm, request }))
@@ -362,7 +362,7 @@ impl Scheduler {
             let direction = request.op.direction().index();
             outstanding[direction] -= 1;
             if outstanding[direction] == 0 {
-                meters[direction].served(now, 0, false);
+                meters[direction].on_complete(now, 0, false);
             }
             cancelled(request);
         });

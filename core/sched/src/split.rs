@@ -27,7 +27,7 @@ impl Splitter {
         let len = head.remaining.min(quantum);
         // A deallocation is charged when it completes: its time is not known earlier.
         let time = if head.op.deallocates() { 1 } else { self.cost.of(head.op, len) };
-        let charge = Charge::of(head.op, len, head.submitted == 0, time);
+        let charge = Charge::for_piece(head.op, len, head.submitted == 0, time);
         Candidate { head, len, charge }
     }
 

@@ -113,7 +113,7 @@ impl Window {
 
     /// A piece of `cost` ns completes. `busy` when the window was full and requests were queued:
     /// only then does the throughput measure the device.
-    pub fn completed(&mut self, now: Nanos, cost: u64, busy: bool) {
+    pub fn on_completion(&mut self, now: Nanos, cost: u64, busy: bool) {
         if self.config.least >= self.config.most {
             return;
         }
@@ -171,11 +171,11 @@ mod tests {
     use super::*;
 
     /// Simulates a device that serves `channels` pieces at once, each in 100 us.
-    fn play(window: &mut Window, channels: u32, pieces: u32) {
+    fn simulate(window: &mut Window, channels: u32, pieces: u32) {
         let mut now = 0.0;
         for _ in 0..pieces {
             now += 100_000.0 / f64::from(window.limit().min(channels));
-            window.completed(Nanos(now as u64), 100_000, true);
+            window.on_completion(Nanos(now as u64), 100_000, true);
         }
     }
 
@@ -183,7 +183,7 @@ mod tests {
     fn it_converges_to_the_number_of_channels() {
         for start in [1, 8, 32] {
             let mut w = Window::new(WindowConfig { start, least: 1, most: 32, shared: None });
-            play(&mut w, 6, 400_000);
+            simulate(&mut w, 6, 400_000);
             assert_eq!(w.base, 6, "from {start}");
         }
     }
@@ -192,7 +192,7 @@ mod tests {
     fn it_grows_from_a_small_start_without_waiting() {
         let mut w = Window::new(WindowConfig { start: 1, least: 1, most: 32, shared: None });
         // Five steps of three epochs, and the epoch that the first piece starts.
-        play(&mut w, 6, 5 * 3 * EPOCH + 1);
+        simulate(&mut w, 6, 5 * 3 * EPOCH + 1);
         assert_eq!(w.base, 6);
     }
 
@@ -200,7 +200,7 @@ mod tests {
     fn an_idle_device_changes_no_window() {
         let mut w = Window::new(WindowConfig { start: 4, least: 1, most: 32, shared: None });
         for i in 0..100_000 {
-            w.completed(Nanos(i * 1_000_000), 100_000, false);
+            w.on_completion(Nanos(i * 1_000_000), 100_000, false);
         }
         assert_eq!(w.limit(), 4);
     }
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn other_limits_keep_the_learned_window() {
         let mut w = Window::new(WindowConfig { start: 8, least: 1, most: 32, shared: None });
-        play(&mut w, 6, 400_000);
+        simulate(&mut w, 6, 400_000);
         w.reconfigure(WindowConfig { start: 20, least: 1, most: 24, shared: Some(3) });
         assert_eq!((w.limit(), w.shared_limit()), (6, 3));
         w.reconfigure(WindowConfig { start: 20, least: 1, most: 4, shared: None });
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_fixed_window_stays() {
         let mut w = Window::new(WindowConfig::fixed(3));
-        play(&mut w, 16, 100_000);
+        simulate(&mut w, 16, 100_000);
         assert_eq!((w.limit(), w.shared_limit()), (3, 3));
         let w = Window::new(WindowConfig { shared: Some(2), ..WindowConfig::fixed(3) });
         assert_eq!(w.shared_limit(), 2);

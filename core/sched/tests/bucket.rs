@@ -13,7 +13,7 @@ const TOKEN: u64 = 1_000_000_000;
 const LONGEST: u64 = 64;
 
 /// Whether `tokens` more at `now` keep every interval that ends at `now` within the envelope.
-fn fits(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> bool {
+fn within_envelope(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> bool {
     let mut sum = tokens;
     tokens <= burst
         && taken.iter().rev().all(|(at, n)| {
@@ -23,12 +23,12 @@ fn fits(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> b
 }
 
 /// The first nanosecond from `from` on at which `tokens` are admitted.
-fn first(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst: u64) -> u64 {
-    (from..from + LONGEST).find(|t| fits(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
+fn first_admitted(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst: u64) -> u64 {
+    (from..from + LONGEST).find(|t| within_envelope(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
 }
 
 /// Admits requests in all ways, and returns the number of checks.
-fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
+fn all_sequences(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
     if more == 0 {
         return 0;
     }
@@ -37,7 +37,7 @@ fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: 
         for tokens in 0..=of.burst + 1 {
             let from = now + gap;
             let ready = bucket.ready_at(Nanos(from), tokens).0;
-            let right = first(taken, from, tokens, of.rate, of.burst);
+            let right = first_admitted(taken, from, tokens, of.rate, of.burst);
             assert_eq!(
                 ready, right,
                 "rate {} burst {}: {tokens} at {from} after {taken:?}",
@@ -52,7 +52,7 @@ fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: 
                 let mut next = bucket.clone();
                 next.take(Nanos(at), tokens);
                 taken.push((at, tokens));
-                judged += all(&next, taken, at, more - 1, of);
+                judged += all_sequences(&next, taken, at, more - 1, of);
                 taken.pop();
             }
         }
@@ -75,7 +75,7 @@ fn all_short_sequences() {
     for rate in RATES {
         for burst in 0..=3 {
             let case = Case { rate, burst, gaps: &[0, 1, 2, 5] };
-            judged += all(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
+            judged += all_sequences(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
         }
     }
     assert!(judged > 1_000_000, "{judged}");
@@ -84,7 +84,14 @@ fn all_short_sequences() {
 /// Single tokens: longer sequences, in which the remainders of nanoseconds add up.
 #[test]
 fn all_longer_sequences_of_single_tokens() {
-    fn go(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, rate: u64, burst: u64) -> u64 {
+    fn all_single_tokens(
+        bucket: &Bucket,
+        taken: &mut Vec<(u64, u64)>,
+        now: u64,
+        more: usize,
+        rate: u64,
+        burst: u64,
+    ) -> u64 {
         if more == 0 {
             return 0;
         }
@@ -94,7 +101,7 @@ fn all_longer_sequences_of_single_tokens() {
             let ready = bucket.ready_at(Nanos(from), 1).0;
             assert_eq!(
                 ready,
-                first(taken, from, 1, rate, burst),
+                first_admitted(taken, from, 1, rate, burst),
                 "rate {rate} burst {burst} at {from}: {taken:?}"
             );
             judged += 1;
@@ -102,7 +109,7 @@ fn all_longer_sequences_of_single_tokens() {
                 let mut next = bucket.clone();
                 next.take(Nanos(ready), 1);
                 taken.push((ready, 1));
-                judged += go(&next, taken, ready, more - 1, rate, burst);
+                judged += all_single_tokens(&next, taken, ready, more - 1, rate, burst);
                 taken.pop();
             }
         }
@@ -111,7 +118,7 @@ fn all_longer_sequences_of_single_tokens() {
     let mut judged = 0;
     for rate in RATES {
         for burst in 1..=2 {
-            judged += go(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, rate, burst);
+            judged += all_single_tokens(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, rate, burst);
         }
     }
     assert!(judged > 50_000, "{judged}");

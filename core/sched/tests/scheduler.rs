@@ -250,7 +250,7 @@ fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
         assert_eq!(s.next(now), Next::Full, "{}", policy.name());
         s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
         s.submit(0, request(8, Op::Read, 4_096, now)).unwrap();
-        let Next::Piece(first) = s.next(now) else { panic!("{}: reads go beside it", policy.name()) };
+        let Next::Piece(first) = s.next(now) else { panic!("{}: reads go alongside", policy.name()) };
         assert_eq!(s.next(now), Next::Full);
         s.complete(now, &first).unwrap();
         let Next::Piece(second) = s.next(now) else { panic!("{}: both of them", policy.name()) };
@@ -396,7 +396,7 @@ fn urgent_requests_use_their_own_quantum() {
 
 /// A VM that discards and reads gets no more deallocation time than one that only discards.
 #[test]
-fn discards_two_vms_take_turns() {
+fn discards_of_two_vms_take_turns() {
     let mut s = two_vms(4);
     let mut now = Nanos(0);
     for vm in 0..2 {

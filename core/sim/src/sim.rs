@@ -278,7 +278,7 @@ impl<O: Observer> Sim<O> {
                         self.schedule(at, Event::Arrival(load));
                     }
                 }
-                self.make(load, self.now);
+                self.submit_due(load, self.now);
             }
             Event::Completion(slot) => self.complete_piece(slot)?,
             Event::Wakeup => {
@@ -291,7 +291,7 @@ impl<O: Observer> Sim<O> {
     }
 
     /// Submits a request that was due at `due`.
-    fn make(&mut self, load: u32, due: Nanos) {
+    fn submit_due(&mut self, load: u32, due: Nanos) {
         let source = &mut self.sources[load as usize];
         let vm = source.load.vm;
         let (op, offset) = source.next_request(self.size);
@@ -337,7 +337,7 @@ impl<O: Observer> Sim<O> {
             self.schedule(at, Event::Arrival(pending.load));
         }
         if let Some((load, due)) = self.blocked[done.vm].pop_front() {
-            self.make(load, due);
+            self.submit_due(load, due);
         }
         Ok(())
     }

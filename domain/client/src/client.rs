@@ -83,33 +83,34 @@ impl Client {
     /// [`ClientError`].
     pub fn connect(socket: &Path, options: Options) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
-        let bad = |what| {
+        let backend = |what| {
             let socket = socket.to_owned();
             move |source: vhost::Error| ClientError::Backend { socket, what, source }
         };
         let each = ClientQueue::bytes(options.size, options.buffer);
         let len = each * usize::from(options.queues);
         let mem = Arc::new(SharedMemory::new(len, options.sealed).map_err(io("memory"))?);
-        let mut frontend = Frontend::connect(socket, options.queues.into()).map_err(bad("cannot connect"))?;
-        frontend.set_owner().map_err(bad("set owner"))?;
-        let offered = frontend.get_features().map_err(bad("get features"))?;
+        let mut frontend =
+            Frontend::connect(socket, options.queues.into()).map_err(backend("cannot connect"))?;
+        frontend.set_owner().map_err(backend("set owner"))?;
+        let offered = frontend.get_features().map_err(backend("get features"))?;
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         let features = offered & (EVENT_IDX | VERSION_1 | FLUSH | QUEUES | protocol);
-        frontend.set_features(features).map_err(bad("set features"))?;
+        frontend.set_features(features).map_err(backend("set features"))?;
         let mut capacity = 0;
         if features & protocol != 0 {
-            let there = frontend.get_protocol_features().map_err(bad("get protocol features"))?;
+            let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;
             let wanted = VhostUserProtocolFeatures::CONFIG
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK;
-            frontend.set_protocol_features(there & wanted).map_err(bad("set protocol features"))?;
+            frontend.set_protocol_features(there & wanted).map_err(backend("set protocol features"))?;
             // Every message asks for a reply from here on, so that refusals are seen.
             if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
                 frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
             }
             let (_, config) = frontend
                 .get_config(0, 60, VhostUserConfigFlags::WRITABLE, &[0; 60])
-                .map_err(bad("get config"))?;
+                .map_err(backend("get config"))?;
             if let Some(sectors) = config.get(0..8).and_then(|b| b.try_into().ok()) {
                 capacity = u64::from_le_bytes(sectors) * 512;
             }
@@ -121,7 +122,7 @@ impl Client {
             mmap_offset: 0,
             mmap_handle: mem.fd(),
         };
-        frontend.set_mem_table(&[region]).map_err(bad("set memory table"))?;
+        frontend.set_mem_table(&[region]).map_err(backend("set memory table"))?;
         let mut queues = Vec::new();
         for i in 0..usize::from(options.queues) {
             let at = i * each;
@@ -139,13 +140,13 @@ impl Client {
                 avail_ring_addr: place(avail),
                 log_addr: None,
             };
-            frontend.set_vring_num(i, options.size).map_err(bad("set queue size"))?;
-            frontend.set_vring_addr(i, &addresses).map_err(bad("set queue addresses"))?;
-            frontend.set_vring_base(i, 0).map_err(bad("set queue base"))?;
-            frontend.set_vring_call(i, &queue.call).map_err(bad("set call"))?;
-            frontend.set_vring_kick(i, &queue.kick).map_err(bad("set kick"))?;
+            frontend.set_vring_num(i, options.size).map_err(backend("set queue size"))?;
+            frontend.set_vring_addr(i, &addresses).map_err(backend("set queue addresses"))?;
+            frontend.set_vring_base(i, 0).map_err(backend("set queue base"))?;
+            frontend.set_vring_call(i, &queue.call).map_err(backend("set call"))?;
+            frontend.set_vring_kick(i, &queue.kick).map_err(backend("set kick"))?;
             if features & protocol != 0 {
-                frontend.set_vring_enable(i, true).map_err(bad("enable queue"))?;
+                frontend.set_vring_enable(i, true).map_err(backend("enable queue"))?;
             }
             queues.push(queue);
         }

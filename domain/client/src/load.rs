@@ -107,7 +107,7 @@ struct StreamState {
     /// Intended starts that wait for a slot.
     late: std::collections::VecDeque<u64>,
     /// Completions after the warm-up.
-    answers: u64,
+    completions: u64,
     got: StreamResult,
 }
 
@@ -163,11 +163,12 @@ pub fn run_until(
         }
         for (c, client) in clients.iter_mut().enumerate() {
             for (q, queue) in client.queues.iter_mut().enumerate() {
-                while let Some(answer) = queue.pop_used() {
-                    let slot = slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(answer.slot)));
+                while let Some(completion) = queue.pop_used() {
+                    let slot =
+                        slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(completion.slot)));
                     let Some((stream, intended)) = slot.and_then(Option::take) else { continue };
                     let now = begin.elapsed().as_nanos() as u64;
-                    running[stream].answered((now, intended), answer.status, from, base);
+                    running[stream].on_completion((now, intended), completion.status, from, base);
                 }
             }
         }
@@ -176,8 +177,8 @@ pub fn run_until(
             let client = &mut clients[r.stream.client];
             let queue = &mut client.queues[r.stream.queue];
             let mut any = false;
-            while let Some(intended) = r.wants(now) {
-                let Some(slot) = queue.push(&r.ask()) else {
+            while let Some(intended) = r.next_due(now) {
+                let Some(slot) = queue.push(&r.next_request()) else {
                     r.late.push_front(intended);
                     break;
                 };
@@ -199,12 +200,12 @@ pub fn run_until(
     let seconds = end.saturating_sub(from).max(1) as f64 / 1e9;
     // A request without a completion has waited at least until the end.
     for (stream, intended) in slots.into_iter().flatten().flatten().flatten() {
-        running[stream].waits(end, intended, from, base);
+        running[stream].record_incomplete(end, intended, from, base);
     }
     for r in &mut running {
         for intended in std::mem::take(&mut r.late) {
             r.got.unanswered += 1;
-            r.waits(end, intended, from, base);
+            r.record_incomplete(end, intended, from, base);
         }
     }
     Ok(running
@@ -212,7 +213,7 @@ pub fn run_until(
         .map(|r| {
             let unanswered =
                 if r.stream.rate.is_some() { r.got.unanswered + r.outstanding as u64 } else { 0 };
-            StreamResult { rate: r.answers as f64 / seconds, unanswered, ..r.got }
+            StreamResult { rate: r.completions as f64 / seconds, unanswered, ..r.got }
         })
         .collect())
 }
@@ -267,13 +268,13 @@ impl StreamState {
             period,
             outstanding: 0,
             late: std::collections::VecDeque::new(),
-            answers: 0,
+            completions: 0,
             got,
         }
     }
 
     /// The intended start of the next request, if one may be submitted now.
-    fn wants(&mut self, now: u64) -> Option<u64> {
+    fn next_due(&mut self, now: u64) -> Option<u64> {
         if self.stream.rate.is_some() {
             while self.due <= now {
                 self.late.push_back(self.due);
@@ -286,7 +287,7 @@ impl StreamState {
         if self.stream.rate.is_some() { self.late.pop_front() } else { Some(now) }
     }
 
-    fn ask(&mut self) -> BlkRequest {
+    fn next_request(&mut self) -> BlkRequest {
         let write = self.stream.writes > 0.0 && self.random.unit() < self.stream.writes;
         let places = (self.stream.span / u64::from(self.stream.block)).max(1);
         let place = self.random.below(places as usize) as u64;
@@ -299,28 +300,28 @@ impl StreamState {
     }
 
     /// Records a lower bound of a latency.
-    fn waits(&mut self, now: u64, intended: u64, from: u64, base: u64) {
+    fn record_incomplete(&mut self, now: u64, intended: u64, from: u64, base: u64) {
         // A closed loop has no intended start for its next request.
         if intended < from || self.stream.rate.is_none() {
             return;
         }
-        self.note(now, intended, base);
+        self.record(now, intended, base);
     }
 
-    fn note(&mut self, now: u64, intended: u64, base: u64) {
+    fn record(&mut self, now: u64, intended: u64, base: u64) {
         let latency = now.saturating_sub(intended);
         self.got.n += 1;
         self.got.hist.record(Nanos(latency));
         self.got.spans.push((base + intended, base + now.max(intended)));
     }
 
-    fn answered(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
+    fn on_completion(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
         self.outstanding -= 1;
         if intended < from {
             return;
         }
-        self.answers += 1;
+        self.completions += 1;
         self.got.errors += u64::from(status != 0);
-        self.note(now, intended, base);
+        self.record(now, intended, base);
     }
 }

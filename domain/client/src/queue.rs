@@ -60,7 +60,7 @@ pub struct ClientQueue {
     pub call: EventFd,
 }
 
-fn pages(bytes: usize) -> usize {
+fn page_aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(PAGE)
 }
 
@@ -70,11 +70,11 @@ impl ClientQueue {
     #[must_use]
     pub fn bytes(size: u16, buffer: usize) -> usize {
         let (n, slots) = (usize::from(size), usize::from(size / CHAIN));
-        pages(16 * n)
-            + pages(6 + 2 * n)
-            + pages(6 + 8 * n)
-            + pages(HEADER_STRIDE * slots)
-            + slots * pages(buffer)
+        page_aligned(16 * n)
+            + page_aligned(6 + 2 * n)
+            + page_aligned(6 + 8 * n)
+            + page_aligned(HEADER_STRIDE * slots)
+            + slots * page_aligned(buffer)
     }
 
     /// A queue at offset `at` of the memory.
@@ -87,10 +87,10 @@ impl ClientQueue {
     ) -> std::io::Result<Self> {
         let (n, slots) = (usize::from(size), size / CHAIN);
         let desc = at;
-        let avail = desc + pages(16 * n);
-        let used = avail + pages(6 + 2 * n);
-        let headers = used + pages(6 + 8 * n);
-        let data = headers + pages(HEADER_STRIDE * usize::from(slots));
+        let avail = desc + page_aligned(16 * n);
+        let used = avail + page_aligned(6 + 2 * n);
+        let headers = used + page_aligned(6 + 8 * n);
+        let data = headers + page_aligned(HEADER_STRIDE * usize::from(slots));
         let flags = vmm_sys_util::eventfd::EFD_NONBLOCK;
         Ok(Self {
             mem,
@@ -100,7 +100,7 @@ impl ClientQueue {
             used,
             headers,
             data,
-            buffer: pages(buffer),
+            buffer: page_aligned(buffer),
             free: (0..slots).rev().collect(),
             next_avail: 0,
             next_used: 0,
@@ -141,31 +141,31 @@ impl ClientQueue {
 
     /// Writes any descriptor; `address` is a guest address.
     pub fn write_descriptor_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
-        let place = self.desc + 16 * usize::from(index);
-        self.mem.write(place, &address.to_le_bytes());
-        self.mem.write(place + 8, &len.to_le_bytes());
-        self.mem.write(place + 12, &flags.to_le_bytes());
-        self.mem.write(place + 14, &next.to_le_bytes());
+        let offset = self.desc + 16 * usize::from(index);
+        self.mem.write(offset, &address.to_le_bytes());
+        self.mem.write(offset + 8, &len.to_le_bytes());
+        self.mem.write(offset + 12, &flags.to_le_bytes());
+        self.mem.write(offset + 14, &next.to_le_bytes());
     }
 
     /// Adds a request to the available ring; returns its slot, or `None` when all are in use.
     ///
     /// # Panics
     /// More data than the buffer of a slot.
-    pub fn push(&mut self, ask: &BlkRequest) -> Option<u16> {
-        assert!(ask.len as usize <= self.buffer, "{} bytes of {}", ask.len, self.buffer);
+    pub fn push(&mut self, request: &BlkRequest) -> Option<u16> {
+        assert!(request.len as usize <= self.buffer, "{} bytes of {}", request.len, self.buffer);
         let slot = self.free.pop()?;
         let (head, record) = (slot * CHAIN, self.headers + HEADER_STRIDE * usize::from(slot));
-        self.mem.write(record, &ask.kind.to_le_bytes());
-        self.mem.write(record + 4, &ask.priority.to_le_bytes());
-        self.mem.write(record + 8, &ask.sector.to_le_bytes());
+        self.mem.write(record, &request.kind.to_le_bytes());
+        self.mem.write(record + 4, &request.priority.to_le_bytes());
+        self.mem.write(record + 8, &request.sector.to_le_bytes());
         self.mem.write(record + 16, &[0xff]);
-        if ask.len == 0 {
+        if request.len == 0 {
             self.write_descriptor(head, record, 16, NEXT, head + 2);
         } else {
             self.write_descriptor(head, record, 16, NEXT, head + 1);
-            let direction = if ask.kind == 0 || ask.kind == 8 { WRITE } else { 0 };
-            self.write_descriptor(head + 1, self.data(slot), ask.len, NEXT | direction, head + 2);
+            let direction = if request.kind == 0 || request.kind == 8 { WRITE } else { 0 };
+            self.write_descriptor(head + 1, self.data(slot), request.len, NEXT | direction, head + 2);
         }
         self.write_descriptor(head + 2, record + 16, 1, WRITE, 0);
         self.add_avail(head);
@@ -179,8 +179,8 @@ impl ClientQueue {
 
     /// Adds the chain that starts at `head` to the available ring, valid or not.
     pub fn add_avail(&mut self, head: u16) {
-        let place = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
-        self.mem.write(place, &head.to_le_bytes());
+        let offset = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
+        self.mem.write(offset, &head.to_le_bytes());
         self.next_avail = self.next_avail.wrapping_add(1);
         self.mem.publish(self.avail + 2, self.next_avail);
     }
@@ -209,9 +209,9 @@ impl ClientQueue {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
         }
-        let place = self.used + 4 + 8 * usize::from(self.next_used % self.size);
+        let offset = self.used + 4 + 8 * usize::from(self.next_used % self.size);
         self.next_used = self.next_used.wrapping_add(1);
-        let id = self.mem.read(place, 4);
+        let id = self.mem.read(offset, 4);
         let head = u16::from_le_bytes([id[0], id[1]]);
         let slot = head / CHAIN;
         let status = self.mem.byte(self.headers + HEADER_STRIDE * usize::from(slot) + 16);
@@ -230,9 +230,9 @@ impl ClientQueue {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
         }
-        let place = self.used + 4 + 8 * usize::from(self.next_used % self.size);
+        let offset = self.used + 4 + 8 * usize::from(self.next_used % self.size);
         self.next_used = self.next_used.wrapping_add(1);
-        let e = self.mem.read(place, 8);
+        let e = self.mem.read(offset, 8);
         Some((u32::from_le_bytes([e[0], e[1], e[2], e[3]]), u32::from_le_bytes([e[4], e[5], e[6], e[7]])))
     }
 

@@ -10,7 +10,7 @@ use crate::schema::Device;
 impl Device {
     /// The demand of its VMs. A guest may exceed its reservations, so each VM has a flow without a
     /// deadline too.
-    fn flows(&self, sched: &Config) -> Vec<Flow> {
+    fn demand(&self, sched: &Config) -> Vec<Flow> {
         let piece = |quantum: u64| sched.cost.max_transfer(quantum) as f64;
         let mut flows = Vec::new();
         for (vm, config) in sched.vms.iter().enumerate() {
@@ -38,7 +38,7 @@ impl Device {
         flows
     }
 
-    fn known(&self, sched: &Config, latency: Nanos) -> bound::Device {
+    fn bound_device(&self, sched: &Config, latency: Nanos) -> bound::Device {
         let window = sched.window.most.max(sched.window.start);
         // Read-only disks offer no discards.
         let discards = self.disks.iter().any(|disk| disk.discard && !disk.read_only);
@@ -56,7 +56,7 @@ impl Device {
         if sched.policy != Policy::Edf {
             return Ok(());
         }
-        bound::admit(&self.known(&sched, self.stall), &self.flows(&sched)).map_err(|source| {
+        bound::admit(&self.bound_device(&sched, self.stall), &self.demand(&sched)).map_err(|source| {
             let message = self.with_disk_names(&source.to_string());
             FileError::Refused { device: self.name.clone(), message, source }
         })
@@ -67,8 +67,8 @@ impl Device {
     #[must_use]
     pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
         let sched = self.sched();
-        let flows = self.flows(&sched);
+        let flows = self.demand(&sched);
         let flow = flows.iter().rposition(|f| f.vm == disk && f.deadline.is_some())?;
-        bound::bounds(sched.policy, &self.known(&sched, latency), &flows)[flow]
+        bound::bounds(sched.policy, &self.bound_device(&sched, latency), &flows)[flow]
     }
 }

@@ -45,13 +45,13 @@ impl Device {
             discard_share: round_to_u64(self.discard_share.0 * 100.0).clamp(1, 100) as u32,
             ..Config::default()
         };
-        let vms = self.disks.iter().map(|d| d.vm(&config)).collect();
+        let vms = self.disks.iter().map(|d| d.vm_config(&config)).collect();
         Config { vms, ..config }
     }
 }
 
 impl Disk {
-    fn vm(&self, config: &Config) -> VmConfig {
+    fn vm_config(&self, config: &Config) -> VmConfig {
         let rule = self.guest_priority.map_or_else(PriorityRule::default, |p| PriorityRule {
             read: true,
             default: Priority { class: p.default, level: 4 },

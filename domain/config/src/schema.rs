@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer};
 #[serde(deny_unknown_fields)]
 pub struct File {
     /// The control socket, for `rtvirtio iod status`.
-    #[serde(default = "control")]
+    #[serde(default = "default_control")]
     pub control: PathBuf,
     /// Group whose members may connect to it, by name or number: mode 0660, otherwise 0600.
     pub control_group: Option<String>,
@@ -26,7 +26,7 @@ pub struct File {
     pub devices: Vec<Device>,
 }
 
-fn control() -> PathBuf {
+fn default_control() -> PathBuf {
     "/run/rtvirtio/iod.sock".into()
 }
 
@@ -51,10 +51,10 @@ pub struct Device {
     /// Name of its thread, and in the status.
     pub name: String,
     /// The scheduler's policy.
-    #[serde(default = "edf")]
+    #[serde(default = "default_policy")]
     pub policy: Policy,
     /// Largest piece.
-    #[serde(default = "quantum", deserialize_with = "parse_text")]
+    #[serde(default = "default_quantum", deserialize_with = "parse_text")]
     pub quantum: Bytes,
     /// Pieces at the device.
     #[serde(default)]
@@ -79,29 +79,29 @@ pub struct Device {
     #[serde(default)]
     pub pass_priority: bool,
     /// Largest share of the device's time for discards and zeroing while other VMs use it.
-    #[serde(default = "discard_share", deserialize_with = "parse_text")]
+    #[serde(default = "default_discard_share", deserialize_with = "parse_text")]
     pub discard_share: Ratio,
     /// A request that waited longer than this goes before more important ones of its VM.
-    #[serde(default = "aging", deserialize_with = "parse_text")]
+    #[serde(default = "default_aging", deserialize_with = "parse_text")]
     pub aging: Nanos,
     /// The disks.
     #[serde(rename = "disk")]
     pub disks: Vec<Disk>,
 }
 
-fn edf() -> Policy {
+fn default_policy() -> Policy {
     Policy::Edf
 }
 
-fn quantum() -> Bytes {
+fn default_quantum() -> Bytes {
     Bytes::from_kib(64)
 }
 
-fn discard_share() -> Ratio {
+fn default_discard_share() -> Ratio {
     Ratio(0.05)
 }
 
-fn aging() -> Nanos {
+fn default_aging() -> Nanos {
     Nanos::from_millis(1_000)
 }
 
@@ -196,7 +196,7 @@ pub struct Disk {
     #[serde(default)]
     pub shared: bool,
     /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.
-    #[serde(default = "yes")]
+    #[serde(default = "default_discard")]
     pub discard: bool,
     /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
     #[serde(default)]
@@ -204,13 +204,13 @@ pub struct Disk {
     /// Serial number; the name when not given.
     pub serial: Option<String>,
     /// Number of queues.
-    #[serde(default = "queues")]
+    #[serde(default = "default_queues")]
     pub queues: u16,
     /// Largest number of outstanding requests.
-    #[serde(default = "depth")]
+    #[serde(default = "default_depth")]
     pub depth: u32,
     /// Share of the unreserved device time.
-    #[serde(default = "weight")]
+    #[serde(default = "default_weight")]
     pub weight: u32,
     /// Reservation of all requests but the real-time ones.
     pub reserve: Option<ReservationConfig>,
@@ -229,7 +229,7 @@ pub struct Disk {
     pub guest_priority: Option<GuestPriorityConfig>,
 }
 
-fn yes() -> bool {
+fn default_discard() -> bool {
     true
 }
 
@@ -241,15 +241,15 @@ pub enum Format {
     Raw,
 }
 
-fn queues() -> u16 {
+fn default_queues() -> u16 {
     1
 }
 
-fn depth() -> u32 {
+fn default_depth() -> u32 {
     256
 }
 
-fn weight() -> u32 {
+fn default_weight() -> u32 {
     100
 }
 
@@ -300,11 +300,11 @@ pub struct GuestPriorityConfig {
     /// The highest class that it may use.
     pub ceiling: Class,
     /// The class of requests without a priority.
-    #[serde(default = "best_effort")]
+    #[serde(default = "default_class")]
     pub default: Class,
 }
 
-fn best_effort() -> Class {
+fn default_class() -> Class {
     Class::BestEffort
 }
 

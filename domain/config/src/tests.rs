@@ -42,7 +42,7 @@ fn a_file_becomes_a_scheduler() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_place() {
+fn invalid_files_are_refused_with_their_place() {
     let of = |from: &str, to: &str| {
         File::parse(Path::new("iod.toml"), &TEXT.replace(from, to)).unwrap_err().to_string()
     };
@@ -74,7 +74,7 @@ fn mistakes_are_named_with_their_place() {
 }
 
 #[test]
-fn sockets_disks_and_the_file_itself_are_apart() {
+fn colliding_paths_are_refused() {
     let of = |from: &str, to: &str| {
         assert!(TEXT.contains(from));
         File::parse(Path::new("/etc/iod.toml"), &TEXT.replace(from, to)).map_err(|e| e.to_string())

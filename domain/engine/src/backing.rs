@@ -92,7 +92,7 @@ impl Backing {
         if identity != lock.identity {
             return Err(BackingError::Replaced { path: path.clone() });
         }
-        let (there, block) = if meta.file_type().is_block_device() {
+        let (len, block) = if meta.file_type().is_block_device() {
             block_geometry(&file).map_err(io("cannot read its size"))?
         } else if meta.is_file() {
             (meta.len(), direct_alignment(&file, config.direct))
@@ -100,15 +100,15 @@ impl Backing {
             return Err(BackingError::Kind { path: path.clone() });
         };
         lock.extend(&file).map_err(io("cannot lock"))?;
-        if there < SECTOR {
-            return Err(BackingError::TooShort { path: path.clone(), there });
+        if len < SECTOR {
+            return Err(BackingError::TooShort { path: path.clone(), len });
         }
-        if there % SECTOR != 0 && config.size.is_none() {
-            return Err(BackingError::Length { path: path.clone(), there });
+        if len % SECTOR != 0 && config.size.is_none() {
+            return Err(BackingError::Length { path: path.clone(), len });
         }
         let size = match config.size {
             Some(size) => size,
-            None => there.saturating_sub(config.offset) / SECTOR * SECTOR,
+            None => len.saturating_sub(config.offset) / SECTOR * SECTOR,
         };
         let aligned = |what, value: u64, block: u32| {
             if value % u64::from(block) == 0 {
@@ -119,8 +119,8 @@ impl Backing {
         aligned("offset", config.offset, block)?;
         aligned("size", size, block.max(SECTOR as u32))?;
         let end = config.offset.saturating_add(size);
-        if end > there || size == 0 {
-            return Err(BackingError::Short { path: path.clone(), end, there });
+        if end > len || size == 0 {
+            return Err(BackingError::Short { path: path.clone(), end, len });
         }
         let discard = !config.read_only && can_discard(&file, &meta);
         let limits = Limits { size, read_only: config.read_only, discard };
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    fn file(size: u64) -> (tempfile::TempDir, BackingConfig) {
+    fn backing_file(size: u64) -> (tempfile::TempDir, BackingConfig) {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len(size).unwrap();
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_file() {
-        let (_dir, config) = file(1 << 20);
+        let (_dir, config) = backing_file(1 << 20);
         let config = BackingConfig { shared: true, ..config };
         let b =
             Backing::open(&BackingConfig { offset: 65_536, size: Some(131_072), ..config.clone() }).unwrap();
@@ -222,8 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
-        let (_dir, config) = file(1 << 20);
+    fn invalid_backings_are_refused() {
+        let (_dir, config) = backing_file(1 << 20);
         let long = BackingConfig { offset: 1 << 19, size: Some(1 << 20), ..config.clone() };
         assert!(matches!(Backing::open(&long), Err(BackingError::Short { .. })));
         let odd = BackingConfig { offset: 100, ..config.clone() };
@@ -238,8 +238,8 @@ mod tests {
         assert!(length(100).contains("it has 100 bytes, less than one sector"));
         assert!(length(0).contains("it has 0 bytes"));
         OpenOptions::new().write(true).open(&config.path).unwrap().set_len(1_000).unwrap();
-        let said = BackingConfig { size: Some(512), ..config.clone() };
-        assert_eq!(Backing::open(&said).unwrap().limits.size, 512);
+        let sized = BackingConfig { size: Some(512), ..config.clone() };
+        assert_eq!(Backing::open(&sized).unwrap().limits.size, 512);
         let missing = BackingConfig { path: "/nowhere/disk".into(), ..config };
         assert!(Backing::open(&missing).unwrap_err().to_string().contains("/nowhere/disk"));
         let dir = BackingConfig { path: "/".into(), read_only: true, ..missing };
@@ -247,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_goes_is_waited_for() {
-        let (_dir, config) = file(1 << 20);
+    fn a_lock_of_a_dying_process_is_waited_for() {
+        let (_dir, config) = backing_file(1 << 20);
         let first = Backing::open(&config).unwrap();
         let dying = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
@@ -259,12 +259,12 @@ mod tests {
     }
 
     #[test]
-    fn two_writers_are_refused_unless_they_are_meant() {
-        let (_dir, config) = file(1 << 20);
+    fn two_writers_are_refused_unless_shared() {
+        let (_dir, config) = backing_file(1 << 20);
         let first = Backing::open(&config).unwrap();
         assert!(matches!(Backing::open(&config), Err(BackingError::InUse { .. })));
         let shared = BackingConfig { shared: true, ..config.clone() };
-        assert!(Backing::open(&shared).is_err(), "one of them has not said that it shares");
+        assert!(Backing::open(&shared).is_err(), "one of them is not declared `shared`");
         drop(first);
         let first = Backing::open(&shared).unwrap();
         assert!(Backing::open(&shared).is_ok());

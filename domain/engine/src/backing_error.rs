@@ -20,14 +20,14 @@ pub enum BackingError {
         source: io::Error,
     },
     /// The disk ends beyond its file.
-    #[error("{}: the disk would end at byte {end}, and the file has {there}", path.display())]
+    #[error("{}: the disk would end at byte {end}, and the file has {len}", path.display())]
     Short {
         /// The file.
         path: PathBuf,
         /// Where the disk would end, in bytes.
         end: u64,
         /// Length of the file, in bytes.
-        there: u64,
+        len: u64,
     },
     /// Not a multiple of the block size.
     #[error("{}: {what} {value} is not a multiple of the {block}-byte blocks", path.display())]
@@ -58,20 +58,20 @@ pub enum BackingError {
         processes: Vec<u32>,
     },
     /// Smaller than a sector.
-    #[error("{}: it has {there} bytes, less than one sector of 512", path.display())]
+    #[error("{}: it has {len} bytes, less than one sector of 512", path.display())]
     TooShort {
         /// The file.
         path: PathBuf,
         /// Its length, in bytes.
-        there: u64,
+        len: u64,
     },
     /// Not a whole number of sectors.
-    #[error("{}: its length of {there} bytes is no multiple of 512, so the last {} bytes would be lost; is it a raw image? Make it longer (`truncate -s %512`), or give the disk a `size`", path.display(), there % 512)]
+    #[error("{}: its length of {len} bytes is no multiple of 512, so the last {} bytes would be lost; is it a raw image? Make it longer (`truncate -s %512`), or give the disk a `size`", path.display(), len % 512)]
     Length {
         /// The file.
         path: PathBuf,
         /// Its length, in bytes.
-        there: u64,
+        len: u64,
     },
     /// An image of another format.
     #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or say `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]

@@ -124,10 +124,10 @@ pub fn parse<M: GuestMemory>(
             return Err(Malformed::TooMany);
         }
         let (addr, len) = (descriptor.addr(), descriptor.len());
-        if is_writable(&descriptor) {
+        if descriptor.is_write_only() {
             // The previous segment was not the last, so all of it is data.
             if let Some(segment) = last_writable.take() {
-                fits &= add(segments, segment);
+                fits &= push_segment(segments, segment);
             }
             if len > 0 {
                 last_writable = Some(Segment { addr, len });
@@ -145,14 +145,14 @@ pub fn parse<M: GuestMemory>(
         }
         if len > part {
             let addr = GuestAddress(addr.0.checked_add(part.into()).ok_or(Malformed::Memory)?);
-            fits &= add(segments, Segment { addr, len: len - part });
+            fits &= push_segment(segments, Segment { addr, len: len - part });
             readable = segments.len();
         }
     }
     let last = last_writable.ok_or(Malformed::NoStatus)?;
     let status = GuestAddress(last.addr.0.checked_add(u64::from(last.len) - 1).ok_or(Malformed::Memory)?);
     if last.len > 1 {
-        fits &= add(segments, Segment { addr: last.addr, len: last.len - 1 });
+        fits &= push_segment(segments, Segment { addr: last.addr, len: last.len - 1 });
     }
     if got < HEADER {
         return Err(Malformed::Header);
@@ -199,11 +199,7 @@ pub fn chain_at<M: GuestMemory>(
     })
 }
 
-fn is_writable(d: &Descriptor) -> bool {
-    d.is_write_only()
-}
-
-fn add(segments: &mut Vec<Segment>, segment: Segment) -> bool {
+fn push_segment(segments: &mut Vec<Segment>, segment: Segment) -> bool {
     let fits = segments.len() < SEGMENTS;
     if fits {
         segments.push(segment);
@@ -244,8 +240,8 @@ impl RequestHeader {
             // VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES
             11 | 13 if !limits.discard => complete(UNSUPPORTED),
             11 | 13 if limits.read_only || !all_readable => complete(IO_ERROR),
-            11 => self.range(mem, Op::Discard, limits, segments),
-            13 => self.range(mem, Op::WriteZeroes, limits, segments),
+            11 => self.deallocation(mem, Op::Discard, limits, segments),
+            13 => self.deallocation(mem, Op::WriteZeroes, limits, segments),
             _ => complete(UNSUPPORTED),
         }
     }
@@ -262,7 +258,13 @@ impl RequestHeader {
     }
 
     /// The only range of a discard or write-zeroes: sector, number of sectors, flags.
-    fn range<M: GuestMemory>(&self, mem: &M, op: Op, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
+    fn deallocation<M: GuestMemory>(
+        &self,
+        mem: &M,
+        op: Op,
+        limits: &Limits,
+        segments: &mut Vec<Segment>,
+    ) -> Parsed {
         let mut range = [0u8; 16];
         let mut got = 0;
         for s in segments.iter() {

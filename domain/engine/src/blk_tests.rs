@@ -54,7 +54,7 @@ const D: u64 = 0x3_0000;
 const S: u64 = 0x4_0000;
 
 #[test]
-fn a_read_as_linux_makes_it() {
+fn a_linux_read_is_parsed() {
     let mem = memory();
     header(&mem, H, 0, 1 << 13, 8);
     let (parsed, segments) =
@@ -77,7 +77,7 @@ fn a_read_as_linux_makes_it() {
 }
 
 #[test]
-fn any_framing_is_read() {
+fn any_framing_is_parsed() {
     let mem = memory();
     header(&mem, H, 1, 0, 0);
     // The header in two parts, data behind the second.
@@ -94,7 +94,7 @@ fn any_framing_is_read() {
 }
 
 #[test]
-fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
+fn requests_beyond_the_disk_or_in_partial_sectors_fail() {
     let mem = memory();
     let error = |parsed| matches!(parsed, Ok(Parsed::Complete { code: IO_ERROR, .. }));
     for (sector, len) in [(2047, 1024), (u64::MAX, 512), (1 << 55, 512), (0, 511), (2048, 512)] {
@@ -112,7 +112,7 @@ fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
 }
 
 #[test]
-fn what_is_no_request_is_told() {
+fn malformed_chains_are_reported() {
     let mem = memory();
     header(&mem, H, 0, 0, 0);
     let of = |parts: &[(u64, u32, bool)]| read(&mem, parts, &LIMITS).0.unwrap_err();
@@ -125,7 +125,7 @@ fn what_is_no_request_is_told() {
 }
 
 #[test]
-fn flush_id_and_what_is_not_known() {
+fn flush_get_id_and_unknown_types() {
     let mem = memory();
     header(&mem, H, 4, 2 << 13, 0);
     assert!(matches!(
@@ -175,7 +175,7 @@ fn discards_and_zeroes() {
 }
 
 #[test]
-fn the_configuration_says_what_is_served() {
+fn the_configuration_space_matches_the_disk() {
     let c = config_space(&LIMITS, 4, 4096);
     assert_eq!(u64::from_le_bytes(c[0..8].try_into().unwrap()), 2048);
     assert_eq!(u32::from_le_bytes(c[12..16].try_into().unwrap()), 126);
@@ -186,7 +186,7 @@ fn the_configuration_says_what_is_served() {
 proptest! {
     /// For all inputs: no panic, no more segments than offered, no range beyond the disk.
     #[test]
-    fn any_chain_is_answered_or_refused(
+    fn any_chain_is_completed_or_refused(
         bytes in prop::collection::vec(any::<u8>(), 64),
         parts in prop::collection::vec((0u64..0x11_0000, prop_oneof![0u32..70_000, any::<u32>()], any::<bool>()), 1..60),
         aimed in any::<bool>(),

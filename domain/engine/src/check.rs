@@ -12,7 +12,7 @@ use rustix::net::SocketAddrUnix;
 use crate::backing::BackingError;
 use crate::config::{File, NamedPath};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
-use crate::domain::{DomainError, open_backings, take_locks};
+use crate::domain::{DomainError, lock_files, open_backings};
 use crate::listen::{self, SocketState};
 use crate::socket_group;
 
@@ -75,10 +75,10 @@ fn directory(path: &Path) -> &Path {
 pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
-    check_bindable(&file.control, true).map_err(control_failed)?;
+    check_bindable(&file.control, true).map_err(control_error)?;
     socket_group::resolve(file.control_group.as_deref())
         .map_err(|source| DomainError::Path { what: "`control_group`".into(), source })?;
-    let running = running(file)?;
+    let running = running_pid(file)?;
     if let Some(pid) = running {
         notes.push(format!("process {pid} answers on {}", file.control.display()));
     }
@@ -105,18 +105,18 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
 /// # Errors
 /// The first error of a disk.
 pub fn check_disks(file: &File) -> Result<Vec<String>, DomainError> {
-    let running = running(file)?;
+    let running = running_pid(file)?;
     check_disk_files(file, running)
 }
 
-fn control_failed(source: io::Error) -> DomainError {
+fn control_error(source: io::Error) -> DomainError {
     DomainError::Path { what: "`control`".into(), source }
 }
 
 /// The process that listens on `control`.
-fn running(file: &File) -> Result<Option<u32>, DomainError> {
-    let listener = listener_pid(&file.control).map_err(control_failed)?;
-    listener.transpose().map_err(control_failed)
+fn running_pid(file: &File) -> Result<Option<u32>, DomainError> {
+    let listener = listener_pid(&file.control).map_err(control_error)?;
+    listener.transpose().map_err(control_error)
 }
 
 fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, DomainError> {
@@ -129,7 +129,7 @@ fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, Do
         }
         (done, _) => done,
     };
-    let locks = take_locks(file, take)?;
+    let locks = lock_files(file, take)?;
     open_backings(file, &locks)?;
     let unlocked = locks.iter().any(|lock| !lock.is_held());
     Ok(unlocked

@@ -127,7 +127,7 @@ impl DiskLock {
     }
 
     /// Length of the file or device, in bytes.
-    pub(crate) fn end(&self) -> Result<u64, BackingError> {
+    pub(crate) fn len(&self) -> Result<u64, BackingError> {
         let io = |source| BackingError::Io { path: self.path.clone(), what: "cannot read its size", source };
         (&self.file).seek(SeekFrom::End(0)).map_err(io)
     }

@@ -80,7 +80,7 @@ impl DomainError {
 /// All files, locks and sockets of a domain, open. No guest is served yet, so this is the moment to
 /// drop the right to open anything else.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedDomain {
     file: File,
     /// The disks of each device.
     backings: Vec<Vec<Backing>>,
@@ -99,13 +99,13 @@ pub struct Domain {
     file: File,
 }
 
-impl Opened {
+impl OpenedDomain {
     /// Opens all disks, then listens. QEMU may connect from now on; it waits.
     ///
     /// # Errors
     /// [`DomainError`]; nothing stays open then.
     pub fn open(file: &File) -> Result<Self, DomainError> {
-        let locks = take_locks(file, |path, wanted| DiskLock::acquire(path, wanted, LOCK_TIMEOUT))?;
+        let locks = lock_files(file, |path, wanted| DiskLock::acquire(path, wanted, LOCK_TIMEOUT))?;
         let backings = open_backings(file, &locks)?;
         let mut sockets = Vec::new();
         for device in &file.devices {
@@ -129,7 +129,7 @@ impl Opened {
         let mut domain =
             Domain { servers: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
-            let infos: Vec<DiskInfo> = infos(device, &backings);
+            let infos: Vec<DiskInfo> = disk_infos(device, &backings);
             let disks = device.disks.iter().zip(backings).map(|(disk, backing)| engine::Disk {
                 name: disk.name.clone(),
                 backing,
@@ -159,7 +159,7 @@ impl Opened {
     }
 }
 
-fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
+fn disk_infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
     let infos = device.disks.iter().zip(backings).enumerate().map(|(vm, (disk, b))| DiskInfo {
         name: disk.name.clone(),
         vm,
@@ -172,7 +172,7 @@ fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
 }
 
 /// Locks each file and device once, whatever the number of its disks.
-pub(crate) fn take_locks(
+pub(crate) fn lock_files(
     file: &File,
     take: impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError>,
 ) -> Result<Vec<DiskLock>, DomainError> {
@@ -237,7 +237,7 @@ fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Re
     let last = on_it.iter().map(|(_, b)| b.start + b.limits.size).max();
     for (disk, backing) in on_it.iter().filter(|(disk, _)| disk.format.is_none()) {
         let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
-        let end = lock.end().map_err(failed)?;
+        let end = lock.len().map_err(failed)?;
         let is_last = last == Some(backing.start + backing.limits.size);
         lock.refuse_format(backing.start, is_last.then_some(end)).map_err(failed)?;
         if first == Some(backing.start) && backing.start > 0 {

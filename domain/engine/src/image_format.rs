@@ -105,7 +105,7 @@ mod tests {
 
     /// Each signature, whole and with a wrong byte.
     #[test]
-    fn magics_are_found_where_they_stand() {
+    fn signatures_are_found_at_their_offsets() {
         let found = |bytes: &[u8], start: u64| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bytes).unwrap();

@@ -92,8 +92,8 @@ impl Region {
         if !sealed.is_ok_and(|s| s.contains(rustix::fs::SealFlags::SHRINK)) {
             return Err(InflightError::Map("the memory can be cut off while it is in use".into()));
         }
-        let there = file.metadata().map_err(|e| InflightError::Map(e.to_string()))?.len();
-        if offset.checked_add(needed as u64).is_none_or(|end| end > there) {
+        let file_len = file.metadata().map_err(|e| InflightError::Map(e.to_string()))?.len();
+        if offset.checked_add(needed as u64).is_none_or(|end| end > file_len) {
             return Err(shape);
         }
         let map = MmapRegion::from_file(FileOffset::new(file, offset), needed)
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_and_not_answered_is_found_in_order() {
+    fn incomplete_heads_are_recovered_in_order() {
         let region = region();
         let mut q = region.queue(1).unwrap();
         assert_eq!(q.recover(0), [0u16; 0]);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_between_the_used_ring_and_the_note() {
+    fn killed_between_the_used_ring_and_the_record() {
         let region = region();
         let mut q = region.queue(0).unwrap();
         q.recover(0);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_survived() {
+    fn corrupt_memory_is_survived() {
         let region = region();
         let mut q = region.queue(0).unwrap();
         q.recover(0);

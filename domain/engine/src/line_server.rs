@@ -222,7 +222,7 @@ mod tests {
         });
     }
 
-    fn ask(path: &Path) -> String {
+    fn request(path: &Path) -> String {
         let stream = UnixStream::connect(path).unwrap();
         (&stream).write_all(b"ping\n").unwrap();
         let mut line = String::new();
@@ -231,22 +231,22 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_say_nothing_hold_no_place() {
+    fn silent_peers_hold_no_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         start(&path, 1);
         // Many more than the limit.
         let idle: Vec<UnixStream> = (0..50).map(|_| UnixStream::connect(&path).unwrap()).collect();
         for _ in 0..5 {
-            assert_eq!(ask(&path), "ping\n");
+            assert_eq!(request(&path), "ping\n");
         }
         drop(idle);
-        assert_eq!(ask(&path), "ping\n");
+        assert_eq!(request(&path), "ping\n");
     }
 
     /// Slow bytes do not extend the deadline.
     #[test]
-    fn one_deadline_for_all_of_it() {
+    fn one_deadline_for_the_whole_connection() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         start(&path, 1);
@@ -267,15 +267,15 @@ mod tests {
 
     /// A peer that does not read its reply delays no other connection.
     #[test]
-    fn a_long_answer_is_sent_in_parts() {
+    fn a_long_reply_is_sent_in_parts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         start(&path, 1 << 20);
-        let deaf = UnixStream::connect(&path).unwrap();
-        (&deaf).write_all(b"ping\n").unwrap();
+        let slow_reader = UnixStream::connect(&path).unwrap();
+        (&slow_reader).write_all(b"ping\n").unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(ask(&path).len(), (4 << 20) + 1);
+        assert_eq!(request(&path).len(), (4 << 20) + 1);
         let mut rest = Vec::new();
-        let _ = (&deaf).read_to_end(&mut rest);
+        let _ = (&slow_reader).read_to_end(&mut rest);
     }
 }

@@ -46,7 +46,7 @@ pub enum MemoryError {
     Unsealed,
     /// Huge pages of an untrusted QEMU.
     #[error(
-        "guest memory is made of huge pages: whoever gives one back can end this process; say `hugepages = true` for this disk if its QEMU is trusted"
+        "guest memory is made of huge pages, and a process that frees one can end this process; set `hugepages = true` for this disk if its QEMU is trusted"
     )]
     HugePages,
     /// It cannot be mapped.
@@ -82,9 +82,9 @@ impl GuestMem {
             }
             // A mapping may extend beyond the end of its file; touching it there would end the
             // process.
-            let there = file.metadata().map_err(fail)?.len();
-            if offset.checked_add(size).is_none_or(|end| end > there) {
-                let text = format!("it ends beyond its file, which has {there} bytes");
+            let file_len = file.metadata().map_err(fail)?.len();
+            if offset.checked_add(size).is_none_or(|end| end > file_len) {
+                let text = format!("it ends beyond its file, which has {file_len} bytes");
                 return Err(fail(std::io::Error::other(text)));
             }
             let length = usize::try_from(size).map_err(|e| fail(std::io::Error::other(e)))?;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_cut_off_or_makes_wait_is_refused() {
+    fn truncatable_and_blocking_memory_is_refused() {
         assert!(matches!(
             GuestMem::map(&[region(1 << 20)], vec![memfd(false)], false),
             Err(MemoryError::Unsealed)

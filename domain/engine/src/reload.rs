@@ -93,7 +93,7 @@ impl Reloader {
 }
 
 /// Names the fields in which two values differ.
-macro_rules! differ {
+macro_rules! push_differences {
     ($list:expr, $place:expr, $old:expr, $new:expr, $($field:ident),+ $(,)?) => {
         $(if $old.$field != $new.$field { $list.push(format!("{}{}", $place, stringify!($field))); })+
     };
@@ -101,19 +101,19 @@ macro_rules! differ {
 
 fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
     let place = format!("device \"{}\": ", new.name);
-    differ!(list, place, old, new, policy, window, aging, poll, parallel, stall, discard_share);
+    push_differences!(list, place, old, new, policy, window, aging, poll, parallel, stall, discard_share);
 }
 
 fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     let place = format!("disk \"{}\": ", new.name);
-    differ!(list, place, old, new, weight, reserve, urgent, read_cap, write_cap, guest_priority);
+    push_differences!(list, place, old, new, weight, reserve, urgent, read_cap, write_cap, guest_priority);
 }
 
 /// The changes that need a restart, each with its place.
 fn needs_restart(old: &File, new: &File) -> Vec<String> {
     let mut list = Vec::new();
     let File { control: _, control_group: _, sandbox: _, devices: _ } = new;
-    differ!(list, "", old, new, control, control_group, sandbox);
+    push_differences!(list, "", old, new, control, control_group, sandbox);
     if !same_names(&old.devices, &new.devices, |d| &d.name) {
         list.push("another list of devices".into());
         return list;
@@ -138,7 +138,7 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
             stall: _,
             discard_share: _,
         } = new;
-        differ!(list, place, old, new, quantum, cost, cpus, fifo, pass_priority);
+        push_differences!(list, place, old, new, quantum, cost, cpus, fifo, pass_priority);
         let most = |d: &Device| d.sched().window.most.max(d.sched().window.start);
         if most(new) > most(old) {
             list.push(format!("{place}a window of more than {}", most(old)));
@@ -181,8 +181,22 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         write_cap: _,
         guest_priority: _,
     } = new;
-    differ!(list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages);
-    differ!(list, place, old, new, socket_group, format, serial, queues, depth, urgent_quantum, discard);
+    push_differences!(
+        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages
+    );
+    push_differences!(
+        list,
+        place,
+        old,
+        new,
+        socket_group,
+        format,
+        serial,
+        queues,
+        depth,
+        urgent_quantum,
+        discard
+    );
 }
 
 fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
@@ -214,7 +228,7 @@ weight = 200
     }
 
     #[test]
-    fn what_needs_a_restart_is_named_all_at_once() {
+    fn changes_that_need_a_restart_are_all_named() {
         let old = file("\"d\"", "\"d\"");
         let of = |from, to| needs_restart(&old, &file(from, to));
         assert_eq!(of("/dev/b\"", "/dev/c\"\ndepth = 7"), ["disk \"b\": path", "disk \"b\": depth"]);
@@ -229,7 +243,7 @@ weight = 200
 
     /// Every field is either live or needs a restart; live changes are reported.
     #[test]
-    fn live_changes_are_told() {
+    fn live_changes_are_reported() {
         let (old, new) = (
             file("\"d\"", "\"d\""),
             file("weight = 200", "urgent = { share = \"1%\", burst = \"1ms\", deadline = \"1s\" }"),

@@ -67,14 +67,14 @@ impl DeviceModel {
             base_ns: (t.base.0 as f64 * jitter + arm).ceil() as u64,
             per_mib_ns: (((t.per_byte_ns * jitter).max(least_per_byte) + extra_per_byte) * MIB).ceil() as u64,
         };
-        let drained = twin.write_cache.as_ref().map_or(0.0, |c| 1e9 * channels / c.drain.0);
+        let drain_per_byte = twin.write_cache.as_ref().map_or(0.0, |c| 1e9 * channels / c.drain.0);
         // Garbage collection stops all servers; its time is charged to the bytes that cause it, and
         // once to the latency.
-        let (collected, pause) = twin
+        let (gc_per_byte, pause) = twin
             .garbage_collection
             .as_ref()
             .map_or((0.0, Nanos(0)), |g| (g.pause.0 as f64 * channels / g.every.0 as f64, g.pause));
-        let write = line(&twin.write, drained, collected);
+        let write = line(&twin.write, drain_per_byte, gc_per_byte);
         let cost = Cost {
             read: line(&twin.read, 0.0, 0.0),
             write,
@@ -117,11 +117,11 @@ impl DeviceModel {
         // Seen from outside, k servers are one server of k times the speed with an additional
         // latency (see [`rtvirtio_model::Service`]), here that of the largest piece.
         let largest = (LARGEST_PIECE as f64 - s.block.0 as f64).max(0.0);
-        let later = |l: &ServiceLine| {
+        let extra_latency = |l: &ServiceLine| {
             let more = (l.alone_per_byte - l.per_byte).max(0.0) * largest;
             (l.alone - l.occupancy).max(0.0) + more
         };
-        let later = later(&s.read).max(later(&write));
+        let extra_latency = extra_latency(&s.read).max(extra_latency(&write));
         let channels = (s.read.alone / s.read.occupancy).round().clamp(1.0, 64.0);
         let timing = |l: &ServiceLine| Timing {
             base: Nanos::from_secs_f64(base(l) * channels),
@@ -133,7 +133,7 @@ impl DeviceModel {
             cost,
             parallel: 1,
             window: s.depth,
-            latency: Nanos(Nanos::from_secs_f64(later).0.saturating_add(s.stall.0)),
+            latency: Nanos(Nanos::from_secs_f64(extra_latency).0.saturating_add(s.stall.0)),
             twin: TwinProfile {
                 description: format!("{} as measured", profile.device),
                 channels: channels as u32,
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_twin_declares_is_charged_at_its_worst() {
+    fn a_declared_twin_is_charged_at_its_worst() {
         let twin = TwinProfile::parse(
             "t",
             "description='t'\nchannels=2\njitter='10%'\nread={base='100us',per_byte_ns=1.0}\nwrite={base='50us',per_byte_ns=1.0}\n\

@@ -111,7 +111,7 @@ struct Shape {
 
 impl Shape {
     /// The device model with these parameters.
-    fn of(&self, device: &DeviceModel) -> DeviceModel {
+    fn device(&self, device: &DeviceModel) -> DeviceModel {
         let mut device = device.limited_to(self.window);
         device.cost.discard_ns = self.discard.0;
         device
@@ -159,11 +159,11 @@ pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan 
         let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0), discard };
         evaluate(spec, device, options, shape)
     });
-    finish(spec, device, options, full, best)
+    assemble(spec, device, options, full, best)
 }
 
 fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Candidate {
-    let device = &shape.of(device);
+    let device = &shape.device(device);
     let known = device.with_window(shape.window);
     let free = |vm: usize| Flow {
         vm,
@@ -275,8 +275,8 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
     }
 }
 
-fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Candidate) -> DomainPlan {
-    let device = &best.shape.of(device);
+fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Candidate) -> DomainPlan {
+    let device = &best.shape.device(device);
     let known = device.with_window(best.shape.window);
     let of_flows = bounds(Policy::Edf, &known, &best.flows);
     let bound_of = |vm: usize| {
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_reserved_and_what_is_left_is_shared() {
+    fn demand_is_reserved_and_the_rest_is_shared() {
         let flood = task("flood", "depth = 32");
         let spec = spec(&[("a", &with(1_000, "20ms")), ("b", &with(500, "40ms")), ("c", &flood)]);
         let plan = plan(&spec, &device(), &Options::default());
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_urgent_is_admitted_first_and_others_are_told_why_not() {
+    fn the_most_urgent_is_admitted_first_and_refusals_have_reasons() {
         let spec = spec(&[("late", &with(9_000, "60ms")), ("first", &with(9_000, "30ms"))]);
         let plan = plan(&spec, &device(), &Options::default());
         assert!(!plan.feasible);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tight_target_costs_window_and_pieces_before_it_is_refused() {
+    fn a_tight_target_shrinks_window_and_pieces_before_it_is_refused() {
         let mut device = device();
         device.latency = Nanos(0);
         device.window = 8;
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_pieces_at_a_measured_device_give_less_of_it() {
+    fn a_smaller_window_costs_throughput() {
         let text = include_str!("../../../lab/bench/data/qlc-nvme.profile.json");
         let profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
         let device = DeviceModel::measured(&profile).unwrap();
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_floods_beside_its_targets_needs_its_guests_word() {
+    fn a_vm_with_targets_and_a_flood_needs_guest_priorities() {
         let both = with(500, "20ms") + &task("flood", "depth = 32");
         let plan = plan(&spec(&[("a", &both)]), &device(), &Options::default());
         assert!(plan.vms[0].urgent_only);

@@ -178,8 +178,8 @@ fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
     }
     // The more expensive of its operations.
     let cost = |op| plan.device.request(op, task.block, plan.quantum);
-    let dearer = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
-    let writes = if load.writes > 0.0 && load.writes < 1.0 { dearer } else { load.writes };
+    let costlier = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
+    let writes = if load.writes > 0.0 && load.writes < 1.0 { costlier } else { load.writes };
     let Some(rate) = task.rate else { return Load { writes, ..load } };
     let count = 1 + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
     let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
@@ -239,7 +239,7 @@ depth = 128
     }
 
     #[test]
-    fn what_is_planned_is_kept_beside_a_flood_and_not_without_the_plan() {
+    fn the_plan_holds_under_a_flood_and_fifo_does_not() {
         let edf = simulate(Policy::Edf, Traffic::Declared);
         for t in &edf[..2] {
             assert_eq!((t.met, t.late), (Some(true), 0), "{t:?}");
@@ -254,7 +254,7 @@ depth = 128
     }
 
     #[test]
-    fn the_worst_that_is_allowed_comes_near_the_bound_and_stays_below() {
+    fn worst_traffic_approaches_the_bound_from_below() {
         let declared = simulate(Policy::Edf, Traffic::Declared);
         let worst = simulate(Policy::Edf, Traffic::Worst);
         for (t, easy) in worst.iter().zip(&declared).take(2) {

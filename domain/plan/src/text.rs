@@ -54,8 +54,8 @@ impl DomainPlan {
             s,
             "# Made by `rtvirtio plan --domain` from {}; docs/iod.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
             one_line(spec_name),
-            quoted(&control.display().to_string()),
-            quoted(&self.device.name),
+            toml_string(&control.display().to_string()),
+            toml_string(&self.device.name),
             self.quantum,
         );
         if self.window < self.full_window {
@@ -70,14 +70,14 @@ impl DomainPlan {
             "window = {}\n# What requests take of the device, pieces that it serves at once, and how long it may do nothing.\n\
              cost = {{ read = {{ base = \"{}\", per_mib = \"{}\" }}, write = {{ base = \"{}\", per_mib = \"{}\" }}, flush = \"{}\", discard = \"{}\" }}\nparallel = {}\nstall = \"{}\"",
             self.window,
-            exact(cost.read.base_ns),
-            exact(cost.read.per_mib_ns),
-            exact(cost.write.base_ns),
-            exact(cost.write.per_mib_ns),
-            exact(cost.flush_ns),
-            exact(cost.discard_ns),
+            format_exact(cost.read.base_ns),
+            format_exact(cost.read.per_mib_ns),
+            format_exact(cost.write.base_ns),
+            format_exact(cost.write.per_mib_ns),
+            format_exact(cost.flush_ns),
+            format_exact(cost.discard_ns),
             self.device.parallel,
-            exact(self.device.latency.0),
+            format_exact(self.device.latency.0),
         );
         for (vm, place) in self.vms.iter().zip(places) {
             self.disk(&mut s, vm, place);
@@ -108,9 +108,9 @@ impl DomainPlan {
         let _ = writeln!(
             s,
             "[[device.disk]]\nname = {}\nsocket = {}\npath = {}",
-            quoted(&vm.vm),
-            quoted(&place.socket.display().to_string()),
-            quoted(&place.path.display().to_string())
+            toml_string(&vm.vm),
+            toml_string(&place.socket.display().to_string()),
+            toml_string(&place.path.display().to_string())
         );
         if place.is_raw {
             // Otherwise a guest that writes an image's signature prevents the next start.
@@ -130,8 +130,8 @@ impl DomainPlan {
         let reserve = format!(
             "{{ share = \"{:.4}%\", burst = \"{}\", deadline = \"{}\" }}",
             r.share.0 * 100.0,
-            exact(r.burst.0),
-            exact(r.deadline.0)
+            format_exact(r.burst.0),
+            format_exact(r.deadline.0)
         );
         if vm.urgent_only {
             let _ = writeln!(
@@ -147,7 +147,7 @@ impl DomainPlan {
 }
 
 /// In the largest unit without a fraction.
-fn exact(ns: u64) -> String {
+fn format_exact(ns: u64) -> String {
     for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
         if ns >= unit && ns % unit == 0 {
             return format!("{}{name}", ns / unit);
@@ -157,7 +157,7 @@ fn exact(ns: u64) -> String {
 }
 
 /// A TOML string.
-fn quoted(s: &str) -> String {
+fn toml_string(s: &str) -> String {
     let mut out = String::from("\"");
     for c in s.chars() {
         match c {
@@ -186,7 +186,7 @@ mod tests {
     use crate::{DeviceModel, Options, plan};
 
     #[test]
-    fn the_domain_reads_what_was_planned() {
+    fn the_domain_parses_the_plan() {
         let spec = rtvirtio_spec::parse(
             "test",
             r#"

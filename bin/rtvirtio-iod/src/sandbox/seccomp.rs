@@ -51,7 +51,7 @@ const COMMON: &[c_long] = &[
 const ENGINE: &[c_long] = &[libc::SYS_io_uring_enter];
 
 /// Messages with descriptors, and the checks of these descriptors.
-const FRONTEND: &[c_long] = &[
+const VHOST_USER: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
@@ -96,14 +96,14 @@ const REFUSED: &[c_long] = &[libc::SYS_openat, libc::SYS_readlinkat, libc::SYS_g
 #[cfg(target_arch = "x86_64")]
 mod old {
     use super::c_long;
-    pub const FRONTEND: &[c_long] = &[libc::SYS_readlink];
+    pub const VHOST_USER: &[c_long] = &[libc::SYS_readlink];
     pub const CONTROL: &[c_long] = &[libc::SYS_unlink, libc::SYS_poll];
     pub const REFUSED: &[c_long] = &[libc::SYS_open, libc::SYS_readlink, libc::SYS_stat, libc::SYS_lstat];
 }
 #[cfg(not(target_arch = "x86_64"))]
 mod old {
     use super::c_long;
-    pub const FRONTEND: &[c_long] = &[];
+    pub const VHOST_USER: &[c_long] = &[];
     pub const CONTROL: &[c_long] = &[];
     pub const REFUSED: &[c_long] = &[];
 }
@@ -123,7 +123,7 @@ pub fn is_supported() -> bool {
 #[derive(Debug)]
 pub struct Filters {
     engine: [BpfProgram; 2],
-    frontend: [BpfProgram; 2],
+    vhost_user: [BpfProgram; 2],
     control: [BpfProgram; 2],
 }
 
@@ -136,7 +136,7 @@ impl Filters {
         let of = |role| filters(role, log);
         Ok(Self {
             engine: of(Role::Engine { passes_priority: false })?,
-            frontend: of(Role::VhostUser)?,
+            vhost_user: of(Role::VhostUser)?,
             control: of(Role::Control)?,
         })
     }
@@ -148,7 +148,7 @@ impl Filters {
     pub fn apply(&self, role: Role) -> io::Result<()> {
         let both = match role {
             Role::Engine { .. } => &self.engine,
-            Role::VhostUser => &self.frontend,
+            Role::VhostUser => &self.vhost_user,
             Role::Control => &self.control,
         };
         // The more permissive one first: the other forbids another seccomp().
@@ -169,7 +169,7 @@ fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
         Role::Engine { .. } => (ENGINE, &[][..], refused_except(&[])),
-        Role::VhostUser => (FRONTEND, old::FRONTEND, refused_except(&[FRONTEND, old::FRONTEND])),
+        Role::VhostUser => (VHOST_USER, old::VHOST_USER, refused_except(&[VHOST_USER, old::VHOST_USER])),
         Role::Control => {
             (CONTROL, old::CONTROL, refused_except(&[CONTROL, old::CONTROL, &[libc::SYS_openat]]))
         }

@@ -103,7 +103,7 @@ fn files_are_refused_by_seccomp_alone() {
 
 /// `log` allows and logs, for testing a new libc.
 #[test]
-fn log_lets_go_on() {
+fn log_only_logs() {
     let filters = seccomp::Filters::new(true).unwrap();
     let end = child(|| {
         filters.apply(Role::VhostUser).unwrap();
@@ -158,7 +158,7 @@ fn paths_and_capabilities_are_given_up() {
             return 5;
         }
         let Ok(sets) = rustix::thread::capabilities(None) else { return 6 };
-        if !START.contains(sets.permitted) || !sets.inheritable.is_empty() {
+        if !STARTUP_CAPABILITIES.contains(sets.permitted) || !sets.inheritable.is_empty() {
             return 7;
         }
         let Ok(confine) = sandbox.confine() else { return 8 };
@@ -192,14 +192,14 @@ fn off_is_off() {
 /// A panic is reported, with a backtrace as far as possible, and does not end as a killed process.
 /// An abort is an abort.
 #[test]
-fn a_panic_is_still_told() {
+fn a_panic_is_still_reported() {
     let filters = seccomp::Filters::new(false).unwrap();
     for role in ROLES {
         let end = child(|| {
             filters.apply(role).unwrap();
-            let told = std::backtrace::Backtrace::force_capture().to_string();
+            let backtrace = std::backtrace::Backtrace::force_capture().to_string();
             let caught = std::panic::catch_unwind(|| panic!("as a defect of ours would"));
-            i32::from(caught.is_ok() || told.is_empty())
+            i32::from(caught.is_ok() || backtrace.is_empty())
         });
         assert_eq!(end.code(), Some(0), "{role:?}: {end}");
         // A process may signal itself only, so the child has filters of its own.

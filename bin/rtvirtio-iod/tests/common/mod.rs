@@ -28,7 +28,7 @@ pub struct AttackedDomain {
 impl AttackedDomain {
     pub fn new() -> Self {
         let dir = disk(64);
-        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+        let iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, ""));
         Self { dir, iod }
     }
 }
@@ -187,7 +187,7 @@ pub fn disk(mib: u64) -> tempfile::TempDir {
 }
 
 /// Two VMs, each on one half of the disk.
-pub fn two(dir: &Path, mib: u64, more: &str) -> String {
+pub fn two_disks(dir: &Path, mib: u64, more: &str) -> String {
     let d = dir.display();
     let half = mib / 2;
     format!(

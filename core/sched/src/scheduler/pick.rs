@@ -8,7 +8,7 @@ use super::{Next, Scheduler};
 use crate::config::Policy;
 use crate::drr::Round;
 use crate::priority::Class;
-use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, TRANSFERS, of_class};
+use crate::queue::{DEALLOCATIONS, FLUSHES, Head, Mask, TRANSFERS, class_mask};
 use crate::request::Direction;
 use crate::split::Candidate;
 
@@ -189,7 +189,7 @@ impl Scheduler {
         let mut best: Option<(Nanos, Choice)> = None;
         for (i, vm) in self.vms.iter().enumerate() {
             for (index, class) in [Class::RealTime, Class::BestEffort].into_iter().enumerate() {
-                let mask = of_class(class);
+                let mask = class_mask(class);
                 let Some(reservation) = &vm.reservations[index] else { continue };
                 if vm.queue.nonempty() & mask == 0 {
                     continue;

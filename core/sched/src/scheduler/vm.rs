@@ -8,7 +8,7 @@ use crate::config::VmConfig;
 use crate::deallocation::IDLE_AFTER;
 use crate::meter::Meter;
 use crate::priority::{Class, PriorityRule};
-use crate::queue::{Head, Mask, Queue, TRANSFERS, of_direction};
+use crate::queue::{Head, Mask, Queue, TRANSFERS, direction_mask};
 use crate::request::{Direction, Op};
 use crate::split::{Candidate, Splitter};
 
@@ -128,7 +128,7 @@ impl Vm {
         let Query { mask, order, quantum, now } = *query;
         let mut best: Option<Candidate> = None;
         for direction in Direction::ALL {
-            let mask = mask & of_direction(direction);
+            let mask = mask & direction_mask(direction);
             let head = match order {
                 Order::Priority => self.queue.head(mask),
                 Order::Age => self.queue.oldest(mask),

@@ -92,7 +92,7 @@ impl fmt::Debug for TraceWriter {
 }
 
 impl TraceWriter {
-    pub(super) fn add(&mut self, event: TraceEvent) {
+    pub(super) fn record(&mut self, event: TraceEvent) {
         self.dropped += u64::from(self.events.push(event).is_err());
     }
 }

@@ -99,8 +99,8 @@ impl Uring {
     pub fn new(entries: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
         // From the newest features to the oldest: each needs a younger kernel than the next.
-        for (own, restricted) in [(true, true), (false, true), (true, false)] {
-            if let Ok(ring) = build(entries, own, restricted) {
+        for (deferred, restricted) in [(true, true), (false, true), (true, false)] {
+            if let Ok(ring) = build(entries, deferred, restricted) {
                 return Ok(Self::from_ring(ring, restricted));
             }
         }
@@ -211,10 +211,10 @@ impl Uring {
     }
 }
 
-fn build(entries: u32, own: bool, restricted: bool) -> io::Result<IoUring> {
+fn build(entries: u32, deferred: bool, restricted: bool) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(entries * 4);
-    if own {
+    if deferred {
         // Task work runs when the engine asks for it (kernel 6.1); older kernels interrupt the
         // thread.
         builder.setup_single_issuer().setup_defer_taskrun();
@@ -241,12 +241,12 @@ mod tests {
 
     /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
-    fn the_ring_does_nothing_else() {
+    fn other_operations_are_refused() {
         let mut uring = Uring::new(64).unwrap();
         if !uring.restricted {
             // RTVIRTIO_NO_SKIP: see lab/testkit; this crate's tests need it nowhere else.
             assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "io_uring cannot be restricted here");
-            return eprintln!("SKIP the_ring_does_nothing_else: this kernel cannot restrict io_uring");
+            return eprintln!("SKIP other_operations_are_refused: this kernel cannot restrict io_uring");
         }
         let path = c"/etc/passwd";
         let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), path.as_ptr()).build();
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(uring.next_completion().unwrap().result, -libc::EBADF);
     }
 
-    fn wait_for(uring: &mut Uring, token: CompletionToken) -> i32 {
+    fn wait_for_completion(uring: &mut Uring, token: CompletionToken) -> i32 {
         loop {
             while let Some(answer) = uring.next_completion() {
                 if answer.token == token && !answer.more {
@@ -280,7 +280,7 @@ mod tests {
 
     /// Cancelling ends a write to a full eventfd, and a poll that was just woken.
     #[test]
-    fn what_is_cancelled_ends() {
+    fn cancelled_operations_complete() {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
@@ -289,7 +289,7 @@ mod tests {
         uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
         uring.cancel(call).unwrap();
-        assert!(wait_for(&mut uring, call) < 0);
+        assert!(wait_for_completion(&mut uring, call) < 0);
         let kick = rustix::event::eventfd(0, flags).unwrap();
         let token = CompletionToken::Kick(0, 0, 1);
         for _ in 0..1_000 {
@@ -297,13 +297,13 @@ mod tests {
             uring.enter(false, Nanos(0), Nanos(0)).unwrap();
             rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
             uring.cancel(token).unwrap();
-            wait_for(&mut uring, token);
+            wait_for_completion(&mut uring, token);
         }
     }
 
     /// A kernel that stays busy is a failure after some time; completions are not lost meanwhile.
     #[test]
-    fn a_busy_kernel_is_asked_again() {
+    fn a_busy_kernel_is_retried() {
         let mut uring = Uring::new(64).unwrap();
         let fsync = opcode::Fsync::new(Fd(-1)).build();
         uring.push(&fsync.user_data(CompletionToken::Piece(7).to_user_data())).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_comes_back() {
+    fn tokens_round_trip() {
         for token in [
             CompletionToken::Doorbell,
             CompletionToken::Kick(7, 3, 65_535),

@@ -87,7 +87,7 @@ impl EventLoop {
         };
         let len = if request.op == Op::Read && !request.failed { request.len } else { 0 };
         if let Some(trace) = &mut self.trace {
-            trace.add(TraceEvent::new(time, completed, request, code));
+            trace.record(TraceEvent::new(time, completed, request, code));
         }
         vm.requests.release(tag);
         self.finish_chain(completed.vm, q, generation, |vring| vring.complete(head, status, code, len))

@@ -49,7 +49,7 @@ impl EventLoop {
                 let _ = reply.send(done);
             }
             Command::Status { reply } => {
-                let vms = (0..self.vms.len()).map(|i| self.status(time, i)).collect();
+                let vms = (0..self.vms.len()).map(|i| self.vm_status(time, i)).collect();
                 let window = self.scheduler.window();
                 let deallocations = self.scheduler.deallocation_status();
                 let _ = reply.send(EngineStatus {
@@ -71,7 +71,7 @@ impl EventLoop {
         Ok(())
     }
 
-    pub(super) fn slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot> {
+    pub(super) fn queue_slot(&mut self, vm: usize, index: u16) -> Option<&mut QueueSlot> {
         self.vms.get_mut(vm)?.slots.get_mut(usize::from(index))
     }
 
@@ -87,7 +87,9 @@ impl EventLoop {
             let _ = reply.send(Err(why));
             Ok(())
         };
-        let Some(slot) = self.slot(vm, index) else { return refuse(format!("there is no queue {index}")) };
+        let Some(slot) = self.queue_slot(vm, index) else {
+            return refuse(format!("there is no queue {index}"));
+        };
         if slot.vring.is_some() || slot.pending.is_some() {
             return refuse(format!("queue {index} runs already"));
         }
@@ -117,14 +119,14 @@ impl EventLoop {
         let token = CompletionToken::Kick(vm as u16, index, vring.generation as u16);
         self.ring.arm_poll(vring.kick.as_raw_fd(), token)?;
         vring.kick_armed = true;
-        if let Some(slot) = self.slot(vm, index) {
+        if let Some(slot) = self.queue_slot(vm, index) {
             slot.vring = Some(vring);
         }
         Ok(Ok(()))
     }
 
     fn stop(&mut self, time: Nanos, vm: usize, index: u16, reply: SyncSender<u16>) -> io::Result<()> {
-        let Some(slot) = self.slot(vm, index) else { return Ok(()) };
+        let Some(slot) = self.queue_slot(vm, index) else { return Ok(()) };
         match &mut slot.vring {
             None => {
                 let _ = reply.send(0);
@@ -179,7 +181,7 @@ impl EventLoop {
         Ok(())
     }
 
-    fn status(&self, time: Nanos, i: usize) -> VmStatus {
+    fn vm_status(&self, time: Nanos, i: usize) -> VmStatus {
         let vm = &self.vms[i];
         VmStatus {
             name: vm.disk.name.clone(),

@@ -40,7 +40,7 @@ impl EventLoop {
         (vm, q, generation): (u16, u16, u16),
         completion: Completion,
     ) -> io::Result<()> {
-        let Some(slot) = self.slot(vm.into(), q) else { return Ok(()) };
+        let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
         if let Some(vring) = slot.serving(generation) {
             vring.kick_armed = completion.more;
             if !completion.more && completion.result < 0 {
@@ -65,7 +65,7 @@ impl EventLoop {
 
     /// The write to a call descriptor completes.
     pub(super) fn on_call(&mut self, (vm, q, generation): (u16, u16, u16)) -> io::Result<()> {
-        let Some(slot) = self.slot(vm.into(), q) else { return Ok(()) };
+        let Some(slot) = self.queue_slot(vm.into(), q) else { return Ok(()) };
         if let Some(vring) = slot.serving(generation) {
             vring.call_write = None;
             vring.force_notify |= std::mem::take(&mut vring.call_again);
@@ -82,7 +82,9 @@ impl EventLoop {
 
     /// Replaces the call descriptor of a served queue.
     pub(super) fn set_call(&mut self, vm: usize, index: u16, call: Option<std::fs::File>) -> io::Result<()> {
-        let Some(vring) = self.slot(vm, index).and_then(|slot| slot.vring.as_mut()) else { return Ok(()) };
+        let Some(vring) = self.queue_slot(vm, index).and_then(|slot| slot.vring.as_mut()) else {
+            return Ok(());
+        };
         vring.call = call.map(Arc::new);
         vring.force_notify = true;
         // The write to the old descriptor may wait for ever; the new one must not wait for it.
