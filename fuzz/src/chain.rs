@@ -1,6 +1,8 @@
-//! Descriptor chains: bytes become a descriptor table, heads and memory; every chain is read by the real parser, on guest memory, behind rings that the input fills.
+//! Descriptor chains: bytes become a descriptor table, heads and memory; every chain is read by the
+//! real parser, on guest memory, behind rings that the input fills.
 //!
-//! Layout of the input: flags, number of descriptors, number of heads; descriptors of 11 bytes (address, length, flags, next); heads; the rest is memory from [`DATA`] on.
+//! Layout of the input: flags, number of descriptors, number of heads; descriptors of 11 bytes
+//! (address, length, flags, next); heads; the rest is memory from [`DATA`] on.
 
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -39,7 +41,8 @@ static ZEROES: [u8; MEMORY] = [0; MEMORY];
 /// Reads all chains of an input.
 ///
 /// # Panics
-/// When the parser lets something through that lies beyond the disk or what was offered, or reads a chain otherwise when it is made again after a restart.
+/// When the parser lets something through that lies beyond the disk or what was offered, or reads a
+/// chain otherwise when it is made again after a restart.
 pub fn play(data: &[u8]) {
     let [flags, descriptors, heads, rest @ ..] = data else { return };
     let mem = &*memory();
@@ -47,7 +50,8 @@ pub fn play(data: &[u8]) {
     let rings = Rings::new(mem, QUEUE);
     let (table, rest) = rest.split_at((usize::from(*descriptors) * 11).min(rest.len()));
     for (i, d) in table.chunks_exact(11).enumerate() {
-        // Small addresses are places in memory; the last byte takes them to the ends of the address space.
+        // Small addresses are places in memory; the last byte takes them to the ends of the address
+        // space.
         let low = u64::from(u32::from_le_bytes([d[0], d[1], d[2], d[3] & 0x3f]));
         let addr = match d[3] >> 6 {
             3 => u64::MAX - low,
@@ -81,7 +85,8 @@ pub fn play(data: &[u8]) {
             if op.moves_data() {
                 assert_eq!(len, segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
             }
-            // What the engine does with them: an address that is not there is an error, never a panic.
+            // What the engine does with them: an address that is not there is an error, never a
+            // panic.
             for s in &segments {
                 let found = GuestMemoryBackend::get_slices(mem, s.addr, s.len as usize);
                 let _ = found.take_while(Result::is_ok).count();

@@ -1,7 +1,9 @@
-//! The engine itself: the input is a guest's memory, rings and all, and in-flight memory as a predecessor left it. A real engine serves it by io_uring on a real file, beside a neighbour who
+//! The engine itself: the input is a guest's memory, rings and all, and in-flight memory as a
+//! predecessor left it. A real engine serves it by io_uring on a real file, beside a neighbour who
 //! must get every answer, and the right one.
 //!
-//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory when a flag says so; the rest is guest memory from address 0 on, where the rings lie.
+//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory when a
+//! flag says so; the rest is guest memory from address 0 on, where the rings lie.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,7 +22,8 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 const MEMORY: usize = 0x2_0000;
 /// Bytes of each disk.
 const DISK: u64 = 128 << 10;
-/// Where the attacker's available and used rings lie; the table lies at 0. Sixteen descriptors at most.
+/// Where the attacker's available and used rings lie; the table lies at 0. Sixteen descriptors at
+/// most.
 const AVAIL: u64 = 0x100;
 const USED: u64 = 0x140;
 /// A domain that does not answer for so long has a defect.
@@ -70,7 +73,7 @@ pub fn house() -> &'static Mutex<House> {
         let engine = Engine::start(config, &sched, disks.into()).expect("an engine: io_uring is needed");
         let handle = engine.handle();
         let neighbour = Neighbour::new(&handle);
-        let attacker = Arc::new(GuestMem::of(memory()));
+        let attacker = Arc::new(GuestMem::from_mapped(memory()));
         Mutex::new(House { handle, attacker, neighbour, _engine: engine, dir })
     })
 }
@@ -85,7 +88,7 @@ pub fn play(data: &[u8]) {
     let mut house = house().lock().expect("an engine that lives");
     let House { handle, attacker, neighbour, .. } = &mut *house;
     let (inflight, rest) = if flags & 1 != 0 && rest.len() > 112 {
-        let (file, told) = Region::create(1, 16).expect("in-flight memory");
+        let (file, layout) = Region::create(1, 16).expect("in-flight memory");
         // Head: features 0, version 1, 16 descriptors; then as the input says.
         file.write_all_at(&[1, 0, 16, 0], 8).expect("in-flight memory");
         file.write_all_at(&rest[..4], 12).expect("in-flight memory");
@@ -95,7 +98,7 @@ pub fn play(data: &[u8]) {
             file.write_all_at(&d[1..3], at + 6).expect("in-flight memory");
             file.write_all_at(&d[3..5], at + 8).expect("in-flight memory");
         }
-        let region = Arc::new(Region::open(file, &told).expect("in-flight memory"));
+        let region = Arc::new(Region::open(file, &layout).expect("in-flight memory"));
         (region.queue(0), &rest[112..])
     } else {
         (None, rest)
@@ -140,7 +143,7 @@ pub fn play(data: &[u8]) {
     neighbour.reads(u64::from(size));
     // Where its disk begins, which is where the attacker's ends.
     neighbour.reads(0);
-    assert_eq!((status.vms[1].malformed, status.vms[1].errors, status.vms[1].broken), (0, 0, 0));
+    assert_eq!((status.vms[1].malformed, status.vms[1].errors, status.vms[1].broken_queues), (0, 0, 0));
 }
 
 /// A guest that behaves: one read at a time, of its own disk.
@@ -156,7 +159,7 @@ impl Neighbour {
     const STATUS: u64 = 0x1100;
 
     fn new(handle: &EngineHandle) -> Self {
-        let mem = Arc::new(GuestMem::of(memory()));
+        let mem = Arc::new(GuestMem::from_mapped(memory()));
         let descriptors: [(u64, u32, u16, u16); 3] =
             [(Self::HEADER, 16, 1, 1), (Self::DATA, 4_096, 3, 2), (Self::STATUS, 1, 2, 0)];
         for (i, (addr, len, flags, next)) in descriptors.into_iter().enumerate() {

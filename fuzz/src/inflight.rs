@@ -52,9 +52,9 @@ pub fn play(data: &[u8]) {
         let [action, at, low, high] = [step[0], step[1], step[2], step[3]];
         let (head, value) = (u16::from(at), u16::from_le_bytes([low, high]));
         match action % 8 {
-            0 => queue.taken(head),
-            1 => queue.answering(head),
-            2 => queue.answered(head, value),
+            0 => queue.mark_inflight(head),
+            1 => queue.pre_put(head),
+            2 => queue.post_put(head, value),
             // QEMU writes.
             3 => shared
                 .write_all_at(&value.to_le_bytes(), own + u64::from(at & 0xfe) % (bytes as u64 - 1))

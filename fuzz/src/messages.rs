@@ -1,4 +1,5 @@
-//! Messages of a QEMU that is none ([`qemu`] has the input's layout), through the real socket to a real control thread.
+//! Messages of a QEMU that is none ([`qemu`] has the input's layout), through the real socket to a
+//! real control thread.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,8 +11,8 @@ use std::sync::{Mutex, OnceLock};
 use rtvirtio_engine::blk::Limits;
 use rtvirtio_engine::confine::Confine;
 use rtvirtio_engine::engine::Command;
-use rtvirtio_engine::frontend::{DiskInfo, Frontend};
-use rtvirtio_engine::listen::Listening;
+use rtvirtio_engine::listen::SocketListener;
+use rtvirtio_engine::vhost_user::{DiskInfo, VhostUserServer};
 
 use super::engine::house;
 use super::qemu;
@@ -19,7 +20,7 @@ use super::qemu;
 struct Door {
     socket: PathBuf,
     kinds: Vec<File>,
-    _frontend: Frontend,
+    _frontend: VhostUserServer,
 }
 
 fn door() -> &'static Mutex<Door> {
@@ -29,9 +30,9 @@ fn door() -> &'static Mutex<Door> {
         let socket = house.dir.path().join("socket");
         let limits = Limits { size: 128 << 10, read_only: false, discard: true };
         let disk = DiskInfo { name: "fuzz".into(), vm: 0, limits, block: 512, queues: 2, hugepages: false };
-        let listening = Listening::start(&socket).expect("a socket");
-        let frontend =
-            Frontend::start(disk, listening, house.handle.clone(), &Confine::none()).expect("a thread");
+        let listening = SocketListener::bind(&socket).expect("a socket");
+        let frontend = VhostUserServer::start(disk, listening, house.handle.clone(), &Confine::none())
+            .expect("a thread");
         Mutex::new(Door { socket, kinds: qemu::descriptors(), _frontend: frontend })
     })
 }
@@ -45,7 +46,8 @@ pub fn play(data: &[u8]) {
     // Nobody else uses its first VM meanwhile.
     let house = house().lock().expect("an engine that lives");
     qemu::say(&door.socket, &door.kinds, data);
-    // The thread closes the socket before or after it tells the engine; the next connection waits for that.
+    // The thread closes the socket before or after it tells the engine; the next connection waits
+    // for that.
     let again = UnixStream::connect(&door.socket).expect("a connection");
     let _ = again.shutdown(Shutdown::Write);
     let _ = (&again).read(&mut [0; 64]);

@@ -1,6 +1,7 @@
 //! What a QEMU that is none says: messages with descriptors, made of bytes.
 //!
-//! The input is a row of messages: kind, flags of the header, which descriptors go with it, length of the payload, payload. Kind 255 stands for bytes without a header.
+//! The input is a row of messages: kind, flags of the header, which descriptors go with it, length
+//! of the payload, payload. Kind 255 stands for bytes without a header.
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read};
@@ -51,7 +52,8 @@ pub fn say(socket: &Path, kinds: &[File], data: &[u8]) {
         let mut bytes = Vec::new();
         if *kind != 255 {
             bytes.extend(u32::from(*kind).to_le_bytes());
-            // Version 1; the input says whether an answer is wanted, and lies about the rest in the high bits.
+            // Version 1; the input says whether an answer is wanted, and lies about the rest in the
+            // high bits.
             bytes.extend((1u32 | u32::from(flags & 0x0c) | u32::from(flags >> 6) << 30).to_le_bytes());
             let lie = u32::from(flags & 1) * 0x1000;
             bytes.extend((payload.len() as u32 + lie).to_le_bytes());

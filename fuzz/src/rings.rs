@@ -1,5 +1,5 @@
-//! The driver's side of a queue in guest memory: descriptor table, available ring and used ring, one after the other from address 0
-//! (virtio 1.2, section 2.7).
+//! The driver's side of a queue in guest memory: descriptor table, available ring and used ring,
+//! one after the other from address 0 (virtio 1.2, section 2.7).
 
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;

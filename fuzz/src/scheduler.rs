@@ -143,8 +143,8 @@ pub fn play(data: &[u8]) {
             2 | 3 => drop(world.next()),
             4 => world.complete(usize::from(value), step[0] & 0x80 != 0),
             5 => world.now += u64::from(value) << (step[1] % 24),
-            6 if step[0] & 0x80 != 0 => world.drop_discards(vm),
-            6 => world.drop_waiting(vm),
+            6 if step[0] & 0x80 != 0 => world.cancel_discards(vm),
+            6 => world.cancel_backlog(vm),
             _ => world.reconfigure(vm, value),
         }
         world.check();
@@ -170,10 +170,10 @@ impl World {
     }
 
     fn next(&mut self) -> Next {
-        let held = self.scheduler.in_flight();
+        let held = self.scheduler.inflight();
         let next = self.scheduler.next(Nanos(self.now));
         // A flush holds no place, and a window may have become smaller since.
-        assert!(self.scheduler.in_flight() <= self.scheduler.window().max(held));
+        assert!(self.scheduler.inflight() <= self.scheduler.window().max(held));
         match &next {
             Next::Piece(piece) => self.give(*piece),
             Next::Wait(at) => {
@@ -199,7 +199,7 @@ impl World {
         if r.op.moves_data() {
             assert!(piece.len <= self.config.quantum, "{piece:?}");
         }
-        let charge = Charge::of(piece.op, piece.len, !open.begun, piece.cost);
+        let charge = Charge::for_piece(piece.op, piece.len, !open.begun, piece.cost);
         let direction = piece.op.direction().index();
         let tokens = [charge.requests, charge.bytes, charge.time];
         for (envelope, tokens) in self.envelopes[piece.vm][direction].iter_mut().zip(tokens) {
@@ -219,7 +219,7 @@ impl World {
         }
         let piece = self.at_device.swap_remove(which % self.at_device.len());
         if failed {
-            self.scheduler.abandon(&piece);
+            self.scheduler.cancel_remainder(&piece);
             let open = self.open.get_mut(&piece.tag).expect("a request that is not finished");
             open.dropped |= open.rest() > 0;
         }
@@ -233,9 +233,9 @@ impl World {
         }
     }
 
-    fn drop_waiting(&mut self, vm: usize) {
+    fn cancel_backlog(&mut self, vm: usize) {
         let mut gone = Vec::new();
-        self.scheduler.drop_waiting(Nanos(self.now), vm, |request| gone.push(request.tag));
+        self.scheduler.cancel_backlog(Nanos(self.now), vm, |request| gone.push(request.tag));
         for tag in gone {
             let open = self.open.remove(&tag).expect("a request that is not finished");
             assert!(open.vm == vm && open.at_device == 0);
@@ -246,9 +246,9 @@ impl World {
         }
     }
 
-    fn drop_discards(&mut self, vm: usize) {
+    fn cancel_discards(&mut self, vm: usize) {
         let mut gone = Vec::new();
-        self.scheduler.drop_discards(Nanos(self.now), vm, |request| gone.push(request.tag));
+        self.scheduler.cancel_discards(Nanos(self.now), vm, |request| gone.push(request.tag));
         for tag in gone {
             let open = self.open.remove(&tag).expect("a request that is not finished");
             assert!(open.vm == vm && open.at_device == 0 && open.request.op == Op::Discard);
@@ -278,7 +278,7 @@ impl World {
             assert_eq!(self.scheduler.outstanding(vm), open, "VM {vm}");
         }
         let waiting = self.open.values().filter(|o| o.waits()).count();
-        assert_eq!(self.scheduler.waiting(), waiting);
+        assert_eq!(self.scheduler.backlog(), waiting);
         for direction in Direction::ALL {
             let contract = self.scheduler.contract(0, direction, Nanos(self.now));
             assert!(!format!("{contract:?}").is_empty());

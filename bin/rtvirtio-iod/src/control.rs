@@ -5,45 +5,47 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use rtvirtio_engine::check;
 use rtvirtio_engine::confine::{Confine, Role};
 use rtvirtio_engine::engine::EngineHandle;
 use rtvirtio_engine::line_server::{Limits, Reply, serve};
-use rtvirtio_engine::listen::Listening;
+use rtvirtio_engine::listen::SocketListener;
 use rtvirtio_engine::reload::Reloader;
 use rtvirtio_engine::report::report;
+use rtvirtio_engine::socket_group;
 
-use crate::trace::Desk;
+use crate::trace::TraceServer;
 
 /// The socket; its name goes when this is dropped.
 pub struct Control {
-    socket: Listening,
+    socket: SocketListener,
 }
 
-/// What is asked about.
-pub struct Subject {
+/// What the control socket serves.
+pub struct Served {
     pub engines: Vec<(String, EngineHandle)>,
     pub reloader: Reloader,
     pub config: PathBuf,
 }
 
 impl Control {
-    /// Listens, so that nothing has to be opened later.
+    /// Listens, so that no path is opened later.
     pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
-        let group = check::group(group).context("`control_group`")?;
+        let group = socket_group::resolve(group).context("`control_group`")?;
         if let Some(dir) = path.parent() {
             make_directory(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         }
-        Ok(Self { socket: Listening::start_for(path, group).context("`control`")? })
+        Ok(Self { socket: SocketListener::bind_for_group(path, group).context("`control`")? })
     }
 
-    /// Answers by a thread of its own, which is confined when this returns.
-    pub fn serve(&mut self, subject: Subject, confine: &Confine) -> anyhow::Result<()> {
+    /// Serves in a thread, which is confined when this returns.
+    pub fn serve(&mut self, served: Served, confine: &Confine) -> anyhow::Result<()> {
         let listener = self.socket.listener().try_clone()?;
-        let desk = Desk::start(subject.engines.clone(), confine)?;
+        let traces = TraceServer::start(served.engines.clone(), confine)?;
         listener.set_nonblocking(true)?;
         let serve = move || {
-            if let Err(e) = serve(&listener, Limits::default(), |line, s| answer(line, s, &subject, &desk)) {
+            if let Err(e) =
+                serve(&listener, Limits::default(), |line, s| handle_request(line, s, &served, &traces))
+            {
                 eprintln!("rtvirtio-iod: the control socket is served no more: {e}");
             }
         };
@@ -52,7 +54,8 @@ impl Control {
     }
 }
 
-/// A directory that other users may enter, whatever the umask: the sockets in it have modes of their own.
+/// Creates a directory that other users may enter, whatever the umask: its sockets have their own
+/// modes.
 fn make_directory(dir: &Path) -> std::io::Result<()> {
     if dir.as_os_str().is_empty() || dir.is_dir() {
         return Ok(());
@@ -67,17 +70,17 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-fn answer(line: &str, mut stream: UnixStream, subject: &Subject, desk: &Desk) -> Reply {
-    let asked: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
-    let reply = match asked.get("command").and_then(|c| c.as_str()) {
-        Some("status") => serde_json::to_value(report(&subject.engines))
+fn handle_request(line: &str, mut stream: UnixStream, served: &Served, traces: &TraceServer) -> Reply {
+    let request: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+    let reply = match request.get("command").and_then(|c| c.as_str()) {
+        Some("status") => serde_json::to_value(report(&served.engines))
             .unwrap_or_else(|e| serde_json::json!({ "error": e.to_string() })),
-        Some("reload") => match reload(&subject.reloader, &subject.config) {
+        Some("reload") => match reload(&served.reloader, &served.config) {
             Ok(changed) => serde_json::json!({ "changed": changed }),
             Err(error) => serde_json::json!({ "error": error }),
         },
-        Some("trace") => match desk.take(stream, &asked) {
-            Ok(()) => return Reply::Taken,
+        Some("trace") => match traces.attach(stream, &request) {
+            Ok(()) => return Reply::Detached,
             Err(refused) => {
                 stream = refused;
                 serde_json::json!({ "error": "another listener traces this domain; wait until it ends" })
@@ -88,7 +91,7 @@ fn answer(line: &str, mut stream: UnixStream, subject: &Subject, desk: &Desk) ->
     Reply::Line(stream, format!("{reply}\n"))
 }
 
-/// Reads the configuration again; the log has it too, whoever asked.
+/// Reloads the configuration, and logs the result.
 pub fn reload(reloader: &Reloader, config: &Path) -> Result<Vec<String>, String> {
     match reloader.reload(config) {
         Ok(changed) if changed.is_empty() => {

@@ -13,11 +13,11 @@ use clap::Parser;
 use rtvirtio_domain_config::File;
 use rtvirtio_engine::check;
 use rtvirtio_engine::confine::Role;
-use rtvirtio_engine::domain::Opened;
+use rtvirtio_engine::domain::OpenedDomain;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::control::{Control, Subject, reload};
+use crate::control::{Control, Served, reload};
 use crate::sandbox::Sandbox;
 
 /// Serves the disks of VMs over vhost-user-blk and schedules every request.
@@ -32,13 +32,13 @@ struct Args {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change nothing, and end; with `disks`,
-    /// at the file and the disks alone
+    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change
+    /// nothing, and end; with `disks`, at the file and the disks alone
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     check: Option<Check>,
 }
 
-/// What `--check` looks at.
+/// Scope of `--check`.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Check {
     All,
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error with its causes, each once: many errors have the text of their cause in their own.
+/// An error with its causes, each once: many errors contain the text of their cause.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -80,42 +80,42 @@ fn run(args: &Args) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    // Files and sockets are for this user alone, unless they get another mode explicitly.
+    // Files and sockets are for this user only, unless another mode is set explicitly.
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("signals")?;
-    // Each guest brings descriptors: memory, kicks, calls.
+    // Each guest passes descriptors: memory, kicks, calls.
     let mut files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     files.current = files.maximum;
     let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, files);
-    // All that has a path is opened first, then the process shuts itself in, then there are threads.
+    // First everything with a path is opened, then the process is confined, then threads start.
     check::refuse_collisions(&file, &args.config)?;
-    let opened = Opened::open(&file)?;
+    let opened = OpenedDomain::open(&file)?;
     warn_of_formats(&file);
     let mut control = Control::bind(&file.control, file.control_group.as_deref())?;
     let sandbox = Sandbox::enter(&file, &args.config)?;
     let confine = sandbox.confine()?;
-    // Threads are born without these signals, so that all of them come to this one.
+    // Threads inherit the mask, so that this thread gets all signals.
     mask_signals(libc::SIG_BLOCK).context("signals")?;
     let domain = opened.start(&confine)?;
-    // All that depends on guests' requests is there by now.
+    // All memory that depends on guests' requests is allocated by now.
     if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
         eprintln!("rtvirtio-iod: memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK");
     }
     let reloader = domain.reloader();
-    let subject =
-        Subject { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
-    control.serve(subject, &confine)?;
+    let served =
+        Served { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
+    control.serve(served, &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
     eprintln!("rtvirtio-iod: {}", sandbox.describe(&file, domain.is_ring_restricted()));
-    // The program that started it may be gone, and with it the other end: the guests are served all the same.
+    // The parent may be gone, and with it the reading end; guests are served all the same.
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready").and_then(|()| out.flush());
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
         }
-        // What there is to say of it is in the log.
+        // The result is in the log.
         let _ = reload(&reloader, &args.config);
     }
     drop(control);
@@ -123,7 +123,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A guest may write what it likes, also the first bytes of an image, which the next start refuses where no format is declared.
+/// A guest may write the signature of an image, which the next start refuses where no format is
+/// declared.
 fn warn_of_formats(file: &File) {
     let undeclared = file.devices.iter().flat_map(|d| &d.disks).filter(|d| d.format.is_none());
     let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();
@@ -135,9 +136,10 @@ fn warn_of_formats(file: &File) {
     }
 }
 
-/// Blocks the signals that are waited for in the calling thread and in those that it starts from now on, or takes them again.
+/// Blocks or unblocks the handled signals in the calling thread, and in threads that it starts
+/// later.
 fn mask_signals(how: libc::c_int) -> std::io::Result<()> {
-    // SAFETY: the set is ours, made empty before it is used, and none of the calls keeps it.
+    // SAFETY: the set is local, emptied before use, and not kept by any of the calls.
     let done = unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&mut set);

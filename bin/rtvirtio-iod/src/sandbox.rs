@@ -1,7 +1,9 @@
-//! What the process gives up before it serves anybody, so that a guest who takes it over has won little.
+//! Confinement of the process: the privileges that it drops before it serves guests, so that taking
+//! it over gains little.
 //!
-//! Order matters. Everything that is reached by a path is open when [`Sandbox::enter`] runs, and there is no other thread yet: what it gives up, all threads are born without. Each thread then
-//! gives up the rest by itself ([`Sandbox::confine`]), for each kind needs something else: an engine that serves guests' requests may not even make a socket or map a descriptor's memory.
+//! Order matters. Everything with a path is open when [`Sandbox::enter`] runs, and no other thread
+//! exists: all threads inherit what it drops. Each thread then drops the rest for its role
+//! ([`Sandbox::confine`]): an engine, for instance, can neither create a socket nor map a file.
 
 mod seccomp;
 
@@ -18,10 +20,10 @@ use rtvirtio_domain_config::{File, Sandbox as Mode};
 use rtvirtio_engine::confine::{Confine, Role};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// What the process keeps until all threads have their priority and its memory is locked.
-const START: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::IPC_LOCK);
+/// Capabilities kept until all threads have their priority and memory is locked.
+const STARTUP_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_NICE.union(CapabilitySet::IPC_LOCK);
 
-/// What is in force, and what this kernel lacks.
+/// The layers in force, and those that this kernel lacks.
 #[derive(Debug)]
 pub struct Sandbox {
     mode: Mode,
@@ -31,23 +33,25 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Shuts the calling thread in, and thereby all that it will start: no new privileges, no capability but those of the start, no path but the configuration's directory to read and the
-    /// sockets' directories to remove them from. To be called when everything is open and before any other thread runs.
+    /// Confines the calling thread and all that it will start: no new privileges, no capabilities
+    /// but those of the start, no paths but reading the configuration's directory and removing from
+    /// the sockets' directories. Called when everything is open and no other thread runs.
     ///
     /// # Errors
-    /// What the kernel has and refuses all the same. What it does not have is told by [`Sandbox::describe`].
+    /// A layer that the kernel has and refuses. Missing layers are reported by
+    /// [`Sandbox::describe`].
     pub fn enter(file: &File, config: &Path) -> anyhow::Result<Self> {
         let mut sandbox =
             Self { mode: file.sandbox, in_force: Vec::new(), lacking: Vec::new(), filters: false };
         if sandbox.mode == Mode::Off {
             return Ok(sandbox);
         }
-        // The clock's first reading looks for the kernel's fast way to it, through /proc on older kernels.
+        // The first reading of the clock maps the vDSO, through /proc on older kernels.
         let _ = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         rustix::thread::set_no_new_privs(true).context("sandbox: no_new_privs")?;
         sandbox.in_force.push("no new privileges".into());
         empty_bounding_set();
-        keep_capabilities(START).context("sandbox: capabilities")?;
+        keep_capabilities(STARTUP_CAPABILITIES).context("sandbox: capabilities")?;
         if sandbox.mode == Mode::On {
             sandbox.landlock(file, config)?;
         }
@@ -69,7 +73,8 @@ impl Sandbox {
         let disks = file.devices.iter().flat_map(|d| &d.disks);
         let sockets: BTreeSet<PathBuf> =
             disks.map(|d| &d.socket).chain([&file.control]).map(|p| directory(p)).collect();
-        // An editor replaces the file, so its directory it is; and that of the file itself where this is a link.
+        // Editors replace the file, so the rule covers its directory; and that of its target where
+        // it is a link.
         let file = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());
         let mut rules = vec![(directory(config), AccessFs::ReadFile), (directory(&file), AccessFs::ReadFile)];
         rules.extend(sockets.into_iter().map(|dir| (dir, AccessFs::RemoveFile)));
@@ -89,18 +94,19 @@ impl Sandbox {
         Ok(())
     }
 
-    /// What each thread does when it has all that it needs.
+    /// The confinement of each thread, called after its set-up.
     ///
     /// # Errors
-    /// When the filters cannot be made, which would be a defect.
+    /// The filters cannot be compiled, a defect.
     pub fn confine(&self) -> anyhow::Result<Confine> {
         if self.mode == Mode::Off {
             return Ok(Confine::none());
         }
         let filters = if self.filters { Some(seccomp::Filters::new(self.mode == Mode::Log)?) } else { None };
-        Ok(Confine::by(move |role| {
+        Ok(Confine::with(move |role| {
             let keep = match role {
-                // The kernel looks at who submits: a real-time class takes this one (ioprio_check_cap).
+                // The kernel checks the submitter: the real-time class needs this one
+                // (ioprio_check_cap).
                 Role::Engine { passes_priority: true } => CapabilitySet::SYS_NICE,
                 _ => CapabilitySet::empty(),
             };
@@ -109,7 +115,7 @@ impl Sandbox {
         }))
     }
 
-    /// For the log: what is in force, and what is not.
+    /// Summary for the log: layers in force, and missing ones.
     pub fn describe(&self, file: &File, ring_restricted: bool) -> String {
         if self.mode == Mode::Off {
             return "sandbox: off, as the file says".into();
@@ -133,23 +139,24 @@ impl Sandbox {
     }
 }
 
-/// Where a path lies; `.` for a name alone.
+/// The directory of a path; `.` for a bare name.
 fn directory(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// Leaves the calling thread those of its capabilities that are in `keep`, and nothing to be had back.
+/// Keeps only the capabilities in `keep`; the others cannot be regained.
 fn keep_capabilities(keep: CapabilitySet) -> io::Result<()> {
     let left = rustix::thread::capabilities(None)?.permitted & keep;
     let sets = CapabilitySets { effective: left, permitted: left, inheritable: CapabilitySet::empty() };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }
 
-/// What an `execve` could gain. There is none in the sandbox; without `CAP_SETPCAP` there is nothing to empty either.
+/// Empties the bounding set, which limits what an `execve` gains. Without `CAP_SETPCAP` it stays,
+/// and is of no use.
 fn empty_bounding_set() {
     for number in 0..64 {
         let one = CapabilitySet::from_bits_retain(1 << number);
-        // The kernel refuses the first number that it does not know.
+        // The kernel refuses the first unknown number.
         if rustix::thread::remove_capability_from_bounding_set(one).is_err() {
             break;
         }

@@ -1,7 +1,9 @@
-//! Streams what the schedulers did to whoever asks, one listener at a time.
+//! Streams traces of the engines, to one listener at a time.
 //!
-//! `{"command": "trace", "for_ms": 10000}` is answered by a line `{"trace": ...}`, one line for each request, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the listener has
-//! shut down his side; without `for_ms` it goes on until then. A listener who does not read loses events, nobody else does.
+//! The reply to `{"command": "trace", "for_ms": 10000}` is a line `{"trace": ...}`, one line for
+//! each request, and `{"end": {"events": .., "dropped": ..}}` when the time is over or the listener
+//! shuts down its side; without `for_ms` only then. A listener that does not read loses events, and
+//! delays no other thread.
 
 use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
@@ -10,33 +12,34 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rtvirtio_engine::confine::{Confine, Role};
-use rtvirtio_engine::engine::{Command, EngineHandle, Event, Trace};
+use rtvirtio_engine::engine::{Command, EngineHandle, TraceEvent, TraceReader};
 use rtvirtio_sched::{Class, Op};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde_json::json;
 
-/// Events between two looks: 10 ms at 800 000 requests per second, about 0.7 MB.
+/// Events between two drains: 10 ms at 800 000 requests per second, about 0.7 MB.
 const CAPACITY: usize = 8_192;
-/// How often somebody looks. The engine wakes nobody.
-const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// A listener who takes nothing for so long has a fault, and others may want to listen.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Interval of drains. The engine wakes no thread.
+const DRAIN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+/// A listener that accepts no data for this long is dropped.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Takes listeners.
-pub struct Desk {
+/// Accepts listeners.
+pub struct TraceServer {
     listeners: SyncSender<(UnixStream, Option<Duration>)>,
 }
 
-impl Desk {
-    /// Starts the thread that serves them; it is there from the beginning, so that the process needs no new one later.
+impl TraceServer {
+    /// Starts the serving thread; it exists from the beginning, because a confined process starts
+    /// no thread later.
     pub fn start(engines: Vec<(String, EngineHandle)>, confine: &Confine) -> anyhow::Result<Self> {
-        // Nobody queues: who is not taken at once is told so.
+        // No queue: a second listener is refused at once.
         let (listeners, next) = sync_channel::<(UnixStream, Option<Duration>)>(0);
         let serve_all = move || {
             for (stream, length) in next {
                 if let Err(e) = serve(&stream, length, &engines) {
-                    // He may be gone, which is how most traces end.
+                    // A closed connection is the usual end of a trace.
                     let _ = writeln!(&stream, "{}", json!({ "error": format!("{e:#}") }));
                 }
             }
@@ -47,9 +50,9 @@ impl Desk {
         Ok(Self { listeners })
     }
 
-    /// Serves a listener; gives him back when there is one already.
-    pub fn take(&self, stream: UnixStream, asked: &serde_json::Value) -> Result<(), UnixStream> {
-        let length = asked.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
+    /// Attaches a listener; returns its stream when another one is attached.
+    pub fn attach(&self, stream: UnixStream, request: &serde_json::Value) -> Result<(), UnixStream> {
+        let length = request.get("for_ms").and_then(serde_json::Value::as_u64).map(Duration::from_millis);
         self.listeners.try_send((stream, length)).map_err(|e| match e {
             std::sync::mpsc::TrySendError::Full((stream, _))
             | std::sync::mpsc::TrySendError::Disconnected((stream, _)) => stream,
@@ -61,18 +64,18 @@ impl Desk {
 struct Source {
     device: String,
     vms: Vec<String>,
-    trace: Trace,
+    trace: TraceReader,
 }
 
 impl Source {
-    /// Writes what is there; how many.
+    /// Writes all pending events; returns their number.
     fn write(&mut self, out: &mut impl Write) -> std::io::Result<usize> {
         let Self { device, vms, trace } = self;
         let mut done = Ok(());
-        let n = trace.take(|event| {
+        let n = trace.drain(|event| {
             if done.is_ok() {
                 let vm = vms.get(event.vm).map_or("", String::as_str);
-                let line = serde_json::to_writer(&mut *out, &Line::new(device, vm, &event));
+                let line = serde_json::to_writer(&mut *out, &EventLine::new(device, vm, &event));
                 done = line.map_err(Into::into).and_then(|()| out.write_all(b"\n"));
             }
         });
@@ -85,11 +88,11 @@ fn serve(
     length: Option<Duration>,
     engines: &[(String, EngineHandle)],
 ) -> anyhow::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut sources = Vec::new();
     for (device, engine) in engines {
         let status = engine.ask(|reply| Command::Status { reply })?;
-        let trace = Trace::start(engine, CAPACITY).with_context(|| format!("device \"{device}\""))?;
+        let trace = TraceReader::start(engine, CAPACITY).with_context(|| format!("device \"{device}\""))?;
         let vms = status.vms.into_iter().map(|vm| vm.name).collect();
         sources.push(Source { device: device.clone(), vms, trace });
     }
@@ -103,14 +106,14 @@ fn serve(
             events += source.write(&mut out)?;
         }
         out.flush()?;
-        let mut heard = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
-        // Whatever a listener says after he asked, it is the end.
-        let said = match poll(&mut heard, Some(&LOOK)) {
+        let mut listener_fd = [PollFd::new(stream, PollFlags::IN | PollFlags::RDHUP)];
+        // Any input after the request ends the trace.
+        let has_input = match poll(&mut listener_fd, Some(&DRAIN_INTERVAL)) {
             Ok(n) => n > 0,
             Err(rustix::io::Errno::INTR) => false,
             Err(e) => return Err(e.into()),
         };
-        over = said || length.is_some_and(|l| begin.elapsed() >= l);
+        over = has_input || length.is_some_and(|l| begin.elapsed() >= l);
     }
     let mut dropped = 0;
     for source in &mut sources {
@@ -122,9 +125,9 @@ fn serve(
     Ok(())
 }
 
-/// One request, as it is told.
+/// A completed request as a JSON line.
 #[derive(Serialize)]
-struct Line<'a> {
+struct EventLine<'a> {
     device: &'a str,
     vm: &'a str,
     queue: u16,
@@ -140,8 +143,8 @@ struct Line<'a> {
     total_ns: u64,
 }
 
-impl<'a> Line<'a> {
-    fn new(device: &'a str, vm: &'a str, e: &Event) -> Self {
+impl<'a> EventLine<'a> {
+    fn new(device: &'a str, vm: &'a str, e: &TraceEvent) -> Self {
         Self {
             device,
             vm,

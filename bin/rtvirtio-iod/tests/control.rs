@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use common::{Iod, disk, two};
+use common::{Iod, disk, two_disks};
 use rtvirtio_domain_client::{Client, Options};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
@@ -14,16 +14,16 @@ fn processor_time(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<u64> =
         stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().filter_map(|f| f.parse().ok()).collect();
-    // utime and stime are fields 14 and 15 of proc_pid_stat(5); the state is no number and so is
-    // not counted.
+    // utime and stime are fields 14 and 15 of proc_pid_stat(5); the state is not a number and is
+    // skipped.
     Duration::from_millis((fields[10] + fields[11]) * 10)
 }
 
-/// Connections that say nothing, or say it slowly, keep no other one from its answer.
+/// Silent and slow connections do not delay replies to others.
 #[test]
 fn idle_and_slow_peers() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let control = dir.path().join("ctl");
     let idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&control).unwrap()).collect();
     assert!(iod.status().contains("\"vms\""));
@@ -35,7 +35,7 @@ fn idle_and_slow_peers() {
         assert!(iod.status().contains("\"vms\""));
     }
     drop((idle, slow));
-    // A trace is handed over to a thread of its own, and still works.
+    // A trace is handed to its own thread, and still works.
     let mut trace = UnixStream::connect(&control).unwrap();
     trace.write_all(b"{\"command\": \"trace\", \"for_ms\": 50}\n").unwrap();
     let lines: Vec<String> = BufReader::new(trace).lines().map(Result::unwrap).collect();
@@ -43,14 +43,14 @@ fn idle_and_slow_peers() {
     assert!(lines.last().is_some_and(|l| l.contains("\"end\"")), "{lines:?}");
 }
 
-/// A process without a free descriptor does not turn in circles, and answers again when it has one.
+/// A process without a free descriptor does not spin, and replies again when it has one.
 #[test]
-fn no_descriptor_is_left() {
+fn out_of_descriptors() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let pid = Pid::from_raw(iod.pid() as i32).unwrap();
     let open = std::fs::read_dir(format!("/proc/{}/fd", iod.pid())).unwrap().count() as u64;
-    // The process raises its limit to the largest that it may have, which is ours.
+    // The process raises its limit to its maximum, which is ours.
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let before = prlimit(Some(pid), Resource::Nofile, Rlimit { current: Some(open), maximum }).unwrap();
     let control = dir.path().join("ctl");
@@ -61,7 +61,7 @@ fn no_descriptor_is_left() {
     std::thread::sleep(Duration::from_secs(2));
     let share = (processor_time(iod.pid()) - used).as_secs_f64() / begin.elapsed().as_secs_f64();
     eprintln!("without a descriptor: {:.1} % of a CPU", share * 100.0);
-    // A loop without a pause takes all of one.
+    // A loop without a pause uses a whole CPU.
     assert!(share < 0.3, "{share}");
     prlimit(Some(pid), Resource::Nofile, before).unwrap();
     let mut line = String::new();
@@ -69,7 +69,7 @@ fn no_descriptor_is_left() {
     assert!(line.contains("\"vms\""), "{line}");
 }
 
-/// Many disks with idle guests end together, not one after the other.
+/// Many disks with idle guests end at the same time, not one after the other.
 #[test]
 fn sixty_four_disks_end_at_once() {
     let dir = disk(64);
@@ -85,11 +85,11 @@ fn sixty_four_disks_end_at_once() {
     let clients: Vec<Client> =
         (0..32).map(|i| Client::connect(&dir.path().join(i.to_string()), small).unwrap()).collect();
     let begin = Instant::now();
-    let (status, said) = iod.end();
+    let (status, stderr) = iod.end();
     let took = begin.elapsed();
-    assert!(status.success(), "{said}");
+    assert!(status.success(), "{stderr}");
     eprintln!("64 disks, 32 with a guest, end after {took:?}");
-    // 50 ms for each would be 1.6 s for those without a guest alone.
+    // 50 ms each would be 1.6 s for those without a guest alone.
     assert!(took < Duration::from_millis(1_500), "{took:?}");
     drop(clients);
 }

@@ -1,4 +1,4 @@
-//! What a disk, a socket and a lock may be: refused with the remedy, and nothing is destroyed.
+//! Invalid disks, sockets and locks are refused with the remedy, and nothing is destroyed.
 
 mod common;
 
@@ -7,11 +7,11 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::{Iod, ask, configure, disk, program, read, two, write};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, configure, disk, program, read, request, two_disks, write};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
-/// One disk that is all of a file.
+/// A disk on a whole file.
 fn one(dir: &Path, path: &Path, more: &str) -> String {
     let (d, p) = (dir.display(), path.display());
     format!(
@@ -19,15 +19,15 @@ fn one(dir: &Path, path: &Path, more: &str) -> String {
     )
 }
 
-fn fails(dir: &Path, config: &str) -> String {
-    let said = Iod::try_start(dir, config).err().expect("it does not start");
-    // What a start refuses, a check refuses too, with the same words.
+fn refused(dir: &Path, config: &str) -> String {
+    let stderr = Iod::try_start(dir, config).err().expect("it does not start");
+    // A check refuses with the same text as a start.
     let checked = check(dir, config).unwrap_err();
-    assert_eq!(checked.trim(), said.trim());
-    said
+    assert_eq!(checked.trim(), stderr.trim());
+    stderr
 }
 
-/// What `--check` says, or why it refuses.
+/// The output of `--check`, or its error.
 fn check(dir: &Path, config: &str) -> Result<String, String> {
     configure(dir, config);
     let out = program().arg("--config").arg(dir.join("iod.toml")).arg("--check").output().unwrap();
@@ -71,69 +71,72 @@ fn an_image_of_another_format_is_refused_and_unharmed() {
         let image = dir.path().join(format!("image.{kind}"));
         run("qemu-img", &["create", "-q", "-f", kind, image.to_str().unwrap(), "16M"]);
         let before = std::fs::read(&image).unwrap();
-        // VHDX and others are no whole number of sectors long, too; the format is what matters.
-        let said = fails(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
-        assert!(said.contains("disk \"a\"") && said.contains("it is an image of format"), "{said}");
-        assert!(said.contains("qemu-img convert -O raw") && said.contains("format = \"raw\""), "{said}");
+        // VHDX and others are not a whole number of sectors either; the error is about the format.
+        let stderr = refused(dir.path(), &one(dir.path(), &image, "size = \"64KiB\""));
+        assert!(stderr.contains("disk \"a\"") && stderr.contains("it is an image of format"), "{stderr}");
+        assert!(
+            stderr.contains("qemu-img convert -O raw") && stderr.contains("format = \"raw\""),
+            "{stderr}"
+        );
         assert!(before == std::fs::read(&image).unwrap(), "{kind} was changed");
     }
 }
 
-/// A guest may write such bytes into its own disk: `format = "raw"` serves it, and its neighbours
-/// on the same file are not refused for it.
+/// A guest may write the signature of an image: `format = "raw"` serves it, and other disks of the
+/// file are not refused for it.
 #[test]
 fn a_raw_disk_may_look_like_an_image() {
     let dir = disk(16);
     let file = dir.path().join("disk");
-    let config = two(dir.path(), 16, "");
+    let config = two_disks(dir.path(), 16, "");
     let iod = Iod::start(dir.path(), &config);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let mut data = vec![0; 4_096];
     data[..4].copy_from_slice(b"QFI\xfb");
-    assert_eq!(ask(&mut a, &write(0, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &write(0, 4_096), Some(&data)).0, 0);
     drop(a);
     drop(iod);
-    let said = fails(dir.path(), &config);
-    assert!(said.contains("disk \"a\"") && said.contains("format qcow2"), "{said}");
+    let stderr = refused(dir.path(), &config);
+    assert!(stderr.contains("disk \"a\"") && stderr.contains("format qcow2"), "{stderr}");
     let raw = config.replace("name = \"a\"\n", "name = \"a\"\nformat = \"raw\"\n");
     let iod = Iod::start(dir.path(), &raw);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
-    assert_eq!(ask(&mut a, &read(0, 4_096), None), (0, data));
+    assert_eq!(request(&mut a, &read(0, 4_096), None), (0, data));
     drop((a, iod));
-    // At the start of a part of the file, and at its end.
+    // At the start of a part of the file, and at the end of the file.
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.write_all_at(&[0; 4], 0).unwrap();
     open.write_all_at(b"conectix", (16 << 20) - 512).unwrap();
-    let said = fails(dir.path(), &config);
-    assert!(said.contains("disk \"b\"") && said.contains("VHD"), "{said}");
+    let stderr = refused(dir.path(), &config);
+    assert!(stderr.contains("disk \"b\"") && stderr.contains("VHD"), "{stderr}");
     open.write_all_at(&[0; 8], (16 << 20) - 512).unwrap();
     open.write_all_at(b"LUKS\xba\xbe\x00\x02", 8 << 20).unwrap();
-    let said = fails(dir.path(), &config);
-    assert!(said.contains("disk \"b\"") && said.contains("luks"), "{said}");
+    let stderr = refused(dir.path(), &config);
+    assert!(stderr.contains("disk \"b\"") && stderr.contains("luks"), "{stderr}");
 }
 
 #[test]
-fn a_file_that_is_no_whole_disk_is_refused() {
+fn a_file_of_partial_sectors_is_refused() {
     let dir = disk(8);
     let file = dir.path().join("disk");
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     let config = one(dir.path(), &file, "");
     open.set_len(100).unwrap();
-    assert!(fails(dir.path(), &config).contains("it has 100 bytes, less than one sector"));
+    assert!(refused(dir.path(), &config).contains("it has 100 bytes, less than one sector"));
     open.set_len(100_000).unwrap();
-    let said = fails(dir.path(), &config);
+    let stderr = refused(dir.path(), &config);
     assert!(
-        said.contains("100000 bytes is no multiple of 512") && said.contains("truncate -s %512"),
-        "{said}"
+        stderr.contains("100000 bytes is no multiple of 512") && stderr.contains("truncate -s %512"),
+        "{stderr}"
     );
     drop(Iod::start(dir.path(), &one(dir.path(), &file, "size = \"64KiB\"")));
 }
 
-/// Mounted, below device mapper or md, or swap: the kernel has the device; a file is behind a loop
-/// device.
+/// Mounted, below device mapper or md, or swap: the kernel uses the device; or a file is below a
+/// loop device.
 #[test]
-fn what_the_kernel_uses_is_refused() {
-    let test = "what_the_kernel_uses_is_refused";
+fn kernel_users_are_refused() {
+    let test = "kernel_users_are_refused";
     if !has(test, &LOOPS) {
         return;
     }
@@ -147,21 +150,21 @@ fn what_the_kernel_uses_is_refused() {
     let point = dir.path().join("mnt");
     std::fs::create_dir(&point).unwrap();
     run("mount", &[node, point.to_str().unwrap()]);
-    let said = std::panic::catch_unwind(|| {
+    let stderr = std::panic::catch_unwind(|| {
         [
-            fails(dir.path(), &whole),
-            fails(dir.path(), &shared),
-            fails(dir.path(), &one(dir.path(), &file, "")),
+            refused(dir.path(), &whole),
+            refused(dir.path(), &shared),
+            refused(dir.path(), &one(dir.path(), &file, "")),
         ]
     });
     run("umount", &[point.to_str().unwrap()]);
-    let [exclusive, shared, below] = said.unwrap();
-    for said in [&exclusive, &shared, &below] {
-        assert!(said.contains(&format!("{node} is mounted on {}", point.display())), "{said}");
+    let [exclusive, shared, below] = stderr.unwrap();
+    for stderr in [&exclusive, &shared, &below] {
+        assert!(stderr.contains(&format!("{node} is mounted on {}", point.display())), "{stderr}");
     }
     assert!(below.contains(&format!("losetup -d {node}")), "{below}");
-    // Free again: parts of one device take it once.
-    let parts = two(dir.path(), 32, "").replace(&format!("{}/disk", dir.path().display()), node);
+    // Free again: one lock covers all parts of a device.
+    let parts = two_disks(dir.path(), 32, "").replace(&format!("{}/disk", dir.path().display()), node);
     let iod = Iod::start(dir.path(), &parts);
     let mounted = Command::new("mount").arg(node).arg(&point).output().unwrap();
     assert!(!mounted.status.success(), "what is served cannot be mounted");
@@ -185,15 +188,15 @@ impl Qemu {
         Self::run(qemu(drive))
     }
 
-    /// Its answer to a command comes from its main loop: the devices are made and locked by then.
+    /// QEMU answers a command from its main loop: its devices are created and locked by then.
     fn run(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let input = child.stdin.as_mut().unwrap();
         std::io::Write::write_all(input, b"{\"execute\": \"qmp_capabilities\"}\n").unwrap();
         let mut out = std::io::BufReader::new(child.stdout.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("return") {
-            assert!(std::io::BufRead::read_line(&mut out, &mut said).unwrap() > 0, "{said}");
+        let mut stderr = String::new();
+        while !stderr.contains("return") {
+            assert!(std::io::BufRead::read_line(&mut out, &mut stderr).unwrap() > 0, "{stderr}");
         }
         child.stdout = Some(out.into_inner());
         Self(child)
@@ -207,10 +210,10 @@ impl Drop for Qemu {
     }
 }
 
-/// A stock QEMU with its default locking.
+/// An unmodified QEMU with its default locking.
 #[test]
-fn qemu_and_the_domain_keep_each_other_out() {
-    let test = "qemu_and_the_domain_keep_each_other_out";
+fn qemu_and_the_domain_exclude_each_other() {
+    let test = "qemu_and_the_domain_exclude_each_other";
     if !has(test, &[Need::QEMU]) {
         return;
     }
@@ -218,52 +221,52 @@ fn qemu_and_the_domain_keep_each_other_out() {
     let file = dir.path().join("disk");
     let drive = format!("file={},format=raw,if=none,id=d", file.display());
     let reads = format!("{drive},readonly=on");
-    let config = two(dir.path(), 16, "");
+    let config = two_disks(dir.path(), 16, "");
     let running = Qemu::start(&drive);
-    let said = fails(dir.path(), &config);
-    assert!(said.contains(&format!("process {} (qemu-system-x86)", running.0.id())), "{said}");
+    let stderr = refused(dir.path(), &config);
+    assert!(stderr.contains(&format!("process {} (qemu-system-x86)", running.0.id())), "{stderr}");
     drop(running);
-    let refused = |drive: &str| {
+    let locked_out = |drive: &str| {
         let mut child = qemu(drive).spawn().unwrap();
-        // It ends by itself, or at the end of its monitor's input.
+        // It exits by itself, or at the end of its monitor's input.
         drop(child.stdin.take());
         let out = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(said.contains("lock"), "{said}");
-        said
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(stderr.contains("lock"), "{stderr}");
+        stderr
     };
     let iod = Iod::start(dir.path(), &config);
-    assert!(refused(&drive).contains("Failed to get \"write\" lock"));
-    assert!(refused(&reads).contains("Failed to get shared \"write\" lock"));
-    if has("qemu_and_the_domain_keep_each_other_out, qemu-img", &[Need::Program("qemu-img")]) {
+    assert!(locked_out(&drive).contains("Failed to get \"write\" lock"));
+    assert!(locked_out(&reads).contains("Failed to get shared \"write\" lock"));
+    if has("qemu_and_the_domain_exclude_each_other, qemu-img", &[Need::Program("qemu-img")]) {
         // As with another QEMU: `info` does not read a raw image, the others do.
         let image = |args: &[&str]| {
             let out = Command::new("qemu-img").args(args).output().unwrap();
             String::from_utf8_lossy(&out.stderr).into_owned()
         };
         let (path, copy) = (file.to_str().unwrap(), dir.path().join("copy"));
-        let said = image(&["convert", "-f", "raw", "-O", "raw", path, copy.to_str().unwrap()]);
-        assert!(said.contains("Failed to get shared \"write\" lock"), "{said}");
-        let said = image(&["resize", "-f", "raw", path, "17M"]);
-        assert!(said.contains("Failed to get \"write\" lock"), "{said}");
+        let stderr = image(&["convert", "-f", "raw", "-O", "raw", path, copy.to_str().unwrap()]);
+        assert!(stderr.contains("Failed to get shared \"write\" lock"), "{stderr}");
+        let stderr = image(&["resize", "-f", "raw", path, "17M"]);
+        assert!(stderr.contains("Failed to get \"write\" lock"), "{stderr}");
         assert_eq!(image(&["info", "-U", "-f", "raw", path]), "");
     }
-    // The same after a kill, and a restart is not kept out by itself.
+    // The same after a kill; the dead process's locks do not prevent a restart.
     iod.kill();
     let iod = Iod::start(dir.path(), &config);
-    assert!(refused(&drive).contains("Failed to get \"write\" lock"));
+    assert!(locked_out(&drive).contains("Failed to get \"write\" lock"));
     drop(iod);
-    // Readers go together.
+    // Several readers are allowed.
     let read_only = one(dir.path(), &file, "read_only = true");
     let iod = Iod::start(dir.path(), &read_only);
     drop(Qemu::start(&reads));
-    assert!(refused(&drive).contains("Failed to get \"write\" lock"));
+    assert!(locked_out(&drive).contains("Failed to get \"write\" lock"));
     drop(iod);
     let reader = Qemu::start(&reads);
     drop(Iod::start(dir.path(), &read_only));
-    assert!(fails(dir.path(), &config).contains("image locks"));
+    assert!(refused(dir.path(), &config).contains("image locks"));
     drop(reader);
-    // And so do writers that know of each other.
+    // And several writers, if all are declared `shared`.
     let share = "shared = true";
     let iod = Iod::start(dir.path(), &one(dir.path(), &file, share));
     let args: Vec<String> = qemu(&drive).get_args().map(|a| a.to_string_lossy().into_owned()).collect();
@@ -271,46 +274,46 @@ fn qemu_and_the_domain_keep_each_other_out() {
     let mut sharing = Command::new("qemu-system-x86_64");
     sharing.args(args).stdin(Stdio::piped()).stdout(Stdio::piped());
     drop(Qemu::run(sharing));
-    assert!(refused(&drive).contains("lock"), "one that does not share");
+    assert!(locked_out(&drive).contains("lock"), "one that does not share");
     drop(iod);
 }
 
-/// A socket's path is never taken from anything but a dead socket.
+/// A socket is bound only where there is no file, or a dead socket.
 #[test]
-fn what_is_no_dead_socket_stays() {
+fn only_a_dead_socket_is_replaced() {
     let dir = disk(8);
     let d = dir.path();
-    let config = two(d, 8, "");
+    let config = two_disks(d, 8, "");
     let text = |path: &Path| std::fs::read_to_string(path).unwrap();
     for name in ["a", "ctl"] {
         let path = d.join(name);
         std::fs::write(&path, "precious").unwrap();
-        let said = Iod::try_start(d, &config).err().unwrap();
-        assert!(said.contains("a regular file, which is not removed"), "{said}");
+        let stderr = Iod::try_start(d, &config).err().unwrap();
+        assert!(stderr.contains("a regular file, which is not removed"), "{stderr}");
         assert!(check(d, &config).unwrap_err().contains("a regular file, which is not removed"));
         assert_eq!(text(&path), "precious");
         std::fs::remove_file(&path).unwrap();
     }
-    // Nothing is left of a start that failed.
+    // A failed start leaves no files.
     assert!(!d.join("a").exists() && !d.join("b").exists() && !d.join("ctl").exists());
-    // The same file by another name.
+    // The same file by another path.
     std::os::unix::fs::symlink(d, d.join("same")).unwrap();
     let aliased = config.replace(
         &format!("socket = \"{}/b\"", d.display()),
         &format!("socket = \"{}/same/disk\"", d.display()),
     );
-    let said = fails(d, &aliased);
-    assert!(said.contains("`socket` of disk \"b\" lead to the same file"), "{said}");
+    let stderr = refused(d, &aliased);
+    assert!(stderr.contains("`socket` of disk \"b\" lead to the same file"), "{stderr}");
     let aliased = config
         .replace(&format!("socket = \"{}/b\"", d.display()), &format!("socket = \"{}/same/a\"", d.display()));
-    assert!(fails(d, &aliased).contains("lead to the same file"));
+    assert!(refused(d, &aliased).contains("lead to the same file"));
     let aliased = config.replace(
         &format!("socket = \"{}/b\"", d.display()),
         &format!("socket = \"{}/iod.toml\"", d.display()),
     );
-    assert!(fails(d, &aliased).contains("the configuration file"));
+    assert!(refused(d, &aliased).contains("the configuration file"));
     assert!(text(&d.join("iod.toml")).contains("[[device]]"));
-    // A listener that does not accept, with a full backlog: an answer at once.
+    // A listener that does not accept, with a full backlog, is detected at once.
     let busy = UnixListener::bind(d.join("a")).unwrap();
     let mut waiting = Vec::new();
     rustix::net::listen(&busy, 0).unwrap();
@@ -328,12 +331,11 @@ fn what_is_no_dead_socket_stays() {
             Err(e) => break assert_eq!(e, rustix::io::Errno::AGAIN),
         }
     }
-    let said = Iod::try_start(d, &config).err().unwrap();
-    assert!(said.contains("another process listens there"), "{said}");
+    let stderr = Iod::try_start(d, &config).err().unwrap();
+    assert!(stderr.contains("another process listens there"), "{stderr}");
     assert!(check(d, &config).unwrap_err().contains("another process listens there"));
     drop(busy);
-    // Dead now: replaced. What another process puts in its place meanwhile is not removed at the
-    // end.
+    // A dead socket is replaced. A file of another process in its place stays at the end.
     let iod = Iod::start(d, &config);
     std::fs::remove_file(d.join("a")).unwrap();
     std::fs::write(d.join("a"), "precious").unwrap();
@@ -342,7 +344,7 @@ fn what_is_no_dead_socket_stays() {
     assert!(!d.join("b").exists() && !d.join("ctl").exists());
 }
 
-/// Whether another user with this group and no other can connect.
+/// Whether another user with only this group can connect.
 fn connects(socket: &Path, group: libc::gid_t) -> bool {
     let address = rustix::net::SocketAddrUnix::new(socket).unwrap();
     let flags = rustix::net::SocketFlags::NONBLOCK;
@@ -353,8 +355,8 @@ fn connects(socket: &Path, group: libc::gid_t) -> bool {
         let pid = libc::fork();
         assert!(pid >= 0);
         if pid == 0 {
-            // The system calls themselves: libc's functions would ask other threads, which there
-            // are none of.
+            // Raw system calls: libc's wrappers would synchronise with other threads, which a
+            // forked child lacks.
             let done = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>())
                 | libc::syscall(libc::SYS_setresgid, group, group, group)
                 | libc::syscall(libc::SYS_setresuid, 65_533, 65_533, 65_533);
@@ -378,10 +380,10 @@ fn sockets_have_explicit_modes_and_groups() {
     let d = dir.path();
     let config = format!(
         "control_group = \"65534\"\n{}",
-        two(d, 8, "").replace("name = \"b\"\n", "name = \"b\"\nsocket_group = \"daemon\"\n")
+        two_disks(d, 8, "").replace("name = \"b\"\n", "name = \"b\"\nsocket_group = \"daemon\"\n")
     );
     configure(d, &config);
-    // The loosest umask that there is.
+    // The most permissive umask.
     let mut child = Command::new("sh")
         .args(["-c", "umask 0; exec \"$0\" --config \"$1\""])
         .arg(program().get_program())
@@ -408,15 +410,18 @@ fn sockets_have_explicit_modes_and_groups() {
     assert_eq!(line, "ready\n");
     assert_eq!(connects, [false, true, false], "another user, by the group");
     assert_eq!(found, [(0o600, 0), (0o660, 1), (0o660, 65_534)]);
-    let said = fails(d, &config.replace("\"daemon\"", "\"no-such-group\""));
-    assert!(said.contains("disk \"b\"") && said.contains("there is no group \"no-such-group\""), "{said}");
+    let stderr = refused(d, &config.replace("\"daemon\"", "\"no-such-group\""));
+    assert!(
+        stderr.contains("disk \"b\"") && stderr.contains("there is no group \"no-such-group\""),
+        "{stderr}"
+    );
 }
 
 #[test]
 fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     let dir = disk(8);
     let d = dir.path();
-    let config = two(d, 8, "");
+    let config = two_disks(d, 8, "");
     let names = || {
         let mut names: Vec<_> = std::fs::read_dir(d).unwrap().flatten().map(|e| e.file_name()).collect();
         names.sort();
@@ -424,62 +429,60 @@ fn a_check_finds_what_a_start_finds_and_changes_nothing() {
     };
     configure(d, &config);
     let before = names();
-    let said = check(d, &config).unwrap();
-    assert!(said.contains("1 devices, 2 disks"), "{said}");
+    let stderr = check(d, &config).unwrap();
+    assert!(stderr.contains("1 devices, 2 disks"), "{stderr}");
     assert_eq!(names(), before);
-    // A dead socket stays for the start.
+    // A check leaves a dead socket.
     drop(UnixListener::bind(d.join("a")).unwrap());
     check(d, &config).unwrap();
     assert!(d.join("a").exists());
-    // No lock is kept, and a running domain of the same file is no error, but another one on its
-    // disks is.
+    // A check keeps no lock. A running domain of the same file is no error, one of another file is.
     let iod = Iod::start(d, &config);
-    let said = check(d, &config).unwrap();
-    assert!(said.contains(&format!("process {} answers on", iod.pid())), "{said}");
-    assert!(said.contains("in use by that domain"), "{said}");
+    let stderr = check(d, &config).unwrap();
+    assert!(stderr.contains(&format!("process {} answers on", iod.pid())), "{stderr}");
+    assert!(stderr.contains("in use by that domain"), "{stderr}");
     let other = disk(8);
     let same_disk = one(other.path(), &d.join("disk"), "");
-    let said = check(other.path(), &same_disk).unwrap_err();
-    assert!(said.contains("disk \"a\"") && said.contains(&format!("process {}", iod.pid())), "{said}");
-    // The domain noticed nothing of it.
+    let stderr = check(other.path(), &same_disk).unwrap_err();
+    assert!(stderr.contains("disk \"a\"") && stderr.contains(&format!("process {}", iod.pid())), "{stderr}");
+    // The running domain is not affected.
     let mut a = Client::connect(&d.join("a"), Options::default()).unwrap();
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     drop((a, iod));
-    let fails = |from: &str, to: &str| check(d, &config.replace(from, to)).unwrap_err();
-    assert!(fails("/disk\"", "/none\"").contains("disk \"a\""));
-    assert!(fails("offset = \"4MiB\"", "offset = \"2MiB\"").contains("disks \"a\" and \"b\""));
-    let said = fails(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
-    assert!(said.contains("`socket` of disk \"b\"") && said.contains("/no/such/dir"), "{said}");
+    let refused = |from: &str, to: &str| check(d, &config.replace(from, to)).unwrap_err();
+    assert!(refused("/disk\"", "/none\"").contains("disk \"a\""));
+    assert!(refused("offset = \"4MiB\"", "offset = \"2MiB\"").contains("disks \"a\" and \"b\""));
+    let stderr = refused(&format!("socket = \"{}/b\"", d.display()), "socket = \"/no/such/dir/b\"");
+    assert!(stderr.contains("`socket` of disk \"b\"") && stderr.contains("/no/such/dir"), "{stderr}");
     let long = format!("socket = \"{}/{}\"", d.display(), "x".repeat(120));
-    assert!(fails(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
+    assert!(refused(&format!("socket = \"{}/b\"", d.display()), &long).contains("`socket` of disk \"b\""));
 }
 
-/// A backing file that is cut short: reads beyond its end fail, a write there makes it longer
-/// again.
+/// A truncated backing file: reads beyond its end fail, a write there extends it again.
 #[test]
-fn a_write_beyond_a_file_that_was_cut_restores_its_length() {
+fn a_write_beyond_a_truncated_file_extends_it() {
     let dir = disk(8);
     let file = dir.path().join("disk");
     let _iod = Iod::start(dir.path(), &one(dir.path(), &file, ""));
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let data: Vec<u8> = (0..4_096_u32).map(|i| (i % 251) as u8).collect();
-    assert_eq!(ask(&mut a, &write(8, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &write(8, 4_096), Some(&data)).0, 0);
     let open = std::fs::OpenOptions::new().write(true).open(&file).unwrap();
     open.set_len(1 << 20).unwrap();
-    assert_eq!(ask(&mut a, &read(8_192, 4_096), None).0, 1);
-    // Discard and write-zeroes leave the length: at sector 8192, of 8 sectors, no flags.
+    assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 1);
+    // Discard and write-zeroes keep the length: at sector 8192, of 8 sectors, no flags.
     let mut range = 8_192_u64.to_le_bytes().to_vec();
     range.extend([8_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat());
     for kind in [11, 13] {
-        let _ = ask(&mut a, &Ask { kind, priority: 0, sector: 0, len: 16 }, Some(&range));
+        let _ = request(&mut a, &BlkRequest { kind, priority: 0, sector: 0, len: 16 }, Some(&range));
         assert_eq!(std::fs::metadata(&file).unwrap().len(), 1 << 20, "kind {kind}");
     }
-    assert_eq!(ask(&mut a, &write(8_192, 4_096), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &write(8_192, 4_096), Some(&data)).0, 0);
     assert_eq!(std::fs::metadata(&file).unwrap().len(), (4 << 20) + 4_096);
-    assert_eq!(ask(&mut a, &read(8_192, 4_096), None), (0, data.clone()));
-    assert_eq!(ask(&mut a, &read(8, 4_096), None), (0, data), "what was not cut is there");
-    assert_eq!(ask(&mut a, &read(4_096, 4_096), None), (0, vec![0; 4_096]), "what was cut is zeroes");
-    assert_eq!(ask(&mut a, &read(8_208, 4_096), None).0, 1, "beyond the last write");
+    assert_eq!(request(&mut a, &read(8_192, 4_096), None), (0, data.clone()));
+    assert_eq!(request(&mut a, &read(8, 4_096), None), (0, data), "what was not cut is there");
+    assert_eq!(request(&mut a, &read(4_096, 4_096), None), (0, vec![0; 4_096]), "what was cut is zeroes");
+    assert_eq!(request(&mut a, &read(8_208, 4_096), None).0, 1, "beyond the last write");
     // Never beyond the disk.
-    assert_eq!(ask(&mut a, &write(16_384, 4_096), Some(&[0; 4_096])).0, 1);
+    assert_eq!(request(&mut a, &write(16_384, 4_096), Some(&[0; 4_096])).0, 1);
 }

@@ -1,19 +1,19 @@
-//! Devices and directories that go away under live guests.
+//! Devices and directories that disappear under live guests.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Iod, Neighbour, ask, disk, read, two, write};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, Neighbour, disk, read, request, two_disks, write};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 fn works(command: &mut Command) -> Option<String> {
     let out = command.output().ok()?;
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
-/// A loop device; gone when dropped.
+/// A loop device, detached when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -21,7 +21,7 @@ impl Loop {
         works(Command::new("losetup").args(["--find", "--show"]).arg(file)).map(|d| Self(d.into()))
     }
 
-    /// The device takes on the size that its file has now.
+    /// Sets the device to the current size of its file.
     fn follow(&self) {
         works(Command::new("losetup").arg("--set-capacity").arg(&self.0)).unwrap();
     }
@@ -33,7 +33,7 @@ impl Drop for Loop {
     }
 }
 
-/// A small file system in memory; gone when dropped.
+/// A small tmpfs, unmounted when dropped.
 struct Tmpfs(PathBuf);
 
 impl Tmpfs {
@@ -51,13 +51,13 @@ impl Drop for Tmpfs {
     }
 }
 
-/// Requests that failed, of both VMs.
+/// Failed requests of both VMs.
 fn errors(iod: &Iod) -> [u64; 2] {
     let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
     [0, 1].map(|vm| status["vms"][vm]["errors"].as_u64().unwrap())
 }
 
-/// Two disks on one device's engine, each a file or device of its own.
+/// Two disks on one engine, each with a backing of its own.
 fn pair(dir: &Path, a: &Path, b: &Path) -> String {
     let (d, a, b) = (dir.display(), a.display(), b.display());
     format!(
@@ -67,8 +67,9 @@ fn pair(dir: &Path, a: &Path, b: &Path) -> String {
     )
 }
 
-/// The whole device shrinks to nothing under a guest that reads and writes: its requests fail one by one, its neighbour on the same engine notices nothing, and when the device is there
-/// again, so are the guest's data.
+/// A device shrinks to nothing under a guest that reads and writes: its requests fail one by one,
+/// its neighbour on the same engine is not affected, and when the device is back, so are the
+/// guest's data.
 #[test]
 fn a_device_that_goes_away_fails_its_own_guest_only() {
     let test = "a_device_that_goes_away_fails_its_own_guest_only";
@@ -89,23 +90,23 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let (first, last) = (0, (8 << 20) / 512 - 8);
     for sector in [first, last] {
-        assert_eq!(ask(&mut a, &write(sector, 4_096), Some(&[9; 4_096])).0, 0);
+        assert_eq!(request(&mut a, &write(sector, 4_096), Some(&[9; 4_096])).0, 0);
     }
     set_size(4 << 20);
     device.follow();
-    assert_eq!(ask(&mut a, &read(last, 4_096), None).0, 1, "what is cut off");
-    assert_eq!(ask(&mut a, &read(first, 4_096), None), (0, vec![9; 4_096]), "what is left");
-    // A device without a byte: to the guest it was pulled out.
+    assert_eq!(request(&mut a, &read(last, 4_096), None).0, 1, "what is cut off");
+    assert_eq!(request(&mut a, &read(first, 4_096), None), (0, vec![9; 4_096]), "what is left");
+    // A device of size 0, as if unplugged.
     set_size(0);
     device.follow();
     for i in 0..200 {
-        assert_eq!(ask(&mut a, &read(i * 8, 4_096), None).0, 1);
-        assert_eq!(ask(&mut a, &write(i * 8, 4_096), Some(&[1; 4_096])).0, 1);
+        assert_eq!(request(&mut a, &read(i * 8, 4_096), None).0, 1);
+        assert_eq!(request(&mut a, &write(i * 8, 4_096), Some(&[1; 4_096])).0, 1);
     }
     set_size(8 << 20);
     device.follow();
-    assert_eq!(ask(&mut a, &write(first, 4_096), Some(&[5; 4_096])).0, 0);
-    assert_eq!(ask(&mut a, &read(first, 4_096), None), (0, vec![5; 4_096]));
+    assert_eq!(request(&mut a, &write(first, 4_096), Some(&[5; 4_096])).0, 0);
+    assert_eq!(request(&mut a, &read(first, 4_096), None), (0, vec![5; 4_096]));
     let (n, longest) = neighbour.end();
     eprintln!(
         "a device that goes away: the neighbour did {n} writes and reads, the longest pair took {longest:?}"
@@ -114,7 +115,8 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
     assert_eq!(errors(&iod), [401, 0], "counted for the guest, and not for its neighbour");
 }
 
-/// A sparse disk on a full file system: writes that need room fail, all others are served, and room that is given back is used.
+/// A sparse disk on a full file system: writes that need space fail, all others succeed, and freed
+/// space is used.
 #[test]
 fn a_full_file_system_fails_writes_that_need_room() {
     let test = "a_full_file_system_fails_writes_that_need_room";
@@ -129,44 +131,50 @@ fn a_full_file_system_fails_writes_that_need_room() {
     let mut a =
         Client::connect(&dir.path().join("a"), Options { buffer: 65_536, ..Options::default() }).unwrap();
     let data = vec![3; 65_536];
-    let fit = (0..64).take_while(|i| ask(&mut a, &write(i * 128, 65_536), Some(&data)).0 == 0).count();
+    let fit = (0..64).take_while(|i| request(&mut a, &write(i * 128, 65_536), Some(&data)).0 == 0).count();
     assert!((8..=16).contains(&fit), "{fit} of 64 KiB each in 1 MiB");
-    assert_eq!(ask(&mut a, &write(20_000, 65_536), Some(&data)).0, 1, "no room");
-    assert_eq!(ask(&mut a, &write(0, 65_536), Some(&data)).0, 0, "over what is there already");
-    assert_eq!(ask(&mut a, &read(0, 65_536), None), (0, data.clone()));
-    assert_eq!(ask(&mut a, &read(24_000, 4_096), None), (0, vec![0; 4_096]), "holes are zeroes");
-    assert_eq!(ask(&mut a, &Ask { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0, "a flush");
-    // Discard the first 256 KiB: there is room again.
+    assert_eq!(request(&mut a, &write(20_000, 65_536), Some(&data)).0, 1, "no room");
+    assert_eq!(request(&mut a, &write(0, 65_536), Some(&data)).0, 0, "over what is there already");
+    assert_eq!(request(&mut a, &read(0, 65_536), None), (0, data.clone()));
+    assert_eq!(request(&mut a, &read(24_000, 4_096), None), (0, vec![0; 4_096]), "holes are zeroes");
+    assert_eq!(
+        request(&mut a, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0,
+        0,
+        "a flush"
+    );
+    // Discarding the first 256 KiB frees space.
     let mut range = 0u64.to_le_bytes().to_vec();
     range.extend(512u32.to_le_bytes());
     range.extend(0u32.to_le_bytes());
-    assert_eq!(ask(&mut a, &Ask { kind: 11, priority: 0, sector: 0, len: 16 }, Some(&range)).0, 0);
-    assert_eq!(ask(&mut a, &write(20_000, 65_536), Some(&data)).0, 0, "room that was given back");
+    assert_eq!(request(&mut a, &BlkRequest { kind: 11, priority: 0, sector: 0, len: 16 }, Some(&range)).0, 0);
+    assert_eq!(request(&mut a, &write(20_000, 65_536), Some(&data)).0, 0, "room that was given back");
     assert!(neighbour.end().0 > 0);
     assert_eq!(errors(&iod), [2, 0]);
     drop(a);
-    // Before the file system goes.
+    // The domain ends before the file system is unmounted.
     assert!(iod.end().0.success());
 }
 
-/// The directory of all sockets is removed under a live guest: it is served on, and the domain ends as it should.
+/// The directory of all sockets is removed under a live guest, which is served on; the domain ends
+/// normally.
 #[test]
 fn the_sockets_directory_goes_away() {
     let dir = disk(8);
     let run = dir.path().join("run");
     std::fs::create_dir(&run).unwrap();
     let at = |name: &str| format!("socket = \"{}/{name}\"", dir.path().display());
-    let config = two(dir.path(), 8, "").replace(&at("a"), &format!("socket = \"{}/a\"", run.display()));
+    let config = two_disks(dir.path(), 8, "").replace(&at("a"), &format!("socket = \"{}/a\"", run.display()));
     let config = config.replace(&at("b"), &format!("socket = \"{}/b\"", run.display()));
-    // A directory that is not there is told by name.
-    let said = Iod::try_start(dir.path(), &config.replace("/run/a", "/nowhere/a")).err().expect("no socket");
-    assert!(said.contains("disk \"a\"") && said.contains("/nowhere/a"), "{said}");
+    // A missing directory is named in the error.
+    let stderr =
+        Iod::try_start(dir.path(), &config.replace("/run/a", "/nowhere/a")).err().expect("no socket");
+    assert!(stderr.contains("disk \"a\"") && stderr.contains("/nowhere/a"), "{stderr}");
     let iod = Iod::start(dir.path(), &config);
     let mut a = Client::connect(&run.join("a"), Options::default()).unwrap();
     std::fs::remove_dir_all(&run).unwrap();
     std::fs::remove_file(dir.path().join("ctl")).unwrap();
-    assert_eq!(ask(&mut a, &write(0, 4_096), Some(&[1; 4_096])).0, 0);
-    assert_eq!(ask(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));
-    let (status, said) = iod.end();
-    assert!(status.success(), "{status}: {said}");
+    assert_eq!(request(&mut a, &write(0, 4_096), Some(&[1; 4_096])).0, 0);
+    assert_eq!(request(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));
+    let (status, stderr) = iod.end();
+    assert!(status.success(), "{status}: {stderr}");
 }

@@ -1,10 +1,10 @@
-//! A real guest on a domain that is killed under its hands.
+//! A real guest on a domain that is killed while serving it.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Iod, disk, two};
+use common::{Iod, disk, two_disks};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GuestDisk, QemuConfig, QemuGuest};
 
@@ -21,11 +21,11 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         return;
     }
     let dir = disk(128);
-    let config = two(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");
+    let config = two_disks(dir.path(), 128, "").replace("name = \"a\"\n", "name = \"a\"\nqueues = 2\n");
     let mut iod = Iod::start(dir.path(), &config);
     let socket = GuestDisk::VhostUser { socket: dir.path().join("a"), queues: 2 };
     let mut guest = QemuGuest::start(&QemuConfig::new("vm", image, socket, &dir.path().join("run"))).unwrap();
-    // What the domain says about itself, as the guest's kernel sees it.
+    // The disk's properties in the guest's kernel.
     let patience = Duration::from_secs(20);
     let seen = guest
         .exec(&["sh", "-c", "cd /sys/block/vda; cat size queue/write_cache serial; ls mq | wc -l"], patience)
@@ -56,7 +56,7 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
         iod.kill();
         std::thread::sleep(Duration::from_millis(100));
         iod = Iod::start(dir.path(), &config);
-        // QEMU tries once a second.
+        // QEMU reconnects once a second.
         std::thread::sleep(Duration::from_millis(1_900));
     }
     let mut output = None;
@@ -75,7 +75,7 @@ fn a_guest_loses_nothing_when_the_domain_is_killed() {
     let kernel = guest.exec(&["dmesg"], patience).unwrap();
     let kernel = String::from_utf8_lossy(&kernel.stdout).into_owned();
     assert!(!kernel.contains("I/O error"), "{kernel}");
-    // The last one served it too, and took over what the others had not answered.
+    // The last process served it too, with the requests in flight of its predecessors.
     assert!(iod.status().contains("\"attached\":true"), "{}", iod.status());
     guest.stop().unwrap();
 }

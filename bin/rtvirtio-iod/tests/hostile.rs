@@ -1,7 +1,8 @@
-//! What a guest, or a QEMU in an attacker's hands, may do to us; and what its neighbour notices of it.
+//! Attacks by a guest or by a compromised QEMU, and their effect on its neighbour.
 //!
-//! Each attack is played through the real socket against a domain whose other disk is in use. Afterwards the process is alive, the neighbour got every answer, right and in time, and the attacker's
-//! own disk can be used again by whoever connects next.
+//! Each attack runs through the real socket, while another disk of the domain is in use. Afterwards
+//! the process is alive, the neighbour has every completion, correct and in time, and the
+//! attacker's disk can be used by the next connection.
 
 mod common;
 #[path = "../../../fuzz/src/qemu.rs"]
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Neighbour, Place, ask, read};
+use common::{AttackedDomain, Neighbour, read, request};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
@@ -22,13 +23,13 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-impl Place {
+impl AttackedDomain {
     fn socket(&self) -> PathBuf {
         self.dir.path().join("a")
     }
 
-    /// Plays an attack while the neighbour works, and looks at what is left. A run without the attack, as long as the attack took
-    /// but no longer than a second, tells the stalls of the host apart.
+    /// Runs an attack while the neighbour works, and checks both afterwards. A control run without
+    /// the attack, as long as the attack but at most a second, shows the stalls of the host.
     fn attack(&mut self, name: &str, attack: impl FnOnce(&Path)) {
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(Duration::from_millis(50));
@@ -39,10 +40,10 @@ impl Place {
         let with = neighbour.measured();
         assert!(self.iod.is_alive(), "{name}: the domain died");
         assert!(with.n > 0, "{name}: the neighbour got nothing");
-        // A host of tests is busy; a neighbour that is stopped by an attack stays stopped.
+        // Test hosts are busy; but a neighbour that an attack stops stays stopped.
         assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
         let mut next = Client::connect(&self.socket(), Options::default()).expect(name);
-        assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+        assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
         drop(next);
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(took.min(Duration::from_secs(1)) + Duration::from_millis(100));
@@ -55,10 +56,10 @@ fn connect(socket: &Path) -> Client {
     Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
 }
 
-/// Chains that are none, or too much of one.
+/// Invalid and oversized chains.
 #[test]
 fn malformed_chains() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("malformed chains", |socket| {
         let mut client = connect(socket);
         let mem = Arc::clone(&client.mem);
@@ -68,11 +69,11 @@ fn malformed_chains() {
         mem.write(header, &[0; 16]);
         let outside = guest(mem.len()) + 4_096;
         let chains: &[&[(u64, u32, u16, u16)]] = &[
-            // In circles: of one, of two, and with a status.
+            // Cycles: of one descriptor, of two, and with a status.
             &[(guest(header), 16, NEXT, 0)],
             &[(guest(header), 16, NEXT, 1), (guest(data), 4_096, NEXT | WRITE, 0)],
             &[(guest(header), 16, NEXT, 1), (guest(data), 1, NEXT | WRITE, 1)],
-            // To descriptors that do not exist.
+            // Next descriptors beyond the table.
             &[(guest(header), 16, NEXT, 60_000)],
             // Outside of memory: header, data, status; at the very end of addresses.
             &[(outside, 16, NEXT, 1), (guest(data), 1, WRITE, 0)],
@@ -85,61 +86,61 @@ fn malformed_chains() {
                 (guest(mem.len()) - 512, 4_096, NEXT | WRITE, 2),
                 (guest(data), 1, WRITE, 0),
             ],
-            // No status, no header, nothing.
+            // No status, no header, empty.
             &[(guest(header), 16, 0, 0)],
             &[(guest(data), 1, WRITE, 0)],
             &[(guest(header), 0, 0, 0)],
             &[(guest(header), 15, NEXT, 1), (guest(data), 1, WRITE, 0)],
-            // Huge: 4 GiB of data, twice.
+            // Oversized: 4 GiB of data, twice.
             &[
                 (guest(header), 16, NEXT, 1),
                 (guest(data), u32::MAX, NEXT | WRITE, 2),
                 (guest(data), u32::MAX, NEXT | WRITE, 3),
                 (guest(data), 1, WRITE, 0),
             ],
-            // Written to before read from.
+            // Writable before readable descriptors.
             &[(guest(data), 1, NEXT | WRITE, 1), (guest(header), 16, 0, 0)],
-            // Indirect tables: of odd length, empty, huge, of themselves, outside.
+            // Indirect tables: odd length, empty, oversized, recursive, outside.
             &[(guest(table), 17, INDIRECT, 0)],
             &[(guest(table), 0, INDIRECT, 0)],
             &[(guest(table), !15, INDIRECT, 0)],
             &[(guest(table), 64, INDIRECT, 0)],
             &[(outside, 64, INDIRECT, 0)],
         ];
-        // A table whose entry is a table.
+        // An indirect table that contains an indirect descriptor.
         mem.write(table, &guest(table).to_le_bytes());
         mem.write(table + 8, &64u32.to_le_bytes());
         mem.write(table + 12, &INDIRECT.to_le_bytes());
         let mut answered = 0;
         for chain in chains {
             for (i, (address, len, flags, next)) in chain.iter().enumerate() {
-                queue.describe_raw(i as u16, *address, *len, *flags, *next);
+                queue.write_descriptor_raw(i as u16, *address, *len, *flags, *next);
             }
             for _ in 0..20 {
-                queue.offer(0);
+                queue.add_avail(0);
             }
             queue.notify().unwrap();
             let begin = Instant::now();
             while answered % 20 != 0 || begin.elapsed() < Duration::from_millis(20) {
-                answered += u64::from(queue.raw_answer().is_some());
+                answered += u64::from(queue.pop_used_raw().is_some());
                 if begin.elapsed() > Duration::from_secs(5) {
                     break;
                 }
             }
         }
-        // Each of them went back, for a device must not keep what it cannot read.
+        // Each chain is completed, also an invalid one.
         assert_eq!(answered, 20 * chains.len() as u64);
     });
 }
 
-/// Rings that lie.
+/// Corrupted rings.
 #[test]
 fn broken_rings() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("an available index that jumps", |socket| {
         let mut client = connect(socket);
         for index in [10_000, 3, 60_000] {
-            client.queues[0].claim(index);
+            client.queues[0].set_avail_index(index);
             client.queues[0].kick.write(1).unwrap();
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -149,19 +150,19 @@ fn broken_rings() {
         let queue = &mut client.queues[0];
         for head in [60_000u16, 0, 0, 0, 255, 256] {
             for _ in 0..30 {
-                queue.offer(head);
+                queue.add_avail(head);
             }
             queue.notify().unwrap();
             std::thread::sleep(Duration::from_millis(2));
         }
     });
-    place.attack("a used ring that nobody reads", |socket| {
+    place.attack("an unread used ring", |socket| {
         let mut client = connect(socket);
         let queue = &mut client.queues[0];
         let slot = queue.push(&read(0, 4_096)).unwrap();
         for _ in 0..2_000 {
-            // The same request again and again, whether or not it was answered.
-            queue.offer(slot * 3);
+            // The same request repeatedly, completed or not.
+            queue.add_avail(slot * 3);
             queue.kick.write(1).unwrap();
         }
     });
@@ -169,7 +170,7 @@ fn broken_rings() {
 
 #[test]
 fn storms() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("a million kicks for nothing", |socket| {
         let client = connect(socket);
         for _ in 0..1_000_000 {
@@ -191,7 +192,7 @@ fn storms() {
             }
             client.queues[0].notify().unwrap();
             client.raw().get_vring_base(0).unwrap();
-            while client.queues[0].answer().is_some() {}
+            while client.queues[0].pop_used().is_some() {}
             let kick = client.queues[0].kick.try_clone().unwrap();
             let call = client.queues[0].call.try_clone().unwrap();
             client.raw().set_vring_call(0, &call).unwrap();
@@ -200,10 +201,10 @@ fn storms() {
     });
 }
 
-/// A QEMU that is not one.
+/// Invalid messages of a compromised QEMU.
 #[test]
-fn a_frontend_that_lies() {
-    let mut place = Place::new();
+fn a_lying_frontend() {
+    let mut place = AttackedDomain::new();
     place.attack("memory that can be cut off", |socket| {
         let e = Client::connect(socket, Options { sealed: false, ..Options::default() });
         assert!(e.is_err(), "unsealed memory is refused");
@@ -241,7 +242,7 @@ fn a_frontend_that_lies() {
         };
         let (len, far) = (client.mem.len() as u64, 1 << 40);
         let lies = [
-            // A ring across such a border could be seen and not read.
+            // A ring across such a border would be mapped but not contiguous.
             vec![region(1 << 20, 0x1001), region((1 << 20) + 0x1001, 0x1000)],
             vec![region(0, len), region(4_096, len)],
             vec![region(0, far)],
@@ -258,23 +259,23 @@ fn a_frontend_that_lies() {
                 (0..600u64).map(|i| ((i + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect();
             let _ = stream.write_all(&bytes[..(seed as usize * 15).max(1)]);
         }
-        // And half a message, by somebody who then says nothing: his own disk waits for him, nobody else.
+        // Half a message and then silence: it blocks its own disk only.
         let mut stream = UnixStream::connect(socket).unwrap();
         let _ = stream.write_all(&[1, 0, 0, 0, 1]);
         std::thread::sleep(Duration::from_millis(200));
     });
 }
 
-/// Whoever passes something else than an eventfd for kick or call is refused: a file would be readable for ever, a full pipe would make us wait.
+/// Only eventfds are accepted for kick and call: a file is readable for ever, a full pipe blocks.
 #[test]
 fn descriptors_that_are_no_eventfds() {
     use std::os::fd::{FromRawFd, IntoRawFd};
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("a file and a pipe as kick and call", |socket| {
         for path in ["/dev/zero", "/dev/null", "/proc/self/exe"] {
             let mut client = connect(socket);
             let fd = File::open(path).unwrap().into_raw_fd();
-            // SAFETY: the descriptor is ours and open; nobody else owns it.
+            // SAFETY: the descriptor is ours and open, without another owner.
             let fake = unsafe { vmm_sys_util::eventfd::EventFd::from_raw_fd(fd) };
             assert!(client.raw().set_vring_kick(0, &fake).is_err(), "{path} as kick");
             // One frontend at a time.
@@ -291,13 +292,14 @@ fn descriptors_that_are_no_eventfds() {
     });
 }
 
-/// Every row of messages that a fuzzer found worth keeping, against the process as it runs for users: sandboxed, where a system call that nobody thought of would be its end.
+/// The fuzzer's message corpus against the sandboxed process, where an unforeseen system call ends
+/// it.
 #[test]
-fn what_a_fuzzer_would_say() {
+fn the_fuzzers_messages() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/messages");
     let mut inputs: Vec<PathBuf> = std::fs::read_dir(corpus).unwrap().map(|e| e.unwrap().path()).collect();
     inputs.sort();
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.attack("messages of a fuzzer", |socket| {
         let kinds = qemu::descriptors();
         for input in &inputs {

@@ -1,35 +1,36 @@
-//! Another configuration under live guests.
+//! Reload under live guests.
 
 mod common;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{Iod, ask, configure, disk, read, two};
-use rtvirtio_domain_client::load::{Got, Plan, Stream, run};
+use common::{Iod, configure, disk, read, request, two_disks};
+use rtvirtio_domain_client::load::{Plan, Stream, StreamResult, run};
 use rtvirtio_domain_client::{Client, Options};
 use rustix::process::Signal;
 
-/// Two VMs; the first one may read so often.
+/// Two VMs; the first one with a cap on reads.
 fn capped(dir: &Path, cap: u32) -> String {
     let a = format!("name = \"a\"\nread_cap = {{ requests = \"{cap}/s\" }}\n");
-    two(dir, 8, "").replace("name = \"a\"\n", &a)
+    two_disks(dir, 8, "").replace("name = \"a\"\n", &a)
 }
 
-/// A flood of reads for so long.
-fn flood(client: &mut [Client; 1], millis: u64) -> Got {
+/// A closed loop of reads.
+fn flood(client: &mut [Client; 1], millis: u64) -> StreamResult {
     let stream = Stream::reads("flood", 32, 4 << 20);
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_millis(millis), seed: 1, spin: false };
     run(client, &[stream], &plan).unwrap().remove(0)
 }
 
-/// Reads of VM a that were answered since the start.
-fn answered(iod: &Iod) -> u64 {
+/// Completed reads of VM a since the start.
+fn completed_reads(iod: &Iod) -> u64 {
     let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
     status["vms"][0]["read"]["requests"].as_u64().unwrap()
 }
 
-/// The cap of a flooding VM is raised by a signal and lowered by a command; no request fails, and the rate follows.
+/// A cap is raised by a signal and lowered by a command under load; no request fails, and the rate
+/// follows.
 #[test]
 fn a_cap_changes_under_load() {
     let dir = disk(8);
@@ -37,15 +38,15 @@ fn a_cap_changes_under_load() {
     let mut client = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
     let load = std::thread::spawn(move || flood(&mut client, 7_000));
     let count = |seconds: f64| {
-        // The time is the longer one of the two, so that the host may stand still anywhere.
+        // The longer of both times, so that the host may stall anywhere.
         let begin = Instant::now();
-        let before = answered(&iod);
+        let before = completed_reads(&iod);
         std::thread::sleep(Duration::from_secs_f64(seconds));
-        (answered(&iod) - before, begin.elapsed().as_secs_f64())
+        (completed_reads(&iod) - before, begin.elapsed().as_secs_f64())
     };
     std::thread::sleep(Duration::from_millis(200));
     let (slow, seconds) = count(1.5);
-    // A burst of one and what was at the device; never more.
+    // At most the burst of one and the pieces in flight.
     assert!(slow as f64 <= 100.0 * seconds + 8.0, "{slow} in {seconds} s");
     assert!(slow > 0);
     configure(dir.path(), &capped(dir.path(), 1_000));
@@ -60,16 +61,16 @@ fn a_cap_changes_under_load() {
     assert!(slow as f64 <= 100.0 * seconds + 8.0, "{slow} in {seconds} s");
     let got = load.join().unwrap();
     assert_eq!(got.errors, 0);
-    // Those of the depth that still wait at the end.
+    // Those outstanding at the end.
     assert!(got.unanswered <= 32, "{}", got.unanswered);
     assert_eq!(iod.command("reload"), "{\"changed\":[]}\n");
-    let (status, said) = iod.end();
-    assert!(status.success() && said.contains("reload: in force: disk \"a\": read_cap"), "{said}");
+    let (status, stderr) = iod.end();
+    assert!(status.success() && stderr.contains("reload: in force: disk \"a\": read_cap"), "{stderr}");
 }
 
-/// What cannot be taken over changes nothing, and says why; the live guest goes on.
+/// An invalid configuration changes nothing and names the reason; the live guest is served on.
 #[test]
-fn what_cannot_be_is_refused_as_a_whole() {
+fn an_invalid_reload_is_refused_as_a_whole() {
     let dir = disk(8);
     let good = capped(dir.path(), 500);
     let mut iod = Iod::start(dir.path(), &good);
@@ -83,7 +84,7 @@ fn what_cannot_be_is_refused_as_a_whole() {
         (other.replace("window = 4", "windw = 4"), "line 4"),
         (other.replace("name = \"b\"\n", &format!("name = \"b\"\n{reserve}\n")), "cannot be promised 900ns"),
         (other.replace("name = \"b\"\n", "name = \"b\"\nweight = 0\n"), "weight is 0"),
-        // What needs a restart, all of it at once, however good the rest is.
+        // Changes that need a restart are all listed, and block the others.
         (
             other.replace("offset = \"4MiB\"", "offset = \"2MiB\"\ndepth = 9"),
             "disk \"b\": offset, disk \"b\": depth needs a restart",
@@ -95,26 +96,26 @@ fn what_cannot_be_is_refused_as_a_whole() {
     ];
     for (text, why) in bad {
         configure(dir.path(), &text);
-        let said = iod.command("reload").replace("\\\"", "\"");
-        assert!(said.contains("\"error\":\"nothing is changed") && said.contains(why), "{why}: {said}");
-        assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+        let stderr = iod.command("reload").replace("\\\"", "\"");
+        assert!(stderr.contains("\"error\":\"nothing is changed") && stderr.contains(why), "{why}: {stderr}");
+        assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     }
     std::fs::remove_file(dir.path().join("iod.toml")).unwrap();
     assert!(iod.command("reload").contains("No such file"));
-    // By signal it only goes to the log.
+    // After a signal, the error is in the log only.
     iod.signal(Signal::HUP);
-    assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
     assert!(iod.is_alive());
-    // The old cap is the one in force: the old file brings nothing new, the other one does.
+    // The old cap is in force: reloading the old file changes nothing, the other one does.
     configure(dir.path(), &good);
     assert_eq!(iod.command("reload"), "{\"changed\":[]}\n");
     configure(dir.path(), &other.replace("window = 4", "window = 2\npolicy = \"drr\"\naging = \"2s\""));
-    let said = iod.command("reload").replace("\\\"", "\"");
+    let stderr = iod.command("reload").replace("\\\"", "\"");
     for change in
         ["device \"d\": policy", "device \"d\": window", "device \"d\": aging", "disk \"a\": read_cap"]
     {
-        assert!(said.contains(change), "{said}");
+        assert!(stderr.contains(change), "{stderr}");
     }
     assert!(iod.status().contains("\"window\":2"), "{}", iod.status());
-    assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
 }

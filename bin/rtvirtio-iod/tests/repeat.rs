@@ -1,8 +1,8 @@
-//! What a QEMU can repeat, repeated: kernel objects, descriptors, memory and the log are afterwards
-//! where they were.
+//! Operations that a QEMU can repeat without end leave no kernel objects, descriptors, memory or
+//! log lines behind.
 //!
-//! `RTVIRTIO_REPEAT=100000 cargo test --release -p rtvirtio-iod --test repeat -- --nocapture` is
-//! the long form.
+//! Long form: `RTVIRTIO_REPEAT=100000 cargo test --release -p rtvirtio-iod --test repeat --
+//! --nocapture`.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Neighbour, Place, answer, ask, read};
+use common::{AttackedDomain, Neighbour, completion, read, request};
 use rtvirtio_domain_client::{Client, Options};
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -22,10 +22,10 @@ fn repetitions() -> usize {
     std::env::var("RTVIRTIO_REPEAT").ok().and_then(|n| n.parse().ok()).unwrap_or(1_500)
 }
 
-/// What the kernel and the process hold.
+/// Resources of the kernel and of the process.
 #[derive(Clone, Copy, Debug)]
-struct Held {
-    /// Requests of all io_urings of this machine; `None` where the kernel does not say.
+struct Resources {
+    /// io_uring requests of this machine; `None` where the kernel does not show them.
     requests: Option<i64>,
     /// Open files of this machine.
     files: i64,
@@ -34,10 +34,10 @@ struct Held {
     threads: i64,
 }
 
-impl Held {
-    fn by(pid: u32) -> Self {
+impl Resources {
+    fn of(pid: u32) -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        // Only root reads it.
+        // Readable by root only.
         let slabs = std::fs::read_to_string("/proc/slabinfo").ok();
         let requests = slabs.and_then(|s| {
             let line = s.lines().find(|l| l.starts_with("io_kiocb "))?.to_owned();
@@ -62,8 +62,8 @@ impl Held {
     }
 }
 
-impl Place {
-    /// Repeats a step on one connection while a neighbour works. Everything is counted when the
+impl AttackedDomain {
+    /// Repeats a step on one connection while a neighbour works. Resources are counted after the
     /// connection has ended.
     fn repeat(&mut self, name: &str, mut step: impl FnMut(&mut Client, usize)) {
         let socket = self.dir.path().join("a");
@@ -75,23 +75,23 @@ impl Place {
 
     fn repeat_on(&mut self, name: &str, steps: impl FnOnce(usize)) {
         let n = repetitions();
-        // Once before: memory that is there for good after the first use does not count.
+        // One connection first: memory that is kept after the first use does not count.
         let socket = self.dir.path().join("a");
         drop(connect(&socket));
         let neighbour = Neighbour::start(self.dir.path().join("b"));
         std::thread::sleep(Duration::from_millis(100));
-        let before = Held::by(self.iod.pid());
+        let before = Resources::of(self.iod.pid());
         steps(n);
-        // The attacker is gone; what the kernel frees later (RCU) is freed.
+        // After RCU grace periods in the kernel.
         std::thread::sleep(Duration::from_millis(500));
-        let mut after = Held::by(self.iod.pid());
+        let mut after = Resources::of(self.iod.pid());
         for _ in 0..20 {
-            // Others open files too.
+            // Other processes open files too.
             if after.files - before.files < n as i64 / 20 {
                 break;
             }
             std::thread::sleep(Duration::from_millis(250));
-            after = Held::by(self.iod.pid());
+            after = Resources::of(self.iod.pid());
         }
         let pairs = neighbour.measured();
         eprintln!(
@@ -116,12 +116,12 @@ impl Place {
         }
         assert!(after.files - before.files < few.max(200), "{name}: files stay");
         assert_eq!(after.descriptors, before.descriptors, "{name}: descriptors stay");
-        // A write to an eventfd may get a worker of the kernel, one for each queue at most, which
-        // ends after some seconds.
+        // A write to an eventfd may get a kernel worker, one for each queue at most, which ends
+        // after some seconds.
         assert!(after.threads - before.threads <= 2, "{name}: threads stay");
         assert!(after.resident_kib - before.resident_kib < 4_096, "{name}: memory stays");
         let mut next = connect(&socket);
-        assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+        assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
     }
 }
 
@@ -129,11 +129,11 @@ fn connect(socket: &Path) -> Client {
     Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
 }
 
-/// A call descriptor that takes nothing more: a write to it waits until there is a reader.
+/// A full call descriptor: a write to it waits for a reader.
 fn full() -> EventFd {
     let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     rustix::io::write(&fd, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
-    // SAFETY: the descriptor is ours and open, and handed over.
+    // SAFETY: the descriptor is ours and open, and its ownership moves.
     unsafe { EventFd::from_raw_fd(fd.into_raw_fd()) }
 }
 
@@ -141,10 +141,10 @@ fn kick() -> EventFd {
     EventFd::new(0).unwrap()
 }
 
-/// A queue is disabled and enabled, or stopped and started, with a call descriptor that is full.
+/// A queue is disabled and enabled, or stopped and started, with a full call descriptor.
 #[test]
-fn calls_that_nobody_reads() {
-    let mut place = Place::new();
+fn full_call_descriptors() {
+    let mut place = AttackedDomain::new();
     let call = full();
     place.repeat("enable and disable with a full call", |client, i| {
         if i == 0 {
@@ -170,10 +170,10 @@ fn calls_that_nobody_reads() {
     });
 }
 
-/// A queue is stopped and started with kick descriptors that are being kicked.
+/// A queue is stopped and started while its kick descriptors are kicked.
 #[test]
 fn kicks_of_queues_that_stop() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     place.repeat("stop and start with a fresh kick that is kicked", |client, _| {
         let (kick, call) = (kick(), client.queues[0].call.try_clone().unwrap());
         kick.write(1).unwrap();
@@ -209,10 +209,10 @@ fn kicks_of_queues_that_stop() {
     thread.join().unwrap();
 }
 
-/// Memory tables, in-flight memory and ring addresses are set anew, with requests under way.
+/// Memory tables, in-flight memory and ring addresses are replaced, with requests in flight.
 #[test]
-fn memory_that_is_set_again() {
-    let mut place = Place::new();
+fn replaced_memory() {
+    let mut place = AttackedDomain::new();
     place.repeat("set the memory table", |client, _| {
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: rtvirtio_domain_client::SharedMemory::BASE,
@@ -224,11 +224,11 @@ fn memory_that_is_set_again() {
         let _ = client.queues[0].push(&read(0, 4_096));
         client.queues[0].notify().unwrap();
         client.raw().set_mem_table(&[region]).unwrap();
-        assert_eq!(answer(&mut client.queues[0]).map(|a| a.status), Some(0));
+        assert_eq!(completion(&mut client.queues[0]).map(|a| a.status), Some(0));
     });
     place.repeat("set ring addresses", |client, _| {
         let size = client.queues[0].size();
-        let (desc, avail, used) = client.queues[0].places();
+        let (desc, avail, used) = client.queues[0].ring_offsets();
         let at = |offset: usize| client.mem.address() + offset as u64;
         let addresses = VringConfigData {
             queue_max_size: size,
@@ -252,12 +252,12 @@ fn memory_that_is_set_again() {
     });
 }
 
-/// What is refused leaves nothing, and no more than a bounded number of lines in the log.
+/// Refused messages leave nothing behind but a bounded number of log lines.
 #[test]
 fn messages_that_are_refused() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     let zero = File::open("/dev/zero").unwrap().into_raw_fd();
-    // SAFETY: the descriptor is ours and open, and handed over.
+    // SAFETY: the descriptor is ours and open, and its ownership moves.
     let zero = unsafe { EventFd::from_raw_fd(zero) };
     place.repeat("messages that are refused", |client, i| match i % 4 {
         0 => assert!(client.raw().set_vring_num(0, 3).is_err()),
@@ -274,22 +274,22 @@ fn messages_that_are_refused() {
             assert!(client.raw().set_mem_table(&[region]).is_err());
         }
     });
-    let (status, said) = place.iod.end();
+    let (status, stderr) = place.iod.end();
     assert!(status.success());
-    let lines = said.lines().count();
+    let lines = stderr.lines().count();
     eprintln!("the log has {lines} lines");
-    // 20 at once, one in 2 s after that, and what the start says.
+    // 20 at once, one per 2 s after that, and the lines of the start.
     assert!(lines < 120, "{lines} lines");
 }
 
-/// A QEMU connects and disconnects, with requests under way and a call that is full.
+/// A QEMU connects and disconnects, with requests in flight and a full call descriptor.
 #[test]
 fn connections() {
-    let mut place = Place::new();
+    let mut place = AttackedDomain::new();
     let socket = place.dir.path().join("a");
     let call = full();
     place.repeat_on("connect and disconnect", |n| {
-        // Each of them is eleven messages, a mapping and two queues' worth of commands.
+        // Each is eleven messages, a mapping and the commands of two queues.
         for i in 0..n / 5 {
             let mut client = connect(&socket);
             if i % 2 == 0 {

@@ -1,13 +1,13 @@
-//! A running domain is shut in: every thread of it, as the kernel sees it.
+//! Confinement of a running domain: every thread, as the kernel shows it.
 
 mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Iod, ask, disk, read, two, write};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, disk, read, request, two_disks, write};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
-/// Of every thread, what `/proc` says under these keys.
+/// The values of these keys in `/proc`, of every thread.
 fn threads(pid: u32, keys: &[&str]) -> BTreeMap<String, Vec<String>> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     let of = |task: std::fs::DirEntry| {
@@ -27,7 +27,7 @@ const NONE: &str = "0000000000000000";
 /// `CAP_SYS_NICE` is number 23.
 const NICE: &str = "0000000000800000";
 
-/// What this test may assert of the bounding set: without `CAP_SETPCAP` nobody can empty it.
+/// The expected bounding set: without `CAP_SETPCAP` it cannot be emptied.
 fn bounding(found: &str) -> &str {
     let ours = std::fs::read_to_string("/proc/self/status").unwrap();
     let effective = ours.lines().find_map(|l| l.strip_prefix("CapEff:")).unwrap().trim().to_owned();
@@ -36,15 +36,15 @@ fn bounding(found: &str) -> &str {
 }
 
 #[test]
-fn every_thread_is_shut_in_while_it_serves() {
+fn every_thread_is_confined_while_it_serves() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let mut clients = ["a", "b"].map(|d| Client::connect(&dir.path().join(d), Options::default()).unwrap());
     for client in &mut clients {
-        assert_eq!(ask(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
-        // A flush makes the kernel start a thread of io_uring for us.
-        assert_eq!(ask(client, &Ask { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
-        assert_eq!(ask(client, &read(0, 4_096), None), (0, vec![7; 4_096]));
+        assert_eq!(request(client, &write(0, 4_096), Some(&[7; 4_096])).0, 0);
+        // A flush makes the kernel start an io_uring worker.
+        assert_eq!(request(client, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
+        assert_eq!(request(client, &read(0, 4_096), None), (0, vec![7; 4_096]));
     }
     let all = threads(iod.pid(), &KEYS);
     assert!(all.len() >= 5, "main, control, engine, two VMs: {all:?}");
@@ -53,20 +53,20 @@ fn every_thread_is_shut_in_while_it_serves() {
         assert_eq!(found[5], bounding(&found[5]), "{name}");
     }
     drop(clients);
-    let (status, said) = iod.end();
-    assert!(status.success(), "{status}: {said}");
-    let line = said.lines().find(|l| l.contains("sandbox: ")).unwrap();
+    let (status, stderr) = iod.end();
+    assert!(status.success(), "{status}: {stderr}");
+    let line = stderr.lines().find(|l| l.contains("sandbox: ")).unwrap();
     for layer in ["no new privileges", "seccomp", "no capabilities", "io_uring limited to what is used"] {
         assert!(line.contains(layer), "{line}");
     }
-    // In force, or said to be lacking; never silent.
+    // In force, or reported as missing.
     assert!(line.contains("landlock"), "{line}");
     for left in ["a", "b", "ctl"] {
         assert!(!dir.path().join(left).exists(), "{left} is removed at the end, from within the sandbox");
     }
 }
 
-/// The one capability that may stay, and for whom.
+/// One capability may stay, for the engine's thread only.
 #[test]
 fn passing_priorities_on_keeps_one_capability_for_one_thread() {
     let dir = disk(8);
@@ -76,37 +76,37 @@ fn passing_priorities_on_keeps_one_capability_for_one_thread() {
         let test = "passing_priorities_on_keeps_one_capability_for_one_thread";
         return rtvirtio_testkit::skip(test, "without CAP_SYS_NICE there is none to keep");
     }
-    let config = two(dir.path(), 8, "pass_priority = true\nfifo = 5")
+    let config = two_disks(dir.path(), 8, "pass_priority = true\nfifo = 5")
         .replace("name = \"a\"\n", "name = \"a\"\nguest_priority = { ceiling = \"real-time\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     // Real-time, level 4.
-    let request = Ask { priority: 1 << 13 | 4, ..read(0, 4_096) };
-    assert_eq!(ask(&mut client, &request, None).0, 0);
+    let urgent = BlkRequest { priority: 1 << 13 | 4, ..read(0, 4_096) };
+    assert_eq!(request(&mut client, &urgent, None).0, 0);
     let all = threads(iod.pid(), &["CapEff", "Seccomp"]);
     for (name, found) in &all {
         let engine = name.starts_with("iod-d ") || name.starts_with("iou-wrk");
         assert_eq!(found[0], if engine { NICE } else { NONE }, "{name}");
         assert_eq!(found[1], "2", "{name}");
     }
-    let (_, said) = iod.end();
-    assert!(said.contains("CAP_SYS_NICE for the engine of d"), "{said}");
-    assert!(!said.contains("not passed on"), "{said}");
+    let (_, stderr) = iod.end();
+    assert!(stderr.contains("CAP_SYS_NICE for the engine of d"), "{stderr}");
+    assert!(!stderr.contains("not passed on"), "{stderr}");
 }
 
 #[test]
-fn off_and_log_are_said() {
+fn off_and_log_are_reported() {
     let dir = disk(8);
     for (mode, seccomp, words) in [("off", "0", "sandbox: off"), ("log", "2", "seccomp, which only logs")] {
-        let config = format!("sandbox = \"{mode}\"\n{}", two(dir.path(), 8, ""));
+        let config = format!("sandbox = \"{mode}\"\n{}", two_disks(dir.path(), 8, ""));
         let iod = Iod::start(dir.path(), &config);
         let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
-        assert_eq!(ask(&mut client, &read(0, 4_096), None).0, 0);
+        assert_eq!(request(&mut client, &read(0, 4_096), None).0, 0);
         for (name, found) in threads(iod.pid(), &["Seccomp"]) {
             assert_eq!(found[0], seccomp, "{name} under {mode}");
         }
         drop(client);
-        let (status, said) = iod.end();
-        assert!(status.success() && said.contains(words), "{mode}: {said}");
+        let (status, stderr) = iod.end();
+        assert!(status.success() && stderr.contains(words), "{mode}: {stderr}");
     }
 }

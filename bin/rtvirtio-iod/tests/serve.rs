@@ -1,12 +1,12 @@
-//! The process serves what it is told to, and says what it cannot.
+//! The process serves its configuration, and reports what it cannot serve.
 
 mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Iod, answer, ask, disk, program, read, two, write};
+use common::{Iod, completion, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
-use rtvirtio_domain_client::{Ask, Client, Options, SharedMemory};
+use rtvirtio_domain_client::{BlkRequest, Client, Options, SharedMemory};
 
 const BIG: Options = Options { queues: 1, size: 256, buffer: 1 << 20, sealed: true };
 
@@ -15,43 +15,43 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_and_nobody_elses() {
+fn written_data_is_read_back_by_its_own_guest_only() {
     let dir = disk(64);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 64, "quantum = \"64KiB\""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, "quantum = \"64KiB\""));
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), BIG).unwrap();
     assert_eq!((a.capacity, b.capacity), (32 << 20, 32 << 20));
-    // From one sector to sixteen pieces, at places of both halves.
+    // From one sector to sixteen pieces, at offsets in both halves.
     for (i, (sector, len)) in
         [(0, 512), (7, 4_096), (128, 65_536), (1_001, 66_048), (4_096, 1 << 20)].into_iter().enumerate()
     {
         let (ours, theirs) = (pattern(i as u64, len as usize), pattern(99 + i as u64, len as usize));
-        assert_eq!(ask(&mut a, &write(sector, len), Some(&ours)).0, 0);
-        assert_eq!(ask(&mut b, &write(sector, len), Some(&theirs)).0, 0);
-        assert_eq!(ask(&mut a, &read(sector, len), None), (0, ours.clone()));
-        assert_eq!(ask(&mut b, &read(sector, len), None), (0, theirs));
-        // A completed flush is on the device: the file itself says the same.
-        assert_eq!(ask(&mut a, &Ask { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
+        assert_eq!(request(&mut a, &write(sector, len), Some(&ours)).0, 0);
+        assert_eq!(request(&mut b, &write(sector, len), Some(&theirs)).0, 0);
+        assert_eq!(request(&mut a, &read(sector, len), None), (0, ours.clone()));
+        assert_eq!(request(&mut b, &read(sector, len), None), (0, theirs));
+        // A completed flush is on the device: the file has the same bytes.
+        assert_eq!(request(&mut a, &BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }, None).0, 0);
         let file = std::fs::read(dir.path().join("disk")).unwrap();
         let at = sector as usize * 512;
         assert_eq!(&file[at..at + len as usize], ours);
     }
-    // The end of one's own half is the end of the disk.
+    // The end of a disk's part is the end of the disk.
     let last = (32 << 20) / 512;
-    assert_eq!(ask(&mut a, &read(last - 8, 4_096), None).0, 0);
-    assert_eq!(ask(&mut a, &read(last - 7, 4_096), None).0, 1);
-    assert_eq!(ask(&mut a, &write(last, 512), Some(&[0; 512])).0, 1);
-    let (status, id) = ask(&mut a, &Ask { kind: 8, priority: 0, sector: 0, len: 20 }, None);
+    assert_eq!(request(&mut a, &read(last - 8, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(last - 7, 4_096), None).0, 1);
+    assert_eq!(request(&mut a, &write(last, 512), Some(&[0; 512])).0, 1);
+    let (status, id) = request(&mut a, &BlkRequest { kind: 8, priority: 0, sector: 0, len: 20 }, None);
     assert_eq!((status, &id[..2]), (0, &b"a\0"[..]));
     let status = iod.status();
     assert!(status.contains("\"name\":\"a\"") && status.contains("\"attached\":true"), "{status}");
 }
 
-/// Ranges that are zeroed or forgotten read as zeroes, and their neighbours as before.
+/// Zeroed and discarded ranges read as zeroes, and adjacent bytes stay.
 #[test]
 fn zeroes_and_discards() {
     let dir = disk(64);
-    let _iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+    let _iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, ""));
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let data = pattern(3, 1 << 20);
     let range = |sector: u64, sectors: u32, flags: u32| {
@@ -61,31 +61,37 @@ fn zeroes_and_discards() {
         r
     };
     for (kind, flags) in [(13, 0), (13, 1), (11, 0)] {
-        assert_eq!(ask(&mut a, &write(0, 1 << 20), Some(&data)).0, 0);
-        let (status, _) =
-            ask(&mut a, &Ask { kind, priority: 0, sector: 0, len: 16 }, Some(&range(8, 1_600, flags)));
+        assert_eq!(request(&mut a, &write(0, 1 << 20), Some(&data)).0, 0);
+        let (status, _) = request(
+            &mut a,
+            &BlkRequest { kind, priority: 0, sector: 0, len: 16 },
+            Some(&range(8, 1_600, flags)),
+        );
         if status == 2 {
             eprintln!("kind {kind}: the file system of this machine does not do it");
             continue;
         }
         assert_eq!(status, 0, "kind {kind}, flags {flags}");
-        let (status, got) = ask(&mut a, &read(0, 1 << 20), None);
+        let (status, got) = request(&mut a, &read(0, 1 << 20), None);
         assert_eq!(status, 0);
         let (from, to) = (8 * 512, 1_608 * 512);
         assert!(got[from..to].iter().all(|b| *b == 0), "kind {kind}, flags {flags}");
         assert!(got[..from] == data[..from] && got[to..] == data[to..]);
     }
-    // Two ranges at once were not offered, and nothing lies beyond the end.
-    let (status, _) =
-        ask(&mut a, &Ask { kind: 13, priority: 0, sector: 0, len: 16 }, Some(&range(65_535, 2, 0)));
+    // Ranges beyond the end are refused.
+    let (status, _) = request(
+        &mut a,
+        &BlkRequest { kind: 13, priority: 0, sector: 0, len: 16 },
+        Some(&range(65_535, 2, 0)),
+    );
     assert_ne!(status, 0);
 }
 
-/// Memory that is not aligned as direct I/O wants it.
+/// Guest memory that is not aligned for direct I/O.
 #[test]
 fn unaligned_memory_is_served_too() {
     let dir = disk(8);
-    let _iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let _iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let mut a = Client::connect(&dir.path().join("a"), BIG).unwrap();
     let mem = std::sync::Arc::clone(&a.mem);
     let data = pattern(5, 4_096);
@@ -96,15 +102,15 @@ fn unaligned_memory_is_served_too() {
         mem.write(queue.data(1) + 4, &[0; 12]);
         mem.write(at, &if kind == 1 { data.clone() } else { vec![0; 4_096] });
         let guest = |offset: usize| SharedMemory::BASE + offset as u64;
-        queue.describe_raw(0, guest(queue.data(1)), 16, 1, 1);
-        queue.describe_raw(1, guest(at), 1_000, 1 | direction, 2);
-        queue.describe_raw(2, guest(at + 1_000), 3_096, 1 | direction, 3);
-        queue.describe_raw(3, guest(queue.data(2)), 1, 2, 0);
-        queue.offer(0);
+        queue.write_descriptor_raw(0, guest(queue.data(1)), 16, 1, 1);
+        queue.write_descriptor_raw(1, guest(at), 1_000, 1 | direction, 2);
+        queue.write_descriptor_raw(2, guest(at + 1_000), 3_096, 1 | direction, 3);
+        queue.write_descriptor_raw(3, guest(queue.data(2)), 1, 2, 0);
+        queue.add_avail(0);
         queue.notify().unwrap();
         let begin = Instant::now();
-        while !queue.has_answer() && begin.elapsed() < Duration::from_secs(10) {}
-        assert!(queue.raw_answer().is_some());
+        while !queue.has_used() && begin.elapsed() < Duration::from_secs(10) {}
+        assert!(queue.pop_used_raw().is_some());
         assert_eq!(mem.byte(queue.data(2)), 0);
         assert_eq!(mem.read(at, 4_096), data);
     }
@@ -113,7 +119,7 @@ fn unaligned_memory_is_served_too() {
 #[test]
 fn a_cap_is_kept_and_used() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "")
+    let config = two_disks(dir.path(), 8, "")
         .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"400/s\" }\n");
     let iod = Iod::start(dir.path(), &config);
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
@@ -121,7 +127,8 @@ fn a_cap_is_kept_and_used() {
     let plan =
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
     let mut got = || run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
-    // Never more. A host that stands still makes it less, but not each time; one that others crowd, most times.
+    // Never more than the cap. Stalls of the host make it less, but not each time; a crowded host,
+    // most times.
     let mut used = false;
     let begin = Instant::now();
     while !used && begin.elapsed() < Duration::from_secs(60) {
@@ -133,33 +140,34 @@ fn a_cap_is_kept_and_used() {
     assert!(iod.status().contains("\"cap_hits\":"), "{}", iod.status());
 }
 
-/// Kicks may be missed while nobody looks, answers may come while nobody waits: nothing is forgotten.
+/// Missed kicks and late completions: every request completes.
 #[test]
-fn many_requests_of_many_queues_all_come_back() {
+fn all_requests_of_many_queues_complete() {
     let dir = disk(64);
-    let config = two(dir.path(), 64, "").replace("name = \"b\"\n", "name = \"b\"\nqueues = 4\ndepth = 40\n");
+    let config =
+        two_disks(dir.path(), 64, "").replace("name = \"b\"\n", "name = \"b\"\nqueues = 4\ndepth = 40\n");
     let _iod = Iod::start(dir.path(), &config);
     let mut client =
         Client::connect(&dir.path().join("b"), Options { queues: 4, ..Options::default() }).unwrap();
     let (mut asked, mut back) = (0, 0);
     while back < 20_000 {
         for queue in &mut client.queues {
-            // More outstanding than the VM may have at the domain: the rest waits in the ring.
+            // More requests than the VM's depth: the rest waits in the ring.
             for _ in 0..7 {
                 if asked < 20_000 && queue.push(&read((asked * 8) % 60_000, 4_096)).is_some() {
                     asked += 1;
                 }
             }
             queue.notify().unwrap();
-            while let Some(answer) = queue.answer() {
+            while let Some(answer) = queue.pop_used() {
                 assert_eq!(answer.status, 0);
                 back += 1;
             }
         }
         if asked == 20_000 && back < asked {
             for queue in &mut client.queues {
-                while queue.room() < usize::from(queue.size() / 3) {
-                    assert_eq!(answer(queue).expect("an answer").status, 0);
+                while queue.free_slots() < usize::from(queue.size() / 3) {
+                    assert_eq!(completion(queue).expect("an answer").status, 0);
                     back += 1;
                 }
             }
@@ -169,29 +177,29 @@ fn many_requests_of_many_queues_all_come_back() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_runs() {
+fn invalid_configurations_are_refused_at_start() {
     let dir = disk(8);
-    let fails = |config: &str| Iod::try_start(dir.path(), config).err().expect("it does not start");
-    let good = two(dir.path(), 8, "");
-    let said = fails(&good.replace("/disk\"", "/none\""));
-    assert!(said.contains("disk \"a\"") && said.contains("No such file"), "{said}");
-    let said = fails(&good.replace("offset = \"4MiB\"", "offset = \"2MiB\""));
-    assert!(said.contains("disks \"a\" and \"b\" lie on the same part"), "{said}");
-    let said = fails(&good.replace("size = \"4MiB\"", "size = \"40MiB\""));
-    assert!(said.contains("would end at byte"), "{said}");
-    let said = fails(&good.replace("window = 4", "windoww = 4"));
-    assert!(said.contains("line 4") && said.contains("windoww"), "{said}");
+    let start_error = |config: &str| Iod::try_start(dir.path(), config).err().expect("it does not start");
+    let good = two_disks(dir.path(), 8, "");
+    let stderr = start_error(&good.replace("/disk\"", "/none\""));
+    assert!(stderr.contains("disk \"a\"") && stderr.contains("No such file"), "{stderr}");
+    let stderr = start_error(&good.replace("offset = \"4MiB\"", "offset = \"2MiB\""));
+    assert!(stderr.contains("disks \"a\" and \"b\" lie on the same part"), "{stderr}");
+    let stderr = start_error(&good.replace("size = \"4MiB\"", "size = \"40MiB\""));
+    assert!(stderr.contains("would end at byte"), "{stderr}");
+    let stderr = start_error(&good.replace("window = 4", "windoww = 4"));
+    assert!(stderr.contains("line 4") && stderr.contains("windoww"), "{stderr}");
     let first = Iod::start(dir.path(), &good);
-    let said = fails(&good);
-    assert!(said.contains("another"), "{said}");
+    let stderr = start_error(&good);
+    assert!(stderr.contains("another"), "{stderr}");
     drop(first);
     let help = program().arg("--help").output().unwrap();
     assert!(String::from_utf8_lossy(&help.stdout).contains("EXAMPLES"));
 }
 
-/// A file that became shorter is an I/O error for its guest, and for no other.
+/// A truncated file is an I/O error for its guest only.
 #[test]
-fn a_disk_cut_short_is_an_error_of_its_own_guest() {
+fn a_truncated_disk_is_an_error_of_its_own_guest() {
     let (dir, other) = (disk(8), disk(8));
     let (d, o) = (dir.path().display(), other.path().display());
     let config = format!(
@@ -203,14 +211,14 @@ fn a_disk_cut_short_is_an_error_of_its_own_guest() {
     let mut b = Client::connect(&dir.path().join("b"), BIG).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
     file.set_len(1 << 20).unwrap();
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
-    assert_eq!(ask(&mut a, &read(8_192, 4_096), None).0, 1);
-    assert_eq!(ask(&mut b, &read(8_192, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut a, &read(8_192, 4_096), None).0, 1);
+    assert_eq!(request(&mut b, &read(8_192, 4_096), None).0, 0);
 }
 
-/// The examples are configurations, and the document shows the same.
+/// The examples are valid, and the document shows the same text.
 #[test]
-fn the_examples_are_right() {
+fn the_examples_are_valid() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let example = root.join("examples/iod/two-vms.toml");
     rtvirtio_domain_config::File::load(&example).unwrap();
@@ -220,30 +228,32 @@ fn the_examples_are_right() {
     assert!(shown.contains(body), "docs/iod.md shows the example as it is");
 }
 
-/// A flush holds no place in the window, but one in the engine: with a window of one nothing may get lost beside it.
+/// A flush holds no place in the window, but a slot in the engine: with a window of one, no request
+/// is lost alongside it.
 #[test]
-fn flushes_of_both_vms_beside_a_window_of_one() {
+fn flushes_of_both_vms_with_a_window_of_one() {
     let dir = disk(16);
-    let config = two(dir.path(), 16, "").replace("window = 4", "window = 1");
+    let config = two_disks(dir.path(), 16, "").replace("window = 4", "window = 1");
     let _iod = Iod::start(dir.path(), &config);
-    let flush = Ask { kind: 4, priority: 0, sector: 0, len: 0 };
+    let flush = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
     let vms: Vec<_> = ["a", "b"]
         .into_iter()
         .map(|name| {
             let mut client = Client::connect(&dir.path().join(name), Options::default()).unwrap();
             std::thread::spawn(move || {
-                // All of it, for with the connection the disk goes.
+                // Moves the whole client: dropping its connection closes the disk.
                 let client = &mut client;
                 let queue = &mut client.queues[0];
                 for round in 0..200_u64 {
-                    // Written first, so that a flush has something to do; the second flush waits for the first.
+                    // A write first, so that the flush has work; the second flush waits for the
+                    // first.
                     for ask in [write(round % 8 * 8, 4_096), flush, flush, read(round % 8 * 8, 4_096)] {
                         queue.push(&ask).unwrap();
                     }
                     queue.notify().unwrap();
                     for _ in 0..4 {
                         assert_eq!(
-                            answer(queue)
+                            completion(queue)
                                 .unwrap_or_else(|| panic!("{name}: no answer in round {round}"))
                                 .status,
                             0

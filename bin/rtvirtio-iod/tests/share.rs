@@ -1,9 +1,7 @@
-//! What one guest can do within the protocol, and what its neighbour notices of it: each attack,
-//! and a control run without it.
+//! Effects of valid but excessive load on a neighbour: each attack with a control run.
 //!
-//! The figures are printed; what is asserted does not depend on a quiet machine. `cargo test
-//! --release -p rtvirtio-iod --test share -- --nocapture --test-threads=1` on an idle machine
-//! measures.
+//! Figures are printed; assertions do not depend on a quiet machine. To measure on an idle machine:
+//! `cargo test --release -p rtvirtio-iod --test share -- --nocapture --test-threads=1`.
 
 mod common;
 
@@ -12,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Iod, Neighbour, ask, disk, read};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use common::{Iod, Neighbour, disk, read, request};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
-/// How long each run takes: `RTVIRTIO_SHARE_SECONDS`, or one second.
+/// Duration of each run: `RTVIRTIO_SHARE_SECONDS`, or one second.
 fn length() -> Duration {
     let seconds = std::env::var("RTVIRTIO_SHARE_SECONDS").ok().and_then(|s| s.parse().ok());
     Duration::from_secs_f64(seconds.unwrap_or(1.0))
@@ -34,11 +32,11 @@ fn compare(name: &str, socket: &Path, control: impl FnOnce(), attack: impl FnOnc
     let with = measure(&mut || attack.take().expect("once")());
     eprintln!("{name}: without {without:?}, with {with:?}");
     assert!(with.n > 0, "{name}: the neighbour got nothing");
-    // A neighbour that is stopped by an attack stays stopped.
+    // A neighbour that an attack stops stays stopped.
     assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
 }
 
-/// Attackers in threads of their own, for as long as a run takes.
+/// Runs attackers in threads, for the duration of a run.
 fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 'static) {
     let stop = Arc::new(AtomicBool::new(false));
     let attacker = Arc::new(attacker);
@@ -53,7 +51,7 @@ fn in_threads(n: usize, attacker: impl Fn(usize, &AtomicBool) + Send + Sync + 's
     threads.into_iter().for_each(|t| t.join().expect("an attacker"));
 }
 
-/// Discards and zeroing, 128 MiB each, 32 at once, while a neighbour has a reservation of 40 %
+/// Discards and zeroing, 128 MiB each, 32 outstanding, while a neighbour has a reservation of 40 %
 /// and a deadline of 20 ms.
 #[test]
 fn a_flood_of_discards() {
@@ -73,11 +71,11 @@ fn a_flood_of_discards() {
     let socket = dir.path().join("a");
     for (name, kinds) in [("discards", [11, 11]), ("zeroing", [13, 13]), ("zeroing and discards", [13, 11])] {
         let socket = socket.clone();
-        // Something to discard.
+        // Allocates ranges to discard.
         let zero = |from: u64| range(from, 128 << 11);
         let mut fill = Client::connect(&socket, Options::default()).unwrap();
         for i in 0..8 {
-            assert_eq!(ask(&mut fill, &deallocate(13), Some(&zero(i * (128 << 11)))).0, 0);
+            assert_eq!(request(&mut fill, &deallocate(13), Some(&zero(i * (128 << 11)))).0, 0);
         }
         drop(fill);
         let attack = move || {
@@ -94,7 +92,7 @@ fn a_flood_of_discards() {
                         (i, outstanding) = (i + 1, outstanding + 1);
                     }
                     queue.notify().unwrap();
-                    while queue.answer().is_some() {
+                    while queue.pop_used().is_some() {
                         outstanding -= 1;
                     }
                     std::thread::sleep(Duration::from_micros(200));
@@ -108,8 +106,8 @@ fn a_flood_of_discards() {
     eprintln!("{}", iod.status());
 }
 
-fn deallocate(kind: u32) -> Ask {
-    Ask { kind, priority: 0, sector: 0, len: 16 }
+fn deallocate(kind: u32) -> BlkRequest {
+    BlkRequest { kind, priority: 0, sector: 0, len: 16 }
 }
 
 /// The range of a discard or of zeroing.
@@ -120,8 +118,8 @@ fn range(sector: u64, sectors: u32) -> Vec<u8> {
     range
 }
 
-/// Requests that are completed at once, by 8 VMs with 4 queues each, of 64 disks. The control run
-/// burns as many CPUs.
+/// Requests that complete at once, by 8 VMs with 4 queues each, of 64 disks. The control run uses
+/// as many CPUs.
 #[test]
 fn a_flood_of_requests_that_cost_no_device_time() {
     let dir = disk(64);
@@ -134,7 +132,8 @@ fn a_flood_of_requests_that_cost_no_device_time() {
     }
     let mut iod = Iod::start(dir.path(), &config);
     let at = dir.path().to_owned();
-    // One thread for all of them, which only offers: it costs one CPU, and the engine the rest.
+    // One thread for all of them, which only adds requests: it uses one CPU, and the engine the
+    // other.
     let attacker = move |_: usize, stop: &AtomicBool| {
         let options = Options { queues: 4, size: 256, ..Options::default() };
         let mut clients: Vec<Client> =
@@ -146,19 +145,19 @@ fn a_flood_of_requests_that_cost_no_device_time() {
             for queue in &mut client.queues {
                 // Get id: header, 20 bytes, status.
                 mem.write(queue.data(0), &[8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-                queue.describe_raw(0, guest(queue.data(0)), 16, 1, 1);
-                queue.describe_raw(1, guest(queue.data(1)), 20, 3, 2);
-                queue.describe_raw(2, guest(queue.data(2)), 1, 2, 0);
+                queue.write_descriptor_raw(0, guest(queue.data(0)), 16, 1, 1);
+                queue.write_descriptor_raw(1, guest(queue.data(1)), 20, 3, 2);
+                queue.write_descriptor_raw(2, guest(queue.data(2)), 1, 2, 0);
             }
         }
         while !stop.load(Ordering::Relaxed) {
             for (client, counts) in clients.iter_mut().zip(&mut counts) {
                 for (queue, (offered, completed)) in client.queues.iter_mut().zip(counts) {
-                    while queue.raw_answer().is_some() {
+                    while queue.pop_used_raw().is_some() {
                         *completed += 1;
                     }
                     while *offered - *completed < 250 {
-                        queue.offer(0);
+                        queue.add_avail(0);
                         *offered += 1;
                     }
                     queue.kick.write(1).unwrap();
@@ -167,7 +166,7 @@ fn a_flood_of_requests_that_cost_no_device_time() {
         }
         let each: Vec<u64> = counts.iter().map(|c| c.iter().map(|(_, completed)| completed).sum()).collect();
         eprintln!("completed for each attacker: {each:?}");
-        // They come last, and each of them has its turn.
+        // Throttled VMs come last, but each of them has its turn.
         assert!(each.iter().all(|n| *n > 50), "{each:?}");
     };
     let busy = |_: usize, stop: &AtomicBool| {
@@ -183,16 +182,16 @@ fn a_flood_of_requests_that_cost_no_device_time() {
     );
     assert!(iod.is_alive());
     let mut next = Client::connect(&dir.path().join("0"), Options::default()).unwrap();
-    assert_eq!(ask(&mut next, &read(0, 4_096), None).0, 0);
+    assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0);
 }
 
-/// Reads into memory that the guest does not have: they never reach the device.
+/// Reads into unmapped guest memory: they never reach the device.
 #[test]
 fn a_flood_of_requests_that_cannot_be_carried_out() {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
     let dir = disk(64);
-    let mut iod = Iod::start(dir.path(), &common::two(dir.path(), 64, ""));
+    let mut iod = Iod::start(dir.path(), &common::two_disks(dir.path(), 64, ""));
     let socket = dir.path().join("a");
     let attack = move || {
         in_threads(1, move |_, stop| {
@@ -203,18 +202,18 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
             let (header, status) = (queue.data(0), queue.data(1));
             mem.write(header, &[0; 16]);
             let guest = |offset: usize| rtvirtio_domain_client::SharedMemory::BASE + offset as u64;
-            // All of the disk at once: 512 pieces.
-            queue.describe_raw(0, guest(header), 16, NEXT, 1);
-            queue.describe_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);
-            queue.describe_raw(2, guest(status), 1, WRITE, 0);
+            // The whole disk at once: 512 pieces.
+            queue.write_descriptor_raw(0, guest(header), 16, NEXT, 1);
+            queue.write_descriptor_raw(1, 1 << 60, 32 << 20, NEXT | WRITE, 2);
+            queue.write_descriptor_raw(2, guest(status), 1, WRITE, 0);
             let (mut offered, mut answered) = (0u64, 0u64);
             while !stop.load(Ordering::Relaxed) {
                 while offered - answered < 256 {
-                    queue.offer(0);
+                    queue.add_avail(0);
                     offered += 1;
                 }
                 queue.notify().unwrap();
-                while queue.raw_answer().is_some() {
+                while queue.pop_used_raw().is_some() {
                     answered += 1;
                 }
             }
@@ -226,12 +225,11 @@ fn a_flood_of_requests_that_cannot_be_carried_out() {
     assert!(iod.is_alive());
 }
 
-/// A full window, a flush and a discard are at the device at once: there is a place for each of
-/// them.
+/// A full window, a flush and a discard are in flight at once: each has a slot.
 #[test]
-fn everything_is_at_the_device_at_once() {
+fn window_flush_and_discard_in_flight_at_once() {
     let dir = disk(64);
-    let config = common::two(dir.path(), 64, "").replace("window = 4", "window = 1");
+    let config = common::two_disks(dir.path(), 64, "").replace("window = 4", "window = 1");
     let mut iod = Iod::start(dir.path(), &config);
     let mut clients: Vec<Client> = ["a", "b"]
         .iter()
@@ -244,7 +242,7 @@ fn everything_is_at_the_device_at_once() {
             for i in 0..4 {
                 queue.push(&common::write(i * 8, 4_096)).unwrap();
             }
-            queue.push(&Ask { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
+            queue.push(&BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 }).unwrap();
             let slot = queue.push(&deallocate(11)).unwrap();
             mem.write(queue.data(slot), &range(0, 64));
         }
@@ -253,15 +251,15 @@ fn everything_is_at_the_device_at_once() {
         }
         for client in &mut clients {
             for _ in 0..6 {
-                assert_eq!(common::answer(&mut client.queues[0]).map(|a| a.status), Some(0));
+                assert_eq!(common::completion(&mut client.queues[0]).map(|a| a.status), Some(0));
             }
         }
     }
     assert!(iod.is_alive());
 }
 
-/// A queue with discards for hours stops at once, and so does the domain: a guest that reboots does
-/// not wait for them.
+/// A queue with hours of discards stops at once, and so does the domain: a rebooting guest does not
+/// wait.
 #[test]
 fn discards_do_not_hold_up_a_stop() {
     use vhost::VhostBackend;
@@ -291,10 +289,11 @@ fn discards_do_not_hold_up_a_stop() {
     let begin = std::time::Instant::now();
     client.raw().get_vring_base(0).unwrap();
     let stopped = begin.elapsed();
-    let done = std::iter::from_fn(|| client.queues[0].answer()).inspect(|a| assert_eq!(a.status, 0)).count();
+    let done =
+        std::iter::from_fn(|| client.queues[0].pop_used()).inspect(|a| assert_eq!(a.status, 0)).count();
     // More than a hundred of 1 GiB each, at one percent of the time.
     assert!(done > 100 && stopped < Duration::from_secs(5), "{done} after {stopped:?}");
-    // Zeroing is no hint: the queue waits for it, and the end of the domain does not.
+    // Zeroing is not a hint: the queue waits for it, but the end of the domain does not.
     drop(client);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     push(&mut client, 13);
@@ -302,9 +301,9 @@ fn discards_do_not_hold_up_a_stop() {
     std::thread::sleep(Duration::from_millis(100));
     assert!(neighbour.end().0 > 0);
     let begin = std::time::Instant::now();
-    let (status, said) = iod.end();
+    let (status, stderr) = iod.end();
     eprintln!("stopped after {stopped:?}, the domain ended after {:?}", begin.elapsed());
-    assert!(status.success(), "{said}");
+    assert!(status.success(), "{stderr}");
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
     assert!(waits.join().unwrap(), "the domain ended under it");
 }

@@ -1,4 +1,4 @@
-//! What the domain says of each request, while it serves.
+//! Traces of requests.
 
 mod common;
 
@@ -8,22 +8,22 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Iod, ask, disk, read, two, write};
+use common::{Iod, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use serde_json::Value;
 
-/// A listener.
+/// A connection that listens to a trace.
 struct Listener {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
 }
 
 impl Listener {
-    /// Asks for a trace; the first line says whether it runs.
+    /// Asks for a trace; the first line is the reply.
     fn ask(dir: &Path, request: &str) -> (Self, Value) {
         let stream = UnixStream::connect(dir.join("ctl")).unwrap();
-        // A domain that says nothing fails the test instead of stopping it.
+        // A silent domain fails the test instead of blocking it.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         writeln!(&stream, "{request}").unwrap();
         let lines = BufReader::new(stream.try_clone().unwrap());
@@ -33,7 +33,7 @@ impl Listener {
     }
 
     fn start(dir: &Path) -> Self {
-        // The one before may have left just now.
+        // The previous listener may still be attached.
         for _ in 0..500 {
             let (listener, first) = Self::ask(dir, r#"{"command": "trace"}"#);
             if first["trace"]["devices"] == 1 {
@@ -51,12 +51,12 @@ impl Listener {
         serde_json::from_str(&line).ok()
     }
 
-    /// All events until the end, which is asked for here; and what the end says.
-    fn rest(mut self) -> (Vec<Value>, Value) {
+    /// Ends the trace; returns its events and the last line.
+    fn finish(mut self) -> (Vec<Value>, Value) {
         self.stream.shutdown(Shutdown::Write).unwrap();
         let mut events = Vec::new();
         loop {
-            let line = self.line().expect("the end is said");
+            let line = self.line().expect("the trace ends");
             match line.get("end") {
                 Some(end) => return (events, end.clone()),
                 None => events.push(line),
@@ -66,26 +66,26 @@ impl Listener {
 }
 
 #[test]
-fn every_request_is_told_as_it_was() {
+fn every_request_is_traced() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "quantum = \"16KiB\"")
+    let config = two_disks(dir.path(), 8, "quantum = \"16KiB\"")
         .replace("name = \"b\"\n", "name = \"b\"\nguest_priority = { ceiling = \"best-effort\" }\n");
     let _iod = Iod::start(dir.path(), &config);
     let options = Options { buffer: 65_536, ..Options::default() };
     let mut a = Client::connect(&dir.path().join("a"), options).unwrap();
     let mut b = Client::connect(&dir.path().join("b"), options).unwrap();
-    // Nobody listens yet.
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
+    // Before the trace.
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
     let listener = Listener::start(dir.path());
     let data = vec![7; 65_536];
-    let flush = Ask { kind: 4, priority: 0, sector: 0, len: 0 };
-    assert_eq!(ask(&mut a, &write(8, 65_536), Some(&data)).0, 0);
-    assert_eq!(ask(&mut a, &flush, None).0, 0);
-    // The guest says real-time 2 and idle 7; the rule of this VM ends at best effort.
-    assert_eq!(ask(&mut b, &Ask { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
-    assert_eq!(ask(&mut b, &Ask { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
-    let (events, end) = listener.rest();
-    let told: Vec<_> = events
+    let flush = BlkRequest { kind: 4, priority: 0, sector: 0, len: 0 };
+    assert_eq!(request(&mut a, &write(8, 65_536), Some(&data)).0, 0);
+    assert_eq!(request(&mut a, &flush, None).0, 0);
+    // The guest uses real-time 2 and idle 7; the ceiling of this VM is best effort.
+    assert_eq!(request(&mut b, &BlkRequest { priority: 1 << 13 | 2, ..read(0, 4_096) }, None).0, 0);
+    assert_eq!(request(&mut b, &BlkRequest { priority: 3 << 13 | 7, ..read(0, 512) }, None).0, 0);
+    let (events, end) = listener.finish();
+    let traced: Vec<_> = events
         .iter()
         .map(|e| {
             let text = |key: &str| e[key].as_str().unwrap().to_owned();
@@ -95,7 +95,7 @@ fn every_request_is_told_as_it_was() {
     let event =
         |vm: &str, op: &str, len, class: &str, level| (vm.into(), op.into(), len, class.into(), level);
     assert_eq!(
-        told,
+        traced,
         [
             event("a", "write", 65_536, "best-effort", 4),
             event("a", "flush", 0, "best-effort", 4),
@@ -108,78 +108,78 @@ fn every_request_is_told_as_it_was() {
     for e in &events {
         let ns = |key: &str| e[key].as_u64().unwrap();
         assert!(ns("device_ns") > 0 && ns("total_ns") == ns("wait_ns") + ns("device_ns"), "{e}");
-        // One after the other: each was taken after the one before had been answered.
+        // At depth 1 each request is fetched after the completion of the previous one.
         assert!(ns("at_ns") >= before, "{e}");
         before = ns("at_ns") + ns("total_ns");
         assert_eq!((&e["status"], &e["device"], &e["reserved"]), (&0.into(), &"d".into(), &false.into()));
     }
-    // Who was served before the end is told no more.
-    assert_eq!(ask(&mut a, &read(0, 4_096), None).0, 0);
-    assert_eq!(Listener::start(dir.path()).rest().0.len(), 0);
+    // Requests after the trace are not in it.
+    assert_eq!(request(&mut a, &read(0, 4_096), None).0, 0);
+    assert_eq!(Listener::start(dir.path()).finish().0.len(), 0);
 }
 
-/// The time that a cap holds a request is waiting, not the device's; and an error is told.
+/// Time under a cap is waiting time, not device time; and errors are in the trace.
 #[test]
-fn waiting_is_told_from_the_device() {
+fn waiting_and_device_time_are_separate() {
     let dir = disk(8);
-    let config = two(dir.path(), 8, "quantum = \"16KiB\"")
+    let config = two_disks(dir.path(), 8, "quantum = \"16KiB\"")
         .replace("name = \"a\"\n", "name = \"a\"\nread_cap = { requests = \"200/s\" }\n")
         .replace("name = \"b\"\n", "name = \"b\"\nread_cap = { bytes = \"1MB/s\" }\n");
     let _iod = Iod::start(dir.path(), &config);
     let mut a = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     let listener = Listener::start(dir.path());
-    // The second time all is used again that the first had.
+    // The second round reuses all slots of the first.
     for _ in 0..2 {
         for i in 0..20 {
             a.queues[0].push(&read(i * 8, 4_096)).unwrap();
         }
         a.queues[0].notify().unwrap();
         for _ in 0..20 {
-            assert_eq!(common::answer(&mut a.queues[0]).expect("an answer").status, 0);
+            assert_eq!(common::completion(&mut a.queues[0]).expect("an answer").status, 0);
         }
     }
-    // Beyond the end of the file, which was cut meanwhile.
+    // Beyond the end of the truncated file.
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join("disk")).unwrap();
     file.set_len(1 << 20).unwrap();
-    assert_eq!(ask(&mut a, &read(4_096, 4_096), None).0, 1);
-    let (events, end) = listener.rest();
+    assert_eq!(request(&mut a, &read(4_096, 4_096), None).0, 1);
+    let (events, end) = listener.finish();
     assert_eq!((events.len(), &end["dropped"]), (41, &0.into()));
     for events in [&events[..20], &events[20..40]] {
-        // When each one went to the device.
+        // The submission of each request.
         let went = |e: &Value| e["at_ns"].as_u64().unwrap() + e["wait_ns"].as_u64().unwrap();
         for (i, event) in events.iter().enumerate() {
-            // What the cap allows at most, however slow the machine is: one at once, then one each 5 ms.
+            // The most that the cap allows, on any machine: one at once, then one per 5 ms.
             assert!(went(event) - went(&events[0]) >= i as u64 * 4_990_000, "{i}: {event}");
         }
     }
     assert_eq!(events[40]["status"], 1);
 
-    // Its first piece goes at once, the other seven are held by the cap: that is after the waiting.
+    // Its first piece goes at once, the cap delays the other seven: time after the submission.
     let mut b =
         Client::connect(&dir.path().join("b"), Options { buffer: 131_072, ..Options::default() }).unwrap();
     let listener = Listener::start(dir.path());
     file.set_len(8 << 20).unwrap();
-    assert_eq!(ask(&mut b, &read(0, 131_072), None).0, 0);
-    let (events, _) = listener.rest();
+    assert_eq!(request(&mut b, &read(0, 131_072), None).0, 0);
+    let (events, _) = listener.finish();
     assert!(events[0]["device_ns"].as_u64().unwrap() > 100_000_000, "{}", events[0]);
 }
 
-/// A listener who does not read loses events, and only that: each is told or counted.
+/// A listener that does not read loses events only: each is delivered or counted.
 #[test]
-fn a_listener_who_sleeps_stops_nobody() {
+fn a_sleeping_listener_delays_no_request() {
     let dir = disk(8);
-    let iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let mut clients = [Client::connect(&dir.path().join("a"), Options::default()).unwrap()];
     let flood = Stream { block: 512, ..Stream::reads("flood", 64, 2 << 20) };
     let plan = Plan { warm_up: Duration::ZERO, length: Duration::from_secs(1), seed: 1, spin: false };
-    // Once nothing is under way.
+    // When no request is outstanding.
     let answered = || loop {
         let status: Value = serde_json::from_str(&iod.status()).unwrap();
         if status["vms"][0]["outstanding"] == 0 {
             return status["vms"][0]["read"]["requests"].as_u64().unwrap();
         }
     };
-    // More than the ring and the socket hold.
+    // More events than the ring and the socket hold.
     let mut flood = || {
         let before = answered();
         for _ in 0..200 {
@@ -190,29 +190,29 @@ fn a_listener_who_sleeps_stops_nobody() {
         }
         panic!("{} requests in 200 s", answered() - before);
     };
-    // One who leaves with his mouth full.
+    // A listener that disconnects with unread events.
     let listener = Listener::start(dir.path());
     flood();
     drop(listener);
     let listener = Listener::start(dir.path());
     let before = answered();
     flood();
-    // Others are told that they cannot listen now, and all the same what they ask.
+    // A second listener is refused; other commands work.
     let (_, refused) = Listener::ask(dir.path(), r#"{"command": "trace"}"#);
     assert!(refused["error"].as_str().unwrap().contains("another listener"), "{refused}");
     let all = answered() - before;
-    let (events, end) = listener.rest();
-    let (told, dropped) = (end["events"].as_u64().unwrap(), end["dropped"].as_u64().unwrap());
-    assert_eq!(events.len() as u64, told);
-    assert_eq!(told + dropped, all);
-    assert!(told >= 8_192 && dropped > 0, "{told} and {dropped}");
+    let (events, end) = listener.finish();
+    let (traced, dropped) = (end["events"].as_u64().unwrap(), end["dropped"].as_u64().unwrap());
+    assert_eq!(events.len() as u64, traced);
+    assert_eq!(traced + dropped, all);
+    assert!(traced >= 8_192 && dropped > 0, "{traced} and {dropped}");
 }
 
-/// It ends by itself when it was asked to, and when the listener is gone without a word.
+/// A trace ends after its time, and when its listener disconnects.
 #[test]
-fn it_ends() {
+fn a_trace_ends() {
     let dir = disk(8);
-    let _iod = Iod::start(dir.path(), &two(dir.path(), 8, ""));
+    let _iod = Iod::start(dir.path(), &two_disks(dir.path(), 8, ""));
     let (mut listener, first) = Listener::ask(dir.path(), r#"{"command": "trace", "for_ms": 50}"#);
     assert_eq!(first["trace"]["devices"], 1, "{first}");
     assert_eq!(listener.line().unwrap()["end"]["events"], 0);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 mod plane;
 
 use plane::{Plane, differences};
-use rtvirtio_domain_client::{Ask, Client, Options};
+use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testbed::RamDisk;
 use rtvirtio_testkit::site::{Site, can_run, text};
 use rtvirtio_units::Bytes;
@@ -119,11 +119,11 @@ fn a_domain_is_planned_applied_and_stopped() {
     let mut client = Client::connect(&socket, Options::default()).unwrap();
     assert_eq!(client.capacity, 64 << 20);
     let queue = &mut client.queues[0];
-    queue.push(&Ask { kind: 0, priority: 0, sector: 0, len: 4_096 }).unwrap();
+    queue.push(&BlkRequest { kind: 0, priority: 0, sector: 0, len: 4_096 }).unwrap();
     queue.notify().unwrap();
     let answer = (0..100_000).find_map(|_| {
         std::thread::sleep(std::time::Duration::from_micros(100));
-        queue.answer()
+        queue.pop_used()
     });
     assert_eq!(answer.unwrap().status, 0);
     let out = site.output(&["revert"]);

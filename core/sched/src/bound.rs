@@ -1,12 +1,17 @@
-//! How long a request may take at most, before anything runs; and which promises must be refused.
+//! Worst-case latency of a request, computed before anything runs, and admission: which
+//! reservations must be refused.
 //!
-//! Network calculus (Le Boudec and Thiran, *Network Calculus*, 2001) in units of device time. The flow i asks at most `b_i + r_i t` in any interval t. The device, while it has
-//! something to do, works off at least `k (t - T)` in any interval: k pieces at once ([`Device::parallel`], no more than the window), after a latency T for its stalls, its
-//! wake-ups and everything between guest and device. Where VMs may discard, [`Deallocations`] are
-//! taken off: `k (t (1 - s) - T - C)`. Two terms are the price of not being alone:
+//! Network calculus (Le Boudec and Thiran, *Network Calculus*, 2001) in units of device time. Flow
+//! i demands at most `b_i + r_i t` in any interval t. The device, while backlogged, serves at least
+//! `k (t - T)` in any interval: k pieces at once ([`Device::parallel`], no more than the window),
+//! after a latency T for its stalls, its wake-ups and everything between guest and device. Where
+//! VMs may discard, [`Deallocations`] reduce this to `k (t (1 - s) - T - C)`. Two terms come from
+//! sharing:
 //!
-//! - *blocking* `B = W C`: the window's pieces that were given before and cannot be taken back, each of at most C;
-//! - of k servers the last piece starts when the work before it is done and then takes its own time c: `work / k + c (1 - 1/k)`.
+//! - *blocking* `B = W C`: the pieces in the window that were submitted earlier and cannot be
+//!   recalled, each of at most C;
+//! - of k servers, the last piece starts when the work ahead of it is done and then takes its own
+//!   time c: `work / k + c (1 - 1/k)`.
 //!
 //! | policy | bound for flow i |
 //! |---|---|
@@ -15,35 +20,37 @@
 //! | `drr` | latency-rate server with share `q_i / F` and the latency of Lenzini, Mingozzi and Stea (IEEE/ACM ToN 12(4), 2004): `((F - q_i)(1 + C_i/q_i) + sum_j C_j) / k` |
 //! | `edf` | demand bound with blocking: all deadlines are met if at every deadline t `T + (B + sum_j dbf_j(t)) / k + c <= t`, `dbf_j(t) = b_j + r_j (t - D_j)` from `D_j` on (Baruah, Mok and Rosier, RTSS 1990, for bursts as in Liebeherr, Wrege and Ferrari, IEEE/ACM ToN 4(6), 1996) |
 //!
-//! Under `edf` a request whose deadline is t after the begin of the busy period ends by `T + (B + sum_j dbf_j(t)) / k + c`, so it takes no longer than
-//! `D_i - min over t of (t - that)`, over the deadlines t not before `D_i`: the sum of rates is at most k, so between two deadlines the slack only grows. Flows without a
-//! reservation share by weight what is left.
+//! Under `edf` a request whose deadline is t after the start of the busy period completes by
+//! `T + (B + sum_j dbf_j(t)) / k + c`, so it takes no longer than `D_i - min over t of (t - that)`,
+//! over the deadlines t not before `D_i`: the sum of rates is at most k, so between two deadlines
+//! the slack only grows. Flows without a reservation share the rest by weight.
 //!
-//! The bounds hold for requests of one level of priority in a flow (a level is served before the next), on devices that serve what they hold in order of arrival, or at
-//! least overtake nobody without end, and as long as the device is no slower than [`Device`] says.
+//! The bounds hold for requests of one priority level in a flow (a level is served before the
+//! next), on devices that serve their queue in order of arrival, or reorder it by a bounded amount,
+//! and as long as the device is no slower than [`Device`] declares.
 
 use rtvirtio_units::Nanos;
 
 use crate::config::Policy;
 
-/// What the device does at least.
+/// The service that a device guarantees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Device {
-    /// k: pieces that it serves at once.
+    /// k: pieces served at once.
     pub parallel: u32,
-    /// W: pieces that it may hold.
+    /// W: pieces in the window.
     pub window: u32,
-    /// T: longest time without progress, with all that lies between guest and device.
+    /// T: longest time without progress, including everything between guest and device.
     pub latency: Nanos,
-    /// Longest service time over the cost that is charged for it, at least 1.
+    /// Longest service time over the charged cost, at least 1.
     pub stretch: f64,
-    /// Discards and zeroing of any VM.
+    /// Discards and zeroing of all VMs.
     pub deallocations: Deallocations,
 }
 
-/// What discards and zeroing take from a device at most: `piece + share t` in any interval t,
-/// during which it does nothing
-/// else (see the scheduler's pacing). The default is a device without them.
+/// Upper bound on the device time of discards and zeroing: `piece + share t` in any interval t,
+/// during which the device serves nothing else (see the scheduler's pacing). The default is a
+/// device without them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Deallocations {
     /// Longest time of one piece.
@@ -52,30 +59,31 @@ pub struct Deallocations {
     pub share: f64,
 }
 
-/// What one flow asks at most, in ns of device time.
+/// Upper bound on the demand of one flow, in ns of device time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flow {
-    /// Which VM: flows of one VM share its turn.
+    /// Index of the VM: flows of one VM share its turn.
     pub vm: usize,
-    /// r: device time per time, 1 for all of one server.
+    /// r: device time per time; 1 is all of one server.
     pub rate: f64,
-    /// b: device time at once.
+    /// b: burst of device time.
     pub burst: f64,
-    /// c: of one request's last piece, and of every piece at most.
+    /// c: device time of the largest piece.
     pub piece: f64,
-    /// What can be outstanding at all, for callers that wait for answers.
+    /// Device time that can be outstanding, for closed loops, which wait for completions.
     pub outstanding: Option<f64>,
-    /// Its reservation's deadline.
+    /// The deadline of its reservation.
     pub deadline: Option<Nanos>,
-    /// Its VM's weight.
+    /// The weight of its VM.
     pub weight: u32,
 }
 
 impl Flow {
-    /// Work of this flow that may be before a request that arrives now, itself included.
+    /// Work of this flow ahead of a request that arrives now, that request included.
     ///
-    /// Its burst, as long as everything asked `fits` the server; otherwise a caller that waits for answers falls behind until all that it may have outstanding is.
-    fn ahead(&self, fits: bool) -> f64 {
+    /// This is its burst as long as the total demand `fits` the server; otherwise a closed loop
+    /// falls behind by all that it may have outstanding.
+    fn backlog_ahead(&self, fits: bool) -> f64 {
         match self.outstanding {
             Some(outstanding) if !fits => outstanding,
             Some(outstanding) => self.burst.min(outstanding),
@@ -85,66 +93,67 @@ impl Flow {
     }
 }
 
-/// A promise that cannot be given.
+/// A reservation that is refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// More is reserved than the device can do.
+    /// More is reserved than the device can serve.
     #[error(
-        "{asked:.1} % of the device are reserved, and it can give {able:.1} %; lower rates, or serve fewer VMs"
+        "{reserved:.1} % of the device are reserved, and it can give {available:.1} %; lower rates, or serve fewer VMs"
     )]
     Rate {
         /// Sum of the rates, in percent of one server.
-        asked: f64,
-        /// What there is.
-        able: f64,
+        reserved: f64,
+        /// Percent of one server that the device can serve.
+        available: f64,
     },
     /// A deadline that cannot be met in the worst case.
     #[error(
         "VM {vm} cannot be promised {deadline}: {needed} may pass in the worst case, {blocking} of it behind pieces that the device holds already and {latency} for its own stalls{}; \
-         allow more, reserve less, or lower the window or the quantum", behind_discard(*.discard)
+         allow more, reserve less, or lower the window or the quantum", discard_clause(*.discard)
     )]
     Deadline {
-        /// Whose.
+        /// Index of the VM.
         vm: usize,
-        /// As asked.
+        /// The deadline that was declared.
         deadline: Nanos,
-        /// What could be promised.
+        /// The smallest deadline that would be admitted.
         needed: Nanos,
-        /// B / k of it.
+        /// `B / k`, a part of it.
         blocking: Nanos,
-        /// T of it.
+        /// T, a part of it.
         latency: Nanos,
-        /// One piece of a discard or zeroing; 0 where no VM may do that.
+        /// One piece of a discard or zeroing, a part of it; 0 where no VM may discard.
         discard: Nanos,
     },
 }
 
-/// Words for the time behind a discard, to be appended to the others.
+/// The clause of a refusal about the time behind a discard; empty without discards.
 #[must_use]
-pub fn behind_discard(piece: Nanos) -> String {
+pub fn discard_clause(piece: Nanos) -> String {
     if piece == Nanos(0) { String::new() } else { format!(", {piece} behind a discard") }
 }
 
-/// Longest time of each flow's requests from arrival to completion; `None` where there is no bound.
+/// Worst-case latency of each flow's requests, from arrival to completion; `None` where there is no
+/// bound.
 #[must_use]
 pub fn bounds(policy: Policy, device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     match policy {
         Policy::Fifo => fifo(device, flows),
         Policy::RoundRobin => round_robin(device, flows),
-        Policy::Drr => drr(device, flows, &Rest::all(device, flows)),
+        Policy::Drr => drr(device, flows, &ResidualService::whole_device(device, flows)),
         Policy::Edf => edf(device, flows),
     }
 }
 
-/// Whether every reservation's deadline is met in the worst case.
+/// Admission: whether every reservation's deadline is met in the worst case.
 ///
 /// # Errors
-/// The first promise that cannot be given, and by how much.
+/// The first reservation that is refused, with the numbers.
 pub fn admit(device: &Device, flows: &[Flow]) -> Result<(), Refusal> {
-    let asked: f64 = flows.iter().filter(|f| f.deadline.is_some()).map(|f| f.rate).sum();
-    if asked > device.speed() {
-        return Err(Refusal::Rate { asked: 100.0 * asked, able: 100.0 * device.speed() });
+    let reserved: f64 = flows.iter().filter(|f| f.deadline.is_some()).map(|f| f.rate).sum();
+    if reserved > device.speed() {
+        return Err(Refusal::Rate { reserved: 100.0 * reserved, available: 100.0 * device.speed() });
     }
     for (flow, bound) in flows.iter().zip(edf(device, flows)) {
         let (Some(deadline), Some(needed)) = (flow.deadline, bound) else { continue };
@@ -171,29 +180,29 @@ impl Device {
         f64::from(self.parallel.min(self.window).max(1))
     }
 
-    /// Charged device time that is worked off per time.
+    /// Charged device time served per time.
     fn speed(&self) -> f64 {
-        self.servers() * self.left() / self.stretch.max(1.0)
+        self.servers() * self.transfer_share() / self.stretch.max(1.0)
     }
 
-    /// Share of the time that deallocations leave.
-    fn left(&self) -> f64 {
+    /// Share of the time left for transfers.
+    fn transfer_share(&self) -> f64 {
         (1.0 - self.deallocations.share).clamp(0.01, 1.0)
     }
 
-    /// T and one piece of a deallocation, ns. The service left is `k (t (1 - s) - T - C)`, which
-    /// begins at `(T + C) / (1 - s)`.
+    /// T and one piece of a deallocation, in ns. The remaining service is `k (t (1 - s) - T - C)`,
+    /// which starts at `(T + C) / (1 - s)`.
     fn latency(&self) -> f64 {
-        (self.latency.0 as f64 + self.deallocations.piece.0 as f64) / self.left()
+        (self.latency.0 as f64 + self.deallocations.piece.0 as f64) / self.transfer_share()
     }
 
-    /// Work that cannot be taken back, in charged time.
+    /// Work in the window that cannot be recalled, in charged time.
     fn blocking(&self, flows: &[Flow]) -> f64 {
         f64::from(self.window.max(1)) * flows.iter().map(|f| f.piece).fold(0.0, f64::max)
     }
 
-    /// What the last piece needs beyond its share of the servers.
-    fn own(&self, piece: f64) -> f64 {
+    /// Time of the last piece beyond its share of the servers.
+    fn last_piece(&self, piece: f64) -> f64 {
         piece * self.stretch.max(1.0) * (1.0 - 1.0 / self.servers())
     }
 }
@@ -201,16 +210,16 @@ impl Device {
 fn fifo(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let rate: f64 = flows.iter().filter(|f| f.outstanding.is_none()).map(|f| f.rate).sum();
     let fits = flows.iter().map(|f| f.rate).sum::<f64>() <= device.speed();
-    let ahead: f64 = flows.iter().map(|f| f.ahead(fits)).sum();
+    let ahead: f64 = flows.iter().map(|f| f.backlog_ahead(fits)).sum();
     let bound = |f: &Flow| {
-        let t = device.latency() + ahead / device.speed() + device.own(f.piece);
+        let t = device.latency() + ahead / device.speed() + device.last_piece(f.piece);
         (rate <= device.speed() && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
 }
 
-/// Largest piece of each VM, by VM.
-fn pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
+/// Largest piece and weight of each VM.
+fn largest_pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
     let mut vms: Vec<(usize, f64, u32)> = Vec::new();
     for f in flows {
         match vms.iter_mut().find(|(vm, ..)| *vm == f.vm) {
@@ -221,47 +230,47 @@ fn pieces(flows: &[Flow]) -> Vec<(usize, f64, u32)> {
     vms
 }
 
-/// What the flows of one VM ask together, of a server of this speed.
-fn of_vm(flows: &[Flow], vm: usize, speed: f64) -> (f64, f64) {
+/// Rate and backlog of one VM's flows, on a server of this speed.
+fn vm_demand(flows: &[Flow], vm: usize, speed: f64) -> (f64, f64) {
     let own = || flows.iter().filter(|f| f.vm == vm);
     let fits = own().map(|f| f.rate).sum::<f64>() <= speed;
     own().fold((0.0, 0.0), |(rate, ahead), f| {
-        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.ahead(fits))
+        (rate + if f.outstanding.is_none() { f.rate } else { 0.0 }, ahead + f.backlog_ahead(fits))
     })
 }
 
 fn round_robin(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
-    let vms = pieces(flows);
+    let vms = largest_pieces(flows);
     let round: f64 = vms.iter().map(|(_, piece, _)| piece).sum();
     let bound = |f: &Flow| {
         let least = flows.iter().filter(|g| g.vm == f.vm).map(|g| g.piece).fold(f64::INFINITY, f64::min);
-        // What the VM's own pieces get when everybody has his in every round.
-        let (rate, ahead) = of_vm(flows, f.vm, least / round * device.speed());
-        // Pieces, not time, are shared: what small pieces ask per time counts as whole pieces of a round.
+        // Service of the VM's own pieces when each VM gets one piece in every round.
+        let (rate, ahead) = vm_demand(flows, f.vm, least / round * device.speed());
+        // Round robin shares pieces, not time: a small piece counts as a whole turn.
         let pieces = (ahead / least).ceil();
         let sustained = rate / least * round <= device.speed();
         let t = device.latency()
             + (device.blocking(flows) + pieces * round) / device.speed()
-            + device.own(f.piece);
+            + device.last_piece(f.piece);
         (sustained && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
 }
 
-/// What the turns have to share: speed, and work that goes before.
-struct Rest {
+/// The residual service of the round robin: its speed, and the work ahead of it.
+struct ResidualService {
     speed: f64,
-    before: f64,
+    ahead: f64,
 }
 
-impl Rest {
-    fn all(device: &Device, flows: &[Flow]) -> Self {
-        Self { speed: device.speed(), before: device.blocking(flows) }
+impl ResidualService {
+    fn whole_device(device: &Device, flows: &[Flow]) -> Self {
+        Self { speed: device.speed(), ahead: device.blocking(flows) }
     }
 }
 
-fn drr(device: &Device, flows: &[Flow], rest: &Rest) -> Vec<Option<Nanos>> {
-    let vms = pieces(flows);
+fn drr(device: &Device, flows: &[Flow], residual: &ResidualService) -> Vec<Option<Nanos>> {
+    let vms = largest_pieces(flows);
     let most = vms.iter().map(|v| v.1).fold(0.0, f64::max);
     let lightest = vms.iter().map(|v| v.2).min().unwrap_or(1);
     let quantum = |weight: u32| most * f64::from(weight) / f64::from(lightest);
@@ -270,15 +279,15 @@ fn drr(device: &Device, flows: &[Flow], rest: &Rest) -> Vec<Option<Nanos>> {
     let bound = |f: &Flow| {
         let &(vm, piece, weight) = vms.iter().find(|v| v.0 == f.vm)?;
         let q = quantum(weight);
-        let share = q / frame * rest.speed;
-        let (rate, ahead) = of_vm(flows, vm, share);
-        let latency = ((frame - q) * (1.0 + piece / q) + largest) / rest.speed;
-        let t = device.latency() * device.speed() / rest.speed
-            + rest.before / rest.speed
+        let share = q / frame * residual.speed;
+        let (rate, ahead) = vm_demand(flows, vm, share);
+        let latency = ((frame - q) * (1.0 + piece / q) + largest) / residual.speed;
+        let t = device.latency() * device.speed() / residual.speed
+            + residual.ahead / residual.speed
             + latency
             + ahead / share
-            + device.own(f.piece);
-        (rest.speed > 0.0 && rate <= share && t.is_finite()).then(|| ns(t))
+            + device.last_piece(f.piece);
+        (residual.speed > 0.0 && rate <= share && t.is_finite()).then(|| ns(t))
     };
     flows.iter().map(bound).collect()
 }
@@ -287,17 +296,17 @@ fn edf(device: &Device, flows: &[Flow]) -> Vec<Option<Nanos>> {
     let promised: Vec<(&Flow, f64)> = flows.iter().filter_map(|f| Some((f, f.deadline?.0 as f64))).collect();
     let rate: f64 = promised.iter().map(|(f, _)| f.rate).sum();
     let burst: f64 = promised.iter().map(|(f, _)| f.burst).sum();
-    let own = promised.iter().map(|(f, _)| device.own(f.piece)).fold(0.0, f64::max);
+    let own = promised.iter().map(|(f, _)| device.last_piece(f.piece)).fold(0.0, f64::max);
     let blocking = device.blocking(flows);
     let slack = |t: f64| {
         let demand: f64 =
             promised.iter().filter(|(_, d)| *d <= t).map(|(f, d)| f.burst + f.rate * (t - d)).sum();
         t - (device.latency() + (blocking + demand) / device.speed() + own)
     };
-    // What nobody reserved, for those who have no deadline or go beyond theirs.
-    let rest = Rest { speed: device.speed() - rate, before: blocking + burst };
+    // The unreserved residual, for flows without a reservation or beyond theirs.
+    let residual = ResidualService { speed: device.speed() - rate, ahead: blocking + burst };
     let shared: Vec<Flow> = flows.iter().filter(|f| f.deadline.is_none()).copied().collect();
-    let mut shared = drr(device, &shared, &rest).into_iter();
+    let mut shared = drr(device, &shared, &residual).into_iter();
     flows
         .iter()
         .map(|f| {
@@ -345,21 +354,22 @@ mod tests {
     #[test]
     fn by_hand_for_two_flows() {
         let flows = [flow(0, 0.3, 100.0 * US, Some(500)), flow(1, 0.3, 200.0 * US, Some(1_000))];
-        // First come, first served: both bursts. EDF: at 500 us the blocking piece and the own burst; at 1000 us also 0.3 of the last 500 us and the other's burst.
+        // FIFO: both bursts. EDF: at 500 us the blocking piece and the own burst; at 1000 us also
+        // 0.3 of the last 500 us and the burst of the other flow.
         assert_eq!(bounds(Policy::Fifo, &DISK, &flows), [Some(Nanos::from_micros(300)); 2]);
         assert_eq!(
             bounds(Policy::Edf, &DISK, &flows),
             [Some(Nanos::from_micros(200)), Some(Nanos::from_micros(550))]
         );
         assert_eq!(admit(&DISK, &flows), Ok(()));
-        // Round robin: a window's piece, then one of each for the one own piece, or for the two.
+        // Round robin: the blocking piece, then one piece of each VM for each own piece.
         assert_eq!(
             bounds(Policy::RoundRobin, &DISK, &flows),
             [Some(Nanos::from_micros(300)), Some(Nanos::from_micros(500))]
         );
     }
 
-    /// One piece of a discard before anything else, and then its share of the time.
+    /// One piece of a discard first, and then its share of the time.
     #[test]
     fn discards_are_part_of_every_bound() {
         let deallocations = Deallocations { piece: Nanos::from_micros(90), share: 0.1 };
@@ -375,7 +385,7 @@ mod tests {
         assert_eq!(bounds(Policy::Edf, &device, &flows), [Some(expected)]);
         let all = [flow(0, 0.95, 100.0 * US, Some(500_000))];
         assert_eq!(admit(&DISK, &all), Ok(()));
-        assert!(matches!(admit(&device, &all), Err(Refusal::Rate { able, .. }) if able == 90.0));
+        assert!(matches!(admit(&device, &all), Err(Refusal::Rate { available, .. }) if available == 90.0));
     }
 
     #[test]
@@ -384,17 +394,21 @@ mod tests {
         let flows = [flow(0, 0.3, 100.0 * US, Some(500)), flood];
         assert_eq!(bounds(Policy::Fifo, &DISK, &flows), [None, None]);
         assert_eq!(bounds(Policy::Edf, &DISK, &flows), [Some(Nanos::from_micros(200)), None]);
-        // Two that each fit alone and not together: the one that waits for answers falls behind by all that it may have outstanding.
-        let greedy = Flow { rate: 0.9, outstanding: Some(3_200.0 * US), ..flow(1, 0.9, 100.0 * US, None) };
-        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], greedy])[0], Some(Nanos::from_micros(3_300)));
-        // A caller that waits for its 32 answers cannot have more before us than these.
-        let polite = Flow { outstanding: Some(3_200.0 * US), ..flood };
-        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], polite]), [Some(Nanos::from_micros(3_300)); 2]);
-        assert!(bounds(Policy::Edf, &DISK, &[flows[0], polite])[1].is_some());
+        // Each of the two flows fits alone, but not both: the closed loop falls behind by all that
+        // it may have outstanding.
+        let wide = Flow { rate: 0.9, outstanding: Some(3_200.0 * US), ..flow(1, 0.9, 100.0 * US, None) };
+        assert_eq!(bounds(Policy::Fifo, &DISK, &[flows[0], wide])[0], Some(Nanos::from_micros(3_300)));
+        // A closed loop of depth 32 has at most these 32 requests ahead.
+        let closed_loop = Flow { outstanding: Some(3_200.0 * US), ..flood };
+        assert_eq!(
+            bounds(Policy::Fifo, &DISK, &[flows[0], closed_loop]),
+            [Some(Nanos::from_micros(3_300)); 2]
+        );
+        assert!(bounds(Policy::Edf, &DISK, &[flows[0], closed_loop])[1].is_some());
     }
 
     #[test]
-    fn what_cannot_be_promised_is_refused_with_the_number() {
+    fn what_cannot_be_kept_is_refused_with_the_number() {
         let flows = [flow(0, 0.3, 100.0 * US, Some(150)), flow(1, 0.3, 100.0 * US, None)];
         let refusal = admit(&DISK, &flows).unwrap_err();
         assert!(

@@ -1,10 +1,13 @@
 //! Token buckets, exact to the nanosecond.
 //!
-//! A bucket of rate r (tokens per second) and burst b lets through at most `r t + b` tokens in any interval of length t, and lets a request go at the first
-//! nanosecond at which that holds. Levels are kept in billionths of a token, so that a nanosecond at rate r adds exactly r of them: nothing is ever rounded, and
-//! nothing waits for a tick. (Firecracker's limiter wakes every 100 ms, SPDK's every 1 ms.)
+//! A bucket of rate r (tokens per second) and burst b admits at most `r t + b` tokens in any
+//! interval of length t, and admits a request at the first nanosecond at which that holds. Levels
+//! are kept in billionths of a token, so that a nanosecond at rate r adds exactly r of them:
+//! nothing is rounded, and nothing waits for a tick. (Firecracker's limiter wakes every 100 ms,
+//! SPDK's every 1 ms.)
 //!
-//! Range: a level is at most `burst * 10^9` and fits 64 bits for bursts up to `MAX_BURST`; products with the elapsed time are taken in 128 bits.
+//! Range: a level is at most `burst * 10^9` and fits 64 bits for bursts up to `MAX_BURST`; products
+//! with the elapsed time are taken in 128 bits.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -17,17 +20,18 @@ const SCALE: u64 = 1_000_000_000;
 /// Largest burst, in tokens.
 pub const MAX_BURST: u64 = 1 << 34;
 
-/// Longest time that a debt takes.
+/// Longest time to pay off a debt.
 const LONGEST_DEBT_NS: u64 = 3_600 * SCALE;
 
-/// A traffic specification after RFC 2215: in any interval t at most `min(M + peak t, burst + rate t)`, with M one piece.
+/// A traffic specification after RFC 2215: in any interval t at most
+/// `min(M + peak t, burst + rate t)`, with M one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tspec {
     /// Tokens per second in the long run.
     pub rate: u64,
-    /// Tokens that may go beyond the rate.
+    /// Tokens beyond the rate.
     pub burst: u64,
-    /// Most tokens per second even within the burst.
+    /// Most tokens per second within the burst.
     pub peak: Option<u64>,
 }
 
@@ -43,16 +47,18 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket at the beginning of time. `burst` above `MAX_BURST` counts as that.
+    /// A full bucket at time 0. `burst` is limited to `MAX_BURST`.
     #[must_use]
     pub fn new(rate: u64, burst: u64) -> Self {
         let full = burst.min(MAX_BURST) * SCALE;
         Self { rate, full, level: full, at: Nanos(0) }
     }
 
-    /// The first moment not before `from` at which `tokens` are there; the end of time when they never will be.
+    /// The first moment not before `from` at which `tokens` are available; `u64::MAX` when they
+    /// never are.
     ///
-    /// Asking for more than the burst can never be granted: [`crate::Config`] refuses bursts below one piece.
+    /// A request for more than the burst is never admitted: [`crate::Config`] refuses bursts below
+    /// one piece.
     #[must_use]
     pub fn ready_at(&self, from: Nanos, tokens: u64) -> Nanos {
         let from = from.max(self.at);
@@ -70,20 +76,20 @@ impl Bucket {
         Nanos(from.0.saturating_add(missing.div_ceil(self.rate)))
     }
 
-    /// Takes `tokens` at `now`, which is not before [`Bucket::ready_at`]. A clock that runs backwards is taken to stand still.
+    /// Takes `tokens` at `now`, which is not before [`Bucket::ready_at`]. A clock that runs
+    /// backwards counts as standing still.
     pub fn take(&mut self, now: Nanos, tokens: u64) {
         let now = now.max(self.at);
         self.level = self.level_at(now).saturating_sub(tokens.saturating_mul(SCALE));
         self.at = now;
     }
 
-    /// Takes `tokens` that were used without having been there: what is missing is paid by the next
-    /// tokens that come.
+    /// Takes `tokens` that were used without being available: the next tokens pay off the debt.
     ///
     /// A debt is a bucket that stays empty until `now + missing / rate`, rounded up to the
-    /// nanosecond, but for no longer than
-    /// an hour: what a device takes has no bound, and a VM must be served again.
-    pub fn owe(&mut self, now: Nanos, tokens: u64) {
+    /// nanosecond, but for an hour at most: device time has no upper bound, and the VM must be
+    /// served again.
+    pub fn overdraw(&mut self, now: Nanos, tokens: u64) {
         let now = now.max(self.at);
         let need = u128::from(tokens) * u128::from(SCALE);
         let level = self.level_at(now);
@@ -109,7 +115,7 @@ impl Bucket {
     }
 }
 
-/// What one piece takes from a regulator.
+/// Tokens that one piece takes from a regulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Charge {
     /// Requests: 1 for the first piece of a request, 0 for the others.
@@ -121,19 +127,20 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Of a piece of `len` bytes that costs `time` ns.
+    /// The charge of a piece of `len` bytes that costs `time` ns; `first` for the first piece of
+    /// its request.
     #[must_use]
-    pub fn of(op: Op, len: u64, first: bool, time: u64) -> Self {
-        // Zeroes are written, where the device has no better way.
+    pub fn for_piece(op: Op, len: u64, first: bool, time: u64) -> Self {
+        // Zeroing counts as written: a device without a better way writes the zeroes.
         let bytes = if op.moves_data() || op == Op::WriteZeroes { len } else { 0 };
         Self { requests: u64::from(first), bytes, time }
     }
 }
 
-/// A limit that is kept also when the device has nothing else to do.
+/// A limit that also holds when the device is otherwise idle (not work-conserving).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cap {
-    /// Requests per second.
+    /// Mean requests per second.
     pub requests: Option<Tspec>,
     /// Bytes per second.
     pub bytes: Option<Tspec>,
@@ -146,13 +153,13 @@ pub struct Cap {
 pub struct Regulator {
     /// Long-run and peak bucket for requests, bytes and time.
     buckets: [[Option<Bucket>; 2]; 3],
-    none: bool,
-    holding: bool,
-    hits: u64,
+    unlimited: bool,
+    throttled: bool,
+    cap_hits: u64,
 }
 
 impl Regulator {
-    /// Of a cap; `most` is what one piece can take at most: requests, bytes, ns.
+    /// From a cap; `most` is the largest charge of one piece.
     #[must_use]
     pub fn new(cap: &Cap, most: Charge) -> Self {
         let most = [most.requests, most.bytes, most.time];
@@ -163,13 +170,13 @@ impl Regulator {
                 [Some(Bucket::new(spec.rate, spec.burst)), spec.peak.map(|p| Bucket::new(p, most[i].max(1)))]
             }
         });
-        Self { none: specs.iter().all(Option::is_none), buckets, holding: false, hits: 0 }
+        Self { unlimited: specs.iter().all(Option::is_none), buckets, throttled: false, cap_hits: 0 }
     }
 
-    /// The first moment from `now` on at which a piece may go.
+    /// The first moment from `now` on at which a piece is admitted.
     #[must_use]
     pub fn ready_at(&self, now: Nanos, charge: &Charge) -> Nanos {
-        if self.none {
+        if self.unlimited {
             return now;
         }
         let tokens = [charge.requests, charge.bytes, charge.time];
@@ -182,10 +189,10 @@ impl Regulator {
         ready
     }
 
-    /// Lets a piece go.
+    /// Charges a piece.
     pub fn take(&mut self, now: Nanos, charge: &Charge) {
-        self.holding = false;
-        if self.none {
+        self.throttled = false;
+        if self.unlimited {
             return;
         }
         let tokens = [charge.requests, charge.bytes, charge.time];
@@ -196,45 +203,47 @@ impl Regulator {
         }
     }
 
-    /// Charges device time beyond what a piece was charged for when it went, in ns.
-    pub(crate) fn owe_time(&mut self, now: Nanos, time: u64) {
+    /// Charges device time beyond the charge at submission, in ns.
+    pub(crate) fn overdraw_time(&mut self, now: Nanos, time: u64) {
         for bucket in self.buckets[2].iter_mut().flatten() {
-            bucket.owe(now, time);
+            bucket.overdraw(now, time);
         }
     }
 
-    /// Whether it limits bytes.
-    pub(crate) fn counts_bytes(&self) -> bool {
+    /// Whether the cap limits bytes.
+    pub(crate) fn limits_bytes(&self) -> bool {
         self.buckets[1].iter().any(Option::is_some)
     }
 
-    /// Notes that a piece is held back; one that is held for long counts once.
-    pub(crate) fn hold(&mut self) {
-        self.hits += u64::from(!self.holding);
-        self.holding = true;
+    /// Notes that the cap holds a piece back; each piece counts once.
+    pub(crate) fn note_throttled(&mut self) {
+        self.cap_hits += u64::from(!self.throttled);
+        self.throttled = true;
     }
 
-    /// How many pieces had to wait for it.
+    /// Number of pieces that waited for this cap.
     #[must_use]
-    pub fn hits(&self) -> u64 {
-        self.hits
+    pub fn cap_hits(&self) -> u64 {
+        self.cap_hits
     }
 
-    pub(crate) fn with_hits(mut self, hits: u64) -> Self {
-        self.hits = hits;
+    pub(crate) fn with_cap_hits(mut self, cap_hits: u64) -> Self {
+        self.cap_hits = cap_hits;
         self
     }
 }
 
-/// What a flow is promised: `time` of the device up to its rate and burst, each piece within `deadline` of its arrival.
+/// Guaranteed service: `rate` and `burst` of device time, each piece within `deadline` of its
+/// arrival.
 ///
-/// Requests that keep to rate and burst have the deadline `arrival + deadline`. One that comes too early for them is treated as if it had come when
-/// they allow it; until then it shares, with everybody, what nobody reserved. What it gets that way is not taken from its reservation.
+/// Requests within rate and burst have the deadline `arrival + deadline`. A request that arrives
+/// too early for them gets the deadline of the moment at which the bucket admits it; until then it
+/// competes for the unreserved rest, and what it gets there is not charged to the reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// ns of device time per second: 10^9 is all of a device that serves one piece at a time.
+    /// ns of device time per second; 10^9 is all of a device that serves one piece at a time.
     pub rate: u64,
-    /// ns of device time at once.
+    /// Burst, in ns of device time.
     pub burst: u64,
     /// From arrival to completion.
     pub deadline: Nanos,
@@ -248,11 +257,12 @@ mod tests {
 
     #[test]
     fn the_first_nanosecond_is_exact() {
-        // 3 requests per second, two at once: a third of a second and not a nanosecond less.
+        // 3 requests per second, burst of 2: the third is admitted after a third of a second,
+        // exactly.
         let mut bucket = Bucket::new(3, 2);
         bucket.take(Nanos(0), 2);
         assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(333_333_334));
-        // What is left over of a nanosecond is not lost: three thirds are a second.
+        // The fraction of a nanosecond is not lost: three thirds are a second.
         bucket.take(Nanos(333_333_334), 1);
         assert_eq!(bucket.ready_at(Nanos(333_333_334), 1), Nanos(666_666_667));
         bucket.take(Nanos(666_666_667), 1);
@@ -260,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_never_go_is_said() {
+    fn what_is_never_admitted_is_ready_at_the_end_of_time() {
         assert_eq!(Bucket::new(10, 5).ready_at(Nanos(0), 6), Nanos(u64::MAX));
         let mut bucket = Bucket::new(0, 5);
         bucket.take(Nanos(0), 5);
@@ -269,24 +279,24 @@ mod tests {
     }
 
     #[test]
-    fn a_debt_is_paid_before_anything_goes() {
+    fn a_debt_is_paid_before_the_next_piece() {
         let mut bucket = Bucket::new(1_000, 10);
-        bucket.owe(Nanos(0), 4);
+        bucket.overdraw(Nanos(0), 4);
         assert_eq!(bucket.ready_at(Nanos(0), 6), Nanos(0));
-        // 6 are left; 16 are used: 10 tokens are missing, which take 10 ms, and one more token 1
+        // 6 tokens are left and 16 are used: 10 are missing, which take 10 ms, and one more takes 1
         // ms.
-        bucket.owe(Nanos(0), 16);
+        bucket.overdraw(Nanos(0), 16);
         assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(11_000_000));
         let mut slow = Bucket::new(1, 1);
-        slow.owe(Nanos(0), 1 << 40);
+        slow.overdraw(Nanos(0), 1 << 40);
         assert_eq!(slow.ready_at(Nanos(0), 1), Nanos(3_601 * SCALE));
         let mut never = Bucket::new(0, 5);
-        never.owe(Nanos(3), 6);
+        never.overdraw(Nanos(3), 6);
         assert_eq!(never.ready_at(Nanos(3), 1), Nanos(u64::MAX));
     }
 
     #[test]
-    fn a_clock_that_runs_backwards_gives_nothing() {
+    fn a_clock_that_runs_backwards_stands_still() {
         let mut bucket = Bucket::new(1_000, 1);
         bucket.take(Nanos(5_000_000), 1);
         assert_eq!(bucket.ready_at(Nanos(1), 1), Nanos(6_000_000));
@@ -294,8 +304,8 @@ mod tests {
         assert_eq!(bucket.ready_at(Nanos(0), 1), Nanos(6_000_000));
     }
 
-    /// Whether `more` at `now` makes more than `rate t + burst` in some interval that ends now.
-    fn breaks(taken: &[(Nanos, u64)], now: Nanos, more: u64, rate: u64, burst: u64) -> bool {
+    /// Whether `more` tokens at `now` exceed `rate t + burst` in some interval that ends now.
+    fn exceeds_envelope(taken: &[(Nanos, u64)], now: Nanos, more: u64, rate: u64, burst: u64) -> bool {
         let scaled = |n: u64, by: u64| u128::from(n) * u128::from(by);
         (0..taken.len()).any(|i| {
             let sum = taken[i..].iter().map(|(_, n)| n).sum::<u64>() + more;
@@ -304,7 +314,8 @@ mod tests {
     }
 
     proptest! {
-        /// In every interval at most `rate t + burst`, and never a nanosecond later than that allows.
+        /// At most `rate t + burst` in every interval, and no piece is delayed longer than that
+        /// requires.
         #[test]
         fn the_envelope_is_kept_and_used(
             rate in 1u64..5_000_000_000,
@@ -319,15 +330,15 @@ mod tests {
                 now = Nanos(now.0 + pause);
                 let ready = bucket.ready_at(now, tokens);
                 if ready > now {
-                    // One nanosecond earlier some interval would hold too much.
+                    // One nanosecond earlier some interval would exceed the envelope.
                     let early = Nanos(ready.0 - 1);
                     prop_assert!(bucket.level_at(early) < tokens * SCALE);
-                    prop_assert!(breaks(&taken, early, tokens, rate, burst));
+                    prop_assert!(exceeds_envelope(&taken, early, tokens, rate, burst));
                 }
                 now = ready;
                 bucket.take(now, tokens);
                 taken.push((now, tokens));
-                prop_assert!(!breaks(&taken, now, 0, rate, burst));
+                prop_assert!(!exceeds_envelope(&taken, now, 0, rate, burst));
             }
         }
 

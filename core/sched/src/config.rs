@@ -1,4 +1,4 @@
-//! What a scheduler is told before it begins.
+//! Configuration of a scheduler.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -12,25 +12,26 @@ use crate::window::WindowConfig;
 /// Largest quantum, in bytes.
 const MAX_QUANTUM: u64 = 16 << 20;
 
-/// How the next VM is chosen.
+/// The policy that chooses the next VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// The request that waits longest, whoever asks.
+    /// The oldest request of all VMs.
     Fifo,
     /// A piece of each VM in turn: the I/O-domain paper's round robin by data quantum.
     RoundRobin,
     /// Device time in proportion to the VMs' weights.
     Drr,
-    /// The earliest deadline among those who keep to their reservation; the rest by weight.
+    /// The earliest deadline among requests within their reservations; all others share the rest by
+    /// weight.
     Edf,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::Fifo, Self::RoundRobin, Self::Drr, Self::Edf];
 
-    /// As it is written.
+    /// The name in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -42,25 +43,28 @@ impl Policy {
     }
 }
 
-/// One VM.
+/// Configuration of one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmConfig {
-    /// Requests that it may have outstanding, 1 to 65 536.
+    /// Largest number of outstanding requests, 1 to 65 536.
     pub depth: u32,
-    /// Its share of what nobody reserved, 1 to 1000.
+    /// Share of the unreserved device time, 1 to 1000.
     pub weight: u32,
-    /// Its limits for reads and writes.
+    /// Caps for reads and writes.
     pub caps: [Cap; 2],
-    /// Promised to its real-time requests.
+    /// Reservation of its real-time requests.
     pub urgent: Option<Reservation>,
-    /// Largest piece of its real-time requests that go by their reservation, from the device's quantum to 16 MiB; the device's quantum when `None`. Cutting keeps a request from blocking
-    /// others for long; of these there is nobody before whom they should step back, and each piece costs the device's time before its first byte again.
+    /// Largest piece of real-time requests within their reservation, in bytes, from the device's
+    /// quantum to 16 MiB; `None` for the device's quantum. Splitting keeps a request from blocking
+    /// others for long; the most urgent requests need not be preemptible, and each further piece
+    /// costs the base time of a request again.
     pub urgent_quantum: Option<u64>,
-    /// Promised to all others but the idle ones.
+    /// Reservation of all other requests, idle class excepted.
     pub normal: Option<Reservation>,
-    /// What its word about priorities counts.
+    /// How the guest's priorities are interpreted.
     pub priority: PriorityRule,
-    /// Bytes per second that its contract is measured against, for reads and writes; 0 for no promise.
+    /// Bytes per second that the measured contract is compared with, for reads and writes; 0 for
+    /// none.
     pub promised: [u64; 2],
 }
 
@@ -79,7 +83,7 @@ impl Default for VmConfig {
     }
 }
 
-/// A scheduler for one device.
+/// Configuration of the scheduler of one device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// How VMs are chosen.
@@ -88,17 +92,17 @@ pub struct Config {
     pub quantum: u64,
     /// Largest piece of a discard in bytes.
     pub discard_quantum: u64,
-    /// Smallest piece of a discard in bytes: no smaller than what the device or file system can
-    /// deallocate at once.
+    /// Smallest piece of a discard in bytes: no smaller than the unit of deallocation of the device
+    /// or file system.
     pub discard_least: u64,
     /// Share of the device's time in percent, 1 to 100, that discards and zeroing take while other
     /// VMs use the device.
     pub discard_share: u32,
     /// Pieces at the device.
     pub window: WindowConfig,
-    /// What pieces cost.
+    /// Device time of pieces.
     pub cost: Cost,
-    /// A request that waits longer than this goes before more important ones of its own VM.
+    /// A request that waits longer than this goes before more important ones of its VM.
     pub aging: Nanos,
     /// The VMs.
     pub vms: Vec<VmConfig>,
@@ -136,13 +140,13 @@ pub enum ConfigError {
         /// Largest allowed.
         most: u64,
     },
-    /// A quantum that would cut requests within a block.
+    /// A quantum that would split a block.
     #[error("the quantum is {quantum} bytes; it must be a multiple of 4096")]
     Multiple {
         /// As given.
         quantum: u64,
     },
-    /// A burst that no piece fits into.
+    /// A burst smaller than one piece.
     #[error(
         "{what}: a burst of {burst} can never let a piece of {piece} go; raise the burst to {piece} or lower the quantum"
     )]
@@ -151,7 +155,7 @@ pub enum ConfigError {
         what: String,
         /// As given.
         burst: u64,
-        /// What one piece takes.
+        /// Tokens of one piece.
         piece: u64,
     },
 }
@@ -164,10 +168,10 @@ fn range(what: impl Into<String>, value: u64, least: u64, most: u64) -> Result<(
 }
 
 impl Config {
-    /// Whether it can be used.
+    /// Checks all numbers.
     ///
     /// # Errors
-    /// The first number out of range or burst that is too small, with its place.
+    /// The first number out of range, or a burst that is too small, with its place.
     pub fn check(&self) -> Result<(), ConfigError> {
         range("quantum", self.quantum, 4 << 10, MAX_QUANTUM)?;
         if self.quantum % 4_096 != 0 {
@@ -189,13 +193,13 @@ impl Config {
         Ok(())
     }
 
-    /// Largest piece of a VM's requests.
+    /// Largest piece of a VM's requests, in bytes.
     #[must_use]
-    pub fn largest(&self, vm: &VmConfig) -> u64 {
+    pub fn max_piece(&self, vm: &VmConfig) -> u64 {
         vm.urgent_quantum.unwrap_or(0).max(self.quantum)
     }
 
-    /// Whether one VM's part can be used.
+    /// Checks one VM's part.
     ///
     /// # Errors
     /// As [`Config::check`].
@@ -208,10 +212,10 @@ impl Config {
                 return Err(ConfigError::Multiple { quantum });
             }
         }
-        let largest = self.largest(vm);
+        let largest = self.max_piece(vm);
         for direction in Direction::ALL {
             let cap = &vm.caps[direction.index()];
-            let most = self.cost.most(direction, largest);
+            let most = self.cost.max_cost(direction, largest);
             for (what, spec, piece) in
                 [("requests", cap.requests, 1), ("bytes", cap.bytes, largest), ("time", cap.time, most)]
             {
@@ -225,9 +229,10 @@ impl Config {
             let urgent = what == "urgent";
             let what = format!("VM {i}: {what} reservation");
             range(format!("{what}'s rate"), r.rate, 1, 65_536_000_000_000)?;
-            // A reservation may be for small requests only; but one that covers nothing is a mistake.
+            // A reservation may cover small requests only; one that covers no request is a mistake.
             let least = match (urgent, vm.urgent_quantum) {
-                // Pieces that are larger than what is ever reserved would never go by the reservation, and hold up those that would.
+                // Pieces larger than the burst would never be eligible under the reservation, and
+                // would block those that are.
                 (true, Some(quantum)) => self.cost.read.of(quantum).max(self.cost.write.of(quantum)),
                 _ => self.cost.read.of(0).min(self.cost.write.of(0)),
             };
@@ -260,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_never_work_is_refused_with_its_place() {
+    fn invalid_values_are_refused_with_their_place() {
         assert_eq!(one(VmConfig::default()).check(), Ok(()));
         let spec = Tspec { rate: 1 << 20, burst: 4096, peak: None };
         let cap = Cap { bytes: Some(spec), ..Cap::default() };

@@ -6,11 +6,12 @@ use crate::request::{Direction, Op};
 
 /// Device time of a transfer: `base + len * per_mib / MiB`, all in ns.
 ///
-/// One line for each direction, fitted to the device. (A limit on requests beside one on bytes charges a request twice: it either lets large requests through too fast or
-/// holds small ones too long. Device time has no such error.)
+/// One line for each direction, fitted to the device. (A cap on requests combined with one on bytes
+/// charges a request twice: it either admits large requests too fast or delays small ones too long.
+/// Device time has no such error.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// ns of a request before its first byte.
+    /// Fixed time of a request, in ns.
     pub base_ns: u64,
     /// ns per MiB.
     pub per_mib_ns: u64,
@@ -34,13 +35,12 @@ pub struct Cost {
     pub write: Line,
     /// A flush, in ns.
     pub flush_ns: u64,
-    /// Longest time of one piece of a discard or zeroing, in ns: pieces are sized to take no
-    /// longer.
+    /// Longest time of one piece of a discard or zeroing, in ns: pieces are sized to stay below it.
     pub discard_ns: u64,
 }
 
 impl Cost {
-    /// A cost by which every piece is equal: for devices about which nothing is known.
+    /// All pieces cost the same: for devices that were not measured.
     pub const UNIT: Self = Self {
         read: Line { base_ns: 1_000, per_mib_ns: 0 },
         write: Line { base_ns: 1_000, per_mib_ns: 0 },
@@ -55,23 +55,23 @@ impl Cost {
             Op::Read => self.read.of(len),
             Op::Write => self.write.of(len),
             Op::Flush => self.flush_ns.max(1),
-            // Not known before: what it took beyond this is charged when it is back.
+            // Not known at submission: the excess is charged at completion.
             Op::Discard | Op::WriteZeroes => self.discard_ns.max(1),
         }
     }
 
-    /// The most that one piece can cost which holds a place in the window: reads and writes.
+    /// The largest cost of a piece that holds a place in the window: reads and writes.
     #[must_use]
-    pub fn dearest(&self, quantum: u64) -> u64 {
+    pub fn max_transfer(&self, quantum: u64) -> u64 {
         self.read.of(quantum).max(self.write.of(quantum))
     }
 
-    /// The most that one piece of a direction can cost.
+    /// The largest cost of a piece of a direction.
     #[must_use]
-    pub fn most(&self, direction: Direction, quantum: u64) -> u64 {
+    pub fn max_cost(&self, direction: Direction, quantum: u64) -> u64 {
         match direction {
             Direction::Read => self.read.of(quantum),
-            // Deallocations are charged when they are back, and may leave a debt.
+            // Deallocations are charged at completion, and may leave a debt.
             Direction::Write => self.write.of(quantum).max(self.flush_ns).max(1),
         }
     }
@@ -86,7 +86,7 @@ mod tests {
         let line = Line { base_ns: 60_000, per_mib_ns: 1 << 20 };
         assert_eq!(line.of(4096), 64_096);
         assert_eq!(line.of(0), 60_000);
-        // Neither zero nor an overflow: a cost of 0 would let a policy run in circles.
+        // Neither zero nor an overflow: a policy could loop for ever on a cost of 0.
         assert_eq!(Line { base_ns: 0, per_mib_ns: 0 }.of(1), 1);
         assert_eq!(Line { base_ns: u64::MAX, per_mib_ns: u64::MAX }.of(u64::MAX), u64::MAX);
     }
@@ -100,7 +100,7 @@ mod tests {
             discard_ns: 40,
         };
         for op in [Op::Read, Op::Write, Op::Flush] {
-            assert!(cost.of(op, 65_536) <= cost.most(op.direction(), 65_536));
+            assert!(cost.of(op, 65_536) <= cost.max_cost(op.direction(), 65_536));
         }
     }
 }

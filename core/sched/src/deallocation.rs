@@ -1,173 +1,173 @@
-//! Discards and zeroing: one piece at a time for the whole device, sized and paced by the time that
-//! pieces take.
+//! Discards and zeroing: one piece at a time for the whole device, sized and paced by measured
+//! time.
 //!
-//! How long a deallocation takes depends on the file system and the device, not on its length: a
-//! hole of 16 MiB may be a change in one extent, or a journal commit that sends discards to the
-//! device. So no cost is assumed:
+//! The time of a deallocation depends on the file system and the device, not on its length: a hole
+//! of 16 MiB may be a change in one extent, or a journal commit that sends discards to the device.
+//! So no cost is assumed:
 //!
-//! - A piece holds no place in the window. The device has one at a time, whatever the number of
+//! - A piece holds no place in the window. One is at the device at a time, whatever the number of
 //!   VMs.
-//! - The size of a VM's pieces adapts: half as long after a piece that took longer than the
-//!   declared time of one ([`crate::Cost::discard_ns`]), twice as long after one that took no more
-//!   than half of it, but for a minute not as long again as one that took too long. A guest chooses
-//!   ranges, so a piece can still take longer than declared: such pieces are counted, and bounds do
-//!   not cover them.
-//! - While other VMs use the device, the next piece waits until deallocations have taken no more
-//!   than their share: a piece that took `t` is followed by a pause of `t (1 - s) / s`. In an
-//!   interval of length T they take at most `C + s T`, with C one piece, which is what
-//!   [`crate::bound`] charges for them.
-//! - VMs take turns by measured time over weight: the one that has used least goes next (start-time
+//! - The size of a VM's pieces adapts: it halves after a piece that took longer than declared
+//!   ([`crate::Cost::discard_ns`]) and doubles after one that took at most half of that, but for a
+//!   minute does not return to a size that took too long. A guest chooses its ranges, so a piece
+//!   can still take longer than declared: such overruns are counted, and bounds do not cover them.
+//! - While other VMs use the device, the next piece waits until deallocations are within their
+//!   share: a piece that took `t` is followed by a pause of `t (1 - s) / s`. In an interval of
+//!   length T they take at most `C + s T`, with C one piece, which is what [`crate::bound`] charges
+//!   for them.
+//! - VMs take turns by virtual time, measured time over weight: the least goes next (start-time
 //!   fair queueing, Goyal, Vin and Cheng, IEEE/ACM ToN 5(5), 1997).
 
 use rtvirtio_units::Nanos;
 
-/// A VM whose last transfer ended this long ago does not use the device.
-pub const QUIET: Nanos = Nanos(10_000_000);
+/// A VM whose last transfer completed this long ago does not use the device.
+pub const IDLE_AFTER: Nanos = Nanos(10_000_000);
 
-/// What deallocations took.
+/// Measured deallocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeallocationStatus {
-    /// Pieces that came back.
+    /// Pieces completed.
     pub pieces: u64,
     /// The longest of them.
     pub longest: Nanos,
-    /// Those that took longer than declared: bounds do not cover them.
+    /// Pieces that took longer than declared: bounds do not cover them.
     pub overruns: u64,
 }
 
-/// After this time without a piece that took too long, pieces may be twice as long again.
+/// Time without an overrun after which pieces may double again.
 const RECOVERY: Nanos = Nanos(60_000_000_000);
-/// Sizes of one VM's pieces in bytes.
+/// Piece sizes of one VM, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Size {
     next: u64,
-    /// No longer than this.
+    /// Upper limit of `next`.
     most: u64,
-    /// When one last took too long, or `most` was raised.
+    /// When a piece last overran, or `most` was raised.
     since: Nanos,
 }
 
-/// The one place that deallocations of a device have.
+/// Admits deallocations of a device, one piece at a time.
 #[derive(Debug)]
-pub struct Lane {
+pub struct DeallocationPacer {
     /// When the piece at the device was submitted.
-    started: Option<Nanos>,
+    submitted_at: Option<Nanos>,
     /// The share is used up until then.
     not_before: Nanos,
-    /// Nothing may go before that, unless [`Lane::look_again`] says otherwise.
-    again: Nanos,
-    /// Sizes of each VM's pieces.
+    /// No piece can go before this, unless [`DeallocationPacer::recheck_now`] is called.
+    recheck_at: Nanos,
+    /// Piece sizes of each VM.
     sizes: Vec<Size>,
     least: u64,
     most: u64,
-    /// Longest time of one piece in ns, as declared.
+    /// Declared longest time of one piece, in ns.
     declared: u64,
     /// Percent of the device's time while other VMs use it.
     share: u32,
-    /// Virtual time of each VM: ns of measured time over weight, in thousandths.
-    used: Vec<u64>,
+    /// Virtual time of each VM: measured ns over weight, in thousandths.
+    virtual_times: Vec<u64>,
     /// Virtual time of the VM that was served last.
-    floor: u64,
+    min_virtual_time: u64,
     status: DeallocationStatus,
 }
 
-impl Lane {
-    /// For `vms` VMs; pieces of `least` to `most` bytes that take no longer than `declared` ns.
+impl DeallocationPacer {
+    /// For `vms` VMs; pieces of `least` to `most` bytes that take no longer than `declared` ns;
+    /// `share` in percent.
     pub fn new(vms: usize, (least, most): (u64, u64), declared: u64, share: u32) -> Self {
         let most = most.max(least);
         Self {
-            started: None,
+            submitted_at: None,
             not_before: Nanos(0),
-            again: Nanos(0),
+            recheck_at: Nanos(0),
             sizes: vec![Size { next: least, most, since: Nanos(0) }; vms],
             least,
             most,
             declared,
             share: share.clamp(1, 100),
-            used: vec![0; vms],
-            floor: 0,
+            virtual_times: vec![0; vms],
+            min_virtual_time: 0,
             status: DeallocationStatus::default(),
         }
     }
 
-    /// Another share; what is running and what was measured stay.
+    /// Sets the share; the piece at the device and all measurements stay.
     pub fn set_share(&mut self, share: u32) {
         self.share = share.clamp(1, 100);
-        self.look_again();
+        self.recheck_now();
     }
 
     /// Whether a piece is at the device.
     pub fn is_busy(&self) -> bool {
-        self.started.is_some()
+        self.submitted_at.is_some()
     }
 
-    /// When the next piece may go while other VMs use the device until `quiet_at`.
-    pub fn ready_at(&self, quiet_at: Nanos) -> Nanos {
-        self.not_before.min(quiet_at)
+    /// When the next piece may go, given that other VMs use the device until `idle_from`.
+    pub fn ready_at(&self, idle_from: Nanos) -> Nanos {
+        self.not_before.min(idle_from)
     }
 
-    /// Until when nothing may go, as [`Lane::rest`] noted; `None` when it is time to look.
-    pub fn rests_until(&self, now: Nanos) -> Option<Nanos> {
-        (now < self.again).then_some(self.again)
+    /// The moment noted by [`DeallocationPacer::recheck_after`]; `None` when a search is due.
+    pub fn recheck_pending(&self, now: Nanos) -> Option<Nanos> {
+        (now < self.recheck_at).then_some(self.recheck_at)
     }
 
-    /// Nothing may go before `until`: it need not be looked for until then.
-    pub fn rest(&mut self, until: Nanos) {
-        self.again = until;
+    /// No piece can go before `until`: searches are skipped until then.
+    pub fn recheck_after(&mut self, until: Nanos) {
+        self.recheck_at = until;
     }
 
-    /// A VM has become quiet, or has another deallocation: something may go sooner.
-    pub fn look_again(&mut self) {
-        self.again = Nanos(0);
+    /// A VM became idle, or has another deallocation: a piece may go sooner.
+    pub fn recheck_now(&mut self) {
+        self.recheck_at = Nanos(0);
     }
 
     /// Size of a VM's next piece in bytes.
-    pub fn piece(&self, vm: usize) -> u64 {
+    pub fn piece_len(&self, vm: usize) -> u64 {
         self.sizes.get(vm).map_or(self.least, |size| size.next)
     }
 
-    /// Virtual time of a VM: the least goes next.
-    pub fn used(&self, vm: usize) -> u64 {
-        self.used.get(vm).copied().unwrap_or(u64::MAX)
+    /// Virtual time of a VM; the least goes next.
+    pub fn virtual_time(&self, vm: usize) -> u64 {
+        self.virtual_times.get(vm).copied().unwrap_or(u64::MAX)
     }
 
-    /// A VM that had no deallocations has one: an idle VM accumulates no credit.
-    pub fn begin(&mut self, vm: usize) {
-        self.look_again();
-        if let Some(used) = self.used.get_mut(vm) {
-            *used = (*used).max(self.floor);
+    /// A VM without deallocations gets its first one. An idle VM accumulates no credit.
+    pub fn activate(&mut self, vm: usize) {
+        self.recheck_now();
+        if let Some(used) = self.virtual_times.get_mut(vm) {
+            *used = (*used).max(self.min_virtual_time);
         }
     }
 
-    /// A piece of this VM goes to the device.
+    /// A piece of this VM is submitted.
     pub fn submit(&mut self, vm: usize, now: Nanos) {
-        self.started = Some(now);
-        self.floor = self.floor.max(self.used(vm).min(u64::MAX - 1));
+        self.submitted_at = Some(now);
+        self.min_virtual_time = self.min_virtual_time.max(self.virtual_time(vm).min(u64::MAX - 1));
     }
 
-    /// The piece of this VM, of `len` bytes, is back; how long it took.
+    /// The piece of this VM, of `len` bytes, completes; returns its time.
     pub fn complete(&mut self, now: Nanos, (vm, weight): (usize, u32), len: u64) -> Nanos {
-        let Some(started) = self.started.take() else { return Nanos(0) };
-        let took = now.0.saturating_sub(started.0);
+        let Some(submitted_at) = self.submitted_at.take() else { return Nanos(0) };
+        let took = now.0.saturating_sub(submitted_at.0);
         let pause = u128::from(took) * u128::from(100 - self.share) / u128::from(self.share);
         self.not_before = Nanos(now.0.saturating_add(u64::try_from(pause).unwrap_or(u64::MAX)));
-        if let Some(used) = self.used.get_mut(vm) {
+        if let Some(used) = self.virtual_times.get_mut(vm) {
             let virtual_time = u128::from(took) * 1_000 / u128::from(weight.max(1));
             *used = used.saturating_add(u64::try_from(virtual_time).unwrap_or(u64::MAX));
         }
-        self.look_again();
+        self.recheck_now();
         self.status.pieces += 1;
         self.status.longest = self.status.longest.max(Nanos(took));
         self.status.overruns += u64::from(took > self.declared);
-        self.resize(now, vm, took, len);
+        self.adapt_piece_len(now, vm, took, len);
         Nanos(took)
     }
 
-    fn resize(&mut self, now: Nanos, vm: usize, took: u64, len: u64) {
+    fn adapt_piece_len(&mut self, now: Nanos, vm: usize, took: u64, len: u64) {
         let Some(size) = self.sizes.get_mut(vm) else { return };
         if took > self.declared {
-            // Sizes are the smallest one times a power of two, so that pieces end where the
-            // device's blocks do.
+            // Sizes are the smallest one times a power of two, so that pieces end on block
+            // boundaries of the device.
             while size.next > self.least && size.next > len / 2 {
                 size.next /= 2;
             }
@@ -182,7 +182,7 @@ impl Lane {
         }
     }
 
-    /// What was measured.
+    /// Measurements so far.
     pub fn status(&self) -> DeallocationStatus {
         self.status
     }
@@ -192,72 +192,73 @@ impl Lane {
 mod tests {
     use super::*;
 
-    /// One piece of VM 0 that takes so long.
-    fn piece(lane: &mut Lane, at: u64, took: u64) -> u64 {
-        let len = lane.piece(0);
-        lane.submit(0, Nanos(at));
-        lane.complete(Nanos(at + took), (0, 100), len);
-        lane.piece(0)
+    /// One piece of VM 0 that takes `took` ns.
+    fn piece(pacer: &mut DeallocationPacer, at: u64, took: u64) -> u64 {
+        let len = pacer.piece_len(0);
+        pacer.submit(0, Nanos(at));
+        pacer.complete(Nanos(at + took), (0, 100), len);
+        pacer.piece_len(0)
     }
 
     #[test]
     fn pieces_shrink_when_they_take_long_and_grow_when_they_do_not() {
-        let mut lane = Lane::new(2, (64, 1_024), 1_000, 10);
+        let mut pacer = DeallocationPacer::new(2, (64, 1_024), 1_000, 10);
         for expected in [128, 256, 512, 1_024, 1_024] {
-            assert_eq!(piece(&mut lane, 0, 200), expected);
+            assert_eq!(piece(&mut pacer, 0, 200), expected);
         }
-        // The end of a request says nothing about longer pieces; another VM's pieces are its own.
-        lane.submit(0, Nanos(0));
-        lane.complete(Nanos(100), (0, 100), 10);
-        assert_eq!((lane.piece(0), lane.piece(1)), (1_024, 64));
-        assert_eq!(piece(&mut lane, 0, 5_000), 512);
-        // A guest that has cheap ranges and dear ones does not get the long pieces back at once.
-        assert_eq!(piece(&mut lane, 10_000, 10), 512);
-        assert_eq!(piece(&mut lane, RECOVERY.0 + 10_000, 10), 1_024);
+        // The short last piece of a request is no evidence for longer pieces; each VM has sizes of
+        // its own.
+        pacer.submit(0, Nanos(0));
+        pacer.complete(Nanos(100), (0, 100), 10);
+        assert_eq!((pacer.piece_len(0), pacer.piece_len(1)), (1_024, 64));
+        assert_eq!(piece(&mut pacer, 0, 5_000), 512);
+        // A guest with cheap and expensive ranges does not get long pieces back at once.
+        assert_eq!(piece(&mut pacer, 10_000, 10), 512);
+        assert_eq!(piece(&mut pacer, RECOVERY.0 + 10_000, 10), 1_024);
         for _ in 0..6 {
-            piece(&mut lane, 2 * RECOVERY.0, 5_000);
+            piece(&mut pacer, 2 * RECOVERY.0, 5_000);
         }
-        assert_eq!((lane.piece(0), lane.status().overruns), (64, 7));
-        // A short one that took too long is believed.
-        let mut lane = Lane::new(1, (64, 1_024), 1_000, 10);
-        (0..4).for_each(|_| assert!(piece(&mut lane, 0, 1) > 64));
-        lane.submit(0, Nanos(0));
-        lane.complete(Nanos(9_000), (0, 100), 200);
-        assert_eq!(lane.piece(0), 64);
+        assert_eq!((pacer.piece_len(0), pacer.status().overruns), (64, 7));
+        // A short piece that overran counts in full.
+        let mut pacer = DeallocationPacer::new(1, (64, 1_024), 1_000, 10);
+        (0..4).for_each(|_| assert!(piece(&mut pacer, 0, 1) > 64));
+        pacer.submit(0, Nanos(0));
+        pacer.complete(Nanos(9_000), (0, 100), 200);
+        assert_eq!(pacer.piece_len(0), 64);
     }
 
     #[test]
     fn the_pause_leaves_the_share() {
-        let mut lane = Lane::new(1, (64, 64), 1_000, 20);
-        lane.submit(0, Nanos(1_000));
-        assert!(lane.is_busy());
-        lane.complete(Nanos(2_000), (0, 100), 64);
+        let mut pacer = DeallocationPacer::new(1, (64, 64), 1_000, 20);
+        pacer.submit(0, Nanos(1_000));
+        assert!(pacer.is_busy());
+        pacer.complete(Nanos(2_000), (0, 100), 64);
         // 1 us of 5.
-        assert_eq!(lane.ready_at(Nanos(u64::MAX)), Nanos(6_000));
-        assert_eq!(lane.ready_at(Nanos(3_000)), Nanos(3_000), "quiet before");
+        assert_eq!(pacer.ready_at(Nanos(u64::MAX)), Nanos(6_000));
+        assert_eq!(pacer.ready_at(Nanos(3_000)), Nanos(3_000), "quiet before");
     }
 
     #[test]
-    fn turns_go_by_measured_time_over_weight() {
-        let mut lane = Lane::new(2, (64, 64), 1_000, 100);
+    fn turns_follow_measured_time_over_weight() {
+        let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         let mut time = [0u64; 2];
         for _ in 0..1_000 {
-            let vm = usize::from(lane.used(1) < lane.used(0));
+            let vm = usize::from(pacer.virtual_time(1) < pacer.virtual_time(0));
             // The pieces of VM 0 take three times as long; it has twice the weight.
             let (took, weight) = if vm == 0 { (300, 200) } else { (100, 100) };
-            lane.submit(vm, Nanos(0));
-            lane.complete(Nanos(took), (vm, weight), 64);
+            pacer.submit(vm, Nanos(0));
+            pacer.complete(Nanos(took), (vm, weight), 64);
             time[vm] += took;
         }
         let ratio = time[0] as f64 / time[1] as f64;
         assert!((1.9..2.1).contains(&ratio), "{time:?}");
-        // A VM that was idle does not have the lane for itself afterwards.
-        let mut lane = Lane::new(2, (64, 64), 1_000, 100);
+        // A VM that was idle does not own the device afterwards.
+        let mut pacer = DeallocationPacer::new(2, (64, 64), 1_000, 100);
         for _ in 0..100 {
-            lane.submit(0, Nanos(0));
-            lane.complete(Nanos(100), (0, 100), 64);
+            pacer.submit(0, Nanos(0));
+            pacer.complete(Nanos(100), (0, 100), 64);
         }
-        lane.begin(1);
-        assert!(lane.used(0) - lane.used(1) <= 1_000);
+        pacer.activate(1);
+        assert!(pacer.virtual_time(0) - pacer.virtual_time(1) <= 1_000);
     }
 }

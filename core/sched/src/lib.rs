@@ -1,41 +1,49 @@
-//! Request schedulers and regulators of the I/O domain: state machines with the clock as an argument, without I/O and without
-//! allocation after they are made.
+//! Request schedulers and regulators of the I/O domain: state machines with the clock as an
+//! argument, without I/O and without allocation after they are made.
 //!
-//! The same [`Scheduler`] runs in the I/O domain, against real queues and a real device, and in the simulator, against virtual time.
-//! One scheduler orders the requests of all VMs that share one device:
+//! The same [`Scheduler`] runs in the I/O domain, against real queues and a real device, and in the
+//! simulator, against virtual time. One scheduler orders the requests of all VMs that share one
+//! device:
 //!
 //! ```text
 //!  submit ──► per VM: 3 classes x 8 levels x 2 directions ──► caps ──► policy ──► window ──► device ──► complete
 //! ```
 //!
-//! - Large requests are served in *pieces* of at most one quantum, so that a 1 MiB write blocks nobody for longer than one quantum.
-//! - *Caps* ([`Cap`]) are token buckets by RFC 2215's TSPEC (rate, burst, peak) in requests, bytes and device time; the next moment at which a
-//!   held piece may go is exact ([`Next::Wait`]).
-//! - The *policy* ([`Policy`]) chooses among VMs. Under `edf` a *reservation* ([`Reservation`]) gives requests a deadline as long as they keep to their declared
-//!   rate and burst; what goes beyond shares the rest by weight, so a flood can only take what nobody reserved.
-//! - *Deallocations* (discards, zeroing) go one at a time outside of the window, sized and paced by the time that they take.
-//! - The *window* bounds what the device holds, so that the order stays ours.
-//! - [`bound`] says how long a request may take at most, and admission refuses what cannot be promised.
+//! - Large requests are split into *pieces* of at most one quantum, so that a 1 MiB write blocks
+//!   other requests for no longer than one quantum.
+//! - *Caps* ([`Cap`]) are token buckets by RFC 2215's TSPEC (rate, burst, peak) in requests, bytes
+//!   and device time; the next moment at which a held piece may go is exact ([`Next::Wait`]).
+//! - The *policy* ([`Policy`]) chooses among VMs. Under `edf` a *reservation* ([`Reservation`])
+//!   gives requests a deadline as long as they stay within their declared rate and burst; excess
+//!   demand shares the rest by weight, so a flood takes only unreserved time.
+//! - *Deallocations* (discards, zeroing) go one at a time outside of the window, sized and paced by
+//!   measured time.
+//! - The *window* bounds the device's queue, so that the scheduler decides the order.
+//! - [`bound`] computes worst-case latencies, and admission refuses reservations that cannot be
+//!   kept.
 
 pub mod bound;
 mod bucket;
 mod config;
 mod cost;
 mod deallocation;
-mod fair;
+mod drr;
+mod latency;
 mod meter;
 mod priority;
 mod queue;
 mod request;
 mod scheduler;
+mod split;
 mod window;
 
 pub use bucket::{Bucket, Cap, Charge, Regulator, Reservation, Tspec};
 pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
 pub use deallocation::DeallocationStatus;
+pub use latency::LatencyHistogram;
 pub use meter::{Contract, Meter};
 pub use priority::{Class, Priority, PriorityRule};
 pub use request::{Direction, Op, Piece, Request};
-pub use scheduler::{Finished, Next, Scheduler, SubmitError, VmCounters};
+pub use scheduler::{CompletedRequest, Next, Scheduler, SubmitError, VmCounters};
 pub use window::{Window, WindowConfig};

@@ -1,4 +1,5 @@
-//! What a flow really got: the bounded-delay contract (alpha, Delta) of Mok, Feng and Chen (RTAS 2001), as the I/O-domain paper uses it (section III-B2).
+//! Measured service of a flow: the bounded-delay contract (alpha, Delta) of Mok, Feng and Chen
+//! (RTAS 2001), as the I/O-domain paper uses it (section III-B2).
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
@@ -6,34 +7,37 @@ use serde::{Deserialize, Serialize};
 /// Promised or measured service of one flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Contract {
-    /// alpha: bytes per second in the long run, while the flow always had something to ask.
+    /// alpha: long-run bytes per second while the flow is backlogged.
     pub bytes_per_second: f64,
-    /// Delta of the paper: the longest time between two pieces served, in ns, while the flow always had something to ask.
+    /// Delta of the paper: longest time between two completed pieces while the flow is backlogged,
+    /// in ns.
     pub longest_gap_ns: u64,
-    /// Delta of the bounded-delay model against the promised rate: for every interval t the flow got at least `promised * (t - delay)`.
+    /// Delta of the bounded-delay model against the promised rate, in ns: in every interval t the
+    /// flow got at least `promised * (t - delay)`.
     pub delay_ns: u64,
-    /// Time in which the flow had something to ask, in ns.
+    /// Time in which the flow is backlogged, in ns.
     pub busy_ns: u64,
-    /// Bytes served in it.
+    /// Bytes completed in that time.
     pub bytes: u64,
-    /// Pieces served in it.
+    /// Pieces completed in that time.
     pub pieces: u64,
 }
 
-/// Measures a flow as it goes, in constant time and space.
+/// Measures a flow online, in constant time and space.
 #[derive(Clone, Debug)]
 pub struct Meter {
-    /// The promise that the delay is measured against: bytes per second.
+    /// The rate that the delay is measured against, in bytes per second.
     promised: u64,
-    /// Begin of the time in which something is outstanding.
+    /// Start of the current backlogged period.
     busy_from: Option<Nanos>,
     last: Nanos,
-    busy_before: u64,
+    busy_total: u64,
     bytes: u64,
     pieces: u64,
     longest_gap: u64,
-    /// Smallest value so far of `busy time - served / promised`; the delay is its largest rise since.
-    lowest: i128,
+    /// Smallest value so far of `busy time - served / promised`; the delay is its largest rise
+    /// since.
+    min_lag: i128,
     delay: i128,
 }
 
@@ -45,36 +49,36 @@ impl Meter {
             promised,
             busy_from: None,
             last: Nanos(0),
-            busy_before: 0,
+            busy_total: 0,
             bytes: 0,
             pieces: 0,
             longest_gap: 0,
-            lowest: 0,
+            min_lag: 0,
             delay: 0,
         }
     }
 
-    /// The flow, which had nothing outstanding, asks for something.
-    pub fn begin(&mut self, now: Nanos) {
+    /// An idle flow submits a request.
+    pub fn on_submit(&mut self, now: Nanos) {
         if self.busy_from.is_none() {
             self.busy_from = Some(now);
             self.last = now;
         }
     }
 
-    /// A piece was served; `more` says whether something is still outstanding.
-    pub fn served(&mut self, now: Nanos, bytes: u64, more: bool) {
+    /// A piece completes; `more` when requests are still outstanding.
+    pub fn on_complete(&mut self, now: Nanos, bytes: u64, more: bool) {
         let Some(from) = self.busy_from else { return };
         let now = now.max(self.last);
         self.longest_gap = self.longest_gap.max(now.0 - self.last.0);
         self.last = now;
-        // Just before this piece the flow was furthest behind, just after it least.
+        // The lag is largest just before this piece, and smallest just after it.
         self.lag(now.0 - from.0);
         self.bytes += bytes;
         self.pieces += 1;
         self.lag(now.0 - from.0);
         if !more {
-            self.busy_before += now.0 - from.0;
+            self.busy_total += now.0 - from.0;
             self.busy_from = None;
         }
     }
@@ -84,16 +88,16 @@ impl Meter {
             return;
         }
         let served = i128::from(self.bytes) * 1_000_000_000 / i128::from(self.promised);
-        let lag = i128::from(self.busy_before + busy_now) - served;
-        self.delay = self.delay.max(lag - self.lowest);
-        self.lowest = self.lowest.min(lag);
+        let lag = i128::from(self.busy_total + busy_now) - served;
+        self.delay = self.delay.max(lag - self.min_lag);
+        self.min_lag = self.min_lag.min(lag);
     }
 
-    /// What was seen until `now`. A flow that still waits has waited at least until now.
+    /// The measurements until `now`. A backlogged flow has waited at least until now.
     #[must_use]
     pub fn contract(&self, now: Nanos) -> Contract {
         let waiting = self.busy_from.map_or(0, |_| now.0.saturating_sub(self.last.0));
-        let busy = self.busy_before + self.busy_from.map_or(0, |from| now.0.saturating_sub(from.0));
+        let busy = self.busy_total + self.busy_from.map_or(0, |from| now.0.saturating_sub(from.0));
         let mut seen = self.clone();
         if let Some(from) = self.busy_from {
             seen.lag(now.0.saturating_sub(from.0));
@@ -118,10 +122,10 @@ mod tests {
     #[test]
     fn a_steady_flow_has_its_rate_and_one_period_of_delay() {
         let mut m = Meter::new(1_000_000);
-        m.begin(Nanos(0));
+        m.on_submit(Nanos(0));
         // 1000 bytes every millisecond are 1 MB/s.
         for i in 1..=1_000 {
-            m.served(Nanos(i * MS), 1_000, i < 1_000);
+            m.on_complete(Nanos(i * MS), 1_000, i < 1_000);
         }
         let c = m.contract(Nanos(5_000 * MS));
         assert!((c.bytes_per_second - 1e6).abs() < 1.0);
@@ -131,21 +135,22 @@ mod tests {
     #[test]
     fn a_gap_counts_and_idle_time_does_not() {
         let mut m = Meter::new(1_000_000);
-        m.begin(Nanos(0));
-        m.served(Nanos(MS), 1_000, true);
-        m.served(Nanos(11 * MS), 1_000, false);
-        m.begin(Nanos(500 * MS));
-        m.served(Nanos(501 * MS), 1_000, false);
+        m.on_submit(Nanos(0));
+        m.on_complete(Nanos(MS), 1_000, true);
+        m.on_complete(Nanos(11 * MS), 1_000, false);
+        m.on_submit(Nanos(500 * MS));
+        m.on_complete(Nanos(501 * MS), 1_000, false);
         let c = m.contract(Nanos(900 * MS));
         assert_eq!((c.longest_gap_ns, c.busy_ns, c.bytes), (10 * MS, 12 * MS, 3_000));
-        // Behind by 10 ms before the second piece and by 9 after it; then one more before the third.
+        // The lag is 10 ms before the second piece and 9 ms after it; then 1 ms more before the
+        // third.
         assert_eq!(c.delay_ns, 10 * MS);
     }
 
     #[test]
-    fn who_still_waits_has_waited() {
+    fn a_backlogged_flow_has_waited_until_now() {
         let mut m = Meter::new(1_000_000);
-        m.begin(Nanos(0));
+        m.on_submit(Nanos(0));
         let c = m.contract(Nanos(30 * MS));
         assert_eq!((c.longest_gap_ns, c.delay_ns, c.bytes), (30 * MS, 30 * MS, 0));
     }
@@ -153,8 +158,8 @@ mod tests {
     #[test]
     fn without_a_promise_there_is_no_delay() {
         let mut m = Meter::new(0);
-        m.begin(Nanos(0));
-        m.served(Nanos(MS), 1, false);
+        m.on_submit(Nanos(0));
+        m.on_complete(Nanos(MS), 1, false);
         assert_eq!(m.contract(Nanos(MS)).delay_ns, 0);
     }
 }

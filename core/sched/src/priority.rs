@@ -1,8 +1,10 @@
-//! The priority that a guest writes into its requests, and how far it is believed.
+//! The priority that a guest writes into its requests, and how far it is trusted.
 //!
-//! Linux's virtio-blk driver fills the field after the request's type with the I/O priority of the request: class in bits 13 to 15 (1 real-time, 2 best effort, 3 idle),
-//! since 6.5 a hint in bits 3 to 12, the level in bits 0 to 2 with 0 the most important (`include/uapi/linux/ioprio.h`). The virtio specification calls the field reserved and,
-//! in its legacy section, says the contrary about the order; so it is only read where the user says that the guest is Linux.
+//! Linux's virtio-blk driver fills the field after the request's type with the request's I/O
+//! priority: class in bits 13 to 15 (1 real-time, 2 best effort, 3 idle), since 6.5 a hint in bits
+//! 3 to 12, level in bits 0 to 2 with 0 the most important (`include/uapi/linux/ioprio.h`). The
+//! virtio specification reserves the field, and its legacy section reverses the order; so it is
+//! read only where the configuration declares a Linux guest.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,15 +15,15 @@ pub const LEVELS: u8 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Before all others of its VM, and with a reservation of its own.
+    /// Before all others of its VM, with a reservation of its own.
     RealTime,
-    /// What is not said otherwise.
+    /// The default.
     BestEffort,
-    /// When the VM has nothing else to do.
+    /// When the VM has no other requests.
     Idle,
 }
 
-/// Class and level; the smaller is the more important.
+/// Class and level; smaller is more important.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority {
     /// Its class.
@@ -44,14 +46,14 @@ impl Default for Priority {
     }
 }
 
-/// What a VM's word about its own requests counts.
+/// How a VM's priorities are interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityRule {
-    /// Whether the guest's field is read at all.
+    /// Whether the guest's field is read.
     pub read: bool,
-    /// For requests that say nothing (0), and for all when the field is not read.
+    /// For requests without a priority (0), and for all when the field is not read.
     pub default: Priority,
-    /// The best class that the guest may claim.
+    /// The highest class that the guest may use.
     pub ceiling: Class,
 }
 
@@ -62,9 +64,10 @@ impl Default for PriorityRule {
 }
 
 impl PriorityRule {
-    /// The priority of a request whose header holds `field`. Every value of the field is allowed: an unknown class counts as not said.
+    /// The priority of a request whose header holds `field`. Every value is allowed: an unknown
+    /// class counts as none.
     #[must_use]
-    pub fn of(&self, field: u32) -> Priority {
+    pub fn decode(&self, field: u32) -> Priority {
         let class = match (field >> 13) & 7 {
             1 => Class::RealTime,
             2 => Class::BestEffort,
@@ -87,27 +90,27 @@ mod tests {
 
     #[test]
     fn linux_values_are_decoded() {
-        assert_eq!(LINUX.of(1 << 13), Priority { class: Class::RealTime, level: 0 });
-        assert_eq!(LINUX.of(2 << 13 | 7), Priority { class: Class::BestEffort, level: 7 });
-        assert_eq!(LINUX.of(3 << 13), Priority { class: Class::Idle, level: 0 });
-        assert_eq!(LINUX.of(0), Priority::NORMAL);
+        assert_eq!(LINUX.decode(1 << 13), Priority { class: Class::RealTime, level: 0 });
+        assert_eq!(LINUX.decode(2 << 13 | 7), Priority { class: Class::BestEffort, level: 7 });
+        assert_eq!(LINUX.decode(3 << 13), Priority { class: Class::Idle, level: 0 });
+        assert_eq!(LINUX.decode(0), Priority::NORMAL);
     }
 
     #[test]
     fn hints_and_foreign_bits_do_not_change_it() {
-        // Hints are bits 3 to 12; a guest may set what lies above the 16 bits too.
-        assert_eq!(LINUX.of(1 << 13 | 0x1ff8 | 2), Priority { class: Class::RealTime, level: 2 });
-        assert_eq!(LINUX.of(0xffff_0000 | 2 << 13 | 3), Priority { class: Class::BestEffort, level: 3 });
+        // Hints are bits 3 to 12; a guest may set bits above 15 too.
+        assert_eq!(LINUX.decode(1 << 13 | 0x1ff8 | 2), Priority { class: Class::RealTime, level: 2 });
+        assert_eq!(LINUX.decode(0xffff_0000 | 2 << 13 | 3), Priority { class: Class::BestEffort, level: 3 });
         // Classes 4 to 7 do not exist.
-        assert_eq!(LINUX.of(5 << 13), Priority::NORMAL);
+        assert_eq!(LINUX.decode(5 << 13), Priority::NORMAL);
     }
 
     #[test]
-    fn no_more_than_the_ceiling_and_nothing_where_it_is_not_read() {
+    fn the_ceiling_holds_and_an_unread_field_counts_as_none() {
         let rule = PriorityRule { ceiling: Class::BestEffort, ..LINUX };
-        assert_eq!(rule.of(1 << 13), Priority { class: Class::BestEffort, level: 0 });
-        assert_eq!(rule.of(3 << 13 | 5), Priority { class: Class::Idle, level: 5 });
+        assert_eq!(rule.decode(1 << 13), Priority { class: Class::BestEffort, level: 0 });
+        assert_eq!(rule.decode(3 << 13 | 5), Priority { class: Class::Idle, level: 5 });
         let rule = PriorityRule { read: false, default: Priority::URGENT, ..LINUX };
-        assert_eq!(rule.of(3 << 13), Priority::URGENT);
+        assert_eq!(rule.decode(3 << 13), Priority::URGENT);
     }
 }

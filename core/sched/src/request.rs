@@ -1,25 +1,26 @@
-//! Requests as the scheduler sees them.
+//! Requests and pieces as the scheduler sees them.
 
 use rtvirtio_units::Nanos;
 
 use crate::priority::Priority;
 
-/// What a request asks of the device.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Data from the device.
+    /// From the device to the VM.
     Read,
-    /// Data onto the device.
+    /// From the VM to the device.
     Write,
-    /// Everything that was completed before is on stable storage.
+    /// All completed writes become stable.
     Flush,
-    /// A range is no longer needed.
+    /// A range is deallocated.
     Discard,
     /// A range reads as zeroes.
     WriteZeroes,
 }
 
-/// The two directions that are regulated and measured apart (the paper's two queues per VM and device).
+/// The two directions that are regulated and measured apart (the paper's two queues per VM and
+/// device).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the device to the VM.
@@ -43,7 +44,7 @@ impl Direction {
 }
 
 impl Op {
-    /// Whose budget it uses.
+    /// The direction whose caps it uses.
     #[must_use]
     pub const fn direction(self) -> Direction {
         match self {
@@ -52,8 +53,8 @@ impl Op {
         }
     }
 
-    /// Whether it changes the allocation of a range instead of moving data: its device time depends on the file
-    /// system and the device, not on its length.
+    /// Whether it changes the allocation of a range instead of moving data: its device time depends
+    /// on the file system and the device, not on its length.
     #[must_use]
     pub const fn deallocates(self) -> bool {
         matches!(self, Self::Discard | Self::WriteZeroes)
@@ -69,37 +70,37 @@ impl Op {
 /// A request of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The caller's name for it, given back when it is finished.
+    /// The caller's identifier, returned at completion.
     pub tag: u64,
-    /// What it asks.
+    /// The operation.
     pub op: Op,
     /// Its length in bytes; 0 for a flush.
     pub len: u64,
-    /// Its place among the requests of its own VM.
+    /// Its priority among the requests of its VM.
     pub priority: Priority,
-    /// When it came, on the caller's monotonic clock.
+    /// When it was fetched, on the caller's monotonic clock.
     pub arrival: Nanos,
 }
 
-/// A part of a request, to be given to the device at once.
+/// A part of a request that is submitted to the device at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Whose it is.
+    /// Index of the VM.
     pub vm: usize,
-    /// Where the scheduler keeps its request; [`crate::Scheduler::complete`] wants it back.
+    /// The slot of its request, for [`crate::Scheduler::complete`].
     pub slot: u32,
     /// The request's tag.
     pub tag: u64,
-    /// What is asked.
+    /// The operation.
     pub op: Op,
-    /// Where it begins, in bytes from the request's beginning.
+    /// Offset in bytes from the start of the request.
     pub offset: u64,
     /// Its length in bytes.
     pub len: u64,
     /// The request's priority.
     pub priority: Priority,
-    /// Device time that it is expected to take, in ns.
+    /// Expected device time, in ns.
     pub cost: u64,
-    /// It went by its reservation's deadline, not as one of those who share what is left.
+    /// Submitted under a reservation, not as a share of the rest.
     pub reserved: bool,
 }

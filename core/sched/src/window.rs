@@ -1,61 +1,65 @@
-//! How many pieces the device may hold: as few as keep it busy, so that the order of all others stays ours.
+//! The window: how many pieces the device may hold. As few as keep it busy, so that the scheduler
+//! decides the order of all others.
 //!
-//! Every piece that the device holds when an urgent request arrives may be served before it. The smallest window at which the device still gives (nearly) its whole
-//! throughput therefore gives the shortest tails at no cost (K2, Miller et al., RTSS 2019, bounds the queue of an NVMe drive for the same reason). The profile knows where the
-//! knee is; a device that changes, say when its cache is full, is followed by trying one more and one less from time to time.
+//! Every piece at the device may be served before an urgent request that arrives. The smallest
+//! window with (nearly) full throughput therefore gives the shortest tails at no cost (K2, Miller
+//! et al., RTSS 2019, bounds the queue of an NVMe drive for the same reason). The profile contains
+//! the knee; a device that changes, for instance when its cache is full, is followed by probing one
+//! more and one less from time to time.
 
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// Pieces after which a throughput is believed.
+/// Pieces per throughput measurement.
 const EPOCH: u32 = 256;
-/// Epochs between two tries.
-const STEADY: u32 = 16;
-/// Share of the best throughput that is as good as all of it.
-const ENOUGH: f64 = 0.97;
-/// What remains of the remembered best after each try, so that a device that became slower is not held against its past.
-const MEMORY: f64 = 0.99;
+/// Epochs between two probes.
+const STEADY_EPOCHS: u32 = 16;
+/// Share of the best throughput that counts as saturated.
+const SATURATED_SHARE: f64 = 0.97;
+/// Decay of the remembered best after each probe, for devices that become slower.
+const BEST_DECAY: f64 = 0.99;
 
-/// Limits of the window.
+/// Limits of the window, in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowConfig {
-    /// Pieces at the device to begin with.
+    /// Initial window.
     pub start: u32,
-    /// Fewest, at least 1.
+    /// Smallest window, at least 1.
     pub least: u32,
-    /// Most.
+    /// Largest window.
     pub most: u32,
-    /// Most pieces that go without a reservation's deadline; `None` for no limit of their own. Where it is below the window, a
-    /// piece with a deadline finds a place at once.
+    /// Most pieces without a reservation's deadline; `None` for no separate limit. Below the window
+    /// it keeps places free for pieces with a deadline.
     pub shared: Option<u32>,
 }
 
 impl WindowConfig {
-    /// A window that stays as it is.
+    /// A constant window.
     #[must_use]
     pub const fn fixed(pieces: u32) -> Self {
         Self { start: pieces, least: pieces, most: pieces, shared: None }
     }
 }
 
-/// The three windows that are compared.
+/// The windows that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Steady(u32),
-    More,
-    Less,
+    ProbeUp,
+    ProbeDown,
 }
 
-/// The window as it is now.
+/// The window's controller.
 #[derive(Clone, Debug)]
 pub struct Window {
     config: WindowConfig,
-    /// What is kept between tries.
+    /// The window between probes.
     base: u32,
     phase: Phase,
-    /// It has grown at every try so far: the next one comes at once, because a window that is too small costs throughput.
+    /// All probes so far have grown the window: the next one follows at once, because a window that
+    /// is too small costs throughput.
     growing: bool,
-    /// Work (ns of device time) per ns in the window as it is, one more, one less.
+    /// Throughput, in ns of device time per ns, at the current window, one more and one less.
     rates: [f64; 3],
     best: f64,
     epoch: Option<Nanos>,
@@ -64,7 +68,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// At its start.
+    /// Starts at `config.start`.
     #[must_use]
     pub fn new(config: WindowConfig) -> Self {
         let base = config.start.clamp(config.least.max(1), config.most.max(1));
@@ -81,7 +85,8 @@ impl Window {
         }
     }
 
-    /// Other limits. What was learnt of the device stays where the new limits allow it; a window that is fixed now has its size at once.
+    /// Changes the limits. The learned window stays within the new limits; a constant window
+    /// applies at once.
     pub fn reconfigure(&mut self, config: WindowConfig) {
         if config != self.config {
             let base = if config.least >= config.most { config.start } else { self.base };
@@ -90,24 +95,25 @@ impl Window {
         }
     }
 
-    /// Pieces that the device may hold now.
+    /// The current window, in pieces.
     #[must_use]
     pub fn limit(&self) -> u32 {
         match self.phase {
             Phase::Steady(_) => self.base,
-            Phase::More => (self.base + 1).min(self.config.most),
-            Phase::Less => self.base.saturating_sub(1).max(self.config.least.max(1)),
+            Phase::ProbeUp => (self.base + 1).min(self.config.most),
+            Phase::ProbeDown => self.base.saturating_sub(1).max(self.config.least.max(1)),
         }
     }
 
-    /// Of these, pieces without a deadline.
+    /// The current limit for pieces without a deadline.
     #[must_use]
     pub fn shared_limit(&self) -> u32 {
         self.config.shared.unwrap_or(u32::MAX).min(self.limit())
     }
 
-    /// A piece of `cost` ns came back. `busy` says whether the window was full and more was waiting: only then is the throughput the device's.
-    pub fn completed(&mut self, now: Nanos, cost: u64, busy: bool) {
+    /// A piece of `cost` ns completes. `busy` when the window was full and requests were queued:
+    /// only then does the throughput measure the device.
+    pub fn on_completion(&mut self, now: Nanos, cost: u64, busy: bool) {
         if self.config.least >= self.config.most {
             return;
         }
@@ -132,22 +138,22 @@ impl Window {
         match self.phase {
             Phase::Steady(left) => {
                 self.rates[0] = rate;
-                self.phase = if left > 1 { Phase::Steady(left - 1) } else { Phase::More };
+                self.phase = if left > 1 { Phase::Steady(left - 1) } else { Phase::ProbeUp };
             }
-            Phase::More => {
+            Phase::ProbeUp => {
                 self.rates[1] = rate;
-                self.phase = Phase::Less;
+                self.phase = Phase::ProbeDown;
             }
-            Phase::Less => {
+            Phase::ProbeDown => {
                 self.rates[2] = rate;
                 self.decide();
-                self.phase = Phase::Steady(if self.growing { 1 } else { STEADY });
+                self.phase = Phase::Steady(if self.growing { 1 } else { STEADY_EPOCHS });
             }
         }
     }
 
     fn decide(&mut self) {
-        let enough = self.best * ENOUGH;
+        let enough = self.best * SATURATED_SHARE;
         let [now, more, less] = self.rates;
         let grow = now < enough && more > now && self.base < self.config.most;
         self.growing &= grow;
@@ -156,7 +162,7 @@ impl Window {
         } else if less >= enough {
             self.base = self.base.saturating_sub(1).max(self.config.least.max(1));
         }
-        self.best *= MEMORY;
+        self.best *= BEST_DECAY;
     }
 }
 
@@ -164,20 +170,20 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// Plays a device that serves `channels` pieces at once, each in 100 us, for so many pieces.
-    fn play(window: &mut Window, channels: u32, pieces: u32) {
+    /// Simulates a device that serves `channels` pieces at once, each in 100 us.
+    fn simulate(window: &mut Window, channels: u32, pieces: u32) {
         let mut now = 0.0;
         for _ in 0..pieces {
             now += 100_000.0 / f64::from(window.limit().min(channels));
-            window.completed(Nanos(now as u64), 100_000, true);
+            window.on_completion(Nanos(now as u64), 100_000, true);
         }
     }
 
     #[test]
-    fn it_finds_the_number_of_channels_from_both_sides() {
+    fn it_converges_to_the_number_of_channels() {
         for start in [1, 8, 32] {
             let mut w = Window::new(WindowConfig { start, least: 1, most: 32, shared: None });
-            play(&mut w, 6, 400_000);
+            simulate(&mut w, 6, 400_000);
             assert_eq!(w.base, 6, "from {start}");
         }
     }
@@ -185,24 +191,24 @@ mod tests {
     #[test]
     fn it_grows_from_a_small_start_without_waiting() {
         let mut w = Window::new(WindowConfig { start: 1, least: 1, most: 32, shared: None });
-        // Five steps of three epochs, and the epoch that the first piece begins.
-        play(&mut w, 6, 5 * 3 * EPOCH + 1);
+        // Five steps of three epochs, and the epoch that the first piece starts.
+        simulate(&mut w, 6, 5 * 3 * EPOCH + 1);
         assert_eq!(w.base, 6);
     }
 
     #[test]
-    fn a_device_that_is_not_busy_teaches_nothing() {
+    fn an_idle_device_changes_no_window() {
         let mut w = Window::new(WindowConfig { start: 4, least: 1, most: 32, shared: None });
         for i in 0..100_000 {
-            w.completed(Nanos(i * 1_000_000), 100_000, false);
+            w.on_completion(Nanos(i * 1_000_000), 100_000, false);
         }
         assert_eq!(w.limit(), 4);
     }
 
     #[test]
-    fn other_limits_keep_what_was_learnt() {
+    fn other_limits_keep_the_learned_window() {
         let mut w = Window::new(WindowConfig { start: 8, least: 1, most: 32, shared: None });
-        play(&mut w, 6, 400_000);
+        simulate(&mut w, 6, 400_000);
         w.reconfigure(WindowConfig { start: 20, least: 1, most: 24, shared: Some(3) });
         assert_eq!((w.limit(), w.shared_limit()), (6, 3));
         w.reconfigure(WindowConfig { start: 20, least: 1, most: 4, shared: None });
@@ -214,7 +220,7 @@ mod tests {
     #[test]
     fn a_fixed_window_stays() {
         let mut w = Window::new(WindowConfig::fixed(3));
-        play(&mut w, 16, 100_000);
+        simulate(&mut w, 16, 100_000);
         assert_eq!((w.limit(), w.shared_limit()), (3, 3));
         let w = Window::new(WindowConfig { shared: Some(2), ..WindowConfig::fixed(3) });
         assert_eq!(w.shared_limit(), 2);

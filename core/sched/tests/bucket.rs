@@ -1,19 +1,19 @@
-//! The token bucket against its definition, for all small rates, bursts and sequences of requests.
+//! The token bucket against its definition, for all small rates, bursts and request sequences.
 //!
 //! Definition: at most `burst + rate t` tokens in any interval of length t, and each request at the
-//! first nanosecond at which that holds for all intervals that end with it. It is judged by trying
-//! one nanosecond after another against all intervals, in exact integers.
+//! first nanosecond at which that holds for all intervals that end with it. The test tries one
+//! nanosecond after another against all intervals, in exact integers.
 
 use rtvirtio_sched::Bucket;
 use rtvirtio_units::Nanos;
 
-/// What a token counts, in tokens per second times nanoseconds.
+/// One token, in tokens per second times nanoseconds.
 const TOKEN: u64 = 1_000_000_000;
-/// Longest wait that a search follows: beyond it no small case gets a request through.
+/// Longest wait that is searched: beyond it no small case admits a request.
 const LONGEST: u64 = 64;
 
 /// Whether `tokens` more at `now` keep every interval that ends at `now` within the envelope.
-fn fits(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> bool {
+fn within_envelope(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> bool {
     let mut sum = tokens;
     tokens <= burst
         && taken.iter().rev().all(|(at, n)| {
@@ -22,13 +22,13 @@ fn fits(taken: &[(u64, u64)], now: u64, tokens: u64, rate: u64, burst: u64) -> b
         })
 }
 
-/// The first nanosecond from `from` on at which they may go.
-fn first(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst: u64) -> u64 {
-    (from..from + LONGEST).find(|t| fits(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
+/// The first nanosecond from `from` on at which `tokens` are admitted.
+fn first_admitted(taken: &[(u64, u64)], from: u64, tokens: u64, rate: u64, burst: u64) -> u64 {
+    (from..from + LONGEST).find(|t| within_envelope(taken, *t, tokens, rate, burst)).unwrap_or(u64::MAX)
 }
 
-/// Lets requests through in all ways, and returns how many were judged.
-fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
+/// Admits requests in all ways, and returns the number of checks.
+fn all_sequences(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: &Case) -> u64 {
     if more == 0 {
         return 0;
     }
@@ -37,7 +37,7 @@ fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: 
         for tokens in 0..=of.burst + 1 {
             let from = now + gap;
             let ready = bucket.ready_at(Nanos(from), tokens).0;
-            let right = first(taken, from, tokens, of.rate, of.burst);
+            let right = first_admitted(taken, from, tokens, of.rate, of.burst);
             assert_eq!(
                 ready, right,
                 "rate {} burst {}: {tokens} at {from} after {taken:?}",
@@ -47,12 +47,12 @@ fn all(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, of: 
             if ready == u64::MAX {
                 continue;
             }
-            // At the first moment that is allowed, and some time later.
+            // At the first admitted moment, and some time later.
             for at in [ready, ready + 2] {
                 let mut next = bucket.clone();
                 next.take(Nanos(at), tokens);
                 taken.push((at, tokens));
-                judged += all(&next, taken, at, more - 1, of);
+                judged += all_sequences(&next, taken, at, more - 1, of);
                 taken.pop();
             }
         }
@@ -66,7 +66,7 @@ struct Case {
     gaps: &'static [u64],
 }
 
-/// Rates of a tenth to two tokens in a nanosecond, and such as no nanosecond divides.
+/// A tenth of a token to two tokens per nanosecond, and rates with remainders.
 const RATES: [u64; 7] = [0, 100_000_000, 142_857_143, 333_333_333, 700_000_000, 1_000_000_000, 2_000_000_001];
 
 #[test]
@@ -75,16 +75,23 @@ fn all_short_sequences() {
     for rate in RATES {
         for burst in 0..=3 {
             let case = Case { rate, burst, gaps: &[0, 1, 2, 5] };
-            judged += all(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
+            judged += all_sequences(&Bucket::new(rate, burst), &mut Vec::new(), 0, 4, &case);
         }
     }
     assert!(judged > 1_000_000, "{judged}");
 }
 
-/// Single tokens: longer sequences, in which what is left of a nanosecond adds up.
+/// Single tokens: longer sequences, in which the remainders of nanoseconds add up.
 #[test]
 fn all_longer_sequences_of_single_tokens() {
-    fn go(bucket: &Bucket, taken: &mut Vec<(u64, u64)>, now: u64, more: usize, rate: u64, burst: u64) -> u64 {
+    fn all_single_tokens(
+        bucket: &Bucket,
+        taken: &mut Vec<(u64, u64)>,
+        now: u64,
+        more: usize,
+        rate: u64,
+        burst: u64,
+    ) -> u64 {
         if more == 0 {
             return 0;
         }
@@ -94,7 +101,7 @@ fn all_longer_sequences_of_single_tokens() {
             let ready = bucket.ready_at(Nanos(from), 1).0;
             assert_eq!(
                 ready,
-                first(taken, from, 1, rate, burst),
+                first_admitted(taken, from, 1, rate, burst),
                 "rate {rate} burst {burst} at {from}: {taken:?}"
             );
             judged += 1;
@@ -102,7 +109,7 @@ fn all_longer_sequences_of_single_tokens() {
                 let mut next = bucket.clone();
                 next.take(Nanos(ready), 1);
                 taken.push((ready, 1));
-                judged += go(&next, taken, ready, more - 1, rate, burst);
+                judged += all_single_tokens(&next, taken, ready, more - 1, rate, burst);
                 taken.pop();
             }
         }
@@ -111,13 +118,13 @@ fn all_longer_sequences_of_single_tokens() {
     let mut judged = 0;
     for rate in RATES {
         for burst in 1..=2 {
-            judged += go(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, rate, burst);
+            judged += all_single_tokens(&Bucket::new(rate, burst), &mut Vec::new(), 0, 9, rate, burst);
         }
     }
     assert!(judged > 50_000, "{judged}");
 }
 
-/// A clock that goes back gives nothing: the bucket stands where it stood.
+/// A clock that goes back counts as standing still.
 #[test]
 fn all_ways_back() {
     for rate in RATES {

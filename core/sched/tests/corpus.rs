@@ -1,5 +1,4 @@
-//! Every input that a fuzzer found worth keeping, played again through the same functions
-//! (`fuzz/`).
+//! Replays the fuzzers' corpora through the same functions (`fuzz/`).
 
 #[path = "../../../fuzz/src/bucket.rs"]
 mod bucket;

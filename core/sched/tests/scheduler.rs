@@ -1,4 +1,4 @@
-//! The scheduler by itself, step by step.
+//! The scheduler alone, step by step.
 
 use rtvirtio_sched::{
     Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request, Reservation,
@@ -17,20 +17,20 @@ fn request(tag: u64, op: Op, len: u64, now: Nanos) -> Request {
     Request { tag, op, len, priority: Priority::NORMAL, arrival: now }
 }
 
-/// For two VMs without limits.
-fn of_two_vms(window: u32) -> Scheduler {
+/// A scheduler of two VMs without caps.
+fn two_vms(window: u32) -> Scheduler {
     let vms = vec![VmConfig::default(), VmConfig::default()];
     let window = WindowConfig::fixed(window);
     Scheduler::new(&Config { cost: COST, window, vms, ..Config::default() }).unwrap()
 }
 
-/// Serves all that waits, one piece after the other; how many pieces it took, and until when.
+/// Serves the backlog one piece at a time; returns the number of pieces and the end.
 fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
     let mut pieces = 0;
     loop {
         match s.next(now) {
             Next::Piece(piece) => {
-                // What a deallocation takes is not known before: as long as is declared.
+                // A deallocation takes as long as declared.
                 let took = if matches!(piece.op, Op::Discard | Op::WriteZeroes) {
                     COST.discard_ns
                 } else {
@@ -50,8 +50,8 @@ fn drain(s: &mut Scheduler, mut now: Nanos) -> (u32, Nanos) {
     }
 }
 
-/// A limit on bytes counts zeroes as written, in pieces that it has room for; under every limit
-/// they make progress.
+/// A cap on bytes counts zeroes as written, in pieces within its burst; under every cap zeroing
+/// makes progress.
 #[test]
 fn zeroes_count_as_written_where_bytes_are_limited() {
     for policy in Policy::ALL {
@@ -77,7 +77,7 @@ fn zeroes_count_as_written_where_bytes_are_limited() {
     }
 }
 
-/// A discard is one request, whatever its length, and uses no bytes.
+/// A discard counts as one request, whatever its length, and as no bytes.
 #[test]
 fn discards_use_requests_only() {
     let cap = Cap {
@@ -92,16 +92,15 @@ fn discards_use_requests_only() {
         s.submit(0, request(tag, Op::Discard, 32 << 20, Nanos(0))).unwrap();
     }
     let (pieces, end) = drain(&mut s, Nanos(0));
-    // Each takes as long as is declared for one of the smallest size, so they stay that small.
+    // Each takes as long as declared for the smallest size, so the size does not grow.
     assert_eq!(pieces, 3 * 512);
     assert!((0.2..0.25).contains(&end.as_secs_f64()), "{end}");
 }
 
 /// Two VMs on a device that takes `piece_ns` for each piece of a discard and 100 us for a read. VM
-/// 1 keeps one read
-/// outstanding; VM 0 has a discard of `mib` MiB. The longest read, and the share of the time that
-/// discards took.
-fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
+/// 1 keeps one read outstanding; VM 0 discards `mib` MiB. Returns the longest read, and the share
+/// of the time that discards took.
+fn reads_alongside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
     let config = Config {
         cost: Cost { discard_ns: 400_000, ..COST },
         window: WindowConfig::fixed(1),
@@ -113,7 +112,7 @@ fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
     s.submit(1, request(7, Op::Read, 4_096, now)).unwrap();
     s.submit(0, request(1, Op::Discard, mib << 20, now)).unwrap();
     let (mut longest, mut discards, mut asked) = (0, 0, now);
-    // One server: what is at the device is served in order.
+    // One server: the device's queue is served in order.
     let mut at_device = Vec::new();
     let mut free_at = now;
     while now < Nanos(2_000_000_000) {
@@ -148,12 +147,12 @@ fn reads_beside_discards(piece_ns: u64, mib: u64) -> (u64, f64) {
     (longest, discards as f64 / now.0 as f64)
 }
 
-/// A VM that discards delays its neighbour's requests by one piece, and takes no more than the
-/// share of discards.
+/// A VM that discards delays its neighbour's requests by one piece, and stays within the share of
+/// discards.
 #[test]
 fn discards_delay_a_neighbour_by_one_piece() {
     for piece_ns in [50_000, 400_000, 5_000_000] {
-        let (longest, share) = reads_beside_discards(piece_ns, 2_048);
+        let (longest, share) = reads_alongside_discards(piece_ns, 2_048);
         assert!(longest <= 100_000 + piece_ns, "{longest} ns with pieces of {piece_ns} ns");
         assert!(share <= 0.051, "{share} with pieces of {piece_ns} ns");
         assert!(
@@ -163,28 +162,28 @@ fn discards_delay_a_neighbour_by_one_piece() {
     }
 }
 
-/// Discards of a VM that is alone wait for nothing, and use no place in the window.
+/// Discards of a VM alone are not paced, and hold no place in the window.
 #[test]
-fn discards_of_a_vm_alone_wait_for_nothing() {
-    let mut s = of_two_vms(1);
+fn discards_of_a_vm_alone_are_not_paced() {
+    let mut s = two_vms(1);
     s.submit(0, request(1, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(read) = s.next(Nanos(0)) else { panic!("the read goes") };
     s.submit(0, request(2, Op::Discard, 1 << 20, Nanos(0))).unwrap();
-    // The window is full, and the discard goes all the same; the second piece waits for the first.
+    // The window is full, and the discard goes all the same; its second piece waits for the first.
     let Next::Piece(discard) = s.next(Nanos(0)) else { panic!("the discard goes") };
-    assert_eq!((discard.op, s.in_flight()), (Op::Discard, 1));
+    assert_eq!((discard.op, s.inflight()), (Op::Discard, 1));
     assert_eq!(s.next(Nanos(0)), Next::Full);
     s.complete(Nanos(1_000), &discard).unwrap();
     assert!(matches!(s.next(Nanos(1_000)), Next::Piece(p) if p.op == Op::Discard));
     s.complete(Nanos(2_000), &read).unwrap();
-    // Dropped in the middle, nothing of it is left but the piece at the device.
+    // Cancelled half-way, only the piece at the device is left.
     let mut gone = 0;
-    s.drop_waiting(Nanos(2_000), 0, |_| gone += 1);
-    assert_eq!((gone, s.outstanding(0), s.waiting()), (0, 1, 0));
+    s.cancel_backlog(Nanos(2_000), 0, |_| gone += 1);
+    assert_eq!((gone, s.outstanding(0), s.backlog()), (0, 1, 0));
     assert_eq!(s.next(Nanos(2_000)), Next::Idle);
 }
 
-/// A VM's limit on device time counts what its discards take, not what was assumed.
+/// A VM's cap on device time charges the measured time of its discards.
 #[test]
 fn discards_are_charged_what_they_take() {
     let time = Cap { time: Some(Tspec { rate: 10_000_000, burst: 100_000, peak: None }), ..Cap::default() };
@@ -204,14 +203,14 @@ fn discards_are_charged_what_they_take() {
             other => panic!("{other:?}"),
         }
     }
-    // One percent, and one piece of which the length was not known.
+    // One percent, and one piece whose time was not known at submission.
     let share = used as f64 / now.0 as f64;
     assert!((0.009..=0.0105).contains(&share), "{share}");
 }
 
-/// What a VM drops is gone, what runs comes back, and others are not touched.
+/// A cancelled backlog is gone, pieces in flight complete, and other VMs are not affected.
 #[test]
-fn a_vm_that_leaves() {
+fn a_cancelled_backlog_leaves_pieces_in_flight() {
     let vms = vec![VmConfig::default(), VmConfig::default()];
     let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
     let mut s = Scheduler::new(&config).unwrap();
@@ -221,21 +220,22 @@ fn a_vm_that_leaves() {
     }
     let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
     let mut gone = Vec::new();
-    s.drop_waiting(Nanos(1), running.vm, |r| gone.push(r.tag));
+    s.cancel_backlog(Nanos(1), running.vm, |r| gone.push(r.tag));
     assert_eq!(gone.len(), 4);
     assert_eq!(s.outstanding(running.vm), 1);
     assert!(s.complete(Nanos(2), &running).unwrap().is_some());
     assert!(s.complete(Nanos(3), &running).is_err(), "a piece comes back once");
     assert_eq!(drain(&mut s, Nanos(4)).0, 5);
-    // An idle class request alone is served at once.
+    // A request of the idle class alone is served at once.
     let idle = Priority { class: Class::Idle, level: 7 };
     s.submit(0, Request { priority: idle, ..request(9, Op::Flush, 0, Nanos(5)) }).unwrap();
     assert_eq!(drain(&mut s, Nanos(5)).0, 1);
 }
 
-/// A flush may take as long as the device's whole cache: nobody else waits for it, and a VM that asks for many has one at a time.
+/// A flush may take as long as the device's whole cache needs: no other request waits for it, and a
+/// VM has one in flight at a time.
 #[test]
-fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
+fn a_flush_holds_no_place_and_a_vm_has_one_in_flight() {
     for policy in Policy::ALL {
         let vms = vec![VmConfig::default(), VmConfig::default()];
         let config = Config { policy, cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
@@ -245,12 +245,12 @@ fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
             s.submit(0, request(tag, Op::Flush, 0, now)).unwrap();
         }
         let Next::Piece(flush) = s.next(now) else { panic!("{}: the flush goes", policy.name()) };
-        assert_eq!((flush.op, s.in_flight()), (Op::Flush, 0));
+        assert_eq!((flush.op, s.inflight()), (Op::Flush, 0));
         // The second flush of this VM waits for the first, and for no moment.
         assert_eq!(s.next(now), Next::Full, "{}", policy.name());
         s.submit(1, request(9, Op::Read, 4_096, now)).unwrap();
         s.submit(0, request(8, Op::Read, 4_096, now)).unwrap();
-        let Next::Piece(first) = s.next(now) else { panic!("{}: reads go beside it", policy.name()) };
+        let Next::Piece(first) = s.next(now) else { panic!("{}: reads go alongside", policy.name()) };
         assert_eq!(s.next(now), Next::Full);
         s.complete(now, &first).unwrap();
         let Next::Piece(second) = s.next(now) else { panic!("{}: both of them", policy.name()) };
@@ -259,20 +259,20 @@ fn a_flush_holds_no_place_and_a_vm_has_one_at_a_time() {
         assert_eq!(s.next(now), Next::Full);
         s.complete(now, &flush).unwrap().unwrap();
         assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Flush));
-        // Writes behind a flush that waits do not wait with it; who leaves takes its flushes along.
+        // Writes behind a queued flush go; cancelling the backlog cancels flushes too.
         s.submit(0, request(10, Op::Flush, 0, now)).unwrap();
         s.submit(0, request(11, Op::Write, 4_096, now)).unwrap();
         assert!(matches!(s.next(now), Next::Piece(p) if p.op == Op::Write), "{}", policy.name());
-        s.drop_waiting(now, 0, |r| assert_eq!(r.op, Op::Flush));
-        assert_eq!((s.waiting(), s.next(now)), (0, Next::Idle));
+        s.cancel_backlog(now, 0, |r| assert_eq!(r.op, Op::Flush));
+        assert_eq!((s.backlog(), s.next(now)), (0, Next::Idle));
     }
 }
 
-/// What collected behind a request beyond the reservation does not go before everybody as if it had gone when it came.
+/// The backlog behind a request beyond the reservation gets no deadlines of the past.
 #[test]
-fn what_a_vm_held_up_itself_is_not_late() {
+fn a_backlog_behind_its_own_vm_gets_no_past_deadlines() {
     let read = COST.of(Op::Read, 4_096);
-    // Nothing of 64 KiB ever fits a reservation.
+    // No 64 KiB request fits the reservation.
     let reserved = |deadline: u64| VmConfig {
         normal: Some(Reservation { rate: 400_000_000, burst: read, deadline: Nanos::from_micros(deadline) }),
         ..VmConfig::default()
@@ -280,7 +280,8 @@ fn what_a_vm_held_up_itself_is_not_late() {
     let vms = vec![reserved(1_000), reserved(2_000)];
     let config = Config { cost: COST, window: WindowConfig::fixed(1), vms, ..Config::default() };
     let mut s = Scheduler::new(&config).unwrap();
-    // The device is busy for 10 ms, in which a large read of the first VM waits, and 20 small ones behind it.
+    // The device is busy for 10 ms, while a large read of the first VM is queued, and 20 small ones
+    // behind it.
     s.submit(1, request(0, Op::Read, 4_096, Nanos(0))).unwrap();
     let Next::Piece(slow) = s.next(Nanos(0)) else { panic!("it goes") };
     s.submit(0, request(0, Op::Read, 65_536, Nanos(0))).unwrap();
@@ -306,9 +307,10 @@ fn what_a_vm_held_up_itself_is_not_late() {
     assert!(before <= 2, "{before} went before");
 }
 
-/// Policy, window and caps change under requests that wait and run: nothing is lost, the new cap holds from then on, counts go on.
+/// Policy, window and caps change with requests queued and in flight: none is lost, the new cap
+/// applies at once, counters continue.
 #[test]
-fn reconfigured_under_way() {
+fn reconfigured_with_requests_in_flight() {
     for (from, to) in
         [(Policy::Fifo, Policy::Edf), (Policy::Edf, Policy::RoundRobin), (Policy::RoundRobin, Policy::Drr)]
     {
@@ -323,7 +325,7 @@ fn reconfigured_under_way() {
         let cap = Cap { requests: Some(Tspec { rate: 100, burst: 1, peak: None }), ..Cap::default() };
         let mut new = Config { policy: to, window: WindowConfig::fixed(1), ..config.clone() };
         new.vms[0] = VmConfig { caps: [cap, Cap::default()], weight: 300, ..VmConfig::default() };
-        // What cannot be changes nothing.
+        // An invalid configuration changes nothing.
         let quantum = Config { quantum: 4_096, ..new.clone() };
         assert!(s.reconfigure(&quantum, &[0]).unwrap_err().to_string().contains("quantum"));
         assert!(s.reconfigure(&new, &[2]).is_err());
@@ -334,10 +336,10 @@ fn reconfigured_under_way() {
         s.complete(Nanos(10), &first).unwrap();
         let (pieces, end) = drain(&mut s, Nanos(10));
         assert_eq!(pieces, 99);
-        assert_eq!([0, 1].map(|vm| s.counters(vm).finished[0]), [50, 50]);
+        assert_eq!([0, 1].map(|vm| s.counters(vm).completed[0]), [50, 50]);
         // 49 or 50 requests at 100 per second, the first of them at once.
         assert!((0.48..=0.5).contains(&end.as_secs_f64()), "{from:?} {to:?}: {end}");
-        // Lifted again.
+        // The cap is lifted.
         s.reconfigure(&config, &[0, 1]).unwrap();
         for tag in 0..10 {
             s.submit(0, request(tag, Op::Read, 4_096, end)).unwrap();
@@ -347,9 +349,10 @@ fn reconfigured_under_way() {
     }
 }
 
-/// Urgent requests go in pieces of their own size as long as they keep to their reservation, and are cut as all others where they share.
+/// Urgent requests go in pieces of their own size within their reservation, and are split as all
+/// others beyond it.
 #[test]
-fn urgent_requests_may_go_in_larger_pieces() {
+fn urgent_requests_use_their_own_quantum() {
     let urgent = |burst: u64| VmConfig {
         urgent: Some(Reservation { rate: 1, burst, deadline: Nanos::from_millis(10) }),
         urgent_quantum: Some(256 << 10),
@@ -386,16 +389,15 @@ fn urgent_requests_may_go_in_larger_pieces() {
     assert!(wrong((64 << 10) + 512).is_err());
     assert!(wrong(32 << 20).is_err());
     assert_eq!(wrong(64 << 10), Ok(()));
-    // A burst that no such piece ever fits.
+    // A burst smaller than one such piece.
     let small = Config { cost: COST, vms: vec![urgent(311_999)], ..Config::default() };
     assert!(small.check().unwrap_err().to_string().contains("raise the burst to 312000"));
 }
 
-/// A VM that discards and reads gets no more of the deallocations' time than one that only
-/// discards.
+/// A VM that discards and reads gets no more deallocation time than one that only discards.
 #[test]
 fn discards_of_two_vms_take_turns() {
-    let mut s = of_two_vms(4);
+    let mut s = two_vms(4);
     let mut now = Nanos(0);
     for vm in 0..2 {
         s.submit(vm, request(1, Op::Discard, 1 << 40, now)).unwrap();
@@ -422,9 +424,9 @@ fn discards_of_two_vms_take_turns() {
     assert!((0.8..1.25).contains(&ratio), "{took:?}");
 }
 
-/// What is left of a request that has failed does not go, and is not counted as waiting.
+/// The rest of a failed request is not submitted, and does not count as backlog.
 #[test]
-fn the_rest_of_a_failed_request_is_dropped() {
+fn the_rest_of_a_failed_request_is_cancelled() {
     for op in [Op::Read, Op::Write, Op::Discard, Op::WriteZeroes] {
         let config = Config {
             cost: COST,
@@ -436,20 +438,20 @@ fn the_rest_of_a_failed_request_is_dropped() {
         s.submit(0, request(1, op, 1 << 30, Nanos(0))).unwrap();
         s.submit(0, request(2, op, 4_096, Nanos(0))).unwrap();
         let Next::Piece(first) = s.next(Nanos(0)) else { panic!("a piece goes") };
-        s.abandon(&first);
-        s.abandon(&first);
-        assert_eq!(s.waiting(), 1, "{op:?}");
+        s.cancel_remainder(&first);
+        s.cancel_remainder(&first);
+        assert_eq!(s.backlog(), 1, "{op:?}");
         assert_eq!(s.complete(Nanos(1), &first).unwrap().map(|f| f.request.tag), Some(1), "{op:?}");
         let Next::Piece(second) = s.next(Nanos(1)) else { panic!("{op:?}: the next one goes") };
         assert_eq!(second.tag, 2);
         assert!(s.complete(Nanos(2), &second).unwrap().is_some());
-        assert_eq!((s.next(Nanos(3)), s.waiting(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
+        assert_eq!((s.next(Nanos(3)), s.backlog(), s.outstanding(0)), (Next::Idle, 0, 0), "{op:?}");
     }
 }
 
-/// Discards that wait can be dropped; zeroing and transfers stay, in order.
+/// Queued discards can be cancelled; zeroing and transfers stay, in order.
 #[test]
-fn discards_can_be_dropped_and_nothing_else() {
+fn only_discards_can_be_cancelled() {
     let config = Config {
         cost: COST,
         window: WindowConfig::fixed(2),
@@ -461,12 +463,12 @@ fn discards_can_be_dropped_and_nothing_else() {
     for (tag, op) in ops.into_iter().enumerate() {
         s.submit(0, request(tag as u64, op, 1 << 20, Nanos(0))).unwrap();
     }
-    // The first one runs in part.
+    // The first one is in flight in part.
     let Next::Piece(running) = s.next(Nanos(0)) else { panic!("a piece goes") };
     assert_eq!((running.tag, running.op), (0, Op::Discard));
     let mut gone = Vec::new();
-    s.drop_discards(Nanos(1), 0, |r| gone.push(r.tag));
-    assert_eq!((gone.as_slice(), s.outstanding(0), s.waiting()), (&[2, 5][..], 4, 3));
+    s.cancel_discards(Nanos(1), 0, |r| gone.push(r.tag));
+    assert_eq!((gone.as_slice(), s.outstanding(0), s.backlog()), (&[2, 5][..], 4, 3));
     assert_eq!(s.complete(Nanos(2), &running).unwrap().map(|f| f.request.tag), Some(0));
     let mut order = Vec::new();
     let mut now = Nanos(2);
@@ -481,5 +483,5 @@ fn discards_can_be_dropped_and_nothing_else() {
         }
     }
     order.retain(|tag| *tag != 3);
-    assert_eq!((order, s.outstanding(0), s.waiting()), (vec![1, 4], 0, 0));
+    assert_eq!((order, s.outstanding(0), s.backlog()), (vec![1, 4], 0, 0));
 }

@@ -1,43 +1,43 @@
-//! When requests are made.
+//! When requests are due.
 
 use rtvirtio_sched::{Op, Priority};
 use rtvirtio_stats::Random;
 use rtvirtio_units::Nanos;
 
-/// How the requests of a load come.
+/// Arrival process of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrival {
     /// One every `period`, from `phase` on.
     Periodic {
-        /// Between two.
+        /// Between two requests.
         period: Nanos,
-        /// The first.
+        /// Of the first request.
         phase: Nanos,
     },
-    /// At random, so many per second on average.
+    /// At random (exponential gaps).
     Poisson {
-        /// Requests per second.
+        /// Mean requests per second.
         rate: f64,
     },
-    /// `count` at once every `period`: the worst that a token bucket allows.
+    /// `count` at once every `period`: the worst case of a token bucket.
     Bursts {
-        /// Requests at once.
+        /// Requests in a burst.
         count: u32,
         /// Between two bursts.
         period: Nanos,
     },
-    /// So many outstanding always: a flood.
+    /// A closed loop: `depth` always outstanding.
     Closed {
-        /// Outstanding.
+        /// Outstanding requests.
         depth: u32,
     },
-    /// A flood for `on`, nothing for `off`, in turn.
+    /// A closed loop for `on`, idle for `off`, in turn.
     OnOff {
-        /// Outstanding.
+        /// Outstanding requests.
         depth: u32,
-        /// How long it floods.
+        /// How long it is active.
         on: Nanos,
-        /// How long it rests.
+        /// How long it is idle.
         off: Nanos,
     },
 }
@@ -45,21 +45,21 @@ pub enum Arrival {
 /// A stream of requests of one VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// For the result.
+    /// Name in the result.
     pub name: String,
-    /// Whose.
+    /// Index of the VM.
     pub vm: usize,
-    /// When.
+    /// When requests are due.
     pub arrival: Arrival,
     /// Share of writes, 0 to 1.
     pub writes: f64,
-    /// Bytes each.
+    /// Bytes of a request.
     pub len: u64,
-    /// One after the other on the device, or anywhere.
+    /// Sequential offsets, or random ones.
     pub sequential: bool,
-    /// As the guest says.
+    /// Priority of its requests.
     pub priority: Priority,
-    /// What counts as too late.
+    /// Latency beyond which a completion counts as late.
     pub deadline: Option<Nanos>,
 }
 
@@ -80,20 +80,20 @@ impl Load {
     }
 }
 
-/// A load under way.
+/// A load with its state.
 #[derive(Debug)]
 pub struct Source {
     pub load: Load,
     random: Random,
     next: Nanos,
-    /// Where a sequential load goes on.
+    /// Position of a sequential load.
     position: u64,
-    made: u64,
+    arrivals: u64,
 }
 
 impl Source {
     pub fn new(load: Load, seed: u64) -> Self {
-        let mut source = Self { load, random: Random::new(seed), next: Nanos(0), position: 0, made: 0 };
+        let mut source = Self { load, random: Random::new(seed), next: Nanos(0), position: 0, arrivals: 0 };
         source.next = match source.load.arrival {
             Arrival::Periodic { phase, .. } => phase,
             Arrival::Poisson { rate } => source.gap(rate),
@@ -106,7 +106,7 @@ impl Source {
         Nanos((-(1.0 - self.random.unit()).ln() / rate.max(1e-9) * 1e9) as u64)
     }
 
-    /// Of an open loop: when its next request comes.
+    /// Open loop: when the next request is due.
     pub fn next_arrival(&self) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } | Arrival::OnOff { .. } => None,
@@ -114,14 +114,14 @@ impl Source {
         }
     }
 
-    /// Of an open loop: one has come, so the next is due later.
+    /// Open loop: schedules the request after this one.
     pub fn advance(&mut self) {
-        self.made += 1;
+        self.arrivals += 1;
         match self.load.arrival {
             Arrival::Periodic { period, .. } => self.next.0 += period.0.max(1),
             Arrival::Poisson { rate } => self.next.0 += self.gap(rate).0,
             Arrival::Bursts { count, period } => {
-                if self.made % u64::from(count.max(1)) == 0 {
+                if self.arrivals % u64::from(count.max(1)) == 0 {
                     self.next.0 += period.0.max(1);
                 }
             }
@@ -129,7 +129,7 @@ impl Source {
         }
     }
 
-    /// Of a closed loop: how many are made at the beginning.
+    /// Closed loop: requests due at the start.
     pub fn outstanding(&self) -> u32 {
         match self.load.arrival {
             Arrival::Closed { depth } | Arrival::OnOff { depth, .. } => depth,
@@ -137,8 +137,8 @@ impl Source {
         }
     }
 
-    /// Of a closed loop: when an answer at `now` leads to the next request.
-    pub fn again_at(&self, now: Nanos) -> Option<Nanos> {
+    /// Closed loop: when a completion at `now` leads to the next request.
+    pub fn resubmit_at(&self, now: Nanos) -> Option<Nanos> {
         match self.load.arrival {
             Arrival::Closed { .. } => Some(now),
             Arrival::OnOff { on, off, .. } => {
@@ -150,8 +150,8 @@ impl Source {
         }
     }
 
-    /// What the next request asks, on a device of `size` bytes.
-    pub fn ask(&mut self, size: u64) -> (Op, u64) {
+    /// Operation and offset of the next request, on a device of `size` bytes.
+    pub fn next_request(&mut self, size: u64) -> (Op, u64) {
         let op = if self.load.writes > 0.0 && self.random.unit() < self.load.writes {
             Op::Write
         } else {

@@ -1,18 +1,19 @@
-//! The simulation.
+//! The event loop.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use rtvirtio_sched::{
-    Config, ConfigError, Direction, Finished, Next, Op, Piece, Request, Scheduler, SubmitError,
+    CompletedRequest, Config, ConfigError, Direction, LatencyHistogram, Next, Op, Piece, Request, Scheduler,
+    SubmitError,
 };
 use rtvirtio_twin::{Access, ServiceModel, TwinProfile};
 use rtvirtio_units::Nanos;
 
 use crate::arrival::{Load, Source};
-use crate::stats::{Latencies, LoadResult, SimResult};
+use crate::stats::{LoadResult, SimResult};
 
-/// Why a simulation cannot go on.
+/// Why a simulation fails.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SimError {
@@ -25,7 +26,7 @@ pub enum SimError {
         /// The VM that it names.
         vm: usize,
     },
-    /// The scheduler lost a piece: a defect of ours.
+    /// The scheduler lost a piece: a defect.
     Scheduler(SubmitError),
 }
 
@@ -49,59 +50,81 @@ impl std::error::Error for SimError {
     }
 }
 
-/// Looks on as a simulation goes; for tests and traces.
+/// Observes a simulation; for tests and traces.
 pub trait Observer {
-    /// A request was taken in.
-    fn submitted(&mut self, _now: Nanos, _vm: usize, _request: &Request) {}
-    /// A piece was given to the device.
-    fn given(&mut self, _now: Nanos, _piece: &Piece) {}
-    /// A piece is back.
-    fn back(&mut self, _now: Nanos, _piece: &Piece) {}
-    /// A request is finished.
-    fn finished(&mut self, _now: Nanos, _finished: &Finished) {}
-    /// The scheduler had nothing to give, and what it said.
-    fn rests(&mut self, _now: Nanos, _next: &Next, _scheduler: &Scheduler) {}
+    /// A request was submitted to the scheduler.
+    fn on_submit(&mut self, _now: Nanos, _vm: usize, _request: &Request) {}
+    /// A piece went to the device.
+    fn on_dispatch(&mut self, _now: Nanos, _piece: &Piece) {}
+    /// A piece completed.
+    fn on_piece_complete(&mut self, _now: Nanos, _piece: &Piece) {}
+    /// A request completed.
+    fn on_complete(&mut self, _now: Nanos, _finished: &CompletedRequest) {}
+    /// The scheduler submitted nothing, for this reason.
+    fn on_idle(&mut self, _now: Nanos, _next: &Next, _scheduler: &Scheduler) {}
 }
 
-/// Nobody looks on.
+/// Observes nothing.
 #[derive(Debug, Default)]
-pub struct Unobserved;
+pub struct NoObserver;
 
-impl Observer for Unobserved {}
+impl Observer for NoObserver {}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A request of this load is made.
-    Made(u32),
-    /// The piece in this place is back.
-    Back(u32),
-    /// The scheduler asked to be asked again.
-    Wake,
+    /// A request of this load is due.
+    Arrival(u32),
+    /// The piece in this slot completes.
+    Completion(u32),
+    /// The scheduler asked for this wake-up.
+    Wakeup,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Asked {
+struct PendingRequest {
     load: u32,
-    made: Nanos,
+    due: Nanos,
     offset: u64,
 }
 
+/// Longest latency that the histograms tell apart: one day.
+const LONGEST_LATENCY: Nanos = Nanos(86_400_000_000_000);
+
+/// Latencies of a load.
+#[derive(Debug)]
+struct LoadStats {
+    hist: LatencyHistogram,
+    /// Completions after the deadline.
+    late: u64,
+}
+
+impl LoadStats {
+    fn new() -> Self {
+        Self { hist: LatencyHistogram::new(LONGEST_LATENCY, 3), late: 0 }
+    }
+
+    fn record(&mut self, latency: Nanos, deadline: Option<Nanos>) {
+        self.hist.record(latency);
+        self.late += u64::from(deadline.is_some_and(|d| latency > d));
+    }
+}
+
 /// One scheduler, one device, any number of loads.
-pub struct Sim<O = Unobserved> {
+pub struct Sim<O = NoObserver> {
     scheduler: Scheduler,
     device: ServiceModel,
     size: u64,
     sources: Vec<Source>,
-    latencies: Vec<Latencies>,
-    /// Requests that found their VM full, in order.
-    outside: Vec<VecDeque<(u32, Nanos)>>,
+    stats: Vec<LoadStats>,
+    /// Requests beyond their VM's depth, in order.
+    blocked: Vec<VecDeque<(u32, Nanos)>>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
-    asked: Vec<Asked>,
-    free_asked: Vec<u32>,
+    pending: Vec<PendingRequest>,
+    free_pending: Vec<u32>,
     pieces: Vec<Option<Piece>>,
     free_pieces: Vec<u32>,
-    /// When the scheduler is asked again anyway.
+    /// The next scheduled wake-up.
     wake: Nanos,
     now: Nanos,
     requests: u64,
@@ -109,7 +132,7 @@ pub struct Sim<O = Unobserved> {
 }
 
 impl Sim {
-    /// A simulation that nobody looks on.
+    /// A simulation without an observer.
     ///
     /// # Errors
     /// [`SimError::Config`], [`SimError::NoVm`].
@@ -120,16 +143,16 @@ impl Sim {
         loads: &[Load],
         seed: u64,
     ) -> Result<Self, SimError> {
-        Self::observed(config, device, size, loads, seed, Unobserved)
+        Self::with_observer(config, device, size, loads, seed, NoObserver)
     }
 }
 
 impl<O: Observer> Sim<O> {
-    /// A simulation that `observer` looks on.
+    /// A simulation with an observer.
     ///
     /// # Errors
     /// As [`Sim::new`].
-    pub fn observed(
+    pub fn with_observer(
         config: &Config,
         device: TwinProfile,
         size: u64,
@@ -147,12 +170,12 @@ impl<O: Observer> Sim<O> {
             device: ServiceModel::new(device, size, seed),
             size,
             sources: loads.iter().enumerate().map(source).collect(),
-            latencies: loads.iter().map(|_| Latencies::new()).collect(),
-            outside: config.vms.iter().map(|_| VecDeque::new()).collect(),
+            stats: loads.iter().map(|_| LoadStats::new()).collect(),
+            blocked: config.vms.iter().map(|_| VecDeque::new()).collect(),
             events: BinaryHeap::new(),
             sequence: 0,
-            asked: Vec::new(),
-            free_asked: Vec::new(),
+            pending: Vec::new(),
+            free_pending: Vec::new(),
             pieces: Vec::new(),
             free_pieces: Vec::new(),
             wake: Nanos(u64::MAX),
@@ -162,10 +185,10 @@ impl<O: Observer> Sim<O> {
         };
         for load in 0..sim.sources.len() {
             if let Some(at) = sim.sources[load].next_arrival() {
-                sim.schedule(at, Event::Made(load as u32));
+                sim.schedule(at, Event::Arrival(load as u32));
             }
             for _ in 0..sim.sources[load].outstanding() {
-                sim.schedule(Nanos(0), Event::Made(load as u32));
+                sim.schedule(Nanos(0), Event::Arrival(load as u32));
             }
         }
         Ok(sim)
@@ -183,7 +206,8 @@ impl<O: Observer> Sim<O> {
             let Some(Reverse((at, _, event))) = self.events.pop() else { break };
             self.now = Nanos(at);
             self.handle(event)?;
-            // All that happens at one moment happens before the scheduler is asked, as when a real queue is drained.
+            // All events of one moment are handled before the scheduler is asked, as when a real
+            // queue is drained.
             let more = self.events.peek().is_some_and(|Reverse((next, _, _))| *next == at);
             if !more {
                 self.dispatch();
@@ -193,23 +217,23 @@ impl<O: Observer> Sim<O> {
         Ok(())
     }
 
-    /// What was seen so far.
+    /// Results so far.
     #[must_use]
     pub fn result(&self) -> SimResult {
         let seconds = self.now.as_secs_f64();
-        let loads = self.sources.iter().zip(&self.latencies).enumerate().map(|(i, (source, l))| LoadResult {
+        let loads = self.sources.iter().zip(&self.stats).enumerate().map(|(i, (source, l))| LoadResult {
             name: source.load.name.clone(),
             vm: source.load.vm,
-            n: l.n(),
-            unanswered: self.unanswered(i),
-            rate: if seconds > 0.0 { l.n() as f64 / seconds } else { 0.0 },
-            p50: l.at(50.0),
-            p99: l.at(99.0),
-            p9999: l.tail(),
-            max: l.max(),
+            n: l.hist.count(),
+            incomplete: self.incomplete(i),
+            rate: if seconds > 0.0 { l.hist.count() as f64 / seconds } else { 0.0 },
+            p50: l.hist.percentile(50.0),
+            p99: l.hist.percentile(99.0),
+            p9999: l.hist.tail(),
+            max: l.hist.max(),
             late: l.late,
         });
-        let vms = 0..self.outside.len();
+        let vms = 0..self.blocked.len();
         SimResult {
             time: self.now,
             requests: self.requests,
@@ -222,19 +246,19 @@ impl<O: Observer> Sim<O> {
         }
     }
 
-    fn unanswered(&self, load: usize) -> u64 {
-        let free: std::collections::BTreeSet<u32> = self.free_asked.iter().copied().collect();
+    fn incomplete(&self, load: usize) -> u64 {
+        let free: std::collections::BTreeSet<u32> = self.free_pending.iter().copied().collect();
         let inside = self
-            .asked
+            .pending
             .iter()
             .enumerate()
             .filter(|(i, a)| a.load as usize == load && !free.contains(&(*i as u32)))
             .count();
-        let outside = self.outside.iter().flatten().filter(|(l, _)| *l as usize == load).count();
-        (inside + outside) as u64
+        let blocked = self.blocked.iter().flatten().filter(|(l, _)| *l as usize == load).count();
+        (inside + blocked) as u64
     }
 
-    /// The observer, with what it saw.
+    /// The observer, with what it recorded.
     pub fn into_observer(self) -> O {
         self.observer
     }
@@ -246,18 +270,18 @@ impl<O: Observer> Sim<O> {
 
     fn handle(&mut self, event: Event) -> Result<(), SimError> {
         match event {
-            Event::Made(load) => {
+            Event::Arrival(load) => {
                 let source = &mut self.sources[load as usize];
                 if source.next_arrival().is_some() {
                     source.advance();
                     if let Some(at) = source.next_arrival() {
-                        self.schedule(at, Event::Made(load));
+                        self.schedule(at, Event::Arrival(load));
                     }
                 }
-                self.make(load, self.now);
+                self.submit_due(load, self.now);
             }
-            Event::Back(place) => self.back(place)?,
-            Event::Wake => {
+            Event::Completion(slot) => self.complete_piece(slot)?,
+            Event::Wakeup => {
                 if self.wake <= self.now {
                     self.wake = Nanos(u64::MAX);
                 }
@@ -266,89 +290,89 @@ impl<O: Observer> Sim<O> {
         Ok(())
     }
 
-    /// A request of a load that was due at `made`.
-    fn make(&mut self, load: u32, made: Nanos) {
+    /// Submits a request that was due at `due`.
+    fn submit_due(&mut self, load: u32, due: Nanos) {
         let source = &mut self.sources[load as usize];
         let vm = source.load.vm;
-        let (op, offset) = source.ask(self.size);
-        let place = self.free_asked.pop().unwrap_or(self.asked.len() as u32);
-        let asked = Asked { load, made, offset };
+        let (op, offset) = source.next_request(self.size);
+        let slot = self.free_pending.pop().unwrap_or(self.pending.len() as u32);
+        let pending = PendingRequest { load, due, offset };
         let request = Request {
-            tag: place.into(),
+            tag: slot.into(),
             op,
             len: source.load.len,
             priority: source.load.priority,
             arrival: self.now,
         };
         if self.scheduler.submit(vm, request).is_err() {
-            self.free_asked.push(place);
-            if place as usize == self.asked.len() {
-                self.asked.push(asked);
+            self.free_pending.push(slot);
+            if slot as usize == self.pending.len() {
+                self.pending.push(pending);
             }
-            self.outside[vm].push_back((load, made));
+            self.blocked[vm].push_back((load, due));
             return;
         }
-        match self.asked.get_mut(place as usize) {
-            Some(slot) => *slot = asked,
-            None => self.asked.push(asked),
+        match self.pending.get_mut(slot as usize) {
+            Some(entry) => *entry = pending,
+            None => self.pending.push(pending),
         }
-        self.observer.submitted(self.now, vm, &request);
+        self.observer.on_submit(self.now, vm, &request);
     }
 
-    fn back(&mut self, place: u32) -> Result<(), SimError> {
-        let Some(piece) = self.pieces[place as usize].take() else { return Ok(()) };
-        self.free_pieces.push(place);
-        self.observer.back(self.now, &piece);
+    fn complete_piece(&mut self, slot: u32) -> Result<(), SimError> {
+        let Some(piece) = self.pieces[slot as usize].take() else { return Ok(()) };
+        self.free_pieces.push(slot);
+        self.observer.on_piece_complete(self.now, &piece);
         let Some(done) = self.scheduler.complete(self.now, &piece).map_err(SimError::Scheduler)? else {
             return Ok(());
         };
-        self.observer.finished(self.now, &done);
+        self.observer.on_complete(self.now, &done);
         self.requests += 1;
         let tag = done.request.tag as u32;
-        let asked = self.asked[tag as usize];
-        self.free_asked.push(tag);
-        let source = &self.sources[asked.load as usize];
-        self.latencies[asked.load as usize].add(self.now.0 - asked.made.0, source.load.deadline);
-        if let Some(at) = source.again_at(self.now) {
-            self.schedule(at, Event::Made(asked.load));
+        let pending = self.pending[tag as usize];
+        self.free_pending.push(tag);
+        let source = &self.sources[pending.load as usize];
+        self.stats[pending.load as usize].record(Nanos(self.now.0 - pending.due.0), source.load.deadline);
+        if let Some(at) = source.resubmit_at(self.now) {
+            self.schedule(at, Event::Arrival(pending.load));
         }
-        if let Some((load, made)) = self.outside[done.vm].pop_front() {
-            self.make(load, made);
+        if let Some((load, due)) = self.blocked[done.vm].pop_front() {
+            self.submit_due(load, due);
         }
         Ok(())
     }
 
-    /// Gives the device all that it may have now.
+    /// Submits all pieces that may go now.
     fn dispatch(&mut self) {
         loop {
             let next = self.scheduler.next(self.now);
             match next {
                 Next::Piece(piece) => {
-                    self.observer.given(self.now, &piece);
-                    let offset = self.asked[piece.tag as usize].offset + piece.offset;
+                    self.observer.on_dispatch(self.now, &piece);
+                    let offset = self.pending[piece.tag as usize].offset + piece.offset;
                     let access = match piece.op {
                         Op::Read => Access::Read,
                         Op::Flush => Access::Flush,
                         Op::Write | Op::WriteZeroes | Op::Discard => Access::Write,
                     };
                     let done = self.device.complete_at(self.now.0, access, offset, piece.len);
-                    let place = self.free_pieces.pop().unwrap_or(self.pieces.len() as u32);
-                    match self.pieces.get_mut(place as usize) {
-                        Some(slot) => *slot = Some(piece),
+                    let slot = self.free_pieces.pop().unwrap_or(self.pieces.len() as u32);
+                    match self.pieces.get_mut(slot as usize) {
+                        Some(entry) => *entry = Some(piece),
                         None => self.pieces.push(Some(piece)),
                     }
-                    self.schedule(Nanos(done), Event::Back(place));
+                    self.schedule(Nanos(done), Event::Completion(slot));
                 }
                 Next::Wait(at) => {
-                    self.observer.rests(self.now, &next, &self.scheduler);
+                    self.observer.on_idle(self.now, &next, &self.scheduler);
                     if at < self.wake {
                         self.wake = at;
-                        self.schedule(at, Event::Wake);
+                        self.schedule(at, Event::Wakeup);
                     }
                     return;
                 }
                 Next::Full | Next::Idle => {
-                    self.observer.rests(self.now, &next, &self.scheduler);
+                    self.observer.on_idle(self.now, &next, &self.scheduler);
                     return;
                 }
             }

@@ -1,4 +1,4 @@
-//! Bounds against what really happens at worst, and the flood that they are for.
+//! Bounds against simulated worst cases, and isolation from a flood.
 
 mod common;
 
@@ -9,9 +9,9 @@ use rtvirtio_sched::{Op, Policy, Reservation, VmConfig};
 use rtvirtio_sim::{Arrival, Load, Sim};
 use rtvirtio_units::Nanos;
 
-/// A VM that makes `count` requests at once every `period`.
+/// A VM that submits `count` requests at once every `period`.
 #[derive(Clone, Debug)]
-struct Asks {
+struct BurstyVm {
     count: u32,
     period: Nanos,
     len: u64,
@@ -19,7 +19,7 @@ struct Asks {
     weight: u32,
 }
 
-impl Asks {
+impl BurstyVm {
     fn cost(&self) -> f64 {
         COST.of(Op::Read, self.len) as f64
     }
@@ -55,7 +55,7 @@ impl Asks {
     }
 }
 
-fn any_asks() -> impl Strategy<Value = Asks> {
+fn any_bursty_vm() -> impl Strategy<Value = BurstyVm> {
     (
         1u32..12,
         2_000_000u64..40_000_000,
@@ -63,7 +63,7 @@ fn any_asks() -> impl Strategy<Value = Asks> {
         300_000u64..20_000_000,
         1u32..8,
     )
-        .prop_map(|(count, period, len, deadline, weight)| Asks {
+        .prop_map(|(count, period, len, deadline, weight)| BurstyVm {
             count,
             period: Nanos(period),
             len,
@@ -72,12 +72,12 @@ fn any_asks() -> impl Strategy<Value = Asks> {
         })
 }
 
-fn worst(policy: Policy, channels: u32, window: u32, asks: &[Asks], flood: bool) -> Vec<Nanos> {
-    let mut vms: Vec<VmConfig> = asks.iter().map(Asks::vm).collect();
-    let mut loads: Vec<Load> = asks.iter().enumerate().map(|(vm, a)| a.load(vm)).collect();
+fn worst(policy: Policy, channels: u32, window: u32, bursty: &[BurstyVm], flood: bool) -> Vec<Nanos> {
+    let mut vms: Vec<VmConfig> = bursty.iter().map(BurstyVm::vm).collect();
+    let mut loads: Vec<Load> = bursty.iter().enumerate().map(|(vm, a)| a.load(vm)).collect();
     if flood {
         vms.push(VmConfig { weight: 1, ..VmConfig::default() });
-        loads.push(Load { len: 65_536, ..Load::reads(asks.len(), Arrival::Closed { depth: 32 }) });
+        loads.push(Load { len: 65_536, ..Load::reads(bursty.len(), Arrival::Closed { depth: 32 }) });
     }
     let mut sim = Sim::new(&config(policy, window, vms), device(channels), SIZE, &loads, 1).unwrap();
     sim.run(Nanos(2_000_000_000)).unwrap();
@@ -88,50 +88,51 @@ fn worst(policy: Policy, channels: u32, window: u32, asks: &[Asks], flood: bool)
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
-    /// No request takes longer than the bound, whatever the policy.
+    /// No request exceeds its bound, under any policy.
     #[test]
     fn no_request_takes_longer_than_its_bound(
-        asks in prop::collection::vec(any_asks(), 1..5),
+        bursty in prop::collection::vec(any_bursty_vm(), 1..5),
         channels in 1u32..4,
         more in 0u32..4,
     ) {
         let window = channels + more;
         for policy in Policy::ALL {
             let flows: Vec<Flow> =
-                asks.iter().enumerate().map(|(vm, a)| a.flow(vm, policy == Policy::Edf)).collect();
+                bursty.iter().enumerate().map(|(vm, a)| a.flow(vm, policy == Policy::Edf)).collect();
             let bounds = bounds(policy, &known(channels, window), &flows);
-            let worst = worst(policy, channels, window, &asks, false);
+            let worst = worst(policy, channels, window, &bursty, false);
             for (bound, worst) in bounds.iter().zip(&worst) {
-                prop_assert!(bound.is_none_or(|b| *worst <= b), "{}: {worst} > {bound:?} of {asks:?}", policy.name());
+                prop_assert!(bound.is_none_or(|b| *worst <= b), "{}: {worst} > {bound:?} of {bursty:?}", policy.name());
             }
         }
     }
 
-    /// Whoever is admitted meets its deadline, and its bound, also beside a flood of 64 KiB requests.
+    /// An admitted VM meets its deadline and its bound, also with a flood of 64 KiB requests.
     #[test]
     fn no_deadline_is_missed_when_admitted(
-        asks in prop::collection::vec(any_asks(), 1..5),
+        bursty in prop::collection::vec(any_bursty_vm(), 1..5),
         channels in 1u32..4,
         more in 0u32..4,
     ) {
         let window = channels + more;
-        let mut flows: Vec<Flow> = asks.iter().enumerate().map(|(vm, a)| a.flow(vm, true)).collect();
+        let mut flows: Vec<Flow> = bursty.iter().enumerate().map(|(vm, a)| a.flow(vm, true)).collect();
         let flood = COST.of(Op::Read, 65_536) as f64;
-        flows.push(Flow { vm: asks.len(), rate: f64::INFINITY, burst: f64::INFINITY, piece: flood, outstanding: None, deadline: None, weight: 1 });
+        flows.push(Flow { vm: bursty.len(), rate: f64::INFINITY, burst: f64::INFINITY, piece: flood, outstanding: None, deadline: None, weight: 1 });
         let device = known(channels, window);
         prop_assume!(admit(&device, &flows).is_ok());
         let bounds = bounds(Policy::Edf, &device, &flows);
-        let worst = worst(Policy::Edf, channels, window, &asks, true);
-        for (i, asks) in asks.iter().enumerate() {
-            prop_assert!(worst[i] <= asks.deadline);
+        let worst = worst(Policy::Edf, channels, window, &bursty, true);
+        for (i, bursty) in bursty.iter().enumerate() {
+            prop_assert!(worst[i] <= bursty.deadline);
             prop_assert!(bounds[i].is_some_and(|b| worst[i] <= b), "{} > {:?}", worst[i], bounds[i]);
         }
     }
 }
 
-/// The issue that the I/O domain is for: three VMs with 100 + 500 + 1500 requests per second, and a fourth that floods.
+/// The base case of the I/O domain: three VMs with 100 + 500 + 1500 requests per second, and a
+/// fourth that floods.
 #[test]
-fn a_flood_takes_only_what_is_left() {
+fn a_flood_takes_only_unreserved_time() {
     let rates = [100.0, 500.0, 1_500.0];
     let deadline = Nanos::from_micros(1_500);
     let read = COST.of(Op::Read, 4_096);
@@ -164,17 +165,18 @@ fn a_flood_takes_only_what_is_left() {
         assert_eq!(l.late, 0, "{l:?}");
         assert!((l.rate / rate - 1.0).abs() < 0.01, "{l:?}");
     }
-    // 15 602 of these per second are all that the device does.
+    // The device serves 15 602 of these per second.
     let left = 1e9 / read as f64 - 3.0 * 2_100.0;
     assert!(edf.loads[9].rate > 0.99 * left, "{} of {left}", edf.loads[9].rate);
-    // First come, first served: everybody waits behind the flood.
+    // FIFO: all requests wait behind the flood.
     let fifo = run(Policy::Fifo);
     assert!(fifo.loads[0].p50 > edf.loads[0].max, "{} {}", fifo.loads[0].p50, edf.loads[0].max);
 }
 
-/// Who floods beyond its reservation has that and its share of what is left, and not a piece of what others reserved.
+/// A VM that floods beyond its reservation gets the reservation and its share of the rest, and no
+/// reserved time of others.
 #[test]
-fn beyond_a_reservation_there_is_only_a_share() {
+fn beyond_a_reservation_a_vm_gets_only_its_share() {
     let read = COST.of(Op::Read, 4_096);
     let reserved = |share: f64, deadline: u64| VmConfig {
         normal: Some(Reservation {
@@ -184,7 +186,8 @@ fn beyond_a_reservation_there_is_only_a_share() {
         }),
         ..VmConfig::default()
     };
-    // The first floods with the shortest deadline of all; the second keeps to its own; the third has none.
+    // The first floods with the shortest deadline of all; the second stays within its reservation;
+    // the third has none.
     let vms = vec![reserved(0.2, 500), reserved(0.2, 2_000), VmConfig::default()];
     let period = Nanos(read * 10);
     let loads = [

@@ -1,4 +1,4 @@
-//! What the scheduler promises, whatever is asked of it.
+//! Invariants of the scheduler under random loads.
 
 mod common;
 
@@ -7,56 +7,57 @@ use std::collections::HashMap;
 use common::{COST, SIZE, config, device};
 use proptest::prelude::*;
 use rtvirtio_sched::{
-    Cap, Class, Direction, Finished, Next, Piece, Policy, Priority, Request, Scheduler, Tspec, VmConfig,
+    Cap, Class, CompletedRequest, Direction, Next, Piece, Policy, Priority, Request, Scheduler, Tspec,
+    VmConfig,
 };
 use rtvirtio_sim::{Arrival, Load, Observer, Sim};
 use rtvirtio_units::Nanos;
 
 const SECOND: Nanos = Nanos(1_000_000_000);
 
-/// Counts what goes in and comes out.
+/// Accounts for requests and pieces.
 #[derive(Default)]
-struct Books {
+struct Ledger {
     open: HashMap<(usize, u64), u64>,
-    /// Bytes of a request that are not back yet.
+    /// Bytes of each request that are not completed.
     mistakes: Vec<String>,
     at_device: u32,
     most_at_device: u32,
     finished: u64,
 }
 
-impl Observer for Books {
-    fn submitted(&mut self, _: Nanos, vm: usize, r: &Request) {
+impl Observer for Ledger {
+    fn on_submit(&mut self, _: Nanos, vm: usize, r: &Request) {
         if self.open.insert((vm, r.tag), r.len).is_some() {
             self.mistakes.push(format!("{} twice", r.tag));
         }
     }
-    fn given(&mut self, _: Nanos, _: &Piece) {
+    fn on_dispatch(&mut self, _: Nanos, _: &Piece) {
         self.at_device += 1;
         self.most_at_device = self.most_at_device.max(self.at_device);
     }
-    fn back(&mut self, _: Nanos, p: &Piece) {
+    fn on_piece_complete(&mut self, _: Nanos, p: &Piece) {
         self.at_device -= 1;
         match self.open.get_mut(&(p.vm, p.tag)) {
             Some(left) if *left >= p.len => *left -= p.len,
             other => self.mistakes.push(format!("{p:?} of {other:?}")),
         }
     }
-    fn finished(&mut self, _: Nanos, f: &Finished) {
+    fn on_complete(&mut self, _: Nanos, f: &CompletedRequest) {
         self.finished += 1;
         if self.open.remove(&(f.vm, f.request.tag)) != Some(0) {
             self.mistakes.push(format!("{f:?} finished too early"));
         }
     }
-    fn rests(&mut self, now: Nanos, next: &Next, s: &Scheduler) {
+    fn on_idle(&mut self, now: Nanos, next: &Next, s: &Scheduler) {
         let right = match next {
-            Next::Idle => s.waiting() == 0,
-            Next::Full => s.in_flight() >= s.window(),
-            Next::Wait(at) => *at > now && s.waiting() > 0,
+            Next::Idle => s.backlog() == 0,
+            Next::Full => s.inflight() >= s.window(),
+            Next::Wait(at) => *at > now && s.backlog() > 0,
             Next::Piece(_) => false,
         };
         if !right {
-            self.mistakes.push(format!("{next:?} at {now} with {} waiting", s.waiting()));
+            self.mistakes.push(format!("{next:?} at {now} with {} waiting", s.backlog()));
         }
     }
 }
@@ -102,9 +103,10 @@ fn any_cap() -> impl Strategy<Value = Cap> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Every request comes back once and whole, the device never holds more than the window, and the scheduler rests only for a reason.
+    /// Every request completes once and whole, the device never holds more than the window, and the
+    /// scheduler is idle only for a valid reason.
     #[test]
-    fn nothing_is_lost_or_doubled(
+    fn no_request_is_lost_or_completed_twice(
         policy in any_policy(),
         window in 1u32..16,
         channels in 1u32..5,
@@ -114,26 +116,27 @@ proptest! {
     ) {
         let vms = caps.into_iter().map(|(r, w)| VmConfig { caps: [r, w], ..VmConfig::default() }).collect();
         let config = config(policy, window, vms);
-        let mut sim = Sim::observed(&config, device(channels), SIZE, &loads, seed, Books::default()).unwrap();
+        let mut sim = Sim::with_observer(&config, device(channels), SIZE, &loads, seed, Ledger::default()).unwrap();
         sim.run(Nanos(200_000_000)).unwrap();
         let result = sim.result();
-        let books = sim.into_observer();
-        prop_assert!(books.mistakes.is_empty(), "{:?}", &books.mistakes[..books.mistakes.len().min(3)]);
-        prop_assert!(books.most_at_device <= window);
-        prop_assert_eq!(books.finished, result.requests);
-        prop_assert_eq!(books.finished, result.loads.iter().map(|l| l.n).sum::<u64>());
+        let ledger = sim.into_observer();
+        prop_assert!(ledger.mistakes.is_empty(), "{:?}", &ledger.mistakes[..ledger.mistakes.len().min(3)]);
+        prop_assert!(ledger.most_at_device <= window);
+        prop_assert_eq!(ledger.finished, result.requests);
+        prop_assert_eq!(ledger.finished, result.loads.iter().map(|l| l.n).sum::<u64>());
     }
 
-    /// In any interval a capped VM gets no more than `min(M + p t, b + r t)`, and what it waits for comes at the first moment that allows it.
+    /// In any interval a capped VM gets at most `min(M + p t, b + r t)`, and a throttled piece goes
+    /// at the first moment that this allows.
     #[test]
     fn caps_hold_and_do_not_idle(cap in any_cap(), len in 1u64..300_000, depth in 1u32..8) {
         let vm = VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() };
         let config = config(Policy::Drr, 64, vec![vm]);
         let loads = [Load { len, ..Load::reads(0, Arrival::Closed { depth }) }];
-        let mut sim = Sim::observed(&config, device(64), SIZE, &loads, 1, Log::default()).unwrap();
+        let mut sim = Sim::with_observer(&config, device(64), SIZE, &loads, 1, PieceLog::default()).unwrap();
         sim.run(Nanos(300_000_000)).unwrap();
-        let Log { given, waits } = sim.into_observer();
-        let limits = [(cap.requests, 0, 1), (cap.bytes, 1, config.quantum), (cap.time, 2, COST.most(Direction::Read, config.quantum))];
+        let PieceLog { given, waits } = sim.into_observer();
+        let limits = [(cap.requests, 0, 1), (cap.bytes, 1, config.quantum), (cap.time, 2, COST.max_cost(Direction::Read, config.quantum))];
         for (spec, which, most) in limits {
             let Some(spec) = spec else { continue };
             for (rate, burst) in [Some((spec.rate, spec.burst)), spec.peak.map(|p| (p, most))].into_iter().flatten() {
@@ -148,14 +151,15 @@ proptest! {
                 }
             }
         }
-        // It said when the next piece may go, and nothing else happened: then that piece went.
+        // After the announced wake-up, without other events, the next piece goes.
         for (at, until) in waits.iter().take(300) {
             let next = given.iter().map(|g| g.0).find(|t| t > at);
             prop_assert!(next.is_none_or(|t| t <= *until || depth > 1), "{next:?} after {until}");
         }
     }
 
-    /// Always-hungry VMs get equal numbers of pieces by round robin, and device time by weight under `drr`, to within a quantum each.
+    /// Backlogged VMs get equal numbers of pieces by round robin, and device time by weight under
+    /// `drr`, to within a quantum each.
     #[test]
     fn turns_are_fair_within_a_quantum(
         lens in prop::collection::vec(1u64..200_000, 2..6),
@@ -171,7 +175,7 @@ proptest! {
                 .enumerate()
                 .map(|(vm, len)| Load { len: *len, ..Load::reads(vm, Arrival::Closed { depth: 64 }) })
                 .collect();
-            let mut sim = Sim::observed(&config, device(1), SIZE, &loads, 1, Log::default()).unwrap();
+            let mut sim = Sim::with_observer(&config, device(1), SIZE, &loads, 1, PieceLog::default()).unwrap();
             sim.run(SECOND).unwrap();
             let result = sim.result();
             let pieces: Vec<u64> = result.vms.iter().map(|c| c.shared).collect();
@@ -180,9 +184,10 @@ proptest! {
                 prop_assert!(most - least <= 1, "{pieces:?}");
                 continue;
             }
-            // Shreedhar and Varghese, theorem 4: |S_i/q_i - S_j/q_j| <= 1 + L/q_i + L/q_j with quanta of at least L; the log holds all VMs' pieces in order, so time
-            // is summed from what each cost.
-            let most = COST.most(Direction::Read, config.quantum).max(COST.most(Direction::Write, config.quantum));
+            // Shreedhar and Varghese, theorem 4: |S_i/q_i - S_j/q_j| <= 1 + L/q_i + L/q_j with
+            // quanta of at least L; the log holds all VMs' pieces in order, so time is the sum of
+            // their costs.
+            let most = COST.max_cost(Direction::Read, config.quantum).max(COST.max_cost(Direction::Write, config.quantum));
             let lightest = *weights.iter().take(lens.len()).min().unwrap();
             let quanta: Vec<f64> =
                 weights.iter().take(lens.len()).map(|w| (most * u64::from(*w) / u64::from(lightest)) as f64).collect();
@@ -199,27 +204,27 @@ proptest! {
     }
 }
 
-/// When which piece went: requests, bytes, time and VM of each.
+/// Each piece at its submission: requests, bytes, time and VM.
 #[derive(Default)]
-struct Log {
+struct PieceLog {
     given: Vec<(Nanos, [u64; 4])>,
     waits: Vec<(Nanos, Nanos)>,
 }
 
-impl Observer for Log {
-    fn given(&mut self, now: Nanos, p: &Piece) {
+impl Observer for PieceLog {
+    fn on_dispatch(&mut self, now: Nanos, p: &Piece) {
         self.given.push((now, [u64::from(p.offset == 0), p.len, p.cost, p.vm as u64]));
     }
-    fn rests(&mut self, now: Nanos, next: &Next, _: &Scheduler) {
+    fn on_idle(&mut self, now: Nanos, next: &Next, _: &Scheduler) {
         if let Next::Wait(at) = next {
             self.waits.push((now, *at));
         }
     }
 }
 
-/// A real-time request passes its own VM's others and nobody else's; an idle one is not starved for ever.
+/// A real-time request passes other requests of its own VM only; an idle one is not starved.
 #[test]
-fn priorities_order_a_vm_and_no_other() {
+fn priorities_order_one_vm_only() {
     let vms = vec![VmConfig::default(), VmConfig::default()];
     let config = config(Policy::RoundRobin, 1, vms);
     let urgent = Load {
@@ -237,13 +242,14 @@ fn priorities_order_a_vm_and_no_other() {
     let mut sim = Sim::new(&config, device(1), SIZE, &[urgent, flood, idle, other], 1).unwrap();
     sim.run(Nanos(20_000_000_000)).unwrap();
     let r = sim.result();
-    // At most the piece at the device, one of the other VM, itself; and once a second the idle one that has waited for too long, with one more of the other VM.
+    // At most the piece at the device, one of the other VM, and itself; and once a second the aged
+    // idle request, with one more of the other VM.
     assert!(r.loads[0].max.0 <= 5 * 64_096, "{}", r.loads[0].max);
     assert!(r.loads[0].p99.0 <= 3 * 64_096 + 200, "{}", r.loads[0].max);
     assert!(r.loads[1].p50 > r.loads[0].max);
-    // Half of the device each, whatever VM 0 says about itself.
+    // Half of the device each, whatever priorities VM 0 uses.
     let share = r.loads[3].rate / r.loads.iter().map(|l| l.rate).sum::<f64>();
     assert!((share - 0.5).abs() < 0.01, "{share}");
-    // Once a second at least.
+    // At least once a second.
     assert!((18..=40).contains(&r.loads[2].n), "{}", r.loads[2].n);
 }

@@ -1,4 +1,5 @@
-//! A load by hand: `load SECONDS SPIN CLIENT:RATE:DEPTH[:BLOCK[:WRITES]]... -- SOCKET...`, where a rate of 0 floods.
+//! A load generator: `load SECONDS SPIN CLIENT:RATE:DEPTH[:BLOCK[:WRITES]]... -- SOCKET...`; rate 0
+//! is a closed loop.
 
 use std::path::Path;
 use std::time::Duration;
@@ -49,9 +50,9 @@ fn main() {
             got.errors,
             got.unanswered,
             got.rate,
-            got.at(50.0),
-            got.at(99.0),
-            got.at(99.9),
+            got.percentile(50.0),
+            got.percentile(99.0),
+            got.percentile(99.9),
             got.tail(),
             got.max()
         );

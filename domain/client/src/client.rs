@@ -1,4 +1,4 @@
-//! A connection to a backend.
+//! A connection to a back end.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ const VERSION_1: u64 = 1 << 32;
 const FLUSH: u64 = 1 << 9;
 const QUEUES: u64 = 1 << 12;
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Queues.
+    /// Number of queues.
     pub queues: u16,
-    /// Descriptors of each; a third as many requests.
+    /// Descriptors of each queue; each request takes three.
     pub size: u16,
-    /// Bytes of data of each request.
+    /// Data buffer of each request, in bytes.
     pub buffer: usize,
-    /// As QEMU makes its memory.
+    /// Seals the memory, as QEMU does.
     pub sealed: bool,
 }
 
@@ -35,38 +35,38 @@ impl Default for Options {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection fails.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// The backend refused, or is not there.
+    /// The back end refused, or is absent.
     #[error("{}: {what}: {source}", socket.display())]
     Backend {
-        /// Where.
+        /// Its socket.
         socket: PathBuf,
-        /// What was asked.
+        /// The operation.
         what: &'static str,
-        /// What it said.
+        /// Its error.
         source: vhost::Error,
     },
-    /// Our own side.
+    /// A local failure.
     #[error("{what}: {source}")]
     Io {
-        /// What.
+        /// The operation.
         what: &'static str,
-        /// Why.
+        /// Its error.
         source: io::Error,
     },
 }
 
-/// A disk.
+/// A connected disk.
 pub struct Client {
     frontend: Frontend,
-    /// Shared with the backend.
+    /// Memory shared with the back end.
     pub mem: Arc<SharedMemory>,
     /// Its queues.
     pub queues: Vec<ClientQueue>,
-    /// Its size in bytes, as the backend says.
+    /// Its size in bytes.
     pub capacity: u64,
 }
 
@@ -83,33 +83,34 @@ impl Client {
     /// [`ClientError`].
     pub fn connect(socket: &Path, options: Options) -> Result<Self, ClientError> {
         let io = |what| move |source| ClientError::Io { what, source };
-        let bad = |what| {
+        let backend = |what| {
             let socket = socket.to_owned();
             move |source: vhost::Error| ClientError::Backend { socket, what, source }
         };
         let each = ClientQueue::bytes(options.size, options.buffer);
         let len = each * usize::from(options.queues);
         let mem = Arc::new(SharedMemory::new(len, options.sealed).map_err(io("memory"))?);
-        let mut frontend = Frontend::connect(socket, options.queues.into()).map_err(bad("cannot connect"))?;
-        frontend.set_owner().map_err(bad("set owner"))?;
-        let offered = frontend.get_features().map_err(bad("get features"))?;
+        let mut frontend =
+            Frontend::connect(socket, options.queues.into()).map_err(backend("cannot connect"))?;
+        frontend.set_owner().map_err(backend("set owner"))?;
+        let offered = frontend.get_features().map_err(backend("get features"))?;
         let protocol = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         let features = offered & (EVENT_IDX | VERSION_1 | FLUSH | QUEUES | protocol);
-        frontend.set_features(features).map_err(bad("set features"))?;
+        frontend.set_features(features).map_err(backend("set features"))?;
         let mut capacity = 0;
         if features & protocol != 0 {
-            let there = frontend.get_protocol_features().map_err(bad("get protocol features"))?;
+            let there = frontend.get_protocol_features().map_err(backend("get protocol features"))?;
             let wanted = VhostUserProtocolFeatures::CONFIG
                 | VhostUserProtocolFeatures::MQ
                 | VhostUserProtocolFeatures::REPLY_ACK;
-            frontend.set_protocol_features(there & wanted).map_err(bad("set protocol features"))?;
-            // Every message is answered from here on, so that a refusal is seen.
+            frontend.set_protocol_features(there & wanted).map_err(backend("set protocol features"))?;
+            // Every message asks for a reply from here on, so that refusals are seen.
             if there.contains(VhostUserProtocolFeatures::REPLY_ACK) {
                 frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
             }
             let (_, config) = frontend
                 .get_config(0, 60, VhostUserConfigFlags::WRITABLE, &[0; 60])
-                .map_err(bad("get config"))?;
+                .map_err(backend("get config"))?;
             if let Some(sectors) = config.get(0..8).and_then(|b| b.try_into().ok()) {
                 capacity = u64::from_le_bytes(sectors) * 512;
             }
@@ -121,14 +122,14 @@ impl Client {
             mmap_offset: 0,
             mmap_handle: mem.fd(),
         };
-        frontend.set_mem_table(&[region]).map_err(bad("set memory table"))?;
+        frontend.set_mem_table(&[region]).map_err(backend("set memory table"))?;
         let mut queues = Vec::new();
         for i in 0..usize::from(options.queues) {
             let at = i * each;
             let event_idx = features & EVENT_IDX != 0;
             let queue = ClientQueue::new(Arc::clone(&mem), at, options.size, options.buffer, event_idx)
                 .map_err(io("queue"))?;
-            let (desc, avail, used) = queue.places();
+            let (desc, avail, used) = queue.ring_offsets();
             let place = |offset: usize| mem.address() + offset as u64;
             let addresses = VringConfigData {
                 queue_max_size: options.size,
@@ -139,20 +140,20 @@ impl Client {
                 avail_ring_addr: place(avail),
                 log_addr: None,
             };
-            frontend.set_vring_num(i, options.size).map_err(bad("set queue size"))?;
-            frontend.set_vring_addr(i, &addresses).map_err(bad("set queue addresses"))?;
-            frontend.set_vring_base(i, 0).map_err(bad("set queue base"))?;
-            frontend.set_vring_call(i, &queue.call).map_err(bad("set call"))?;
-            frontend.set_vring_kick(i, &queue.kick).map_err(bad("set kick"))?;
+            frontend.set_vring_num(i, options.size).map_err(backend("set queue size"))?;
+            frontend.set_vring_addr(i, &addresses).map_err(backend("set queue addresses"))?;
+            frontend.set_vring_base(i, 0).map_err(backend("set queue base"))?;
+            frontend.set_vring_call(i, &queue.call).map_err(backend("set call"))?;
+            frontend.set_vring_kick(i, &queue.kick).map_err(backend("set kick"))?;
             if features & protocol != 0 {
-                frontend.set_vring_enable(i, true).map_err(bad("enable queue"))?;
+                frontend.set_vring_enable(i, true).map_err(backend("enable queue"))?;
             }
             queues.push(queue);
         }
         Ok(Self { frontend, mem, queues, capacity })
     }
 
-    /// The connection itself, to say what no driver would.
+    /// The raw connection, for invalid messages.
     pub fn raw(&mut self) -> &mut Frontend {
         &mut self.frontend
     }

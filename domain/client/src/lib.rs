@@ -1,6 +1,8 @@
-//! The other side of a vhost-user-blk backend, without a VM: connects to its socket, sets up queues in memory of its own, and asks.
+//! A vhost-user-blk front end without a VM: connects to a back end's socket, sets up virtqueues in
+//! memory of its own, and submits requests.
 //!
-//! So a backend is measured without a guest's cost ([`load`]), and attacked by what no driver would do ([`Client::raw`]). Any backend will do: QEMU's storage daemon as well as ours.
+//! It measures a back end without a guest's overhead ([`load`]), and attacks it with messages that
+//! no driver sends ([`Client::raw`]). It works with any back end, QEMU's storage daemon included.
 
 mod client;
 pub mod load;
@@ -9,4 +11,4 @@ mod queue;
 
 pub use client::{Client, ClientError, Options};
 pub use memory::SharedMemory;
-pub use queue::{Answer, Ask, ClientQueue};
+pub use queue::{BlkCompletion, BlkRequest, ClientQueue};

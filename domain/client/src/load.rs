@@ -1,42 +1,45 @@
-//! Load on backends: requests at their intended times, or so many always; latencies from the intended start.
+//! Load generators: open loop at fixed times, or closed loop; latencies from the intended start.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hdrhistogram::Histogram;
+use rtvirtio_sched::LatencyHistogram;
 use rtvirtio_stats::Random;
 use rtvirtio_units::Nanos;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::Client;
-use crate::queue::{Ask, ClientQueue};
+use crate::queue::{BlkRequest, ClientQueue};
+
+/// Longest latency that the histograms tell apart: 1000 s.
+const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// A stream of requests to one client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stream {
-    /// For the result.
+    /// Name in the result.
     pub name: String,
-    /// Which client.
+    /// Index of the client.
     pub client: usize,
-    /// Which of its queues.
+    /// Index of its queue.
     pub queue: usize,
     /// Requests per second at fixed times; `None` keeps `depth` outstanding.
     pub rate: Option<f64>,
-    /// Outstanding at most.
+    /// Most outstanding requests.
     pub depth: usize,
-    /// Bytes each.
+    /// Bytes of a request.
     pub block: u32,
     /// Share of writes, 0 to 1.
     pub writes: f64,
     /// Linux's I/O priority in the header.
     pub priority: u32,
-    /// Addresses are random within the disk.
+    /// Random offsets are below this, in bytes.
     pub span: u64,
 }
 
 impl Stream {
-    /// Reads of 4 KiB at random, `depth` outstanding always, to the first queue of the first client.
+    /// A closed loop of random 4 KiB reads on the first queue of the first client.
     #[must_use]
     pub fn reads(name: &str, depth: usize, span: u64) -> Self {
         Self {
@@ -53,84 +56,84 @@ impl Stream {
     }
 }
 
-/// What a stream got.
+/// Result of a stream.
 #[derive(Clone, Debug)]
-pub struct Got {
-    /// As declared.
+pub struct StreamResult {
+    /// Name of the stream.
     pub name: String,
     /// Requests that were due after the warm-up.
     pub n: u64,
-    /// Of them, refused.
+    /// Requests that failed.
     pub errors: u64,
-    /// Answers per second.
+    /// Completions per second.
     pub rate: f64,
-    /// Of them, not answered by the end; their latency is the time until then.
+    /// Requests not completed by the end; their latency is the time until then.
     pub unanswered: u64,
-    /// Intended start and answer of each, in ns of CLOCK_MONOTONIC.
+    /// Intended start and completion of each request, in ns of CLOCK_MONOTONIC.
     pub spans: Vec<(u64, u64)>,
-    hist: Histogram<u64>,
-    max: u64,
+    hist: LatencyHistogram,
 }
 
-impl Got {
+impl StreamResult {
     /// A percentile of the latency from the intended start.
     #[must_use]
-    pub fn at(&self, percentile: f64) -> Nanos {
-        Nanos(self.hist.value_at_percentile(percentile).min(self.max))
+    pub fn percentile(&self, percentile: f64) -> Nanos {
+        self.hist.percentile(percentile)
     }
 
-    /// The longest.
+    /// The longest latency.
     #[must_use]
     pub fn max(&self) -> Nanos {
-        Nanos(self.max)
+        self.hist.max()
     }
 
     /// 99.99th percentile; the maximum where there are fewer than 10 000.
     #[must_use]
     pub fn tail(&self) -> Nanos {
-        if self.n < 10_000 { self.max() } else { self.at(99.99) }
+        self.hist.tail()
     }
 }
 
-/// Of each slot of a queue: who asked, and when it was intended.
+/// Stream and intended start of the request in each slot.
 type Slots = Vec<Option<(usize, u64)>>;
 
-struct Running {
+struct StreamState {
     stream: Stream,
     random: Random,
-    /// Next intended start, from the beginning, in ns.
+    /// Next intended start, in ns since the beginning.
     due: u64,
     period: u64,
     outstanding: usize,
-    /// Intended starts that wait for a place.
+    /// Intended starts that wait for a slot.
     late: std::collections::VecDeque<u64>,
-    /// Answers that count.
-    answers: u64,
-    got: Got,
+    /// Completions after the warm-up.
+    completions: u64,
+    got: StreamResult,
 }
 
-/// How to run.
+/// Duration and mode of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Not counted.
+    /// Time before the measurement.
     pub warm_up: Duration,
-    /// Counted.
+    /// Time of the measurement.
     pub length: Duration,
-    /// Of addresses and directions.
+    /// Seed of offsets and directions.
     pub seed: u64,
-    /// Looks for answers without sleeping: what a guest that polls would see. Otherwise sleeps until the backend calls.
+    /// Polls for completions without sleeping, as a polling guest does. Otherwise sleeps until the
+    /// back end calls.
     pub spin: bool,
 }
 
 /// Runs streams against connected clients, from one thread.
 ///
 /// # Errors
-/// When a queue cannot be told, or waiting fails.
-pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<Got>> {
+/// A kick or a poll that fails.
+pub fn run(clients: &mut [Client], streams: &[Stream], plan: &Plan) -> std::io::Result<Vec<StreamResult>> {
     run_until(clients, streams, plan, &AtomicBool::new(false))
 }
 
-/// The same; ends when `stop` is set and a backend answers, at the latest at the end of the plan.
+/// As [`run`]; also ends when `stop` is set and a back end calls.
 ///
 /// # Errors
 /// As [`run`].
@@ -139,9 +142,12 @@ pub fn run_until(
     streams: &[Stream],
     plan: &Plan,
     stop: &AtomicBool,
-) -> std::io::Result<Vec<Got>> {
-    let mut running: Vec<Running> =
-        streams.iter().enumerate().map(|(i, s)| Running::new(s, plan.seed.wrapping_add(i as u64))).collect();
+) -> std::io::Result<Vec<StreamResult>> {
+    let mut running: Vec<StreamState> = streams
+        .iter()
+        .enumerate()
+        .map(|(i, s)| StreamState::new(s, plan.seed.wrapping_add(i as u64)))
+        .collect();
     let mut slots: Vec<Vec<Slots>> = clients
         .iter()
         .map(|c| c.queues.iter().map(|q| vec![None; usize::from(q.size())]).collect())
@@ -157,11 +163,12 @@ pub fn run_until(
         }
         for (c, client) in clients.iter_mut().enumerate() {
             for (q, queue) in client.queues.iter_mut().enumerate() {
-                while let Some(answer) = queue.answer() {
-                    let slot = slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(answer.slot)));
+                while let Some(completion) = queue.pop_used() {
+                    let slot =
+                        slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(completion.slot)));
                     let Some((stream, intended)) = slot.and_then(Option::take) else { continue };
                     let now = begin.elapsed().as_nanos() as u64;
-                    running[stream].answered((now, intended), answer.status, from, base);
+                    running[stream].on_completion((now, intended), completion.status, from, base);
                 }
             }
         }
@@ -170,8 +177,8 @@ pub fn run_until(
             let client = &mut clients[r.stream.client];
             let queue = &mut client.queues[r.stream.queue];
             let mut any = false;
-            while let Some(intended) = r.wants(now) {
-                let Some(slot) = queue.push(&r.ask()) else {
+            while let Some(intended) = r.next_due(now) {
+                let Some(slot) = queue.push(&r.next_request()) else {
                     r.late.push_front(intended);
                     break;
                 };
@@ -191,14 +198,14 @@ pub fn run_until(
         }
     };
     let seconds = end.saturating_sub(from).max(1) as f64 / 1e9;
-    // Who was not answered by the end has waited at least until then.
+    // A request without a completion has waited at least until the end.
     for (stream, intended) in slots.into_iter().flatten().flatten().flatten() {
-        running[stream].waits(end, intended, from, base);
+        running[stream].record_incomplete(end, intended, from, base);
     }
     for r in &mut running {
         for intended in std::mem::take(&mut r.late) {
             r.got.unanswered += 1;
-            r.waits(end, intended, from, base);
+            r.record_incomplete(end, intended, from, base);
         }
     }
     Ok(running
@@ -206,16 +213,16 @@ pub fn run_until(
         .map(|r| {
             let unanswered =
                 if r.stream.rate.is_some() { r.got.unanswered + r.outstanding as u64 } else { 0 };
-            Got { rate: r.answers as f64 / seconds, unanswered, ..r.got }
+            StreamResult { rate: r.completions as f64 / seconds, unanswered, ..r.got }
         })
         .collect())
 }
 
-/// Until the next intended start, or until a backend calls.
+/// Sleeps until the next intended start, or a call of a back end.
 fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<()> {
     for queue in clients.iter_mut().flat_map(|c| c.queues.iter_mut()) {
-        queue.expect();
-        if queue.has_answer() {
+        queue.enable_call();
+        if queue.has_used() {
             return Ok(());
         }
     }
@@ -239,24 +246,20 @@ fn sleep(clients: &mut [Client], begin: Instant, next: u64) -> std::io::Result<(
     Ok(())
 }
 
-impl Running {
+impl StreamState {
     fn new(stream: &Stream, seed: u64) -> Self {
         let mut random = Random::new(seed);
         let period = stream.rate.map_or(0, |r| (1e9 / r.max(1e-3)) as u64);
-        // Streams do not begin in step.
+        // Streams start at random phases.
         let due = (random.unit() * period as f64) as u64;
-        // 1 ns to 1000 s at three digits: constants within the type's range.
-        let hist = Histogram::new_with_bounds(1, 1_000_000_000_000, 3)
-            .unwrap_or_else(|_| unreachable!("constant bounds"));
-        let got = Got {
+        let got = StreamResult {
             name: stream.name.clone(),
             n: 0,
             errors: 0,
             rate: 0.0,
             unanswered: 0,
             spans: Vec::new(),
-            hist,
-            max: 0,
+            hist: LatencyHistogram::new(LONGEST_LATENCY, 3),
         };
         Self {
             stream: stream.clone(),
@@ -265,13 +268,13 @@ impl Running {
             period,
             outstanding: 0,
             late: std::collections::VecDeque::new(),
-            answers: 0,
+            completions: 0,
             got,
         }
     }
 
-    /// The intended start of a request that may be made now.
-    fn wants(&mut self, now: u64) -> Option<u64> {
+    /// The intended start of the next request, if one may be submitted now.
+    fn next_due(&mut self, now: u64) -> Option<u64> {
         if self.stream.rate.is_some() {
             while self.due <= now {
                 self.late.push_back(self.due);
@@ -284,11 +287,11 @@ impl Running {
         if self.stream.rate.is_some() { self.late.pop_front() } else { Some(now) }
     }
 
-    fn ask(&mut self) -> Ask {
+    fn next_request(&mut self) -> BlkRequest {
         let write = self.stream.writes > 0.0 && self.random.unit() < self.stream.writes;
         let places = (self.stream.span / u64::from(self.stream.block)).max(1);
         let place = self.random.below(places as usize) as u64;
-        Ask {
+        BlkRequest {
             kind: u32::from(write),
             priority: self.stream.priority,
             sector: place * u64::from(self.stream.block) / 512,
@@ -296,30 +299,29 @@ impl Running {
         }
     }
 
-    /// A latency that is known, or is at least this.
-    fn waits(&mut self, now: u64, intended: u64, from: u64, base: u64) {
-        // Of a flood nobody knows when the next request was due.
+    /// Records a lower bound of a latency.
+    fn record_incomplete(&mut self, now: u64, intended: u64, from: u64, base: u64) {
+        // A closed loop has no intended start for its next request.
         if intended < from || self.stream.rate.is_none() {
             return;
         }
-        self.note(now, intended, base);
+        self.record(now, intended, base);
     }
 
-    fn note(&mut self, now: u64, intended: u64, base: u64) {
+    fn record(&mut self, now: u64, intended: u64, base: u64) {
         let latency = now.saturating_sub(intended);
         self.got.n += 1;
-        self.got.hist.saturating_record(latency);
-        self.got.max = self.got.max.max(latency);
+        self.got.hist.record(Nanos(latency));
         self.got.spans.push((base + intended, base + now.max(intended)));
     }
 
-    fn answered(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
+    fn on_completion(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
         self.outstanding -= 1;
         if intended < from {
             return;
         }
-        self.answers += 1;
+        self.completions += 1;
         self.got.errors += u64::from(status != 0);
-        self.note(now, intended, base);
+        self.record(now, intended, base);
     }
 }

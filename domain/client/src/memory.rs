@@ -1,4 +1,4 @@
-//! Memory that is shared with a backend, as QEMU's `memory-backend-memfd`.
+//! Memory shared with a back end, as QEMU's `memory-backend-memfd`.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// A sealed memfd, mapped. "Guest" addresses begin at [`SharedMemory::BASE`].
+/// A mapped memfd. Guest addresses start at [`SharedMemory::BASE`].
 #[derive(Debug)]
 pub struct SharedMemory {
     file: File,
@@ -16,26 +16,26 @@ pub struct SharedMemory {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory; whoever shares it between threads goes through `&self` and the atomics below.
+// SAFETY: the mapping is plain memory; threads that share it use `&self` and the atomics below.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// First guest address: 0 would mean "no ring" to some backends.
+    /// First guest address: some back ends treat 0 as "no ring".
     pub const BASE: u64 = 1 << 20;
 
-    /// `len` bytes of zeroes; `sealed` as QEMU makes them.
+    /// `len` bytes of zeroes; `sealed` as by QEMU.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// The memory cannot be created.
     pub fn new(len: usize, sealed: bool) -> io::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("rtvirtio-client", MemfdFlags::ALLOW_SEALING)?);
         file.set_len(len as u64)?;
         if sealed {
             rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         }
-        // SAFETY: a new shared mapping of a file of this length; nobody else knows its address.
+        // SAFETY: a new shared mapping of a file of this length, without other references.
         let at = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -55,19 +55,19 @@ impl SharedMemory {
         self.file.as_raw_fd()
     }
 
-    /// Where it lies in this process.
+    /// Its address in this process.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.at as u64
     }
 
-    /// Its length.
+    /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never.
+    /// Whether its length is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -106,20 +106,20 @@ impl SharedMemory {
         out
     }
 
-    /// One byte.
+    /// Reads one byte.
     ///
     /// # Panics
     /// Outside of the memory.
     #[must_use]
     pub fn byte(&self, offset: usize) -> u8 {
-        // SAFETY: within the mapping; the backend may write it at any time, hence volatile.
+        // SAFETY: within the mapping; volatile because the back end may write it at any time.
         unsafe { self.place(offset, 1).read_volatile() }
     }
 
-    /// A 16-bit index that both sides use.
+    /// A 16-bit index shared by both sides.
     ///
     /// # Panics
-    /// Outside of the memory, or at an odd place.
+    /// Outside of the memory, or unaligned.
     #[must_use]
     pub fn shared_index(&self, offset: usize) -> &AtomicU16 {
         assert!(offset % 2 == 0, "indices lie at even places");
@@ -127,7 +127,7 @@ impl SharedMemory {
         unsafe { AtomicU16::from_ptr(self.place(offset, 2).cast()) }
     }
 
-    /// Publishes an index.
+    /// Writes an index with release ordering.
     ///
     /// # Panics
     /// As [`SharedMemory::shared_index`].
@@ -138,7 +138,7 @@ impl SharedMemory {
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length and nothing refers to it any more.
+        // SAFETY: it was mapped with this length, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
     }
 }

@@ -11,13 +11,13 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 /// Descriptors of a request: header, data, status.
 const CHAIN: u16 = 3;
-/// Bytes of a header with its status behind it.
-const RECORD: usize = 64;
+/// Stride of headers, each with its status byte.
+const HEADER_STRIDE: usize = 64;
 const PAGE: usize = 4_096;
 
-/// What to ask.
+/// A virtio-blk request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct BlkRequest {
     /// virtio-blk's type: 0 reads, 1 writes, 4 flushes.
     pub kind: u32,
     /// Linux's I/O priority.
@@ -28,16 +28,16 @@ pub struct Ask {
     pub len: u32,
 }
 
-/// What came back.
+/// A completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The slot of the request.
+pub struct BlkCompletion {
+    /// Slot of the request.
     pub slot: u16,
-    /// virtio-blk's status: 0 is good.
+    /// virtio-blk's status; 0 is success.
     pub status: u8,
 }
 
-/// One queue.
+/// One virtqueue.
 #[derive(Debug)]
 pub struct ClientQueue {
     mem: Arc<SharedMemory>,
@@ -45,34 +45,39 @@ pub struct ClientQueue {
     desc: usize,
     avail: usize,
     used: usize,
-    records: usize,
+    headers: usize,
     data: usize,
     buffer: usize,
     free: Vec<u16>,
     next_avail: u16,
     next_used: u16,
-    /// The available index when the backend was last asked whether it wants a kick.
+    /// The available index at the last kick decision.
     kicked: u16,
     event_idx: bool,
-    /// Tells the backend.
+    /// Notifies the back end.
     pub kick: EventFd,
-    /// The backend tells us.
+    /// Notifies this side.
     pub call: EventFd,
 }
 
-fn pages(bytes: usize) -> usize {
+fn page_aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(PAGE)
 }
 
 impl ClientQueue {
-    /// Bytes of memory that a queue of `size` descriptors needs, with `buffer` bytes of data for each request.
+    /// Bytes of memory of a queue of `size` descriptors, with `buffer` bytes of data for each
+    /// request.
     #[must_use]
     pub fn bytes(size: u16, buffer: usize) -> usize {
         let (n, slots) = (usize::from(size), usize::from(size / CHAIN));
-        pages(16 * n) + pages(6 + 2 * n) + pages(6 + 8 * n) + pages(RECORD * slots) + slots * pages(buffer)
+        page_aligned(16 * n)
+            + page_aligned(6 + 2 * n)
+            + page_aligned(6 + 8 * n)
+            + page_aligned(HEADER_STRIDE * slots)
+            + slots * page_aligned(buffer)
     }
 
-    /// A queue at `at` in the memory.
+    /// A queue at offset `at` of the memory.
     pub(crate) fn new(
         mem: Arc<SharedMemory>,
         at: usize,
@@ -82,10 +87,10 @@ impl ClientQueue {
     ) -> std::io::Result<Self> {
         let (n, slots) = (usize::from(size), size / CHAIN);
         let desc = at;
-        let avail = desc + pages(16 * n);
-        let used = avail + pages(6 + 2 * n);
-        let records = used + pages(6 + 8 * n);
-        let data = records + pages(RECORD * usize::from(slots));
+        let avail = desc + page_aligned(16 * n);
+        let used = avail + page_aligned(6 + 2 * n);
+        let headers = used + page_aligned(6 + 8 * n);
+        let data = headers + page_aligned(HEADER_STRIDE * usize::from(slots));
         let flags = vmm_sys_util::eventfd::EFD_NONBLOCK;
         Ok(Self {
             mem,
@@ -93,9 +98,9 @@ impl ClientQueue {
             desc,
             avail,
             used,
-            records,
+            headers,
             data,
-            buffer: pages(buffer),
+            buffer: page_aligned(buffer),
             free: (0..slots).rev().collect(),
             next_avail: 0,
             next_used: 0,
@@ -112,84 +117,84 @@ impl ClientQueue {
         self.size
     }
 
-    /// Places of the descriptor table, the available ring and the used ring in the memory.
+    /// Offsets of the descriptor table, the available ring and the used ring.
     #[must_use]
-    pub fn places(&self) -> (usize, usize, usize) {
+    pub fn ring_offsets(&self) -> (usize, usize, usize) {
         (self.desc, self.avail, self.used)
     }
 
-    /// Requests that may still be asked.
+    /// Number of free request slots.
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         self.free.len()
     }
 
-    /// Where the data of a slot lies in the memory.
+    /// Offset of a slot's data.
     #[must_use]
     pub fn data(&self, slot: u16) -> usize {
         self.data + usize::from(slot) * self.buffer
     }
 
-    fn describe(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
-        self.describe_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
+    fn write_descriptor(&self, index: u16, at: usize, len: u32, flags: u16, next: u16) {
+        self.write_descriptor_raw(index, SharedMemory::BASE + at as u64, len, flags, next);
     }
 
-    /// Writes a descriptor, whatever it says: `address` is a guest's.
-    pub fn describe_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
-        let place = self.desc + 16 * usize::from(index);
-        self.mem.write(place, &address.to_le_bytes());
-        self.mem.write(place + 8, &len.to_le_bytes());
-        self.mem.write(place + 12, &flags.to_le_bytes());
-        self.mem.write(place + 14, &next.to_le_bytes());
+    /// Writes any descriptor; `address` is a guest address.
+    pub fn write_descriptor_raw(&self, index: u16, address: u64, len: u32, flags: u16, next: u16) {
+        let offset = self.desc + 16 * usize::from(index);
+        self.mem.write(offset, &address.to_le_bytes());
+        self.mem.write(offset + 8, &len.to_le_bytes());
+        self.mem.write(offset + 12, &flags.to_le_bytes());
+        self.mem.write(offset + 14, &next.to_le_bytes());
     }
 
-    /// Puts a request into the queue; its slot, or `None` when there is no room.
+    /// Adds a request to the available ring; returns its slot, or `None` when all are in use.
     ///
     /// # Panics
     /// More data than the buffer of a slot.
-    pub fn push(&mut self, ask: &Ask) -> Option<u16> {
-        assert!(ask.len as usize <= self.buffer, "{} bytes of {}", ask.len, self.buffer);
+    pub fn push(&mut self, request: &BlkRequest) -> Option<u16> {
+        assert!(request.len as usize <= self.buffer, "{} bytes of {}", request.len, self.buffer);
         let slot = self.free.pop()?;
-        let (head, record) = (slot * CHAIN, self.records + RECORD * usize::from(slot));
-        self.mem.write(record, &ask.kind.to_le_bytes());
-        self.mem.write(record + 4, &ask.priority.to_le_bytes());
-        self.mem.write(record + 8, &ask.sector.to_le_bytes());
+        let (head, record) = (slot * CHAIN, self.headers + HEADER_STRIDE * usize::from(slot));
+        self.mem.write(record, &request.kind.to_le_bytes());
+        self.mem.write(record + 4, &request.priority.to_le_bytes());
+        self.mem.write(record + 8, &request.sector.to_le_bytes());
         self.mem.write(record + 16, &[0xff]);
-        if ask.len == 0 {
-            self.describe(head, record, 16, NEXT, head + 2);
+        if request.len == 0 {
+            self.write_descriptor(head, record, 16, NEXT, head + 2);
         } else {
-            self.describe(head, record, 16, NEXT, head + 1);
-            let direction = if ask.kind == 0 || ask.kind == 8 { WRITE } else { 0 };
-            self.describe(head + 1, self.data(slot), ask.len, NEXT | direction, head + 2);
+            self.write_descriptor(head, record, 16, NEXT, head + 1);
+            let direction = if request.kind == 0 || request.kind == 8 { WRITE } else { 0 };
+            self.write_descriptor(head + 1, self.data(slot), request.len, NEXT | direction, head + 2);
         }
-        self.describe(head + 2, record + 16, 1, WRITE, 0);
-        self.offer(head);
+        self.write_descriptor(head + 2, record + 16, 1, WRITE, 0);
+        self.add_avail(head);
         Some(slot)
     }
 
-    /// The available index, for those who lie about it.
-    pub fn claim(&mut self, index: u16) {
+    /// Sets the available index to any value, for attacks.
+    pub fn set_avail_index(&mut self, index: u16) {
         self.mem.publish(self.avail + 2, index);
     }
 
-    /// Puts a chain that begins at `head` into the available ring, whatever it is.
-    pub fn offer(&mut self, head: u16) {
-        let place = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
-        self.mem.write(place, &head.to_le_bytes());
+    /// Adds the chain that starts at `head` to the available ring, valid or not.
+    pub fn add_avail(&mut self, head: u16) {
+        let offset = self.avail + 4 + 2 * usize::from(self.next_avail % self.size);
+        self.mem.write(offset, &head.to_le_bytes());
         self.next_avail = self.next_avail.wrapping_add(1);
         self.mem.publish(self.avail + 2, self.next_avail);
     }
 
-    /// Tells the backend, if it wants to be told.
+    /// Kicks the back end, if it wants to be notified.
     ///
     /// # Errors
-    /// When the descriptor cannot be written.
+    /// The kick descriptor cannot be written.
     pub fn notify(&mut self) -> std::io::Result<()> {
         fence(Ordering::SeqCst);
         let (old, new) = (self.kicked, self.next_avail);
         self.kicked = new;
         let wanted = if self.event_idx {
-            // The index behind the used ring: tell me when you have filled this one.
+            // The event index behind the used ring: the back end's wish for the next kick.
             let event =
                 self.mem.shared_index(self.used + 4 + 8 * usize::from(self.size)).load(Ordering::Acquire);
             new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -199,40 +204,40 @@ impl ClientQueue {
         if wanted { self.kick.write(1) } else { Ok(()) }
     }
 
-    /// Takes an answer from the used ring.
-    pub fn answer(&mut self) -> Option<Answer> {
+    /// Takes the next completion from the used ring.
+    pub fn pop_used(&mut self) -> Option<BlkCompletion> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
         }
-        let place = self.used + 4 + 8 * usize::from(self.next_used % self.size);
+        let offset = self.used + 4 + 8 * usize::from(self.next_used % self.size);
         self.next_used = self.next_used.wrapping_add(1);
-        let id = self.mem.read(place, 4);
+        let id = self.mem.read(offset, 4);
         let head = u16::from_le_bytes([id[0], id[1]]);
         let slot = head / CHAIN;
-        let status = self.mem.byte(self.records + RECORD * usize::from(slot) + 16);
+        let status = self.mem.byte(self.headers + HEADER_STRIDE * usize::from(slot) + 16);
         self.free.push(slot);
-        Some(Answer { slot, status })
+        Some(BlkCompletion { slot, status })
     }
 
-    /// Whether an answer is there.
+    /// Whether the used ring holds a completion.
     #[must_use]
-    pub fn has_answer(&self) -> bool {
+    pub fn has_used(&self) -> bool {
         self.mem.shared_index(self.used + 2).load(Ordering::Acquire) != self.next_used
     }
 
-    /// Used elements that were not looked at, for those who put their own chains into the queue: head and length.
-    pub fn raw_answer(&mut self) -> Option<(u32, u32)> {
+    /// Takes the next used element as it is, for chains that were added raw: head and length.
+    pub fn pop_used_raw(&mut self) -> Option<(u32, u32)> {
         if self.mem.shared_index(self.used + 2).load(Ordering::Acquire) == self.next_used {
             return None;
         }
-        let place = self.used + 4 + 8 * usize::from(self.next_used % self.size);
+        let offset = self.used + 4 + 8 * usize::from(self.next_used % self.size);
         self.next_used = self.next_used.wrapping_add(1);
-        let e = self.mem.read(place, 8);
+        let e = self.mem.read(offset, 8);
         Some((u32::from_le_bytes([e[0], e[1], e[2], e[3]]), u32::from_le_bytes([e[4], e[5], e[6], e[7]])))
     }
 
-    /// Asks to be told of the next answer. Look once more after this: it may be there already.
-    pub fn expect(&mut self) {
+    /// Asks for a call at the next completion. Check the used ring once more after this.
+    pub fn enable_call(&mut self) {
         if self.event_idx {
             self.mem.publish(self.avail + 4 + 2 * usize::from(self.size), self.next_used);
         }

@@ -1,15 +1,17 @@
-//! Whether a device keeps the deadlines that its file promises, and how late a request can be.
+//! Admission of a device's reservations, and latency bounds of its disks.
 
 use rtvirtio_sched::bound::{self, Deallocations, Flow};
 use rtvirtio_sched::{Config, Policy};
 use rtvirtio_units::Nanos;
 
-use crate::{Device, FileError};
+use crate::error::FileError;
+use crate::schema::Device;
 
 impl Device {
-    /// What its VMs may ask at most: each beyond its reservations too, so that one flow of a VM has no deadline.
-    fn flows(&self, sched: &Config) -> Vec<Flow> {
-        let piece = |quantum: u64| sched.cost.dearest(quantum) as f64;
+    /// The demand of its VMs. A guest may exceed its reservations, so each VM has a flow without a
+    /// deadline too.
+    fn demand(&self, sched: &Config) -> Vec<Flow> {
+        let piece = |quantum: u64| sched.cost.max_transfer(quantum) as f64;
         let mut flows = Vec::new();
         for (vm, config) in sched.vms.iter().enumerate() {
             let free = Flow {
@@ -22,7 +24,7 @@ impl Device {
                 weight: config.weight,
             };
             flows.push(free);
-            let promised = [(config.urgent, sched.largest(config)), (config.normal, sched.quantum)];
+            let promised = [(config.urgent, sched.max_piece(config)), (config.normal, sched.quantum)];
             flows.extend(promised.into_iter().filter_map(|(r, quantum)| r.map(|r| (r, quantum))).map(
                 |(r, quantum)| Flow {
                     rate: r.rate as f64 / 1e9,
@@ -36,7 +38,7 @@ impl Device {
         flows
     }
 
-    fn known(&self, sched: &Config, latency: Nanos) -> bound::Device {
+    fn bound_device(&self, sched: &Config, latency: Nanos) -> bound::Device {
         let window = sched.window.most.max(sched.window.start);
         // Read-only disks offer no discards.
         let discards = self.disks.iter().any(|disk| disk.discard && !disk.read_only);
@@ -48,25 +50,25 @@ impl Device {
         bound::Device { parallel: self.parallel, window, latency, stretch: 1.0, deallocations }
     }
 
-    /// Whether every reservation's deadline can be kept, as the scheduler is configured.
+    /// Admission: whether the scheduler keeps every reservation's deadline in the worst case.
     pub(crate) fn admit(&self) -> Result<(), FileError> {
         let sched = self.sched();
         if sched.policy != Policy::Edf {
             return Ok(());
         }
-        bound::admit(&self.known(&sched, self.stall), &self.flows(&sched)).map_err(|source| {
+        bound::admit(&self.bound_device(&sched, self.stall), &self.demand(&sched)).map_err(|source| {
             let message = self.with_disk_names(&source.to_string());
             FileError::Refused { device: self.name.clone(), message, source }
         })
     }
 
-    /// Longest time of a request of this disk that keeps to its reservation, on a device that does nothing for `latency` at most. `None` without a reservation, or when there
-    /// is no bound.
+    /// Worst-case latency of requests of this disk within its reservation, on a device with stalls
+    /// of `latency` at most. `None` without a reservation or a bound.
     #[must_use]
     pub fn bound(&self, disk: usize, latency: Nanos) -> Option<Nanos> {
         let sched = self.sched();
-        let flows = self.flows(&sched);
+        let flows = self.demand(&sched);
         let flow = flows.iter().rposition(|f| f.vm == disk && f.deadline.is_some())?;
-        bound::bounds(sched.policy, &self.known(&sched, latency), &flows)[flow]
+        bound::bounds(sched.policy, &self.bound_device(&sched, latency), &flows)[flow]
     }
 }

@@ -1,33 +1,34 @@
-//! The paths that a file names, and which of them may not be the same.
+//! The paths in a file, and their collisions.
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::{File, FileError};
+use crate::error::FileError;
+use crate::schema::File;
 
-/// What a path of the file is for.
+/// The purpose of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathKind {
-    /// The file itself.
+    /// The configuration file itself.
     Config,
-    /// A socket that the domain makes: `control`, or a disk's.
+    /// A socket of the domain: `control`, or a disk's.
     Socket,
-    /// What a disk is made of; several disks may be parts of one file.
+    /// A disk's backing; several disks may be parts of one file.
     Disk,
 }
 
-/// A path of the file, with the words that name it in an error.
+/// A path of the file, with its name for errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPath {
     /// Key and disk, such as `socket of disk "a"`.
     pub what: String,
-    /// As it is written.
+    /// As it is in the file.
     pub path: PathBuf,
-    /// What it is for.
+    /// Its purpose.
     pub kind: PathKind,
 }
 
 impl NamedPath {
-    /// Whether these two may lead to the same place.
+    /// Whether these two may lead to the same file.
     #[must_use]
     pub fn may_share_with(&self, other: &Self) -> bool {
         self.kind == PathKind::Disk && other.kind == PathKind::Disk
@@ -35,7 +36,7 @@ impl NamedPath {
 }
 
 impl File {
-    /// All paths that the file names, and its own.
+    /// All paths in the file, and the path of the file itself.
     #[must_use]
     pub fn paths(&self, config: &Path) -> Vec<NamedPath> {
         let named = |what: String, path: &Path, kind| NamedPath { what, path: path.to_owned(), kind };
@@ -51,8 +52,7 @@ impl File {
         paths
     }
 
-    /// Refuses two of them that are the same by their text, which is compared as absolute paths
-    /// without `.` and `..`.
+    /// Refuses two equal paths. They are compared as text, absolute and without `.` and `..`.
     pub(crate) fn refuse_collisions(&self, config: &Path) -> Result<(), FileError> {
         let paths = self.paths(config);
         let normal: Vec<PathBuf> = paths.iter().map(|p| normalize(&p.path)).collect();
@@ -72,7 +72,7 @@ impl File {
 }
 
 fn normalize(path: &Path) -> PathBuf {
-    // Without a current directory it stays relative, and is compared as such.
+    // Without a current directory a path stays relative, and is compared as such.
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut out = PathBuf::new();
     for part in path.components() {

@@ -1,3 +1,6 @@
+use rtvirtio_sched::{Line, Reservation, Tspec};
+use rtvirtio_units::Nanos;
+
 use super::*;
 
 const TEXT: &str = r#"
@@ -39,7 +42,7 @@ fn a_file_becomes_a_scheduler() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_place() {
+fn invalid_files_are_refused_with_their_place() {
     let of = |from: &str, to: &str| {
         File::parse(Path::new("iod.toml"), &TEXT.replace(from, to)).unwrap_err().to_string()
     };
@@ -49,7 +52,7 @@ fn mistakes_are_named_with_their_place() {
     let late = of("deadline = \"2ms\"", "deadline = \"300us\"");
     assert!(late.contains("disk \"plc\"") && late.contains("cannot be promised 300us"), "{late}");
     assert!(of("\"15%\"", "\"115%\"").contains("are reserved"));
-    // A larger piece of the urgent blocks others longer, and is not smaller than the device's.
+    // A larger urgent piece blocks others longer, and is at least the device's quantum.
     let urgent = |quantum: &str| {
         let more = format!(
             "guest_priority = {{ ceiling = \"real-time\" }}\nurgent_quantum = \"{quantum}\"\n\
@@ -71,7 +74,7 @@ fn mistakes_are_named_with_their_place() {
 }
 
 #[test]
-fn sockets_disks_and_the_file_itself_are_apart() {
+fn colliding_paths_are_refused() {
     let of = |from: &str, to: &str| {
         assert!(TEXT.contains(from));
         File::parse(Path::new("/etc/iod.toml"), &TEXT.replace(from, to)).map_err(|e| e.to_string())

@@ -1,4 +1,4 @@
-//! What a disk is made of: a file, a block device, or a part of one.
+//! The backing of a disk: a file, a block device, or a part of one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -6,25 +6,25 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rtvirtio_kernel::HostError;
-
+pub use crate::backing_error::BackingError;
 use crate::blk::{Limits, SECTOR};
-use crate::disk_lock::{DiskLock, PATIENCE, Use, identity};
+use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT, identity};
 
-/// How to open it.
+/// How a backing is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingConfig {
     /// File or block device.
     pub path: PathBuf,
-    /// Where the disk begins in it, in bytes.
+    /// Offset of the disk in it, in bytes.
     pub offset: u64,
-    /// How much of it is the disk; the rest when `None`.
+    /// Size of the disk in bytes; the rest of the file when `None`.
     pub size: Option<u64>,
-    /// Nobody writes it.
+    /// Opened for reading only.
     pub read_only: bool,
-    /// Past the host's page cache. Without, the host's memory answers and orders, not the device.
+    /// Bypasses the host's page cache (`O_DIRECT`). Otherwise the page cache, not the device,
+    /// serves and orders requests.
     pub direct: bool,
-    /// Others write it too, and that is meant.
+    /// Other writers are expected.
     pub shared: bool,
 }
 
@@ -41,110 +41,24 @@ impl From<&rtvirtio_domain_config::Disk> for BackingConfig {
     }
 }
 
-/// A disk that is open.
+/// An open backing.
 #[derive(Debug)]
 pub struct Backing {
-    /// What it is read from.
+    /// The file or device.
     pub file: File,
-    /// Where the disk begins, in bytes.
+    /// Offset of the disk, in bytes.
     pub start: u64,
-    /// What a guest may ask of it.
+    /// Size and operations of the disk.
     pub limits: Limits,
-    /// Bytes that addresses, lengths and places must be multiples of.
+    /// Alignment of memory, offsets and lengths, in bytes.
     pub block: u32,
-    /// Past the page cache.
+    /// Bypasses the page cache.
     pub direct: bool,
-    /// The file system and file, or the block device, that it lies on: two disks with the same one share it.
+    /// Device and inode of the file, or the number of the block device: disks with the same one
+    /// share it.
     pub identity: (u64, u64),
-    /// For a disk that is opened alone.
+    /// The locks of a disk that is opened alone.
     _lock: Option<DiskLock>,
-}
-
-/// Why a disk cannot be served.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BackingError {
-    /// A system call.
-    #[error("{}: {what}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What failed.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-    /// The part does not lie in the file.
-    #[error("{}: the disk would end at byte {end}, and the file has {there}", path.display())]
-    Short {
-        /// The file.
-        path: PathBuf,
-        /// Where the disk would end.
-        end: u64,
-        /// What there is.
-        there: u64,
-    },
-    /// Not a multiple of the block size.
-    #[error("{}: {what} {value} is not a multiple of the {block}-byte blocks", path.display())]
-    Alignment {
-        /// The file.
-        path: PathBuf,
-        /// Which number.
-        what: &'static str,
-        /// As given.
-        value: u64,
-        /// The block size.
-        block: u32,
-    },
-    /// Neither a file nor a block device.
-    #[error("{}: neither a regular file nor a block device", path.display())]
-    Kind {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It is used by something else.
-    #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or say `shared = true` if both know of each other", path.display())]
-    InUse {
-        /// The file.
-        path: PathBuf,
-        /// What uses it, in words.
-        by: String,
-        /// The processes among it that were seen.
-        processes: Vec<u32>,
-    },
-    /// Less than a disk.
-    #[error("{}: it has {there} bytes, less than one sector of 512", path.display())]
-    TooShort {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        there: u64,
-    },
-    /// Not a whole number of sectors.
-    #[error("{}: its length of {there} bytes is no multiple of 512, so the last {} bytes would be lost; is it a raw image? Make it longer (`truncate -s %512`), or give the disk a `size`", path.display(), there % 512)]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        there: u64,
-    },
-    /// It is the container of another format.
-    #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or say `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// Which.
-        format: &'static str,
-    },
-    /// Another file has taken its place between two looks.
-    #[error("{}: it was replaced while it was opened; start again", path.display())]
-    Replaced {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The machine cannot be read.
-    #[error(transparent)]
-    Host(#[from] HostError),
 }
 
 const BLKGETSIZE64: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<usize>(0x12, 114);
@@ -156,8 +70,8 @@ impl Backing {
     /// # Errors
     /// [`BackingError`].
     pub fn open(config: &BackingConfig) -> Result<Self, BackingError> {
-        let wanted = Use { read_only: config.read_only, shared: config.shared };
-        let lock = DiskLock::take(&config.path, wanted, PATIENCE)?;
+        let wanted = DiskUse { read_only: config.read_only, shared: config.shared };
+        let lock = DiskLock::acquire(&config.path, wanted, LOCK_TIMEOUT)?;
         let opened = Self::open_locked(config, &lock)?;
         Ok(Self { _lock: Some(lock), ..opened })
     }
@@ -178,7 +92,7 @@ impl Backing {
         if identity != lock.identity {
             return Err(BackingError::Replaced { path: path.clone() });
         }
-        let (there, block) = if meta.file_type().is_block_device() {
+        let (len, block) = if meta.file_type().is_block_device() {
             block_geometry(&file).map_err(io("cannot read its size"))?
         } else if meta.is_file() {
             (meta.len(), direct_alignment(&file, config.direct))
@@ -186,15 +100,15 @@ impl Backing {
             return Err(BackingError::Kind { path: path.clone() });
         };
         lock.extend(&file).map_err(io("cannot lock"))?;
-        if there < SECTOR {
-            return Err(BackingError::TooShort { path: path.clone(), there });
+        if len < SECTOR {
+            return Err(BackingError::TooShort { path: path.clone(), len });
         }
-        if there % SECTOR != 0 && config.size.is_none() {
-            return Err(BackingError::Length { path: path.clone(), there });
+        if len % SECTOR != 0 && config.size.is_none() {
+            return Err(BackingError::Length { path: path.clone(), len });
         }
         let size = match config.size {
             Some(size) => size,
-            None => there.saturating_sub(config.offset) / SECTOR * SECTOR,
+            None => len.saturating_sub(config.offset) / SECTOR * SECTOR,
         };
         let aligned = |what, value: u64, block: u32| {
             if value % u64::from(block) == 0 {
@@ -205,8 +119,8 @@ impl Backing {
         aligned("offset", config.offset, block)?;
         aligned("size", size, block.max(SECTOR as u32))?;
         let end = config.offset.saturating_add(size);
-        if end > there || size == 0 {
-            return Err(BackingError::Short { path: path.clone(), end, there });
+        if end > len || size == 0 {
+            return Err(BackingError::Short { path: path.clone(), end, len });
         }
         let discard = !config.read_only && can_discard(&file, &meta);
         let limits = Limits { size, read_only: config.read_only, discard };
@@ -237,13 +151,14 @@ fn block_geometry(file: &File) -> io::Result<(u64, u32)> {
     Ok((size, u32::try_from(block).unwrap_or(512).max(512)))
 }
 
-/// What direct I/O on a regular file must be aligned to: what the file system says, or 512.
+/// Alignment of direct I/O on a regular file: as the file system reports, or 512.
 fn direct_alignment(file: &File, direct: bool) -> u32 {
     if !direct {
         return SECTOR as u32;
     }
     let mut out = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: the file is open, the path is an empty string with AT_EMPTY_PATH, and `out` has room for the answer.
+    // SAFETY: the file is open, the path is an empty string with AT_EMPTY_PATH, and `out` has room
+    // for the answer.
     let done = unsafe {
         libc::statx(
             file.as_raw_fd(),
@@ -265,13 +180,13 @@ fn can_discard(file: &File, meta: &std::fs::Metadata) -> bool {
     if meta.file_type().is_block_device() {
         let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
         let dir = Path::new("/sys/dev/block").join(format!("{major}:{minor}"));
-        // A partition's queue is its parent's.
+        // A partition uses its parent's queue.
         return ["queue", "../queue"].iter().any(|q| {
             std::fs::read_to_string(dir.join(q).join("discard_max_bytes"))
                 .is_ok_and(|s| s.trim().parse::<u64>().is_ok_and(|v| v > 0))
         });
     }
-    // ext4, xfs, btrfs, tmpfs: those that are known to punch holes.
+    // ext4, xfs, btrfs, tmpfs: known to support hole punching.
     rustix::fs::fstatfs(file).is_ok_and(|fs| {
         [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994].contains(&(fs.f_type as u64 & 0xffff_ffff))
     })
@@ -283,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    fn file(size: u64) -> (tempfile::TempDir, BackingConfig) {
+    fn backing_file(size: u64) -> (tempfile::TempDir, BackingConfig) {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("disk");
         File::create(&path).unwrap().set_len(size).unwrap();
@@ -294,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_part_of_a_file() {
-        let (_dir, config) = file(1 << 20);
+        let (_dir, config) = backing_file(1 << 20);
         let config = BackingConfig { shared: true, ..config };
         let b =
             Backing::open(&BackingConfig { offset: 65_536, size: Some(131_072), ..config.clone() }).unwrap();
@@ -307,8 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
-        let (_dir, config) = file(1 << 20);
+    fn invalid_backings_are_refused() {
+        let (_dir, config) = backing_file(1 << 20);
         let long = BackingConfig { offset: 1 << 19, size: Some(1 << 20), ..config.clone() };
         assert!(matches!(Backing::open(&long), Err(BackingError::Short { .. })));
         let odd = BackingConfig { offset: 100, ..config.clone() };
@@ -323,8 +238,8 @@ mod tests {
         assert!(length(100).contains("it has 100 bytes, less than one sector"));
         assert!(length(0).contains("it has 0 bytes"));
         OpenOptions::new().write(true).open(&config.path).unwrap().set_len(1_000).unwrap();
-        let said = BackingConfig { size: Some(512), ..config.clone() };
-        assert_eq!(Backing::open(&said).unwrap().limits.size, 512);
+        let sized = BackingConfig { size: Some(512), ..config.clone() };
+        assert_eq!(Backing::open(&sized).unwrap().limits.size, 512);
         let missing = BackingConfig { path: "/nowhere/disk".into(), ..config };
         assert!(Backing::open(&missing).unwrap_err().to_string().contains("/nowhere/disk"));
         let dir = BackingConfig { path: "/".into(), read_only: true, ..missing };
@@ -332,8 +247,8 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_goes_is_waited_for() {
-        let (_dir, config) = file(1 << 20);
+    fn a_lock_of_a_dying_process_is_waited_for() {
+        let (_dir, config) = backing_file(1 << 20);
         let first = Backing::open(&config).unwrap();
         let dying = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(200));
@@ -344,12 +259,12 @@ mod tests {
     }
 
     #[test]
-    fn two_writers_are_refused_unless_they_are_meant() {
-        let (_dir, config) = file(1 << 20);
+    fn two_writers_are_refused_unless_shared() {
+        let (_dir, config) = backing_file(1 << 20);
         let first = Backing::open(&config).unwrap();
         assert!(matches!(Backing::open(&config), Err(BackingError::InUse { .. })));
         let shared = BackingConfig { shared: true, ..config.clone() };
-        assert!(Backing::open(&shared).is_err(), "one of them has not said that it shares");
+        assert!(Backing::open(&shared).is_err(), "one of them is not declared `shared`");
         drop(first);
         let first = Backing::open(&shared).unwrap();
         assert!(Backing::open(&shared).is_ok());

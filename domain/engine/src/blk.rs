@@ -1,17 +1,19 @@
-//! virtio-blk requests as a guest writes them (virtio 1.2, section 5.2.6). Everything here is untrusted; what leaves is checked.
+//! virtio-blk requests as a guest writes them (virtio 1.2, section 5.2.6). All input is untrusted;
+//! all output is validated.
 //!
-//! The framing is the guest's (section 2.7.4): the header may be spread over descriptors, the status byte may share one with data. So the readable part is taken as one string of bytes
-//! whose first 16 are the header, the writable part as one whose last byte is the status.
+//! A driver chooses the framing (section 2.7.4): the header may span descriptors, the status byte
+//! may share one with data. So the readable part is one byte string whose first 16 bytes are the
+//! header, and the writable part is one whose last byte is the status.
 
 use rtvirtio_sched::Op;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, Permissions};
 
-/// Bytes in a sector of the protocol, whatever the disk's own are.
+/// Bytes in a sector of the protocol, whatever the device's sector size is.
 pub const SECTOR: u64 = 512;
-/// Data segments of a request, offered to the guest as `seg_max`.
+/// Most data segments of a request, offered to the guest as `seg_max`.
 pub const SEGMENTS: usize = 126;
-/// Length of the answer to "get id".
+/// Length of the serial number.
 pub const ID_LEN: usize = 20;
 /// Most sectors of one discard or write-zeroes, offered to the guest.
 pub const MAX_DISCARD_SECTORS: u32 = 1 << 22;
@@ -23,59 +25,59 @@ pub const IO_ERROR: u8 = 1;
 /// `VIRTIO_BLK_S_UNSUPP`.
 pub const UNSUPPORTED: u8 = 2;
 
-/// A part of guest memory.
+/// A range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where.
+    /// Guest address.
     pub addr: GuestAddress,
-    /// How long.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// What a guest may ask of a disk.
+/// Size and operations of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Size in bytes.
     pub size: u64,
     /// Writes are refused.
     pub read_only: bool,
-    /// Discards are served.
+    /// Discards and zeroing are offered.
     pub discard: bool,
 }
 
-/// A request, checked.
+/// A validated request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parsed {
-    /// For the scheduler. Data segments are in the caller's list.
+    /// Goes to the scheduler. Its data segments are in the caller's list.
     Io {
-        /// What.
+        /// The operation.
         op: Op,
-        /// Where on the disk, in bytes.
+        /// Offset on the disk, in bytes.
         offset: u64,
-        /// How much.
+        /// Length in bytes.
         len: u64,
         /// The header's second field: Linux's I/O priority.
         priority: u32,
-        /// Zeroes may be made by forgetting the range.
+        /// Zeroing may deallocate the range.
         unmap: bool,
-        /// Where the status goes.
+        /// Address of the status byte.
         status: GuestAddress,
     },
-    /// Answered at once: the serial number into the caller's segments.
+    /// Completes at once, with the serial number in the caller's segments.
     Id {
-        /// Where the status goes.
+        /// Address of the status byte.
         status: GuestAddress,
     },
-    /// Answered at once.
-    Answer {
-        /// Where the status goes.
+    /// Completes at once, with this status.
+    Complete {
+        /// Address of the status byte.
         status: GuestAddress,
-        /// What.
+        /// The operation.
         code: u8,
     },
 }
 
-/// A chain with no place for an answer, or one that is not a chain: it goes back with length 0.
+/// A chain without a status byte, or an invalid one: it completes with length 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// No writable byte.
@@ -87,7 +89,7 @@ pub enum Malformed {
     /// Shorter than a header.
     #[error("no whole header")]
     Header,
-    /// More descriptors than was offered.
+    /// More descriptors than offered.
     #[error("too many descriptors")]
     TooMany,
     /// Outside of the guest's memory.
@@ -97,10 +99,11 @@ pub enum Malformed {
 
 const HEADER: u32 = 16;
 
-/// Reads a chain; its data segments replace what `segments` held. `segments` never grows beyond [`SEGMENTS`].
+/// Parses a chain; its data segments replace the contents of `segments`, which never grows beyond
+/// [`SEGMENTS`].
 ///
 /// # Errors
-/// [`Malformed`] when there is no way to answer.
+/// [`Malformed`] when no status can be written.
 pub fn parse<M: GuestMemory>(
     mem: &M,
     chain: impl Iterator<Item = Descriptor>,
@@ -110,7 +113,7 @@ pub fn parse<M: GuestMemory>(
     segments.clear();
     let mut header = [0u8; HEADER as usize];
     let mut got = 0u32;
-    // Readable and writable data stand in one list; the first so many are readable.
+    // Readable and writable segments are in one list; the first `readable` ones are readable.
     let mut readable = 0;
     let mut last_writable: Option<Segment> = None;
     let mut fits = true;
@@ -121,10 +124,10 @@ pub fn parse<M: GuestMemory>(
             return Err(Malformed::TooMany);
         }
         let (addr, len) = (descriptor.addr(), descriptor.len());
-        if is_writable(&descriptor) {
-            // The one before was not the last, so all of it is data.
+        if descriptor.is_write_only() {
+            // The previous segment was not the last, so all of it is data.
             if let Some(segment) = last_writable.take() {
-                fits &= add(segments, segment);
+                fits &= push_segment(segments, segment);
             }
             if len > 0 {
                 last_writable = Some(Segment { addr, len });
@@ -142,30 +145,31 @@ pub fn parse<M: GuestMemory>(
         }
         if len > part {
             let addr = GuestAddress(addr.0.checked_add(part.into()).ok_or(Malformed::Memory)?);
-            fits &= add(segments, Segment { addr, len: len - part });
+            fits &= push_segment(segments, Segment { addr, len: len - part });
             readable = segments.len();
         }
     }
     let last = last_writable.ok_or(Malformed::NoStatus)?;
     let status = GuestAddress(last.addr.0.checked_add(u64::from(last.len) - 1).ok_or(Malformed::Memory)?);
     if last.len > 1 {
-        fits &= add(segments, Segment { addr: last.addr, len: last.len - 1 });
+        fits &= push_segment(segments, Segment { addr: last.addr, len: last.len - 1 });
     }
     if got < HEADER {
         return Err(Malformed::Header);
     }
-    // A request that cannot be carried out costs the device nothing, so it must not reach the scheduler.
+    // An invalid request needs no device time, so it must not reach the scheduler.
     let inside = |s: &Segment| mem.check_range(s.addr, s.len as usize, Permissions::ReadWrite);
     if !fits || !segments.iter().all(inside) {
-        return Ok(Parsed::Answer { status, code: IO_ERROR });
+        return Ok(Parsed::Complete { status, code: IO_ERROR });
     }
     let word = |i: usize| u32::from_le_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
     let sector = u64::from(word(8)) | u64::from(word(12)) << 32;
-    let ask = Ask { kind: word(0), priority: word(4), sector, readable, status };
-    Ok(ask.check(mem, limits, segments))
+    let request = RequestHeader { kind: word(0), priority: word(4), sector, readable, status };
+    Ok(request.check(mem, limits, segments))
 }
 
-/// The chain that begins at a descriptor, for requests that a predecessor took: they are in no available ring any more. Every step is bounded, as in `virtio_queue`'s own chains.
+/// The chain of a head that was in flight in the previous process: it is not in the available ring
+/// any more. Every step is bounded, as in `virtio_queue`'s own chains.
 pub fn chain_at<M: GuestMemory>(
     mem: &M,
     table: GuestAddress,
@@ -195,11 +199,7 @@ pub fn chain_at<M: GuestMemory>(
     })
 }
 
-fn is_writable(d: &Descriptor) -> bool {
-    d.is_write_only()
-}
-
-fn add(segments: &mut Vec<Segment>, segment: Segment) -> bool {
+fn push_segment(segments: &mut Vec<Segment>, segment: Segment) -> bool {
     let fits = segments.len() < SEGMENTS;
     if fits {
         segments.push(segment);
@@ -207,7 +207,7 @@ fn add(segments: &mut Vec<Segment>, segment: Segment) -> bool {
     fits
 }
 
-struct Ask {
+struct RequestHeader {
     kind: u32,
     priority: u32,
     sector: u64,
@@ -215,16 +215,16 @@ struct Ask {
     status: GuestAddress,
 }
 
-impl Ask {
+impl RequestHeader {
     fn check<M: GuestMemory>(&self, mem: &M, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
-        let answer = |code| Parsed::Answer { status: self.status, code };
+        let complete = |code| Parsed::Complete { status: self.status, code };
         let all_readable = self.readable == segments.len();
         match self.kind {
             // VIRTIO_BLK_T_IN
-            0 if self.readable > 0 => answer(IO_ERROR),
+            0 if self.readable > 0 => complete(IO_ERROR),
             0 => self.transfer(Op::Read, limits, segments),
             // VIRTIO_BLK_T_OUT
-            1 if !all_readable || limits.read_only => answer(IO_ERROR),
+            1 if !all_readable || limits.read_only => complete(IO_ERROR),
             1 => self.transfer(Op::Write, limits, segments),
             // VIRTIO_BLK_T_FLUSH
             4 => Parsed::Io {
@@ -238,55 +238,61 @@ impl Ask {
             // VIRTIO_BLK_T_GET_ID
             8 if self.readable == 0 => Parsed::Id { status: self.status },
             // VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_WRITE_ZEROES
-            11 | 13 if !limits.discard => answer(UNSUPPORTED),
-            11 | 13 if limits.read_only || !all_readable => answer(IO_ERROR),
-            11 => self.range(mem, Op::Discard, limits, segments),
-            13 => self.range(mem, Op::WriteZeroes, limits, segments),
-            _ => answer(UNSUPPORTED),
+            11 | 13 if !limits.discard => complete(UNSUPPORTED),
+            11 | 13 if limits.read_only || !all_readable => complete(IO_ERROR),
+            11 => self.deallocation(mem, Op::Discard, limits, segments),
+            13 => self.deallocation(mem, Op::WriteZeroes, limits, segments),
+            _ => complete(UNSUPPORTED),
         }
     }
 
     fn transfer(&self, op: Op, limits: &Limits, segments: &[Segment]) -> Parsed {
         let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
-        match self.place(self.sector, len, limits) {
-            Some(_) if len == 0 => Parsed::Answer { status: self.status, code: OK },
+        match self.byte_offset(self.sector, len, limits) {
+            Some(_) if len == 0 => Parsed::Complete { status: self.status, code: OK },
             Some(offset) => {
                 Parsed::Io { op, offset, len, priority: self.priority, unmap: false, status: self.status }
             }
-            None => Parsed::Answer { status: self.status, code: IO_ERROR },
+            None => Parsed::Complete { status: self.status, code: IO_ERROR },
         }
     }
 
-    /// The one range of a discard or write-zeroes: sector, number of sectors, flags.
-    fn range<M: GuestMemory>(&self, mem: &M, op: Op, limits: &Limits, segments: &mut Vec<Segment>) -> Parsed {
+    /// The only range of a discard or write-zeroes: sector, number of sectors, flags.
+    fn deallocation<M: GuestMemory>(
+        &self,
+        mem: &M,
+        op: Op,
+        limits: &Limits,
+        segments: &mut Vec<Segment>,
+    ) -> Parsed {
         let mut range = [0u8; 16];
         let mut got = 0;
         for s in segments.iter() {
             let Some(to) = range.get_mut(got..got + s.len as usize) else { break };
             if mem.read_slice(to, s.addr).is_err() {
-                return Parsed::Answer { status: self.status, code: IO_ERROR };
+                return Parsed::Complete { status: self.status, code: IO_ERROR };
             }
             got += s.len as usize;
         }
         let whole: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
         segments.clear();
-        let bad = Parsed::Answer { status: self.status, code: IO_ERROR };
+        let bad = Parsed::Complete { status: self.status, code: IO_ERROR };
         if whole != 16 || got != 16 {
             return bad;
         }
         let word = |i: usize| u32::from_le_bytes([range[i], range[i + 1], range[i + 2], range[i + 3]]);
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
         let (sectors, flags) = (word(8), word(12));
-        // Flag 0 allows to forget the range instead of writing zeroes; it has no meaning for a discard (section 5.2.6.2).
+        // Flag 0 allows zeroing to deallocate; it is invalid for a discard (section 5.2.6.2).
         if flags > 1 || (op == Op::Discard && flags != 0) {
-            return Parsed::Answer { status: self.status, code: UNSUPPORTED };
+            return Parsed::Complete { status: self.status, code: UNSUPPORTED };
         }
         if sectors > MAX_DISCARD_SECTORS {
             return bad;
         }
         let len = u64::from(sectors) * SECTOR;
-        match self.place(sector, len, limits) {
-            Some(_) if len == 0 => Parsed::Answer { status: self.status, code: OK },
+        match self.byte_offset(sector, len, limits) {
+            Some(_) if len == 0 => Parsed::Complete { status: self.status, code: OK },
             Some(offset) => Parsed::Io {
                 op,
                 offset,
@@ -299,29 +305,29 @@ impl Ask {
         }
     }
 
-    /// The byte at which a range begins, if all of it lies on the disk.
-    fn place(&self, sector: u64, len: u64, limits: &Limits) -> Option<u64> {
+    /// The byte offset of a range, if it is within the disk.
+    fn byte_offset(&self, sector: u64, len: u64, limits: &Limits) -> Option<u64> {
         let offset = sector.checked_mul(SECTOR)?;
         let end = offset.checked_add(len)?;
         (len % SECTOR == 0 && end <= limits.size).then_some(offset)
     }
 }
 
-/// The disk's configuration as the guest reads it (`struct virtio_blk_config`).
+/// The configuration space of the disk (`struct virtio_blk_config`).
 #[must_use]
 pub fn config_space(limits: &Limits, queues: u16, block: u32) -> [u8; 60] {
     let mut c = [0u8; 60];
     let sectors = limits.size / SECTOR;
     c[0..8].copy_from_slice(&sectors.to_le_bytes());
     c[12..16].copy_from_slice(&(SEGMENTS as u32).to_le_bytes());
-    // What a BIOS of old wants to know: 16 heads of 63 sectors, as many cylinders as fit.
+    // Geometry for old BIOSes: 16 heads of 63 sectors, as many cylinders as fit.
     let cylinders = (sectors / (16 * 63)).min(u64::from(u16::MAX)) as u16;
     c[16..18].copy_from_slice(&cylinders.to_le_bytes());
     (c[18], c[19]) = (16, 63);
     c[20..24].copy_from_slice(&block.to_le_bytes());
-    // Topology: no larger physical blocks are known of, and 1 is the least minimum.
+    // Topology: no larger physical blocks, and a minimum I/O size of 1.
     c[26..28].copy_from_slice(&1u16.to_le_bytes());
-    // Write cache: flushes matter.
+    // Write-back cache: the guest must flush.
     c[32] = 1;
     c[34..36].copy_from_slice(&queues.to_le_bytes());
     c[36..40].copy_from_slice(&MAX_DISCARD_SECTORS.to_le_bytes());

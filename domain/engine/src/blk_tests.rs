@@ -4,7 +4,7 @@ use vm_memory::GuestMemoryMmap;
 
 use super::*;
 
-// The fuzzers' too.
+// Shared with the fuzzers.
 #[path = "../../../fuzz/src/rings.rs"]
 mod rings;
 
@@ -22,7 +22,7 @@ fn header(mem: &GuestMemoryMmap<()>, at: u64, kind: u32, priority: u32, sector: 
     mem.write_obj(sector, GuestAddress(at + 8)).unwrap();
 }
 
-/// Puts a chain of (address, length, writable) into a queue and reads it.
+/// Puts a chain of (address, length, writable) into a queue and parses it.
 fn read(
     mem: &GuestMemoryMmap<()>,
     parts: &[(u64, u32, bool)],
@@ -41,7 +41,7 @@ fn read(
     let head = chain.head_index();
     let mut segments = Vec::new();
     let parsed = parse(mem, chain, limits, &mut segments);
-    // A request that is found again after a restart reads the same.
+    // A resubmitted request parses the same after a restart.
     let mut again = Vec::new();
     let chain = chain_at(mem, GuestAddress(queue.desc_table()), queue.size(), head);
     assert_eq!(parse(mem, chain, limits, &mut again), parsed);
@@ -54,7 +54,7 @@ const D: u64 = 0x3_0000;
 const S: u64 = 0x4_0000;
 
 #[test]
-fn a_read_as_linux_makes_it() {
+fn a_linux_read_is_parsed() {
     let mem = memory();
     header(&mem, H, 0, 1 << 13, 8);
     let (parsed, segments) =
@@ -77,14 +77,14 @@ fn a_read_as_linux_makes_it() {
 }
 
 #[test]
-fn any_framing_is_read() {
+fn any_framing_is_parsed() {
     let mem = memory();
     header(&mem, H, 1, 0, 0);
-    // The header in two parts, the second with data behind it.
+    // The header in two parts, data behind the second.
     let (parsed, segments) = read(&mem, &[(H, 10, false), (H + 10, 6 + 512, false), (S, 1, true)], &LIMITS);
     assert!(matches!(parsed, Ok(Parsed::Io { op: Op::Write, len: 512, .. })), "{parsed:?}");
     assert_eq!(segments, [Segment { addr: GuestAddress(H + 16), len: 512 }]);
-    // The status behind the data.
+    // The status byte behind the data.
     header(&mem, H, 0, 0, 0);
     let (parsed, segments) = read(&mem, &[(H, 16, false), (D, 513, true)], &LIMITS);
     assert!(
@@ -94,15 +94,15 @@ fn any_framing_is_read() {
 }
 
 #[test]
-fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
+fn requests_beyond_the_disk_or_in_partial_sectors_fail() {
     let mem = memory();
-    let error = |parsed| matches!(parsed, Ok(Parsed::Answer { code: IO_ERROR, .. }));
+    let error = |parsed| matches!(parsed, Ok(Parsed::Complete { code: IO_ERROR, .. }));
     for (sector, len) in [(2047, 1024), (u64::MAX, 512), (1 << 55, 512), (0, 511), (2048, 512)] {
         header(&mem, H, 0, 0, sector);
         let (parsed, _) = read(&mem, &[(H, 16, false), (D, len, true), (S, 1, true)], &LIMITS);
         assert!(error(parsed), "{sector} {len}: {parsed:?}");
     }
-    // Writes into what the guest gave to be read into, and to a disk that is only read.
+    // Writes with writable data, and writes to a read-only disk.
     header(&mem, H, 1, 0, 0);
     assert!(error(read(&mem, &[(H, 16, false), (D, 512, true), (S, 1, true)], &LIMITS).0));
     let limits = Limits { read_only: true, ..LIMITS };
@@ -112,7 +112,7 @@ fn beyond_the_disk_and_in_parts_of_sectors_is_an_error() {
 }
 
 #[test]
-fn what_is_no_request_is_told() {
+fn malformed_chains_are_reported() {
     let mem = memory();
     header(&mem, H, 0, 0, 0);
     let of = |parts: &[(u64, u32, bool)]| read(&mem, parts, &LIMITS).0.unwrap_err();
@@ -125,7 +125,7 @@ fn what_is_no_request_is_told() {
 }
 
 #[test]
-fn flush_id_and_what_is_not_known() {
+fn flush_get_id_and_unknown_types() {
     let mem = memory();
     header(&mem, H, 4, 2 << 13, 0);
     assert!(matches!(
@@ -139,14 +139,14 @@ fn flush_id_and_what_is_not_known() {
     header(&mem, H, 99, 0, 0);
     assert!(matches!(
         read(&mem, &[(H, 16, false), (S, 1, true)], &LIMITS).0,
-        Ok(Parsed::Answer { code: UNSUPPORTED, .. })
+        Ok(Parsed::Complete { code: UNSUPPORTED, .. })
     ));
 }
 
 #[test]
 fn discards_and_zeroes() {
     let mem = memory();
-    let ask = |kind, sector: u64, sectors: u32, flags: u32, limits: &Limits| {
+    let discard = |kind, sector: u64, sectors: u32, flags: u32, limits: &Limits| {
         header(&mem, H, kind, 0, 0);
         mem.write_obj(sector, GuestAddress(D)).unwrap();
         mem.write_obj(sectors, GuestAddress(D + 8)).unwrap();
@@ -154,28 +154,28 @@ fn discards_and_zeroes() {
         read(&mem, &[(H, 16, false), (D, 16, false), (S, 1, true)], limits).0.unwrap()
     };
     assert!(matches!(
-        ask(11, 8, 16, 0, &LIMITS),
+        discard(11, 8, 16, 0, &LIMITS),
         Parsed::Io { op: Op::Discard, offset: 4096, len: 8192, unmap: false, .. }
     ));
     assert!(matches!(
-        ask(13, 0, 1, 1, &LIMITS),
+        discard(13, 0, 1, 1, &LIMITS),
         Parsed::Io { op: Op::WriteZeroes, len: 512, unmap: true, .. }
     ));
-    assert!(matches!(ask(11, 0, 1, 1, &LIMITS), Parsed::Answer { code: UNSUPPORTED, .. }));
-    assert!(matches!(ask(13, 0, 4096, 0, &LIMITS), Parsed::Answer { code: IO_ERROR, .. }));
-    assert!(matches!(ask(13, 0, u32::MAX, 0, &LIMITS), Parsed::Answer { code: IO_ERROR, .. }));
+    assert!(matches!(discard(11, 0, 1, 1, &LIMITS), Parsed::Complete { code: UNSUPPORTED, .. }));
+    assert!(matches!(discard(13, 0, 4096, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
+    assert!(matches!(discard(13, 0, u32::MAX, 0, &LIMITS), Parsed::Complete { code: IO_ERROR, .. }));
     let none = Limits { discard: false, ..LIMITS };
-    assert!(matches!(ask(11, 0, 1, 0, &none), Parsed::Answer { code: UNSUPPORTED, .. }));
-    // Two ranges at once were not offered.
+    assert!(matches!(discard(11, 0, 1, 0, &none), Parsed::Complete { code: UNSUPPORTED, .. }));
+    // Two ranges exceed the offered limit.
     header(&mem, H, 11, 0, 0);
     assert!(matches!(
         read(&mem, &[(H, 16, false), (D, 32, false), (S, 1, true)], &LIMITS).0,
-        Ok(Parsed::Answer { code: IO_ERROR, .. })
+        Ok(Parsed::Complete { code: IO_ERROR, .. })
     ));
 }
 
 #[test]
-fn the_configuration_says_what_is_served() {
+fn the_configuration_space_matches_the_disk() {
     let c = config_space(&LIMITS, 4, 4096);
     assert_eq!(u64::from_le_bytes(c[0..8].try_into().unwrap()), 2048);
     assert_eq!(u32::from_le_bytes(c[12..16].try_into().unwrap()), 126);
@@ -184,9 +184,9 @@ fn the_configuration_says_what_is_served() {
 }
 
 proptest! {
-    /// Whatever the bytes: no panic, no more segments than offered, nothing beyond the disk.
+    /// For all inputs: no panic, no more segments than offered, no range beyond the disk.
     #[test]
-    fn any_chain_is_answered_or_refused(
+    fn any_chain_is_completed_or_refused(
         bytes in prop::collection::vec(any::<u8>(), 64),
         parts in prop::collection::vec((0u64..0x11_0000, prop_oneof![0u32..70_000, any::<u32>()], any::<bool>()), 1..60),
         aimed in any::<bool>(),

@@ -1,4 +1,4 @@
-//! What a start would find, without starting: `rtvirtio-iod --check`.
+//! The checks of a start, without starting: `rtvirtio-iod --check`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,22 +11,22 @@ use rustix::net::SocketAddrUnix;
 
 use crate::backing::BackingError;
 use crate::config::{File, NamedPath};
-use crate::disk_lock::{DiskLock, PATIENCE, Use};
-use crate::domain::{DomainError, open_backings, take_locks};
-use crate::listen::{self, Answer};
+use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
+use crate::domain::{DomainError, lock_files, open_backings};
+use crate::listen::{self, SocketState};
+use crate::socket_group;
 
-/// Refuses paths of a configuration that lead to the same file: a socket in the place of a disk or
-/// of the file itself. Paths of things that do not exist yet are compared by the directory that
-/// they are in.
+/// Refuses two paths of a configuration that lead to the same file, such as a socket in the place
+/// of a disk. Paths that do not exist yet are compared by directory and name.
 ///
 /// # Errors
-/// [`DomainError::Collision`], or a path that cannot be looked at.
+/// [`DomainError::Collision`], or a path that cannot be read.
 pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> {
     let paths = file.paths(config);
-    let places: Vec<Option<Place>> = paths.iter().map(place).collect::<Result<_, _>>()?;
+    let identities: Vec<Option<PathIdentity>> = paths.iter().map(path_identity).collect::<Result<_, _>>()?;
     for (i, first) in paths.iter().enumerate() {
         for (j, second) in paths.iter().enumerate().skip(i + 1) {
-            let same = places[i].is_some() && places[i] == places[j];
+            let same = identities[i].is_some() && identities[i] == identities[j];
             if same && !first.may_share_with(second) {
                 let (first, second) = (first.what.clone(), second.what.clone());
                 return Err(DomainError::Collision { first, second, path: paths[j].path.clone() });
@@ -37,57 +37,57 @@ pub fn refuse_collisions(file: &File, config: &Path) -> Result<(), DomainError> 
 }
 
 #[derive(PartialEq, Eq)]
-enum Place {
+enum PathIdentity {
     /// Device and inode.
-    There(u64, u64),
-    /// A name in a directory.
+    Inode(u64, u64),
+    /// Directory, and name in it.
     Name((u64, u64), PathBuf),
 }
 
-/// `None` when even its directory does not exist.
-fn place(named: &NamedPath) -> Result<Option<Place>, DomainError> {
+/// The identity of a path; `None` when its directory does not exist.
+fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, DomainError> {
     let failed = |source: io::Error| {
         let source = io::Error::new(source.kind(), format!("{}: {source}", named.path.display()));
         DomainError::Path { what: named.what.clone(), source }
     };
-    let look = |path: &Path| match std::fs::metadata(path) {
+    let inode = |path: &Path| match std::fs::metadata(path) {
         Ok(meta) => Ok(Some((meta.dev(), meta.ino()))),
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(e) => Err(failed(e)),
     };
-    if let Some((dev, ino)) = look(&named.path)? {
-        return Ok(Some(Place::There(dev, ino)));
+    if let Some((dev, ino)) = inode(&named.path)? {
+        return Ok(Some(PathIdentity::Inode(dev, ino)));
     }
     let name = named.path.file_name().unwrap_or_default().into();
-    Ok(look(directory(&named.path))?.map(|dir| Place::Name(dir, name)))
+    Ok(inode(directory(&named.path))?.map(|dir| PathIdentity::Name(dir, name)))
 }
 
 fn directory(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Looks at all that a start looks at: paths, groups, sockets, disks with their locks, formats,
-/// sizes and overlaps. Nothing is changed, and no lock is kept. A domain that answers on `control`
-/// and has the disks is no error; the answer says so.
+/// Checks everything that a start checks: paths, groups, sockets, disks with their locks, formats,
+/// sizes and overlaps. Changes nothing and keeps no lock. A running domain of this configuration is
+/// no error; the notes mention it.
 ///
 /// # Errors
-/// The first thing for which a start would fail.
+/// The first error of a start.
 pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
-    can_bind(&file.control, true).map_err(control_failed)?;
-    group(file.control_group.as_deref())
+    check_bindable(&file.control, true).map_err(control_error)?;
+    socket_group::resolve(file.control_group.as_deref())
         .map_err(|source| DomainError::Path { what: "`control_group`".into(), source })?;
-    let running = running(file)?;
+    let running = running_pid(file)?;
     if let Some(pid) = running {
         notes.push(format!("process {pid} answers on {}", file.control.display()));
     }
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
         let failed = |source| DomainError::path(disk, "socket", source);
-        can_bind(&disk.socket, false).map_err(failed)?;
-        group(disk.socket_group.as_deref())
+        check_bindable(&disk.socket, false).map_err(failed)?;
+        socket_group::resolve(disk.socket_group.as_deref())
             .map_err(|source| DomainError::path(disk, "socket_group", source))?;
-        if let Some(listener) = answers(&disk.socket).map_err(failed)? {
+        if let Some(listener) = listener_pid(&disk.socket).map_err(failed)? {
             let pid = listener.map_err(failed)?;
             if running != Some(pid) {
                 let text = format!("{}: process {pid} listens there", disk.socket.display());
@@ -95,41 +95,41 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
             }
         }
     }
-    notes.extend(look_at_disks(file, running)?);
+    notes.extend(check_disk_files(file, running)?);
     Ok(notes)
 }
 
-/// Looks at the disks alone: whether they exist and are free, their format, size and overlaps. A
-/// domain that answers on `control` and has them is no error; the answer says so.
+/// Checks the disks alone: existence, locks, formats, sizes and overlaps. A running domain of this
+/// configuration is no error; the notes mention it.
 ///
 /// # Errors
-/// The first disk with which a start would fail.
+/// The first error of a disk.
 pub fn check_disks(file: &File) -> Result<Vec<String>, DomainError> {
-    let running = running(file)?;
-    look_at_disks(file, running)
+    let running = running_pid(file)?;
+    check_disk_files(file, running)
 }
 
-fn control_failed(source: io::Error) -> DomainError {
+fn control_error(source: io::Error) -> DomainError {
     DomainError::Path { what: "`control`".into(), source }
 }
 
-/// The process that answers on `control`.
-fn running(file: &File) -> Result<Option<u32>, DomainError> {
-    let listener = answers(&file.control).map_err(control_failed)?;
-    listener.transpose().map_err(control_failed)
+/// The process that listens on `control`.
+fn running_pid(file: &File) -> Result<Option<u32>, DomainError> {
+    let listener = listener_pid(&file.control).map_err(control_error)?;
+    listener.transpose().map_err(control_error)
 }
 
-fn look_at_disks(file: &File, running: Option<u32>) -> Result<Vec<String>, DomainError> {
-    let patience = if running.is_some() { Duration::ZERO } else { PATIENCE };
-    let take = |path: &Path, wanted: Use| match (DiskLock::take(path, wanted, patience), running) {
+fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, DomainError> {
+    let timeout = if running.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
+    let take = |path: &Path, wanted: DiskUse| match (DiskLock::acquire(path, wanted, timeout), running) {
         (Err(BackingError::InUse { processes, .. }), Some(pid))
             if processes.iter().all(|p| *p == pid) && !processes.is_empty() =>
         {
-            DiskLock::look(path)
+            DiskLock::open_unlocked(path)
         }
         (done, _) => done,
     };
-    let locks = take_locks(file, take)?;
+    let locks = lock_files(file, take)?;
     open_backings(file, &locks)?;
     let unlocked = locks.iter().any(|lock| !lock.is_held());
     Ok(unlocked
@@ -138,54 +138,14 @@ fn look_at_disks(file: &File, running: Option<u32>) -> Result<Vec<String>, Domai
         .collect())
 }
 
-/// The id of a group by name or number, when this process may give it to a socket.
-///
-/// # Errors
-/// No such group, or one that this process may not give.
-pub fn group(name: Option<&str>) -> io::Result<Option<u32>> {
-    let Some(name) = name else { return Ok(None) };
-    let id = match name.parse() {
-        Ok(id) => id,
-        Err(_) => group_id(name)?,
-    };
-    let ours = || rustix::process::getgroups().is_ok_and(|all| all.iter().any(|g| g.as_raw() == id));
-    let may = rustix::process::geteuid().is_root() || rustix::process::getegid().as_raw() == id || ours();
-    if may {
-        return Ok(Some(id));
-    }
-    let text = format!("this user is not in group \"{name}\", and only root may give a socket to it");
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
-}
-
-fn group_id(name: &str) -> io::Result<u32> {
-    let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("there is no group \"{name}\""));
-    let name = std::ffi::CString::new(name).map_err(|_| unknown())?;
-    // Entries of large groups need more than libc's advice.
-    let mut buffer = vec![0_u8; 1 << 20];
-    // SAFETY: all zeroes is a value of this plain structure of numbers and pointers.
-    let mut entry: libc::group = unsafe { std::mem::zeroed() };
-    let mut found = std::ptr::null_mut();
-    // SAFETY: all pointers are to memory that outlives the call, and the buffer's length is its
-    // own.
-    let e = unsafe {
-        libc::getgrnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr().cast(), buffer.len(), &mut found)
-    };
-    match (e, found.is_null()) {
-        (0, false) => Ok(entry.gr_gid),
-        (0, true) => Err(unknown()),
-        (e, _) => Err(io::Error::from_raw_os_error(e)),
-    }
-}
-
-/// Whether a socket can be made there: what is there is a socket or nothing, and its directory can
-/// be written.
-fn can_bind(path: &Path, makes_directory: bool) -> io::Result<()> {
+/// Checks that a socket can be bound: the path has a valid length, and its directory is writable.
+fn check_bindable(path: &Path, makes_directory: bool) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
     let mut dir = directory(path);
     loop {
         match std::fs::metadata(dir) {
-            // The domain makes the directory of `control`.
+            // The start creates the directory of `control`.
             Err(e) if e.kind() == io::ErrorKind::NotFound && makes_directory => dir = directory(dir),
             Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", dir.display()))),
             Ok(_) => break,
@@ -195,19 +155,19 @@ fn can_bind(path: &Path, makes_directory: bool) -> io::Result<()> {
         .map_err(|e| io::Error::new(io::Error::from(e).kind(), format!("{}: {e}", dir.display())))
 }
 
-/// The process that listens at a path; `None` when nothing does. A listener that takes no
-/// connection is an error in itself.
-fn answers(path: &Path) -> io::Result<Option<io::Result<u32>>> {
+/// The process that listens at a path; `None` when there is none. The inner error: a listener that
+/// accepts no connection.
+fn listener_pid(path: &Path) -> io::Result<Option<io::Result<u32>>> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     let address = SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
-    match listen::answer(path, &address).map_err(named)? {
-        Answer::Gone | Answer::Refused(_) => Ok(None),
-        Answer::Listens(connected) => Ok(Some(peer(connected).map_err(named))),
-        Answer::NoSocket(kind) => Err(named(listen::no_socket(kind))),
+    match listen::probe(path, &address).map_err(named)? {
+        SocketState::Absent | SocketState::Stale(_) => Ok(None),
+        SocketState::Listening(connected) => Ok(Some(peer_pid(connected).map_err(named))),
+        SocketState::NotASocket(kind) => Err(named(listen::not_a_socket(kind))),
     }
 }
 
-fn peer(connected: Option<OwnedFd>) -> io::Result<u32> {
+fn peer_pid(connected: Option<OwnedFd>) -> io::Result<u32> {
     let busy =
         || io::Error::new(io::ErrorKind::AddrInUse, "another process listens there and does not answer");
     let peer = rustix::net::sockopt::socket_peercred(connected.ok_or_else(busy)?)?;

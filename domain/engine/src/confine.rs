@@ -1,4 +1,5 @@
-//! What each thread gives up before it touches anything that a guest wrote. The process says what that is; here is only when.
+//! Confinement of threads: each drops its privileges before it handles guest input. The process
+//! supplies the function; this module calls it at the right moment.
 
 use std::fmt;
 use std::io;
@@ -6,50 +7,51 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
-/// What a thread does, and so what it still needs of the kernel.
+/// The role of a thread, which decides the privileges that it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// Serves the queues of a device's VMs by io_uring.
+    /// Serves the queues of a device's VMs.
     Engine {
-        /// It passes the guests' classes on to the host, which takes `CAP_SYS_NICE` for the real-time class.
+        /// Passes the guests' I/O classes on to the host, which takes `CAP_SYS_NICE` for the
+        /// real-time class.
         passes_priority: bool,
     },
-    /// Listens to one VM's QEMU: messages, descriptors, memory to map.
-    Frontend,
-    /// Answers on the control socket and reads the configuration again.
+    /// Handles one VM's vhost-user messages, descriptors and memory mappings.
+    VhostUser,
+    /// Serves the control socket and reloads the configuration.
     Control,
 }
 
 type Step = dyn Fn(Role) -> io::Result<()> + Send + Sync;
 
-/// Called by every thread with its role, once, when it has all that it needs and before it serves anybody.
+/// Each thread calls it once with its role, after its set-up and before it serves guests.
 #[derive(Clone, Default)]
 pub struct Confine(Option<Arc<Step>>);
 
 impl Confine {
-    /// Confines by this function. It is called by the thread that is to be confined.
-    pub fn by(step: impl Fn(Role) -> io::Result<()> + Send + Sync + 'static) -> Self {
+    /// Confines by this function, which the confined thread itself calls.
+    pub fn with(step: impl Fn(Role) -> io::Result<()> + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(step)))
     }
 
-    /// Threads stay as they are: for tests and for `sandbox = "off"`.
+    /// No confinement: for tests and for `sandbox = "off"`.
     #[must_use]
     pub fn none() -> Self {
         Self(None)
     }
 
-    /// Confines the calling thread, for good.
+    /// Confines the calling thread, irreversibly.
     ///
     /// # Errors
-    /// What the kernel refused; the thread must then serve nobody.
+    /// The kernel's; the thread must not serve guests then.
     pub fn apply(&self, role: Role) -> io::Result<()> {
         self.0.as_ref().map_or(Ok(()), |step| step(role))
     }
 
-    /// Starts a thread that is confined before it does anything else; it is when this returns.
+    /// Starts a thread; returns when it is confined.
     ///
     /// # Errors
-    /// When the thread cannot be made, or what the kernel refused; `body` is not run then.
+    /// The thread cannot be started or confined; `body` is not run then.
     pub fn spawn(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! A file or block device that the domain has to itself, or shares as its configuration says.
+//! Locks of a file or block device, exclusive or shared as configured.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -11,47 +11,46 @@ use rtvirtio_kernel::{Holder, Holders};
 use rustix::fs::FlockOperation::{NonBlockingLockExclusive, NonBlockingLockShared};
 use rustix::io::Errno;
 
-use crate::backing::BackingError;
+use crate::backing_error::BackingError;
 use crate::image_format;
 
-/// How long a file may still be locked by a domain that is gone: the longest time that its last
-/// requests take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+/// Longest wait for the locks of a dead domain: its last requests hold them.
+pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A file system and file, or a block device: what two disks share when they have the same one.
+/// Device and inode of a file, or the number of a block device: disks with the same one share it.
 pub(crate) type Identity = (u64, u64);
 
 pub(crate) fn identity(meta: &std::fs::Metadata) -> Identity {
     if meta.file_type().is_block_device() { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) }
 }
 
-/// How the disks on a file or device are used.
+/// How a file or device is used by its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Use {
-    /// No disk on it is written.
+pub(crate) struct DiskUse {
+    /// No disk on it is writable.
     pub read_only: bool,
-    /// Others may write it.
+    /// Other writers are expected.
     pub shared: bool,
 }
 
-impl Use {
+impl DiskUse {
     fn sharing(self) -> Sharing {
         Sharing { writes: !self.read_only, others_write: self.shared }
     }
 }
 
-/// The locks on one file or device. They are of three kinds, because no user looks at all of them:
-/// `O_EXCL` (mounts, device mapper, other exclusive users), `flock` (other I/O domains), and QEMU's
-/// image locks.
+/// The locks on one file or device. There are three kinds, because no other program checks all of
+/// them: `O_EXCL` (mounts, device mapper, other exclusive users), `flock` (other I/O domains), and
+/// QEMU's image locks.
 #[derive(Debug)]
 pub(crate) struct DiskLock {
     path: PathBuf,
     file: File,
-    held: Option<Use>,
+    held: Option<DiskUse>,
     pub(crate) identity: Identity,
 }
 
-/// Why a lock is not to be had just now.
+/// What prevents a lock.
 enum Busy {
     Kernel(Vec<Holder>),
     Exclusive,
@@ -60,24 +59,24 @@ enum Busy {
 }
 
 impl DiskLock {
-    /// Takes all locks, for the longest `patience` waiting for those of a process that is gone: its
-    /// locks stay until the kernel has ended what it had in its io_uring. A write of the dead one
-    /// that landed after ours would undo it.
-    pub(crate) fn take(path: &Path, wanted: Use, patience: Duration) -> Result<Self, BackingError> {
+    /// Takes all locks; waits up to `timeout` for those of a dead process, which stay until the
+    /// kernel has completed its io_uring requests. A late write of the dead process would overwrite
+    /// newer data.
+    pub(crate) fn acquire(path: &Path, wanted: DiskUse, timeout: Duration) -> Result<Self, BackingError> {
         let begin = Instant::now();
         loop {
-            let busy = match Self::try_take(path, wanted)? {
+            let busy = match Self::try_acquire(path, wanted)? {
                 Ok(lock) => return Ok(lock),
                 Err(busy) => busy,
             };
-            if begin.elapsed() >= patience {
+            if begin.elapsed() >= timeout {
                 return Err(in_use(path, busy));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    fn try_take(path: &Path, wanted: Use) -> Result<Result<Self, Busy>, BackingError> {
+    fn try_acquire(path: &Path, wanted: DiskUse) -> Result<Result<Self, Busy>, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
         let meta = std::fs::metadata(path).map_err(io("cannot look at it"))?;
         let is_block = meta.file_type().is_block_device();
@@ -101,11 +100,10 @@ impl DiskLock {
         if locked.is_err() {
             return Ok(Err(Busy::Image));
         }
-        // What the kernel does with it, for a shared device too, and for a file below a loop
-        // device.
+        // Kernel users, also of a shared device and of a file below a loop device.
         let mut holders = Holders::of_kernel(path)?;
         if wanted.shared {
-            // A loop device is one of those that know of each other; what is mounted on it is not.
+            // `shared` covers loop devices, but no mounts on them.
             holders.retain(|holder| !matches!(holder, Holder::Loop { .. }));
         }
         if !holders.is_empty() {
@@ -115,27 +113,27 @@ impl DiskLock {
         Ok(Ok(Self { path: path.to_owned(), file, held: Some(wanted), identity }))
     }
 
-    /// Without locks, for a look at what a running domain serves.
-    pub(crate) fn look(path: &Path) -> Result<Self, BackingError> {
+    /// Opens without locks, to check the disks of a running domain.
+    pub(crate) fn open_unlocked(path: &Path) -> Result<Self, BackingError> {
         let io = |what| move |source: io::Error| BackingError::Io { path: path.to_owned(), what, source };
         let file = File::open(path).map_err(io("cannot open"))?;
         let identity = identity(&file.metadata().map_err(io("cannot look at it"))?);
         Ok(Self { path: path.to_owned(), file, held: None, identity })
     }
 
-    /// Whether it is more than a look.
+    /// Whether locks are held.
     pub(crate) fn is_held(&self) -> bool {
         self.held.is_some()
     }
 
     /// Length of the file or device, in bytes.
-    pub(crate) fn end(&self) -> Result<u64, BackingError> {
+    pub(crate) fn len(&self) -> Result<u64, BackingError> {
         let io = |source| BackingError::Io { path: self.path.clone(), what: "cannot read its size", source };
         (&self.file).seek(SeekFrom::End(0)).map_err(io)
     }
 
-    /// Locks another open file of the same disk, so that the locks last as long as its last request
-    /// in io_uring.
+    /// Locks another open file of the same disk, so that the locks last until its last io_uring
+    /// request completes.
     pub(crate) fn extend(&self, file: &File) -> io::Result<()> {
         match self.held {
             Some(held) if !held.shared => hold_image(file, held.sharing()),
@@ -143,7 +141,7 @@ impl DiskLock {
         }
     }
 
-    /// Refuses bytes of an image format at a disk's start, or at the end when `end` is given.
+    /// Refuses the signature of an image format at a disk's start, and before `end` if given.
     pub(crate) fn refuse_format(&self, start: u64, end: Option<u64>) -> Result<(), BackingError> {
         let io = |source| BackingError::Io { path: self.path.clone(), what: "cannot read", source };
         let mut found = image_format::at_start(&self.file, start).map_err(io)?;
@@ -157,7 +155,7 @@ impl DiskLock {
     }
 }
 
-/// Names what has it, as far as that can be seen.
+/// Names the user that holds it, as far as it is visible.
 fn in_use(path: &Path, busy: Busy) -> BackingError {
     let (held, seen) = match busy {
         Busy::Kernel(holders) => {

@@ -1,23 +1,23 @@
-//! All devices of a configuration, running.
+//! A running domain: all devices of a configuration.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::backing::{Backing, BackingConfig, BackingError};
-use crate::check;
 use crate::config::{Device, Disk, File};
 use crate::confine::Confine;
-use crate::disk_lock::{DiskLock, Identity, PATIENCE, Use, identity};
+use crate::disk_lock::{DiskLock, DiskUse, Identity, LOCK_TIMEOUT, identity};
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
-use crate::frontend::{DiskInfo, Frontend};
-use crate::listen::Listening;
+use crate::listen::SocketListener;
 use crate::reload::Reloader;
+use crate::socket_group;
+use crate::vhost_user::{DiskInfo, VhostUserServer};
 
 /// Why a domain does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DomainError {
-    /// A disk.
+    /// A disk cannot be opened.
     #[error("disk \"{disk}\": {source}")]
     Disk {
         /// Which.
@@ -25,35 +25,35 @@ pub enum DomainError {
         /// Why.
         source: BackingError,
     },
-    /// Two disks on the same bytes.
+    /// Two disks overlap.
     #[error(
         "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or say `shared = true` for both if their guests know of each other"
     )]
     Overlap {
-        /// One.
+        /// The first one.
         first: String,
-        /// The other.
+        /// The second one.
         second: String,
     },
-    /// Two paths of the configuration lead to the same place.
+    /// Two paths of the configuration lead to the same file.
     #[error("{first} and {second} lead to the same file, {}; give each its own", path.display())]
     Collision {
-        /// One.
+        /// The first one.
         first: String,
-        /// The other.
+        /// The second one.
         second: String,
-        /// Where the other leads.
+        /// The second path.
         path: PathBuf,
     },
-    /// A path that cannot be used.
+    /// An unusable path.
     #[error("{what}: {source}")]
     Path {
         /// Key and disk.
         what: String,
-        /// Why not, with the path.
+        /// The cause, with the path.
         source: io::Error,
     },
-    /// An engine.
+    /// An engine cannot start.
     #[error("device \"{device}\": {source}")]
     Engine {
         /// Which.
@@ -61,7 +61,7 @@ pub enum DomainError {
         /// Why.
         source: EngineError,
     },
-    /// A socket.
+    /// A socket cannot be served.
     #[error("disk \"{disk}\": {source}")]
     Socket {
         /// Which.
@@ -77,41 +77,42 @@ impl DomainError {
     }
 }
 
-/// All that a domain reaches by a path, open: its disks, its locks, its sockets. Nobody is served yet, so this is the place to give up the right to open anything else.
+/// All files, locks and sockets of a domain, open. No guest is served yet, so this is the moment to
+/// drop the right to open anything else.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenedDomain {
     file: File,
-    /// For each device, its disks.
+    /// The disks of each device.
     backings: Vec<Vec<Backing>>,
-    sockets: Vec<Vec<Listening>>,
+    sockets: Vec<Vec<SocketListener>>,
     locks: Vec<DiskLock>,
 }
 
 /// A running domain; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Domain {
-    // Frontends end before the engines that they talk to.
-    frontends: Vec<Frontend>,
-    /// Files of which several disks are parts are locked once for all of them.
+    // Servers end before the engines that they use.
+    servers: Vec<VhostUserServer>,
+    /// Locks of files; one lock covers all disks on a file.
     _locks: Vec<DiskLock>,
     engines: Vec<(String, Engine)>,
     file: File,
 }
 
-impl Opened {
-    /// Opens all disks, then listens. A guest's QEMU may connect from here on; it waits.
+impl OpenedDomain {
+    /// Opens all disks, then listens. QEMU may connect from now on; it waits.
     ///
     /// # Errors
-    /// [`DomainError`]; nothing is left then.
+    /// [`DomainError`]; nothing stays open then.
     pub fn open(file: &File) -> Result<Self, DomainError> {
-        let locks = take_locks(file, |path, wanted| DiskLock::take(path, wanted, PATIENCE))?;
+        let locks = lock_files(file, |path, wanted| DiskLock::acquire(path, wanted, LOCK_TIMEOUT))?;
         let backings = open_backings(file, &locks)?;
         let mut sockets = Vec::new();
         for device in &file.devices {
             let listen = |disk: &crate::config::Disk| {
-                let group = check::group(disk.socket_group.as_deref())
+                let group = socket_group::resolve(disk.socket_group.as_deref())
                     .map_err(|source| DomainError::path(disk, "socket_group", source))?;
-                Listening::start_for(&disk.socket, group)
+                SocketListener::bind_for_group(&disk.socket, group)
                     .map_err(|source| DomainError::path(disk, "socket", source))
             };
             sockets.push(device.disks.iter().map(listen).collect::<Result<Vec<_>, _>>()?);
@@ -119,16 +120,16 @@ impl Opened {
         Ok(Self { file: file.clone(), backings, sockets, locks })
     }
 
-    /// Starts all engines, then serves. Each thread is confined before it sees a byte of a guest's.
+    /// Starts all engines, then serves. Each thread is confined before it reads guest input.
     ///
     /// # Errors
-    /// [`DomainError`]; nothing runs then.
+    /// [`DomainError`]; no thread runs then.
     pub fn start(self, confine: &Confine) -> Result<Domain, DomainError> {
         let Self { file, backings, sockets, locks } = self;
         let mut domain =
-            Domain { frontends: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
+            Domain { servers: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
-            let infos: Vec<DiskInfo> = infos(device, &backings);
+            let infos: Vec<DiskInfo> = disk_infos(device, &backings);
             let disks = device.disks.iter().zip(backings).map(|(disk, backing)| engine::Disk {
                 name: disk.name.clone(),
                 backing,
@@ -149,16 +150,16 @@ impl Opened {
             domain.engines.push((device.name.clone(), started));
             for (info, socket) in infos.into_iter().zip(sockets) {
                 let disk = info.name.clone();
-                let frontend = Frontend::start(info, socket, handle.clone(), confine)
+                let server = VhostUserServer::start(info, socket, handle.clone(), confine)
                     .map_err(|source| DomainError::Socket { disk, source })?;
-                domain.frontends.push(frontend);
+                domain.servers.push(server);
             }
         }
         Ok(domain)
     }
 }
 
-fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
+fn disk_infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
     let infos = device.disks.iter().zip(backings).enumerate().map(|(vm, (disk, b))| DiskInfo {
         name: disk.name.clone(),
         vm,
@@ -170,10 +171,10 @@ fn infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
     infos.collect()
 }
 
-/// Locks each file and device once, whatever the number of disks on it.
-pub(crate) fn take_locks(
+/// Locks each file and device once, whatever the number of its disks.
+pub(crate) fn lock_files(
     file: &File,
-    take: impl Fn(&Path, Use) -> Result<DiskLock, BackingError>,
+    take: impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError>,
 ) -> Result<Vec<DiskLock>, DomainError> {
     let mut by_identity: Vec<(Identity, Vec<&Disk>)> = Vec::new();
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
@@ -189,14 +190,14 @@ pub(crate) fn take_locks(
     }
     let lock = |(_, disks): (Identity, Vec<&Disk>)| {
         let wanted =
-            Use { read_only: disks.iter().all(|d| d.read_only), shared: disks.iter().all(|d| d.shared) };
+            DiskUse { read_only: disks.iter().all(|d| d.read_only), shared: disks.iter().all(|d| d.shared) };
         take(&disks[0].path, wanted)
             .map_err(|source| DomainError::Disk { disk: disks[0].name.clone(), source })
     };
     by_identity.into_iter().map(lock).collect()
 }
 
-/// Opens all disks and looks at what is on them, and whether they collide.
+/// Opens all disks; refuses other image formats and overlaps.
 pub(crate) fn open_backings(file: &File, locks: &[DiskLock]) -> Result<Vec<Vec<Backing>>, DomainError> {
     let mut backings: Vec<Vec<Backing>> = Vec::new();
     for device in &file.devices {
@@ -217,7 +218,7 @@ fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError>
     let there = identity(&std::fs::metadata(&disk.path).map_err(io)?);
     let lock = locks.iter().find(|lock| lock.identity == there);
     let lock = lock.ok_or_else(|| BackingError::Replaced { path: disk.path.clone() })?;
-    // Before its size is looked at, which is the container's.
+    // Checked before the size, which is the container's.
     if disk.format.is_none() {
         lock.refuse_format(disk.offset.0, None)?;
     }
@@ -226,8 +227,9 @@ fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError>
     Ok(backing)
 }
 
-/// Looks for image formats at the start and end of one file, for the first and the last of its disks. A disk with `format = "raw"`
-/// is not looked at: its guest may write there what it likes, and no other disk of the file is refused for it.
+/// Checks the start and the end of a file for image formats, for its first and last disk. Disks
+/// with `format = "raw"` are not checked: their guests may write any bytes, and no other disk of
+/// the file is refused for it.
 fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Result<(), DomainError> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).zip(backings.iter().flatten());
     let on_it: Vec<(&Disk, &Backing)> = disks.filter(|(_, b)| b.identity == lock.identity).collect();
@@ -235,7 +237,7 @@ fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Re
     let last = on_it.iter().map(|(_, b)| b.start + b.limits.size).max();
     for (disk, backing) in on_it.iter().filter(|(disk, _)| disk.format.is_none()) {
         let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
-        let end = lock.end().map_err(failed)?;
+        let end = lock.len().map_err(failed)?;
         let is_last = last == Some(backing.start + backing.limits.size);
         lock.refuse_format(backing.start, is_last.then_some(end)).map_err(failed)?;
         if first == Some(backing.start) && backing.start > 0 {
@@ -262,13 +264,13 @@ fn refuse_overlaps(file: &File, backings: &[Vec<Backing>]) -> Result<(), DomainE
 }
 
 impl Domain {
-    /// To ask the engines.
+    /// Handles of all engines.
     #[must_use]
     pub fn handles(&self) -> Vec<(String, EngineHandle)> {
         self.engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect()
     }
 
-    /// To give the engines another configuration while they serve.
+    /// Changes the configuration of running engines.
     #[must_use]
     pub fn reloader(&self) -> Reloader {
         Reloader::new(self.file.clone(), self.handles())
@@ -283,9 +285,9 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // All at once, and then each is waited for.
-        self.frontends.iter().for_each(Frontend::close);
-        self.frontends.clear();
+        // All end at the same time; then each is joined.
+        self.servers.iter().for_each(VhostUserServer::close);
+        self.servers.clear();
         self.engines.clear();
     }
 }

@@ -1,7 +1,8 @@
 //! The engine: one thread for each device, which serves the queues of all its VMs.
 //!
-//! It waits in one place, for io_uring: kicks of guests, pieces that are back, commands, and the moment at which a regulator lets the next piece go. All memory that depends on what guests
-//! ask is there before the first guest connects, so a guest can fill its own share and no more.
+//! The engine waits in one place, io_uring: for kicks of guests, completions, commands, and the
+//! next moment at which a regulator admits a piece. All memory that depends on guests' requests is
+//! allocated before the first guest connects, so a guest can exhaust its own share only.
 
 mod command;
 mod data;
@@ -9,6 +10,7 @@ mod run;
 mod slot;
 mod table;
 mod trace;
+mod trace_reader;
 mod uring;
 mod vring;
 
@@ -21,9 +23,9 @@ use rtvirtio_units::Nanos;
 
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
-pub use command::{Command, EngineHandle, EngineStatus, Stopped, VmStatus, VringStart};
-pub use table::Latencies;
-pub use trace::{Event, Trace, TraceError, Tracer};
+pub use command::{Command, EngineHandle, EngineStatus, VmStatus, VringBase, VringStart};
+pub use trace::{TraceEvent, TraceWriter};
+pub use trace_reader::{TraceError, TraceReader};
 
 /// Longest serial number of a disk.
 pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
@@ -31,30 +33,31 @@ pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
 /// One VM's disk on this engine.
 #[derive(Debug)]
 pub struct Disk {
-    /// For threads, logs and counters.
+    /// Name in threads, logs and counters.
     pub name: String,
-    /// What it is made of.
+    /// File or device behind it.
     pub backing: Backing,
-    /// What the guest reads as its serial number.
+    /// Serial number that the guest reads.
     pub serial: String,
-    /// Queues that the guest may use.
+    /// Queues offered to the guest.
     pub queues: u16,
 }
 
-/// How an engine runs.
+/// Configuration of an engine.
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
-    /// For its thread's name.
+    /// Name of its thread.
     pub name: String,
-    /// CPUs that it may run on; any when empty.
+    /// CPUs of its thread; any when empty.
     pub cpus: Vec<usize>,
     /// `SCHED_FIFO` priority; an ordinary thread when `None`.
     pub fifo: Option<u8>,
-    /// How long it looks for more before it sleeps. Each look costs CPU and saves the guest a wake-up.
+    /// How long it polls the rings before it sleeps. Polling costs CPU and saves the guest's
+    /// wake-up.
     pub poll: Nanos,
-    /// The guest's class goes on to the host's I/O scheduler.
+    /// Passes the guest's I/O class on to the host's I/O scheduler.
     pub pass_priority: bool,
-    /// What its thread gives up before it serves anybody.
+    /// Privileges that its thread drops before it serves guests.
     pub confine: Confine,
 }
 
@@ -62,15 +65,15 @@ pub struct EngineConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
-    /// The scheduler's configuration.
+    /// An invalid scheduler configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Not one disk for each VM of the scheduler.
+    /// The number of disks is not the scheduler's number of VMs.
     #[error("{disks} disks for a scheduler of {vms} VMs")]
     Disks {
-        /// Disks given.
+        /// Number of disks.
         disks: usize,
-        /// VMs of the scheduler.
+        /// Number of VMs.
         vms: usize,
     },
     /// io_uring, an eventfd or a thread.
@@ -83,7 +86,7 @@ pub enum EngineError {
     },
 }
 
-/// An engine that runs; it ends when this is dropped.
+/// A running engine; it ends when this is dropped.
 #[derive(Debug)]
 pub struct Engine {
     handle: EngineHandle,
@@ -107,20 +110,20 @@ impl Engine {
         )
         .map_err(|e| io("eventfd")(e.into()))?;
         let doorbell = std::sync::Arc::new(doorbell);
-        // A few for each VM: who has more to say waits in its own control thread.
+        // A few commands for each VM: further ones wait in the control threads.
         let (sender, commands): (SyncSender<Command>, Receiver<Command>) = sync_channel(64);
         let handle = EngineHandle::new(sender, std::sync::Arc::clone(&doorbell));
         let scheduler = Scheduler::new(sched)?;
         let (ready, is_ready) = sync_channel(1);
         let (name, sched) = (format!("iod-{}", config.name), sched.clone());
-        // The ring is made by the thread that uses it: the kernel then needs no lock for it.
+        // The thread that uses the ring makes it: the kernel then needs no lock for it.
         let thread = std::thread::Builder::new()
             .name(name.chars().take(15).collect())
             .spawn(move || {
-                let _ends = EndsWithIt;
+                let _ends = AbortOnPanic;
                 let (role, confine) =
                     (Role::Engine { passes_priority: config.pass_priority }, config.confine.clone());
-                let made = run::Loop::new(config, scheduler, &sched, disks, commands, doorbell);
+                let made = run::EventLoop::new(config, scheduler, &sched, disks, commands, doorbell);
                 let confined = |engine| match confine.apply(role) {
                     Ok(()) => Ok(engine),
                     Err(source) => Err(io("cannot confine the engine's thread")(source)),
@@ -149,17 +152,18 @@ impl Engine {
         self.restricted
     }
 
-    /// For control threads.
+    /// A handle for control threads.
     #[must_use]
     pub fn handle(&self) -> EngineHandle {
         self.handle.clone()
     }
 }
 
-/// An engine's defect ends the process: its guests would wait for ever, and the kernel may still write to memory that is about to be unmapped. They find the domain that is started anew.
-struct EndsWithIt;
+/// A panic of the engine ends the process: its guests would wait for ever, and the kernel may still
+/// write to memory that is about to be unmapped. QEMU reconnects to the restarted domain.
+struct AbortOnPanic;
 
-impl Drop for EndsWithIt {
+impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::process::abort();

@@ -1,19 +1,19 @@
-//! Disk image formats by their magic bytes: served raw, such a file is not the disk that its owner
-//! means, and is damaged by the first write.
+//! Disk image formats by their signatures. Serving such a file raw shows the guest the container,
+//! and its first write damages it.
 //!
 //! The offsets are those of QEMU's probes (`block/*.c`, functions `*_probe`) and of the formats'
-//! own descriptions.
+//! own specifications.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-/// Bytes at a disk's start that are looked at.
+/// Bytes checked at a disk's start.
 const HEAD: usize = 512;
-/// A trailer's length: VHD's footer, and that of Apple's disk images.
+/// Length of a trailer: the footer of VHD and of Apple's disk images.
 const TAIL: u64 = 512;
 
-/// Magic bytes at an offset.
+/// A signature at an offset.
 struct Magic {
     name: &'static str,
     at: usize,
@@ -24,7 +24,7 @@ const fn magic(name: &'static str, at: usize, bytes: &'static [u8]) -> Magic {
     Magic { name, at, bytes }
 }
 
-/// At the start.
+/// Signatures at the start.
 const HEADS: &[Magic] = &[
     magic("qcow", 0, b"QFI\xfb\x00\x00\x00\x01"),
     magic("qcow2", 0, b"QFI\xfb"),
@@ -54,10 +54,10 @@ const HEADS: &[Magic] = &[
     magic("bzip2", 0, b"BZh91AY&SY"),
 ];
 
-/// In the last 512 bytes.
+/// Signatures in the last 512 bytes.
 const TAILS: &[Magic] = &[magic("vpc (VHD)", 0, b"conectix"), magic("dmg", 0, b"koly")];
 
-/// The format whose magic stands at `start`; `None` when it is none that is known, so raw.
+/// The format with a signature at `start`; `None` when none is known, so raw.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -67,7 +67,7 @@ pub(crate) fn at_start(file: &File, start: u64) -> io::Result<Option<&'static st
     Ok(find(HEADS, &head[..len]))
 }
 
-/// The format whose trailer stands before `end`, the end of the file or device.
+/// The format with a trailer before `end`, the end of the file or device.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -82,7 +82,7 @@ fn find(known: &[Magic], bytes: &[u8]) -> Option<&'static str> {
     known.iter().find(|m| bytes.get(m.at..).is_some_and(|b| b.starts_with(m.bytes))).map(|m| m.name)
 }
 
-/// As much as there is.
+/// Reads until the buffer is full or the file ends.
 fn read(file: &File, buffer: &mut [u8], start: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
@@ -103,9 +103,9 @@ mod tests {
 
     use super::*;
 
-    /// Every magic, and its last byte wrong.
+    /// Each signature, whole and with a wrong byte.
     #[test]
-    fn magics_are_found_where_they_stand() {
+    fn signatures_are_found_at_their_offsets() {
         let found = |bytes: &[u8], start: u64| {
             let mut file = tempfile::tempfile().unwrap();
             file.write_all(bytes).unwrap();
@@ -119,7 +119,7 @@ mod tests {
                 if start > 0 {
                     assert_eq!(found(&bytes, 0), (None, None), "{} elsewhere", m.name);
                 }
-                // A byte that belongs to every magic of its kind.
+                // A byte that every signature of its kind contains.
                 bytes[start + m.at + 1] ^= 0x80;
                 assert_eq!(found(&bytes, start as u64), (None, None), "{}", m.name);
             }
@@ -129,7 +129,7 @@ mod tests {
             bytes[7_680..][..m.bytes.len()].copy_from_slice(m.bytes);
             assert_eq!(found(&bytes, 0), (None, Some(m.name)));
         }
-        // A boot sector, a GPT, nothing at all, and less than a header.
+        // A boot sector, a GPT, zeroes, and less than a header.
         let mut disk = vec![0; 1 << 20];
         disk[510..512].copy_from_slice(&[0x55, 0xaa]);
         disk[512..520].copy_from_slice(b"EFI PART");
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(found(b"QFI", 0), (None, None));
     }
 
-    /// What `qemu-img` makes of every kind that it can make.
+    /// All formats that `qemu-img` can create.
     #[test]
     fn images_of_qemu_are_found() {
         let test = "images_of_qemu_are_found";

@@ -1,7 +1,9 @@
-//! Requests in flight, in memory that outlives us.
+//! Tracking of requests in flight, in shared memory that survives this process.
 //!
-//! QEMU keeps this memory and gives it back when it reconnects, so that a domain that was killed finds the requests that it had taken and not answered. Layout and order of the steps
-//! are those of the vhost-user specification ("Inflight I/O tracking", split virtqueues). A guest cannot reach this memory; its QEMU can, so what is read from it is checked.
+//! QEMU keeps this memory and returns it when it reconnects, so that a restarted domain finds the
+//! requests that were fetched and not completed. Layout and order of the steps are those of the
+//! vhost-user specification ("Inflight I/O tracking", split virtqueues). A guest cannot reach this
+//! memory; its QEMU can, so all values are validated.
 
 use std::fs::File;
 use std::sync::atomic::{Ordering, fence};
@@ -9,22 +11,23 @@ use std::sync::atomic::{Ordering, fence};
 use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-/// Bytes before the first descriptor: features, version, number of descriptors, head of the last batch, used index.
+/// Bytes before the first descriptor: features, version, number of descriptors, head of the last
+/// batch, used index.
 const HEAD: usize = 16;
 /// Bytes of a descriptor: in flight, padding, next, counter.
 const DESC: usize = 16;
 const VERSION: u16 = 1;
-/// Largest queue of virtio 1.2 that is served.
+/// Largest supported queue (virtio 1.2).
 const MAX_SIZE: u16 = 1_024;
-/// The specification asks for queues that begin on boundaries of 64 bytes.
+/// Alignment of queues, by the specification.
 const ALIGN: usize = 64;
 
-/// Bytes of one queue.
+/// Bytes of one queue, aligned.
 fn queue_bytes(size: u16) -> usize {
     (HEAD + DESC * usize::from(size)).next_multiple_of(ALIGN)
 }
 
-/// All queues of one disk.
+/// The region of one disk, with all its queues.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRegion<()>,
@@ -32,30 +35,31 @@ pub struct Region {
     size: u16,
 }
 
-/// Why an in-flight region is not taken.
+/// Why an in-flight region is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InflightError {
-    /// It cannot be made or mapped.
+    /// It cannot be created or mapped.
     #[error("in-flight region: {0}")]
     Map(String),
-    /// Its numbers do not fit together.
+    /// Its size and its dimensions do not match.
     #[error("in-flight region of {bytes} bytes does not hold {queues} queues of {size}")]
     Shape {
-        /// As given.
+        /// The value.
         bytes: u64,
-        /// As given.
+        /// The value.
         queues: u16,
-        /// As given.
+        /// The value.
         size: u16,
     },
 }
 
 impl Region {
-    /// Memory for `queues` queues of `size` descriptors, and what to tell QEMU about it.
+    /// Creates a region for `queues` queues of `size` descriptors; returns the file and its layout
+    /// for QEMU.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// The memory cannot be created.
     pub fn create(queues: u16, size: u16) -> Result<(File, VhostUserInflight), InflightError> {
         let bytes = queue_bytes(size) * usize::from(queues);
         let map = |e: std::io::Error| InflightError::Map(e.to_string());
@@ -67,19 +71,19 @@ impl Region {
         Ok((file, VhostUserInflight::new(bytes as u64, 0, queues, size)))
     }
 
-    /// Maps what QEMU gives back.
+    /// Maps a region that QEMU returns.
     ///
     /// # Errors
     /// [`InflightError`].
-    pub fn open(file: File, told: &VhostUserInflight) -> Result<Self, InflightError> {
+    pub fn open(file: File, layout: &VhostUserInflight) -> Result<Self, InflightError> {
         let (bytes, offset, queues, size) =
-            (told.mmap_size, told.mmap_offset, told.num_queues, told.queue_size);
+            (layout.mmap_size, layout.mmap_offset, layout.num_queues, layout.queue_size);
         let shape = InflightError::Shape { bytes, queues, size };
         let needed = queue_bytes(size) * usize::from(queues);
         if queues == 0 || size == 0 || size > MAX_SIZE || (needed as u64) > bytes {
             return Err(shape);
         }
-        // Memory of the ordinary kind: a huge page that is not there would end the process.
+        // Ordinary pages only: touching an absent huge page would end the process.
         let ordinary = rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994);
         if !ordinary {
             return Err(InflightError::Map("the memory is no memfd of ordinary pages".into()));
@@ -88,8 +92,8 @@ impl Region {
         if !sealed.is_ok_and(|s| s.contains(rustix::fs::SealFlags::SHRINK)) {
             return Err(InflightError::Map("the memory can be cut off while it is in use".into()));
         }
-        let there = file.metadata().map_err(|e| InflightError::Map(e.to_string()))?.len();
-        if offset.checked_add(needed as u64).is_none_or(|end| end > there) {
+        let file_len = file.metadata().map_err(|e| InflightError::Map(e.to_string()))?.len();
+        if offset.checked_add(needed as u64).is_none_or(|end| end > file_len) {
             return Err(shape);
         }
         let map = MmapRegion::from_file(FileOffset::new(file, offset), needed)
@@ -97,20 +101,20 @@ impl Region {
         Ok(Self { map, queues, size })
     }
 
-    /// Queues of the region.
+    /// Number of queues.
     #[must_use]
     pub fn queues(&self) -> u16 {
         self.queues
     }
 
-    /// What is in flight on a queue; `None` for one that the region does not have.
+    /// Tracking of one queue; `None` beyond the last one.
     #[must_use]
     pub fn queue(self: &std::sync::Arc<Self>, index: u16) -> Option<Inflight> {
         (index < self.queues).then(|| Inflight { region: std::sync::Arc::clone(self), index, counter: 0 })
     }
 }
 
-/// Requests in flight on one queue.
+/// Tracking of one queue.
 #[derive(Debug)]
 pub struct Inflight {
     region: std::sync::Arc<Region>,
@@ -119,7 +123,8 @@ pub struct Inflight {
 }
 
 impl Inflight {
-    /// What was taken and not answered, in the order in which it was taken. `used` is the guest's used index: when it has moved on since the last batch was noted, the batch was answered.
+    /// Heads that were fetched and not completed, in the order of their fetch. `used` is the
+    /// guest's used index: when it is ahead of the recorded one, the last batch was completed.
     pub fn recover(&mut self, used: u16) -> Vec<u16> {
         let size = self.region.size;
         if self.u16_at(8) != VERSION || self.u16_at(10) != size {
@@ -130,7 +135,8 @@ impl Inflight {
             return Vec::new();
         }
         if self.u16_at(14) != used {
-            // Killed between the used ring and the note: the last batch is answered. No more steps than descriptors, whatever the list says.
+            // Killed between the used ring and the record: the last batch is completed. Bounded by
+            // the number of descriptors, whatever the list contains.
             let mut head = self.u16_at(12);
             for _ in 0..used.wrapping_sub(self.u16_at(14)).min(size) {
                 if head >= size {
@@ -148,8 +154,8 @@ impl Inflight {
         open.into_iter().map(|(_, d)| d).collect()
     }
 
-    /// A request was taken from the queue.
-    pub fn taken(&mut self, head: u16) {
+    /// A head is fetched.
+    pub fn mark_inflight(&mut self, head: u16) {
         if head < self.region.size {
             self.set_u64(desc(head) + 8, self.counter);
             self.counter = self.counter.wrapping_add(1);
@@ -158,8 +164,8 @@ impl Inflight {
         }
     }
 
-    /// A request is about to be answered.
-    pub fn answering(&mut self, head: u16) {
+    /// Records a head as the next to complete, before the used ring is written.
+    pub fn pre_put(&mut self, head: u16) {
         if head < self.region.size {
             let last = self.u16_at(12);
             self.set_u16(desc(head) + 6, last);
@@ -168,8 +174,8 @@ impl Inflight {
         }
     }
 
-    /// It is answered: the used index is `used` now.
-    pub fn answered(&mut self, head: u16, used: u16) {
+    /// The used ring is written, and its index is `used`.
+    pub fn post_put(&mut self, head: u16, used: u16) {
         if head < self.region.size {
             fence(Ordering::Release);
             self.set_u8(desc(head), 0);
@@ -194,7 +200,7 @@ impl Inflight {
         self.slice(at, 8).and_then(|s| s.read_obj(0).ok()).unwrap_or(0)
     }
 
-    // Places lie within the region by construction, so writing cannot fail.
+    // Offsets are within the region by construction, so writes cannot fail.
     fn set_u8(&self, at: usize, v: u8) {
         let _ = self.slice(at, 1).map(|s| s.write_obj(v, 0));
     }
@@ -219,62 +225,62 @@ mod tests {
     use super::*;
 
     fn region() -> Arc<Region> {
-        let (file, told) = Region::create(2, 8).unwrap();
-        Arc::new(Region::open(file, &told).unwrap())
+        let (file, layout) = Region::create(2, 8).unwrap();
+        Arc::new(Region::open(file, &layout).unwrap())
     }
 
     #[test]
-    fn what_was_taken_and_not_answered_is_found_in_order() {
+    fn incomplete_heads_are_recovered_in_order() {
         let region = region();
         let mut q = region.queue(1).unwrap();
         assert_eq!(q.recover(0), [0u16; 0]);
         for head in [5, 2, 7] {
-            q.taken(head);
+            q.mark_inflight(head);
         }
-        q.answering(2);
-        q.answered(2, 1);
-        // A domain that starts anew sees the same memory.
+        q.pre_put(2);
+        q.post_put(2, 1);
+        // A restarted domain sees the same memory.
         let mut again = region.queue(1).unwrap();
         assert_eq!(again.recover(1), [5, 7]);
         assert_eq!(region.queue(0).unwrap().recover(0), [0u16; 0], "the other queue is untouched");
-        // The order goes on after the restart.
-        again.taken(1);
+        // The order continues after a restart.
+        again.mark_inflight(1);
         assert_eq!(region.queue(1).unwrap().recover(1), [5, 7, 1]);
     }
 
     #[test]
-    fn killed_between_the_used_ring_and_the_note() {
+    fn killed_between_the_used_ring_and_the_record() {
         let region = region();
         let mut q = region.queue(0).unwrap();
         q.recover(0);
-        q.taken(3);
-        q.taken(4);
-        q.answering(3);
-        // The guest's used index is 1 already; the note still says 0.
+        q.mark_inflight(3);
+        q.mark_inflight(4);
+        q.pre_put(3);
+        // The guest's used index is 1; the record is 0.
         assert_eq!(region.queue(0).unwrap().recover(1), [4]);
-        // And before the used ring: not answered, so made again.
-        q.answering(4);
+        // Before the used ring is written: not completed, so resubmitted.
+        q.pre_put(4);
         assert_eq!(region.queue(0).unwrap().recover(1), [4]);
     }
 
     #[test]
-    fn nonsense_is_survived() {
+    fn corrupt_memory_is_survived() {
         let region = region();
         let mut q = region.queue(0).unwrap();
         q.recover(0);
-        // A list that runs in a circle and out of bounds.
+        // A list with a cycle, and out of bounds.
         q.set_u16(12, 3);
         q.set_u16(desc(3) + 6, 3);
         assert_eq!(region.queue(0).unwrap().recover(60_000), [0u16; 0]);
         q.set_u16(12, 9_999);
         assert_eq!(region.queue(0).unwrap().recover(1), [0u16; 0]);
-        q.taken(9_999);
-        let (file, told) = Region::create(1, 8).unwrap();
-        let told = VhostUserInflight::new(told.mmap_size, 0, 100, 1_024);
-        assert!(matches!(Region::open(file, &told), Err(InflightError::Shape { .. })));
-        // More told than there is.
+        q.mark_inflight(9_999);
+        let (file, layout) = Region::create(1, 8).unwrap();
+        let layout = VhostUserInflight::new(layout.mmap_size, 0, 100, 1_024);
+        assert!(matches!(Region::open(file, &layout), Err(InflightError::Shape { .. })));
+        // A layout larger than the file.
         let (file, _) = Region::create(1, 8).unwrap();
-        let told = VhostUserInflight::new(1 << 20, 0, 1, 1_024);
-        assert!(matches!(Region::open(file, &told), Err(InflightError::Shape { .. })));
+        let layout = VhostUserInflight::new(1 << 20, 0, 1, 1_024);
+        assert!(matches!(Region::open(file, &layout), Err(InflightError::Shape { .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! The I/O domain: serves the disks of many VMs over vhost-user-blk and orders every request itself.
+//! The I/O domain: serves the disks of many VMs over vhost-user-blk and schedules every request.
 //!
 //! ```text
 //!  VM's memory: virtqueue ─kick─► engine thread of the device ──io_uring──► file or block device
@@ -6,20 +6,23 @@
 //!  VM's QEMU: socket ──► control thread of the VM ──commands──► engine
 //! ```
 //!
-//! One engine thread for each device parses the queues of all its VMs, asks [`rtvirtio_sched::Scheduler`] what may go, and waits for nothing else than io_uring. A virtqueue is itself
-//! a ring with one producer and one consumer in shared memory, so no request passes another thread on its way. Everything that a VM's QEMU may take its time for (messages, mappings) happens
-//! in a control thread of its own.
+//! One engine thread per device parses the queues of all its VMs, asks
+//! [`rtvirtio_sched::Scheduler`] for the next piece, and waits only for io_uring. A virtqueue is
+//! itself a ring with one producer and one consumer in shared memory, so no request passes through
+//! another thread. Operations that a VM's QEMU may delay (messages, mappings) run in that VM's
+//! control thread.
 //!
-//! What comes from a guest or its QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory, and `docs/threat-model.md`.
+//! Input of guests and of QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory,
+//! and `docs/threat-model.md`.
 
 pub mod backing;
+mod backing_error;
 pub mod blk;
 pub mod check;
 pub mod confine;
 mod disk_lock;
 pub mod domain;
 pub mod engine;
-pub mod frontend;
 mod image_format;
 pub mod inflight;
 pub mod line_server;
@@ -28,5 +31,7 @@ mod log;
 pub mod memory;
 pub mod reload;
 pub mod report;
+pub mod socket_group;
+pub mod vhost_user;
 
 pub use rtvirtio_domain_config as config;

@@ -1,8 +1,8 @@
-//! One line asked, one line answered, on a Unix socket, for many connections at once.
+//! A server for one request line and one reply line per connection, on a Unix socket.
 //!
-//! A connection has one deadline for all of it, from accept to the last byte of the answer, so a
-//! peer that says nothing, says it byte by byte, or does not read holds nothing for longer. There
-//! is room for a fixed number; a new connection takes the place of the oldest one.
+//! A connection has one deadline from accept to the last byte of its reply, so a silent or slow
+//! peer holds its place no longer. The number of connections is bounded; a new one replaces the
+//! oldest.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,16 +13,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
 
-/// Bounds of a server.
+/// Limits of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once.
+    /// Largest number of connections.
     pub connections: usize,
-    /// Bytes of a line.
+    /// Longest line, in bytes.
     pub line: usize,
-    /// From accept to the last byte of the answer.
+    /// Deadline of a connection, from accept to the last byte of the reply.
     pub deadline: Duration,
-    /// Pause after a connection could not be accepted, for want of descriptors or memory.
+    /// Pause after a failed accept, for want of descriptors or memory.
     pub pause: Duration,
 }
 
@@ -37,33 +37,32 @@ impl Default for Limits {
     }
 }
 
-/// What becomes of a connection that has asked.
+/// What happens to a connection after its request.
 #[derive(Debug)]
 pub enum Reply {
-    /// It gets this line, which ends with its own newline, and is closed.
+    /// Sends this line, which ends with a newline, and closes.
     Line(UnixStream, String),
-    /// It is served elsewhere.
-    Taken,
+    /// Another thread serves the stream.
+    Detached,
 }
 
 struct Connection {
     stream: UnixStream,
     until: Instant,
-    asked: Vec<u8>,
-    /// What is to be sent, once it has asked; how much of it is sent.
+    request: Vec<u8>,
+    /// The reply and the number of bytes sent, after the request.
     reply: Option<(Vec<u8>, usize)>,
 }
 
-/// How a connection goes on.
-enum Next {
+/// The next state of a connection.
+enum Progress {
     Wait(Connection),
-    Asked(Connection),
+    Request(Connection),
     Close,
 }
 
-/// Serves until `handle` or the listener fails for good. `listener` is made non-blocking by the
-/// caller, because a confined thread may not; `handle` gets each line that was asked, without its
-/// newline.
+/// Serves until the listener fails for good. The caller makes `listener` non-blocking, because a
+/// confined thread may not; `handle` gets each request line without its newline.
 ///
 /// # Errors
 /// Of `poll`; a listener that was shut down.
@@ -79,60 +78,59 @@ pub fn serve(
         connections.retain(|c| c.until > now);
         paused_until = paused_until.filter(|until| *until > now);
         let ready = wait(listener, &connections, paused_until, now)?;
-        let mut left = Vec::with_capacity(limits.connections);
+        let mut open = Vec::with_capacity(limits.connections);
         let mut handled = Duration::ZERO;
         for (i, connection) in connections.drain(..).enumerate() {
             let next = match ready.connections.get(i) {
-                Some(true) => go_on(connection, limits.line),
-                _ => Next::Wait(connection),
+                Some(true) => progress(connection, limits.line),
+                _ => Progress::Wait(connection),
             };
             match next {
-                Next::Wait(connection) => left.push(connection),
-                Next::Close => {}
-                Next::Asked(Connection { stream, until, asked, .. }) => {
-                    let line = String::from_utf8_lossy(&asked);
+                Progress::Wait(connection) => open.push(connection),
+                Progress::Close => {}
+                Progress::Request(Connection { stream, until, request, .. }) => {
+                    let line = String::from_utf8_lossy(&request);
                     let begin = Instant::now();
                     let reply = handle(line.trim_end(), stream);
                     handled += begin.elapsed();
                     if let Reply::Line(stream, line) = reply {
                         let reply = Some((line.into_bytes(), 0));
-                        // Whatever the answer took, its peer has time to read it.
+                        // However long the reply took, its peer has time to read it.
                         let until = until.max(Instant::now() + limits.deadline / 2);
-                        let connection = Connection { stream, until, asked: Vec::new(), reply };
-                        if let Next::Wait(connection) = go_on(connection, limits.line) {
-                            left.push(connection);
+                        let connection = Connection { stream, until, request: Vec::new(), reply };
+                        if let Progress::Wait(connection) = progress(connection, limits.line) {
+                            open.push(connection);
                         }
                     }
                 }
             }
         }
-        // What its answer took is no fault of the others.
-        left.iter_mut().for_each(|c| c.until += handled);
-        connections = left;
+        // Time in `handle` does not count against other connections.
+        open.iter_mut().for_each(|c| c.until += handled);
+        connections = open;
         if ready.listener {
             match accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
                     if connections.len() >= limits.connections {
-                        // The oldest that has not asked yet.
+                        // The oldest without a request.
                         let oldest = connections.iter().position(|c| c.reply.is_none()).unwrap_or(0);
                         connections.remove(oldest);
                     }
                     let until = Instant::now() + limits.deadline;
                     let stream = UnixStream::from(stream);
-                    connections.push(Connection { stream, until, asked: Vec::new(), reply: None });
+                    connections.push(Connection { stream, until, request: Vec::new(), reply: None });
                 }
-                // The peer has gone, or another thread was faster.
+                // The peer has closed, or another thread has accepted.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::INVAL | Errno::BADF) => return Err(Errno::INVAL.into()),
-                // The connection waits in the backlog, so asking again at once would turn in
-                // circles.
+                // The connection stays in the backlog: an immediate retry would spin.
                 Err(_) => paused_until = Some(Instant::now() + limits.pause),
             }
         }
     }
 }
 
-/// What can be done without waiting.
+/// Which descriptors are ready.
 struct Ready {
     listener: bool,
     connections: Vec<bool>,
@@ -144,9 +142,9 @@ fn wait(
     paused_until: Option<Instant>,
     now: Instant,
 ) -> io::Result<Ready> {
-    let wants = |c: &Connection| if c.reply.is_some() { PollFlags::OUT } else { PollFlags::IN };
+    let interest = |c: &Connection| if c.reply.is_some() { PollFlags::OUT } else { PollFlags::IN };
     let mut fds: Vec<PollFd<'_>> =
-        connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), wants(c))).collect();
+        connections.iter().map(|c| PollFd::from_borrowed_fd(c.stream.as_fd(), interest(c))).collect();
     if paused_until.is_none() {
         fds.push(PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN));
     }
@@ -155,7 +153,7 @@ fn wait(
     let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
     match poll(&mut fds, timeout.as_ref()) {
         Ok(_) | Err(Errno::INTR) => {}
-        // It passes, as an accept that fails for want of memory does.
+        // Temporary, as an accept that fails for want of memory.
         Err(Errno::NOMEM) => std::thread::sleep(Duration::from_millis(100)),
         Err(e) => return Err(e.into()),
     }
@@ -166,38 +164,38 @@ fn wait(
     })
 }
 
-/// Reads or writes what can be read or written without waiting.
-fn go_on(mut c: Connection, line: usize) -> Next {
+/// Reads or writes without waiting.
+fn progress(mut c: Connection, line: usize) -> Progress {
     if let Some((reply, sent)) = &mut c.reply {
         loop {
             match send(&c.stream, &reply[*sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(n) if *sent + n >= reply.len() => return Next::Close,
+                Ok(n) if *sent + n >= reply.len() => return Progress::Close,
                 Ok(n) => *sent += n,
-                Err(Errno::AGAIN) => return Next::Wait(c),
+                Err(Errno::AGAIN) => return Progress::Wait(c),
                 Err(Errno::INTR) => {}
-                Err(_) => return Next::Close,
+                Err(_) => return Progress::Close,
             }
         }
     }
     let mut bytes = [0u8; 1_024];
     match recv(&c.stream, &mut bytes, RecvFlags::DONTWAIT) {
-        Ok((_, 0)) if c.asked.is_empty() => Next::Close,
-        // A last line without a newline is one too.
-        Ok((_, 0)) => Next::Asked(c),
+        Ok((_, 0)) if c.request.is_empty() => Progress::Close,
+        // A last line may lack its newline.
+        Ok((_, 0)) => Progress::Request(c),
         Ok((_, n)) => {
             let bytes = &bytes[..n];
             let end = bytes.iter().position(|b| *b == b'\n');
-            c.asked.extend_from_slice(&bytes[..end.unwrap_or(n)]);
+            c.request.extend_from_slice(&bytes[..end.unwrap_or(n)]);
             if end.is_some() {
-                Next::Asked(c)
-            } else if c.asked.len() >= line {
-                Next::Close
+                Progress::Request(c)
+            } else if c.request.len() >= line {
+                Progress::Close
             } else {
-                Next::Wait(c)
+                Progress::Wait(c)
             }
         }
-        Err(Errno::AGAIN | Errno::INTR) => Next::Wait(c),
-        Err(_) => Next::Close,
+        Err(Errno::AGAIN | Errno::INTR) => Progress::Wait(c),
+        Err(_) => Progress::Close,
     }
 }
 
@@ -215,7 +213,7 @@ mod tests {
         pause: Duration::from_millis(50),
     };
 
-    /// A server that answers each line with `len` times itself.
+    /// A server that replies `len` copies of each line.
     fn start(path: &Path, len: usize) {
         let listener = UnixListener::bind(path).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -224,7 +222,7 @@ mod tests {
         });
     }
 
-    fn ask(path: &Path) -> String {
+    fn request(path: &Path) -> String {
         let stream = UnixStream::connect(path).unwrap();
         (&stream).write_all(b"ping\n").unwrap();
         let mut line = String::new();
@@ -233,22 +231,22 @@ mod tests {
     }
 
     #[test]
-    fn peers_that_say_nothing_hold_no_place() {
+    fn silent_peers_hold_no_place() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         start(&path, 1);
-        // Many more than there is room for.
+        // Many more than the limit.
         let idle: Vec<UnixStream> = (0..50).map(|_| UnixStream::connect(&path).unwrap()).collect();
         for _ in 0..5 {
-            assert_eq!(ask(&path), "ping\n");
+            assert_eq!(request(&path), "ping\n");
         }
         drop(idle);
-        assert_eq!(ask(&path), "ping\n");
+        assert_eq!(request(&path), "ping\n");
     }
 
-    /// A byte now and then does not put the end off.
+    /// Slow bytes do not extend the deadline.
     #[test]
-    fn one_deadline_for_all_of_it() {
+    fn one_deadline_for_the_whole_connection() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         start(&path, 1);
@@ -259,7 +257,7 @@ mod tests {
             slow.write_all(b"x").is_err()
         });
         assert!(closed && begin.elapsed() >= QUICK.deadline, "{:?}", begin.elapsed());
-        // A line that does not end.
+        // A line without an end.
         let mut endless = UnixStream::connect(&path).unwrap();
         assert!((0..100).any(|_| {
             std::thread::sleep(Duration::from_millis(2));
@@ -267,17 +265,17 @@ mod tests {
         }));
     }
 
-    /// A peer that does not read its answer keeps no other one waiting.
+    /// A peer that does not read its reply delays no other connection.
     #[test]
-    fn a_long_answer_is_sent_in_parts() {
+    fn a_long_reply_is_sent_in_parts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         start(&path, 1 << 20);
-        let deaf = UnixStream::connect(&path).unwrap();
-        (&deaf).write_all(b"ping\n").unwrap();
+        let slow_reader = UnixStream::connect(&path).unwrap();
+        (&slow_reader).write_all(b"ping\n").unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        assert_eq!(ask(&path).len(), (4 << 20) + 1);
+        assert_eq!(request(&path).len(), (4 << 20) + 1);
         let mut rest = Vec::new();
-        let _ = (&deaf).read_to_end(&mut rest);
+        let _ = (&slow_reader).read_to_end(&mut rest);
     }
 }

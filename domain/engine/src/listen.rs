@@ -1,5 +1,5 @@
-//! Unix sockets at a path: bound with an explicit mode, removed again, and never in the place of
-//! anything but a dead socket.
+//! Unix sockets at a path: bound with an explicit mode, removed at the end, and never in the place
+//! of anything but a dead socket.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -14,38 +14,38 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-/// Connections that wait to be accepted.
+/// Connections waiting for accept.
 const BACKLOG: i32 = 128;
 
-/// A socket that listens; its name goes when this is dropped.
+/// A listening socket; its name is removed when it is dropped.
 #[derive(Debug)]
-pub struct Listening {
+pub struct SocketListener {
     path: PathBuf,
-    /// Device and inode of the name that was bound: only that one is removed.
+    /// Device and inode of the bound name: only that one is removed.
     identity: (u64, u64),
     listener: UnixListener,
 }
 
-impl Listening {
-    /// Listens at `path`, for processes of the same user only (mode 0600). A socket there that
-    /// refuses connections, as one that a killed process left, is replaced; anything else is not.
+impl SocketListener {
+    /// Listens at `path`, for processes of the same user only (mode 0600). A dead socket there is
+    /// replaced; any other file is not.
     ///
     /// # Errors
     /// [`io::ErrorKind::AddrInUse`] when another process listens there,
-    /// [`io::ErrorKind::AlreadyExists`] when something else than a socket is there; whatever the
-    /// kernel refuses. The text names the path.
-    pub fn start(path: &Path) -> io::Result<Self> {
-        Self::start_for(path, None)
+    /// [`io::ErrorKind::AlreadyExists`] when another kind of file is there; all errors of the
+    /// kernel. The text contains the path.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        Self::bind_for_group(path, None)
     }
 
-    /// The same; with the id of a group, its members may connect too (mode 0660).
+    /// Listens for members of a group too (mode 0660), given its id.
     ///
     /// # Errors
-    /// As [`Self::start`], or when the group cannot be given to the socket.
-    pub fn start_for(path: &Path, group: Option<u32>) -> io::Result<Self> {
+    /// As [`Self::bind`], or when the socket cannot be given to the group.
+    pub fn bind_for_group(path: &Path, group: Option<u32>) -> io::Result<Self> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-        let _turn = turn(path);
-        let socket = bind(path).map_err(named)?;
+        let _lock = lock_directory(path);
+        let socket = bind_socket(path).map_err(named)?;
         let name = File::from(
             rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|e| named(e.into()))?,
@@ -53,35 +53,33 @@ impl Listening {
         let meta = name.metadata().map_err(named)?;
         let listening =
             Self { path: path.to_owned(), identity: identity(&meta), listener: UnixListener::from(socket) };
-        permit(&name, &meta, group).map_err(named)?;
+        set_mode_and_group(&name, &meta, group).map_err(named)?;
         rustix::net::listen(&listening.listener, BACKLOG).map_err(|e| named(e.into()))?;
         Ok(listening)
     }
 
-    /// What it accepts from.
+    /// The listener.
     #[must_use]
     pub fn listener(&self) -> &UnixListener {
         &self.listener
     }
 }
 
-impl Drop for Listening {
+impl Drop for SocketListener {
     fn drop(&mut self) {
-        // It may be gone with its directory, and what another process has put there meanwhile
-        // stays.
+        // The name may be gone with its directory, and a file of another process stays.
         if std::fs::symlink_metadata(&self.path).is_ok_and(|there| identity(&there) == self.identity) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-/// Only one process at a time looks for a dead socket in a directory, removes it and binds its own:
-/// without, of two that start at once the second takes the first one's socket, which does not
-/// listen yet, for dead. A lock that is not to be had hinders nothing.
-fn turn(path: &Path) -> Option<File> {
+/// Lets one process at a time remove a dead socket in a directory and bind its own. Otherwise, of
+/// two concurrent starts, the second takes the first one's socket, which does not listen yet, for
+/// dead. An unavailable lock prevents nothing.
+fn lock_directory(path: &Path) -> Option<File> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Any user who may look into the directory can hold its lock, so it is waited for once and no
-    // more.
+    // Any user with access to the directory can hold its lock, so a process waits for it only once.
     static HELD: AtomicBool = AtomicBool::new(false);
     let dir = File::open(dir).ok()?;
     let tries = if HELD.load(Ordering::Relaxed) { 1 } else { 200 };
@@ -99,13 +97,13 @@ fn identity(meta: &Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
 
-/// A socket that is bound to `path` and does not listen yet.
-fn bind(path: &Path) -> io::Result<OwnedFd> {
+/// Binds a socket without listening.
+fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     loop {
         let socket = socket(SocketFlags::CLOEXEC)?;
-        // The name gets this mode, less the umask's bits (unix_bind_bsd of Linux): nobody else can
-        // connect before `permit`.
+        // The name gets this mode, less the umask's bits (unix_bind_bsd of Linux): no other user
+        // can connect before `set_mode_and_group`.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => remove_stale(path, &address)?,
@@ -118,55 +116,54 @@ fn socket(flags: SocketFlags) -> rustix::io::Result<OwnedFd> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
 }
 
-/// Removes a socket of which the kernel says that no process listens to it.
+/// Removes a socket without a listener.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> io::Result<()> {
-    match answer(path, address)? {
-        Answer::Gone => Ok(()),
-        Answer::Refused(seen) => {
-            // Not what another process has bound since.
+    match probe(path, address)? {
+        SocketState::Absent => Ok(()),
+        SocketState::Stale(seen) => {
+            // Another process may have bound the name meanwhile.
             let there = match std::fs::symlink_metadata(path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
                 other => other?,
             };
             if identity(&there) == seen { std::fs::remove_file(path) } else { Ok(()) }
         }
-        Answer::Listens(_) => Err(io::Error::new(
+        SocketState::Listening(_) => Err(io::Error::new(
             io::ErrorKind::AddrInUse,
             "another process listens there; stop it, or choose another path",
         )),
-        Answer::NoSocket(kind) => Err(no_socket(kind)),
+        SocketState::NotASocket(kind) => Err(not_a_socket(kind)),
     }
 }
 
-/// The error where a path leads to something else.
-pub(crate) fn no_socket(kind: &str) -> io::Error {
+/// The error where a path leads to another kind of file.
+pub(crate) fn not_a_socket(kind: &str) -> io::Error {
     let text = format!("there is {kind}, which is not removed; choose another path");
     io::Error::new(io::ErrorKind::AlreadyExists, text)
 }
 
-/// What is at a socket's path.
+/// State of a socket's path.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    /// Nothing.
-    Gone,
-    /// A socket without a listener; device and inode.
-    Refused((u64, u64)),
-    /// A socket with a listener; connected, where it has room for a connection.
-    Listens(Option<OwnedFd>),
-    /// Something else.
-    NoSocket(&'static str),
+pub(crate) enum SocketState {
+    /// No such file.
+    Absent,
+    /// A dead socket; device and inode.
+    Stale((u64, u64)),
+    /// A socket with a listener; connected, unless its backlog is full.
+    Listening(Option<OwnedFd>),
+    /// Another kind of file.
+    NotASocket(&'static str),
 }
 
-/// Looks at what is at a path, and asks a socket there whether a process listens to it. Never
-/// waits.
-pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer> {
+/// Probes a path, and connects to a socket there without waiting.
+pub(crate) fn probe(path: &Path, address: &SocketAddrUnix) -> io::Result<SocketState> {
     let meta = match std::fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Answer::Gone),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(SocketState::Absent),
         other => other?,
     };
     let kind = meta.file_type();
     if !kind.is_socket() {
-        return Ok(Answer::NoSocket(match () {
+        return Ok(SocketState::NotASocket(match () {
             () if kind.is_file() => "a regular file",
             () if kind.is_dir() => "a directory",
             () if kind.is_symlink() => "a symbolic link",
@@ -176,12 +173,12 @@ pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer
     }
     let probe = socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)?;
     match rustix::net::connect(&probe, address) {
-        // A full backlog (EAGAIN) is a listener's too.
-        Ok(()) => Ok(Answer::Listens(Some(probe))),
-        // The last: a socket of another type, as syslog's.
-        Err(Errno::AGAIN | Errno::INPROGRESS | Errno::PROTOTYPE) => Ok(Answer::Listens(None)),
-        Err(Errno::CONNREFUSED) => Ok(Answer::Refused(identity(&meta))),
-        Err(Errno::NOENT) => Ok(Answer::Gone),
+        // A full backlog (EAGAIN) belongs to a listener too.
+        Ok(()) => Ok(SocketState::Listening(Some(probe))),
+        // `PROTOTYPE`: a socket of another type, such as syslog's.
+        Err(Errno::AGAIN | Errno::INPROGRESS | Errno::PROTOTYPE) => Ok(SocketState::Listening(None)),
+        Err(Errno::CONNREFUSED) => Ok(SocketState::Stale(identity(&meta))),
+        Err(Errno::NOENT) => Ok(SocketState::Absent),
         Err(e) => Err(io::Error::new(
             io::Error::from(e).kind(),
             format!("cannot find out whether another process listens there: {}", io::Error::from(e)),
@@ -189,9 +186,9 @@ pub(crate) fn answer(path: &Path, address: &SocketAddrUnix) -> io::Result<Answer
     }
 }
 
-/// Mode and group of a name that is bound, through the descriptor: the path may have become another
-/// file's.
-fn permit(name: &File, meta: &Metadata, group: Option<u32>) -> io::Result<()> {
+/// Sets mode and group of a bound name through its descriptor: the path may lead to another file by
+/// now.
+fn set_mode_and_group(name: &File, meta: &Metadata, group: Option<u32>) -> io::Result<()> {
     if !meta.file_type().is_socket() {
         return Err(io::Error::other("another process has replaced the socket"));
     }
@@ -205,7 +202,7 @@ fn permit(name: &File, meta: &Metadata, group: Option<u32>) -> io::Result<()> {
     } else {
         0o600
     };
-    // chmod(2) takes no descriptor of O_PATH before Linux 6.6; its name in /proc does.
+    // chmod(2) accepts no `O_PATH` descriptor before Linux 6.6; its name in /proc works.
     let through = format!("/proc/self/fd/{}", name.as_raw_fd());
     std::fs::set_permissions(through, std::fs::Permissions::from_mode(mode))
 }
@@ -221,28 +218,28 @@ mod tests {
         std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
     }
 
-    /// What is no socket stays, whatever it is, and the refusal says what it is.
+    /// Files other than sockets stay, and the error names their kind.
     #[test]
     fn only_a_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         std::fs::write(&path, "precious").unwrap();
-        let refused = Listening::start(&path).unwrap_err();
+        let refused = SocketListener::bind(&path).unwrap_err();
         assert!(refused.to_string().contains("a regular file, which is not removed"), "{refused}");
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         let link = dir.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
-        let refused = Listening::start(&link).unwrap_err();
+        let refused = SocketListener::bind(&link).unwrap_err();
         assert!(refused.to_string().contains("a symbolic link"), "{refused}");
         assert!(link.symlink_metadata().unwrap().is_symlink());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-        let refused = Listening::start(dir.path()).unwrap_err();
+        let refused = SocketListener::bind(dir.path()).unwrap_err();
         assert!(refused.to_string().contains("a directory"), "{refused}");
-        // A socket that is left of a dead process.
+        // A dead socket.
         std::fs::remove_file(&path).unwrap();
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
-        drop(Listening::start(&path).unwrap());
+        drop(SocketListener::bind(&path).unwrap());
         assert!(!path.exists());
     }
 
@@ -250,7 +247,7 @@ mod tests {
     fn only_its_own_name_is_removed_at_the_end() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let first = Listening::start(&path).unwrap();
+        let first = SocketListener::bind(&path).unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
         let second = UnixListener::bind(&path).unwrap();
         drop(first);
@@ -258,8 +255,7 @@ mod tests {
         drop(second);
     }
 
-    /// A listener with a full backlog is one, and is found out at once: a connection to it would
-    /// wait for ever.
+    /// A listener with a full backlog is detected at once: a blocking connect would wait for ever.
     #[test]
     fn a_full_backlog_is_a_listener() {
         let dir = tempfile::tempdir().unwrap();
@@ -277,7 +273,7 @@ mod tests {
             }
         }
         let (done, is_done) = channel();
-        std::thread::spawn(move || done.send(Listening::start(&path).map(drop)));
+        std::thread::spawn(move || done.send(SocketListener::bind(&path).map(drop)));
         let refused = is_done.recv_timeout(Duration::from_secs(60)).expect("an answer").unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse, "{refused}");
     }
@@ -287,24 +283,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let _log = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
-        assert_eq!(Listening::start(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(SocketListener::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
     }
 
     #[test]
     fn modes_are_explicit() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listening = Listening::start(&path).unwrap();
+        let listening = SocketListener::bind(&path).unwrap();
         assert_eq!(mode(&path), 0o600);
         drop(listening);
-        // Its own group may be given to it without privileges.
+        // Giving a socket to one's own group needs no privileges.
         let group = rustix::process::getgid().as_raw();
-        let listening = Listening::start_for(&path, Some(group)).unwrap();
+        let listening = SocketListener::bind_for_group(&path, Some(group)).unwrap();
         assert_eq!((mode(&path), path.symlink_metadata().unwrap().gid()), (0o660, group));
         assert!(UnixStream::connect(&path).is_ok());
         drop(listening);
         if rustix::process::geteuid().is_root() {
-            let listening = Listening::start_for(&path, Some(65_534)).unwrap();
+            let listening = SocketListener::bind_for_group(&path, Some(65_534)).unwrap();
             assert_eq!(path.symlink_metadata().unwrap().gid(), 65_534);
             drop(listening);
         }

@@ -1,15 +1,14 @@
-//! Lines on standard error about one VM, bounded in number.
+//! Rate-limited lines on standard error about one VM.
 //!
-//! A QEMU can repeat a message that is refused as often as it likes, and each refusal is worth a
-//! line once, not a full disk. Each VM has a control thread, so the bound is one of the thread: a
-//! VM that says much does not silence another one.
+//! A QEMU can repeat a refused message without end, which must not fill the log. The limit is per
+//! thread, and each VM has its own control thread: a noisy VM does not silence others.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-/// Lines at once.
+/// Burst of lines.
 const BURST: u32 = 20;
-/// One more line after this time.
+/// Interval of further lines.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 struct Limit {
@@ -19,7 +18,7 @@ struct Limit {
 }
 
 impl Limit {
-    /// Whether a line may be written now, and how many were not since the last one.
+    /// Admits a line; returns the number of lines suppressed since the last one.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         let earned = now.saturating_duration_since(self.since).as_secs() / INTERVAL.as_secs();
         if earned > 0 {
@@ -40,13 +39,13 @@ thread_local! {
         RefCell::new(Limit { left: BURST, since: Instant::now(), suppressed: 0 });
 }
 
-/// Writes `rtvirtio-iod: DISK: TEXT`, unless this thread has written too many lines.
+/// Writes `rtvirtio-iod: DISK: TEXT`, within the limit.
 pub fn line(disk: &str, text: impl std::fmt::Display) {
     let Some(suppressed) = LIMIT.with_borrow_mut(|limit| limit.admit(Instant::now())) else { return };
     if suppressed > 0 {
         eprintln!("rtvirtio-iod: {disk}: {suppressed} more lines were not written");
     }
-    // A QEMU chooses part of some texts, such as the name of a descriptor.
+    // QEMU controls parts of some texts, such as the name of a descriptor.
     let text: String = text.to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     eprintln!("rtvirtio-iod: {disk}: {text}");
 }
@@ -63,7 +62,7 @@ mod tests {
         assert_eq!(written, 20);
         assert_eq!(limit.admit(begin + INTERVAL), Some(980));
         assert_eq!(limit.admit(begin + INTERVAL), None);
-        // No more than a burst, however long it was quiet.
+        // Never more than a burst, after any pause.
         let later = begin + INTERVAL * 1_000;
         assert_eq!((0..1_000).filter(|_| limit.admit(later).is_some()).count(), 20);
     }

@@ -1,4 +1,5 @@
-//! Guest memory as its QEMU gives it to us: mapped, and nothing that could stop or kill us later.
+//! Guest memory that QEMU shares: mapped, and checked for anything that could block or end this
+//! process later.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -6,19 +7,20 @@ use std::os::fd::AsFd;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-/// `TMPFS_MAGIC` of `linux/magic.h`; memfds are files there.
+/// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
 const TMPFS: i64 = 0x0102_1994;
 /// `HUGETLBFS_MAGIC`.
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// Regions begin and end on pages.
+/// Alignment of regions.
 const PAGE: u64 = 4_096;
 
 /// Memory of one guest.
 pub struct GuestMem {
-    /// By guest address.
+    /// The mappings, by guest address.
     pub mem: GuestMemoryMmap<()>,
-    /// Where QEMU has it: addresses of rings are told in its own.
+    /// QEMU address, size and guest address of each region: vhost-user passes ring addresses as
+    /// QEMU addresses.
     table: Vec<(u64, u64, u64)>,
 }
 
@@ -28,29 +30,29 @@ impl std::fmt::Debug for GuestMem {
     }
 }
 
-/// Why memory is not taken.
+/// Why memory is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// A file that could make us wait for somebody: page by page, whenever we touch it.
+    /// Pages of this file system may block the engine at each access.
     #[error(
         "guest memory lies on a file system of type {0:#x}; only memfd, tmpfs and hugetlbfs do not make the I/O domain wait: use memory-backend-memfd"
     )]
     FileSystem(i64),
-    /// A file that can be made shorter under our hands, which would end the process.
+    /// A file that can be truncated, after which an access ends the process.
     #[error(
         "guest memory can be cut off while it is in use (no F_SEAL_SHRINK); use memory-backend-memfd with seal=on, its default"
     )]
     Unsealed,
-    /// Huge pages of a QEMU that is not trusted with them.
+    /// Huge pages of an untrusted QEMU.
     #[error(
-        "guest memory is made of huge pages: whoever gives one back can end this process; say `hugepages = true` for this disk if its QEMU is trusted"
+        "guest memory is made of huge pages, and a process that frees one can end this process; set `hugepages = true` for this disk if its QEMU is trusted"
     )]
     HugePages,
     /// It cannot be mapped.
     #[error("guest memory region of {size} bytes: {source}")]
     Map {
-        /// Its size.
+        /// Size of the region, in bytes.
         size: u64,
         /// Why.
         source: std::io::Error,
@@ -61,7 +63,8 @@ pub enum MemoryError {
 }
 
 impl GuestMem {
-    /// Maps the regions. `huge` takes huge pages too, of a QEMU that is trusted not to give their memory back: touching a huge page that is not there and cannot be had ends the process.
+    /// Maps the regions. `huge` allows huge pages, of a QEMU that is trusted not to punch holes
+    /// into them: touching an unavailable huge page ends the process.
     ///
     /// # Errors
     /// [`MemoryError`]; nothing stays mapped then.
@@ -69,24 +72,25 @@ impl GuestMem {
         let mut mapped = Vec::with_capacity(regions.len());
         let mut table = Vec::with_capacity(regions.len());
         for (region, file) in regions.iter().zip(files) {
-            // The message is packed: fields are copied out.
+            // The message is packed, so its fields are copied.
             let (base, size, user, offset) =
                 (region.guest_phys_addr, region.memory_size, region.user_addr, region.mmap_offset);
             let fail = |source: std::io::Error| MemoryError::Map { size, source };
-            check(&file, huge)?;
+            check_backing_file(&file, huge)?;
             if base % PAGE != 0 || size % PAGE != 0 || size == 0 {
                 return Err(fail(std::io::Error::other("it does not begin and end on a page")));
             }
-            // A mapping may reach beyond the file's end; touching it there would end the process.
-            let there = file.metadata().map_err(fail)?.len();
-            if offset.checked_add(size).is_none_or(|end| end > there) {
-                let text = format!("it ends beyond its file, which has {there} bytes");
+            // A mapping may extend beyond the end of its file; touching it there would end the
+            // process.
+            let file_len = file.metadata().map_err(fail)?.len();
+            if offset.checked_add(size).is_none_or(|end| end > file_len) {
+                let text = format!("it ends beyond its file, which has {file_len} bytes");
                 return Err(fail(std::io::Error::other(text)));
             }
             let length = usize::try_from(size).map_err(|e| fail(std::io::Error::other(e)))?;
             let mapping = MmapRegion::from_file(FileOffset::new(file, offset), length)
                 .map_err(|e| fail(std::io::Error::other(e.to_string())))?;
-            // A process that is ended for breaking its sandbox leaves no guest's memory in a core file, and does not keep the guests waiting while one is written.
+            // A core file contains no guest memory, and is written without delaying the restart.
             // SAFETY: the whole of a mapping of ours; only what a dump contains changes.
             let _ = unsafe {
                 rustix::mm::madvise(mapping.as_ptr().cast(), length, rustix::mm::Advice::LinuxDontDump)
@@ -104,13 +108,13 @@ impl GuestMem {
         Ok(Self { mem, table })
     }
 
-    /// Memory that is given already, for tests.
+    /// Memory that is already mapped, for tests.
     #[must_use]
-    pub fn of(mem: GuestMemoryMmap<()>) -> Self {
+    pub fn from_mapped(mem: GuestMemoryMmap<()>) -> Self {
         Self { mem, table: Vec::new() }
     }
 
-    /// The guest's address of what QEMU knows by its own.
+    /// Translates a QEMU address into a guest address.
     #[must_use]
     pub fn translate(&self, user: u64) -> Option<GuestAddress> {
         let (start, _, base) =
@@ -119,8 +123,8 @@ impl GuestMem {
     }
 }
 
-/// Memory on any other file system may be served by somebody who takes his time, and unsealed memory may be gone when we touch it.
-fn check(file: &File, huge: bool) -> Result<(), MemoryError> {
+/// Other file systems may block at each access, and unsealed memory can be truncated.
+fn check_backing_file(file: &File, huge: bool) -> Result<(), MemoryError> {
     let io = |e: rustix::io::Errno| MemoryError::Map { size: 0, source: e.into() };
     let fs = rustix::fs::fstatfs(file.as_fd()).map_err(io)?;
     let kind = fs.f_type as i64;
@@ -168,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_cut_off_or_makes_wait_is_refused() {
+    fn truncatable_and_blocking_memory_is_refused() {
         assert!(matches!(
             GuestMem::map(&[region(1 << 20)], vec![memfd(false)], false),
             Err(MemoryError::Unsealed)
         ));
-        // More than the file has.
+        // Larger than the file.
         assert!(matches!(
             GuestMem::map(&[region(1 << 21)], vec![memfd(true)], false),
             Err(MemoryError::Map { .. })

@@ -1,4 +1,4 @@
-//! Another configuration for a domain that runs: what orders requests may change under live guests, what they are made of may not.
+//! Reload: changes the scheduling of a running domain. Disks and sockets stay as they are.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,20 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::config::{Device, Disk, File, FileError};
 use crate::engine::{Command, EngineHandle};
 
-/// Why a running domain does not take a configuration. Nothing is changed then, but for [`ReloadError::Engine`].
+/// Why a configuration is refused. Nothing is changed then, except for [`ReloadError::Engine`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
-    /// The file is not one that a domain could start with.
+    /// The file is invalid.
     #[error("nothing is changed: {0}")]
     File(#[from] FileError),
-    /// Guests would notice, or something would have to be opened.
+    /// Changes that guests would notice, or that need new files.
     #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing)", list.join(", "))]
     Restart {
-        /// Each of them with its place.
+        /// The changes, each with its place.
         list: Vec<String>,
     },
-    /// A device's engine refuses; devices before it in the file run with the new configuration.
+    /// An engine refuses; devices before it in the file have the new configuration.
     #[error("device \"{device}\": {message}")]
     Engine {
         /// Which.
@@ -31,13 +31,13 @@ pub enum ReloadError {
 
 #[derive(Debug)]
 struct Shared {
-    /// What was opened at the start: tables have the sizes of then.
+    /// The configuration of the start, which determines table sizes.
     started: File,
     current: Mutex<File>,
     engines: Vec<(String, EngineHandle)>,
 }
 
-/// Gives running engines another configuration; several threads may have one.
+/// Reloads running engines; shared by several threads.
 #[derive(Clone, Debug)]
 pub struct Reloader(Arc<Shared>);
 
@@ -46,18 +46,20 @@ impl Reloader {
         Self(Arc::new(Shared { started: file.clone(), current: Mutex::new(file), engines }))
     }
 
-    /// Reads the file again, checks it whole, admission included, and takes it over; says what changed, each with its place.
+    /// Reads the file again, validates it including admission, and applies it. Returns the changes,
+    /// each with its place.
     ///
-    /// Live: `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`, `stall`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`.
-    /// A disk of which something changed begins with full buckets; all others go on as they are.
+    /// Live: `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`,
+    /// `stall`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`.
+    /// The buckets of a changed disk start full; all others continue.
     ///
     /// # Errors
     /// [`ReloadError`].
     pub fn reload(&self, path: &Path) -> Result<Vec<String>, ReloadError> {
         let shared = &*self.0;
-        // Poisoned by a panic before the last statement: the file in it is still the one in force.
+        // Poisoned by a panic before the last statement: it still holds the configuration in force.
         let mut current = shared.current.lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the lock: of two reloads the later one has the later file.
+        // Read under the lock: the later reload has the later file.
         let new = File::load(path)?;
         let list = needs_restart(&shared.started, &new);
         if !list.is_empty() {
@@ -91,7 +93,7 @@ impl Reloader {
 }
 
 /// Names the fields in which two values differ.
-macro_rules! differ {
+macro_rules! push_differences {
     ($list:expr, $place:expr, $old:expr, $new:expr, $($field:ident),+ $(,)?) => {
         $(if $old.$field != $new.$field { $list.push(format!("{}{}", $place, stringify!($field))); })+
     };
@@ -99,26 +101,26 @@ macro_rules! differ {
 
 fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
     let place = format!("device \"{}\": ", new.name);
-    differ!(list, place, old, new, policy, window, aging, poll, parallel, stall, discard_share);
+    push_differences!(list, place, old, new, policy, window, aging, poll, parallel, stall, discard_share);
 }
 
 fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     let place = format!("disk \"{}\": ", new.name);
-    differ!(list, place, old, new, weight, reserve, urgent, read_cap, write_cap, guest_priority);
+    push_differences!(list, place, old, new, weight, reserve, urgent, read_cap, write_cap, guest_priority);
 }
 
-/// What a running domain cannot take over, each with its place.
+/// The changes that need a restart, each with its place.
 fn needs_restart(old: &File, new: &File) -> Vec<String> {
     let mut list = Vec::new();
     let File { control: _, control_group: _, sandbox: _, devices: _ } = new;
-    differ!(list, "", old, new, control, control_group, sandbox);
+    push_differences!(list, "", old, new, control, control_group, sandbox);
     if !same_names(&old.devices, &new.devices, |d| &d.name) {
         list.push("another list of devices".into());
         return list;
     }
     for (old, new) in old.devices.iter().zip(&new.devices) {
         let place = format!("device \"{}\": ", new.name);
-        // All fields by name: a new one has to be put on one side or the other.
+        // All fields by name: a new one must be classified.
         let Device {
             name: _,
             quantum: _,
@@ -136,7 +138,7 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
             stall: _,
             discard_share: _,
         } = new;
-        differ!(list, place, old, new, quantum, cost, cpus, fifo, pass_priority);
+        push_differences!(list, place, old, new, quantum, cost, cpus, fifo, pass_priority);
         let most = |d: &Device| d.sched().window.most.max(d.sched().window.start);
         if most(new) > most(old) {
             list.push(format!("{place}a window of more than {}", most(old)));
@@ -179,8 +181,22 @@ fn disk_needs_restart(old: &Disk, new: &Disk, list: &mut Vec<String>) {
         write_cap: _,
         guest_priority: _,
     } = new;
-    differ!(list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages);
-    differ!(list, place, old, new, socket_group, format, serial, queues, depth, urgent_quantum, discard);
+    push_differences!(
+        list, place, old, new, socket, path, offset, size, read_only, cached, shared, hugepages
+    );
+    push_differences!(
+        list,
+        place,
+        old,
+        new,
+        socket_group,
+        format,
+        serial,
+        queues,
+        depth,
+        urgent_quantum,
+        discard
+    );
 }
 
 fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
@@ -212,7 +228,7 @@ weight = 200
     }
 
     #[test]
-    fn what_needs_a_restart_is_named_all_at_once() {
+    fn changes_that_need_a_restart_are_all_named() {
         let old = file("\"d\"", "\"d\"");
         let of = |from, to| needs_restart(&old, &file(from, to));
         assert_eq!(of("/dev/b\"", "/dev/c\"\ndepth = 7"), ["disk \"b\": path", "disk \"b\": depth"]);
@@ -225,9 +241,9 @@ weight = 200
         assert!(of("window = 2", "window = 1\npolicy = \"drr\"\naging = \"2s\"").is_empty());
     }
 
-    /// Every field is on exactly one of the two sides; a change on the live one is told.
+    /// Every field is either live or needs a restart; live changes are reported.
     #[test]
-    fn live_changes_are_told() {
+    fn live_changes_are_reported() {
         let (old, new) = (
             file("\"d\"", "\"d\""),
             file("weight = 200", "urgent = { share = \"1%\", burst = \"1ms\", deadline = \"1s\" }"),

@@ -1,29 +1,29 @@
-//! How everybody is served, for people and programs.
+//! The status report, for people and programs.
 
 use serde::Serialize;
 
-use crate::engine::{self, Command, EngineHandle, VmStatus};
+use crate::engine::{Command, EngineHandle, VmStatus};
 
-/// One direction of one VM, for people and programs.
+/// One direction of one VM.
 #[derive(Clone, Debug, Serialize)]
-pub struct FlowReport {
-    /// Requests answered.
+pub struct DirectionReport {
+    /// Requests completed.
     pub requests: u64,
     /// Bytes moved.
     pub bytes: u64,
-    /// Median latency in ns, from the guest's queue to the answer.
+    /// Median latency in ns, from fetch to completion.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile, in ns.
     pub p99_ns: u64,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub p9999_ns: u64,
-    /// Longest.
+    /// The longest, in ns.
     pub max_ns: u64,
-    /// alpha: bytes per second while it had something to ask.
+    /// alpha: bytes per second while backlogged.
     pub alpha_bytes_per_second: f64,
-    /// Delta: longest time between two pieces while it had something to ask, in ns.
+    /// Delta: longest time between two pieces while backlogged, in ns.
     pub delta_ns: u64,
-    /// Pieces that had to wait for a cap.
+    /// Pieces that waited for a cap.
     pub cap_hits: u64,
 }
 
@@ -36,21 +36,21 @@ pub struct VmReport {
     pub name: String,
     /// Whether a guest is attached.
     pub attached: bool,
-    /// Requests that wait or run.
+    /// Outstanding requests.
     pub outstanding: usize,
     /// Reads.
-    pub read: FlowReport,
+    pub read: DirectionReport,
     /// Writes, flushes, discards.
-    pub write: FlowReport,
-    /// Pieces that went by their deadline.
+    pub write: DirectionReport,
+    /// Pieces under a reservation.
     pub reserved: u64,
-    /// Pieces that shared what was left.
+    /// Pieces as a share of the rest.
     pub shared: u64,
-    /// Requests that the device refused.
+    /// Requests that the device failed.
     pub errors: u64,
-    /// Chains that were no requests.
+    /// Chains that are no valid requests.
     pub malformed: u64,
-    /// Queues given up because the guest broke them.
+    /// Queues that are no longer served because the guest corrupted them.
     pub broken: u64,
 }
 
@@ -59,23 +59,23 @@ pub struct VmReport {
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
-    /// Pieces that it may hold now.
+    /// The current window, in pieces.
     pub window: u32,
-    /// Pieces that a regulator held.
+    /// Pieces that a regulator delayed.
     pub held: u64,
-    /// How much later than the exact moment such a piece went: median, in ns.
+    /// Median delay of these beyond their exact moment, in ns.
     pub late_p50_ns: u64,
-    /// 99.99th percentile; the maximum where there are fewer than 10 000.
+    /// 99.99th percentile in ns; the maximum where there are fewer than 10 000.
     pub late_p9999_ns: u64,
     /// Pieces of discards and zeroing.
     pub discard_pieces: u64,
     /// The longest of them, in ns.
     pub discard_longest_ns: u64,
-    /// Those that took longer than the configuration declares: bounds do not cover them.
+    /// Those that took longer than declared: bounds do not cover them.
     pub discard_overruns: u64,
 }
 
-/// Everybody.
+/// All devices and VMs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// The devices.
@@ -84,41 +84,37 @@ pub struct Report {
     pub vms: Vec<VmReport>,
 }
 
-fn tail(l: &engine::Latencies) -> u64 {
-    if l.n() < 10_000 { l.max().0 } else { l.at(99.99).0 }
-}
-
 fn vm_report(device: &str, vm: VmStatus) -> VmReport {
-    let flow = |i: usize| {
+    let direction = |i: usize| {
         let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
-        FlowReport {
-            requests: vm.counters.finished[i],
+        DirectionReport {
+            requests: vm.counters.completed[i],
             bytes: vm.counters.bytes[i],
-            p50_ns: l.at(50.0).0,
-            p99_ns: l.at(99.0).0,
-            p9999_ns: tail(l),
+            p50_ns: l.percentile(50.0).0,
+            p99_ns: l.percentile(99.0).0,
+            p9999_ns: l.tail().0,
             max_ns: l.max().0,
             alpha_bytes_per_second: c.bytes_per_second,
             delta_ns: c.longest_gap_ns,
-            cap_hits: vm.counters.hits[i],
+            cap_hits: vm.counters.cap_hits[i],
         }
     };
     VmReport {
         device: device.to_owned(),
         attached: vm.queues > 0,
         outstanding: vm.outstanding,
-        read: flow(0),
-        write: flow(1),
+        read: direction(0),
+        write: direction(1),
         reserved: vm.counters.reserved,
         shared: vm.counters.shared,
         errors: vm.errors,
         malformed: vm.malformed,
-        broken: vm.broken,
+        broken: vm.broken_queues,
         name: vm.name,
     }
 }
 
-/// What all VMs got since the start.
+/// Snapshot of all counters.
 #[must_use]
 pub fn report(handles: &[(String, EngineHandle)]) -> Report {
     let mut all = Report::default();
@@ -127,9 +123,9 @@ pub fn report(handles: &[(String, EngineHandle)]) -> Report {
         all.devices.push(DeviceReport {
             name: name.clone(),
             window: status.window,
-            held: status.late.n(),
-            late_p50_ns: status.late.at(50.0).0,
-            late_p9999_ns: tail(&status.late),
+            held: status.regulator_lateness.count(),
+            late_p50_ns: status.regulator_lateness.percentile(50.0).0,
+            late_p9999_ns: status.regulator_lateness.tail().0,
             discard_pieces: status.deallocations.pieces,
             discard_longest_ns: status.deallocations.longest.0,
             discard_overruns: status.deallocations.overruns,

@@ -18,85 +18,85 @@ const DESC: u64 = 16;
 /// One thing that a domain does with the table, for a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    Take(u16),
+    Fetch(u16),
     /// Notes the descriptor as the one that is answered next.
-    Answering(u16),
+    PrePut(u16),
     /// The used ring has it: from here on the guest sees the answer.
     Publish(u16),
-    Answered(u16),
+    PostPut(u16),
     /// The domain is killed and starts anew.
     Kill,
 }
 
 /// A queue of a real region, with what the domain and its guest know.
-struct World {
+struct Model {
     file: File,
     region: Arc<Region>,
     queue: Inflight,
     size: u16,
     used: u16,
     /// Taken and not published, in order.
-    open: Vec<u16>,
-    /// The one between [`Step::Answering`] and [`Step::Answered`], and whether it was published.
-    answering: Option<(u16, bool)>,
+    incomplete: Vec<u16>,
+    /// The one between [`Step::PrePut`] and [`Step::PostPut`], and whether it was published.
+    putting: Option<(u16, bool)>,
 }
 
-impl World {
+impl Model {
     fn new(size: u16, used: u16) -> Self {
         let (file, shape) = Region::create(1, size).unwrap();
         let shared = file.try_clone().unwrap();
         let region = Arc::new(Region::open(file, &shape).unwrap());
         let mut queue = region.queue(0).unwrap();
         assert_eq!(queue.recover(used), [0u16; 0]);
-        Self { file: shared, region, queue, size, used, open: Vec::new(), answering: None }
+        Self { file: shared, region, queue, size, used, incomplete: Vec::new(), putting: None }
     }
 
     /// What a domain may do now. The engine answers one request at a time, each in three steps.
     fn steps(&self) -> Vec<Step> {
         let mut steps = vec![Step::Kill];
-        steps.extend((0..self.size).filter(|h| !self.in_flight(*h)).map(Step::Take));
-        match self.answering {
-            None => steps.extend(self.open.iter().map(|h| Step::Answering(*h))),
+        steps.extend((0..self.size).filter(|h| !self.in_flight(*h)).map(Step::Fetch));
+        match self.putting {
+            None => steps.extend(self.incomplete.iter().map(|h| Step::PrePut(*h))),
             Some((head, false)) => steps.push(Step::Publish(head)),
-            Some((head, true)) => steps.push(Step::Answered(head)),
+            Some((head, true)) => steps.push(Step::PostPut(head)),
         }
         steps
     }
 
     fn in_flight(&self, head: u16) -> bool {
-        self.open.contains(&head) || self.answering.is_some_and(|(h, _)| h == head)
+        self.incomplete.contains(&head) || self.putting.is_some_and(|(h, _)| h == head)
     }
 
-    fn go(&mut self, step: Step) {
+    fn apply(&mut self, step: Step) {
         match step {
-            Step::Take(head) => {
-                self.queue.taken(head);
-                self.open.push(head);
+            Step::Fetch(head) => {
+                self.queue.mark_inflight(head);
+                self.incomplete.push(head);
             }
-            Step::Answering(head) => {
-                self.queue.answering(head);
-                self.answering = Some((head, false));
+            Step::PrePut(head) => {
+                self.queue.pre_put(head);
+                self.putting = Some((head, false));
             }
             Step::Publish(head) => {
                 self.used = self.used.wrapping_add(1);
-                self.open.retain(|h| *h != head);
-                self.answering = Some((head, true));
+                self.incomplete.retain(|h| *h != head);
+                self.putting = Some((head, true));
             }
-            Step::Answered(head) => {
-                self.queue.answered(head, self.used);
-                self.answering = None;
+            Step::PostPut(head) => {
+                self.queue.post_put(head, self.used);
+                self.putting = None;
             }
             Step::Kill => {
                 let before = self.bytes();
-                assert_eq!(self.region.queue(0).unwrap().recover(self.used), self.open);
+                assert_eq!(self.region.queue(0).unwrap().recover(self.used), self.incomplete);
                 // Killed again in the middle of that: flags are cleared, the used index is not
                 // noted yet.
                 let mut torn = self.bytes();
                 torn[14..16].copy_from_slice(&before[14..16]);
                 self.file.write_all_at(&torn, 0).unwrap();
                 self.queue = self.region.queue(0).unwrap();
-                assert_eq!(self.queue.recover(self.used), self.open);
-                self.answering = None;
+                assert_eq!(self.queue.recover(self.used), self.incomplete);
+                self.putting = None;
             }
         }
     }
@@ -111,16 +111,16 @@ impl World {
     fn stores(step: Step) -> Vec<(u64, u64)> {
         let at = |head: u16| HEAD + DESC * u64::from(head);
         match step {
-            Step::Take(head) => vec![(at(head) + 8, 8), (at(head), 1)],
-            Step::Answering(head) => vec![(at(head) + 6, 2), (12, 2)],
-            Step::Answered(head) => vec![(at(head), 1), (14, 2)],
+            Step::Fetch(head) => vec![(at(head) + 8, 8), (at(head), 1)],
+            Step::PrePut(head) => vec![(at(head) + 6, 2), (12, 2)],
+            Step::PostPut(head) => vec![(at(head), 1), (14, 2)],
             Step::Publish(_) | Step::Kill => Vec::new(),
         }
     }
 
     /// Kills in the middle of a step that was done: only the first of its stores reached the
     /// memory.
-    fn torn(&self, before: &[u8], step: Step) {
+    fn check_torn_stores(&self, before: &[u8], step: Step) {
         let after = self.bytes();
         let mut torn = before.to_vec();
         let stores = Self::stores(step);
@@ -134,8 +134,8 @@ impl World {
             }
             self.file.write_all_at(&torn, 0).unwrap();
             // The flag is the last store of a take: until then nothing was taken.
-            let mut open = self.open.clone();
-            if let Step::Take(head) = step {
+            let mut open = self.incomplete.clone();
+            if let Step::Fetch(head) = step {
                 open.retain(|h| *h != head);
             }
             assert_eq!(self.region.queue(0).unwrap().recover(self.used), open, "killed within {step:?}");
@@ -146,20 +146,20 @@ impl World {
 
 /// Plays a path from the beginning, its last step torn in all ways, and returns what may follow.
 fn play(path: &[Step], size: u16, used: u16) -> Vec<Step> {
-    let mut world = World::new(size, used);
+    let mut model = Model::new(size, used);
     let (last, first) = path.split_last().map_or((None, path), |(l, f)| (Some(*l), f));
-    first.iter().for_each(|s| world.go(*s));
+    first.iter().for_each(|s| model.apply(*s));
     if let Some(step) = last {
-        let before = world.bytes();
-        world.go(step);
+        let before = model.bytes();
+        model.apply(step);
         if step != Step::Kill {
-            world.torn(&before, step);
+            model.check_torn_stores(&before, step);
         }
     }
-    world.steps()
+    model.steps()
 }
 
-fn all(path: &mut Vec<Step>, depth: usize, size: u16, used: u16) -> u64 {
+fn all_orders(path: &mut Vec<Step>, depth: usize, size: u16, used: u16) -> u64 {
     let next = play(path, size, used);
     if path.len() == depth {
         return 1;
@@ -171,7 +171,7 @@ fn all(path: &mut Vec<Step>, depth: usize, size: u16, used: u16) -> u64 {
             continue;
         }
         path.push(step);
-        paths += all(path, depth, size, used);
+        paths += all_orders(path, depth, size, used);
         path.pop();
     }
     paths
@@ -179,13 +179,13 @@ fn all(path: &mut Vec<Step>, depth: usize, size: u16, used: u16) -> u64 {
 
 #[test]
 fn all_orders_of_two_descriptors() {
-    let paths = all(&mut Vec::new(), 11, 2, 0);
+    let paths = all_orders(&mut Vec::new(), 11, 2, 0);
     assert!(paths > 10_000, "{paths}");
 }
 
 /// The used index goes round in the middle.
 #[test]
 fn all_orders_of_three_descriptors() {
-    let paths = all(&mut Vec::new(), 8, 3, u16::MAX);
+    let paths = all_orders(&mut Vec::new(), 8, 3, u16::MAX);
     assert!(paths > 10_000, "{paths}");
 }

@@ -1,4 +1,4 @@
-//! A device as a scheduler above it must know it.
+//! The device as its scheduler sees it.
 
 use rtvirtio_model::{ModelError, Profile, Service, ServiceLine, service};
 use rtvirtio_sched::bound::{Deallocations, Device};
@@ -7,38 +7,38 @@ use rtvirtio_twin::{Timing, TwinProfile};
 use rtvirtio_units::{Bytes, Nanos};
 
 const MIB: f64 = (1u64 << 20) as f64;
-/// Bytes of the largest piece that a plan chooses.
+/// Largest piece of a plan, in bytes.
 const LARGEST_PIECE: u64 = 64 << 10;
 
-/// What requests cost, how many the device must hold, and how long it may do nothing.
+/// Cost of requests, smallest window at full throughput, and longest stall.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceModel {
-    /// What it is, for people.
+    /// Name, for people.
     pub name: String,
     /// Its size.
     pub size: Bytes,
-    /// Device time of a request, in time of one of its servers.
+    /// Device time of a request, on one of its servers.
     pub cost: Cost,
-    /// Pieces that it serves at once.
+    /// Pieces served at once.
     pub parallel: u32,
-    /// Fewest pieces that keep it busy.
+    /// Smallest window at full throughput.
     pub window: u32,
-    /// T: longest time without progress, with what it takes to answer beyond its device time.
+    /// T: longest time without progress, including latency beyond device time.
     pub latency: Nanos,
-    /// The same for a simulation, which knows no stalls of the host.
+    /// The same device for a simulation, without stalls of the host.
     pub twin: TwinProfile,
-    /// What it reaches with few in flight, where that was measured.
-    reach: Option<Service>,
+    /// Measured throughput at small windows.
+    measured: Option<Service>,
 }
 
-/// Why nothing can be promised on a device.
+/// Why no bound holds on a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The profile.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Any VM may write, and nobody knows what that costs.
+    /// Any VM may write, and the cost of writes is unknown.
     #[error(
         "the profile of {device} has no writes, and without them no bound holds beside a neighbour that writes: measure them on a device of the same kind without data \
          (`rtvirtio profile DEVICE --destroy-data -o FILE`) and plan with --profile FILE"
@@ -50,12 +50,14 @@ pub enum DeviceError {
 }
 
 impl DeviceModel {
-    /// From what a twin declares: every service as long as its jitter allows, writes at the rate at which a full cache drains, the arm's longest way.
+    /// From a declared twin: each service at the upper end of its jitter, writes at the drain rate
+    /// of a full cache, seeks over the whole stroke.
     #[must_use]
     pub fn declared(name: &str, twin: &TwinProfile, size: Bytes) -> Self {
         let channels = f64::from(twin.channels.max(1));
         let jitter = 1.0 + twin.jitter.0;
-        // Ruemmler and Wilkes' square root over the whole stroke is 15/8 of the mean beyond the settling; one turn at most.
+        // Ruemmler and Wilkes' square root over the whole stroke is 15/8 of the mean beyond the
+        // settling time; one revolution at most.
         let arm = twin.arm.as_ref().map_or(0.0, |a| {
             a.settle.0 as f64
                 + (a.average_seek.0 as f64 - a.settle.0 as f64) * 15.0 / 8.0
@@ -65,13 +67,14 @@ impl DeviceModel {
             base_ns: (t.base.0 as f64 * jitter + arm).ceil() as u64,
             per_mib_ns: (((t.per_byte_ns * jitter).max(least_per_byte) + extra_per_byte) * MIB).ceil() as u64,
         };
-        let drained = twin.write_cache.as_ref().map_or(0.0, |c| 1e9 * channels / c.drain.0);
-        // Garbage collection stops all servers; its time belongs to the bytes that cause it, and once to the latency.
-        let (collected, pause) = twin
+        let drain_per_byte = twin.write_cache.as_ref().map_or(0.0, |c| 1e9 * channels / c.drain.0);
+        // Garbage collection stops all servers; its time is charged to the bytes that cause it, and
+        // once to the latency.
+        let (gc_per_byte, pause) = twin
             .garbage_collection
             .as_ref()
             .map_or((0.0, Nanos(0)), |g| (g.pause.0 as f64 * channels / g.every.0 as f64, g.pause));
-        let write = line(&twin.write, drained, collected);
+        let write = line(&twin.write, drain_per_byte, gc_per_byte);
         let cost = Cost {
             read: line(&twin.read, 0.0, 0.0),
             write,
@@ -86,11 +89,11 @@ impl DeviceModel {
             window: twin.channels.max(1),
             latency: pause,
             twin: twin.clone(),
-            reach: None,
+            measured: None,
         }
     }
 
-    /// From what was measured.
+    /// From a measured profile.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -108,16 +111,17 @@ impl DeviceModel {
             read: line(&s.read),
             write: line(&write),
             flush_ns: line(&write).of(s.block.0),
-            // Not measured: the domain sizes pieces so that they take no longer than the largest write.
+            // Not measured: the domain sizes pieces to take no longer than the largest write.
             discard_ns: line(&write).of(LARGEST_PIECE),
         };
-        // Seen from outside, k servers are one that is k times as fast and answers later (see [`rtvirtio_model::Service`]): later by what the largest piece needs.
+        // Seen from outside, k servers are one server of k times the speed with an additional
+        // latency (see [`rtvirtio_model::Service`]), here that of the largest piece.
         let largest = (LARGEST_PIECE as f64 - s.block.0 as f64).max(0.0);
-        let later = |l: &ServiceLine| {
+        let extra_latency = |l: &ServiceLine| {
             let more = (l.alone_per_byte - l.per_byte).max(0.0) * largest;
             (l.alone - l.occupancy).max(0.0) + more
         };
-        let later = later(&s.read).max(later(&write));
+        let extra_latency = extra_latency(&s.read).max(extra_latency(&write));
         let channels = (s.read.alone / s.read.occupancy).round().clamp(1.0, 64.0);
         let timing = |l: &ServiceLine| Timing {
             base: Nanos::from_secs_f64(base(l) * channels),
@@ -129,7 +133,7 @@ impl DeviceModel {
             cost,
             parallel: 1,
             window: s.depth,
-            latency: Nanos(Nanos::from_secs_f64(later).0.saturating_add(s.stall.0)),
+            latency: Nanos(Nanos::from_secs_f64(extra_latency).0.saturating_add(s.stall.0)),
             twin: TwinProfile {
                 description: format!("{} as measured", profile.device),
                 channels: channels as u32,
@@ -140,30 +144,31 @@ impl DeviceModel {
                 garbage_collection: None,
                 arm: None,
             },
-            reach: Some(s),
+            measured: Some(s),
         })
     }
 
-    /// With no more than so many pieces at the device: a measured device that is not kept busy gives less, so that each of them costs more of it.
+    /// With a smaller window: a measured device that is not kept busy has less throughput, so each
+    /// piece costs more.
     #[must_use]
-    pub fn at(&self, window: u32) -> Self {
-        let Some(share) = self.reach.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
+    pub fn limited_to(&self, window: u32) -> Self {
+        let Some(share) = self.measured.as_ref().map(|s| s.share_at(window)).filter(|s| *s > 0.0 && *s < 1.0)
         else {
             return self.clone();
         };
-        let dearer = |ns: u64| (ns as f64 / share).ceil() as u64;
-        let line = |l: Line| Line { base_ns: dearer(l.base_ns), per_mib_ns: dearer(l.per_mib_ns) };
+        let scaled = |ns: u64| (ns as f64 / share).ceil() as u64;
+        let line = |l: Line| Line { base_ns: scaled(l.base_ns), per_mib_ns: scaled(l.per_mib_ns) };
         let c = self.cost;
         let cost = Cost {
             read: line(c.read),
             write: line(c.write),
-            flush_ns: dearer(c.flush_ns),
-            discard_ns: dearer(c.discard_ns),
+            flush_ns: scaled(c.flush_ns),
+            discard_ns: scaled(c.discard_ns),
         };
         Self { cost, ..self.clone() }
     }
 
-    /// For bounds, with so many pieces at the device.
+    /// For bounds, with this window.
     #[must_use]
     pub fn with_window(&self, window: u32) -> Device {
         let share = f64::from(rtvirtio_sched::Config::default().discard_share) / 100.0;
@@ -180,10 +185,10 @@ impl DeviceModel {
         (whole * self.cost.of(op, quantum.0) + last) as f64
     }
 
-    /// The dearest piece of `quantum` bytes, ns.
+    /// The most expensive piece of `quantum` bytes, in ns.
     #[must_use]
-    pub fn dearest(&self, quantum: Bytes) -> f64 {
-        self.cost.dearest(quantum.0) as f64
+    pub fn max_piece_cost(&self, quantum: Bytes) -> f64 {
+        self.cost.max_transfer(quantum.0) as f64
     }
 }
 
@@ -192,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_twin_declares_is_charged_at_its_worst() {
+    fn a_declared_twin_is_charged_at_its_worst() {
         let twin = TwinProfile::parse(
             "t",
             "description='t'\nchannels=2\njitter='10%'\nread={base='100us',per_byte_ns=1.0}\nwrite={base='50us',per_byte_ns=1.0}\n\
@@ -202,7 +207,7 @@ mod tests {
         let d = DeviceModel::declared("t", &twin, Bytes(1 << 30));
         assert!(d.cost.read.base_ns.abs_diff(110_000) <= 1, "{:?}", d.cost.read);
         assert!(d.cost.read.per_mib_ns.abs_diff((1.1 * MIB) as u64) <= 1, "{:?}", d.cost.read);
-        // Two servers share 100 MB/s: 20 ns a byte of one's time, and 8 ms of it for each MiB of garbage.
+        // Two servers share 100 MB/s: 20 ns a byte on each, and 8 ms on each per MiB of garbage.
         let per_mib = 20.0 * MIB + 8e6;
         assert!((d.cost.write.per_mib_ns as f64 - per_mib).abs() < 2.0, "{:?} {per_mib}", d.cost.write);
         assert_eq!((d.latency, d.parallel, d.window), (Nanos::from_millis(4), 2, 2));

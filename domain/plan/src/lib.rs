@@ -1,7 +1,8 @@
-//! From a spec to the I/O domain: how much device time each VM must have reserved so that its targets hold in the worst case ([`plan`]), the configuration file that says so
-//! ([`DomainPlan::text`]), and the same scheduler under virtual time to see what happens ([`Simulation`]).
+//! From a spec to the I/O domain: the device time that each VM must have reserved so that its
+//! targets hold in the worst case ([`plan`]), the configuration file ([`DomainPlan::text`]), and a
+//! simulation with the same scheduler under virtual time ([`Simulation`]).
 //!
-//! Pure: a spec and what is known of the device go in, decisions come out.
+//! Pure: a spec and a device model go in, decisions come out.
 
 mod device;
 mod plan;

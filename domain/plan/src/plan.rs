@@ -1,6 +1,6 @@
-//! Which reservations make a spec's targets hold in the worst case.
+//! Reservations with which a spec's targets hold in the worst case.
 
-use rtvirtio_sched::bound::{Flow, Refusal, admit, behind_discard, bounds};
+use rtvirtio_sched::bound::{Flow, Refusal, admit, bounds, discard_clause};
 use rtvirtio_sched::{Op, Policy};
 use rtvirtio_spec::{Spec, Target, Task, Vm};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
@@ -8,16 +8,17 @@ use serde::Serialize;
 
 use crate::device::DeviceModel;
 
-/// What may be chosen.
+/// Choices of the planner.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// A reservation's rate over the declared one: a closed loop that fell behind must be able to catch up.
+    /// A reservation's rate over the declared one, so that a closed loop can catch up.
     pub headroom: f64,
-    /// Longest time for which a vCPU stands still, after which its tasks ask at once for what collected: the first that fits is taken.
+    /// Longest stall of a vCPU that is planned for; its tasks then submit the accumulated requests
+    /// as one burst. The first value that fits is chosen.
     pub catch_up: Vec<Nanos>,
-    /// Largest pieces, the first that fits.
+    /// Quanta; the first that fits is chosen.
     pub quanta: Vec<Bytes>,
-    /// Latency of a guest's own part, which no domain can shorten.
+    /// Latency within the guest, which the domain cannot reduce.
     pub guest: Nanos,
 }
 
@@ -32,14 +33,14 @@ impl Default for Options {
     }
 }
 
-/// Device time that a VM has reserved.
+/// Reserved device time of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reserve {
-    /// Share of one of the device's servers, above 1 where it has several.
+    /// Share of one of the device's servers; above 1 where it has several.
     pub share: Ratio,
-    /// Device time at once.
+    /// Burst of device time.
     pub burst: Nanos,
-    /// From a request to its answer.
+    /// Longest time from a request to its completion.
     pub deadline: Nanos,
 }
 
@@ -48,43 +49,44 @@ pub struct Reserve {
 pub struct VmPlan {
     /// Its name.
     pub vm: String,
-    /// What is reserved for it; `None` for a VM that shares what is left.
+    /// Its reservation; `None` for a VM that shares the rest.
     pub reserve: Option<Reserve>,
-    /// The reservation is for its real-time requests only, because the VM has a task beside it that would use it up: the protected tasks must run with `ionice -c1`.
+    /// The reservation covers real-time requests only, because a task without a target in the same
+    /// VM would use it up: protected tasks must run with `ionice -c1`.
     pub urgent_only: bool,
-    /// Why it has no reservation although it has targets.
+    /// Why a VM with targets has no reservation.
     pub refused: Option<String>,
-    /// Requests that its tasks may have outstanding together.
+    /// Sum of the depths of its tasks.
     pub depth: u32,
 }
 
-/// What a task is promised.
+/// The bound of a task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskPromise {
     /// Its VM.
     pub vm: String,
     /// Its name.
     pub task: String,
-    /// What it must get.
+    /// Its target.
     pub target: Option<Target>,
-    /// Longest time of any request, the guest's own part included; `None` where nothing is promised.
+    /// Worst-case latency, including the guest's own part; `None` without a reservation.
     pub bound: Option<Nanos>,
     /// Whether the target is met in the worst case; `None` without a target.
     pub met: Option<bool>,
 }
 
-/// The domain for a spec.
+/// The plan of a domain.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DomainPlan {
     /// Largest piece.
     pub quantum: Bytes,
     /// Pieces at the device.
     pub window: u32,
-    /// Fewest pieces that keep the device busy: a smaller window costs throughput.
+    /// Smallest window at full throughput; a smaller window costs throughput.
     pub full_window: u32,
-    /// What VMs may ask at once after they stood still for so long.
+    /// The vCPU stall that bursts are sized for.
     pub catch_up: Nanos,
-    /// Share of the device that is reserved.
+    /// Reserved share of the device.
     pub reserved: Ratio,
     /// The VMs in the spec's order.
     pub vms: Vec<VmPlan>,
@@ -92,12 +94,12 @@ pub struct DomainPlan {
     pub tasks: Vec<TaskPromise>,
     /// Every target holds in the worst case.
     pub feasible: bool,
-    /// What the plan rests on.
+    /// The device model of the plan.
     #[serde(skip)]
     pub device: DeviceModel,
 }
 
-/// What must be chosen once for all VMs.
+/// Parameters that all VMs share.
 #[derive(Clone, Copy)]
 struct Shape {
     window: u32,
@@ -108,18 +110,19 @@ struct Shape {
 }
 
 impl Shape {
-    /// The device as it is with this shape.
-    fn of(&self, device: &DeviceModel) -> DeviceModel {
-        let mut device = device.at(self.window);
+    /// The device model with these parameters.
+    fn device(&self, device: &DeviceModel) -> DeviceModel {
+        let mut device = device.limited_to(self.window);
         device.cost.discard_ns = self.discard.0;
         device
     }
 }
 
-/// Time of a discard's piece that leaves room for large pieces: a hole of one block takes nearly as long as a large one.
-const DISCARD: Nanos = Nanos(500_000);
+/// Time of a discard's piece that allows large pieces: a hole of one block takes nearly as long as
+/// a large one.
+const DISCARD_PIECE: Nanos = Nanos(500_000);
 
-struct Try {
+struct Candidate {
     shape: Shape,
     vms: Vec<VmPlan>,
     flows: Vec<Flow>,
@@ -127,21 +130,22 @@ struct Try {
 
 /// Chooses reservations, window and quantum.
 ///
-/// The most urgent VM is admitted first; who cannot be admitted beside the more urgent ones has no reservation, and the reason. Of all shapes the one that admits most VMs is
-/// taken: with the largest window (a smaller one costs everybody throughput), then with the longest stand-still that guests may catch up from, then with the largest pieces, then with
-/// the largest pieces of discards.
+/// The most urgent VM is admitted first; a VM that is not admitted with the more urgent ones gets
+/// no reservation, and a reason. Of all shapes, the one that admits most VMs is chosen: with the
+/// largest window (a smaller one costs throughput), then with the longest stall to catch up from,
+/// then with the largest pieces, then with the largest pieces of discards.
 #[must_use]
 pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan {
     let full = device.window.max(1);
-    let mut best: Option<Try> = None;
+    let mut best: Option<Candidate> = None;
     for window in std::iter::successors(Some(full), |w| (*w > 1).then_some(w / 2)) {
         for catch_up in &options.catch_up {
             for quantum in &options.quanta {
                 let short = Nanos(device.cost.discard_ns);
-                for discard in [short.max(DISCARD), short] {
+                for discard in [short.max(DISCARD_PIECE), short] {
                     let shape = Shape { window, quantum: *quantum, catch_up: *catch_up, discard };
-                    let this = attempt(spec, device, options, shape);
-                    let admitted = |t: &Try| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
+                    let this = evaluate(spec, device, options, shape);
+                    let admitted = |t: &Candidate| t.vms.iter().filter(|vm| vm.refused.is_none()).count();
                     if best.as_ref().is_none_or(|b| admitted(&this) > admitted(b)) {
                         best = Some(this);
                     }
@@ -149,28 +153,29 @@ pub fn plan(spec: &Spec, device: &DeviceModel, options: &Options) -> DomainPlan 
             }
         }
     }
-    // `options` may offer nothing to choose from.
+    // `options` may be empty.
     let best = best.unwrap_or_else(|| {
         let discard = Nanos(device.cost.discard_ns);
         let shape = Shape { window: full, quantum: Bytes::from_kib(64), catch_up: Nanos(0), discard };
-        attempt(spec, device, options, shape)
+        evaluate(spec, device, options, shape)
     });
-    finish(spec, device, options, full, best)
+    assemble(spec, device, options, full, best)
 }
 
-fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Try {
-    let device = &shape.of(device);
+fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -> Candidate {
+    let device = &shape.device(device);
     let known = device.with_window(shape.window);
     let free = |vm: usize| Flow {
         vm,
         rate: 0.0,
         burst: 0.0,
-        piece: device.dearest(shape.quantum),
+        piece: device.max_piece_cost(shape.quantum),
         outstanding: None,
         deadline: None,
         weight: 100,
     };
-    // A guest may ask anything beside what it declared, so every VM is there as a neighbour without a promise too.
+    // A guest may exceed its declared demand, so every VM also counts as a neighbour without a
+    // reservation.
     let mut flows: Vec<Flow> = (0..spec.vms.len()).map(free).collect();
     let mut vms: Vec<VmPlan> = spec
         .vms
@@ -210,17 +215,18 @@ fn attempt(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) -
             }
         }
     }
-    Try { shape, vms, flows }
+    Candidate { shape, vms, flows }
 }
 
-/// What the VM's tasks with a target ask, all at the dearer of their operations: a run of chance of dear ones is not beyond it.
+/// The reservation of the VM's tasks with a target. All requests are charged as the task's most
+/// expensive operation, so a random run of expensive ones stays within it.
 ///
-/// Tasks without a rate keep the reservation used up, so a request of any task of their VM first waits until what is asked at once has come back to it: half of the target is for that,
-/// and half for the deadline.
+/// Closed loops keep the reservation used up, so a request of their VM first waits until the burst
+/// is replenished: half of the target covers that, and half is the deadline.
 fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
     let (mut share, mut burst) = (0.0, 0.0);
     for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
-        let most = dearest(task, device, shape.quantum);
+        let most = max_request_cost(task, device, shape.quantum);
         match task.rate {
             Some(rate) => {
                 share += rate.0 * most * options.headroom / 1e9;
@@ -229,7 +235,7 @@ fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, targe
             None => burst += f64::from(task.depth) * most,
         }
     }
-    let deadline = if waits(vm) {
+    let deadline = if has_closed_loop_target(vm) {
         share = f64::max(share, 2.0 * burst / target.0.max(1) as f64);
         Nanos(target.0 / 2)
     } else {
@@ -238,13 +244,13 @@ fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, targe
     Reserve { share: Ratio(share), burst: Nanos(burst.ceil() as u64), deadline }
 }
 
-/// Whether a task of the VM with a target asks without end.
-fn waits(vm: &Vm) -> bool {
+/// Whether a task with a target is a closed loop.
+fn has_closed_loop_target(vm: &Vm) -> bool {
     vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none())
 }
 
-/// Device time of a task's dearest request, ns.
-fn dearest(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
+/// Device time of a task's most expensive request, in ns.
+fn max_request_cost(task: &Task, device: &DeviceModel, quantum: Bytes) -> f64 {
     let read = device.request(Op::Read, task.block, quantum);
     let write = device.request(Op::Write, task.block, quantum);
     match task.op.write_share() {
@@ -259,7 +265,7 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
         Refusal::Deadline { vm, needed, blocking, latency, discard, .. } if *vm == asking => format!(
             "{needed} may pass in the worst case, {deadline} are left for the device: {blocking} behind what it holds already, {latency} for its own stalls{}, the rest behind \
              this VM's own requests and those of more urgent ones",
-            behind_discard(*discard)
+            discard_clause(*discard)
         ),
         Refusal::Deadline { vm, .. } => {
             let other = spec.vms.get(*vm).map_or("another VM", |vm| vm.name.as_str());
@@ -269,14 +275,16 @@ fn reason(spec: &Spec, asking: usize, deadline: Nanos, refusal: &Refusal) -> Str
     }
 }
 
-fn finish(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Try) -> DomainPlan {
-    let device = &best.shape.of(device);
+fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, best: Candidate) -> DomainPlan {
+    let device = &best.shape.device(device);
     let known = device.with_window(best.shape.window);
     let of_flows = bounds(Policy::Edf, &known, &best.flows);
     let bound_of = |vm: usize| {
         let flow = best.flows.iter().position(|f| f.vm == vm && f.deadline.is_some())?;
         let wait = match best.vms[vm].reserve {
-            Some(r) if waits(&spec.vms[vm]) => (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64,
+            Some(r) if has_closed_loop_target(&spec.vms[vm]) => {
+                (r.burst.0 as f64 / r.share.0.max(1e-9)).ceil() as u64
+            }
             _ => 0,
         };
         of_flows[flow].map(|b| Nanos(b.0.saturating_add(wait).saturating_add(options.guest.0)))
@@ -333,24 +341,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_is_reserved_and_what_is_left_is_shared() {
+    fn demand_is_reserved_and_the_rest_is_shared() {
         let flood = task("flood", "depth = 32");
         let spec = spec(&[("a", &with(1_000, "20ms")), ("b", &with(500, "40ms")), ("c", &flood)]);
         let plan = plan(&spec, &device(), &Options::default());
         assert!(plan.feasible, "{plan:?}");
         let a = plan.vms[0].reserve.unwrap();
-        // 1000 reads of 63 us + 4.3 us, and a tenth more.
+        // 1000 reads of 63 us + 4.3 us, plus 10 %.
         assert!((a.share.0 - 1.1 * 0.0673).abs() < 0.001, "{a:?}");
         let c = &plan.vms[2];
         assert_eq!((c.reserve, c.urgent_only, &c.refused, c.depth), (None, false, &None, 32));
         assert_eq!(plan.tasks[2].met, None);
         assert!(plan.tasks[0].bound.unwrap() <= Nanos::from_millis(20));
-        // The stall of garbage collection is in it.
+        // It includes the pause of garbage collection.
         assert!(plan.tasks[0].bound.unwrap() > Nanos::from_millis(8));
     }
 
     #[test]
-    fn the_most_urgent_is_admitted_first_and_others_are_told_why_not() {
+    fn the_most_urgent_is_admitted_first_and_refusals_have_reasons() {
         let spec = spec(&[("late", &with(9_000, "60ms")), ("first", &with(9_000, "30ms"))]);
         let plan = plan(&spec, &device(), &Options::default());
         assert!(!plan.feasible);
@@ -358,14 +366,14 @@ mod tests {
         let why = plan.vms[0].refused.as_deref().unwrap();
         assert!(why.contains("% of the device are reserved"), "{why}");
         assert_eq!((plan.tasks[0].met, plan.tasks[1].met), (Some(false), Some(true)));
-        // Shorter than the device's own stalls: no plan can hold it.
+        // Shorter than the device's own stalls: no plan meets it.
         let strict = super::plan(&self::spec(&[("a", &with(100, "5ms"))]), &device(), &Options::default());
         let why = strict.vms[0].refused.as_deref().unwrap();
         assert!(why.contains("8ms for its own stalls"), "{why}");
     }
 
     #[test]
-    fn a_tight_target_costs_window_and_pieces_before_it_is_refused() {
+    fn a_tight_target_shrinks_window_and_pieces_before_it_is_refused() {
         let mut device = device();
         device.latency = Nanos(0);
         device.window = 8;
@@ -388,27 +396,28 @@ mod tests {
         assert!(plan.feasible, "{plan:?}");
         let r = plan.vms[0].reserve.unwrap();
         assert_eq!(r.deadline, Nanos::from_millis(10));
-        // What is asked at once is back within half of the target, and no sooner than the share allows; both tasks wait for it.
+        // The burst is replenished within half of the target, and no sooner than the share allows;
+        // both tasks wait for it.
         let wait = r.burst.0 as f64 / r.share.0;
         assert!(wait <= 10.1e6, "{wait}");
         assert!(plan.tasks.iter().all(|t| t.bound.unwrap().0 as f64 > wait), "{plan:?}");
     }
 
     #[test]
-    fn fewer_pieces_at_a_measured_device_give_less_of_it() {
+    fn a_smaller_window_costs_throughput() {
         let text = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
         let profile: rtvirtio_model::Profile = serde_json::from_str(text).unwrap();
         let device = DeviceModel::measured(&profile).unwrap();
-        let one = device.at(1);
+        let one = device.limited_to(1);
         assert!(one.cost.read.base_ns > device.cost.read.base_ns * 11 / 10, "{one:?} {device:?}");
-        assert_eq!(device.at(device.window * 2).cost.read, device.at(64).cost.read);
+        assert_eq!(device.limited_to(device.window * 2).cost.read, device.limited_to(64).cost.read);
         let unknown = rtvirtio_model::Profile { write: Vec::new(), ..profile };
         let e = DeviceModel::measured(&unknown).unwrap_err().to_string();
         assert!(e.contains("has no writes") && e.contains("--destroy-data"), "{e}");
     }
 
     #[test]
-    fn a_vm_that_floods_beside_its_targets_needs_its_guests_word() {
+    fn a_vm_with_targets_and_a_flood_needs_guest_priorities() {
         let both = with(500, "20ms") + &task("flood", "depth = 32");
         let plan = plan(&spec(&[("a", &both)]), &device(), &Options::default());
         assert!(plan.vms[0].urgent_only);

@@ -1,4 +1,4 @@
-//! A spec's tasks on the domain's own scheduler, under virtual time.
+//! A spec's tasks on the domain's scheduler, under virtual time.
 
 use rtvirtio_sched::{Config, Op as IoOp, Priority};
 use rtvirtio_sim::{Arrival, Load, Sim, SimError, SimResult};
@@ -9,23 +9,24 @@ use serde::Serialize;
 
 use crate::plan::DomainPlan;
 
-/// Clocks of different machines differ by about so much, so that periodic tasks drift past each other and meet in every way there is.
+/// Clock drift between machines, so that periodic tasks meet in all phases.
 const DRIFT: f64 = 100e-6;
-/// Answers of a task that is judged by its rate at least: below, one request more or less is a per cent.
+/// Fraction of the declared rate that counts as met: one request more or less at the end of a run
+/// is no miss.
 const RATE_SLACK: f64 = 0.99;
 
-/// What a task got.
+/// Outcome of a task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskOutcome {
     /// Its VM.
     pub vm: String,
     /// Its name.
     pub task: String,
-    /// Requests answered.
+    /// Requests completed.
     pub n: u64,
-    /// Declared.
+    /// Declared rate.
     pub declared_rate: Option<Iops>,
-    /// Answers per second.
+    /// Completions per second.
     pub rate: Iops,
     /// Median latency from the moment at which the request was due.
     pub p50: Nanos,
@@ -33,30 +34,31 @@ pub struct TaskOutcome {
     pub p9999: Nanos,
     /// Longest.
     pub longest: Nanos,
-    /// What the plan says that no request exceeds; of `edf` as planned only.
+    /// The plan's bound; only with the planned `edf` configuration.
     pub bound: Option<Nanos>,
     /// `bound / longest`.
     pub bound_over_longest: Option<f64>,
-    /// Latency that the target allows.
+    /// The target's latency.
     pub target: Option<Nanos>,
-    /// Requests that took longer.
+    /// Requests slower than the target.
     pub late: u64,
-    /// Tail and rate as declared.
+    /// Whether tail and rate meet the target.
     pub met: Option<bool>,
 }
 
-/// What the VMs do.
+/// The simulated demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Traffic {
     /// Periodic tasks at their declared rates, with clocks that drift.
     Declared,
-    /// The worst that the plan allows for: all guests stand still for as long as it says and then ask at once for what collected; tasks without a promise ask for the largest
-    /// pieces, half of them writes.
+    /// The worst demand that the plan allows for: all guests stall for the planned time and then
+    /// submit the accumulated requests at once; tasks without a target submit the largest pieces,
+    /// half of them writes.
     Worst,
 }
 
-/// A spec on the domain's scheduler.
+/// A spec running on the domain's scheduler.
 pub struct Simulation {
     sim: Sim,
     spec: Spec,
@@ -64,7 +66,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// With a scheduler as configured, which is the plan's own if its bounds are to be compared.
+    /// With this scheduler configuration; `as_planned` when the plan's bounds apply to it.
     ///
     /// # Errors
     /// [`SimError`].
@@ -102,13 +104,13 @@ impl Simulation {
         self.sim.run(end)
     }
 
-    /// All that was seen.
+    /// Results so far.
     #[must_use]
     pub fn result(&self) -> SimResult {
         self.sim.result()
     }
 
-    /// What each task got so far, in the spec's order.
+    /// Outcome of each task so far, in the spec's order.
     #[must_use]
     pub fn outcomes(&self) -> Vec<TaskOutcome> {
         let result = self.sim.result();
@@ -118,7 +120,7 @@ impl Simulation {
             &Option<Nanos>,
         )| {
             let met = task.target.map(|target| {
-                // The share of all requests that were due, answered or not, that the percentile lets be late.
+                // Late requests that the percentile allows, of all that were due, completed or not.
                 let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
                 let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
                 got.n > 0 && got.late <= allowed && rate
@@ -169,15 +171,15 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
     }
 }
 
-/// The same task at its worst.
+/// The load with its worst-case demand.
 fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
     if task.target.is_none() {
         return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
     }
-    // The dearer of what it does.
+    // The more expensive of its operations.
     let cost = |op| plan.device.request(op, task.block, plan.quantum);
-    let dearer = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
-    let writes = if load.writes > 0.0 && load.writes < 1.0 { dearer } else { load.writes };
+    let costlier = if cost(IoOp::Write) > cost(IoOp::Read) { 1.0 } else { 0.0 };
+    let writes = if load.writes > 0.0 && load.writes < 1.0 { costlier } else { load.writes };
     let Some(rate) = task.rate else { return Load { writes, ..load } };
     let count = 1 + (rate.0 * plan.catch_up.as_secs_f64()).ceil() as u32;
     let period = Nanos::from_secs_f64(f64::from(count) / rate.0);
@@ -193,7 +195,7 @@ mod tests {
     use super::*;
     use crate::{DeviceModel, Options, plan};
 
-    /// Two VMs with targets beside one that floods, on each policy.
+    /// Two VMs with targets, and one that floods, under a policy.
     fn simulate(policy: Policy, traffic: Traffic) -> Vec<TaskOutcome> {
         let text = r#"
 [device]
@@ -237,7 +239,7 @@ depth = 128
     }
 
     #[test]
-    fn what_is_planned_is_kept_beside_a_flood_and_not_without_the_plan() {
+    fn the_plan_holds_under_a_flood_and_fifo_does_not() {
         let edf = simulate(Policy::Edf, Traffic::Declared);
         for t in &edf[..2] {
             assert_eq!((t.met, t.late), (Some(true), 0), "{t:?}");
@@ -245,14 +247,14 @@ depth = 128
         }
         assert_eq!(edf[2].met, None);
         assert!(edf[2].rate.0 > 1_000.0, "{:?}", edf[2]);
-        // 128 requests of 128 us are before everybody's.
+        // 128 requests of 128 us are ahead of all others.
         let fifo = simulate(Policy::Fifo, Traffic::Declared);
         assert_eq!(fifo[0].met, Some(false), "{:?}", fifo[0]);
         assert_eq!(fifo[0].bound, None);
     }
 
     #[test]
-    fn the_worst_that_is_allowed_comes_near_the_bound_and_stays_below() {
+    fn worst_traffic_approaches_the_bound_from_below() {
         let declared = simulate(Policy::Edf, Traffic::Declared);
         let worst = simulate(Policy::Edf, Traffic::Worst);
         for (t, easy) in worst.iter().zip(&declared).take(2) {

@@ -9,27 +9,27 @@ use rtvirtio_units::Bytes;
 
 use crate::plan::{DomainPlan, VmPlan};
 
-/// What a disk has without being told.
+/// Default depth of a disk.
 const DEFAULT_DEPTH: u32 = 256;
 
-/// Where a VM's disk is.
+/// Socket and backing of a VM's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskPlace {
-    /// The socket that its QEMU connects to.
+    /// The vhost-user socket.
     pub socket: PathBuf,
     /// File or block device.
     pub path: PathBuf,
-    /// Where the disk begins, and how long it is; all of it when `None`.
+    /// Offset and size of the disk; the whole backing when `None`.
     pub part: Option<(Bytes, Bytes)>,
-    /// It was looked at, and is no image of another format.
+    /// The backing was checked, and is raw.
     pub is_raw: bool,
 }
 
 impl DomainPlan {
-    /// The scheduler as a domain would read it from the file, wherever the disks are.
+    /// The scheduler's configuration as a domain reads it from the file, for any disk places.
     ///
     /// # Errors
-    /// What the domain would refuse.
+    /// The domain's errors.
     pub fn sched(&self) -> Result<Config, FileError> {
         let place = |i: usize| DiskPlace {
             socket: format!("/{i}").into(),
@@ -43,7 +43,8 @@ impl DomainPlan {
         Ok(file.devices[0].sched())
     }
 
-    /// The configuration file, with the reasons as comments. `places` are in the order of the spec's VMs.
+    /// The configuration file, with reasons as comments. `places` are in the order of the spec's
+    /// VMs.
     #[must_use]
     pub fn text(&self, spec_name: &str, control: &Path, places: &[DiskPlace]) -> String {
         let mut s = String::new();
@@ -53,8 +54,8 @@ impl DomainPlan {
             s,
             "# Made by `rtvirtio plan --domain` from {}; docs/iod.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
             one_line(spec_name),
-            quoted(&control.display().to_string()),
-            quoted(&self.device.name),
+            toml_string(&control.display().to_string()),
+            toml_string(&self.device.name),
             self.quantum,
         );
         if self.window < self.full_window {
@@ -69,14 +70,14 @@ impl DomainPlan {
             "window = {}\n# What requests take of the device, pieces that it serves at once, and how long it may do nothing.\n\
              cost = {{ read = {{ base = \"{}\", per_mib = \"{}\" }}, write = {{ base = \"{}\", per_mib = \"{}\" }}, flush = \"{}\", discard = \"{}\" }}\nparallel = {}\nstall = \"{}\"",
             self.window,
-            exact(cost.read.base_ns),
-            exact(cost.read.per_mib_ns),
-            exact(cost.write.base_ns),
-            exact(cost.write.per_mib_ns),
-            exact(cost.flush_ns),
-            exact(cost.discard_ns),
+            format_exact(cost.read.base_ns),
+            format_exact(cost.read.per_mib_ns),
+            format_exact(cost.write.base_ns),
+            format_exact(cost.write.per_mib_ns),
+            format_exact(cost.flush_ns),
+            format_exact(cost.discard_ns),
             self.device.parallel,
-            exact(self.device.latency.0),
+            format_exact(self.device.latency.0),
         );
         for (vm, place) in self.vms.iter().zip(places) {
             self.disk(&mut s, vm, place);
@@ -107,12 +108,12 @@ impl DomainPlan {
         let _ = writeln!(
             s,
             "[[device.disk]]\nname = {}\nsocket = {}\npath = {}",
-            quoted(&vm.vm),
-            quoted(&place.socket.display().to_string()),
-            quoted(&place.path.display().to_string())
+            toml_string(&vm.vm),
+            toml_string(&place.socket.display().to_string()),
+            toml_string(&place.path.display().to_string())
         );
         if place.is_raw {
-            // Otherwise a guest that writes an image's first bytes keeps the domain from its next start.
+            // Otherwise a guest that writes an image's signature prevents the next start.
             s.push_str("format = \"raw\"\n");
         }
         if let Some((offset, size)) = place.part {
@@ -129,8 +130,8 @@ impl DomainPlan {
         let reserve = format!(
             "{{ share = \"{:.4}%\", burst = \"{}\", deadline = \"{}\" }}",
             r.share.0 * 100.0,
-            exact(r.burst.0),
-            exact(r.deadline.0)
+            format_exact(r.burst.0),
+            format_exact(r.deadline.0)
         );
         if vm.urgent_only {
             let _ = writeln!(
@@ -145,8 +146,8 @@ impl DomainPlan {
     }
 }
 
-/// In the largest unit that loses nothing.
-fn exact(ns: u64) -> String {
+/// In the largest unit without a fraction.
+fn format_exact(ns: u64) -> String {
     for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")] {
         if ns >= unit && ns % unit == 0 {
             return format!("{}{name}", ns / unit);
@@ -156,7 +157,7 @@ fn exact(ns: u64) -> String {
 }
 
 /// A TOML string.
-fn quoted(s: &str) -> String {
+fn toml_string(s: &str) -> String {
     let mut out = String::from("\"");
     for c in s.chars() {
         match c {
@@ -185,7 +186,7 @@ mod tests {
     use crate::{DeviceModel, Options, plan};
 
     #[test]
-    fn the_domain_reads_what_was_planned() {
+    fn the_domain_parses_the_plan() {
         let spec = rtvirtio_spec::parse(
             "test",
             r#"
@@ -237,7 +238,7 @@ depth = 32
         let normal = sched.vms[0].normal.unwrap();
         assert_eq!((normal.burst, normal.deadline), (a.burst.0, a.deadline));
         assert!((normal.rate as f64 / 1e9 / a.share.0 - 1.0).abs() < 1e-3);
-        // The second floods beside its target: only its real-time requests have the reservation.
+        // The second VM has a target and a flood: only its real-time requests have the reservation.
         assert_eq!(sched.vms[1].normal, None);
         assert_eq!(sched.vms[1].urgent.unwrap().deadline, b.deadline);
         assert!(sched.vms[1].priority.read && !sched.vms[0].priority.read);

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use rtvirtio_domain_client::load::{Got, Stream};
+use rtvirtio_domain_client::load::{Stream, StreamResult};
 use rtvirtio_measure::noise::Noise;
 use rtvirtio_measure::run::PLACEBO_NS;
 use rtvirtio_measure::stalls::Stalls;
@@ -123,10 +123,10 @@ pub fn as_run(
     scheme: &str,
     seconds: f64,
     streams: &[Stream],
-    got: &[Got],
+    got: &[StreamResult],
     (noise, stalls): (Noise, Option<Stalls>),
 ) -> Run {
-    let less = |got: &Got, by: u64| {
+    let less = |got: &StreamResult, by: u64| {
         let stalls = stalls.as_ref()?.shifted(by);
         let mut all: Vec<u64> = got.spans.iter().map(|(a, b)| b - a - stalls.within(*a, *b)).collect();
         all.sort_unstable();
@@ -134,7 +134,7 @@ pub fn as_run(
         let beyond = if all.len() < 10_000 { 0 } else { all.len() / 10_000 };
         all.len().checked_sub(1 + beyond).map(|i| Nanos(all[i]))
     };
-    let task = |(stream, got): (&Stream, &Got)| {
+    let task = |(stream, got): (&Stream, &StreamResult)| {
         let (vm, task) = got.name.split_once('/').unwrap_or((&got.name, ""));
         TaskResult {
             vm: vm.to_owned(),
@@ -144,8 +144,8 @@ pub fn as_run(
             declared_rate: stream.rate.map(Iops),
             achieved_rate: Iops(got.rate),
             n: got.n,
-            p50_ns: got.at(50.0),
-            p99_ns: got.at(99.0),
+            p50_ns: got.percentile(50.0),
+            p99_ns: got.percentile(99.0),
             p9999_ns: got.tail(),
             p9999_awake_ns: less(got, 0),
             p9999_placebo_ns: less(got, PLACEBO_NS),

@@ -111,7 +111,7 @@ struct Regulator {
 }
 
 impl Observer for Regulator {
-    fn given(&mut self, now: Nanos, _: &Piece) {
+    fn on_dispatch(&mut self, now: Nanos, _: &Piece) {
         let Some(first) = self.first else {
             self.first = Some(now);
             return;
@@ -128,7 +128,7 @@ fn regulator(twin: &TwinProfile, time: Nanos) -> Result<(u64, u64), rtvirtio_sim
     let vm = VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() };
     let config = Config { vms: vec![vm], window: WindowConfig::fixed(8), ..Config::default() };
     let loads = [Load::reads(0, Arrival::Closed { depth: 32 })];
-    let mut sim = Sim::observed(&config, twin.clone(), 1 << 30, &loads, 1, Regulator::default())?;
+    let mut sim = Sim::with_observer(&config, twin.clone(), 1 << 30, &loads, 1, Regulator::default())?;
     sim.run(Nanos(time.0 / 10))?;
     let seen = sim.into_observer();
     Ok((seen.worst, seen.held))

@@ -1,7 +1,9 @@
-//! The system calls of each kind of thread. Found by tracing the whole test-suite, and then argued for one by one: what is here is used, or belongs to how a panic or the end of a thread is told.
+//! The system calls of each role. The lists come from tracing the whole test suite, and each entry
+//! is justified: it is used, or belongs to reporting a panic or the end of a thread.
 //!
-//! A call that is not in the list ends the process: whoever makes it is not our code, and every answer but the end would let him try the next one. QEMU connects to the domain that is
-//! started anew, and what was in flight is in its memory.
+//! Any other call ends the process: it is not made by our code, and an error would let an intruder
+//! try the next call. QEMU reconnects to the restarted domain, and requests in flight are in its
+//! memory.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,8 +20,8 @@ type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 /// `PR_SET_VMA` of `linux/prctl.h`: newer libcs name their memory.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 
-/// Memory, locks, time, the end of a thread and the words of a panic.
-const EVERYBODY: &[c_long] = &[
+/// Memory, locks, time, the end of a thread and the report of a panic.
+const COMMON: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
     libc::SYS_writev,
@@ -40,7 +42,7 @@ const EVERYBODY: &[c_long] = &[
     libc::SYS_getrandom,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    // malloc asks how many CPUs there are.
+    // malloc reads the number of CPUs.
     libc::SYS_sched_getaffinity,
     libc::SYS_exit,
     libc::SYS_exit_group,
@@ -48,15 +50,15 @@ const EVERYBODY: &[c_long] = &[
 
 const ENGINE: &[c_long] = &[libc::SYS_io_uring_enter];
 
-/// Messages with descriptors, and what is asked of these before they are believed.
-const FRONTEND: &[c_long] = &[
+/// Messages with descriptors, and the checks of these descriptors.
+const VHOST_USER: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_recvmsg,
     libc::SYS_recvfrom,
     libc::SYS_sendmsg,
     libc::SYS_sendto,
     libc::SYS_shutdown,
-    // `vhost` asks what kind of socket it was given, also for messages that we refuse.
+    // `vhost` reads the type of each socket, also in refused messages.
     libc::SYS_getsockopt,
     libc::SYS_fstat,
     libc::SYS_statx,
@@ -69,7 +71,7 @@ const FRONTEND: &[c_long] = &[
     libc::SYS_ftruncate,
 ];
 
-/// The control socket, signals, the configuration, and the sockets' names at the end.
+/// The control socket, signals, the configuration, and removing the sockets at the end.
 const CONTROL: &[c_long] = &[
     libc::SYS_accept4,
     libc::SYS_recvmsg,
@@ -86,26 +88,27 @@ const CONTROL: &[c_long] = &[
     libc::SYS_unlinkat,
 ];
 
-/// What a panic with a backtrace, or an older malloc, tries and can do without: refused with an error instead of the end.
+/// Optional calls of a backtrace or an older malloc: they fail with an error instead of ending the
+/// process.
 const REFUSED: &[c_long] = &[libc::SYS_openat, libc::SYS_readlinkat, libc::SYS_getcwd];
 
-/// The same calls as x86-64 had them first.
+/// The older variants of these calls on x86-64.
 #[cfg(target_arch = "x86_64")]
 mod old {
     use super::c_long;
-    pub const FRONTEND: &[c_long] = &[libc::SYS_readlink];
+    pub const VHOST_USER: &[c_long] = &[libc::SYS_readlink];
     pub const CONTROL: &[c_long] = &[libc::SYS_unlink, libc::SYS_poll];
     pub const REFUSED: &[c_long] = &[libc::SYS_open, libc::SYS_readlink, libc::SYS_stat, libc::SYS_lstat];
 }
 #[cfg(not(target_arch = "x86_64"))]
 mod old {
     use super::c_long;
-    pub const FRONTEND: &[c_long] = &[];
+    pub const VHOST_USER: &[c_long] = &[];
     pub const CONTROL: &[c_long] = &[];
     pub const REFUSED: &[c_long] = &[];
 }
 
-/// Whether the kernel can end a process for a call (Linux 4.14).
+/// Whether the kernel supports `SECCOMP_RET_KILL_PROCESS` (Linux 4.14).
 pub fn is_supported() -> bool {
     let action: u32 = libc::SECCOMP_RET_KILL_PROCESS;
     // SAFETY: the kernel reads four bytes from `action`, which outlives the call.
@@ -115,39 +118,40 @@ pub fn is_supported() -> bool {
     done == 0
 }
 
-/// Two filters for each role, the second one for what is refused with an error: of two verdicts the kernel takes the harder, so the first has to allow that.
+/// Two filters for each role, the second for calls that fail with an error: the kernel takes the
+/// stricter of two verdicts, so the first filter has to allow them.
 #[derive(Debug)]
 pub struct Filters {
     engine: [BpfProgram; 2],
-    frontend: [BpfProgram; 2],
+    vhost_user: [BpfProgram; 2],
     control: [BpfProgram; 2],
 }
 
 impl Filters {
-    /// Filters for this process: it is the only one that a thread may signal.
+    /// Filters of this process, the only one that its threads may signal.
     ///
     /// # Errors
-    /// A rule that cannot be said as a program; none does.
+    /// A rule that cannot be compiled; none is.
     pub fn new(log: bool) -> anyhow::Result<Self> {
         let of = |role| filters(role, log);
         Ok(Self {
             engine: of(Role::Engine { passes_priority: false })?,
-            frontend: of(Role::Frontend)?,
+            vhost_user: of(Role::VhostUser)?,
             control: of(Role::Control)?,
         })
     }
 
-    /// Filters the calling thread, for good.
+    /// Filters the calling thread, irreversibly.
     ///
     /// # Errors
     /// The kernel's.
     pub fn apply(&self, role: Role) -> io::Result<()> {
         let both = match role {
             Role::Engine { .. } => &self.engine,
-            Role::Frontend => &self.frontend,
+            Role::VhostUser => &self.vhost_user,
             Role::Control => &self.control,
         };
-        // The milder one first: the other does not allow another seccomp().
+        // The more permissive one first: the other forbids another seccomp().
         for filter in [&both[1], &both[0]] {
             seccompiler::apply_filter(filter).map_err(io::Error::other)?;
         }
@@ -155,8 +159,8 @@ impl Filters {
     }
 }
 
-/// What a backtrace may try in vain, but for what a thread needs.
-fn refused_but(needs: &[&[c_long]]) -> Vec<c_long> {
+/// The optional calls that a role does not need.
+fn refused_except(needs: &[&[c_long]]) -> Vec<c_long> {
     let needs = needs.concat();
     [REFUSED, old::REFUSED].concat().into_iter().filter(|c| !needs.contains(c)).collect()
 }
@@ -164,9 +168,11 @@ fn refused_but(needs: &[&[c_long]]) -> Vec<c_long> {
 fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
-        Role::Engine { .. } => (ENGINE, &[][..], refused_but(&[])),
-        Role::Frontend => (FRONTEND, old::FRONTEND, refused_but(&[FRONTEND, old::FRONTEND])),
-        Role::Control => (CONTROL, old::CONTROL, refused_but(&[CONTROL, old::CONTROL, &[libc::SYS_openat]])),
+        Role::Engine { .. } => (ENGINE, &[][..], refused_except(&[])),
+        Role::VhostUser => (VHOST_USER, old::VHOST_USER, refused_except(&[VHOST_USER, old::VHOST_USER])),
+        Role::Control => {
+            (CONTROL, old::CONTROL, refused_except(&[CONTROL, old::CONTROL, &[libc::SYS_openat]]))
+        }
     };
     let mut rules = common()?;
     let any = |calls: &[c_long]| calls.iter().map(|c| (*c, Vec::new())).collect::<Rules>();
@@ -174,7 +180,7 @@ fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
     rules.extend(any(old));
     rules.extend(any(&refused));
     if role == Role::Control {
-        // To read, whatever landlock says of the path.
+        // Read-only, in addition to landlock's rules for paths.
         let writes = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
         rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
     }
@@ -186,12 +192,12 @@ fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
 }
 
 fn common() -> Result<Rules, BackendError> {
-    let mut rules: Rules = EVERYBODY.iter().map(|c| (*c, Vec::new())).collect();
-    // Memory that can be run is never made.
+    let mut rules: Rules = COMMON.iter().map(|c| (*c, Vec::new())).collect();
+    // No executable memory.
     let no_code = || rule(2, SeccompCmpOp::MaskedEq(libc::PROT_EXEC as u64), 0);
     rules.insert(libc::SYS_mmap, vec![no_code()?]);
     rules.insert(libc::SYS_mprotect, vec![no_code()?]);
-    // abort(), of ourselves.
+    // abort() of this process.
     rules.insert(libc::SYS_tgkill, vec![rule(0, SeccompCmpOp::Eq, u64::from(std::process::id()))?]);
     rules.insert(libc::SYS_prctl, vec![rule(0, SeccompCmpOp::Eq, PR_SET_VMA)?]);
     let commands =
@@ -202,7 +208,7 @@ fn common() -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// One condition on the low half of one argument: all of these are ints for the kernel.
+/// One condition on the low half of one argument: all of these are ints in the kernel.
 fn rule(argument: u8, operator: SeccompCmpOp, value: u64) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, value)?])
 }

@@ -1,18 +1,19 @@
-//! Each in a child of its own: what is given up is given up for good.
+//! Each test in a child process: confinement is irreversible.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use super::*;
 
-/// Runs `act` in a forked child, and says how that ended.
+/// Runs `act` in a forked child; returns its exit status.
 fn child(act: impl FnOnce() -> i32) -> ExitStatus {
-    // SAFETY: the child does system calls, allocates (glibc's locks are whole after fork), and leaves by _exit.
+    // SAFETY: the child makes system calls, allocates (glibc's locks are consistent after fork),
+    // and leaves by _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);
     if pid == 0 {
         let code = act();
-        // SAFETY: ends the child without running what belongs to the parent.
+        // SAFETY: ends the child without running the parent's destructors.
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
@@ -21,19 +22,19 @@ fn child(act: impl FnOnce() -> i32) -> ExitStatus {
     ExitStatus::from_raw(status)
 }
 
-/// What the kernel said, or 0 when it did it.
+/// The error number, or 0.
 fn errno(result: libc::c_long) -> i32 {
     if result >= 0 { 0 } else { io::Error::last_os_error().raw_os_error().unwrap_or(255) }
 }
 
-const ROLES: [Role; 3] = [Role::Engine { passes_priority: false }, Role::Frontend, Role::Control];
+const ROLES: [Role; 3] = [Role::Engine { passes_priority: false }, Role::VhostUser, Role::Control];
 
 fn open(path: &std::ffi::CStr, flags: i32) -> i32 {
-    // SAFETY: the path is a string with an end.
+    // SAFETY: the path is a terminated string.
     errno(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0o600) })
 }
 
-/// What an intruder would try first ends the process, in every role.
+/// The first calls of an intruder end the process, in every role.
 #[test]
 fn a_forbidden_call_ends_the_process() {
     if !seccomp::is_supported() {
@@ -41,11 +42,11 @@ fn a_forbidden_call_ends_the_process() {
     }
     type Try = (&'static str, fn() -> i32);
     let tries: [Try; 8] = [
-        // SAFETY: system calls without memory, or with a string that has an end.
+        // SAFETY: system calls without memory, or with a terminated string.
         ("socket", || errno(unsafe { libc::syscall(libc::SYS_socket, libc::AF_INET, libc::SOCK_STREAM, 0) })),
         ("execve", || {
             let none: [*const libc::c_char; 1] = [std::ptr::null()];
-            // SAFETY: as above; both lists end.
+            // SAFETY: as above; both lists are terminated.
             errno(unsafe {
                 libc::syscall(libc::SYS_execve, c"/bin/true".as_ptr(), none.as_ptr(), none.as_ptr())
             })
@@ -73,7 +74,7 @@ fn a_forbidden_call_ends_the_process() {
             let end = child(|| if filters.apply(role).is_ok() { act() } else { 254 });
             assert_eq!(end.signal(), Some(libc::SIGSYS), "{name} as {role:?}: {end}");
         }
-        // The test itself: a child that only does what it may ends by itself.
+        // Control run: a child with allowed calls exits by itself.
         let end = child(|| if filters.apply(role).is_ok() { 7 } else { 254 });
         assert_eq!(end.code(), Some(7), "{role:?}: {end}");
     }
@@ -82,7 +83,7 @@ fn a_forbidden_call_ends_the_process() {
 #[test]
 fn files_are_refused_by_seccomp_alone() {
     let filters = seccomp::Filters::new(false).unwrap();
-    for role in [Role::Engine { passes_priority: true }, Role::Frontend] {
+    for role in [Role::Engine { passes_priority: true }, Role::VhostUser] {
         let end = child(|| {
             filters.apply(role).unwrap();
             open(c"/etc/passwd", libc::O_RDONLY)
@@ -100,12 +101,12 @@ fn files_are_refused_by_seccomp_alone() {
     assert_eq!(of(libc::O_RDONLY | libc::O_CREAT).signal(), Some(libc::SIGSYS));
 }
 
-/// To find out what a new libc needs: done and logged, not the end.
+/// `log` allows and logs, for testing a new libc.
 #[test]
-fn log_lets_go_on() {
+fn log_only_logs() {
     let filters = seccomp::Filters::new(true).unwrap();
     let end = child(|| {
-        filters.apply(Role::Frontend).unwrap();
+        filters.apply(Role::VhostUser).unwrap();
         // SAFETY: a system call without memory.
         errno(unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_STREAM, 0) })
     });
@@ -124,7 +125,7 @@ fn config(dir: &Path) -> (File, PathBuf) {
     (File::parse(&path, &text).unwrap(), path)
 }
 
-/// The control role may open files; landlock says which: the configuration, and nothing beside it or above it.
+/// The control role may open files; landlock limits them to the configuration's directory.
 #[test]
 fn paths_and_capabilities_are_given_up() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +140,7 @@ fn paths_and_capabilities_are_given_up() {
         let denied =
             |result: io::Result<()>| result.is_err_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
         let read = |path: &Path| std::fs::read(path).map(|_| ());
-        // As root it could without.
+        // Root could read it otherwise.
         if !denied(read(Path::new("/etc/shadow"))) || !denied(read(&dir.path().join("disk"))) {
             return 1;
         }
@@ -152,12 +153,12 @@ fn paths_and_capabilities_are_given_up() {
         if !denied(std::net::TcpStream::connect("127.0.0.1:9").map(|_| ())) {
             return 4;
         }
-        // An editor replaced the file: its directory counts.
+        // After an editor replaced the file: the directory counts.
         if read(&path).is_err() || std::fs::remove_file(dir.path().join("run/a")).is_err() {
             return 5;
         }
         let Ok(sets) = rustix::thread::capabilities(None) else { return 6 };
-        if !START.contains(sets.permitted) || !sets.inheritable.is_empty() {
+        if !STARTUP_CAPABILITIES.contains(sets.permitted) || !sets.inheritable.is_empty() {
             return 7;
         }
         let Ok(confine) = sandbox.confine() else { return 8 };
@@ -181,26 +182,27 @@ fn off_is_off() {
     file.sandbox = Mode::Off;
     let end = child(|| {
         let Ok(sandbox) = Sandbox::enter(&file, &path) else { return 1 };
-        let _ = sandbox.confine().map(|c| c.apply(Role::Frontend));
+        let _ = sandbox.confine().map(|c| c.apply(Role::VhostUser));
         i32::from(std::fs::read("/etc/passwd").is_err())
     });
     assert_eq!(end.code(), Some(0));
     assert_eq!(Sandbox::enter(&file, &path).unwrap().describe(&file, true), "sandbox: off, as the file says");
 }
 
-/// A panic is told, with a backtrace as far as that goes, and is a panic, not a killed process. An abort is an abort.
+/// A panic is reported, with a backtrace as far as possible, and does not end as a killed process.
+/// An abort is an abort.
 #[test]
-fn a_panic_is_still_told() {
+fn a_panic_is_still_reported() {
     let filters = seccomp::Filters::new(false).unwrap();
     for role in ROLES {
         let end = child(|| {
             filters.apply(role).unwrap();
-            let told = std::backtrace::Backtrace::force_capture().to_string();
+            let backtrace = std::backtrace::Backtrace::force_capture().to_string();
             let caught = std::panic::catch_unwind(|| panic!("as a defect of ours would"));
-            i32::from(caught.is_ok() || told.is_empty())
+            i32::from(caught.is_ok() || backtrace.is_empty())
         });
         assert_eq!(end.code(), Some(0), "{role:?}: {end}");
-        // A process may signal itself alone, so the filters are the child's own.
+        // A process may signal itself only, so the child has filters of its own.
         let end = child(|| {
             seccomp::Filters::new(false).unwrap().apply(role).unwrap();
             std::process::abort()

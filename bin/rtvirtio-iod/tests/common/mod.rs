@@ -1,4 +1,4 @@
-//! A domain of its own for each test.
+//! A domain for each test, and its clients.
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,25 +10,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rtvirtio_domain_client::{Answer, Ask, Client, ClientQueue, Options};
+use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
 use rustix::process::{Pid, Signal};
 
-/// A process that serves; ended when dropped.
+/// A running process; ended when dropped.
 pub struct Iod {
     child: Child,
     dir: PathBuf,
 }
 
 /// A domain with the disks `a`, for an attacker, and `b`, for a neighbour.
-pub struct Place {
+pub struct AttackedDomain {
     pub dir: tempfile::TempDir,
     pub iod: Iod,
 }
 
-impl Place {
+impl AttackedDomain {
     pub fn new() -> Self {
         let dir = disk(64);
-        let iod = Iod::start(dir.path(), &two(dir.path(), 64, ""));
+        let iod = Iod::start(dir.path(), &two_disks(dir.path(), 64, ""));
         Self { dir, iod }
     }
 }
@@ -43,7 +43,7 @@ impl Iod {
         Self::try_start(dir, config).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The same; what it says when it does not start.
+    /// The same; returns its standard error when it does not start.
     pub fn try_start(dir: &Path, config: &str) -> Result<Self, String> {
         let file = dir.join("iod.toml");
         configure(dir, config);
@@ -59,13 +59,13 @@ impl Iod {
         if line == "ready\n" {
             return Ok(Self { child, dir: dir.to_owned() });
         }
-        let mut said = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut stderr = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         let _ = child.wait();
-        Err(said)
+        Err(stderr)
     }
 
-    /// As a crash would end it.
+    /// Kills it, as a crash does.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -85,16 +85,16 @@ impl Iod {
         }
     }
 
-    /// Ends it as a service manager does; how it ended, and all that it said.
+    /// Ends it as a service manager does; returns its status and standard error.
     pub fn end(mut self) -> (ExitStatus, String) {
         self.signal(Signal::TERM);
         let status = self.child.wait().unwrap();
-        let mut said = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (status, said)
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (status, stderr)
     }
 
-    /// What its control socket says about everybody.
+    /// The reply to `status`.
     pub fn status(&self) -> String {
         self.command("status")
     }
@@ -108,7 +108,7 @@ impl Iod {
     }
 }
 
-/// Writes the configuration as an editor does: a new file in the place of the old one.
+/// Replaces the configuration as an editor does, by renaming.
 pub fn configure(dir: &Path, config: &str) {
     let text = format!("control = \"{}\"\n{config}", dir.join("ctl").display());
     std::fs::write(dir.join("iod.toml.new"), text).unwrap();
@@ -117,7 +117,7 @@ pub fn configure(dir: &Path, config: &str) {
 
 impl Drop for Iod {
     fn drop(&mut self) {
-        // `wait` after `kill` or `end` is told what it was told then.
+        // `wait` after `kill` or `end` returns the known status.
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             self.signal(Signal::TERM);
             let _ = self.child.wait();
@@ -125,13 +125,13 @@ impl Drop for Iod {
     }
 }
 
-/// A guest of the other disk that writes and reads at depth 1 all the time, and checks what comes back.
+/// A guest on the other disk that writes and reads at depth 1, and checks the data.
 pub struct Neighbour {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Duration>>,
 }
 
-/// What a neighbour's pairs of a write and a read took.
+/// Durations of a neighbour's write-read pairs.
 #[derive(Clone, Copy, Debug)]
 pub struct Pairs {
     pub n: usize,
@@ -152,8 +152,8 @@ impl Neighbour {
                 let data: Vec<u8> = (0..4_096u64).map(|i| (i ^ n) as u8).collect();
                 let sector = n % 100 * 8;
                 let begin = Instant::now();
-                assert_eq!(ask(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
-                assert_eq!(ask(&mut client, &read(sector, 4_096), None), (0, data));
+                assert_eq!(request(&mut client, &write(sector, 4_096), Some(&data)).0, 0);
+                assert_eq!(request(&mut client, &read(sector, 4_096), None), (0, data));
                 took.push(begin.elapsed());
             }
             took
@@ -161,7 +161,7 @@ impl Neighbour {
         Self { stop, thread }
     }
 
-    /// How many pairs of a write and a read it did, and the longest of them.
+    /// Number of pairs, and the longest of them.
     pub fn end(self) -> (u64, Duration) {
         let pairs = self.measured();
         (pairs.n as u64, pairs.longest)
@@ -178,7 +178,7 @@ impl Neighbour {
     }
 }
 
-/// A directory on a file system that does direct I/O, with a disk file of so many MiB.
+/// A directory on a file system with direct I/O, with a disk file of `mib` MiB.
 pub fn disk(mib: u64) -> tempfile::TempDir {
     let dir = tempfile::Builder::new().prefix("rtv-iod-").tempdir_in("/var/tmp").unwrap();
     let file = std::fs::File::create(dir.path().join("disk")).unwrap();
@@ -186,8 +186,8 @@ pub fn disk(mib: u64) -> tempfile::TempDir {
     dir
 }
 
-/// Two VMs, each with one half of the disk.
-pub fn two(dir: &Path, mib: u64, more: &str) -> String {
+/// Two VMs, each on one half of the disk.
+pub fn two_disks(dir: &Path, mib: u64, more: &str) -> String {
     let d = dir.display();
     let half = mib / 2;
     format!(
@@ -197,10 +197,10 @@ pub fn two(dir: &Path, mib: u64, more: &str) -> String {
     )
 }
 
-/// The next answer, in no more than 10 s.
-pub fn answer(queue: &mut ClientQueue) -> Option<Answer> {
+/// The next completion, within 10 s.
+pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
     for _ in 0..100_000 {
-        if let Some(answer) = queue.answer() {
+        if let Some(answer) = queue.pop_used() {
             return Some(answer);
         }
         std::thread::sleep(Duration::from_micros(100));
@@ -208,26 +208,26 @@ pub fn answer(queue: &mut ClientQueue) -> Option<Answer> {
     None
 }
 
-/// One request and its answer: status and data.
-pub fn ask(client: &mut Client, ask: &Ask, data: Option<&[u8]>) -> (u8, Vec<u8>) {
+/// Submits one request and waits for it; returns status and data.
+pub fn request(client: &mut Client, ask: &BlkRequest, data: Option<&[u8]>) -> (u8, Vec<u8>) {
     let mem = std::sync::Arc::clone(&client.mem);
     let queue = &mut client.queues[0];
     let slot = queue.push(ask).unwrap();
     let at = queue.data(slot);
-    // The backend does not look before it is told: the ring is published, the kick comes after the data.
+    // The kick comes after the data: the back end reads nothing earlier.
     if let Some(data) = data {
         mem.write(at, data);
     }
     queue.notify().unwrap();
-    let answer = answer(queue).expect("an answer");
+    let answer = completion(queue).expect("an answer");
     assert_eq!(answer.slot, slot);
     (answer.status, mem.read(at, ask.len as usize))
 }
 
-pub const fn read(sector: u64, len: u32) -> Ask {
-    Ask { kind: 0, priority: 0, sector, len }
+pub const fn read(sector: u64, len: u32) -> BlkRequest {
+    BlkRequest { kind: 0, priority: 0, sector, len }
 }
 
-pub const fn write(sector: u64, len: u32) -> Ask {
-    Ask { kind: 1, priority: 0, sector, len }
+pub const fn write(sector: u64, len: u32) -> BlkRequest {
+    BlkRequest { kind: 1, priority: 0, sector, len }
 }

@@ -1,4 +1,4 @@
-//! A device whose pieces take exactly what is charged for them.
+//! A device whose pieces take exactly their charged cost.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use rtvirtio_sched::bound::{Deallocations, Device};
@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 /// Size of the device.
 pub const SIZE: u64 = 1 << 30;
 
-/// 60 us and 1 ns a byte, so many at once.
+/// 60 us and 1 ns a byte, `channels` pieces at once.
 pub fn device(channels: u32) -> TwinProfile {
     let text = format!(
         "description = \"test\"\nchannels = {channels}\nread = {{ base = \"60us\", per_byte_ns = 1.0 }}\nwrite = {{ base = \"25us\", per_byte_ns = 1.0 }}"
@@ -17,7 +17,7 @@ pub fn device(channels: u32) -> TwinProfile {
     TwinProfile::parse("test", &text).unwrap()
 }
 
-/// The same as a cost.
+/// The same device as a cost.
 pub const COST: Cost = Cost {
     read: Line { base_ns: 60_000, per_mib_ns: 1 << 20 },
     write: Line { base_ns: 25_000, per_mib_ns: 1 << 20 },
@@ -25,7 +25,7 @@ pub const COST: Cost = Cost {
     discard_ns: 25_000,
 };
 
-/// The same as a device of which bounds are computed.
+/// The same device for bounds.
 pub fn known(channels: u32, window: u32) -> Device {
     Device {
         parallel: channels,

@@ -1,20 +1,19 @@
-//! What control threads ask of an engine.
+//! Commands of the control threads to an engine.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_sched::{Config, Contract, DeallocationStatus, VmCounters};
+use rtvirtio_sched::{Config, Contract, DeallocationStatus, LatencyHistogram, VmCounters};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
-use super::table::Latencies;
-use super::trace::Tracer;
+use super::trace::TraceWriter;
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
-/// A queue to be served.
+/// A queue to serve.
 #[derive(Debug)]
 pub struct VringStart {
     /// The guest's memory.
@@ -27,138 +26,142 @@ pub struct VringStart {
     pub avail: GuestAddress,
     /// Used ring.
     pub used: GuestAddress,
-    /// Where to go on in the available ring.
+    /// Next index in the available ring.
     pub base: u16,
     /// VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
-    /// Writes are on stable storage before they are answered, for guests that do not flush.
+    /// Writes are stable before they complete, for guests that do not flush.
     pub write_through: bool,
-    /// Says that there is something; `None` for a guest that wants to be polled, which is not served.
+    /// The guest's notification of new requests. Guests that are polled, without a kick descriptor,
+    /// are not served.
     pub kick: File,
-    /// Tells the guest that something is done.
+    /// The notification of completions; `None` for a guest that polls.
     pub call: Option<File>,
-    /// Memory that remembers what is in flight.
+    /// Shared memory that tracks requests in flight.
     pub inflight: Option<Inflight>,
 }
 
-/// Where a queue stopped: the base to go on with.
-pub type Stopped = u16;
+/// The index in the available ring at which a queue stopped.
+pub type VringBase = u16;
 
-/// One thing to do.
+/// A command.
 #[derive(Debug)]
 pub enum Command {
-    /// Serve a queue.
+    /// Serves a queue.
     Start {
-        /// Whose.
+        /// Index of the VM.
         vm: usize,
-        /// Which.
+        /// Index of the queue.
         index: u16,
-        /// How.
+        /// Its rings and descriptors.
         start: Box<VringStart>,
-        /// Why not.
+        /// Why the command is refused.
         reply: SyncSender<Result<(), String>>,
     },
-    /// Answer what was taken from a queue, and serve it no more.
+    /// Completes what was fetched from a queue, then stops serving it.
     Stop {
-        /// Whose.
+        /// Index of the VM.
         vm: usize,
-        /// Which.
+        /// Index of the queue.
         index: u16,
         /// Where it stopped.
-        reply: SyncSender<Stopped>,
+        reply: SyncSender<VringBase>,
     },
-    /// Tell the guest by another descriptor.
+    /// Replaces the call descriptor of a queue.
     Call {
-        /// Whose.
+        /// Index of the VM.
         vm: usize,
-        /// Which queue.
+        /// Index of the queue.
         index: u16,
         /// As in [`VringStart::call`].
         call: Option<File>,
-        /// Done. A QEMU has one command under way at a time, so that the engine's time for commands is bounded.
+        /// Sent when done. A QEMU has one command under way at a time, which bounds the engine's
+        /// time for commands.
         reply: SyncSender<()>,
     },
-    /// The VM is gone: drop all that waits and answer nothing more.
+    /// The VM disconnected: cancels its backlog, and completes nothing more.
     Disconnect {
-        /// Whose.
+        /// Index of the VM.
         vm: usize,
-        /// Said when nothing of it is left.
+        /// Sent when nothing of the VM is in flight.
         reply: SyncSender<()>,
     },
-    /// Another policy, window and aging, and other caps, weights, reservations and rules of these VMs. All of it or nothing, between two pieces.
+    /// Replaces policy, window and aging, and caps, weights, reservations and rules of these VMs.
+    /// All or nothing, between two pieces.
     Reconfigure {
-        /// The device's new configuration; cost, quantum, depths and the number of VMs are as before.
+        /// The device's configuration; cost, quantum, depths and the number of VMs are as at the
+        /// start.
         config: Box<Config>,
-        /// VMs whose part is new: their buckets begin full.
+        /// VMs whose part has changed: their buckets start full.
         vms: Vec<usize>,
-        /// How long the thread looks for more before it sleeps.
+        /// How long the thread polls before it sleeps.
         poll: Nanos,
-        /// Why not.
+        /// Why the command is refused.
         reply: SyncSender<Result<(), String>>,
     },
-    /// How is everybody?
+    /// Snapshot of all counters.
     Status {
-        /// All of it.
+        /// The snapshot.
         reply: SyncSender<EngineStatus>,
     },
-    /// Write down each request that is answered; see [`super::Trace`], which sends this.
-    Trace {
-        /// Where.
-        tracer: Box<Tracer>,
-        /// `None` when it begins; the tracer, when somebody else's runs.
-        reply: SyncSender<Option<Box<Tracer>>>,
+    /// Starts a trace of completed requests; [`super::TraceReader`] sends this.
+    StartTrace {
+        /// Receives the events.
+        writer: Box<TraceWriter>,
+        /// `None` when the trace starts; the writer, when another trace runs.
+        reply: SyncSender<Option<Box<TraceWriter>>>,
     },
-    /// Write nothing down any more.
-    Untrace {
-        /// What was written to, for the engine's thread shall not be the one that frees it.
-        reply: SyncSender<Option<Box<Tracer>>>,
+    /// Stops the trace.
+    StopTrace {
+        /// The writer, so that the engine's thread does not free it.
+        reply: SyncSender<Option<Box<TraceWriter>>>,
     },
-    /// End.
+    /// Ends the thread.
     Quit,
 }
 
-/// How an engine is.
+/// Snapshot of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineStatus {
-    /// One for each VM.
+    /// Snapshots of the VMs.
     pub vms: Vec<VmStatus>,
-    /// Pieces that the device may hold now.
+    /// The current window, in pieces.
     pub window: u32,
-    /// How much later than the exact moment pieces went that a regulator had held.
-    pub late: Latencies,
-    /// What discards and zeroing took.
+    /// Delay of regulated pieces beyond their exact moment.
+    pub regulator_lateness: LatencyHistogram,
+    /// Measured discards and zeroing.
     pub deallocations: DeallocationStatus,
 }
 
-/// How a VM is served.
+/// Snapshot of a VM.
 #[derive(Clone, Debug)]
 pub struct VmStatus {
     /// The disk's name.
     pub name: String,
-    /// Queues that are served now.
+    /// Queues that are served.
     pub queues: u16,
-    /// Requests that wait or run.
+    /// Outstanding requests.
     pub outstanding: usize,
-    /// Since the start.
+    /// Counters since the start.
     pub counters: VmCounters,
-    /// Reads and writes.
+    /// Measured service, reads and writes.
     pub contracts: [Contract; 2],
-    /// From the moment at which the request was taken from its queue to the answer; reads and writes.
-    pub latencies: [Latencies; 2],
-    /// Chains that were no requests.
+    /// Latency from the fetch of a request to its completion; reads and writes.
+    pub latencies: [LatencyHistogram; 2],
+    /// Chains that are no valid requests.
     pub malformed: u64,
-    /// Requests that the device refused.
+    /// Requests that the device failed.
     pub errors: u64,
-    /// Queues that were given up because the guest broke them.
-    pub broken: u64,
+    /// Queues that are no longer served because the guest corrupted them.
+    pub broken_queues: u64,
 }
 
-/// The engine is gone.
+/// The engine has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine has ended")]
-pub struct Gone;
+pub struct EngineGone;
 
-/// Reaches an engine from any thread.
+/// Sends commands to an engine, from any thread.
 #[derive(Clone, Debug)]
 pub struct EngineHandle {
     sender: SyncSender<Command>,
@@ -170,23 +173,23 @@ impl EngineHandle {
         Self { sender, doorbell }
     }
 
-    /// Sends a command, waiting while the engine has too many.
+    /// Sends a command; waits while the engine's command queue is full.
     ///
     /// # Errors
-    /// The engine is gone.
-    pub fn send(&self, command: Command) -> Result<(), Gone> {
-        self.sender.send(command).map_err(|_| Gone)?;
-        rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| Gone)?;
+    /// The engine has ended.
+    pub fn send(&self, command: Command) -> Result<(), EngineGone> {
+        self.sender.send(command).map_err(|_| EngineGone)?;
+        rustix::io::write(&self.doorbell, &1u64.to_ne_bytes()).map_err(|_| EngineGone)?;
         Ok(())
     }
 
-    /// Sends a command and waits for its answer.
+    /// Sends a command and waits for its reply.
     ///
     /// # Errors
-    /// The engine is gone.
-    pub fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Gone> {
+    /// The engine has ended.
+    pub fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, EngineGone> {
         let (reply, answer) = sync_channel(1);
         self.send(command(reply))?;
-        answer.recv().map_err(|_| Gone)
+        answer.recv().map_err(|_| EngineGone)
     }
 }

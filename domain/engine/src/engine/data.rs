@@ -1,4 +1,4 @@
-//! Data between guests and the device.
+//! Data transfer between guest memory and the device.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,11 +8,11 @@ use io_uring::{opcode, squeue};
 use rtvirtio_sched::{Class, Op, Piece, Priority};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use super::table::{Bounce, Running, Taken};
+use super::table::{BounceBuffer, InflightRequest, PieceSlot};
 use crate::blk::{self, Segment};
 
-/// The serial number, padded with zeroes; how many bytes.
-pub fn write_id(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &str) -> u64 {
+/// Writes the serial number, padded with zeroes; returns the number of bytes.
+pub fn write_serial(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &str) -> u64 {
     let mut id = [0u8; blk::ID_LEN];
     let n = serial.len().min(id.len());
     id[..n].copy_from_slice(&serial.as_bytes()[..n]);
@@ -27,8 +27,11 @@ pub fn write_id(mem: &GuestMemoryMmap<()>, segments: &[Segment], serial: &str) -
     done as u64
 }
 
-/// Where in the guest's memory a piece lies, and how much in each place.
-fn parts<'a>(segments: &'a [Segment], piece: &Piece) -> impl Iterator<Item = (GuestAddress, usize)> + 'a {
+/// The ranges of guest memory that hold a piece's data.
+fn guest_ranges<'a>(
+    segments: &'a [Segment],
+    piece: &Piece,
+) -> impl Iterator<Item = (GuestAddress, usize)> + 'a {
     let (mut skip, mut left) = (piece.offset, piece.len);
     segments.iter().filter_map(move |s| {
         let len = u64::from(s.len);
@@ -40,61 +43,62 @@ fn parts<'a>(segments: &'a [Segment], piece: &Piece) -> impl Iterator<Item = (Gu
     })
 }
 
-/// Points the kernel to a piece's part of the guest's memory, or to memory of ours when the guest's is not aligned to `align`.
-pub fn fill(
-    running: &mut Running,
-    taken: &Taken,
+/// Fills the iovecs of a piece: with guest memory, or with the bounce buffer when guest memory is
+/// not aligned to `align`.
+pub fn map_iovecs(
+    slot: &mut PieceSlot,
+    request: &InflightRequest,
     mem: &GuestMemoryMmap<()>,
     piece: &Piece,
     align: Option<u32>,
 ) -> Result<(), i32> {
-    running.iovecs.clear();
+    slot.iovecs.clear();
     let mut aligned = true;
-    for (at, part) in parts(&taken.segments, piece) {
+    for (at, part) in guest_ranges(&request.segments, piece) {
         for slice in GuestMemoryBackend::get_slices(mem, at, part) {
             let Ok(slice) = slice else { return Err(-libc::EFAULT) };
-            if running.iovecs.len() == running.iovecs.capacity() {
+            if slot.iovecs.len() == slot.iovecs.capacity() {
                 return Err(-libc::EIO);
             }
             let base = slice.ptr_guard_mut().as_ptr();
             aligned &= align.is_none_or(|a| base as usize % a as usize == 0 && slice.len() % a as usize == 0);
-            running.iovecs.push(libc::iovec { iov_base: base.cast(), iov_len: slice.len() });
+            slot.iovecs.push(libc::iovec { iov_base: base.cast(), iov_len: slice.len() });
         }
     }
     if aligned {
         return Ok(());
     }
     let len = piece.len as usize;
-    let bounce = &mut running.bounce;
-    running.bounced = true;
+    let bounce = &mut slot.bounce;
+    slot.bounced = true;
     if piece.op == Op::Write {
-        copy(bounce, taken, mem, piece, false)?;
+        copy_bounce(bounce, request, mem, piece, false)?;
     }
-    running.iovecs.clear();
-    running.iovecs.push(libc::iovec { iov_base: bounce.at().cast(), iov_len: len });
+    slot.iovecs.clear();
+    slot.iovecs.push(libc::iovec { iov_base: bounce.as_mut_ptr().cast(), iov_len: len });
     Ok(())
 }
 
-pub fn unbounce(
-    running: &mut Running,
-    taken: &Taken,
+pub fn copy_to_guest(
+    slot: &mut PieceSlot,
+    request: &InflightRequest,
     mem: &GuestMemoryMmap<()>,
     piece: &Piece,
 ) -> Result<(), i32> {
-    copy(&mut running.bounce, taken, mem, piece, true)
+    copy_bounce(&mut slot.bounce, request, mem, piece, true)
 }
 
-/// Copies a piece's part of the guest's memory from or to ours.
-fn copy(
-    bounce: &mut Bounce,
-    taken: &Taken,
+/// Copies a piece's data between guest memory and the bounce buffer.
+fn copy_bounce(
+    bounce: &mut BounceBuffer,
+    request: &InflightRequest,
     mem: &GuestMemoryMmap<()>,
     piece: &Piece,
     to_guest: bool,
 ) -> Result<(), i32> {
     let bytes = bounce.bytes(piece.len as usize);
     let mut done = 0;
-    for (at, part) in parts(&taken.segments, piece) {
+    for (at, part) in guest_ranges(&request.segments, piece) {
         let ours = &mut bytes[done..done + part];
         let copied = if to_guest { mem.write_slice(ours, at) } else { mem.read_slice(ours, at) };
         copied.map_err(|_| -libc::EFAULT)?;
@@ -103,25 +107,25 @@ fn copy(
     if done == bytes.len() { Ok(()) } else { Err(-libc::EFAULT) }
 }
 
-pub fn transfer(
-    running: &Running,
+pub fn rw_sqe(
+    slot: &PieceSlot,
     piece: &Piece,
     file: &File,
     offset: u64,
     write_through: bool,
     priority: u16,
 ) -> squeue::Entry {
-    let (fd, n) = (Fd(file.as_raw_fd()), running.iovecs.len() as u32);
+    let (fd, n) = (Fd(file.as_raw_fd()), slot.iovecs.len() as u32);
     let at = offset + piece.offset;
     if piece.op == Op::Read {
-        return opcode::Readv::new(fd, running.iovecs.as_ptr(), n).offset(at).ioprio(priority).build();
+        return opcode::Readv::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).build();
     }
     let flags = if write_through { libc::RWF_DSYNC } else { 0 };
-    opcode::Writev::new(fd, running.iovecs.as_ptr(), n).offset(at).ioprio(priority).rw_flags(flags).build()
+    opcode::Writev::new(fd, slot.iovecs.as_ptr(), n).offset(at).ioprio(priority).rw_flags(flags).build()
 }
 
-/// Linux's number for a priority.
-pub fn host_priority(p: Priority) -> u16 {
+/// A priority as Linux's `ioprio` value.
+pub fn ioprio(p: Priority) -> u16 {
     let class = match p.class {
         Class::RealTime => 1,
         Class::BestEffort => 2,

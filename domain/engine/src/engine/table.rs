@@ -1,8 +1,7 @@
-//! Requests and pieces under way: tables of fixed size.
+//! Requests and pieces in flight: tables of fixed size.
 
 use std::sync::Arc;
 
-use hdrhistogram::Histogram;
 use rtvirtio_sched::{Op, Piece};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
@@ -10,34 +9,35 @@ use vm_memory::GuestAddress;
 use crate::blk::{SEGMENTS, Segment};
 use crate::memory::GuestMem;
 
-/// A request of a VM, taken from a queue and not answered.
+/// A request of a VM between fetch and completion.
 #[derive(Debug)]
-pub struct Taken {
-    /// The queue, and which life of it: answers to a queue that was stopped meanwhile are dropped.
+pub struct InflightRequest {
+    /// Queue and generation: completions for a stopped queue are dropped.
     pub vring: u16,
     pub generation: u32,
     pub head: u16,
     pub op: Op,
-    /// On the backing, in bytes.
+    /// Offset on the backing, in bytes.
     pub offset: u64,
     pub len: u64,
     pub unmap: bool,
     pub status: GuestAddress,
-    /// Data in the guest's memory; never more than [`SEGMENTS`].
+    /// Data in guest memory; at most [`SEGMENTS`].
     pub segments: Vec<Segment>,
     pub failed: bool,
     pub unsupported: bool,
     pub write_through: bool,
-    /// When its first piece went to the device; 0 before.
-    pub given: Nanos,
-    /// That piece went by its reservation's deadline.
+    /// When its first piece was submitted; 0 until then.
+    pub submitted_at: Nanos,
+    /// That piece was submitted under a reservation.
     pub reserved: bool,
-    /// What the segments lie in: it stays mapped for as long as the kernel may write there, also when the VM is gone.
+    /// The memory of the segments: mapped as long as the kernel may write to it, also after a
+    /// disconnect.
     pub mem: Option<Arc<GuestMem>>,
-    pub used: bool,
+    pub in_use: bool,
 }
 
-impl Taken {
+impl InflightRequest {
     fn new() -> Self {
         Self {
             vring: 0,
@@ -52,146 +52,109 @@ impl Taken {
             failed: false,
             unsupported: false,
             write_through: false,
-            given: Nanos(0),
+            submitted_at: Nanos(0),
             reserved: false,
             mem: None,
-            used: false,
+            in_use: false,
         }
     }
 
-    /// A piece goes to the device; the first one counts.
-    pub fn goes(&mut self, time: Nanos, piece: &Piece) {
-        if self.given == Nanos(0) {
-            (self.given, self.reserved) = (time, piece.reserved);
+    /// Notes the submission of a piece; the first one counts.
+    pub fn mark_submitted(&mut self, time: Nanos, piece: &Piece) {
+        if self.submitted_at == Nanos(0) {
+            (self.submitted_at, self.reserved) = (time, piece.reserved);
         }
     }
 }
 
 /// The requests of one VM.
 #[derive(Debug)]
-pub struct Requests {
-    slots: Vec<Taken>,
+pub struct RequestTable {
+    slots: Vec<InflightRequest>,
     free: Vec<u32>,
 }
 
-impl Requests {
-    /// Room for `depth`.
+impl RequestTable {
+    /// Room for `depth` requests.
     pub fn new(depth: u32) -> Self {
-        Self { slots: (0..depth).map(|_| Taken::new()).collect(), free: (0..depth).rev().collect() }
+        Self { slots: (0..depth).map(|_| InflightRequest::new()).collect(), free: (0..depth).rev().collect() }
     }
 
-    /// A free place, which stays free until it is marked as used.
-    pub fn free(&mut self) -> Option<(u32, &mut Taken)> {
+    /// A free slot, which stays free until it is marked as used.
+    pub fn first_free(&mut self) -> Option<(u32, &mut InflightRequest)> {
         let i = *self.free.last()?;
         self.slots.get_mut(i as usize).map(|s| (i, s))
     }
 
-    /// The place that [`Requests::free`] named is used now.
-    pub fn take(&mut self) {
+    /// Marks the slot of [`RequestTable::first_free`] as used.
+    pub fn mark_used(&mut self) {
         if let Some(i) = self.free.pop() {
-            self.slots[i as usize].used = true;
+            self.slots[i as usize].in_use = true;
         }
     }
 
-    /// A place that is in use.
-    pub fn get(&mut self, i: u32) -> Option<&mut Taken> {
-        self.slots.get_mut(i as usize).filter(|s| s.used)
+    /// A slot in use.
+    pub fn get(&mut self, i: u32) -> Option<&mut InflightRequest> {
+        self.slots.get_mut(i as usize).filter(|s| s.in_use)
     }
 
-    /// A place is free again.
+    /// Frees a slot.
     pub fn release(&mut self, i: u32) {
-        if let Some(slot) = self.slots.get_mut(i as usize).filter(|s| s.used) {
-            slot.used = false;
+        if let Some(slot) = self.slots.get_mut(i as usize).filter(|s| s.in_use) {
+            slot.in_use = false;
             slot.mem = None;
             self.free.push(i);
         }
     }
 }
 
-/// A piece at the device.
+/// A slot for a piece in flight.
 #[derive(Debug)]
-pub struct Running {
+pub struct PieceSlot {
     pub piece: Option<Piece>,
-    /// What io_uring was given; it reads this until the piece is back.
+    /// Read by io_uring until the piece completes.
     pub iovecs: Vec<libc::iovec>,
-    /// Aligned memory for guests whose own is not.
-    pub bounce: Bounce,
+    /// Aligned memory, for guests whose own is not aligned.
+    pub bounce: BounceBuffer,
     pub bounced: bool,
 }
 
-/// Latencies of one direction.
-#[derive(Clone, Debug)]
-pub struct Latencies {
-    hist: Histogram<u64>,
-    max: u64,
-}
-
-impl Latencies {
-    pub(super) fn new() -> Self {
-        // 1 ns to 1000 s at two digits: some 40 kB that never grow. The bounds are constants within the type's range.
-        let hist = Histogram::new_with_bounds(1, 1_000_000_000_000, 2);
-        Self { hist: hist.unwrap_or_else(|_| unreachable!("constant bounds")), max: 0 }
-    }
-
-    pub(super) fn add(&mut self, latency: Nanos) {
-        self.hist.saturating_record(latency.0);
-        self.max = self.max.max(latency.0);
-    }
-
-    /// How many.
-    #[must_use]
-    pub fn n(&self) -> u64 {
-        self.hist.len()
-    }
-
-    /// A percentile; zero without samples.
-    #[must_use]
-    pub fn at(&self, percentile: f64) -> Nanos {
-        Nanos(self.hist.value_at_percentile(percentile).min(self.max))
-    }
-
-    /// The longest.
-    #[must_use]
-    pub fn max(&self) -> Nanos {
-        Nanos(self.max)
-    }
-}
-
-/// Aligned memory of our own.
+/// Page-aligned memory for unaligned guest buffers.
 #[derive(Debug)]
-pub struct Bounce {
+pub struct BounceBuffer {
     at: *mut u8,
     len: usize,
 }
 
 // SAFETY: it owns its memory, and only the engine's thread uses it.
-unsafe impl Send for Bounce {}
+unsafe impl Send for BounceBuffer {}
 
-impl Bounce {
-    /// `len` bytes, on a page boundary.
+impl BounceBuffer {
+    /// `len` bytes, page-aligned.
     pub fn new(len: usize) -> std::io::Result<Self> {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        // SAFETY: a new private mapping that nobody else knows of.
+        // SAFETY: a new private mapping, without other references.
         let at = unsafe {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         Ok(Self { at: at.cast(), len })
     }
 
-    pub fn at(&self) -> *mut u8 {
+    pub fn as_mut_ptr(&self) -> *mut u8 {
         self.at
     }
 
-    /// Its bytes.
+    /// The first `len` bytes.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
-        // SAFETY: the mapping has `self.len` bytes, lives as long as `self`, and no piece is at the device with it while we look.
+        // SAFETY: the mapping has `self.len` bytes, lives as long as `self`, and no piece with it
+        // is in flight meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.at, len.min(self.len)) }
     }
 }
 
-impl Drop for Bounce {
+impl Drop for BounceBuffer {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this length by `new`, and nothing refers to it any more.
+        // SAFETY: it was mapped with this length by `new`, and no reference to it is left.
         let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
     }
 }

@@ -1,4 +1,4 @@
-//! The ring, and what its answers mean.
+//! io_uring and its completion tokens.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,23 +10,23 @@ use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 use rtvirtio_units::Nanos;
 
-/// What an answer of the kernel is about; packed into the 64 bits that go with it.
+/// The operation that a completion belongs to, as the 64-bit `user_data` of its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum About {
-    /// The command doorbell.
+pub enum CompletionToken {
+    /// The eventfd of commands.
     Doorbell,
-    /// A queue was kicked: VM, queue, and the low bits of its generation.
+    /// The kick descriptor of a queue: VM, queue, low bits of the generation.
     Kick(u16, u16, u16),
-    /// A call was written.
+    /// A write to the call descriptor of a queue.
     Call(u16, u16, u16),
-    /// A piece is back.
+    /// The piece in this slot.
     Piece(u32),
-    /// Nothing to do.
-    Nothing,
+    /// An operation whose result does not matter.
+    Ignored,
 }
 
-impl About {
-    pub fn pack(self) -> u64 {
+impl CompletionToken {
+    pub fn to_user_data(self) -> u64 {
         let queue = |kind: u64, vm: u16, q: u16, generation: u16| {
             kind << 56 | u64::from(vm) << 32 | u64::from(q) << 16 | u64::from(generation)
         };
@@ -35,34 +35,35 @@ impl About {
             Self::Kick(vm, q, g) => queue(2, vm, q, g),
             Self::Call(vm, q, g) => queue(3, vm, q, g),
             Self::Piece(i) => 4 << 56 | u64::from(i),
-            Self::Nothing => 0,
+            Self::Ignored => 0,
         }
     }
 
-    pub fn unpack(v: u64) -> Self {
+    pub fn from_user_data(v: u64) -> Self {
         let (vm, q, g) = ((v >> 32) as u16, (v >> 16) as u16, v as u16);
         match v >> 56 {
             1 => Self::Doorbell,
             2 => Self::Kick(vm, q, g),
             3 => Self::Call(vm, q, g),
             4 => Self::Piece(v as u32),
-            _ => Self::Nothing,
+            _ => Self::Ignored,
         }
     }
 }
 
-/// One answer.
+/// A completion queue entry.
 #[derive(Clone, Copy, Debug)]
-pub struct Answer {
-    pub about: About,
+pub struct Completion {
+    pub token: CompletionToken,
     pub result: i32,
-    /// The kernel will answer again by itself.
+    /// Multishot: more completions follow.
     pub more: bool,
 }
 
-/// All that the engine ever asks of the ring. What goes through a ring passes no seccomp filter, so the kernel is told here (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): nothing else,
-/// no flags, no registering.
-const OPCODES: [u8; 7] = [
+/// The operations that the engine uses. Requests in a ring pass no seccomp filter, so the ring
+/// itself is restricted (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10): no other operation, no flags,
+/// no registering.
+const ALLOWED_OPCODES: [u8; 7] = [
     opcode::Readv::CODE,
     opcode::Writev::CODE,
     opcode::Write::CODE,
@@ -72,86 +73,86 @@ const OPCODES: [u8; 7] = [
     opcode::AsyncCancel::CODE,
 ];
 
-/// How long the kernel may refuse to take what is queued before that counts as a failure of the
-/// ring.
-const BUSY_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause between two tries while the kernel is busy.
-const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// How long the kernel may refuse submissions before the ring counts as failed.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause between two tries.
+const BUSY_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// io_uring, with the few things that the engine does.
+/// io_uring, reduced to what the engine uses.
 pub struct Uring {
     ring: IoUring,
-    /// The kernel refuses everything but [`OPCODES`].
+    /// The kernel refuses all but [`ALLOWED_OPCODES`].
     pub restricted: bool,
-    /// Completions that were taken from the kernel to make room, in order, before [`Uring::answer`]
-    /// asked for them.
+    /// Completions taken from the kernel to make room, in order, until [`Uring::next_completion`]
+    /// returns them.
     reaped: VecDeque<cqueue::Entry>,
-    /// Times at which the kernel was too busy to take what was queued.
+    /// Number of busy results so far.
     busy: u64,
-    /// Since when it has taken nothing.
+    /// Since when the kernel accepts nothing.
     busy_since: Option<Instant>,
 }
 
-/// Written to a guest's call descriptor.
+/// The value written to call descriptors.
 static ONE: u64 = 1;
 
 impl Uring {
     pub fn new(entries: u32) -> io::Result<Self> {
         let entries = entries.clamp(64, 4_096).next_power_of_two();
-        // From the best that a kernel can do to the least: each feature is younger than the one behind it.
-        for (own, restricted) in [(true, true), (false, true), (true, false)] {
-            if let Ok(ring) = build(entries, own, restricted) {
-                return Ok(Self::of(ring, restricted));
+        // From the newest features to the oldest: each needs a younger kernel than the next.
+        for (deferred, restricted) in [(true, true), (false, true), (true, false)] {
+            if let Ok(ring) = build(entries, deferred, restricted) {
+                return Ok(Self::from_ring(ring, restricted));
             }
         }
-        Ok(Self::of(build(entries, false, false)?, false))
+        Ok(Self::from_ring(build(entries, false, false)?, false))
     }
 
-    fn of(ring: IoUring, restricted: bool) -> Self {
+    fn from_ring(ring: IoUring, restricted: bool) -> Self {
         // The kernel holds no more operations than it has room for completions.
         let reaped = VecDeque::with_capacity(ring.params().cq_entries() as usize);
         Self { ring, restricted, reaped, busy: 0, busy_since: None }
     }
 
-    /// Queues an entry, handing what is queued to the kernel first when there is no room.
+    /// Queues an entry; submits first when the queue is full.
     pub fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         loop {
-            // SAFETY: whoever makes an entry keeps what it points to until its answer is there: iovecs and bounce memory in the table of pieces, ONE for ever.
+            // SAFETY: what an entry points to outlives its completion: iovecs and bounce buffers
+            // are in the table of pieces, ONE is static.
             match unsafe { self.ring.submission().push(entry) } {
                 Ok(()) => return Ok(()),
                 Err(_) => {
                     let done = self.ring.submit().map(|_| ());
-                    self.settle(done)?;
+                    self.handle_enter_result(done)?;
                 }
             }
         }
     }
 
-    /// Tells whenever the descriptor becomes readable.
-    pub fn watch(&mut self, fd: RawFd, about: About) -> io::Result<()> {
+    /// Polls a descriptor for reading, multishot.
+    pub fn arm_poll(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::PollAdd::new(Fd(fd), libc::POLLIN as u32).multi(true).build();
-        self.push(&entry.user_data(about.pack()))
+        self.push(&entry.user_data(token.to_user_data()))
     }
 
-    /// Cancels a poll or a write: it ends with a completion of its own, whatever it was doing.
+    /// Cancels a poll or a write, which ends with a completion of its own.
     ///
-    /// `IORING_OP_POLL_REMOVE` does not do for polls: it leaves one armed whose descriptor has just
-    /// become readable.
-    pub fn cancel(&mut self, about: About) -> io::Result<()> {
-        let entry = opcode::AsyncCancel::new(about.pack()).build();
-        self.push(&entry.user_data(About::Nothing.pack()))
+    /// `IORING_OP_POLL_REMOVE` is not enough for polls: it leaves one armed whose descriptor has
+    /// just become readable.
+    pub fn cancel(&mut self, token: CompletionToken) -> io::Result<()> {
+        let entry = opcode::AsyncCancel::new(token.to_user_data()).build();
+        self.push(&entry.user_data(CompletionToken::Ignored.to_user_data()))
     }
 
-    /// Adds one to an eventfd. The kernel waits in our place should it be full.
-    pub fn ring(&mut self, fd: RawFd, about: About) -> io::Result<()> {
+    /// Adds one to an eventfd. The kernel waits, not the engine, when it is full.
+    pub fn signal_eventfd(&mut self, fd: RawFd, token: CompletionToken) -> io::Result<()> {
         let entry = opcode::Write::new(Fd(fd), std::ptr::from_ref(&ONE).cast(), 8).build();
-        self.push(&entry.user_data(about.pack()))
+        self.push(&entry.user_data(token.to_user_data()))
     }
 
-    /// Hands over what is queued, and waits for an answer if `wait`: until `until` at most.
+    /// Submits the queue, and waits for a completion if `wait`: until `until` at most.
     pub fn enter(&mut self, wait: bool, now: Nanos, until: Nanos) -> io::Result<()> {
         let done = if !wait || !self.reaped.is_empty() {
-            // With deferred work the kernel only looks for answers when it is asked to.
+            // With deferred task work the kernel only reaps completions on request.
             self.ring.submitter().submit_and_wait(0)
         } else if until.0 == u64::MAX {
             self.ring.submit_and_wait(1)
@@ -161,14 +162,13 @@ impl Uring {
             let args = SubmitArgs::new().timespec(&time);
             self.ring.submitter().submit_with_args(1, &args)
         };
-        self.settle(done.map(|_| ()))
+        self.handle_enter_result(done.map(|_| ()))
     }
 
-    /// A timeout and a signal are no errors. A kernel that is busy (`EBUSY`: completions wait;
-    /// `EAGAIN`: no memory for a
-    /// request) is asked again later, after all completions are taken from it; one that stays busy
-    /// has failed.
-    fn settle(&mut self, done: io::Result<()>) -> io::Result<()> {
+    /// Timeouts and signals are no errors. A busy kernel (`EBUSY`: completions wait; `EAGAIN`: no
+    /// memory for a request) is retried after its completions are taken; one that stays busy has
+    /// failed.
+    fn handle_enter_result(&mut self, done: io::Result<()>) -> io::Result<()> {
         let Err(e) = done else {
             self.busy_since = None;
             return Ok(());
@@ -180,7 +180,7 @@ impl Uring {
             }
             Some(libc::EBUSY | libc::EAGAIN) => {
                 let begin = *self.busy_since.get_or_insert_with(Instant::now);
-                if begin.elapsed() > BUSY_PATIENCE {
+                if begin.elapsed() > BUSY_TIMEOUT {
                     return Err(e);
                 }
                 self.busy += 1;
@@ -188,11 +188,11 @@ impl Uring {
                     eprintln!("rtvirtio-iod: io_uring is busy ({e}), {} times so far", self.busy);
                 }
                 let before = self.reaped.len();
-                // No more than there is room for: what is left stays with the kernel.
+                // No more than there is room for: the rest stays with the kernel.
                 let room = self.reaped.capacity() - before;
                 self.reaped.extend(self.ring.completion().take(room));
                 if self.reaped.len() == before {
-                    std::thread::sleep(BUSY_PAUSE);
+                    std::thread::sleep(BUSY_RETRY_INTERVAL);
                 }
                 Ok(())
             }
@@ -200,33 +200,34 @@ impl Uring {
         }
     }
 
-    /// The next answer.
-    pub fn answer(&mut self) -> Option<Answer> {
+    /// The next completion.
+    pub fn next_completion(&mut self) -> Option<Completion> {
         let entry = self.reaped.pop_front().or_else(|| self.ring.completion().next())?;
-        Some(Answer {
-            about: About::unpack(entry.user_data()),
+        Some(Completion {
+            token: CompletionToken::from_user_data(entry.user_data()),
             result: entry.result(),
             more: cqueue::more(entry.flags()),
         })
     }
 }
 
-fn build(entries: u32, own: bool, restricted: bool) -> io::Result<IoUring> {
+fn build(entries: u32, deferred: bool, restricted: bool) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_cqsize(entries * 4);
-    if own {
-        // Work of the kernel for this ring is done when we ask for it, in our own time (kernel 6.1); older kernels interrupt us.
+    if deferred {
+        // Task work runs when the engine asks for it (kernel 6.1); older kernels interrupt the
+        // thread.
         builder.setup_single_issuer().setup_defer_taskrun();
-        // Says that work waits: looking for answers without waiting then has it done.
+        // Sets a flag when task work is pending: reaping without waiting then runs it.
         builder.setup_taskrun_flag();
-        // One entry that the kernel refuses does not hold back those behind it.
+        // An entry that the kernel refuses does not hold back those behind it.
         builder.setup_submit_all();
     }
     if !restricted {
         return builder.build(entries);
     }
     let ring = builder.setup_r_disabled().build(entries)?;
-    let mut allowed = OPCODES.map(Restriction::sqe_op);
+    let mut allowed = ALLOWED_OPCODES.map(Restriction::sqe_op);
     ring.submitter().register_restrictions(&mut allowed)?;
     ring.submitter().register_enable_rings()?;
     Ok(ring)
@@ -238,36 +239,38 @@ mod tests {
 
     use super::*;
 
-    /// An operation that the engine never asks for is refused by the kernel itself, and so is lifting that.
+    /// The kernel refuses all other operations, and lifting the restrictions.
     #[test]
-    fn the_ring_does_nothing_else() {
+    fn other_operations_are_refused() {
         let mut uring = Uring::new(64).unwrap();
         if !uring.restricted {
             // RTVIRTIO_NO_SKIP: see lab/testkit; this crate's tests need it nowhere else.
             assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "io_uring cannot be restricted here");
-            return eprintln!("SKIP the_ring_does_nothing_else: this kernel cannot restrict io_uring");
+            return eprintln!("SKIP other_operations_are_refused: this kernel cannot restrict io_uring");
         }
         let path = c"/etc/passwd";
         let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), path.as_ptr()).build();
         let socket = opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build();
         for entry in [open, socket] {
-            uring.push(&entry.user_data(About::Piece(1).pack())).unwrap();
+            uring.push(&entry.user_data(CompletionToken::Piece(1).to_user_data())).unwrap();
             uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
-            assert_eq!(uring.answer().unwrap().result, -libc::EACCES);
+            assert_eq!(uring.next_completion().unwrap().result, -libc::EACCES);
         }
-        let again = uring.ring.submitter().register_restrictions(&mut []);
-        assert!(again.is_err());
+        let relaxed = uring.ring.submitter().register_restrictions(&mut []);
+        assert!(relaxed.is_err());
         assert!(uring.ring.submitter().register_files(&[0]).is_err());
-        // And what it does ask for is done.
-        uring.push(&opcode::Fsync::new(Fd(-1)).build().user_data(About::Piece(2).pack())).unwrap();
+        // The engine's operations are accepted.
+        uring
+            .push(&opcode::Fsync::new(Fd(-1)).build().user_data(CompletionToken::Piece(2).to_user_data()))
+            .unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
-        assert_eq!(uring.answer().unwrap().result, -libc::EBADF);
+        assert_eq!(uring.next_completion().unwrap().result, -libc::EBADF);
     }
 
-    fn wait_for(uring: &mut Uring, about: About) -> i32 {
+    fn wait_for_completion(uring: &mut Uring, token: CompletionToken) -> i32 {
         loop {
-            while let Some(answer) = uring.answer() {
-                if answer.about == about && !answer.more {
+            while let Some(answer) = uring.next_completion() {
+                if answer.token == token && !answer.more {
                     return answer.result;
                 }
             }
@@ -275,56 +278,56 @@ mod tests {
         }
     }
 
-    /// Cancelling ends a write to an eventfd that is full, and a poll that has just been woken.
+    /// Cancelling ends a write to a full eventfd, and a poll that was just woken.
     #[test]
-    fn what_is_cancelled_ends() {
+    fn cancelled_operations_complete() {
         let flags = rustix::event::EventfdFlags::CLOEXEC;
         let full = rustix::event::eventfd(0, flags).unwrap();
         rustix::io::write(&full, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
         let mut uring = Uring::new(64).unwrap();
-        let call = About::Call(0, 0, 1);
-        uring.ring(full.as_raw_fd(), call).unwrap();
+        let call = CompletionToken::Call(0, 0, 1);
+        uring.signal_eventfd(full.as_raw_fd(), call).unwrap();
         uring.enter(false, Nanos(0), Nanos(0)).unwrap();
         uring.cancel(call).unwrap();
-        assert!(wait_for(&mut uring, call) < 0);
+        assert!(wait_for_completion(&mut uring, call) < 0);
         let kick = rustix::event::eventfd(0, flags).unwrap();
-        let about = About::Kick(0, 0, 1);
+        let token = CompletionToken::Kick(0, 0, 1);
         for _ in 0..1_000 {
-            uring.watch(kick.as_raw_fd(), about).unwrap();
+            uring.arm_poll(kick.as_raw_fd(), token).unwrap();
             uring.enter(false, Nanos(0), Nanos(0)).unwrap();
             rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
-            uring.cancel(about).unwrap();
-            wait_for(&mut uring, about);
+            uring.cancel(token).unwrap();
+            wait_for_completion(&mut uring, token);
         }
     }
 
     /// A kernel that stays busy is a failure after some time; completions are not lost meanwhile.
     #[test]
-    fn a_busy_kernel_is_asked_again() {
+    fn a_busy_kernel_is_retried() {
         let mut uring = Uring::new(64).unwrap();
         let fsync = opcode::Fsync::new(Fd(-1)).build();
-        uring.push(&fsync.user_data(About::Piece(7).pack())).unwrap();
+        uring.push(&fsync.user_data(CompletionToken::Piece(7).to_user_data())).unwrap();
         uring.enter(true, Nanos(0), Nanos(u64::MAX)).unwrap();
         let busy = || Err(io::Error::from_raw_os_error(libc::EBUSY));
-        uring.settle(busy()).unwrap();
-        uring.settle(busy()).unwrap();
+        uring.handle_enter_result(busy()).unwrap();
+        uring.handle_enter_result(busy()).unwrap();
         assert_eq!((uring.busy, uring.reaped.len()), (2, 1));
-        assert_eq!(uring.answer().unwrap().about, About::Piece(7));
-        uring.busy_since = Instant::now().checked_sub(BUSY_PATIENCE * 2);
-        assert!(uring.settle(busy()).is_err());
-        assert!(uring.settle(Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
+        assert_eq!(uring.next_completion().unwrap().token, CompletionToken::Piece(7));
+        uring.busy_since = Instant::now().checked_sub(BUSY_TIMEOUT * 2);
+        assert!(uring.handle_enter_result(busy()).is_err());
+        assert!(uring.handle_enter_result(Err(io::Error::from_raw_os_error(libc::EBADF))).is_err());
     }
 
     #[test]
-    fn what_is_packed_comes_back() {
-        for about in [
-            About::Doorbell,
-            About::Kick(7, 3, 65_535),
-            About::Call(65_535, 0, 1),
-            About::Piece(u32::MAX),
-            About::Nothing,
+    fn tokens_round_trip() {
+        for token in [
+            CompletionToken::Doorbell,
+            CompletionToken::Kick(7, 3, 65_535),
+            CompletionToken::Call(65_535, 0, 1),
+            CompletionToken::Piece(u32::MAX),
+            CompletionToken::Ignored,
         ] {
-            assert_eq!(About::unpack(about.pack()), about);
+            assert_eq!(CompletionToken::from_user_data(token.to_user_data()), token);
         }
     }
 }

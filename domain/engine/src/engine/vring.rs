@@ -6,13 +6,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
 use virtio_queue::{Queue, QueueT};
-use vm_memory::GuestAddress;
+use vm_memory::{Bytes, GuestAddress};
 
-use super::command::{Stopped, VringStart};
+use super::command::{VringBase, VringStart};
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
-/// A queue that is served.
+/// A virtqueue that is served.
 #[derive(Debug)]
 pub struct Vring {
     pub queue: Queue,
@@ -22,29 +22,29 @@ pub struct Vring {
     pub inflight: Option<Inflight>,
     pub write_through: bool,
     pub generation: u32,
-    /// Requests taken and not answered.
+    /// Requests fetched and not completed.
     pub outstanding: u32,
-    /// There may be more in it.
+    /// It may hold more requests.
     pub active: bool,
-    /// Answers were put into it that the guest does not know of.
-    pub tell: bool,
-    /// The guest is to be called whatever its event index says: nobody knows what it was told before.
-    pub must_call: bool,
+    /// The used ring has entries that the guest was not notified of.
+    pub notify_pending: bool,
+    /// The guest is notified whatever its event index is: earlier notifications are unknown.
+    pub force_notify: bool,
     /// The poll of the kick descriptor is armed.
     pub kick_armed: bool,
-    /// The write of a call to this descriptor is under way; another one must follow.
-    pub calling: Option<Arc<File>>,
+    /// A write to this call descriptor is in flight; another one must follow.
+    pub call_write: Option<Arc<File>>,
     pub call_again: bool,
-    /// The guest broke it.
+    /// The guest corrupted it.
     pub broken: bool,
-    /// No more is taken from it; who waits for it to be empty.
-    pub stopping: Option<SyncSender<Stopped>>,
-    /// Heads that were in flight when our predecessor ended: made again before anything new.
-    pub again: Vec<u16>,
+    /// No more is fetched; the reply is sent when it is empty.
+    pub stopping: Option<SyncSender<VringBase>>,
+    /// Heads that were in flight in the previous process: resubmitted before new requests.
+    pub resubmit: Vec<u16>,
 }
 
 impl Vring {
-    /// Ready to be served.
+    /// Checks the rings and recovers requests in flight.
     pub fn new(start: VringStart, generation: u32) -> Result<Self, String> {
         let VringStart {
             mem,
@@ -71,9 +71,10 @@ impl Vring {
         }
         let used = queue.used_idx(&mem.mem, Ordering::Acquire).map_err(wrong)?.0;
         queue.set_next_used(used);
-        let again = inflight.as_mut().map_or_else(Vec::new, |i| i.recover(used));
-        // What our predecessor took is not in the available ring any more; the specification gives the place where to go on.
-        let next = if inflight.is_some() { used.wrapping_add(again.len() as u16) } else { base };
+        let resubmit = inflight.as_mut().map_or_else(Vec::new, |i| i.recover(used));
+        // Requests of the previous process are not in the available ring any more; the
+        // specification defines the index to go on with.
+        let next = if inflight.is_some() { used.wrapping_add(resubmit.len() as u16) } else { base };
         queue.set_next_avail(next);
         Ok(Self {
             queue,
@@ -85,35 +86,43 @@ impl Vring {
             generation,
             outstanding: 0,
             active: true,
-            tell: false,
-            // Our predecessor may have answered and been killed before it called.
-            must_call: true,
+            notify_pending: false,
+            // The previous process may have been killed between the used ring and the notification.
+            force_notify: true,
             kick_armed: false,
-            calling: None,
+            call_write: None,
             call_again: false,
             broken: false,
             stopping: None,
-            again: again.into_iter().rev().collect(),
+            resubmit: resubmit.into_iter().rev().collect(),
         })
     }
 
-    /// Puts an answer of `len` bytes into the used ring.
-    pub fn answer(&mut self, head: u16, len: u32) {
+    /// Puts a completion of `len` bytes into the used ring.
+    pub fn add_used(&mut self, head: u16, len: u32) {
         if let Some(inflight) = &mut self.inflight {
-            inflight.answering(head);
+            inflight.pre_put(head);
         }
         if self.queue.add_used(&self.mem.mem, head, len).is_err() {
             self.broken = true;
             return;
         }
         if let Some(inflight) = &mut self.inflight {
-            inflight.answered(head, self.queue.next_used());
+            inflight.post_put(head, self.queue.next_used());
         }
-        self.tell = true;
+        self.notify_pending = true;
     }
 
-    /// Whether something is to be taken from it.
-    pub fn wants(&self) -> bool {
+    /// Completes a request: its status byte, then the used ring.
+    pub fn complete(&mut self, head: u16, status: GuestAddress, code: u8, len: u64) {
+        let mem = Arc::clone(&self.mem);
+        let written = mem.mem.write_obj(code, status).is_ok();
+        // Without a valid status address no byte counts as written.
+        self.add_used(head, if written { u32::try_from(len + 1).unwrap_or(u32::MAX) } else { 0 });
+    }
+
+    /// Whether it may hold requests that can be fetched.
+    pub fn needs_fetch(&self) -> bool {
         self.active && !self.broken && self.stopping.is_none()
     }
 }

@@ -209,7 +209,7 @@ fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> an
     let stream = Stream::reads("alone", 1, part_of(size));
     let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
     drop(domain);
-    Ok(got.first().map_or((0, 0), |g| (g.at(50.0).0, g.max().0)))
+    Ok(got.first().map_or((0, 0), |g| (g.percentile(50.0).0, g.max().0)))
 }
 
 /// One run, and the device's window at its end.
@@ -310,7 +310,7 @@ fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> any
     Ok(Cost {
         depth,
         iops: got.first().map_or(0.0, |g| g.rate),
-        p50: got.first().map_or(0.0, |g| g.at(50.0).0 as f64),
+        p50: got.first().map_or(0.0, |g| g.percentile(50.0).0 as f64),
         cpu: busy.as_nanos() as f64 / all.max(1.0),
     })
 }

@@ -13,7 +13,7 @@ use rtvirtio_bench::startup::{
     DISK, FLOOD_BLOCK, LOAD_FROM, MOUNT, SCHEMES, Scheme, Start, StartupData, Tuning, claims, config, flood,
     guest_load, read_script, script, socket,
 };
-use rtvirtio_domain_client::load::{Got, Plan, run_until};
+use rtvirtio_domain_client::load::{Plan, StreamResult, run_until};
 use rtvirtio_domain_client::{Client, Options};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_report::{BenchSection, BenchTable};
@@ -282,7 +282,7 @@ fn one(
 struct Load {
     readers: Process,
     stop: Arc<AtomicBool>,
-    flood: Option<JoinHandle<std::io::Result<Vec<Got>>>>,
+    flood: Option<JoinHandle<std::io::Result<Vec<StreamResult>>>>,
 }
 
 impl Load {
@@ -311,7 +311,7 @@ impl Load {
         Ok(got.iter().map(|g| g.rate * f64::from(FLOOD_BLOCK)).sum())
     }
 
-    fn end(&mut self) -> anyhow::Result<Vec<Got>> {
+    fn end(&mut self) -> anyhow::Result<Vec<StreamResult>> {
         self.stop.store(true, Ordering::Relaxed);
         let Some(thread) = self.flood.take() else { return Ok(Vec::new()) };
         Ok(thread.join().map_err(|_| anyhow::anyhow!("the other VM's load panicked"))??)

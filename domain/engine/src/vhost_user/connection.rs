@@ -1,15 +1,8 @@
-//! The control thread of one VM: what its QEMU says over the socket.
-//!
-//! Everything here is between one QEMU and us. Whatever it says, or takes its time for, concerns its own disk.
+//! The vhost-user messages of one QEMU: features, memory, queues.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -17,20 +10,19 @@ use vhost::vhost_user::message::{
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
     VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 use vm_memory::GuestAddress;
 
-use crate::blk::{Limits, config_space};
-use crate::confine::{Confine, Role};
+use super::DiskInfo;
+use crate::blk::config_space;
 use crate::engine::{Command, EngineHandle, VringStart};
 use crate::inflight::Region;
-use crate::listen::Listening;
 use crate::memory::GuestMem;
 
-/// Largest queue of virtio 1.2, which is what QEMU allows too.
-const MAX_QUEUE: u32 = 1_024;
+/// Largest queue of virtio 1.2 and of QEMU.
+const MAX_QUEUE_SIZE: u32 = 1_024;
 
-/// Bits of virtio and virtio-blk features (virtio 1.2, sections 6 and 5.2.3).
+/// Feature bits of virtio and virtio-blk (virtio 1.2, sections 6 and 5.2.3).
 mod feature {
     pub const SEG_MAX: u64 = 1 << 2;
     pub const GEOMETRY: u64 = 1 << 4;
@@ -46,27 +38,10 @@ mod feature {
     pub const VERSION_1: u64 = 1 << 32;
 }
 
-/// What a control thread knows of the disk.
-#[derive(Clone, Debug)]
-pub struct DiskInfo {
-    /// For logs and the thread's name.
-    pub name: String,
-    /// Number of the VM in its engine.
-    pub vm: usize,
-    /// What may be asked of it.
-    pub limits: Limits,
-    /// Bytes of a block.
-    pub block: u32,
-    /// Queues offered.
-    pub queues: u16,
-    /// Its QEMU may bring huge pages.
-    pub hugepages: bool,
-}
-
 #[derive(Default)]
-struct Setup {
+struct VringSetup {
     size: u32,
-    /// Descriptor table, available and used ring, in QEMU's addresses.
+    /// Descriptor table, available and used ring, as QEMU addresses.
     addresses: Option<(u64, u64, u64)>,
     base: u16,
     kick: Option<File>,
@@ -76,38 +51,39 @@ struct Setup {
 }
 
 /// One connection.
-struct Attachment {
+pub(super) struct Connection {
     disk: DiskInfo,
     engine: EngineHandle,
     features: u64,
     mem: Option<Arc<GuestMem>>,
     inflight: Option<Arc<Region>>,
-    queues: Vec<Setup>,
+    queues: Vec<VringSetup>,
 }
 
-fn said(disk: &str, what: &str, e: impl std::fmt::Display) -> Error {
+fn log_and_reject(disk: &str, what: &str, e: impl std::fmt::Display) -> Error {
     crate::log::line(disk, format_args!("{what}: {e}"));
     Error::ReqHandlerError(io::Error::other(format!("{what}: {e}")))
 }
 
-/// Only eventfds are taken: anything else could make us wait, or turn in circles.
-fn eventfd(disk: &str, file: Option<File>) -> Result<Option<File>> {
+/// Accepts eventfds only: other descriptors could block the engine, or stay readable and make it
+/// spin.
+fn require_eventfd(disk: &str, file: Option<File>) -> Result<Option<File>> {
     let Some(file) = file else { return Ok(None) };
     let link = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))
-        .map_err(|e| said(disk, "descriptor", e))?;
+        .map_err(|e| log_and_reject(disk, "descriptor", e))?;
     if link.as_os_str() == "anon_inode:[eventfd]" {
         return Ok(Some(file));
     }
-    Err(said(disk, "kick or call", format!("{} is no eventfd", link.display())))
+    Err(log_and_reject(disk, "kick or call", format!("{} is no eventfd", link.display())))
 }
 
-impl Attachment {
-    fn new(disk: DiskInfo, engine: EngineHandle) -> Self {
-        let queues = (0..disk.queues).map(|_| Setup::default()).collect();
+impl Connection {
+    pub(super) fn new(disk: DiskInfo, engine: EngineHandle) -> Self {
+        let queues = (0..disk.queues).map(|_| VringSetup::default()).collect();
         Self { disk, engine, features: 0, mem: None, inflight: None, queues }
     }
 
-    fn offered(&self) -> u64 {
+    fn offered_features(&self) -> u64 {
         let mut f = feature::SEG_MAX
             | feature::GEOMETRY
             | feature::BLOCK_SIZE
@@ -127,14 +103,14 @@ impl Attachment {
         f
     }
 
-    fn queue(&mut self, index: u32) -> Result<&mut Setup> {
+    fn queue(&mut self, index: u32) -> Result<&mut VringSetup> {
         self.queues.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
 
-    /// Starts a queue as soon as all is known of it.
+    /// Starts a queue as soon as it is completely configured.
     fn try_start(&mut self, index: u32) -> Result<()> {
         let name = self.disk.name.clone();
-        let gone = |e| said(&name, "engine", e);
+        let gone = |e| log_and_reject(&name, "engine", e);
         let (mem, features, vm) = (self.mem.clone(), self.features, self.disk.vm);
         let enabled_by_message = features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() != 0;
         let inflight = self.inflight.as_ref().and_then(|r| r.queue(index as u16));
@@ -144,13 +120,14 @@ impl Attachment {
             return Ok(());
         }
         let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
-        let place =
-            |what, user| mem.translate(user).ok_or_else(|| said(&name, what, "not in the guest's memory"));
+        let place = |what, user| {
+            mem.translate(user).ok_or_else(|| log_and_reject(&name, what, "not in the guest's memory"))
+        };
         let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) =
             (place("descriptor table", desc)?, place("available ring", avail)?, place("used ring", used)?);
         let copy = |f: &Option<File>| f.as_ref().map(File::try_clone).transpose();
         let fds = copy(&setup.kick).and_then(|k| Ok((k, copy(&setup.call)?)));
-        let (kick, call) = fds.map_err(|e| said(&name, "descriptors", e))?;
+        let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
         let Some(kick) = kick else { return Ok(()) };
         let start = Box::new(VringStart {
             mem: Arc::clone(&mem),
@@ -167,19 +144,19 @@ impl Attachment {
         });
         let done =
             engine.ask(|reply| Command::Start { vm, index: index as u16, start, reply }).map_err(gone)?;
-        done.map_err(|e| said(&name, "queue", e))?;
+        done.map_err(|e| log_and_reject(&name, "queue", e))?;
         setup.running = true;
         Ok(())
     }
 
-    /// Stops a queue when all that was taken from it is answered.
+    /// Stops a queue; returns when its requests are completed.
     fn stop(&mut self, index: u32) -> Result<()> {
         let (vm, engine, name) = (self.disk.vm, self.engine.clone(), self.disk.name.clone());
         let setup = self.queue(index)?;
         if std::mem::take(&mut setup.running) {
             setup.base = engine
                 .ask(|reply| Command::Stop { vm, index: index as u16, reply })
-                .map_err(|e| said(&name, "engine", e))?;
+                .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())
     }
@@ -193,15 +170,16 @@ impl Attachment {
     }
 }
 
-impl Drop for Attachment {
+impl Drop for Connection {
     fn drop(&mut self) {
-        // What the guest asked and did not get is in its in-flight memory; nothing is answered to nobody.
+        // Requests without a completion are in the in-flight memory; nothing is completed without a
+        // connection.
         let vm = self.disk.vm;
         let _ = self.engine.ask(|reply| Command::Disconnect { vm, reply });
     }
 }
 
-impl VhostUserBackendReqHandlerMut for Attachment {
+impl VhostUserBackendReqHandlerMut for Connection {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
@@ -213,18 +191,18 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     fn reset_device(&mut self) -> Result<()> {
         self.stop_all()?;
         for q in &mut self.queues {
-            *q = Setup::default();
+            *q = VringSetup::default();
         }
         self.inflight = None;
         Ok(())
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(self.offered())
+        Ok(self.offered_features())
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !self.offered() != 0 {
+        if features & !self.offered_features() != 0 {
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
@@ -238,7 +216,7 @@ impl VhostUserBackendReqHandlerMut for Attachment {
         _: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mem = GuestMem::map(regions, files, self.disk.hugepages)
-            .map_err(|e| said(&self.disk.name, "memory", e))?;
+            .map_err(|e| log_and_reject(&self.disk.name, "memory", e))?;
         self.stop_all()?;
         self.mem = Some(Arc::new(mem));
         self.start_all()?;
@@ -246,7 +224,7 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        if num == 0 || num > MAX_QUEUE || !num.is_power_of_two() {
+        if num == 0 || num > MAX_QUEUE_SIZE || !num.is_power_of_two() {
             return Err(Error::InvalidParam);
         }
         self.queue(index)?.size = num;
@@ -275,29 +253,30 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.stop(index)?;
         let q = self.queue(index)?;
-        // The specification: the ring is stopped until the next kick descriptor comes.
+        // By the specification, the ring stays stopped until the next kick descriptor.
         q.kick = None;
         q.call = None;
         Ok(VhostUserVringState::new(index, q.base.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = eventfd(&self.disk.name, fd)?;
+        let fd = require_eventfd(&self.disk.name, fd)?;
         self.stop(index.into())?;
         self.queue(index.into())?.kick = fd;
         self.try_start(index.into())
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        let fd = eventfd(&self.disk.name, fd)?;
+        let fd = require_eventfd(&self.disk.name, fd)?;
         let (vm, name) = (self.disk.vm, self.disk.name.clone());
         let engine = self.engine.clone();
         let q = self.queue(index.into())?;
-        q.call = fd.as_ref().map(File::try_clone).transpose().map_err(|e| said(&name, "call", e))?;
+        q.call =
+            fd.as_ref().map(File::try_clone).transpose().map_err(|e| log_and_reject(&name, "call", e))?;
         if q.running {
             engine
                 .ask(|reply| Command::Call { vm, index: index.into(), call: fd, reply })
-                .map_err(|e| said(&name, "engine", e))?;
+                .map_err(|e| log_and_reject(&name, "engine", e))?;
         }
         Ok(())
     }
@@ -328,7 +307,7 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        // A newer QEMU asks for fields that we do not have: zeroes.
+        // Fields that newer QEMUs ask for read as zero.
         let mut space = config_space(&self.disk.limits, self.disk.queues, self.disk.block).to_vec();
         let (from, to) = (offset as usize, offset as usize + size as usize);
         if to > 256 {
@@ -339,7 +318,7 @@ impl VhostUserBackendReqHandlerMut for Attachment {
     }
 
     fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
-        // Nothing of it can be written: the write cache's mode was not offered.
+        // No field is writable: the cache mode was not offered.
         Err(Error::InvalidOperation("the configuration cannot be written"))
     }
 
@@ -351,21 +330,24 @@ impl VhostUserBackendReqHandlerMut for Attachment {
         Err(Error::InvalidOperation("no shared objects"))
     }
 
-    fn get_inflight_fd(&mut self, told: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        let (queues, size) = (told.num_queues, told.queue_size);
-        if queues > self.disk.queues || u32::from(size) > MAX_QUEUE {
+    fn get_inflight_fd(&mut self, layout: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, size) = (layout.num_queues, layout.queue_size);
+        if queues > self.disk.queues || u32::from(size) > MAX_QUEUE_SIZE {
             return Err(Error::InvalidParam);
         }
-        let (file, made) = Region::create(queues, size).map_err(|e| said(&self.disk.name, "in flight", e))?;
-        let copy = file.try_clone().map_err(|e| said(&self.disk.name, "in flight", e))?;
-        let region = Region::open(copy, &made).map_err(|e| said(&self.disk.name, "in flight", e))?;
+        let (file, made) =
+            Region::create(queues, size).map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
+        let copy = file.try_clone().map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
+        let region =
+            Region::open(copy, &made).map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
         self.inflight = Some(Arc::new(region));
         Ok((made, file))
     }
 
-    fn set_inflight_fd(&mut self, told: &VhostUserInflight, file: File) -> Result<()> {
+    fn set_inflight_fd(&mut self, layout: &VhostUserInflight, file: File) -> Result<()> {
         self.stop_all()?;
-        let region = Region::open(file, told).map_err(|e| said(&self.disk.name, "in flight", e))?;
+        let region =
+            Region::open(file, layout).map_err(|e| log_and_reject(&self.disk.name, "in flight", e))?;
         self.inflight = Some(Arc::new(region));
         self.start_all()
     }
@@ -406,113 +388,5 @@ impl VhostUserBackendReqHandlerMut for Attachment {
 
     fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
         Err(Error::InvalidOperation("no migration"))
-    }
-}
-
-/// A socket that is served by a thread of its own, one QEMU after the other.
-#[derive(Debug)]
-pub struct Frontend {
-    stop: Arc<AtomicBool>,
-    connection: Arc<Mutex<Option<UnixStream>>>,
-    socket: Listening,
-    engine: EngineHandle,
-    vm: usize,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Frontend {
-    /// Serves a disk's socket by a thread, which is confined when this returns.
-    ///
-    /// # Errors
-    /// When the thread cannot be made or confined.
-    pub fn start(
-        disk: DiskInfo,
-        socket: Listening,
-        engine: EngineHandle,
-        confine: &Confine,
-    ) -> io::Result<Self> {
-        let listener = socket.listener().try_clone()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let connection = Arc::new(Mutex::new(None));
-        let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
-        let (vm, handle) = (disk.vm, engine.clone());
-        let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
-        let thread = confine.spawn(&name, Role::Frontend, move || {
-            while !stopped.load(Ordering::Acquire) {
-                let Ok((stream, _)) = listener.accept() else {
-                    if stopped.load(Ordering::Acquire) {
-                        break;
-                    }
-                    // Out of descriptors, say: that passes, and QEMU tries again.
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                    continue;
-                };
-                // Known before it is asked whether to stop: either this thread or the one that closes sees the other.
-                let Ok(copy) = stream.try_clone() else {
-                    // Nothing could end this connection later. Its QEMU tries again.
-                    std::thread::sleep(std::time::Duration::from_millis(50));
-                    continue;
-                };
-                if let Ok(mut current) = current.lock() {
-                    *current = Some(copy);
-                }
-                if stopped.load(Ordering::Acquire) {
-                    break;
-                }
-                // A defect that one QEMU can reach is between it and us: its connection ends, and the next one is served.
-                if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
-                    crate::log::line(&disk.name, "a defect ended the connection");
-                }
-                if let Ok(mut current) = current.lock() {
-                    *current = None;
-                }
-            }
-        })?;
-        Ok(Self { stop, connection, socket, engine: handle, vm, thread: Some(thread) })
-    }
-}
-
-fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
-    let attachment = Arc::new(Mutex::new(Attachment::new(disk.clone(), engine.clone())));
-    let mut handler = BackendReqHandler::from_stream(stream, attachment);
-    loop {
-        match handler.handle_request() {
-            Ok(()) => {}
-            // A message that is refused is told to QEMU where it asked for an answer; the connection goes on.
-            Err(Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_)) => {}
-            Err(Error::Disconnected) => break,
-            Err(e) => {
-                crate::log::line(&disk.name, format_args!("connection ends: {e}"));
-                break;
-            }
-        }
-    }
-}
-
-impl Frontend {
-    /// Ends the connection and the listener; the thread ends soon. Dropping waits for it, so several are closed first and
-    /// then dropped.
-    pub fn close(&self) {
-        self.stop.store(true, Ordering::Release);
-        if let Ok(current) = self.connection.lock() {
-            if let Some(stream) = current.as_ref() {
-                let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Both);
-            }
-        }
-        // The thread may wait for a queue to stop, which takes as long as the guest's requests: they are dropped, and their
-        // QEMU keeps what was in flight.
-        let (reply, _) = std::sync::mpsc::sync_channel(1);
-        let _ = self.engine.send(Command::Disconnect { vm: self.vm, reply });
-        // Wakes the thread that accepts, also when the socket's name was removed.
-        let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
-    }
-}
-
-impl Drop for Frontend {
-    fn drop(&mut self) {
-        self.close();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }

@@ -1,0 +1,170 @@
+//! Sharing without deadlines: round robin by pieces, or by device time in proportion to weights.
+
+/// Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995). Plain round robin by data quantum
+/// (the I/O-domain paper, section III-C) is the case of one piece a turn.
+#[derive(Clone, Debug)]
+pub struct DeficitRoundRobin {
+    /// Device time in ns that each VM gets in a turn.
+    quanta: Vec<u64>,
+    /// What is left of it.
+    deficits: Vec<u64>,
+    current: usize,
+    /// The VM at `current` has its quantum of this turn.
+    replenished: bool,
+    /// Pieces, not time, are shared.
+    per_piece: bool,
+}
+
+/// One search for the next VM; [`DeficitRoundRobin::commit`] applies it.
+#[derive(Debug, Default)]
+pub struct Round {
+    /// Each VM that was visited, with its deficit afterwards.
+    visited: Vec<(usize, u64)>,
+    current: usize,
+    replenished: bool,
+}
+
+impl Round {
+    /// Room for the search among `n` VMs, so that it does not allocate.
+    pub fn with_capacity(n: usize) -> Self {
+        Self { visited: Vec::with_capacity(n + 1), current: 0, replenished: false }
+    }
+}
+
+impl DeficitRoundRobin {
+    /// One piece a turn for each of `n` VMs.
+    pub fn per_piece(n: usize) -> Self {
+        Self { quanta: vec![1; n], deficits: vec![0; n], current: 0, replenished: false, per_piece: true }
+    }
+
+    /// Device time by weights. `max_cost` is the most that one piece costs, in ns: the smallest
+    /// quantum is that, so that each VM is served in every round.
+    pub fn weighted(weights: &[u32], max_cost: u64) -> Self {
+        let mut drr = Self { per_piece: false, ..Self::per_piece(weights.len()) };
+        drr.set_weights(weights, max_cost);
+        drr
+    }
+
+    /// Other weights; deficits stay.
+    pub fn set_weights(&mut self, weights: &[u32], max_cost: u64) {
+        if self.per_piece {
+            return;
+        }
+        let lightest = u128::from(weights.iter().copied().min().unwrap_or(1).max(1));
+        for (quantum, weight) in self.quanta.iter_mut().zip(weights) {
+            let exact = u128::from(max_cost.max(1)) * u128::from((*weight).max(1)) / lightest;
+            *quantum = u64::try_from(exact).unwrap_or(u64::MAX / 2).min(u64::MAX / 2);
+        }
+    }
+
+    /// The VM that is served next. `cost` returns the cost of a VM's next piece in ns, `None` for a
+    /// VM that has none. Nothing changes until [`DeficitRoundRobin::commit`].
+    pub fn peek(&self, round: &mut Round, mut cost: impl FnMut(usize) -> Option<u64>) -> Option<usize> {
+        let n = self.quanta.len();
+        round.visited.clear();
+        (round.current, round.replenished) = (self.current, self.replenished);
+        // After n + 1 visits each VM was seen with a fresh quantum, which covers any piece.
+        let visits = if n == 0 { 0 } else { n + 1 };
+        for visit in 0..visits {
+            let vm = round.current;
+            let mut deficit = if visit == n { round.visited[0].1 } else { self.deficits[vm] };
+            let mut served = false;
+            match cost(vm) {
+                // An idle VM accumulates no deficit.
+                None => deficit = 0,
+                Some(cost) => {
+                    let cost = if self.per_piece { 1 } else { cost };
+                    if !round.replenished {
+                        round.replenished = true;
+                        deficit += self.quanta[vm];
+                    }
+                    if deficit >= cost {
+                        deficit -= cost;
+                        served = true;
+                    }
+                }
+            }
+            round.visited.push((vm, deficit));
+            if served {
+                return Some(vm);
+            }
+            round.current = (vm + 1) % n;
+            round.replenished = false;
+        }
+        None
+    }
+
+    /// Applies the deficits and the turn of a search, also of one that found no VM.
+    pub fn commit(&mut self, round: &Round) {
+        for (vm, deficit) in &round.visited {
+            self.deficits[*vm] = *deficit;
+        }
+        (self.current, self.replenished) = (round.current, round.replenished);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(drr: &mut DeficitRoundRobin, cost: impl FnMut(usize) -> Option<u64>) -> Option<usize> {
+        let mut round = Round::default();
+        let vm = drr.peek(&mut round, cost);
+        drr.commit(&round);
+        vm
+    }
+
+    fn served(drr: &mut DeficitRoundRobin, costs: &[Option<u64>], n: usize) -> Vec<u64> {
+        let mut time = vec![0; costs.len()];
+        for _ in 0..n {
+            let Some(i) = next(drr, |i| costs[i]) else { break };
+            time[i] += costs[i].unwrap();
+        }
+        time
+    }
+
+    #[test]
+    fn pieces_are_shared_whatever_they_cost() {
+        let mut drr = DeficitRoundRobin::per_piece(3);
+        let time = served(&mut drr, &[Some(10), Some(100), None], 1_000);
+        assert_eq!(time, [5_000, 50_000, 0]);
+    }
+
+    #[test]
+    fn time_is_shared_by_weight() {
+        let mut drr = DeficitRoundRobin::weighted(&[100, 300, 200], 100);
+        let time = served(&mut drr, &[Some(100), Some(30), Some(64)], 100_000);
+        let total: u64 = time.iter().sum();
+        for (got, share) in time.iter().zip([1.0 / 6.0, 0.5, 1.0 / 3.0]) {
+            let got = *got as f64 / total as f64;
+            assert!((got - share).abs() < 0.001, "{got} of {share}");
+        }
+    }
+
+    #[test]
+    fn an_idle_vm_accumulates_no_deficit() {
+        let mut drr = DeficitRoundRobin::weighted(&[1, 1], 100);
+        // 40 of its quantum of 100 are left after the first piece; then it is idle.
+        assert_eq!(next(&mut drr, |_| Some(60)), Some(0));
+        assert_eq!(next(&mut drr, |i| (i == 1).then_some(100)), Some(1));
+        assert_eq!(next(&mut drr, |i| (i == 1).then_some(100)), Some(1));
+        // With the 40 it could submit two pieces of 70 in its next turn.
+        assert_eq!(next(&mut drr, |_| Some(70)), Some(0));
+        assert_eq!(next(&mut drr, |_| Some(70)), Some(1));
+    }
+
+    #[test]
+    fn a_search_without_a_result_ends() {
+        assert_eq!(next(&mut DeficitRoundRobin::weighted(&[1, 1], 10), |_| None), None);
+        assert_eq!(next(&mut DeficitRoundRobin::per_piece(0), |_| Some(1)), None);
+    }
+
+    #[test]
+    fn a_peek_changes_nothing() {
+        let drr = DeficitRoundRobin::weighted(&[1, 2], 100);
+        let mut round = Round::with_capacity(2);
+        for _ in 0..3 {
+            assert_eq!(drr.peek(&mut round, |_| Some(100)), Some(0));
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The keys of the file.
+
+use std::fmt::Display;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use rtvirtio_sched::{Class, Policy};
+use rtvirtio_units::{Bytes, BytesPerSec, Iops, Nanos, Ratio};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+
+/// The whole file.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// The control socket, for `rtvirtio iod status`.
+    #[serde(default = "default_control")]
+    pub control: PathBuf,
+    /// Group whose members may connect to it, by name or number: mode 0660, otherwise 0600.
+    pub control_group: Option<String>,
+    /// Confinement of the process while it serves.
+    #[serde(default)]
+    pub sandbox: Sandbox,
+    /// Devices; each has a thread and a scheduler of its own.
+    #[serde(rename = "device")]
+    pub devices: Vec<Device>,
+}
+
+fn default_control() -> PathBuf {
+    "/run/rtvirtio/iod.sock".into()
+}
+
+/// Confinement of the process (`docs/threat-model.md`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sandbox {
+    /// None.
+    Off,
+    /// Forbidden system calls are logged by the kernel instead of ending the process; no landlock,
+    /// which cannot log. For testing a new libc.
+    Log,
+    /// All layers that the kernel supports.
+    #[default]
+    On,
+}
+
+/// One device and its disks.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Name of its thread, and in the status.
+    pub name: String,
+    /// The scheduler's policy.
+    #[serde(default = "default_policy")]
+    pub policy: Policy,
+    /// Largest piece.
+    #[serde(default = "default_quantum", deserialize_with = "parse_text")]
+    pub quantum: Bytes,
+    /// Pieces at the device.
+    #[serde(default)]
+    pub window: Window,
+    /// Device time of pieces; equal for all when not given.
+    pub cost: Option<CostConfig>,
+    /// Pieces that the device serves at once, for admission.
+    #[serde(default = "one")]
+    pub parallel: u32,
+    /// Longest stall: garbage collection, a sleeping CPU. For admission.
+    #[serde(default, deserialize_with = "parse_text")]
+    pub stall: Nanos,
+    /// CPUs of its thread.
+    #[serde(default)]
+    pub cpus: Vec<usize>,
+    /// `SCHED_FIFO` priority of its thread.
+    pub fifo: Option<u8>,
+    /// How long its thread polls before it sleeps.
+    #[serde(default, deserialize_with = "parse_text")]
+    pub poll: Nanos,
+    /// Passes the guest's class on to the host's I/O scheduler; `mq-deadline` acts on it.
+    #[serde(default)]
+    pub pass_priority: bool,
+    /// Largest share of the device's time for discards and zeroing while other VMs use it.
+    #[serde(default = "default_discard_share", deserialize_with = "parse_text")]
+    pub discard_share: Ratio,
+    /// A request that waited longer than this goes before more important ones of its VM.
+    #[serde(default = "default_aging", deserialize_with = "parse_text")]
+    pub aging: Nanos,
+    /// The disks.
+    #[serde(rename = "disk")]
+    pub disks: Vec<Disk>,
+}
+
+fn default_policy() -> Policy {
+    Policy::Edf
+}
+
+fn default_quantum() -> Bytes {
+    Bytes::from_kib(64)
+}
+
+fn default_discard_share() -> Ratio {
+    Ratio(0.05)
+}
+
+fn default_aging() -> Nanos {
+    Nanos::from_millis(1_000)
+}
+
+/// A constant window, or limits of an adaptive one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, deny_unknown_fields)]
+pub enum Window {
+    /// A constant window.
+    Fixed(u32),
+    /// A window that adapts to the device.
+    Adaptive {
+        /// Initial window.
+        start: u32,
+        /// Smallest window.
+        #[serde(default = "one")]
+        least: u32,
+        /// Largest window.
+        most: u32,
+        /// Most pieces without a reservation's deadline.
+        shared: Option<u32>,
+    },
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self::Adaptive { start: 8, least: 1, most: 64, shared: None }
+    }
+}
+
+/// Device time of reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CostConfig {
+    /// Reads.
+    pub read: LineConfig,
+    /// Writes.
+    pub write: LineConfig,
+    /// A flush.
+    #[serde(default, deserialize_with = "parse_text")]
+    pub flush: Nanos,
+    /// Longest time of one piece of a discard or zeroing: pieces are sized to stay below it.
+    /// Default: 500 us, or a write of one quantum where that is longer.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub discard: Option<Nanos>,
+}
+
+/// `base + MiB * per_mib`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LineConfig {
+    /// Fixed time of a request.
+    #[serde(deserialize_with = "parse_text")]
+    pub base: Nanos,
+    /// Time of each MiB.
+    #[serde(deserialize_with = "parse_text")]
+    pub per_mib: Nanos,
+}
+
+/// One VM's disk.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Name of the VM.
+    pub name: String,
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Group whose members may connect, by name or number, such as `kvm` for libvirt's QEMU: mode
+    /// 0660, otherwise 0600.
+    pub socket_group: Option<String>,
+    /// File or block device.
+    pub path: PathBuf,
+    /// `raw` disables the check for image formats. Without it, a file with the signature of an
+    /// image format is refused.
+    pub format: Option<Format>,
+    /// Offset of the disk in its backing.
+    #[serde(default, deserialize_with = "parse_text")]
+    pub offset: Bytes,
+    /// Size of the disk; the rest of the backing when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub size: Option<Bytes>,
+    /// Opened for reading only.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Uses the host's page cache.
+    #[serde(default)]
+    pub cached: bool,
+    /// Other writers are expected.
+    #[serde(default)]
+    pub shared: bool,
+    /// Offers discard and zeroing, where the backing supports them. Without, bounds exclude them.
+    #[serde(default = "default_discard")]
+    pub discard: bool,
+    /// Accepts huge pages; its QEMU is trusted not to punch holes into them.
+    #[serde(default)]
+    pub hugepages: bool,
+    /// Serial number; the name when not given.
+    pub serial: Option<String>,
+    /// Number of queues.
+    #[serde(default = "default_queues")]
+    pub queues: u16,
+    /// Largest number of outstanding requests.
+    #[serde(default = "default_depth")]
+    pub depth: u32,
+    /// Share of the unreserved device time.
+    #[serde(default = "default_weight")]
+    pub weight: u32,
+    /// Reservation of all requests but the real-time ones.
+    pub reserve: Option<ReservationConfig>,
+    /// Reservation of its real-time requests.
+    pub urgent: Option<ReservationConfig>,
+    /// Largest piece under the real-time reservation; the device's quantum when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub urgent_quantum: Option<Bytes>,
+    /// Cap on reads.
+    #[serde(default)]
+    pub read_cap: CapConfig,
+    /// Cap on writes.
+    #[serde(default)]
+    pub write_cap: CapConfig,
+    /// How the guest's priorities are interpreted; ignored when not given.
+    pub guest_priority: Option<GuestPriorityConfig>,
+}
+
+fn default_discard() -> bool {
+    true
+}
+
+/// A disk's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Format {
+    /// The guest's bytes, without a container.
+    Raw,
+}
+
+fn default_queues() -> u16 {
+    1
+}
+
+fn default_depth() -> u32 {
+    256
+}
+
+fn default_weight() -> u32 {
+    100
+}
+
+/// A reservation of device time.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReservationConfig {
+    /// Share of the device's time, "15%".
+    #[serde(deserialize_with = "parse_text")]
+    pub share: Ratio,
+    /// Burst of device time.
+    #[serde(deserialize_with = "parse_text")]
+    pub burst: Nanos,
+    /// Longest time from a request to its completion.
+    #[serde(deserialize_with = "parse_text")]
+    pub deadline: Nanos,
+}
+
+/// Caps; each is optional.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CapConfig {
+    /// Requests per second.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub requests: Option<Iops>,
+    /// Burst of requests; 1 when not given.
+    pub requests_burst: Option<u64>,
+    /// Bytes per second.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub bytes: Option<BytesPerSec>,
+    /// Burst of bytes; the largest piece when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub bytes_burst: Option<Bytes>,
+    /// Share of the device's time.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub share: Option<Ratio>,
+    /// Burst of device time; the most expensive piece when not given.
+    #[serde(default, deserialize_with = "parse_optional_text")]
+    pub share_burst: Option<Nanos>,
+    /// Peak rate over the sustained rate; unlimited when not given.
+    pub peak: Option<f64>,
+}
+
+/// A Linux guest, which writes its I/O priorities into its requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestPriorityConfig {
+    /// The highest class that it may use.
+    pub ceiling: Class,
+    /// The class of requests without a priority.
+    #[serde(default = "default_class")]
+    pub default: Class,
+}
+
+fn default_class() -> Class {
+    Class::BestEffort
+}
+
+/// Parses a value with its unit.
+fn parse_text<'de, T, D>(d: D) -> Result<T, D::Error>
+where
+    T: FromStr,
+    T::Err: Display,
+    D: Deserializer<'de>,
+{
+    String::deserialize(d)?.parse().map_err(D::Error::custom)
+}
+
+fn parse_optional_text<'de, T, D>(d: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr,
+    T::Err: Display,
+    D: Deserializer<'de>,
+{
+    parse_text(d).map(Some)
+}

@@ -1,0 +1,124 @@
+//! From io_uring completions to the used ring.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use rtvirtio_sched::{CompletedRequest, Op};
+use rtvirtio_units::Nanos;
+
+use super::EventLoop;
+use crate::blk;
+use crate::engine::data::copy_to_guest;
+use crate::engine::trace::TraceEvent;
+use crate::engine::uring::{Completion, CompletionToken};
+use crate::engine::vring::Vring;
+
+impl EventLoop {
+    pub(super) fn handle_cqe(&mut self, time: Nanos, completion: Completion) -> io::Result<()> {
+        match completion.token {
+            CompletionToken::Ignored => Ok(()),
+            CompletionToken::Piece(index) => {
+                self.had_completions = true;
+                self.on_completion(time, index, completion.result)
+            }
+            CompletionToken::Kick(vm, q, generation) => self.on_kick((vm, q, generation), completion),
+            CompletionToken::Call(vm, q, generation) => self.on_call((vm, q, generation)),
+            CompletionToken::Doorbell => {
+                let mut count = [0u8; 8];
+                let _ = rustix::io::read(&self.doorbell, &mut count);
+                self.run_commands(time)?;
+                if completion.more {
+                    Ok(())
+                } else {
+                    self.ring.arm_poll(self.doorbell.as_raw_fd(), CompletionToken::Doorbell)
+                }
+            }
+        }
+    }
+
+    /// A piece completes with the kernel's result.
+    pub(super) fn on_completion(&mut self, time: Nanos, index: u32, result: i32) -> io::Result<()> {
+        let Some(slot) = self.pieces.get_mut(index as usize) else { return Ok(()) };
+        let Some(piece) = slot.piece.take() else { return Ok(()) };
+        self.free_pieces.push(index);
+        if result == -libc::EAGAIN || result == -libc::EINTR {
+            return self.submit_piece(time, piece);
+        }
+        if result == -libc::EPERM && self.config.pass_priority {
+            eprintln!(
+                "rtvirtio-iod: {}: the guests' classes are not passed on: that needs CAP_SYS_NICE",
+                self.config.name
+            );
+            self.config.pass_priority = false;
+            return self.submit_piece(time, piece);
+        }
+        let vm = &mut self.vms[piece.vm];
+        let whole = if piece.op.moves_data() { result as i64 == piece.len as i64 } else { result >= 0 };
+        if let Some(request) = vm.requests.get(piece.tag as u32) {
+            request.failed |= !whole;
+            request.unsupported |= result == -libc::EOPNOTSUPP && !piece.op.moves_data();
+            if let Some(mem) = request.mem.clone().filter(|_| slot.bounced && whole && piece.op == Op::Read) {
+                request.failed |= copy_to_guest(slot, request, &mem.mem, &piece).is_err();
+            }
+        }
+        if !whole {
+            // The request has failed: its rest is not submitted.
+            self.scheduler.cancel_remainder(&piece);
+        }
+        // A piece unknown to the scheduler would hold its slot for ever, and its guest would wait
+        // for ever.
+        let done = self.scheduler.complete(time, &piece).map_err(io::Error::other)?;
+        done.map_or(Ok(()), |completed| self.complete_request(time, &completed))
+    }
+
+    pub(super) fn complete_request(&mut self, time: Nanos, completed: &CompletedRequest) -> io::Result<()> {
+        let vm = &mut self.vms[completed.vm];
+        let tag = completed.request.tag as u32;
+        let Some(request) = vm.requests.get(tag) else { return Ok(()) };
+        let latency = Nanos(time.0.saturating_sub(completed.request.arrival.0));
+        vm.latencies[request.op.direction().index()].record(latency);
+        vm.errors += u64::from(request.failed && !request.unsupported);
+        let (q, generation, head, status) =
+            (usize::from(request.vring), request.generation, request.head, request.status);
+        let code = match (request.failed, request.unsupported) {
+            (false, _) => blk::OK,
+            (true, true) => blk::UNSUPPORTED,
+            (true, false) => blk::IO_ERROR,
+        };
+        let len = if request.op == Op::Read && !request.failed { request.len } else { 0 };
+        if let Some(trace) = &mut self.trace {
+            trace.record(TraceEvent::new(time, completed, request, code));
+        }
+        vm.requests.release(tag);
+        self.finish_chain(completed.vm, q, generation, |vring| vring.complete(head, status, code, len))
+    }
+
+    /// A request leaves its queue; a stopping queue ends with its last one.
+    fn finish_chain(
+        &mut self,
+        i: usize,
+        q: usize,
+        generation: u32,
+        put_used: impl FnOnce(&mut Vring),
+    ) -> io::Result<()> {
+        let vm = &mut self.vms[i];
+        let mut stopped = false;
+        let vring = vm.slots.get_mut(q).and_then(|s| s.vring.as_mut());
+        if let Some(vring) = vring.filter(|v| v.generation == generation) {
+            put_used(vring);
+            vring.outstanding -= 1;
+            stopped = vring.outstanding == 0 && vring.stopping.is_some();
+        }
+        if stopped {
+            self.retire_vring(i, q)?;
+        }
+        let vm = &mut self.vms[i];
+        if std::mem::take(&mut vm.depth_exhausted) {
+            for vring in vm.slots.iter_mut().filter_map(|s| s.vring.as_mut()) {
+                vring.active = true;
+            }
+        }
+        self.reply_to_disconnect(i);
+        Ok(())
+    }
+}

@@ -1,0 +1,102 @@
+//! Submits the scheduler's pieces to io_uring.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use io_uring::opcode;
+use io_uring::types::Fd;
+use rtvirtio_sched::{Next, Op, Piece};
+use rtvirtio_units::Nanos;
+
+use super::{EventLoop, now};
+use crate::engine::data::{ioprio, map_iovecs, rw_sqe};
+use crate::engine::uring::CompletionToken;
+
+/// Pieces that fail before submission, in one round: they hold no slot, so only this bounds them.
+const MAX_FAILED_SUBMISSIONS: u32 = 16;
+
+impl EventLoop {
+    /// Submits all pieces that may go; returns the moment of the next attempt.
+    pub(super) fn dispatch(&mut self) -> io::Result<Nanos> {
+        self.failed_submissions = 0;
+        loop {
+            let time = now();
+            if self.failed_submissions >= MAX_FAILED_SUBMISSIONS {
+                return Ok(time);
+            }
+            match self.scheduler.next(time) {
+                Next::Piece(piece) => {
+                    // A piece before that moment was not held by the regulator.
+                    if let Some(at) = self.regulator_wakeup.take_if(|at| time >= *at) {
+                        self.regulator_lateness.record(Nanos(time.0 - at.0));
+                    }
+                    self.submit_piece(time, piece)?;
+                }
+                Next::Wait(at) => {
+                    self.regulator_wakeup = Some(at);
+                    return Ok(at);
+                }
+                Next::Full | Next::Idle => {
+                    // When the device is full, the regulator does not determine the next piece.
+                    self.regulator_wakeup = None;
+                    return Ok(Nanos(u64::MAX));
+                }
+            }
+        }
+    }
+
+    pub(super) fn submit_piece(&mut self, time: Nanos, piece: Piece) -> io::Result<()> {
+        // The table has a slot for every piece of the scheduler. A piece without a slot would never
+        // complete, and all others would wait for it.
+        let Some(index) = self.free_pieces.pop() else {
+            return Err(io::Error::other("the scheduler gave more than the device may hold: a defect"));
+        };
+        let vm = &mut self.vms[piece.vm];
+        let slot = &mut self.pieces[index as usize];
+        slot.piece = Some(piece);
+        slot.bounced = false;
+        let Some(request) = vm.requests.get(piece.tag as u32) else {
+            return self.fail_submission(index, -libc::EIO);
+        };
+        request.mark_submitted(time, &piece);
+        let Some(mem) = request.mem.clone() else {
+            return self.fail_submission(index, -libc::EIO);
+        };
+        let backing = &vm.disk.backing;
+        let entry = match piece.op {
+            Op::Read | Op::Write => {
+                let ready =
+                    map_iovecs(slot, request, &mem.mem, &piece, backing.direct.then_some(backing.block));
+                if let Err(code) = ready {
+                    // This is not the last reference when the request ends: unmapping guest memory
+                    // takes long.
+                    drop(mem);
+                    return self.fail_submission(index, code);
+                }
+                let priority = if self.config.pass_priority { ioprio(piece.priority) } else { 0 };
+                rw_sqe(slot, &piece, &backing.file, request.offset, request.write_through, priority)
+            }
+            Op::Flush => opcode::Fsync::new(Fd(backing.file.as_raw_fd()))
+                .flags(io_uring::types::FsyncFlags::DATASYNC)
+                .build(),
+            Op::Discard | Op::WriteZeroes => {
+                let zero = piece.op == Op::WriteZeroes && !request.unmap;
+                let mode = if zero { libc::FALLOC_FL_ZERO_RANGE } else { libc::FALLOC_FL_PUNCH_HOLE };
+                opcode::Fallocate::new(Fd(backing.file.as_raw_fd()), piece.len)
+                    .offset(request.offset + piece.offset)
+                    .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
+                    .build()
+            }
+        };
+        self.ring.push(&entry.user_data(CompletionToken::Piece(index).to_user_data()))
+    }
+
+    /// A piece fails before submission. Its VM caused work without device time.
+    fn fail_submission(&mut self, index: u32, code: i32) -> io::Result<()> {
+        self.failed_submissions += 1;
+        if let Some(piece) = self.pieces.get(index as usize).and_then(|r| r.piece) {
+            self.vms[piece.vm].throttled = true;
+        }
+        self.on_completion(now(), index, code)
+    }
+}

@@ -1,0 +1,149 @@
+//! The vhost-user back end of one VM's disk: a socket, its thread, and one connection at a time.
+//!
+//! Everything here is between one QEMU and this process. Whatever a QEMU sends, or delays, concerns
+//! its own disk.
+
+mod connection;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use self::connection::Connection;
+use crate::blk::Limits;
+use crate::confine::{Confine, Role};
+use crate::engine::{Command, EngineHandle};
+use crate::listen::SocketListener;
+
+/// A disk as its control thread sees it.
+#[derive(Clone, Debug)]
+pub struct DiskInfo {
+    /// Name in logs and of the thread.
+    pub name: String,
+    /// Index of the VM in its engine.
+    pub vm: usize,
+    /// Size and operations.
+    pub limits: Limits,
+    /// Block size in bytes.
+    pub block: u32,
+    /// Number of queues.
+    pub queues: u16,
+    /// Huge pages are accepted.
+    pub hugepages: bool,
+}
+
+/// A socket with its thread; serves one QEMU at a time.
+#[derive(Debug)]
+pub struct VhostUserServer {
+    stop: Arc<AtomicBool>,
+    connection: Arc<Mutex<Option<UnixStream>>>,
+    socket: SocketListener,
+    engine: EngineHandle,
+    vm: usize,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl VhostUserServer {
+    /// Serves a disk's socket; the thread is confined when this returns.
+    ///
+    /// # Errors
+    /// The thread cannot be started or confined.
+    pub fn start(
+        disk: DiskInfo,
+        socket: SocketListener,
+        engine: EngineHandle,
+        confine: &Confine,
+    ) -> io::Result<Self> {
+        let listener = socket.listener().try_clone()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let connection = Arc::new(Mutex::new(None));
+        let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
+        let (vm, handle) = (disk.vm, engine.clone());
+        let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
+        let thread = confine.spawn(&name, Role::VhostUser, move || {
+            while !stopped.load(Ordering::Acquire) {
+                let Ok((stream, _)) = listener.accept() else {
+                    if stopped.load(Ordering::Acquire) {
+                        break;
+                    }
+                    // Out of descriptors, for instance: temporary, and QEMU retries.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    continue;
+                };
+                // Stored before `stop` is read: either this thread sees `stop`, or `close` sees the
+                // connection.
+                let Ok(copy) = stream.try_clone() else {
+                    // Without a copy, `close` could not end this connection. QEMU retries.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    continue;
+                };
+                if let Ok(mut current) = current.lock() {
+                    *current = Some(copy);
+                }
+                if stopped.load(Ordering::Acquire) {
+                    break;
+                }
+                // A panic in message handling ends this connection only; the next one is served.
+                if catch_unwind(AssertUnwindSafe(|| serve(stream, &disk, &engine))).is_err() {
+                    crate::log::line(&disk.name, "a defect ended the connection");
+                }
+                if let Ok(mut current) = current.lock() {
+                    *current = None;
+                }
+            }
+        })?;
+        Ok(Self { stop, connection, socket, engine: handle, vm, thread: Some(thread) })
+    }
+}
+
+fn serve(stream: UnixStream, disk: &DiskInfo, engine: &EngineHandle) {
+    let connection = Arc::new(Mutex::new(Connection::new(disk.clone(), engine.clone())));
+    let mut handler = BackendReqHandler::from_stream(stream, connection);
+    loop {
+        match handler.handle_request() {
+            Ok(()) => {}
+            // A refused message is reported to QEMU if it asked for a reply; the connection
+            // continues.
+            Err(Error::ReqHandlerError(_) | Error::InvalidParam | Error::InvalidOperation(_)) => {}
+            Err(Error::Disconnected) => break,
+            Err(e) => {
+                crate::log::line(&disk.name, format_args!("connection ends: {e}"));
+                break;
+            }
+        }
+    }
+}
+
+impl VhostUserServer {
+    /// Ends the connection and the listener; the thread ends soon. Dropping joins it, so several
+    /// are closed first and then dropped.
+    pub fn close(&self) {
+        self.stop.store(true, Ordering::Release);
+        if let Ok(current) = self.connection.lock() {
+            if let Some(stream) = current.as_ref() {
+                let _ = rustix::net::shutdown(stream.as_fd(), rustix::net::Shutdown::Both);
+            }
+        }
+        // The thread may wait for a queue to stop, which takes as long as the guest's requests:
+        // they are cancelled, and QEMU keeps them in flight.
+        let (reply, _) = std::sync::mpsc::sync_channel(1);
+        let _ = self.engine.send(Command::Disconnect { vm: self.vm, reply });
+        // Wakes the accepting thread, also when the socket's name was removed.
+        let _ = rustix::net::shutdown(self.socket.listener().as_fd(), rustix::net::Shutdown::Both);
+    }
+}
+
+impl Drop for VhostUserServer {
+    fn drop(&mut self) {
+        self.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
