@@ -1,20 +1,25 @@
 # The commands of README.md. `make demo` and `make test` install what they need on Debian 12 and 13.
-.PHONY: all build deps demo test install clean help
+.PHONY: all build deps demo check test test-host test-slow install clean help
 
 PREFIX ?= /usr/local
 
 all: build
 
 help:
-	@echo "make demo     the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
-	@echo "make test     all checks"
-	@echo "make build    target/release/rtvirtio"
-	@echo "make install  rtvirtio and rtvirtio-iod in PREFIX/bin (PREFIX=$(PREFIX))"
+	@echo "make build      target/release/rtvirtio; needs a Rust compiler, 1.85 or later, and a C linker"
+	@echo "make deps       installs the rest on Debian 12 and 13: a compiler, fio, QEMU, ...; needs root"
+	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
+	@echo "make check      format, lints, unit tests, in less than 5 minutes; needs no root"
+	@echo "make test       all checks, about 20 minutes; as root also those on the real kernel"
+	@echo "make test-host  the part of them on this host's kernel, without guests"
+	@echo "make test-slow  the part of them that boots guests and the box"
+	@echo "make install    rtvirtio and rtvirtio-iod in PREFIX/bin (PREFIX=$(PREFIX))"
 
 deps:
 	@sh scripts/deps.sh
 
-build: deps
+build:
+	@command -v cargo >/dev/null 2>&1 || { echo "no cargo here: make deps, or https://rustup.rs" >&2; exit 1; }
 	cargo build --locked --release
 
 demo: deps
@@ -26,8 +31,17 @@ demo: deps
 	target/release/rtvirtio-lab demo --out demo; code=$$?; \
 	[ -z "$$SUDO_USER" ] || chown -R "$$SUDO_USER" demo 2>/dev/null || true; exit $$code
 
+check:
+	@sh scripts/test.sh check
+
 test: deps
-	@sh scripts/test.sh
+	@sh scripts/test.sh all
+
+test-host: deps
+	@sh scripts/test.sh host
+
+test-slow: deps
+	@sh scripts/test.sh slow
 
 install: build
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what rtvirtio needs to build, test and run its lab on Debian 12 or 13. Installs nothing that is there already.
+# Installs what `make demo` and `make test` need on Debian 12 or 13: a compiler, fio, QEMU and more. Installs nothing that is there already.
 # Usage: scripts/deps.sh        Other distributions: see README.md, "What it needs".
 set -eu
 

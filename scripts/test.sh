@@ -1,11 +1,28 @@
 #!/bin/sh
-# All checks: format, lints, documentation, tests. The last line counts passed, failed and skipped.
-# Usage: scripts/test.sh        Set RTVIRTIO_NO_SKIP=1 to make every skip a failure (CI on a machine that can run all).
+# All checks, in tiers. Each tier ends with a line that counts passed, failed and skipped; so does the whole, on the last line.
+# Usage: scripts/test.sh check|host|slow|all
+#   check  format, lints, style, unit tests: no root, a compiler only
+#   host   documentation, minimum Rust version, licences, fuzz targets compile; tests against this machine's kernel, QEMU and fio
+#   slow   test programs that boot guests or the box
+#   all    these three
+# Set RTVIRTIO_NO_SKIP=1 to make a skip a failure where the check could run (CI on a machine that can run all).
 set -eu
 cd "$(dirname "$0")/.."
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT INT TERM
+tiers=${1:-all}
+case $tiers in
+check | host | slow) ;;
+all) tiers="check host slow" ;;
+*) echo "usage: scripts/test.sh check|host|slow|all" >&2; exit 2 ;;
+esac
+work=$(mktemp -d)
+trap 'rm -rf "$work" "$work.failed"' EXIT INT TERM
+
+# A test program that boots guests or the box has one of these names.
+slow_name() {
+    case $1 in *boxed* | *guest* | qemu | bench_cpu) return 0 ;; esac
+    return 1
+}
 
 began=$(date +%s)
 # Minutes and seconds since the begin, so that a slow or stopped run shows where its time went.
@@ -18,39 +35,165 @@ stamped() {
     done
 }
 
+# A check that is no test of cargo's: check NAME COMMAND... In the log it has the form of a test's result.
+check() {
+    name=$1
+    shift
+    step "$name"
+    if "$@"; then
+        echo "test result: ok. 1 passed; 0 failed" >>"$log"
+    else
+        echo "test $name ... FAILED" | tee -a "$log"
+        echo "test result: FAILED. 0 passed; 1 failed" >>"$log"
+    fi
+}
+skip() { # skip NAME WHY: it cannot run on this machine
+    echo "SKIP $1: $2" | tee -a "$log" >&2
+    # It counts as skipped, not as passed too: the sum takes skips off what passed, since a skipped test counts as passed.
+    echo "test result: ok. 1 passed; 0 failed" >>"$log"
+}
+tests() { # tests WHAT CARGO_TEST_ARGUMENTS...: one test program at a time, since they share loop devices, cgroups and CPUs
+    step "$1"
+    shift
+    { cargo test --locked --no-fail-fast "$@" -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee -a "$log"
+}
+
 # Lints and formatting differ between compiler versions: they bind only for the pinned one.
 pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
 if rustc --version | grep -q "^rustc $pinned "; then strict=1; else strict=; fi
+format() {
+    cargo fmt --all --check || [ -z "$strict" ] || return 1
+    [ -n "$strict" ] || echo "(rustfmt is not of the pinned Rust $pinned: not fatal)"
+}
+clippy() {
+    if [ -n "$strict" ]; then
+        cargo clippy --locked --workspace --all-targets -- -D warnings
+    else
+        cargo clippy --locked --workspace --all-targets || echo "(clippy is not of the pinned Rust $pinned: not fatal)"
+    fi
+}
+# Only counts what is left to mend; the list: scripts/style.sh --report. Without `--report` it binds.
+style() { sh scripts/style.sh --report | tail -n 4; }
+documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet; }
 
-step "format"
-if ! cargo fmt --all --check; then
-    [ -z "$strict" ] || exit 1
-    echo "(rustfmt is not of the pinned Rust $pinned: not fatal)"
-fi
-step "clippy"
-if [ -n "$strict" ]; then
-    cargo clippy --locked --workspace --all-targets -- -D warnings
-else
-    cargo clippy --locked --workspace --all-targets || echo "(clippy is not of the pinned Rust $pinned: not fatal)"
-fi
-step "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet
+# Builds with the oldest compiler that Cargo.toml declares. rustup has it, or can get it; Debian 13's own is of that version.
+minimum_rust() {
+    oldest=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    name="builds with Rust $oldest"
+    if rustc --version | grep -q "^rustc $oldest\."; then
+        check "$name" cargo check --locked --workspace --all-targets
+        return
+    fi
+    if ! command -v rustup >/dev/null 2>&1; then
+        skip "$name" "no rustup to get that compiler"
+        return
+    fi
+    if ! rustc "+$oldest.0" --version >/dev/null 2>&1; then
+        if [ -z "${RTVIRTIO_NO_SKIP:-}" ]; then
+            skip "$name" "not installed: rustup toolchain install $oldest.0 --profile minimal"
+            return
+        fi
+        timeout 120 rustup toolchain install "$oldest.0" --profile minimal >/dev/null 2>&1 || {
+            skip "$name" "rustup cannot get that compiler here"
+            return
+        }
+    fi
+    # A directory of its own, so that the two compilers do not throw away each other's work.
+    check "$name" cargo "+$oldest.0" check --locked --workspace --all-targets --target-dir target/oldest-rust
+}
 
-step "tests"
-# One test program at a time: they share the machine's loop devices, cgroups and two CPUs.
-status=0
-{ cargo test --locked --workspace --no-fail-fast -- --test-threads=2 2>&1 || echo "CARGO TEST FAILED"; } | stamped | tee "$log"
-grep -q '^CARGO TEST FAILED$' "$log" && status=1
+# Compiles the fuzz targets without libFuzzer, which only a linked program needs.
+fuzz_targets() {
+    CUSTOM_LIBFUZZER_PATH=/nonexistent/libfuzzer.a RUSTFLAGS="--cfg fuzzing" \
+        cargo check --locked --manifest-path fuzz/Cargo.toml --bins --target-dir target/fuzz-check || {
+        echo "when only fuzz/Cargo.lock is old: cargo update --workspace --manifest-path fuzz/Cargo.toml" >&2
+        return 1
+    }
+}
 
-sum() { awk -v f="$1" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" f) n += $(i - 1) } END { print n + 0 }' "$log"; }
+# Licences, sources and versions are tests of lab/testkit too, which need cargo alone.
+deny() {
+    if ! cargo deny --version >/dev/null 2>&1; then
+        step "cargo-deny"
+        echo "(not installed: lab/testkit/tests/dependencies.rs checks licences and sources; cargo install cargo-deny --locked)"
+        return
+    fi
+    check "cargo-deny" cargo deny --locked check --hide-inclusion-graph bans licenses sources
+    if timeout 60 cargo deny fetch db >/dev/null 2>&1; then
+        check "cargo-deny advisories" cargo deny --locked check --disable-fetch advisories
+    else
+        skip "cargo-deny advisories" "the advisory database cannot be fetched here"
+    fi
+}
+
+# `--test NAME` of each integration test program: those that are slow, or the others.
+programs() {
+    for file in */*/tests/*.rs; do
+        name=$(basename "$file" .rs)
+        if slow_name "$name"; then [ "$1" = slow ] || continue; else [ "$1" = host ] || continue; fi
+        echo "--test $name"
+    done | sort -u
+}
+
+tier() {
+    case $1 in
+    check)
+        check "format" format
+        check "clippy" clippy
+        check "style" style
+        tests "unit tests" --workspace --lib --bins
+        ;;
+    host)
+        check "documentation" documentation
+        minimum_rust
+        check "fuzz targets compile" fuzz_targets
+        deny
+        # Tests of one crate run another's programs.
+        check "build of all tests" cargo test --locked --workspace --no-run --quiet
+        # shellcheck disable=SC2046 # a list of words
+        tests "tests on this host" --workspace $(programs host)
+        tests "documentation's examples" --workspace --doc
+        ;;
+    slow)
+        check "build of all tests" cargo test --locked --workspace --no-run --quiet
+        # shellcheck disable=SC2046 # a list of words
+        tests "tests that boot guests and the box" --workspace $(programs slow)
+        ;;
+    esac
+}
+
+sum() { # sum FIELD FILE...
+    field=$1
+    shift
+    cat "$@" | awk -v f="$field" '/^test result:/ { for (i = 2; i <= NF; i++) if ($i ~ "^" f) n += $(i - 1) } END { print n + 0 }'
+}
 # Ignored tests are the other ends of crash tests: processes that a test starts, kills, or runs in the box. They are not counted.
-# A skipped test returns early, so the test runner counts it as passed; it says so by name.
-skipped=$(grep -c '^SKIP ' "$log" || true)
-passed=$(($(sum passed) - skipped))
-failed=$(sum failed)
-[ "$failed" -gt 0 ] && status=1
-echo
-grep -h '^SKIP ' "$log" || true
-[ "$status" -eq 0 ] || grep -hE '^(test .* FAILED|error: test failed)' "$log" | sort -u || true
-echo "$passed passed, $failed failed, $skipped skipped"
+# A skipped test returns early, so the test runner counts it as passed; it is named on a line of its own.
+count() { # count FILE...: the line that counts
+    skipped=$(cat "$@" | grep -c '^SKIP ' || true)
+    echo "$(($(sum passed "$@") - skipped)) passed, $(sum failed "$@") failed, $skipped skipped"
+}
+failures() { # failures FILE...: what failed, by name; false when nothing did
+    cat "$@" | grep -hE '^(test .* FAILED|error: test failed|error: could not compile|CARGO TEST FAILED)' >"$work.failed" || return 1
+    sort -u "$work.failed"
+}
+
+status=0
+for tier in $tiers; do
+    log=$work/$tier
+    : >"$log"
+    tier "$tier"
+    echo
+    grep -h '^SKIP ' "$log" || true
+    if failures "$log"; then status=1; fi
+    printf '%s: %s %s\n' "$tier" "$(count "$log")" "$(elapsed)"
+    # The other tiers take long, and what fails here is mended first.
+    [ "$tier" != check ] || [ "$status" -eq 0 ] || break
+done
+if [ "$tiers" = "check host slow" ]; then
+    echo
+    grep -h '^SKIP ' "$work"/* || true
+    failures "$work"/* || true
+fi
+count "$work"/*
 exit "$status"

@@ -236,12 +236,13 @@ impl<'a> Stage<'a> {
             Some(regulator) => Some(regulator.start(&self.binding, spec)?),
             None => None,
         };
+        let disk = self.binding.device.sysfs();
         let mut options = RunOptions {
             length: plan.length,
             warm_up: if self.kind() == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },
             seed: plan.seed,
             watch: true,
-            disk: Some(&self.binding.device.sysfs()),
+            disk: Some(&disk),
             work_dir: &self.work_dir,
             cancel: plan.cancel,
             on_tick: plan.on_tick,

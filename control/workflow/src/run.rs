@@ -30,13 +30,14 @@ pub fn measure(
     let total = length.as_secs() + 1;
     let mut bar = progress.bar(&format!("running {} tasks ({scheme})", site.spec.tasks().count()), total);
     let work_dir = dirs.fio();
+    let disk = site.device.sysfs();
     let mut options = RunOptions {
         length,
         warm_up: workload::WARM_UP,
         seed: 1,
         // A lab's VMs do nothing else; next to others a probe could be in the way.
         watch: site.lab.is_some(),
-        disk: Some(&site.device.sysfs()),
+        disk: Some(&disk),
         work_dir: &work_dir,
         cancel: progress.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),

@@ -153,10 +153,8 @@ impl Finder {
     }
 
     fn close(&mut self) {
-        if let Some((from, _)) = self.since.take()
-            && self.until > from + KEPT_NS
-            && self.spans.len() < MOST
-        {
+        let Some((from, _)) = self.since.take() else { return };
+        if self.until > from + KEPT_NS && self.spans.len() < MOST {
             self.spans.push((from, self.until));
         }
     }

@@ -132,9 +132,7 @@ fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<
     if late.iter().all(|p| still(p)) {
         return Some((Limit::Device, format!("{}{nearest}", task.told())));
     }
-    if let Some(alone) = profile.and_then(|profile| alone(point, profile))
-        && alone > task.target
-    {
+    if let Some(alone) = profile.and_then(|profile| alone(point, profile)).filter(|a| *a > task.target) {
         let why = format!("the device alone, at depth 1, held a request for {alone}; {}", task.told());
         return Some((Limit::Device, format!("{why}{nearest}")));
     }

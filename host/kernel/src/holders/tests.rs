@@ -139,7 +139,8 @@ fn a_mapping_counts() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(&dir, "image");
     let file = open(&path, true);
-    let (mut ready, tell) = std::io::pipe().unwrap();
+    let (ready, tell) = rustix::pipe::pipe().unwrap();
+    let mut ready = File::from(ready);
     // SAFETY: the child makes system calls only, and is ended below.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0);

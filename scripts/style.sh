@@ -1,0 +1,92 @@
+#!/bin/sh
+# The rules of the house that no compiler checks. Prints FILE:LINE: what, and a count for each rule. Exit status 1 where one is broken.
+# Usage: scripts/style.sh             strict
+#        scripts/style.sh --report    the same list, exit status 0
+set -eu
+cd "$(dirname "$0")/.."
+# Columns are characters, not bytes.
+export LC_ALL=C.UTF-8
+case ${1:-} in
+'') report= ;;
+--report) report=1 ;;
+*) echo "usage: scripts/style.sh [--report]" >&2; exit 2 ;;
+esac
+found=$(mktemp)
+trap 'rm -f "$found"' EXIT INT TERM
+
+# Tracked files; without git all but those that a build makes.
+rust_files() {
+    git ls-files -- '*.rs' 2>/dev/null || find . -name target -prune -o -name '*.rs' -print | sed 's|^\./||'
+}
+
+# Comments wrap at 100 columns, so that two files fit next to each other. An address and a row of a table cannot be wrapped.
+long_comments() {
+    rust_files | while IFS= read -r file; do
+        grep -nE '^.{101,}$' "$file" | grep -E '^[0-9]+:[[:space:]]*//' | grep -vE 'https?://[^ ]{40,}|//[/!] \|' |
+            sed "s|^\([0-9]*\):.*|$file:\1: a comment over 100 columns|" || true
+    done
+}
+
+# A file is read in one sitting: at most 500 lines. Tests may be longer.
+long_files() {
+    rust_files | grep -vE '(^|/)tests(/|\.rs$)' | while IFS= read -r file; do
+        lines=$(wc -l <"$file")
+        [ "$lines" -le 500 ] || echo "$file:1: $lines lines, 500 at most"
+    done
+}
+
+# `floor crate` of each dependency of a manifest that is a crate of this workspace; dev-dependencies may point anywhere.
+own_dependencies() {
+    awk '/^\[/ { on = /^\[(target\..*\.)?dependencies\]/ } on && /^rtvirtio-/ { sub(/[ .=].*/, ""); print }' "$1" |
+        while IFS= read -r name; do
+            path=$(sed -n "s|^$name = { *path = \"\([^\"]*\)\".*|\1|p" Cargo.toml)
+            [ -n "$path" ] || { echo "$1: $name is not in the workspace's dependencies" >&2; continue; }
+            echo "${path%%/*} $name"
+        done
+}
+
+rank() {
+    case $1 in
+    core) echo 0 ;;
+    host | domain) echo 1 ;;
+    control) echo 2 ;;
+    lab) echo 3 ;;
+    bin) echo 4 ;;
+    *) echo "no floor $1" >&2; exit 1 ;;
+    esac
+}
+
+# core < host, domain < control < lab < bin.
+upward_imports() {
+    for manifest in core/*/Cargo.toml host/*/Cargo.toml domain/*/Cargo.toml control/*/Cargo.toml lab/*/Cargo.toml; do
+        [ -e "$manifest" ] || continue
+        floor=${manifest%%/*}
+        own_dependencies "$manifest" | while read -r other name; do
+            [ "$(rank "$other")" -le "$(rank "$floor")" ] || echo "$manifest:1: $floor imports $name of $other"
+        done
+    done
+}
+
+# The laboratory is no part of the product: its own program alone links it.
+laboratory_in_the_product() {
+    for manifest in bin/*/Cargo.toml; do
+        [ "$manifest" != bin/rtvirtio-lab/Cargo.toml ] || continue
+        own_dependencies "$manifest" | while read -r other name; do
+            [ "$other" != lab ] || echo "$manifest:1: it links $name of the laboratory"
+        done
+    done
+}
+
+status=0
+counts=
+for rule in long_comments long_files upward_imports laboratory_in_the_product; do
+    $rule >"$found"
+    cat "$found"
+    n=$(wc -l <"$found")
+    [ "$n" -eq 0 ] || status=1
+    counts="$counts$(echo "$rule" | tr _ ' '): $n
+"
+done
+printf '%s' "$counts"
+[ -z "$report" ] || status=0
+exit "$status"
