@@ -13,6 +13,7 @@ mod dirs;
 pub mod domain;
 pub mod elevator;
 mod error;
+mod files;
 pub mod guest_point;
 pub mod guests;
 pub mod held;
@@ -31,4 +32,5 @@ pub mod vms;
 
 pub use dirs::{Dirs, is_there, write_state};
 pub use error::{Context, Error, Kind, Result};
+pub use files::{generated, write_file};
 pub use progress::{Bar, Progress};

@@ -49,12 +49,12 @@ macro_rules! saved {
 }
 
 saved!(
-    crate::crash::CrashData,
+    crate::iod_crash::CrashData,
     crate::cyclictest::CyclictestData,
     crate::iod::IodData,
     crate::planning::Planning,
     crate::reservation::ReservationData,
-    crate::startup::StartupData,
+    crate::iod_startup::StartupData,
     crate::tails::TailsData,
 );
 
