@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::domain::client as iod;
-use rtvirtio_workflow::site::{cpus, kernel_release};
+use rtvirtio_workflow::{cpus, kernel_release};
 
 /// Interval of polls of the guest's agent, which cost the guest's CPU time.
 const AGENT_POLL: Duration = Duration::from_millis(250);

@@ -17,7 +17,7 @@ use crate::report::{ExperimentReport, read};
 use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::statistic::median;
-use rtvirtio_workflow::site::{cpus, kernel_release};
+use rtvirtio_workflow::{cpus, kernel_release};
 use rtvirtio_workflow::{generated, model_choice};
 
 /// File name of the result.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use rtvirtio_learn::dataset::OtherHost;
 use rtvirtio_model::{HostModel, Profile};
-use rtvirtio_workflow::site::{cpus, kernel_release};
+use rtvirtio_workflow::{cpus, kernel_release};
 
 use crate::test_bed::TestBed;
 

@@ -25,7 +25,7 @@ use rtvirtio_workflow::guest_point;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::profile::of_site;
-use rtvirtio_workflow::site::{self, Site};
+use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Error, Progress, generated};
 
 /// Run directory of experiments, below the program's.
@@ -123,7 +123,7 @@ impl<'a> TestBed<'a> {
     /// # Errors
     /// Names both devices.
     pub fn check_profile(&self, profile: &Profile) -> anyhow::Result<()> {
-        let (profiled, device) = (&profile.device, site::profile_key(&self.device.spec)?);
+        let (profiled, device) = (&profile.device, rtvirtio_workflow::profile_key(&self.device.spec)?);
         ensure!(
             *profiled == device,
             "the profile or model is of {profiled}, this is {device}: name one of this device, or leave it out to have the device measured"

@@ -10,7 +10,7 @@ use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style,
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
-use rtvirtio_planner::{Plan, TaskOutlook, plan};
+use rtvirtio_planner::{Plan, TaskOutlook, plan, scheme_name};
 use rtvirtio_report::{ReportInput, html, tally, text};
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
@@ -189,7 +189,7 @@ impl DemoResult {
             show(ui, &self.file, String::new)?;
         }
         for run in &self.file.runs {
-            ui.step(&format!("{}: {}", run.scheme, tally(run).sentence()));
+            ui.step(&format!("{}: {}", scheme_name(&run.scheme), tally(run).sentence()));
         }
         ui.step(&format!("wrote {} and {}", page.display(), data.display()));
         Ok(last_code(&self.file.runs))

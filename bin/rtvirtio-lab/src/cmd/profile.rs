@@ -17,7 +17,7 @@ use rtvirtio_testbed::AccelChoice;
 use rtvirtio_testbed::twin::TwinProfile;
 use rtvirtio_units::Bytes;
 use rtvirtio_workflow::profile::{Access, of_device};
-use rtvirtio_workflow::site::profile_key;
+use rtvirtio_workflow::profile_key;
 use rtvirtio_workflow::{Error, Progress as _};
 
 use super::lab::{PROFILE_DIR, lab_host};

@@ -12,9 +12,11 @@ use rtvirtio_measure::profile::to_json;
 use rtvirtio_model::Profile;
 use rtvirtio_report::text;
 use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::model_choice::keep_aside;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
-use rtvirtio_workflow::site::{Site, load_spec, profile_key};
+use rtvirtio_workflow::profile_key;
+use rtvirtio_workflow::site::Site;
 
 use crate::args::{ProfileArgs, ProfileCommand};
 

@@ -1,21 +1,22 @@
-//! Why one of our schemes missed a case: whether any setting that was tried passes, and what stands in the way.
+//! Causes of the misses of our schemes: whether any tried setting passes, and what limits the case.
 
 use std::collections::BTreeMap;
 
 use rtvirtio_model::{DepthPoint, Profile};
+use rtvirtio_planner::scheme_name;
 use rtvirtio_units::Nanos;
 use serde::Serialize;
 
 use crate::cases::Case;
-use crate::cases::passes::{OURS, case_of, keeps_rate, passed, passed_awake, worst};
+use crate::cases::passes::{OURS, case_of, keeps_rate, passed, passed_awake, same_settings, worst};
 use rtvirtio_learn::dataset::{Outcome, Point};
 use rtvirtio_learn::load::{Stream, vm_name};
 
-/// What stands in the way of a case's targets.
+/// What limits a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Limit {
-    /// The host stood still: less its stalls every run passes.
+    /// The host stalls: less its stalls every run passes.
     Host,
     /// The same setting passed in another run of the case.
     Chance,
@@ -59,7 +60,7 @@ pub struct Miss {
     pub tried: usize,
     /// Those that passed.
     pub passed: usize,
-    /// What stood in the way.
+    /// What limits the case.
     pub limit: Limit,
     /// The evidence.
     pub why: String,
@@ -89,7 +90,8 @@ fn miss(case: &str, runs: &[&Point], profile: Option<&Profile>) -> Option<Miss> 
     Some(Miss { case: case.to_owned(), missed, tried: runs.len(), passed, limit, why })
 }
 
-/// What the late runs met, from the most to the least that could be done about it here. `None` without a late run.
+/// What limits the late runs, from the limit that is easiest to remove to the hardest. `None` without a
+/// late run.
 fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<(Limit, String)> {
     let (point, task) = late.iter().filter_map(|p| Some((*p, latest(p)?))).max_by(|a, b| {
         let over = |x: &(&Point, Judged)| worst(x.0);
@@ -103,21 +105,24 @@ fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<
     let same: Vec<&&Point> = runs.iter().filter(|p| same_settings(p, point)).collect();
     let again = same.iter().filter(|p| passed(p)).count();
     if again > 0 {
-        let why = format!("{}; {again} of {} runs under this setting pass", task.told(), same.len());
+        let why = format!("{}; {again} of {} runs under this setting pass", task.text(), same.len());
         return Some((Limit::Chance, why));
     }
     let best = |good: fn(&Point) -> bool| {
         runs.iter().filter(|p| good(p)).min_by(|a, b| worst(a).total_cmp(&worst(b)))
     };
-    let told = |p: &Point| format!("{} ({}, {:.2} of the target)", p.knobs, p.scheme, worst(p));
+    let run_text = |p: &Point| {
+        let schemes: Vec<&str> = p.scheme.split(',').map(scheme_name).collect();
+        format!("{} ({}, {:.2} of the target)", p.knobs, schemes.join(", "), worst(p))
+    };
     if let Some(other) = best(passed) {
-        return Some((Limit::Choice, format!("{}; passes: {}", task.told(), told(other))));
+        return Some((Limit::Choice, format!("{}; passes: {}", task.text(), run_text(other))));
     }
     if let Some(other) = best(passed_awake) {
-        let why = format!("{}; passes less the host's own stalls: {}", task.told(), told(other));
+        let why = format!("{}; passes less the host's own stalls: {}", task.text(), run_text(other));
         return Some((Limit::Choice, why));
     }
-    let nearest = best(|_| true).map(|p| format!("; nearest of {} runs: {}", runs.len(), told(p)));
+    let nearest = best(|_| true).map(|p| format!("; nearest of {} runs: {}", runs.len(), run_text(p)));
     let nearest = nearest.unwrap_or_default();
     if runs.iter().all(|p| p.tasks().any(|(_, s, o)| s.target.is_some() && !keeps_rate(s, o))) {
         let asked = profile.map_or(String::new(), |profile| {
@@ -126,27 +131,17 @@ fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<
                 100.0 * device_share(point, profile)
             )
         });
-        return Some((Limit::Rate, format!("{}{asked}{nearest}", task.told())));
+        return Some((Limit::Rate, format!("{}{asked}{nearest}", task.text())));
     }
     let still = |p: &Point| p.disk.is_some_and(|disk| disk.longest_ns > task.target);
     if late.iter().all(|p| still(p)) {
-        return Some((Limit::Device, format!("{}{nearest}", task.told())));
+        return Some((Limit::Device, format!("{}{nearest}", task.text())));
     }
     if let Some(alone) = profile.and_then(|profile| alone(point, profile)).filter(|a| *a > task.target) {
-        let why = format!("the device alone, at depth 1, held a request for {alone}; {}", task.told());
+        let why = format!("the device alone, at depth 1, held a request for {alone}; {}", task.text());
         return Some((Limit::Device, format!("{why}{nearest}")));
     }
-    Some((Limit::Waiting, format!("{}{nearest}", task.told())))
-}
-
-/// Whether two runs of a case were under the same settings.
-pub(crate) fn same_settings(a: &Point, b: &Point) -> bool {
-    (&a.knobs, &a.classes, is_served(a)) == (&b.knobs, &b.classes, is_served(b))
-}
-
-/// Whether budgets were enforced beside the knobs: such a run is another setting.
-fn is_served(point: &Point) -> bool {
-    point.is_of("rt-xen")
+    Some((Limit::Waiting, format!("{}{nearest}", task.text())))
 }
 
 /// A task with a target.
@@ -155,12 +150,12 @@ struct Judged {
     tail: Nanos,
     target: Nanos,
     rate: Option<(f64, f64)>,
-    /// Longest standstill of the disk in the run, where it is a part of the tail worth telling.
+    /// Longest standstill of the disk in the run, where it is at least a quarter of the tail.
     still: Option<Nanos>,
 }
 
 impl Judged {
-    fn told(&self) -> String {
+    fn text(&self) -> String {
         let rate = match self.rate {
             Some((got, asked)) => format!(", {got:.0} of {asked:.0}/s"),
             None => String::new(),

@@ -1,5 +1,6 @@
-//! What the VMs without a target get while the others' targets are met: the price of meeting them.
+//! Rates of the VMs without a target: the price of meeting the others' targets.
 
+use rtvirtio_planner::scheme_name;
 use serde::Serialize;
 
 use crate::cases::passes::case_of;
@@ -10,27 +11,27 @@ use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::design::Neighbour;
 use rtvirtio_learn::statistic::median;
 
-/// What one kind of neighbour got.
+/// The rates of one kind of neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Left {
+pub struct NeighbourRates {
     /// [`Neighbour::name`].
     pub neighbour: &'static str,
-    /// Cases with such a neighbour of which runs are there.
+    /// Measured cases with such a neighbour.
     pub cases: usize,
     /// By scheme, requests per second, median over its cases; `None` for a scheme that ran none of them.
     pub rates: Vec<Option<f64>>,
 }
 
-impl Left {
+impl NeighbourRates {
     /// The rates for tables.
     pub fn cells(&self) -> impl Iterator<Item = String> {
         self.rates.iter().map(|rate| rate.map_or("-".to_owned(), |rate| format!("{rate:.0}")))
     }
 }
 
-/// What each kind of neighbour got under each scheme; kinds that no measured case has are left out.
+/// The rates of each kind of neighbour under each scheme, without kinds that no measured case has.
 #[must_use]
-pub fn left(cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<Left> {
+pub fn neighbour_rates(cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<NeighbourRates> {
     let kinds = [Neighbour::Flood, Neighbour::Burst, Neighbour::Writer];
     let of = |kind: Neighbour| {
         let cases: Vec<&Case> = cases.iter().filter(|c| c.neighbour == Some(kind)).collect();
@@ -38,21 +39,21 @@ pub fn left(cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<Left> {
             cases.iter().filter_map(|case| rate(case, scheme, points)).collect()
         };
         let all: Vec<Vec<f64>> = schemes.iter().map(by_case).collect();
-        Left {
+        NeighbourRates {
             neighbour: kind.name(),
             cases: all.iter().map(Vec::len).max().unwrap_or(0),
             rates: all.into_iter().map(|rates| (!rates.is_empty()).then(|| median(rates))).collect(),
         }
     };
-    kinds.into_iter().map(of).filter(|left| left.cases > 0).collect()
+    kinds.into_iter().map(of).filter(|rates| rates.cases > 0).collect()
 }
 
-/// Per scheme what neighbours got of what they get under the defaults, which hold nothing back.
+/// Per scheme the neighbours' rates as a share of those under the kernel's defaults, which limit no VM.
 #[must_use]
 pub fn claims(tier: Tier, cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<Claim> {
-    let unchecked = DefaultBfq.name();
+    let unlimited = DefaultBfq.name();
     let claim = |scheme: &String| {
-        let share = |case: &Case| Some(rate(case, scheme, points)? / rate(case, unchecked, points)?);
+        let share = |case: &Case| Some(rate(case, scheme, points)? / rate(case, unlimited, points)?);
         let shares: Vec<f64> = cases
             .iter()
             .filter(|c| c.neighbour.is_some())
@@ -61,12 +62,14 @@ pub fn claims(tier: Tier, cases: &[Case], schemes: &[String], points: &[Point]) 
             .collect();
         let (tier, n) = (tier.name(), shares.len());
         let what = format!(
-            "what the VM without a target got under {scheme}, as a share of what it got under {unchecked}, median over {n} cases of the {tier} tier"
+            "rate of the VM without a target under {}, as a share of its rate under {}, median over {n} cases of the {tier} tier",
+            scheme_name(scheme),
+            scheme_name(unlimited)
         );
         let id = format!("cases.{tier}.{scheme}.neighbour");
         (n > 0).then(|| Claim::new(id, what, median(shares), "share", n))
     };
-    schemes.iter().filter(|s| *s != unchecked).filter_map(claim).collect()
+    schemes.iter().filter(|s| *s != unlimited).filter_map(claim).collect()
 }
 
 /// Requests per second of the tasks without a rate, in a case that has some, under a scheme, median over its runs; `None` without runs.
@@ -105,15 +108,15 @@ mod tests {
             with("trial", 1, 9.0),
         ];
         let schemes = ["default-bfq", "slice", "tuned"].map(str::to_owned);
-        let found = left(&of_tier, &schemes, &points);
+        let rates = neighbour_rates(&of_tier, &schemes, &points);
         assert_eq!(
-            found,
-            [Left { neighbour: "flood", cases: 1, rates: vec![Some(5_000.0), Some(250.0), None] }]
+            rates,
+            [NeighbourRates { neighbour: "flood", cases: 1, rates: vec![Some(5_000.0), Some(250.0), None] }]
         );
         let claims = claims(Tier::Strict, &of_tier, &schemes, &points);
         assert_eq!(claims.len(), 1, "nothing is said of what did not run, and the defaults are the measure");
         assert_eq!((claims[0].id.as_str(), claims[0].value), ("cases.strict.slice.neighbour", 0.05));
         // Cases without neighbours have nothing to say.
-        assert!(left(&cases(Tier::Tight, &options), &schemes, &points).is_empty());
+        assert!(neighbour_rates(&cases(Tier::Tight, &options), &schemes, &points).is_empty());
     }
 }

@@ -1,17 +1,23 @@
 //! Pass rates and the cases one by one: the paper's Figs. 7 and 8.
 
 use super::misses::{Limit, Miss};
-use super::neighbours::Left;
+use super::neighbours::NeighbourRates;
 use super::passes::{Cause, OURS, PUBLISHED, PassTable, case_of};
 use super::{Case, Tier};
 use crate::page::{Plot, Section, Table};
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::statistic::median;
+use rtvirtio_planner::scheme_name;
 use rtvirtio_report::svg::{Axis, Bar, BarPlot, BarRow, Series, Spread};
 
 use crate::page::xy::{axis, plot};
 
-/// Fig. 8: pass rates by scheme and tier, the paper's beside them.
+/// Display names of schemes.
+fn names(schemes: &[String]) -> impl Iterator<Item = String> {
+    schemes.iter().map(|s| scheme_name(s).to_owned())
+}
+
+/// Fig. 8: pass rates by scheme and tier, and the paper's.
 pub fn pass_rates(tables: &[PassTable]) -> Section {
     let mut series: Vec<String> = tables.iter().map(|t| format!("{} tier, here", t.tier.name())).collect();
     series.push("published by the paper (its own machine, its targets)".to_owned());
@@ -31,7 +37,7 @@ pub fn pass_rates(tables: &[PassTable]) -> Section {
         if let Some((_, share)) = PUBLISHED.iter().find(|(name, _)| name == scheme) {
             bars.push(Bar { series: tables.len(), share: *share, note: "published".to_owned(), pale: true });
         }
-        BarRow { name: scheme.clone(), bars }
+        BarRow { name: scheme_name(scheme).to_owned(), bars }
     };
     let plot = BarPlot { title: "pass rates".to_owned(), series, rows: schemes.iter().map(row).collect() };
     Section {
@@ -47,9 +53,9 @@ pub fn pass_rates(tables: &[PassTable]) -> Section {
 }
 
 /// Every case: passes and how near its worst task came to its target; and what it cost those without one.
-pub fn cases(table: &PassTable, left: &[Left]) -> Section {
+pub fn cases(table: &PassTable, rates: &[NeighbourRates]) -> Section {
     let mut head = vec!["case".to_owned()];
-    head.extend(table.schemes.clone());
+    head.extend(names(&table.schemes));
     let rows = table
         .cases
         .iter()
@@ -85,7 +91,8 @@ pub fn cases(table: &PassTable, left: &[Left]) -> Section {
             let of = table.causes(s);
             let n = |c: Cause| of.get(&c).copied().unwrap_or(0);
             format!(
-                "{s}: {} rate, {} host, {} disk, {} waiting",
+                "{}: {} rate, {} host, {} disk, {} waiting",
+                scheme_name(s),
                 n(Cause::Rate),
                 n(Cause::Host),
                 n(Cause::Disk),
@@ -97,43 +104,43 @@ pub fn cases(table: &PassTable, left: &[Left]) -> Section {
     let missed: Vec<&String> = any.iter().filter(|c| !ours.contains(c)).collect();
     let mut text = vec![format!(
         "passed/runs, and how many more would have less the host's own stalls; median (smallest to largest) of the worst task's measured p99.99 over its target. Some setting that was tried passes {} of {} \
-         measured cases in at least half of its runs, ours {}.",
+         measured cases in at least half of its runs, rtvirtio {}.",
         any.len(),
         table.cells.iter().filter(|row| row.iter().any(|c| c.n > 0)).count(),
         ours.len()
     )];
     if !causes.is_empty() {
         text.push(format!(
-            "Runs missed because a rate was not kept, because of the host's own stalls alone, because the disk itself stood still (not looked at in \
-             data from before 2026-11-25), or because requests waited: {}.",
+            "Runs missed because a rate was not kept, because of the host's own stalls alone, because the disk itself stood still (not observed in \
+             data of earlier than 2026-11-25), or because requests waited: {}.",
             causes.join("; ")
         ));
     }
     if !missed.is_empty() {
         let names: Vec<&str> = missed.iter().map(|s| s.as_str()).collect();
-        text.push(format!("Passed under another setting and not by ours: {}.", names.join(", ")));
+        text.push(format!("Passed under another setting and not by rtvirtio: {}.", names.join(", ")));
     }
     Section {
         title: format!("The {} tier, case by case", table.tier.name()),
         text,
         plots: Vec::new(),
         tables: std::iter::once(Table { label: format!("{} tier", table.tier.name()), head, rows })
-            .chain(neighbours(table, left))
+            .chain(neighbours(table, rates))
             .collect(),
     }
 }
 
-/// What the VMs without a target got; none where no case has one.
-fn neighbours(table: &PassTable, left: &[Left]) -> Option<Table> {
-    let row = |kind: &Left| {
+/// Rates of the VMs without a target; none where no case has one.
+fn neighbours(table: &PassTable, rates: &[NeighbourRates]) -> Option<Table> {
+    let row = |kind: &NeighbourRates| {
         let name = format!("{} ({} cases)", kind.neighbour, kind.cases);
         std::iter::once(name).chain(kind.cells()).collect()
     };
-    let head = std::iter::once("requests/s, median".to_owned()).chain(table.schemes.clone()).collect();
-    (!left.is_empty()).then(|| Table {
-        label: format!("what the VM without a target got in the {} tier", table.tier.name()),
+    let head = std::iter::once("requests/s, median".to_owned()).chain(names(&table.schemes)).collect();
+    (!rates.is_empty()).then(|| Table {
+        label: format!("rate of the VM without a target in the {} tier", table.tier.name()),
         head,
-        rows: left.iter().map(row).collect(),
+        rows: rates.iter().map(row).collect(),
     })
 }
 
@@ -148,7 +155,7 @@ pub fn achieved(of_tier: &[Case], schemes: &[String], points: &[Point]) -> Optio
         of_tier.iter().filter(is_example).map(|c| (c, of(c))).find(|(_, runs)| !runs.is_empty())?;
     let (ours, others): (Vec<&String>, Vec<&String>) =
         schemes.iter().partition(|s| OURS.contains(&s.as_str()));
-    let panels = [("the paper's schemes", others), ("ours", ours)];
+    let panels = [("the paper's schemes", others), ("rtvirtio", ours)];
     Some(Section {
         title: format!("One case, task by task: {} (as the paper's Fig. 7)", case.name),
         text: vec![
@@ -184,7 +191,7 @@ fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> Plot {
     });
     let target = Series { name: "target".to_owned(), index: 0, dashed: true, points: targets.collect() };
     let curves = schemes.iter().enumerate().map(|(i, s)| Series {
-        name: (*s).clone(),
+        name: scheme_name(s).to_owned(),
         index: i + 1,
         dashed: false,
         points: of(s),
@@ -203,14 +210,14 @@ fn tasks(case: &Case, schemes: &[&String], runs: &[&Point]) -> Plot {
     plot(&title, x, axis("p99.99, ms", Spread::Log), std::iter::once(target).chain(curves).collect(), None)
 }
 
-/// What ours missed, one by one; none when ours missed nothing.
+/// Each miss of our schemes; none without misses.
 pub fn misses(tier: Tier, misses: &[Miss]) -> Option<Section> {
     if misses.is_empty() {
         return None;
     }
     let row = |miss: &Miss| {
         let by: Vec<String> =
-            miss.missed.iter().map(|(scheme, worst)| format!("{scheme} {worst:.2}")).collect();
+            miss.missed.iter().map(|(scheme, worst)| format!("{} {worst:.2}", scheme_name(scheme))).collect();
         let passed = format!("{} of {}", miss.passed, miss.tried);
         vec![miss.case.clone(), by.join(", "), passed, miss.limit.name().to_owned(), miss.why.clone()]
     };
@@ -223,9 +230,9 @@ pub fn misses(tier: Tier, misses: &[Miss]) -> Option<Section> {
     let head =
         ["case", "missed by, over target", "runs that pass", "limit", "evidence"].map(str::to_owned).to_vec();
     Some(Section {
-        title: format!("What ours missed in the {} tier, and why", tier.name()),
+        title: format!("Misses of rtvirtio in the {} tier, and their causes", tier.name()),
         text: vec![format!(
-            "{}. host: less the host's own stalls all of ours pass; chance: the same setting passes in another run; choice: another setting that was tried \
+            "{}. host: less the host's own stalls all runs of rtvirtio pass; chance: the same setting passes in another run; choice: another setting that was tried \
              passes; rate: no setting keeps a declared rate; device: the device alone takes longer than the target; waiting: requests wait for others' \
              under every setting that was tried.",
             counts.join(", ")

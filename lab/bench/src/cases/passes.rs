@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use rtvirtio_units::Nanos;
 use serde::Serialize;
 
-use crate::cases::misses::same_settings;
 use crate::cases::{Case, Tier};
 use crate::claims::Claim;
 use rtvirtio_learn::dataset::{Outcome, Point};
 use rtvirtio_learn::load::Stream;
 use rtvirtio_learn::statistic::median;
+use rtvirtio_planner::scheme_name;
 
 /// Share of the declared rate that must be kept.
 const RATE_KEPT: f64 = 0.99;
@@ -269,7 +269,8 @@ impl PassTable {
         for scheme in &self.schemes {
             let (rate, cases, n) = self.pass_rate(scheme);
             let what = format!(
-                "share of runs of the {tier} tier in which {scheme} met every target, {cases} of {all} cases"
+                "share of runs of the {tier} tier in which {} met every target, {cases} of {all} cases",
+                scheme_name(scheme)
             );
             let claim = Claim::new(format!("cases.{tier}.{scheme}.pass_rate"), what, rate, "share", n);
             out.push(match (self.tier, scheme.as_str()) {
@@ -307,6 +308,16 @@ impl PassTable {
         out.push(if of < all { claim } else { claim.at_least(1.0) });
         out
     }
+}
+
+/// Whether two runs of a case have the same settings.
+pub(crate) fn same_settings(a: &Point, b: &Point) -> bool {
+    (&a.knobs, &a.classes, has_servers(a)) == (&b.knobs, &b.classes, has_servers(b))
+}
+
+/// Whether budget servers ran in addition to the knobs: such a run has other settings.
+fn has_servers(point: &Point) -> bool {
+    point.is_of("rt-xen")
 }
 
 /// Whether some setting that was tried in a case passed in at least half of its runs.

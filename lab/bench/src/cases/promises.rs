@@ -1,5 +1,4 @@
-//! What schemes say before or while they measure, and whether it holds: how many trials tuning needs, and how often the bound of settings that were
-//! chosen by it is exceeded.
+//! Trials that tuning needs, and coverage of the bound of settings that were chosen by it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +12,8 @@ use rtvirtio_learn::statistic::median;
 /// Most trials that tuning may take.
 const TRIALS: f64 = 15.0;
 
-/// How many trials tuning took until one setting met all targets as often as `goal` asks, in the cases of `possible`. A setting that was not good in one of its trials does not count, however many others were, as for the tuner itself.
+/// Trials that tuning took until one setting met all targets as often as `goal` requires, in the cases
+/// of `possible`. As in the tuner, a setting that missed in one of its trials does not count.
 #[must_use]
 pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) -> Option<Claim> {
     let mut by: BTreeMap<&str, Vec<&Point>> = BTreeMap::new();
@@ -27,10 +27,10 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
             same.len() >= goal.repeats && same.iter().all(|score| *score <= goal.score)
         })
     };
-    let found: Vec<Option<usize>> = by.values().map(|t| reached(t).then_some(t.len())).collect();
-    let never = found.iter().filter(|n| n.is_none()).count();
-    // More than were allowed where it was not reached, whatever more would have shown.
-    let taken: Vec<f64> = found.into_iter().map(|n| n.unwrap_or(goal.trials + 1) as f64).collect();
+    let counts: Vec<Option<usize>> = by.values().map(|t| reached(t).then_some(t.len())).collect();
+    let never = counts.iter().filter(|n| n.is_none()).count();
+    // A goal that was not reached counts as one trial more than allowed.
+    let taken: Vec<f64> = counts.into_iter().map(|n| n.unwrap_or(goal.trials + 1) as f64).collect();
     let most = taken.iter().copied().reduce(f64::max)?;
     let what = format!(
         "most trials that tuning took until one setting met all targets in each of {} trials (to {} of the target, less the host's own stalls), over the cases that some tried setting passes; median {}, {never} not reached",
@@ -41,8 +41,9 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
     Some(Claim::new("tune.trials", what, most, "trials", by.len()).at_most(TRIALS))
 }
 
-/// How often the learned bound held, for tails less the host's own stalls and as measured: of settings that it chose, because they are within the
-/// targets by it, and of those that the slice model chose where no bound met all targets. `confidence` is the bound's own.
+/// Coverage of the learned bound, for tails as measured and less the host's own stalls: of settings
+/// chosen because their bound is within the targets, and of those that the slice model chose where no
+/// bound met all targets. `confidence` is the bound's own.
 #[must_use]
 pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
     let by_bound = points.iter().filter(|p| p.is_of("bound"));

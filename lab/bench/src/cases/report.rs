@@ -4,12 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::misses::{Miss, misses};
-use super::neighbours::{self, Left, left};
+use super::neighbours::{self, NeighbourRates, neighbour_rates};
 use super::passes::{OURS, PUBLISHED, PassTable, case_of};
 use super::promises;
 use super::{Case, CaseOptions, Tier, cases, page};
 use rtvirtio_learn::dataset::Dataset;
 use rtvirtio_learn::train::{MISS, median};
+use rtvirtio_planner::scheme_name;
 use rtvirtio_planner::tune::TuneGoal;
 
 use crate::report::ExperimentReport;
@@ -32,11 +33,11 @@ pub fn report(tiers: &[Tier], data: &Dataset) -> ExperimentReport {
         claims.extend(table.claims());
         claims.extend(neighbours::claims(tier, &of_tier, &table.schemes, &data.points));
         text.push_str(&table_text(&table));
-        let left = left(&of_tier, &table.schemes, &data.points);
-        text.push_str(&left_text(&left));
+        let rates = neighbour_rates(&of_tier, &table.schemes, &data.points);
+        text.push_str(&neighbour_text(&rates));
         let misses = misses(&of_tier, &data.points, &data.header.profiles);
         text.push_str(&misses_text(&misses));
-        sections.push(page::cases(&table, &left));
+        sections.push(page::cases(&table, &rates));
         sections.extend(page::achieved(&of_tier, &table.schemes, &data.points));
         sections.extend(page::misses(tier, &misses));
         tables.push(table);
@@ -75,16 +76,16 @@ fn remarks(data: &Dataset) -> Vec<String> {
     }
     if !has("--model") {
         out.push(
-            "Without --model: tuned begins with the slice model, rt-virtio-analytical has the coefficients of Table III, and no bound was given before a run."
+            "Without --model: rtvirtio (tuned) begins with the slice model, paper (equations) has the coefficients of Table III, and no bound was given before a run."
                 .to_owned(),
         );
     }
     let ran = |name: &str| data.points.iter().any(|p| p.is_of(name));
     let all = PUBLISHED.iter().map(|(name, _)| *name).chain(OURS);
-    let missing: Vec<&str> = all.filter(|name| !ran(name)).collect();
+    let missing: Vec<&str> = all.filter(|name| !ran(name)).map(scheme_name).collect();
     if !missing.is_empty() {
         out.push(format!(
-            "Not run: {}; not asked for, or without what they need (rt-virtio-mlp and bound a --model, the first one of enough runs of the paper's kind).",
+            "Not run: {}; not chosen, or without a model (paper (network) and rtvirtio (bound) need --model, the former with enough runs of the paper's kind).",
             missing.join(", ")
         ));
     }
@@ -104,10 +105,10 @@ fn lengths(data: &Dataset) -> String {
 }
 
 /// Rates of VMs without a target, below the table and in its columns.
-fn left_text(left: &[Left]) -> String {
+fn neighbour_text(rates: &[NeighbourRates]) -> String {
     let mut s = String::new();
-    for kind in left {
-        let _ = write!(s, "{:<26}", format!("the {} gets, /s", kind.neighbour));
+    for kind in rates {
+        let _ = write!(s, "{:<26}", format!("rate of the {}, /s", kind.neighbour));
         for text in kind.cells() {
             let _ = write!(s, " {text:>20}");
         }
@@ -120,7 +121,7 @@ fn left_text(left: &[Left]) -> String {
 fn misses_text(misses: &[Miss]) -> String {
     let mut s = String::new();
     if !misses.is_empty() {
-        s.push_str("\nmissed by ours (runs that passed of all that were tried; what stood in the way)\n");
+        s.push_str("\nmissed by rtvirtio (runs that passed of all tried runs; cause)\n");
     }
     for miss in misses {
         let (case, passed, tried, limit) = (&miss.case, miss.passed, miss.tried, miss.limit.name());
@@ -132,7 +133,7 @@ fn misses_text(misses: &[Miss]) -> String {
 fn table_text(table: &PassTable) -> String {
     let mut s = format!("\n{} tier\n{:<26}", table.tier.name(), "case");
     for scheme in &table.schemes {
-        let _ = write!(s, " {scheme:>20}");
+        let _ = write!(s, " {:>20}", scheme_name(scheme));
     }
     s.push('\n');
     for (case, row) in table.cases.iter().zip(&table.cells) {

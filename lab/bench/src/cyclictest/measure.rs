@@ -9,7 +9,7 @@ use rtvirtio_measure::HostFacts;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_testbed::image::Kernel;
 use rtvirtio_units::Nanos;
-use rtvirtio_workflow::site::kernel_release;
+use rtvirtio_workflow::kernel_release;
 use rtvirtio_workflow::{Progress, generated};
 
 use super::load::write_disk;
