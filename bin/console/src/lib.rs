@@ -4,6 +4,7 @@
 mod files;
 mod global;
 mod output;
+mod saved;
 mod ui;
 
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use std::process::ExitCode;
 pub use files::write_result;
 pub use global::{Global, MarginArg, ModelArg};
 pub use output::{finish, show, style};
+pub use saved::{save_model, save_profile};
 pub use ui::{Bar, Ui};
 
 pub use rtvirtio_workflow::{generated, write_file};

@@ -11,7 +11,7 @@ use rustix::thread::CpuSet;
 
 use rtvirtio_testbed::LabHost;
 
-use crate::test_bed::BENCH_DIR;
+use crate::BENCH_DIR;
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::held::{Contracts, release};
 

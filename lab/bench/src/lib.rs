@@ -28,3 +28,6 @@ pub mod stats;
 pub mod sweep;
 pub mod tails;
 pub mod test_bed;
+
+/// Run directory of experiments, below the program's.
+pub const BENCH_DIR: &str = "bench";

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
 use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
 use rtvirtio_learn::load::{Knobs, Stream, spec};
 use rtvirtio_learn::statistic::median;
@@ -51,6 +52,10 @@ pub struct Planning {
     pub bound: Option<Times>,
     /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by exhaustive search and by the plan.
     pub small: Vec<(Missed, Missed)>,
+}
+
+impl Saved for Planning {
+    const SCHEMA: &str = "rtvirtio-planning/1";
 }
 
 /// How long planning took, s, one entry per repetition.
@@ -199,9 +204,6 @@ fn gap(spec: &Spec, profile: &Profile) -> Result<(Missed, Missed), PlanError> {
 }
 
 impl Planning {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-planning/1";
-
     /// What it shows.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {

@@ -20,16 +20,13 @@ use rtvirtio_units::{Bytes, Nanos};
 
 use rtvirtio_testbed::{AccelChoice, LabHost};
 
-use crate::cores;
+use crate::{BENCH_DIR, cores};
 use rtvirtio_workflow::guest_point;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::model_choice::ModelChoice;
 use rtvirtio_workflow::profile::of_site;
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Error, Progress, generated};
-
-/// Run directory of experiments, below the program's.
-pub const BENCH_DIR: &str = "bench";
 
 /// Time for the profile of a device.
 const PROFILE_TIME: Duration = Duration::from_secs(36);

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::Context;
-use rtvirtio_bench::test_bed::BENCH_DIR;
+use rtvirtio_bench::BENCH_DIR;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_report::text;
 use rtvirtio_testbed::{Lab, LabHost};

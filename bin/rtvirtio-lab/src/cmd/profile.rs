@@ -3,22 +3,20 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use rtvirtio_bench::sweep::learn;
 use rtvirtio_bench::test_bed::TestBed;
-use rtvirtio_console::{Global, Ui, need_root, show, style, write_result};
+use rtvirtio_console::{Global, Ui, need_root, save_model, save_profile};
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_learn::design::MAX_VMS;
-use rtvirtio_measure::profile::to_json;
 use rtvirtio_model::Profile;
-use rtvirtio_report::text;
 use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::AccelChoice;
 use rtvirtio_testbed::twin::TwinProfile;
 use rtvirtio_units::Bytes;
+use rtvirtio_workflow::Error;
 use rtvirtio_workflow::profile::{Access, of_device};
 use rtvirtio_workflow::profile_key;
-use rtvirtio_workflow::{Error, Progress as _};
 
 use super::lab::{PROFILE_DIR, lab_host};
 use crate::args::TwinProfileArgs;
@@ -38,13 +36,7 @@ pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     let key = profile_key(&device)?;
     let profile = of_twin(name, Duration::from_nanos(args.length.0), global, ui)?;
     let path = args.out.clone().unwrap_or_else(|| dirs.profile(&key));
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    }
-    // Printed first: a full disk must not lose the measurement.
-    show(ui, &profile, || text::profile(&profile, &style()))?;
-    write_result(&path, &to_json(&profile, &path)?, global)?;
-    ui.step(&format!("saved {}", path.display()));
+    save_profile(&profile, &path, global, ui)?;
     if let Some(time) = args.sweep {
         sweep(&args.target, &key, &profile, Duration::from_nanos(time.0), global, ui)?;
     }
@@ -65,15 +57,7 @@ fn sweep(
     let learned = learn(&bed, profile, &dirs.sweep(key), time, ui);
     bed.remove()?;
     let model = learned?;
-    let path = dirs.model(key);
-    rtvirtio_workflow::model_choice::keep_aside(&path, ui)?;
-    write_result(&path, &serde_json::to_vec(&model)?, global)?;
-    ui.step(&format!(
-        "learned from {} runs; predict and plan use {} from now on",
-        model.points,
-        path.display()
-    ));
-    Ok(())
+    save_model(&model, &dirs.model(key), global, ui)
 }
 
 /// In a lab of its own.

@@ -6,9 +6,10 @@
 mod compare;
 mod measure;
 mod page;
+mod report;
 
-pub use compare::report;
 pub use measure::{ContentionOptions, measure};
+pub use report::report;
 
 use rtvirtio_units::Nanos;
 use serde::Serialize;

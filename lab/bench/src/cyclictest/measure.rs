@@ -18,6 +18,7 @@ use super::{CyclictestData, Setup};
 use crate::cores::{keep_awake, on_one_core};
 use crate::interleave::{Counter, interleaved};
 use crate::report::{read, write};
+use crate::saved::Saved as _;
 
 /// Options of the experiment.
 #[derive(Clone, Debug)]

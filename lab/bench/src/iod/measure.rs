@@ -21,6 +21,7 @@ use rtvirtio_units::{Bytes, Nanos};
 
 use crate::backend::{Backend, PEER};
 use crate::interleave::{Counter, interleaved};
+use crate::saved::Saved as _;
 use crate::test_bed::TestBed;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_workflow::domain::client;

@@ -20,6 +20,7 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
+use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 use simulated::Simulated;
 use window::WindowRun;
@@ -374,9 +375,8 @@ pub struct IodData {
     pub windows: Vec<Vec<WindowRun>>,
 }
 
-impl IodData {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-iod/1";
+impl Saved for IodData {
+    const SCHEMA: &str = "rtvirtio-iod/1";
 }
 
 /// The bound of the protected VMs for the time without progress that the path shows when it is idle, beside the longest request of the flood's runs: on this machine, with its stalls.

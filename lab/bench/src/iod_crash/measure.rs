@@ -12,6 +12,7 @@ use rtvirtio_testbed::qemu::QemuGuest;
 
 use crate::backend::Backend;
 use crate::guest;
+use crate::saved::Saved as _;
 use crate::test_bed::TestBed;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_workflow::{Bar, Progress, generated};

@@ -16,6 +16,7 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
+use crate::saved::Saved;
 
 /// File name of the result.
 pub const FILE: &str = "iod-crash.json";
@@ -138,9 +139,8 @@ pub struct CrashData {
     pub kernel_errors: u64,
 }
 
-impl CrashData {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-iod-crash/1";
+impl Saved for CrashData {
+    const SCHEMA: &str = "rtvirtio-iod-crash/1";
 }
 
 #[derive(Deserialize)]

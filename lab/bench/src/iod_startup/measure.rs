@@ -25,6 +25,7 @@ use rtvirtio_vmm::agent::Process;
 use crate::backend::Backend;
 use crate::guest;
 use crate::interleave::{Counter, interleaved};
+use crate::saved::Saved as _;
 use crate::test_bed::TestBed;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_workflow::{Progress, generated};

@@ -18,6 +18,7 @@ use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
+use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 
 /// File name of the result.
@@ -244,10 +245,11 @@ pub struct StartupData {
     pub starts: Vec<Start>,
 }
 
-impl StartupData {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-iod-startup/1";
+impl Saved for StartupData {
+    const SCHEMA: &str = "rtvirtio-iod-startup/1";
+}
 
+impl StartupData {
     /// The start-ups of a scheme.
     #[must_use]
     pub fn of(&self, scheme: &str) -> Vec<&Start> {

@@ -18,6 +18,7 @@ use super::{
     Web, web,
 };
 use crate::cores::{keep_awake, on_one_core};
+use crate::saved::Saved as _;
 
 /// Length of the pieces of a measurement.
 const SLICE: Duration = Duration::from_secs(2);

@@ -17,6 +17,7 @@ use rtvirtio_measure::HostFacts;
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
+use crate::saved::Saved;
 use rtvirtio_learn::statistic::median;
 
 /// File name of the result.
@@ -141,6 +142,10 @@ pub struct ReservationData {
     pub kills: Kills,
 }
 
+impl Saved for ReservationData {
+    const SCHEMA: &str = "rtvirtio-cpu-reservation/1";
+}
+
 fn one() -> usize {
     1
 }
@@ -150,9 +155,6 @@ fn paper_period() -> u64 {
 }
 
 impl ReservationData {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-cpu-reservation/1";
-
     /// Web requests under a condition, all repetitions.
     #[must_use]
     pub fn responses(&self, loaded: bool, contract: bool, apart: bool) -> Vec<f64> {

@@ -12,6 +12,7 @@ use rtvirtio_spec::LabKind;
 use rtvirtio_units::Nanos;
 
 use crate::report::write;
+use crate::saved::Saved as _;
 use crate::test_bed::TestBed;
 use rtvirtio_testbed::LabHost;
 use rtvirtio_workflow::{Progress, generated};

@@ -17,6 +17,7 @@ use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
+use crate::saved::Saved;
 use rtvirtio_learn::design::{HEAVY, LIGHT, MAX_VMS, MEDIUM, Neighbour};
 use rtvirtio_learn::load::{Knobs, Stream};
 use rtvirtio_learn::statistic::median;
@@ -161,6 +162,10 @@ pub struct TailsData {
     pub runs: Vec<LongRun>,
 }
 
+impl Saved for TailsData {
+    const SCHEMA: &str = "rtvirtio-tails/1";
+}
+
 /// What some pieces show.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
@@ -234,11 +239,6 @@ pub fn claims(data: &TailsData) -> Vec<Claim> {
             all.pieces,
         ),
     ]
-}
-
-impl TailsData {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-tails/1";
 }
 
 #[cfg(test)]
