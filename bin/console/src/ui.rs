@@ -84,8 +84,8 @@ impl rtvirtio_workflow::Bar for Bar {
         Self::set(self, done);
     }
 
-    fn say(&mut self, text: &str) {
-        Self::say(self, text);
+    fn set_message(&mut self, text: &str) {
+        Self::set_message(self, text);
     }
 }
 
@@ -116,7 +116,7 @@ impl Bar {
     }
 
     /// What it does now.
-    pub fn say(&mut self, text: &str) {
+    pub fn set_message(&mut self, text: &str) {
         self.bar.set_message(text.to_owned());
     }
 }

@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use crate::condition::conditions;
 use crate::dataset::Point;
-use crate::held::held;
+use crate::held_out::predict_held_out;
 use crate::rates::Rates;
 use crate::statistic::median;
 use crate::train::{TrainError, TrainSettings, fewest, fit};
 
-pub use crate::held::Held;
+pub use crate::held_out::HeldOut;
 
 /// Folds by default.
 pub const FOLDS: usize = 5;
@@ -90,9 +90,9 @@ pub struct Accuracy {
     /// without the host's stalls, once these are judged.
     pub idling_rates: Rates,
     /// The same where BFQ does not idle.
-    pub flowing_rates: Rates,
+    pub non_idling_rates: Rates,
     /// All held-out tasks.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldOut>,
 }
 
 /// Fits on some points and judges on the others.
@@ -117,7 +117,7 @@ pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Resu
     let held_out = models.iter().map(|(_, test)| test.len()).sum();
     let mut all = Vec::new();
     for (model, test) in models {
-        all.extend(held(Arc::clone(model), test, profile)?);
+        all.extend(predict_held_out(Arc::clone(model), test, profile)?);
     }
     summarise(trained, held_out, all, &[])
 }
@@ -134,13 +134,13 @@ impl Accuracy {
         others: &[Point],
         profile: &Profile,
     ) -> Result<Self, TrainError> {
-        summarise(self.trained, self.held_out, self.held, &held(model, others, profile)?)
+        summarise(self.trained, self.held_out, self.held, &predict_held_out(model, others, profile)?)
     }
 }
 
 /// How the bound did where BFQ does not idle, as it does not in most plans.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Flowing {
+pub struct NonIdling {
     /// Tasks.
     pub n: usize,
     /// Share of tails below the bound.
@@ -153,17 +153,17 @@ impl Accuracy {
     /// Where BFQ does not idle, as [`Accuracy::coverage`]; and for tails as measured where the
     /// host's stalls are known.
     #[must_use]
-    pub fn flowing(&self) -> (Flowing, Option<Flowing>) {
+    pub fn non_idling(&self) -> (NonIdling, Option<NonIdling>) {
         let held = || self.held.iter().filter(|h| h.is_non_idling());
         let measured = held().map(|h| Some(h.upper_with_host_ms? / h.with_host_ms.max(1e-6)));
         (
-            Flowing::of(held().map(Held::bound_over_tail).collect()),
-            measured.collect::<Option<Vec<f64>>>().map(Flowing::of),
+            NonIdling::of(held().map(HeldOut::bound_over_tail).collect()),
+            measured.collect::<Option<Vec<f64>>>().map(NonIdling::of),
         )
     }
 }
 
-impl Flowing {
+impl NonIdling {
     /// From bound over tail of every task.
     fn of(over: Vec<f64>) -> Self {
         let below = over.iter().filter(|ratio| **ratio >= 1.0).count();
@@ -174,7 +174,7 @@ impl Flowing {
 
 impl WithHost {
     /// `None` where the stalls are not known of the held-out runs.
-    fn of(held: &[Held], others: &[Held]) -> Result<Option<Self>, TrainError> {
+    fn of(held: &[HeldOut], others: &[HeldOut]) -> Result<Option<Self>, TrainError> {
         let all = || held.iter().chain(others);
         let Some(uppers) = all().map(|h| h.upper_with_host_ms).collect::<Option<Vec<f64>>>() else {
             return Ok(None);
@@ -207,7 +207,7 @@ pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Poin
 
 /// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one
 /// run share their luck.
-fn interval_by_runs(held: &[Held], share: f64) -> [f64; 2] {
+fn interval_by_runs(held: &[HeldOut], share: f64) -> [f64; 2] {
     let runs = held.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len();
     let below = (share * runs as f64).floor() as usize;
     wilson(below, runs, 0.95).map_or([0.0, 1.0], |i| [i.low, i.high])
@@ -216,15 +216,15 @@ fn interval_by_runs(held: &[Held], share: f64) -> [f64; 2] {
 fn summarise(
     trained: usize,
     held_out: usize,
-    held: Vec<Held>,
-    others: &[Held],
+    held: Vec<HeldOut>,
+    others: &[HeldOut],
 ) -> Result<Accuracy, TrainError> {
     let (share, groups) = coverage(&held.iter().collect::<Vec<_>>(), &|h| (h.actual_ms, h.upper_ms))?;
     let sharpness_by_regime = Regime::ALL
         .iter()
         .map(|r| {
             let of: Vec<f64> =
-                held.iter().filter(|h| h.regime == r.name()).map(Held::bound_over_tail).collect();
+                held.iter().filter(|h| h.regime == r.name()).map(HeldOut::bound_over_tail).collect();
             (r.name().to_owned(), of.len(), median(of))
         })
         .collect();
@@ -243,20 +243,23 @@ fn summarise(
         coverage_interval: interval_by_runs(&held, share),
         with_host: WithHost::of(&held, others)?,
         groups,
-        sharpness: median(held.iter().map(Held::bound_over_tail).collect()),
+        sharpness: median(held.iter().map(HeldOut::bound_over_tail).collect()),
         sharpness_by_regime,
         idling_rates: Rates::of(held.iter().chain(others).filter(|h| !h.is_non_idling())),
-        flowing_rates: Rates::of(held.iter().chain(others).filter(|h| h.is_non_idling())),
+        non_idling_rates: Rates::of(held.iter().chain(others).filter(|h| h.is_non_idling())),
         held,
     })
 }
 
 /// Share of tails below their bounds, and the same by group, worst first. `judged` gives tail and
 /// bound.
-fn coverage(held: &[&Held], judged: &dyn Fn(&Held) -> (f64, f64)) -> Result<(f64, Vec<Group>), TrainError> {
+fn coverage(
+    held: &[&HeldOut],
+    judged: &dyn Fn(&HeldOut) -> (f64, f64),
+) -> Result<(f64, Vec<Group>), TrainError> {
     let (actual, upper): (Vec<f64>, Vec<f64>) = held.iter().map(|h| judged(h)).unzip();
     let mut groups = Vec::new();
-    let mut by = |name: &str, key: &dyn Fn(&Held) -> String| -> Result<Evaluation, TrainError> {
+    let mut by = |name: &str, key: &dyn Fn(&HeldOut) -> String| -> Result<Evaluation, TrainError> {
         let mut names: Vec<String> = held.iter().map(|h| key(h)).collect();
         names.sort();
         names.dedup();
@@ -294,7 +297,7 @@ pub fn enough(curve: &[Accuracy]) -> Option<usize> {
     curve.get(late).filter(|_| late + 1 < curve.len()).map(|a| a.trained)
 }
 
-fn score(model: &'static str, held: &[Held], of: &dyn Fn(&Held) -> Option<f64>) -> Score {
+fn score(model: &'static str, held: &[HeldOut], of: &dyn Fn(&HeldOut) -> Option<f64>) -> Score {
     let pairs: Vec<(f64, f64)> =
         held.iter().filter_map(|h| of(h).map(|p| (p.max(1e-6), h.actual_ms.max(1e-6)))).collect();
     let n = pairs.len();

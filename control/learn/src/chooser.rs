@@ -18,7 +18,7 @@ const EPOCHS: usize = 1;
 
 /// Regimes by turns while too few conditions leave BFQ non-idling for a bound of their own: three
 /// of four are such, because most plans are.
-const FLOWING_FIRST: [Regime; 8] = [
+const NON_IDLING_FIRST: [Regime; 8] = [
     Regime::NonIdling,
     Regime::NonIdlingWithUnpacedNeighbour,
     Regime::Idling,
@@ -47,8 +47,8 @@ pub fn least_sure(
     let points = comparable(points);
     let model = fit(&points, profile, "", &settings)?;
     let flows = |members: &&Vec<usize>| regime(&points[members[0]]).is_non_idling();
-    let flowing = condition::conditions(&points).iter().filter(flows).count();
-    let turns = if flowing < FEWEST { &FLOWING_FIRST[..] } else { &Regime::ALL[..] };
+    let non_idling = condition::conditions(&points).iter().filter(flows).count();
+    let turns = if non_idling < FEWEST { &NON_IDLING_FIRST[..] } else { &Regime::ALL[..] };
     let mut pool: Vec<(f64, usize, Condition)> = Vec::new();
     for condition in conditions(POOL, limits, seed) {
         let spec = spec(&condition.vms, device.clone(), LabKind::Process);

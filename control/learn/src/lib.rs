@@ -16,10 +16,8 @@ pub mod condition;
 pub mod coverage;
 pub mod dataset;
 pub mod design;
-pub mod held;
+pub mod held_out;
 pub mod load;
-#[cfg(any(test, feature = "made-up"))]
-pub mod made_up;
 pub mod minimize;
 pub mod on_device;
 pub mod process_vms;
@@ -31,4 +29,6 @@ pub mod runs;
 pub mod stage;
 pub mod statistic;
 pub mod sweep;
+#[cfg(any(test, feature = "synthetic"))]
+pub mod synthetic;
 pub mod train;

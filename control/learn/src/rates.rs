@@ -4,7 +4,7 @@
 use rtvirtio_measure::verdict::RATE_KEPT;
 use serde::Serialize;
 
-use crate::held::Held;
+use crate::held_out::HeldOut;
 
 /// Tasks whose rate was predicted and then measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -21,7 +21,7 @@ pub struct Rates {
 
 impl Rates {
     /// Counts tasks.
-    pub fn of<'a>(held: impl IntoIterator<Item = &'a Held>) -> Self {
+    pub fn of<'a>(held: impl IntoIterator<Item = &'a HeldOut>) -> Self {
         let mut all = Self::default();
         for h in held {
             let (promised, kept) = (h.expected_kept >= RATE_KEPT, h.kept >= RATE_KEPT);
@@ -52,8 +52,8 @@ mod tests {
 
     use super::*;
 
-    fn held(kept: f64, expected_kept: f64) -> Held {
-        Held {
+    fn held(kept: f64, expected_kept: f64) -> HeldOut {
+        HeldOut {
             id: "run".to_owned(),
             task: 0,
             vms: 1,

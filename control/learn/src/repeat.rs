@@ -33,7 +33,7 @@ pub struct Repeatability {
     pub floor: f64,
     /// The same of tasks in runs in which BFQ does not idle, and how many such runs there are;
     /// `None` without any.
-    pub flowing: Option<(f64, usize)>,
+    pub non_idling: Option<(f64, usize)>,
 }
 
 /// `None` when no condition ran twice.
@@ -47,10 +47,10 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     let mut ratios: Vec<Vec<f64>> = vec![Vec::new(); Regime::ALL.len()];
     // Sum of squares about the mean and degrees of freedom, by regime.
     let mut spread = vec![(0.0f64, 0usize); Regime::ALL.len()];
-    let mut runs_that_flow = 0;
+    let mut non_idling_runs = 0;
     for group in &groups {
         let of = regime(group[0]);
-        runs_that_flow += if of.is_non_idling() { group.len() } else { 0 };
+        non_idling_runs += if of.is_non_idling() { group.len() } else { 0 };
         let regime = of.category();
         for task in 0..group[0].results.len() {
             if group[0].tasks().nth(task).is_none_or(|(_, s, _)| s.rate.is_none()) {
@@ -74,9 +74,9 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
     let median_of =
         |of: &[(f64, usize)]| median(of.iter().flat_map(|s| std::iter::repeat_n(factor(s), s.1)).collect());
     let flows = |r: &&Regime| r.is_non_idling();
-    let of_flowing: Vec<(f64, usize)> =
+    let of_non_idling: Vec<(f64, usize)> =
         Regime::ALL.iter().filter(flows).map(|r| spread[r.category()]).collect();
-    let flowing = (runs_that_flow > 0).then(|| (median_of(&of_flowing), runs_that_flow));
+    let non_idling = (non_idling_runs > 0).then(|| (median_of(&of_non_idling), non_idling_runs));
     let regimes = Regime::ALL
         .iter()
         .zip(ratios)
@@ -87,7 +87,7 @@ pub fn repeatability(points: &[Point]) -> Option<Repeatability> {
         })
         .collect();
     let runs = groups.iter().map(Vec::len).sum();
-    Some(Repeatability { conditions: groups.len(), runs, regimes, floor: median_of(&spread), flowing })
+    Some(Repeatability { conditions: groups.len(), runs, regimes, floor: median_of(&spread), non_idling })
 }
 
 #[cfg(test)]
@@ -95,11 +95,11 @@ mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use crate::made_up::made_up;
+    use crate::synthetic::synthetic_runs;
 
     #[test]
     fn the_spread_between_runs_is_found_and_conditions_are_told_apart() {
-        let mut points = made_up(20, 0.0, 1);
+        let mut points = synthetic_runs(20, 0.0, 1);
         assert!(repeatability(&points).is_none(), "each condition ran once");
         // Each condition again, by a factor of e^0.2 longer: a standard deviation of 0.2 / sqrt(2)
         // about the mean.
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!((found.conditions, found.runs), (20, 40));
         let expected = (Z99 * 0.2 / 2f64.sqrt()).exp();
         assert!((found.floor / expected - 1.0).abs() < 0.01, "{} instead of {expected}", found.floor);
-        assert!((found.flowing.unwrap().0 / expected - 1.0).abs() < 0.01, "{:?}", found.flowing);
+        assert!((found.non_idling.unwrap().0 / expected - 1.0).abs() < 0.01, "{:?}", found.non_idling);
         for (name, n, typical, _) in found.regimes.iter().filter(|r| r.1 > 0) {
             assert!((typical / 0.2f64.exp() - 1.0).abs() < 0.01, "{name} {n} {typical}");
         }

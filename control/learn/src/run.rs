@@ -151,11 +151,11 @@ pub fn as_result(point: &Point) -> Run {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::made_up::made_up;
+    use crate::synthetic::synthetic_runs;
 
     /// A run of one task with a target, while the host stood still for as long.
     fn run(target: Option<Nanos>, stall: Nanos) -> Point {
-        let mut point = made_up(1, 0.0, 1).remove(0);
+        let mut point = synthetic_runs(1, 0.0, 1).remove(0);
         point.vms = vec![vec![Stream { target, ..Stream::paced(100.0) }]];
         point.results.truncate(1);
         point.noise.max_ns = stall;

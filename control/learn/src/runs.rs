@@ -113,7 +113,7 @@ pub struct Runs<'a> {
 }
 
 /// One run to be made.
-pub struct Wanted<'a> {
+pub struct RunRequest<'a> {
     /// Unique name.
     pub id: String,
     /// The scheme that chose the treatment.
@@ -197,7 +197,7 @@ impl<'a> Runs<'a> {
     ///
     /// # Errors
     /// [`RunsError`].
-    pub fn measure(&mut self, wanted: Wanted<'_>) -> Result<Point, RunsError> {
+    pub fn measure(&mut self, wanted: RunRequest<'_>) -> Result<Point, RunsError> {
         let job = Job {
             id: wanted.id,
             device: &self.device.name,

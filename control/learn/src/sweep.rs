@@ -14,7 +14,7 @@ use crate::dataset::{Dataset, DatasetError, OtherHost, SWEEP};
 use crate::design::{self, Condition, Limits, paper_conditions};
 use crate::load::Knobs;
 use crate::run::{Measurer, disturbed};
-use crate::runs::{MeasuredDevice, Runs, RunsError, RunsFile, Wanted};
+use crate::runs::{MeasuredDevice, RunRequest, Runs, RunsError, RunsFile};
 use crate::stage::Treatment;
 use crate::train::{FEWEST, TrainError, TrainSettings, comparable, fit};
 use rtvirtio_workflow::{Kind, Progress};
@@ -306,13 +306,13 @@ impl<'a> Sweep<'a> {
                     design.truncate(missing);
                     design
                 } else {
-                    bar.say(&format!("learning {name}: where is the model least sure?"));
+                    bar.set_message(&format!("learning {name}: where is the model least sure?"));
                     self.least_sure(n as u64)?
                 };
                 waiting.reverse();
             }
             let Some(condition) = waiting.pop() else { break };
-            bar.say(&format!("learning {name}: run {}", n + 1));
+            bar.set_message(&format!("learning {name}: run {}", n + 1));
             bar.set(start.elapsed().as_secs());
             self.measure(format!("{name}/sweep/{n}"), &condition, n as u64)?;
         }
@@ -375,7 +375,7 @@ impl<'a> Sweep<'a> {
     }
 
     fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> Result<(), RunsError> {
-        let wanted = Wanted {
+        let wanted = RunRequest {
             id,
             scheme: SWEEP,
             treatment: Treatment::knobs(condition.knobs.config()),

@@ -239,7 +239,7 @@ pub fn fit(
     }
     let one = bounded_forest(&rows, &Start::of_all(settings.miss), settings)?;
     let split = non_idling::split(&one, &rows, settings)?;
-    let (bound, host_stalls, flowing) = match split {
+    let (bound, host_stalls, non_idling) = match split {
         Some(split) => (split.idling, split.idling_host, Some(split.non_idling)),
         None => (one.bound, host_stalls(&rows, &one.uppers, settings.miss)?, None),
     };
@@ -255,7 +255,7 @@ pub fn fit(
         high: one.high,
         bound,
         host_stalls,
-        non_idling: flowing,
+        non_idling,
         paper: fit_paper(&rows, &networks(settings, Loss::Squared))?.map(|(ensemble, _)| ensemble),
         analytical: fitted(points, profile).ok(),
         guests: None,

@@ -44,7 +44,7 @@ pub struct VmCpu {
     pub settings: Settings,
     /// How it was found, where a demand was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub found: Option<Chosen>,
+    pub found: Option<DemandChoice>,
 }
 
 /// A contract that is in force, as it is saved next to the journal.
@@ -106,7 +106,7 @@ pub struct Contracted {
     pub backend: Backend,
     /// How it was found, where a demand was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub found: Option<Chosen>,
+    pub found: Option<DemandChoice>,
     /// What it does not promise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -114,7 +114,7 @@ pub struct Contracted {
 
 /// A contract that was found for a demand.
 #[derive(Clone, Serialize)]
-pub struct Chosen {
+pub struct DemandChoice {
     /// The demand.
     pub demand: Demand,
     /// The contract, and the point of the curve that decided.
@@ -268,7 +268,7 @@ pub fn of_spec(
         let (contract, found) = match (&of_vm.need, choice) {
             (Need::Contract(contract), _) => (*contract, None),
             (Need::Demand { demand, .. }, Some(choice)) => {
-                (choice.contract, Some(Chosen { demand: *demand, choice }))
+                (choice.contract, Some(DemandChoice { demand: *demand, choice }))
             }
             (Need::Demand { .. }, None) => continue,
         };
@@ -403,7 +403,7 @@ fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
 }
 
 /// How a contract was found.
-pub fn words(vm: &str, found: &Chosen) -> String {
+pub fn words(vm: &str, found: &DemandChoice) -> String {
     format!("{vm}: {}", found.choice.words(&found.demand))
 }
 

@@ -17,7 +17,6 @@ mod files;
 pub mod find;
 pub mod guest_point;
 pub mod guests;
-pub mod held;
 mod host;
 pub mod in_force;
 pub mod inventory;
@@ -28,6 +27,7 @@ pub mod profile;
 pub mod profile_cpu;
 mod progress;
 pub mod run;
+pub mod scoped_contracts;
 pub mod site;
 pub mod tune;
 

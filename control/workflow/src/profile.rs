@@ -96,7 +96,7 @@ pub fn of_device(
             set_elevator: &mut |name| elevator.set(name).map_err(Into::into),
             claim: claim.as_ref(),
             progress: &mut |done, total, what| {
-                bar.say(&format!("measuring {}: {what}", device.name));
+                bar.set_message(&format!("measuring {}: {what}", device.name));
                 bar.set(done * 100 / total.max(1));
             },
             cancel: progress.cancel_flag(),

@@ -23,10 +23,10 @@ use self::steps::{Step, steps};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::find;
-use crate::held::{Contracts, Wanted};
 use crate::host::kernel_release;
 use crate::in_force;
 use crate::progress::Progress;
+use crate::scoped_contracts::{ScopedContracts, VmContract};
 
 /// The paper's period, where no deadline asks for another one.
 const PERIOD: Nanos = Nanos::from_millis(100);
@@ -142,7 +142,7 @@ pub fn profile_cpu(
     }
     // What is journaled from here on belongs to no plan.
     in_force::forget(&dirs.state)?;
-    let contracts = Contracts::new(session, probe, backend, progress);
+    let contracts = ScopedContracts::new(session, probe, backend, progress);
     let length = Duration::from_nanos(options.length.0);
     let mut bench = Bench { vm, neighbour, contracts, setup, length, split: Vec::new() };
     let profile = bench.measure(&path, options, progress)?;
@@ -278,7 +278,7 @@ fn setup(
 struct Bench<'a> {
     vm: Vm,
     neighbour: Option<Vm>,
-    contracts: Contracts<'a>,
+    contracts: ScopedContracts<'a>,
     setup: Setup,
     length: Duration,
     /// CPU time of the VM's threads under load, for a split by use.
@@ -351,7 +351,7 @@ impl Bench<'_> {
         let part = |percent: u64| {
             Contract::new(Nanos(period.0 * percent / 100), period).context("a budget above its period")
         };
-        let mut wanted = vec![Wanted {
+        let mut wanted = vec![VmContract {
             vm: &self.vm.name,
             handle: self.vm.handle.clone(),
             vcpus_only: false,
@@ -362,7 +362,7 @@ impl Bench<'_> {
         let loaded = match (step.neighbour, &self.neighbour) {
             (Some(percent), Some(neighbour)) => {
                 // First: of two equal periods it stands above, and the VM is measured where it has more to lose.
-                let first = Wanted {
+                let first = VmContract {
                     vm: &neighbour.name,
                     handle: neighbour.handle.clone(),
                     vcpus_only: false,
@@ -375,7 +375,7 @@ impl Bench<'_> {
             }
             _ => None,
         };
-        self.contracts.hold(&wanted)?;
+        self.contracts.set(&wanted)?;
         let loaded = loaded.map(|n| n.load.background(self.length)).transpose()?;
         let vm = &self.vm;
         let mut last = None;

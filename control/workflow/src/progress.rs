@@ -55,5 +55,5 @@ pub trait Bar {
     fn set(&mut self, done: u64);
 
     /// What it does now.
-    fn say(&mut self, text: &str);
+    fn set_message(&mut self, text: &str);
 }

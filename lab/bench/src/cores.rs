@@ -13,7 +13,7 @@ use rtvirtio_testbed::LabHost;
 
 use crate::BENCH_DIR;
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::held::{Contracts, release};
+use rtvirtio_workflow::scoped_contracts::{ScopedContracts, release};
 
 /// Directory of the contracts' journal, below that of the experiments.
 const STATE: &str = "cpu";
@@ -116,12 +116,12 @@ pub fn idle_text(awake: bool) -> &'static str {
     if awake { "CPUs kept awake" } else { "idle CPUs sleep" }
 }
 
-/// Contracts of a backend that gives a group of threads a budget on one CPU. Contracts that a killed
+/// ScopedContracts of a backend that gives a group of threads a budget on one CPU. ScopedContracts that a killed
 /// run left are reverted.
 ///
 /// # Errors
 /// When the kernel has no such backend, or a contract cannot be reverted.
-pub fn on_one_core<'a>(labs: &LabHost, progress: &'a dyn Progress) -> anyhow::Result<Contracts<'a>> {
+pub fn on_one_core<'a>(labs: &LabHost, progress: &'a dyn Progress) -> anyhow::Result<ScopedContracts<'a>> {
     let session = Session::open(labs.dirs.run.join(BENCH_DIR).join(STATE))?;
     // Reverted first: the probe counts the contracts of other programs.
     release(&session)?;
@@ -133,5 +133,5 @@ pub fn on_one_core<'a>(labs: &LabHost, progress: &'a dyn Progress) -> anyhow::Re
         let why: Vec<String> = missing.map(|(b, why)| format!("{b}: {why}")).collect();
         bail!("this kernel cannot give the threads of a VM a budget on one CPU: {}", why.join("; "));
     };
-    Ok(Contracts::new(session, probe, backend, progress))
+    Ok(ScopedContracts::new(session, probe, backend, progress))
 }

@@ -119,22 +119,22 @@ impl Stage<'_> {
         let dirs = &self.labs.dirs;
         let site = Site::find(spec.clone(), dirs)?;
         let profile = of_site(&site, PROFILE_TIME, dirs, ui)?;
-        say(&text::profile(&profile, &style()), ui);
+        print(&text::profile(&profile, &style()), ui);
 
         // A device fresh from its driver, with BFQ as distributions set it: nothing tuned.
         site.device.set_elevator(&Root::default(), "bfq")?;
         let config = site.config()?;
         let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &config)?;
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
-        say(&text::run(&default, &style()), ui);
+        print(&text::run(&default, &style()), ui);
 
         let options = site.plan_options(config.clone(), &ModelChoice::formula(ModelKind::Slice))?;
         let plan = plan(spec, &profile, &options)?;
-        say(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
+        print(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));
         let planned = measure(&site, &plan.scheme, length, &latencies(&plan.tasks), dirs, ui)?;
-        say(&text::compare(&default, &planned, &style()), ui);
+        print(&text::compare(&default, &planned, &style()), ui);
         let reverted = revert_all(dirs)?;
         ui.step(&format!("reverted {reverted} settings"));
 
@@ -210,7 +210,7 @@ fn latencies(tasks: &[TaskOutlook]) -> Vec<Option<Nanos>> {
 }
 
 /// Text of the demo: to standard output, unless that is for JSON.
-fn say(text: &str, ui: &Ui) {
+fn print(text: &str, ui: &Ui) {
     // A closed output must not end the demo before it has reverted everything.
     if ui.json {
         let _ = writeln!(std::io::stderr(), "{text}");

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use rtvirtio_console::{Global, Ui, show};
 use rtvirtio_units::{Bytes, Nanos};
-use rtvirtio_workflow::domain::client::{ask, say};
+use rtvirtio_workflow::domain::client::{ask, send_command};
 use serde_json::Value;
 
 use crate::args::IodCommand;
@@ -20,7 +20,7 @@ pub fn run(command: &IodCommand, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         IodCommand::Status(args) => args,
         IodCommand::Reload(args) => {
             let control = at(&args.control);
-            let reply = say(&control, "reload")?;
+            let reply = send_command(&control, "reload")?;
             if let Some(error) = reply["error"].as_str() {
                 anyhow::bail!("{}: {error}", control.display());
             }

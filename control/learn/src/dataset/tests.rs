@@ -1,7 +1,7 @@
 use rtvirtio_model::Elevator;
 
 use super::*;
-use crate::made_up::alike;
+use crate::synthetic::alike;
 
 fn header() -> Header {
     let host = HostFacts {

@@ -7,7 +7,7 @@ use rtvirtio_units::Bytes;
 use super::*;
 use crate::condition::inputs;
 use crate::load::Knobs;
-use crate::made_up::{made_up, profile};
+use crate::synthetic::{profile, synthetic_runs};
 use rtvirtio_workflow::Bar;
 
 struct Quiet(AtomicBool);
@@ -29,7 +29,7 @@ struct Same<'a>(&'a Cell<u32>);
 impl Measurer for Same<'_> {
     fn measure(&self, job: &Job<'_>, _: &AtomicBool) -> Result<Point, StageError> {
         self.0.set(job.tries);
-        let like = made_up(1, 0.0, 1).remove(0);
+        let like = synthetic_runs(1, 0.0, 1).remove(0);
         let knobs = Knobs::of(&job.treatment.config);
         Ok(Point { id: job.id.clone(), scheme: job.scheme.to_owned(), knobs, ..like })
     }
@@ -57,10 +57,10 @@ fn runs_are_kept_with_what_was_predicted_and_under_other_names() {
     assert_eq!(began_with(&path, &device.name).unwrap(), None);
     let length = Nanos(8_000_000_000);
     let mut runs = Runs::begin(&device, Same(&tries), file(&path, profile()), length, &quiet).unwrap();
-    let like = made_up(1, 0.0, 1).remove(0);
+    let like = synthetic_runs(1, 0.0, 1).remove(0);
     let (spec, config) = inputs(&like);
     let forecasts = Slice.forecast(&profile(), &spec, &config).unwrap();
-    let wanted = |id: &str, tries| Wanted {
+    let wanted = |id: &str, tries| RunRequest {
         id: id.to_owned(),
         scheme: "a",
         treatment: Treatment::knobs(config.clone()),

@@ -11,9 +11,9 @@ use rtvirtio_stats::Random;
 
 use super::*;
 use crate::dataset::Point;
-use crate::made_up::{follow, profile};
 use crate::run::Job;
 use crate::stage::StageError;
+use crate::synthetic::{follow, profile};
 use rtvirtio_workflow::Bar;
 
 #[derive(Default)]
@@ -27,7 +27,7 @@ struct NoBar;
 
 impl Bar for NoBar {
     fn set(&mut self, _: u64) {}
-    fn say(&mut self, _: &str) {}
+    fn set_message(&mut self, _: &str) {}
 }
 
 impl Progress for Shown {

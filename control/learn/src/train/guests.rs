@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
     use crate::accuracy::judge;
-    use crate::made_up::{made_up, profile, quick};
+    use crate::synthetic::{profile, quick, synthetic_runs};
     use crate::train::{fit, inputs};
 
     /// A profile whose guests were measured, by emulation.
@@ -82,7 +82,7 @@ mod tests {
 
     /// Runs in guests whose tails are ten times as long as those of processes.
     fn in_guests(n: usize, seed: u64) -> Vec<Point> {
-        let mut runs = made_up(n, 0.2, seed);
+        let mut runs = synthetic_runs(n, 0.2, seed);
         for (i, run) in runs.iter_mut().enumerate() {
             run.kind = VmKind::Qemu;
             run.id = format!("in-guests/{i}");
@@ -92,7 +92,7 @@ mod tests {
     }
 
     fn both(guests: &[Point]) -> HostModel {
-        let model = fit(&made_up(130, 0.2, 1), &profile(), "", &quick()).unwrap();
+        let model = fit(&synthetic_runs(130, 0.2, 1), &profile(), "", &quick()).unwrap();
         let part = fit_guests(guests, &model, with_guest().guest.as_ref(), &quick()).unwrap();
         HostModel { guests: Some(part), ..model }
     }
@@ -109,7 +109,7 @@ mod tests {
         assert!(with.scores[0].factor < 2.0, "{:?}", with.scores[0]);
         assert!(with.scores[0].factor < 0.5 * without.scores[0].factor, "{:?}", without.scores[0]);
         assert!(with.coverage > 0.95 && without.coverage < with.coverage, "{}", with.coverage);
-        let processes = made_up(60, 0.2, 7);
+        let processes = synthetic_runs(60, 0.2, 7);
         let says = |model: &HostModel| {
             let held = of(model, &processes).held;
             held.iter().map(|h| (h.expected_ms, h.upper_ms)).collect::<Vec<_>>()
@@ -164,7 +164,7 @@ mod tests {
         model.host_stalls = Some(Nanos::from_millis(7));
         // More VMs than ran alongside any guest.
         let heavy = |p: &&Point| p.vms.len() > 3;
-        let run = made_up(60, 0.2, 3).into_iter().find(|p| heavy(&p)).unwrap();
+        let run = synthetic_runs(60, 0.2, 3).into_iter().find(|p| heavy(&p)).unwrap();
         let (spec, config) = inputs(&Point { kind: VmKind::Qemu, ..run });
         let say = |model: &HostModel| {
             let learned = Learned::bound(Arc::new(model.clone()));
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_learned_from_is_refused() {
-        let model = fit(&made_up(130, 0.2, 1), &profile(), "", &quick()).unwrap();
+        let model = fit(&synthetic_runs(130, 0.2, 1), &profile(), "", &quick()).unwrap();
         let message = |n, guest: Option<&GuestPoint>, seconds| {
             let model = HostModel { seconds, ..model.clone() };
             fit_guests(&in_guests(n, 2), &model, guest, &quick()).unwrap_err().to_string()

@@ -109,12 +109,12 @@ mod tests {
     use crate::accuracy::judge;
     use crate::condition::regime;
     use crate::dataset::Point;
-    use crate::made_up::{follow, made_up, profile, quick};
+    use crate::synthetic::{follow, profile, quick, synthetic_runs};
 
     /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a
     /// factor of ten.
     fn chancy(n: usize, seed: u64) -> Vec<Point> {
-        let mut points = made_up(n, 0.1, seed);
+        let mut points = synthetic_runs(n, 0.1, seed);
         let mut random = Random::new(seed);
         for point in points.iter_mut().filter(|p| !regime(p).is_non_idling()) {
             let factor = (2.3 * random.normal()).exp();
@@ -126,13 +126,13 @@ mod tests {
     #[test]
     fn chance_where_bfq_idles_does_not_widen_the_bounds_elsewhere() {
         let model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        let flowing = model.non_idling.clone().expect("a part of its own");
+        let non_idling = model.non_idling.clone().expect("a part of its own");
         // With one forest for all, the score of the runs that idle goes for all of them.
         let one = HostModel { non_idling: None, ..model.clone() };
         let test = chancy(200, 9);
         let of = |model: &HostModel| judge(&[(Arc::new(model.clone()), test.clone())], &profile()).unwrap();
-        let (with, measured) = of(&model).flowing();
-        let (without, _) = of(&one).flowing();
+        let (with, measured) = of(&model).non_idling();
+        let (without, _) = of(&one).non_idling();
         assert!(with.n > 100 && with.coverage > 0.97 && measured.is_none(), "{with:?}");
         assert!(
             with.sharpness < 2.0 && with.sharpness < 0.6 * without.sharpness,
@@ -159,7 +159,7 @@ mod tests {
             |f| *f.forest.targets.last_mut().unwrap() = 1e3,
         ];
         for change in spoil {
-            let mut part = flowing.clone();
+            let mut part = non_idling.clone();
             change(&mut part);
             let message = HostModel { non_idling: Some(part), ..model.clone() }.check().unwrap_err();
             assert!(
@@ -199,8 +199,8 @@ mod tests {
         // A bound that shows no rate.
         model.non_idling.as_mut().expect("a part of its own").host_stalls = Some(Nanos::from_secs_f64(1e3));
         let judged = judge(&[(Arc::new(model), half_full(200, 9))], &profile()).unwrap();
-        let rates = judged.flowing_rates;
-        let lost = judged.flowing().0.n - rates.kept;
+        let rates = judged.non_idling_rates;
+        let lost = judged.non_idling().0.n - rates.kept;
         assert!(rates.kept > 40 && lost > 80, "{lost} {rates:?}");
         assert!(rates.broken == 0 && rates.refused < rates.kept / 10, "{rates:?}");
     }

@@ -1,4 +1,4 @@
-//! The pipeline on made-up runs whose law is known: tails are the slice model's times a log-normal
+//! The pipeline on synthetic runs whose law is known: tails are the slice model's times a log-normal
 //! factor.
 
 use rtvirtio_model::learned::ModelFileError;
@@ -10,11 +10,11 @@ use super::*;
 use crate::accuracy::{evaluate, folds, judge, learning_curve};
 use crate::chooser::least_sure;
 use crate::load::{Stream, spec};
-use crate::made_up::{by_equations, limits, made_up, profile, quick};
+use crate::synthetic::{by_equations, limits, profile, quick, synthetic_runs};
 
 #[test]
 fn a_known_law_is_learnt_and_bounded() {
-    let points = made_up(400, 0.3, 1);
+    let points = synthetic_runs(400, 0.3, 1);
     let all = folds(&points, 3, 2);
     let (train, test) = all[0].clone();
     let a = evaluate(&train, &test, &profile(), &quick()).unwrap();
@@ -45,7 +45,7 @@ fn a_known_law_is_learnt_and_bounded() {
 
 #[test]
 fn what_the_host_adds_is_bounded_by_itself() {
-    let mut points = made_up(130, 0.3, 1);
+    let mut points = synthetic_runs(130, 0.3, 1);
     // Every run loses i ms to the host in its worst-hit task, and tails are learned without.
     for (i, p) in points.iter_mut().enumerate() {
         for r in &mut p.results {
@@ -82,7 +82,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
 
 #[test]
 fn too_few_runs_are_refused() {
-    let few = made_up(50, 0.3, 1);
+    let few = synthetic_runs(50, 0.3, 1);
     let message = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
     let text = "runs of 50 different conditions, 120 are needed for a bound at 99 %: measure for longer";
     assert_eq!(message(&few), text);
@@ -99,7 +99,7 @@ fn runs_whose_stalls_are_not_known_count_where_they_are_most() {
         p.results.iter_mut().for_each(|r| r.p9999_awake = Some(r.p9999));
         p
     };
-    let mut points: Vec<Point> = made_up(10, 0.3, 1).into_iter().map(known).collect();
+    let mut points: Vec<Point> = synthetic_runs(10, 0.3, 1).into_iter().map(known).collect();
     assert_eq!(comparable(&points).len(), 10);
     let forget = |p: &mut Point| p.results.iter_mut().for_each(|r| r.p9999_awake = None);
     points[..4].iter_mut().for_each(forget);
@@ -112,7 +112,7 @@ fn runs_whose_stalls_are_not_known_count_where_they_are_most() {
     );
     let message = fit(&vec![points.clone(); 20].concat(), &profile(), "", &quick()).unwrap_err().to_string();
     assert!(message.contains("120 are needed"), "the same runs again are no more of them: {message}");
-    let mut many = made_up(130, 0.3, 1);
+    let mut many = synthetic_runs(130, 0.3, 1);
     many[5] = known(many[5].clone());
     let message = fit(&many, &profile(), "", &quick()).unwrap_err().to_string();
     assert!(message.contains("known of") && message.contains("in the same way"), "{message}");
@@ -122,7 +122,7 @@ fn runs_whose_stalls_are_not_known_count_where_they_are_most() {
 fn outside_of_what_was_measured_a_bound_is_doubled_and_says_what_lies_outside() {
     use rtvirtio_model::{Forecast, Learned, UpperBasis};
     use rtvirtio_spec::Pattern;
-    let points = made_up(130, 0.3, 3);
+    let points = synthetic_runs(130, 0.3, 3);
     let settings = TrainSettings { epochs: 10, ..quick() };
     let model = Learned::bound(std::sync::Arc::new(fit(&points, &profile(), "", &settings).unwrap()));
     let (mut spec, config) = inputs(&points[0]);
@@ -157,7 +157,7 @@ fn a_bound_alongside_writes_has_room_for_the_drive_to_stand_still() {
     longest.max = Nanos(longest.max.0 + 1_000_000_000);
     let stall = service(&erasing).unwrap().write_stall;
     assert!(stall > Nanos::from_millis(900), "{stall}");
-    let points = made_up(130, 0.3, 3);
+    let points = synthetic_runs(130, 0.3, 3);
     let of = |model: &HostModel, point: &Point| -> Vec<Forecast> {
         let (spec, config) = inputs(point);
         Learned::bound(std::sync::Arc::new(model.clone())).forecast(&profile(), &spec, &config).unwrap()
@@ -188,10 +188,10 @@ fn a_bound_alongside_writes_has_room_for_the_drive_to_stand_still() {
 fn a_lower_confidence_needs_fewer_runs() {
     assert_eq!([0.01, 0.05, 0.1].map(fewest), [120, 24, 12]);
     let settings = TrainSettings { miss: 0.1, epochs: 10, ..quick() };
-    let model = fit(&made_up(12, 0.3, 1), &profile(), "", &settings).unwrap();
+    let model = fit(&synthetic_runs(12, 0.3, 1), &profile(), "", &settings).unwrap();
     assert!((model.confidence() - 0.9).abs() < 1e-12 && (model.high - 0.9).abs() < 1e-12);
     assert!(model.paper.is_none(), "no network from a handful of runs");
-    let message = fit(&made_up(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
+    let message = fit(&synthetic_runs(11, 0.3, 1), &profile(), "", &settings).unwrap_err().to_string();
     assert!(message.contains("12 are needed for a bound at 90 %"), "{message}");
 }
 
@@ -199,7 +199,7 @@ fn a_lower_confidence_needs_fewer_runs() {
 fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
     let mut settings = quick();
     settings.epochs = 10;
-    let model = fit(&made_up(130, 0.3, 3), &profile(), "today", &settings).unwrap();
+    let model = fit(&synthetic_runs(130, 0.3, 3), &profile(), "today", &settings).unwrap();
     let text = serde_json::to_string(&model).unwrap();
     assert_eq!(HostModel::from_json(&text).unwrap(), model);
     model.fits(&profile()).unwrap();
@@ -234,7 +234,7 @@ fn a_model_file_comes_back_and_a_wrong_one_is_refused() {
 
 #[test]
 fn the_next_runs_are_of_every_regime_and_repeat() {
-    let points = made_up(130, 0.3, 4);
+    let points = synthetic_runs(130, 0.3, 4);
     let device = Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) };
     let next = |seed| least_sure(&points, &profile(), &device, &limits(), 8, seed).unwrap();
     let first = next(9);
@@ -273,7 +273,7 @@ fn a_setting_that_runs_speak_against_is_not_chosen() {
     use rtvirtio_planner::{PlanOptions, plan};
     // Tails are 60 times what the slice model says, alongside a neighbour without a limit
     // 30 000 times.
-    let mut points = made_up(300, 0.4, 8);
+    let mut points = synthetic_runs(300, 0.4, 8);
     for p in &mut points {
         let limited = |vm: usize| p.knobs.caps.get(vm).copied().flatten().is_some();
         let flooded =

@@ -17,9 +17,9 @@ use crate::clean::xml;
 use crate::svg;
 
 /// Width that plots are drawn for on a large screen, in CSS pixels.
-const WIDE: f64 = 1040.0;
+const WIDE_WIDTH: f64 = 1040.0;
 /// The same on a phone.
-const SMALL: f64 = 368.0;
+const NARROW_WIDTH: f64 = 368.0;
 /// Between number and unit: a space that does not break.
 const GAP: &str = "\u{a0}";
 /// Between groups of three digits: a narrow space that does not break.
@@ -88,8 +88,8 @@ pub fn section(id: &str, title: &str, body: &str) -> String {
 pub fn figure(caption: &str, draw: impl Fn(f64) -> svg::Svg) -> String {
     format!(
         "<figure><figcaption>{caption}</figcaption><div class=\"wide\">{}</div><div class=\"narrow\">{}</div></figure>\n",
-        draw(WIDE).inline(),
-        draw(SMALL).inline()
+        draw(WIDE_WIDTH).inline(),
+        draw(NARROW_WIDTH).inline()
     )
 }
 
@@ -102,7 +102,7 @@ fn keys<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 /// What a table does on a narrow screen.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Small {
+pub enum NarrowLayout {
     /// Scrolls sideways, by keyboard too, with its row headings in sight.
     Scroll,
     /// Puts the last field of a row below the others. Roles are then spelled out, since a changed `display` takes them
@@ -111,16 +111,16 @@ pub enum Small {
 }
 
 /// A table under construction: headings and fields are escaped, classes are not.
-pub struct Rows {
+pub struct HtmlTable {
     out: String,
     label: String,
-    small: Small,
+    small: NarrowLayout,
 }
 
-impl Rows {
+impl HtmlTable {
     /// `head` holds (title, class) per column.
     #[must_use]
-    pub fn new(label: &str, small: Small, head: &[(&str, &str)]) -> Self {
+    pub fn new(label: &str, small: NarrowLayout, head: &[(&str, &str)]) -> Self {
         let mut rows = Self { out: String::new(), label: xml(label), small };
         let role = rows.role("columnheader");
         let cells: String = head
@@ -133,7 +133,7 @@ impl Rows {
     }
 
     fn role(&self, role: &str) -> String {
-        if self.small == Small::Stack { format!(" role=\"{role}\"") } else { String::new() }
+        if self.small == NarrowLayout::Stack { format!(" role=\"{role}\"") } else { String::new() }
     }
 
     /// One row of (text, class); the first `names` fields are row headings.
@@ -151,7 +151,7 @@ impl Rows {
     /// The finished table.
     #[must_use]
     pub fn done(self) -> String {
-        let class = if self.small == Small::Stack { "stack" } else { "pin" };
+        let class = if self.small == NarrowLayout::Stack { "stack" } else { "pin" };
         format!(
             "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"{class}\"{}>{}</tbody>\
              </table></div>\n",

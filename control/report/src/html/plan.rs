@@ -2,13 +2,13 @@
 
 use rtvirtio_planner::{Infeasible, Plan, Strength, scheme_name};
 
-use super::{GAP, Rows, Small, THIN, figure, section};
+use super::{GAP, HtmlTable, NarrowLayout, THIN, figure, section};
 use crate::clean::xml;
 use crate::svg::{Segment, StackPlot, StackRow, svg_stack};
 use crate::text::Paint;
 use crate::{num, words};
 
-/// Rows of the stacked bars.
+/// HtmlTable of the stacked bars.
 const ROWS: usize = 24;
 
 /// Settings and outlook.
@@ -29,9 +29,9 @@ pub(super) fn settings(plan: &Plan) -> String {
     if plan.settings.is_empty() {
         body.push_str("<p>Nothing to change.</p>\n");
     } else {
-        let mut table = Rows::new(
+        let mut table = HtmlTable::new(
             "settings of the plan",
-            Small::Stack,
+            NarrowLayout::Stack,
             &[("", "num"), ("setting", ""), ("value", ""), ("holds as", ""), ("reason", "wrap")],
         );
         for (i, s) in plan.settings.iter().enumerate() {
@@ -76,9 +76,9 @@ fn outlook(plan: &Plan) -> String {
     if plan.tasks.is_empty() {
         return String::new();
     }
-    let mut table = Rows::new(
+    let mut table = HtmlTable::new(
         "expected latency per task",
-        Small::Scroll,
+        NarrowLayout::Scroll,
         &[
             ("VM", ""),
             ("task", ""),

@@ -3,7 +3,7 @@
 use rtvirtio_model::{DepthPoint, Profile};
 use rtvirtio_units::Nanos;
 
-use super::{GAP, Rows, Small, THIN};
+use super::{GAP, HtmlTable, NarrowLayout, THIN};
 use crate::clean::xml;
 use crate::num;
 use crate::svg::{Axis, Series, Spread, XyPlot, svg_xy};
@@ -143,9 +143,9 @@ fn latencies(sets: &[Set<'_>]) -> crate::svg::Svg {
 }
 
 fn table(p: &Profile, sets: &[Set<'_>]) -> String {
-    let mut table = Rows::new(
+    let mut table = HtmlTable::new(
         "profile by depth",
-        Small::Scroll,
+        NarrowLayout::Scroll,
         &[
             ("", ""),
             ("depth", "num"),

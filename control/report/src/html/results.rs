@@ -3,7 +3,7 @@
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::{Nanos, Percentile};
 
-use super::{GAP, ReportInput, Rows, Small, THIN, figure, keys, section};
+use super::{GAP, HtmlTable, NarrowLayout, ReportInput, THIN, figure, keys, section};
 use crate::clean::xml;
 use crate::summary::{self, Tally, judged, most_critical, schemes, tail_is_max, tally, task_keys};
 use crate::svg::{
@@ -13,7 +13,7 @@ use crate::svg::{
 use crate::{num, words};
 use rtvirtio_planner::scheme_name;
 
-/// Rows of the large plots; more are unreadable, and the table has all.
+/// HtmlTable of the large plots; more are unreadable, and the table has all.
 const ROWS: usize = 24;
 /// Panels of percentile curves.
 const PANELS: usize = 12;
@@ -346,9 +346,9 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
             body.push_str("<p>No tasks were measured.</p>\n");
             continue;
         }
-        let mut table = Rows::new(
+        let mut table = HtmlTable::new(
             &format!("numbers of {}", scheme_name(&run.scheme)),
-            Small::Scroll,
+            NarrowLayout::Scroll,
             &[
                 ("task", ""),
                 ("verdict", ""),
@@ -383,7 +383,7 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
     section("numbers", "All numbers", &body)
 }
 
-fn number_row(table: &mut Rows, t: &TaskResult) {
+fn number_row(table: &mut HtmlTable, t: &TaskResult) {
     let none = || "\u{2013}".to_owned();
     let lat = |v: Nanos| if t.n == 0 { none() } else { num::latency(v, GAP) };
     let target = t.target_ns.map_or_else(none, |l| match t.percentile {

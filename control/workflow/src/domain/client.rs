@@ -57,7 +57,7 @@ pub fn connect(control: &Path) -> Result<UnixStream> {
 /// # Errors
 /// When none answers.
 pub fn ask(control: &Path) -> Result<Value> {
-    say(control, "status")
+    send_command(control, "status")
 }
 
 /// The status of a domain, if it is one of these processes: another one may listen at that path.
@@ -97,7 +97,7 @@ pub fn listener(control: &Path) -> Result<Option<String>> {
 ///
 /// # Errors
 /// When none answers.
-pub fn say(control: &Path, command: &str) -> Result<Value> {
+pub fn send_command(control: &Path, command: &str) -> Result<Value> {
     exchange(&connect(control)?, control, command)
 }
 

@@ -126,7 +126,7 @@ fn deciles(mut v: Vec<f64>) -> Vec<f64> {
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_learn::made_up::{by_equations, profile};
+    use rtvirtio_learn::synthetic::{by_equations, profile};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Claims on accuracy.
 
-use rtvirtio_learn::accuracy::{Accuracy, Flowing, Group, enough};
+use rtvirtio_learn::accuracy::{Accuracy, Group, NonIdling, enough};
 use rtvirtio_learn::rates::Rates;
 use rtvirtio_learn::train::MISS;
 
@@ -45,8 +45,8 @@ pub fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
         }
         None => bound("bound", "as measured", a.coverage, a.sharpness, n, &a.groups),
     }
-    let (less_stalls, measured) = a.flowing();
-    let mut non_idling = |id: &str, of: &str, f: &Flowing| {
+    let (less_stalls, measured) = a.non_idling();
+    let mut non_idling = |id: &str, of: &str, f: &NonIdling| {
         let covers = format!(
             "held-out tails {of} below their upper bound{at} where BFQ does not idle, as it does not in most plans"
         );
@@ -81,7 +81,7 @@ pub fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
 /// be doubted.
 pub fn rates(a: &Accuracy) -> [(&'static str, &'static str, Rates, Option<f64>); 2] {
     [
-        ("flowing", "does not idle", a.flowing_rates, Some(DOUBTED)),
+        ("flowing", "does not idle", a.non_idling_rates, Some(DOUBTED)),
         // Where BFQ idles, waiting is random, and a doubt is right.
         ("idling", "idles", a.idling_rates, None),
     ]

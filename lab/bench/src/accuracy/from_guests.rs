@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use crate::claims::Claim;
-use rtvirtio_learn::accuracy::{Accuracy, Held, judge};
+use rtvirtio_learn::accuracy::{Accuracy, HeldOut, judge};
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::train::{TrainError, TrainSettings, fit_guests, median};
 use rtvirtio_model::learned::GuestModel;
@@ -42,13 +42,13 @@ impl FromGuests {
     }
 
     /// Tails whose bound is no guess; those are what its confidence is about.
-    fn inside(&self) -> Vec<&Held> {
+    fn inside(&self) -> Vec<&HeldOut> {
         self.accuracy.held.iter().filter(|h| !h.extrapolated).collect()
     }
 
     /// How many of the others there are, and of how many the tail is above the bound.
     fn outside(&self) -> (usize, usize) {
-        let outside: Vec<&Held> = self.accuracy.held.iter().filter(|h| h.extrapolated).collect();
+        let outside: Vec<&HeldOut> = self.accuracy.held.iter().filter(|h| h.extrapolated).collect();
         (outside.len(), outside.iter().filter(|h| above(h)).count())
     }
 
@@ -105,12 +105,12 @@ impl FromGuests {
 }
 
 /// Whether a tail is above its bound, both with the host's own stalls.
-fn above(h: &Held) -> bool {
+fn above(h: &HeldOut) -> bool {
     h.with_host_ms > h.upper_ms
 }
 
 /// A line on a tail above `upper`, its bound in ms.
-pub fn is_above(h: &Held, upper: f64) -> String {
+pub fn is_above(h: &HeldOut, upper: f64) -> String {
     let (id, task, tail) = (&h.id, h.task, h.with_host_ms);
     format!("above it: {id} task {task} ({}), {tail:.1} ms over {upper:.1} ms", h.regime)
 }

@@ -73,7 +73,7 @@ pub fn pairs(guests: &[Point], processes: &[Point]) -> Vec<Pair> {
 
 /// How much longer tails are in guests.
 #[derive(Clone, Debug)]
-pub struct Longer {
+pub struct GuestRatio {
     /// Which pairs.
     pub name: String,
     /// How many.
@@ -88,7 +88,7 @@ pub struct Longer {
 
 /// Of all pairs, and of each regime that has some.
 #[must_use]
-pub fn longer(pairs: &[Pair]) -> Vec<Longer> {
+pub fn guest_ratios(pairs: &[Pair]) -> Vec<GuestRatio> {
     let all = std::iter::once(("all".to_owned(), None));
     let each = Regime::ALL.into_iter().map(|r| (r.name().to_owned(), Some(r)));
     let of = |(name, regime): (String, Option<Regime>)| {
@@ -97,7 +97,7 @@ pub fn longer(pairs: &[Pair]) -> Vec<Longer> {
         ratios.sort_unstable_by(f64::total_cmp);
         let at = |share: f64| ratios.get((share * ratios.len() as f64) as usize).copied().unwrap_or(f64::NAN);
         let more_ms = median(of.iter().map(|p| p.guest_ms - p.process_ms).collect());
-        Longer { name, n: of.len(), ratio: median(ratios.clone()), spread: [at(0.1), at(0.9)], more_ms }
+        GuestRatio { name, n: of.len(), ratio: median(ratios.clone()), spread: [at(0.1), at(0.9)], more_ms }
     };
     all.chain(each).map(of).filter(|l| l.n > 0).collect()
 }
@@ -107,7 +107,7 @@ mod tests {
     use rtvirtio_units::Nanos;
 
     use super::*;
-    use rtvirtio_learn::made_up::made_up;
+    use rtvirtio_learn::synthetic::synthetic_runs;
 
     /// The same runs in guests whose tails are three times as long.
     fn in_guests(runs: &[Point]) -> Vec<Point> {
@@ -123,25 +123,25 @@ mod tests {
 
     #[test]
     fn a_guest_is_compared_with_the_process_of_its_condition() {
-        let processes = made_up(12, 0.0, 1);
+        let processes = synthetic_runs(12, 0.0, 1);
         let guests = in_guests(&processes[..4]);
         let tasks: usize =
             guests.iter().map(|g| g.tasks().filter(|(_, s, _)| s.rate.is_some()).count()).sum();
         let pairs = pairs(&guests, &processes);
         assert_eq!(pairs.len(), tasks);
-        for l in longer(&pairs) {
+        for l in guest_ratios(&pairs) {
             assert!((l.ratio - 3.0).abs() < 1e-6, "{l:?}");
             assert!(l.spread.iter().all(|s| (s - 3.0).abs() < 1e-6) && l.more_ms > 0.0, "{l:?}");
         }
-        assert_eq!(longer(&pairs)[0].n, tasks);
+        assert_eq!(guest_ratios(&pairs)[0].n, tasks);
         // Of a condition that no process ran nothing can be said.
         assert!(super::pairs(&guests, &processes[4..]).is_empty());
-        assert!(longer(&[]).is_empty());
+        assert!(guest_ratios(&[]).is_empty());
     }
 
     #[test]
     fn no_model_is_judged_by_a_condition_that_it_was_fitted_on() {
-        let mut processes = made_up(190, 0.0, 1);
+        let mut processes = synthetic_runs(190, 0.0, 1);
         // The design may hold a condition twice.
         let once: Vec<usize> = conditions(&processes).into_iter().map(|g| g[0]).collect();
         processes = once.into_iter().map(|i| processes[i].clone()).take(180).collect();

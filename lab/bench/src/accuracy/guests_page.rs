@@ -1,6 +1,6 @@
 //! Guests beside process VMs.
 
-use super::guest_pairs::{Longer, Pair};
+use super::guest_pairs::{GuestRatio, Pair};
 use crate::page::Section;
 use rtvirtio_report::svg::{Axis, Spread};
 
@@ -11,7 +11,7 @@ pub fn guests(
     device: &str,
     [guests_on, others_on]: [&str; 2],
     pairs: &[Pair],
-    longer: &[Longer],
+    guest_ratios: &[GuestRatio],
 ) -> Option<Section> {
     if pairs.is_empty() {
         return None;

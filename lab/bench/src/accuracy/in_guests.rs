@@ -4,12 +4,12 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::guest_pairs::{self, Longer, Pair, longer};
+use super::guest_pairs::{self, GuestRatio, Pair, guest_ratios};
 use super::guests_page;
 use crate::cases::passes::keeps_rate;
 use crate::claims::Claim;
 use crate::page::Section;
-use rtvirtio_learn::accuracy::{Accuracy, Held, judge};
+use rtvirtio_learn::accuracy::{Accuracy, HeldOut, judge};
 use rtvirtio_learn::dataset::{Dataset, Point, SWEEP};
 use rtvirtio_learn::train::{TrainError, TrainSettings, fit_guests};
 use rtvirtio_measure::{HostFacts, VmKind};
@@ -30,7 +30,7 @@ pub struct InGuests {
     accuracy: Accuracy,
     pairs: Vec<Pair>,
     /// Ratios of their tails, by regime.
-    longer: Vec<Longer>,
+    guest_ratios: Vec<GuestRatio>,
     /// Judged tasks in guests whose rate was below 99 % of the declared one.
     short: usize,
     /// The same runs judged by models that learned from other guests too, or why there are none.
@@ -90,7 +90,7 @@ impl InGuests {
             other_host: host.kernel != theirs.kernel || host.cpus != theirs.cpus,
             short: tasks.filter(|(_, stream, result)| !keeps_rate(stream, result)).count(),
             accuracy: judge(&unseen, &profile)?,
-            longer: longer(&pairs),
+            guest_ratios: guest_ratios(&pairs),
             pairs,
             learned: FromGuests::of(&unseen, (&runs, &profile), settings),
             runs: (runs, profile.guest),
@@ -117,7 +117,7 @@ impl InGuests {
 
     /// Bound of a task. The host's stalls during a guest's request are not known: its tails include
     /// them, and so does the bound where their addition is known.
-    fn upper(&self, h: &Held) -> f64 {
+    fn upper(&self, h: &HeldOut) -> f64 {
         let known = self.accuracy.with_host.is_some();
         h.upper_with_host_ms.filter(|_| known).unwrap_or(h.upper_ms)
     }

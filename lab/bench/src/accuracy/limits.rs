@@ -34,7 +34,7 @@ impl Limits {
             "{} conditions ran {} times: a bound at 99% of runs needs {:.2} times a condition's own median (median over tasks)",
             r.conditions, r.runs, r.floor
         );
-        if let Some((non_idling, _)) = r.flowing {
+        if let Some((non_idling, _)) = r.non_idling {
             let _ = writeln!(s, "  {non_idling:.2} times where BFQ does not idle");
         }
         for (name, n, typical, p90) in r.regimes.iter().filter(|r| r.1 > 0) {
@@ -48,7 +48,7 @@ impl Limits {
         let Some(r) = &self.repeat else { return Vec::new() };
         let needs = "what a perfect bound at 99 % would need above the median, from conditions that ran more than once";
         let all = Claim::new("accuracy.bound.floor", needs, r.floor, "ratio", r.runs);
-        let non_idling = r.flowing.map(|(floor, runs)| {
+        let non_idling = r.non_idling.map(|(floor, runs)| {
             let needs = format!("{needs}, where BFQ does not idle");
             Claim::new("accuracy.flowing.floor", needs, floor, "ratio", runs)
         });

@@ -2,7 +2,7 @@
 
 use super::calibrate::Calibration;
 use crate::page::{Plot, Section, Table};
-use rtvirtio_learn::accuracy::{Accuracy, Held};
+use rtvirtio_learn::accuracy::{Accuracy, HeldOut};
 use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 
 use crate::page::xy::{axis, plot, series, table};
@@ -102,7 +102,7 @@ const BIN: f64 = 250.0;
 
 /// The paper's Fig. 6: how errors are distributed, on the tasks that the paper's models cover.
 fn errors(a: &Accuracy) -> Plot {
-    type Model = (&'static str, fn(&Held) -> Option<f64>);
+    type Model = (&'static str, fn(&HeldOut) -> Option<f64>);
     let models: [Model; 4] = [
         ("expected, ours", |h| Some(h.expected_ms)),
         ("paper's equations, Table III", |h| h.analytical_ms),
@@ -110,7 +110,7 @@ fn errors(a: &Accuracy) -> Plot {
         ("paper's network", |h| h.mlp_ms),
     ];
     let bins = (2.0 * RANGE / BIN) as usize;
-    let covered: Vec<&Held> =
+    let covered: Vec<&HeldOut> =
         a.held.iter().filter(|h| h.analytical_ms.is_some() && h.mlp_ms.is_some()).collect();
     let lines = models.into_iter().enumerate().map(|(index, (name, of))| {
         let mut counts = vec![0.0; bins];
@@ -172,7 +172,7 @@ pub fn calibration(device: &str, c: &Calibration) -> Section {
 fn sorted(a: &Accuracy) -> XyPlot {
     let mut held: Vec<_> = a.held.iter().collect();
     held.sort_by(|x, y| x.actual_ms.total_cmp(&y.actual_ms));
-    let series = |index: usize, name: &str, of: &dyn Fn(&Held) -> f64| Series {
+    let series = |index: usize, name: &str, of: &dyn Fn(&HeldOut) -> f64| Series {
         name: name.to_owned(),
         index,
         dashed: index > 0,

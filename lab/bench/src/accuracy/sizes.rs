@@ -50,7 +50,7 @@ pub fn loss_by_size(
 
 #[cfg(test)]
 mod tests {
-    use rtvirtio_learn::made_up::{limits, made_up, profile, quick};
+    use rtvirtio_learn::synthetic::{limits, profile, quick, synthetic_runs};
     use rtvirtio_units::Nanos;
 
     use super::*;
@@ -61,7 +61,7 @@ mod tests {
     fn a_network_of_one_neuron_cannot_follow_a_tail_that_rises_and_falls() {
         let settings = TrainSettings { epochs: 60, ..quick() };
         assert_eq!(loss_by_size(&[], &profile(), &settings).unwrap(), [], "no runs, no folds");
-        let like = made_up(1, 0.0, 6).remove(0);
+        let like = synthetic_runs(1, 0.0, 6).remove(0);
         let points: Vec<Point> = paper_conditions(80, &limits(), 6)
             .into_iter()
             .map(|c| {

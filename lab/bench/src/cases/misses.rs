@@ -290,7 +290,7 @@ mod tests {
                 p9999: Nanos::from_millis(1),
                 max: Nanos::from_millis(max_ms),
             };
-            let profile = Profile { read: vec![point], ..rtvirtio_learn::made_up::profile() };
+            let profile = Profile { read: vec![point], ..rtvirtio_learn::synthetic::profile() };
             let late = run("bound", 0, 500, 100.0, 0);
             let by = BTreeMap::from([(late.device.clone(), profile)]);
             misses(&[case()], &[late], &by).pop().unwrap().limit

@@ -346,7 +346,7 @@ pub(crate) mod tests {
     use crate::cases::{CaseOptions, cases};
     use rtvirtio_learn::dataset::Outcome;
     use rtvirtio_learn::load::Knobs;
-    use rtvirtio_learn::made_up::alike;
+    use rtvirtio_learn::synthetic::alike;
 
     /// The smallest one of the paper.
     pub(crate) fn case() -> Case {

@@ -20,7 +20,7 @@ use rtvirtio_units::{Nanos, Ratio};
 
 use crate::run_basis::{RunOptions, other_host, profile};
 use crate::test_bed::{TestBed, device_name};
-use rtvirtio_learn::runs::{Runs, TRIES, Wanted};
+use rtvirtio_learn::runs::{RunRequest, Runs, TRIES};
 use rtvirtio_workflow::model_choice::read_if;
 use rtvirtio_workflow::{Error, Progress};
 
@@ -167,7 +167,7 @@ impl<'a> CaseRunner<'a> {
         for repetition in 0..self.options.repeat {
             for (i, case) in todo.iter().enumerate() {
                 bar.set((repetition * todo.len() + i) as u64);
-                bar.say(&case.name);
+                bar.set_message(&case.name);
                 self.run_case(case, repetition)?;
             }
         }
@@ -259,7 +259,7 @@ impl<'a> CaseRunner<'a> {
         let tries = (scheme == TRIAL).then_some(1);
         Ok(self
             .runs
-            .measure(Wanted { id, scheme, treatment, vms, seed, forecasts, tries })
+            .measure(RunRequest { id, scheme, treatment, vms, seed, forecasts, tries })
             .map_err(Error::from)?)
     }
 

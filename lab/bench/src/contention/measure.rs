@@ -13,7 +13,7 @@ use rtvirtio_units::Nanos;
 
 use crate::run_basis::{RunOptions, other_host, profile};
 use crate::test_bed::{TestBed, device_name};
-use rtvirtio_learn::runs::Wanted;
+use rtvirtio_learn::runs::RunRequest;
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::model_choice::read_if;
 
@@ -84,9 +84,9 @@ fn measure_on(
     for (i, (repetition, setup)) in todo.into_iter().enumerate() {
         bar.set(i as u64);
         let id = setup.id(repetition);
-        bar.say(&id);
+        bar.set_message(&id);
         if runs.find(&id).is_none() {
-            runs.measure(Wanted {
+            runs.measure(RunRequest {
                 id,
                 scheme: SCHEME,
                 treatment: Treatment::knobs(setup.knobs.config()),

@@ -240,7 +240,7 @@ mod tests {
     use rtvirtio_units::Iops;
 
     use super::*;
-    use rtvirtio_learn::made_up::alike;
+    use rtvirtio_learn::synthetic::alike;
 
     fn point(setup: &Setup, repetition: usize, tail_ms: u64) -> Point {
         let tail = Nanos::from_millis(tail_ms);

@@ -15,7 +15,7 @@ use rtvirtio_units::Bytes;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::held::{Contracts, Wanted};
+use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
 
 use super::load::{DISK, HostFio, MemoryWalk, fio_argv};
 use super::wake_up_probe::WakeUpProbe;
@@ -30,7 +30,7 @@ const GUEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A guest that shares its core only with the load.
 pub struct PinnedGuest<'a> {
-    contracts: &'a Contracts<'a>,
+    contracts: &'a ScopedContracts<'a>,
     contract: Contract,
     disk: &'a Path,
     name: String,
@@ -50,7 +50,7 @@ impl<'a> PinnedGuest<'a> {
     /// Boots it and binds it to the last CPU, and this process to the others.
     pub fn boot(
         kernel: Kernel,
-        contracts: &'a Contracts<'a>,
+        contracts: &'a ScopedContracts<'a>,
         contract: Contract,
         disk: &'a Path,
         labs: &LabHost,
@@ -111,7 +111,7 @@ impl<'a> PinnedGuest<'a> {
         };
         if let Some(order) = order {
             let named = Named::ask(&mut self.vm.qmp()?)?;
-            self.contracts.hold(&[Wanted {
+            self.contracts.set(&[VmContract {
                 vm: &self.name,
                 handle: VmHandle { named, ..VmHandle::of_pid(pid) },
                 vcpus_only: false,

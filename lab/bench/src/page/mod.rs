@@ -3,7 +3,7 @@
 pub mod claims;
 pub mod xy;
 
-use rtvirtio_report::html::{Rows, Small, document, figure, section};
+use rtvirtio_report::html::{HtmlTable, NarrowLayout, document, figure, section};
 use rtvirtio_report::svg::{BarPlot, XyPlot, svg_bars, svg_xy};
 use rtvirtio_report::xml;
 
@@ -49,7 +49,7 @@ pub struct Table {
     pub label: String,
     /// Headings.
     pub head: Vec<String>,
-    /// Rows; the first field is a row heading.
+    /// HtmlTable; the first field is a row heading.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -77,7 +77,7 @@ fn inner(s: &Section) -> String {
     }
     for table in &s.tables {
         let head: Vec<(&str, &str)> = table.head.iter().map(|h| (h.as_str(), "")).collect();
-        let mut rows = Rows::new(&table.label, Small::Scroll, &head);
+        let mut rows = HtmlTable::new(&table.label, NarrowLayout::Scroll, &head);
         for row in &table.rows {
             let cells: Vec<(&str, &str)> = row.iter().map(|c| (c.as_str(), "")).collect();
             rows.row(1, &cells);

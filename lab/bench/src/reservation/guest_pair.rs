@@ -15,10 +15,10 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::held::{Contracts, Wanted};
+use rtvirtio_workflow::scoped_contracts::{ScopedContracts, VmContract};
 
 use super::kills::{self, KillCommand};
-use super::{CONNECTIONS, Kills, OWN, web};
+use super::{CONNECTIONS, Kills, OWN_BUDGET, web};
 use crate::cores::{FairGroup, bind, core_and_others};
 use crate::guest;
 
@@ -34,7 +34,7 @@ pub enum Step {
     /// The first guest alone with this budget.
     Alone(u64),
     /// Both guests: the neighbour's budget, and whether contracts hold all threads or vCPUs only.
-    Beside(u64, bool),
+    WithNeighbour(u64, bool),
 }
 
 /// A contract for this percentage of a core.
@@ -45,7 +45,7 @@ pub fn share_of_core(budget: u64, period: Nanos) -> anyhow::Result<Contract> {
 /// Two guests with a web server each, bound to one core; this process is bound to the others.
 pub struct GuestPair<'c> {
     /// Sets and releases the guests' contracts.
-    pub contracts: &'c Contracts<'c>,
+    pub contracts: &'c ScopedContracts<'c>,
     names: [String; 2],
     /// The VM, and its neighbour.
     pub vms: [QemuGuest; 2],
@@ -59,7 +59,7 @@ pub struct GuestPair<'c> {
 
 impl<'c> GuestPair<'c> {
     pub fn boot(
-        contracts: &'c Contracts<'c>,
+        contracts: &'c ScopedContracts<'c>,
         neighbour_vcpus: u16,
         dir: &Path,
         labs: &LabHost,
@@ -117,13 +117,13 @@ impl<'c> GuestPair<'c> {
         kills::sweep(kill_command, &self.names[0], self.vms[0].handle().process.pid, dir, progress)
     }
 
-    /// Contracts for these guests, and none for the others.
-    pub fn hold(&mut self, all: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
-        let mut wanted = Vec::new();
+    /// ScopedContracts for these guests, and none for the others.
+    pub fn set_contracts(&mut self, all: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
+        let mut all = Vec::new();
         for &(i, contract) in all {
             let pid = self.vms[i].handle().process.pid;
             let named = Named::ask(&mut self.vms[i].qmp()?)?;
-            wanted.push(Wanted {
+            all.push(VmContract {
                 vm: &self.names[i],
                 handle: VmHandle { named, ..VmHandle::of_pid(pid) },
                 vcpus_only: !all_threads,
@@ -132,7 +132,7 @@ impl<'c> GuestPair<'c> {
                 used: Vec::new(),
             });
         }
-        Ok(self.contracts.hold(&wanted)?)
+        Ok(self.contracts.set(&all)?)
     }
 
     /// One piece of a measurement: throughput of both guests' clients, MB/s, and CPU time of the first
@@ -147,18 +147,18 @@ impl<'c> GuestPair<'c> {
     ) -> anyhow::Result<([f64; 2], f64)> {
         let (neighbour, all_threads) = match step {
             Step::Alone(budget) => {
-                self.hold(&[(0, share_of_core(budget, period)?)], true)?;
+                self.set_contracts(&[(0, share_of_core(budget, period)?)], true)?;
                 return self.throughput(&[true, false], length, progress);
             }
-            Step::Beside(neighbour, all_threads) => (neighbour, all_threads),
+            Step::WithNeighbour(neighbour, all_threads) => (neighbour, all_threads),
         };
         if neighbour_computes {
             self.contracts.release()?;
             web::spin(&mut self.vms[1], 1)?;
         }
         // The neighbour first: at equal periods it gets the higher priority, the worse case for the VM.
-        let both = [(1, share_of_core(neighbour, period)?), (0, share_of_core(OWN, period)?)];
-        self.hold(&both, all_threads)?;
+        let both = [(1, share_of_core(neighbour, period)?), (0, share_of_core(OWN_BUDGET, period)?)];
+        self.set_contracts(&both, all_threads)?;
         let measured = self.throughput(&[true, !neighbour_computes], length, progress)?;
         if neighbour_computes {
             web::stop_spinning(&mut self.vms[1])?;

@@ -16,7 +16,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::discover;
 
-use rtvirtio_workflow::held::release;
+use rtvirtio_workflow::scoped_contracts::release;
 use rtvirtio_workflow::{Progress, generated};
 
 /// Budget and period of what is applied.

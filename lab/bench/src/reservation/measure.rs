@@ -14,8 +14,8 @@ use rtvirtio_workflow::{Progress, generated};
 use super::guest_pair::{GuestPair, SERVER, Step, WARM_UP, share_of_core};
 use super::kills::KillCommand;
 use super::{
-    Alone, BUDGETS, Beside, DEADLINE_OVER_RESPONSE, LOAD_CONNECTIONS, NEIGHBOUR, ReservationData, WEB_SHARE,
-    Web, web,
+    Alone, BUDGETS, DEADLINE_OVER_RESPONSE, LOAD_CONNECTIONS, NEIGHBOUR_BUDGETS, ReservationData, WEB_SHARE,
+    Web, WithNeighbour, web,
 };
 use crate::cores::{keep_awake, on_one_core};
 use crate::saved::Saved as _;
@@ -150,7 +150,7 @@ fn throughputs(
     budgets: &[u64],
     options: &ReservationOptions,
     progress: &dyn Progress,
-) -> anyhow::Result<(Vec<Alone>, Vec<Beside>)> {
+) -> anyhow::Result<(Vec<Alone>, Vec<WithNeighbour>)> {
     let steps = steps(budgets, options.repeat);
     let (slices, slice) = slices(options.length);
     let mut order: Vec<usize> = (0..slices).flat_map(|_| 0..steps.len()).collect();
@@ -170,8 +170,15 @@ fn throughputs(
     for ((round, step), ([mb_per_s, neighbour_mb_per_s], used)) in steps.into_iter().zip(sums) {
         match step {
             Step::Alone(budget) => alone.push(Alone { budget, mb_per_s, used }),
-            Step::Beside(neighbour, all_threads) => {
-                beside.push(Beside { round, neighbour, all_threads, mb_per_s, neighbour_mb_per_s, used });
+            Step::WithNeighbour(neighbour, all_threads) => {
+                beside.push(WithNeighbour {
+                    round,
+                    neighbour,
+                    all_threads,
+                    mb_per_s,
+                    neighbour_mb_per_s,
+                    used,
+                });
             }
         }
     }
@@ -180,10 +187,10 @@ fn throughputs(
 
 /// All measurements, each with its round.
 fn steps(budgets: &[u64], rounds: usize) -> Vec<(usize, Step)> {
-    let ends = [NEIGHBOUR[0], NEIGHBOUR[NEIGHBOUR.len() - 1]];
+    let ends = [NEIGHBOUR_BUDGETS[0], NEIGHBOUR_BUDGETS[NEIGHBOUR_BUDGETS.len() - 1]];
     let alone = budgets.iter().map(|b| Step::Alone(*b));
-    let all = NEIGHBOUR.iter().map(|n| Step::Beside(*n, true));
-    let vcpus_only = ends.iter().map(|n| Step::Beside(*n, false));
+    let all = NEIGHBOUR_BUDGETS.iter().map(|n| Step::WithNeighbour(*n, true));
+    let vcpus_only = ends.iter().map(|n| Step::WithNeighbour(*n, false));
     let of_round: Vec<Step> = alone.chain(all).chain(vcpus_only).collect();
     (0..rounds).flat_map(|round| of_round.iter().map(move |s| (round, *s))).collect()
 }
@@ -221,7 +228,7 @@ fn requests(
         pair.contracts.release()?;
         pair.group(apart)?;
         if contract {
-            pair.hold(&[(0, reserved)], true)?;
+            pair.set_contracts(&[(0, reserved)], true)?;
         }
         let load = loaded.then(|| Load::start(&web::request(pair.ports[1]), LOAD_CONNECTIONS));
         if loaded {
@@ -249,7 +256,10 @@ mod tests {
         assert_eq!(all.len(), 2 * (2 + 4 + 2));
         let of = |round| all.iter().filter(|s| s.0 == round).map(|s| s.1).collect::<Vec<_>>();
         assert_eq!(of(0), of(1));
-        assert!(of(0).contains(&Step::Beside(40, false)) && !of(0).contains(&Step::Beside(20, false)));
+        assert!(
+            of(0).contains(&Step::WithNeighbour(40, false))
+                && !of(0).contains(&Step::WithNeighbour(20, false))
+        );
     }
 
     #[test]

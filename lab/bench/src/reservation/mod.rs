@@ -34,9 +34,9 @@ pub const PERIOD_US: u64 = 100_000;
 /// Budgets of one VM alone, in percent of its core (the paper's Fig. 1b).
 pub const BUDGETS: [u64; 9] = [10, 20, 30, 40, 50, 60, 70, 80, 90];
 /// Budget of the VM beside whose neighbour's grows, in percent of the core.
-pub const OWN: u64 = 40;
+pub const OWN_BUDGET: u64 = 40;
 /// The neighbour's budgets, in percent of the core (the paper's Figs. 2 and 3).
-pub const NEIGHBOUR: [u64; 4] = [10, 20, 30, 40];
+pub const NEIGHBOUR_BUDGETS: [u64; 4] = [10, 20, 30, 40];
 /// The deadline of web requests as a multiple of an unloaded response: 20 ms over 2.1 ms in the paper.
 pub const DEADLINE_OVER_RESPONSE: f64 = 10.0;
 /// Budget of the VM that serves web requests, as a part of the period: 4 ms of 20 ms in the paper.
@@ -55,10 +55,10 @@ pub struct Alone {
 
 /// Throughput of one VM beside another one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Beside {
+pub struct WithNeighbour {
     /// Which round.
     pub round: usize,
-    /// The neighbour's budget, in percent of the core; the VM's own is [`OWN`].
+    /// The neighbour's budget, in percent of the core; the VM's own is [`OWN_BUDGET`].
     pub neighbour: u64,
     /// Whether all threads of both VMs are inside their contracts, or their vCPUs only.
     pub all_threads: bool,
@@ -130,7 +130,7 @@ pub struct ReservationData {
     /// One VM alone.
     pub alone: Vec<Alone>,
     /// One VM beside another one.
-    pub beside: Vec<Beside>,
+    pub beside: Vec<WithNeighbour>,
     /// Median of unloaded responses before the web requests, in ms.
     pub response_ms: f64,
     /// Period and deadline of the web requests, in ms.
@@ -185,12 +185,17 @@ impl ReservationData {
     #[must_use]
     pub fn change(&self, all_threads: bool) -> (f64, usize) {
         let at = |round: usize, neighbour: u64| {
-            let fits = |b: &&Beside| (b.round, b.neighbour, b.all_threads) == (round, neighbour, all_threads);
+            let fits =
+                |b: &&WithNeighbour| (b.round, b.neighbour, b.all_threads) == (round, neighbour, all_threads);
             self.beside.iter().find(fits).map(|b| b.mb_per_s)
         };
         let rounds = self.beside.iter().map(|b| b.round + 1).max().unwrap_or(0);
-        let change =
-            |round| Some(at(round, NEIGHBOUR[NEIGHBOUR.len() - 1])? / at(round, NEIGHBOUR[0])? - 1.0);
+        let change = |round| {
+            Some(
+                at(round, NEIGHBOUR_BUDGETS[NEIGHBOUR_BUDGETS.len() - 1])? / at(round, NEIGHBOUR_BUDGETS[0])?
+                    - 1.0,
+            )
+        };
         let all: Vec<f64> = (0..rounds).filter_map(change).collect();
         (median(all.clone()), all.len())
     }
@@ -244,7 +249,7 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
         Claim::new(
             "cpu.isolation.change",
             format!(
-                "change of a VM's throughput at a budget of {OWN} % when its neighbour's grows from 10 to 40 %, all threads inside"
+                "change of a VM's throughput at a budget of {OWN_BUDGET} % when its neighbour's grows from 10 to 40 %, all threads inside"
             ),
             change.abs(),
             "share",
@@ -338,7 +343,7 @@ mod tests {
     use super::*;
 
     fn data() -> ReservationData {
-        let beside = |neighbour, all_threads, mb_per_s| Beside {
+        let beside = |neighbour, all_threads, mb_per_s| WithNeighbour {
             round: 0,
             neighbour,
             all_threads,

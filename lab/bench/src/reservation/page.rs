@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Alone, NEIGHBOUR, OWN, ReservationData, WEB_SHARE, claims};
+use super::{Alone, NEIGHBOUR_BUDGETS, OWN_BUDGET, ReservationData, WEB_SHARE, claims};
 use crate::cores::idle_text;
 use crate::page::Section;
 use crate::report::{ExperimentReport, read};
@@ -77,7 +77,7 @@ fn alone(data: &ReservationData) -> Section {
 
 fn beside(data: &ReservationData) -> Section {
     let curve = |index: usize, name: &str, all_threads: bool| {
-        let points = NEIGHBOUR.iter().filter_map(|&n| {
+        let points = NEIGHBOUR_BUDGETS.iter().filter_map(|&n| {
             let (mb, count) = data.beside(n, all_threads);
             (count > 0).then(|| (n as f64, mb, format!("{n} %: {mb:.2} MB/s")))
         });
@@ -99,7 +99,7 @@ fn beside(data: &ReservationData) -> Section {
     Section {
         title: "Throughput of a VM beside a neighbour (the paper's Figs. 2 and 3)".to_owned(),
         text: vec![format!(
-            "The VM has {OWN} % of the core, the neighbour{} 10 to 40 %. From 10 to 40 % the VM's throughput changes by {:+.1} % with all threads \
+            "The VM has {OWN_BUDGET} % of the core, the neighbour{} 10 to 40 %. From 10 to 40 % the VM's throughput changes by {:+.1} % with all threads \
              inside the contracts, and by {:+.1} % with its vCPUs only; the paper reports -20 to -30 %.",
             if data.neighbour_computes { ", which only computes," } else { "" },
             percent(true),

@@ -79,7 +79,7 @@ fn measure_on(
     let all = setups();
     let mut bar = progress.bar("set-ups", all.len() as u64);
     for (done, setup) in all.iter().enumerate() {
-        bar.say(setup.name);
+        bar.set_message(setup.name);
         data.runs.push(long_run(setup, &stage, bed, options, progress)?);
         data.generated = generated();
         write(path, &data)?;

@@ -12,7 +12,7 @@ use crate::train::TrainError;
 
 /// One held-out task.
 #[derive(Clone, Debug, Serialize)]
-pub struct Held {
+pub struct HeldOut {
     /// Its run.
     pub id: String,
     /// Index of the task in the run.
@@ -55,7 +55,7 @@ pub struct Held {
     pub expected_kept: f64,
 }
 
-impl Held {
+impl HeldOut {
     /// Whether a task ran where BFQ does not idle.
     #[must_use]
     pub fn is_non_idling(&self) -> bool {
@@ -73,7 +73,11 @@ impl Held {
 ///
 /// # Errors
 /// [`TrainError::Point`] for a run that no model covers.
-pub fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<Vec<Held>, TrainError> {
+pub fn predict_held_out(
+    model: Arc<HostModel>,
+    test: &[Point],
+    profile: &Profile,
+) -> Result<Vec<HeldOut>, TrainError> {
     let fitted = model.analytical.map(|coefficients| Analytical { coefficients, ..Analytical::default() });
     let stalls_known = model.host_stalls.is_some();
     let (ours, paper) = (Learned::bound(Arc::clone(&model)), Learned::paper(model));
@@ -91,7 +95,7 @@ pub fn held(model: Arc<HostModel>, test: &[Point], profile: &Profile) -> Result<
         let load_at = rtvirtio_model::learned::NAMES.iter().position(|n| *n == "load").unwrap_or(0);
         for (i, (_, stream, outcome)) in point.tasks().enumerate() {
             let Some(lost) = lost(stream, outcome) else { continue };
-            held.push(Held {
+            held.push(HeldOut {
                 id: point.id.clone(),
                 task: i,
                 vms: point.vms.iter().filter(|vm| vm.iter().any(|s| s.rate.is_some())).count(),

@@ -31,14 +31,14 @@ pub fn limits() -> Limits<'static> {
 
 /// Runs of the known law; `spread` is the deviation of ln(tail).
 #[must_use]
-pub fn made_up(n: usize, spread: f64, seed: u64) -> Vec<Point> {
+pub fn synthetic_runs(n: usize, spread: f64, seed: u64) -> Vec<Point> {
     let mut random = Random::new(seed);
     conditions(n, &limits(), seed)
         .into_iter()
         .enumerate()
         .map(|(i, c)| {
             let mut point = Point {
-                id: format!("made-up/{i}"),
+                id: format!("synthetic/{i}"),
                 device: "qlc-nvme".to_owned(),
                 kind: VmKind::Process,
                 scheme: "sweep".to_owned(),
@@ -108,7 +108,7 @@ pub fn alike(n: u64, rate: Iops, tail: Nanos) -> Outcome {
 #[must_use]
 pub fn by_equations(truth: Coefficients) -> Vec<Point> {
     let model = Analytical { coefficients: truth, ..Default::default() };
-    let mut points = made_up(700, 0.0, 5);
+    let mut points = synthetic_runs(700, 0.0, 5);
     for p in &mut points {
         let (spec, config) = inputs(p);
         if let Ok(forecasts) = model.forecast(&profile(), &spec, &config) {

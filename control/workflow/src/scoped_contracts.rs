@@ -1,4 +1,4 @@
-//! Contracts for the length of a measurement: applied, journaled and put back as those of `apply`.
+//! ScopedContracts for the length of a measurement: applied, journaled and put back as those of `apply`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::error::{Context as _, Result, bail};
 use crate::progress::Progress;
 
 /// What one VM is to have.
-pub struct Wanted<'a> {
+pub struct VmContract<'a> {
     /// Its name.
     pub vm: &'a str,
     /// What leads to its threads. They are looked for when no contract is in force: those found
@@ -29,16 +29,16 @@ pub struct Wanted<'a> {
 }
 
 /// What holds contracts, and what was set last. Dropping it puts everything back.
-pub struct Contracts<'a> {
+pub struct ScopedContracts<'a> {
     session: Session,
     probe: Probe,
     backend: Backend,
     progress: &'a dyn Progress,
 }
 
-impl<'a> Contracts<'a> {
+impl<'a> ScopedContracts<'a> {
     /// For this mechanism. The session must not be that of settings that are to stay:
-    /// [`Contracts::release`] puts back whatever is in its journal.
+    /// [`ScopedContracts::release`] puts back whatever is in its journal.
     pub fn new(session: Session, probe: Probe, backend: Backend, progress: &'a dyn Progress) -> Self {
         Self { session, probe, backend, progress }
     }
@@ -57,7 +57,7 @@ impl<'a> Contracts<'a> {
     ///
     /// # Errors
     /// [`Kind::Infeasible`](crate::Kind::Infeasible) when they are more than the kernel grants.
-    pub fn hold(&self, all: &[Wanted<'_>]) -> Result<()> {
+    pub fn set(&self, all: &[VmContract<'_>]) -> Result<()> {
         self.release()?;
         let found = choose(&self.probe, Some(self.backend), false).context("the mechanism is gone")?;
         admit(&found.grant, &all.iter().map(|w| (w.vm.to_owned(), w.contract)).collect::<Vec<_>>())?;
@@ -97,7 +97,7 @@ pub fn release(session: &Session) -> Result<()> {
     }
 }
 
-impl Drop for Contracts<'_> {
+impl Drop for ScopedContracts<'_> {
     fn drop(&mut self) {
         if let Err(e) = self.release() {
             self.progress.warn(&format!("{e:#}"));
