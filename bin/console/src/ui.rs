@@ -1,4 +1,4 @@
-//! What the user sees while work goes on, and how Ctrl-C reaches it.
+//! Progress on a terminal, and Ctrl-C.
 
 use std::io::{IsTerminal, Write};
 use std::sync::Arc;

@@ -90,7 +90,7 @@ EXAMPLES
 
 Exit code 2 when some target cannot be met; the plan is then the best compromise.")]
     Plan(PlanArgs),
-    /// Run the spec's tasks on the I/O domain's own scheduler under virtual time: worst case beside the bound. Changes nothing
+    /// Run the spec's tasks on the I/O domain's own scheduler under virtual time: worst case and bound. Changes nothing
     #[command(after_help = "\
 EXAMPLES
   rtvirtio simulate examples/flood.toml                              ten minutes

@@ -1,4 +1,4 @@
-//! How well predictions and bounds hold on runs that the model has not seen.
+//! Accuracy of predictions and bounds on runs that the model has not learned from.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct Score {
 pub struct WithHost {
     /// Tasks.
     pub n: usize,
-    /// Runs of them in which the host stood still for so long that its share of the tail is
+    /// Runs of them in which the host stalled for so long that its share of the tail is
     /// unknown: judged here, and nowhere else.
     pub unknown: usize,
     /// What is added to the bound, ms; the median of several models.
@@ -75,7 +75,7 @@ pub struct Accuracy {
     pub scores: Vec<Score>,
     /// Coverage of the bound, overall.
     pub coverage: f64,
-    /// Its 95 % interval, as if each run had one task: tasks of one run share their luck.
+    /// Its 95 % interval, as if each run had one task: tasks of one run are correlated.
     pub coverage_interval: [f64; 2],
     /// The bound with what the host's own stalls add, against the tails as measured; absent where
     /// stalls are not known: then all else here is of tails as measured.
@@ -123,7 +123,7 @@ pub fn judge(models: &[(Arc<HostModel>, Vec<Point>)], profile: &Profile) -> Resu
 }
 
 impl Accuracy {
-    /// Judges the bound for tails as measured on `others` too: runs in which the host stood still
+    /// Judges the bound for tails as measured on `others` too: runs in which the host stalled
     /// for so long that its share of the tail is unknown.
     ///
     /// # Errors
@@ -206,7 +206,7 @@ pub fn folds(points: &[Point], k: usize, seed: u64) -> Vec<(Vec<Point>, Vec<Poin
 }
 
 /// 95 % interval of the share of tasks below their bound, as if each run had only one: tasks of one
-/// run share their luck.
+/// run are correlated.
 fn interval_by_runs(held: &[HeldOut], share: f64) -> [f64; 2] {
     let runs = held.iter().map(|h| h.id.as_str()).collect::<BTreeSet<_>>().len();
     let below = (share * runs as f64).floor() as usize;

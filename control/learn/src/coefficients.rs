@@ -13,7 +13,7 @@ use crate::condition::{inputs, paper_domain};
 use crate::dataset::{Outcome, Point};
 use crate::load::Stream;
 
-/// Fewest runs: fewer do not tell three coefficients apart.
+/// Fewest runs that determine three coefficients.
 const FEWEST: usize = 20;
 
 /// Symbols of the coefficients that are fitted.
@@ -76,7 +76,7 @@ pub fn at_limit(at: &[f64], i: usize) -> bool {
 }
 
 /// Only the coefficients, without intervals. One that ends at its limit is that of Table III, and
-/// the others are fitted with it: such a fit says that a setting has no effect because the runs do
+/// the others are fitted with it: such a fit finds no effect of a setting because the runs do
 /// not show it.
 ///
 /// # Errors

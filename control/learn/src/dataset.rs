@@ -1,7 +1,7 @@
 //! The dataset: one measured run per line, with everything needed to use it and to measure it
 //! again.
 //!
-//! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host went on, a
+//! A file is JSON lines: first a [`Header`], then [`Point`]s; where another host continued it, a
 //! [`Moved`] before its first point. A run that is cut off leaves at most one incomplete last line,
 //! which is dropped when the file is resumed.
 
@@ -60,7 +60,7 @@ pub struct Moved {
     pub host: HostFacts,
 }
 
-/// Whether a host may go on with a file that another one began.
+/// Whether a host may continue a file of another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherHost {
     /// No: runs are compared or learned from as those of one host.
@@ -94,7 +94,7 @@ pub struct Point {
     pub vms: Vec<Vec<Stream>>,
     /// How quiet the host was.
     pub noise: Noise,
-    /// Whether the disk itself stood still; absent in older data.
+    /// Standstills of the disk itself; absent in older data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
     /// What each task got, VM by VM.
@@ -117,7 +117,7 @@ pub struct Outcome {
     pub p9999: Nanos,
     /// Largest.
     pub max: Nanos,
-    /// 99.99th percentile of the latencies less the time in which a CPU of the host stood still
+    /// 99.99th percentile of the latencies less the time in which a CPU of the host stalled
     /// ([`rtvirtio_measure::stalls::Stalls`]): the part of the tail that settings can change. Absent
     /// where it is not known when requests ran, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -253,7 +253,7 @@ pub struct Dataset {
     pub header: Header,
     /// The runs in the order in which they were made.
     pub points: Vec<Point>,
-    /// Hosts that went on with it, each with the number of runs made before.
+    /// Hosts that continued it, each with the number of earlier runs.
     pub moves: Vec<(usize, HostFacts)>,
 }
 
@@ -380,11 +380,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a file, or goes on with one: then its points come back too, and an incomplete last
+    /// Begins a file, or continues one: then it also returns its points, and an incomplete last
     /// line is cut off.
     ///
     /// # Errors
-    /// [`DatasetError`]; also when the file was begun by another command than `header` says, or on
+    /// [`DatasetError`]; also when the file was begun by another command than that of `header`, or on
     /// another host and `other` does not allow for that.
     pub fn open(path: &Path, header: &Header, other: OtherHost) -> Result<(Self, Vec<Point>), DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };

@@ -1,7 +1,7 @@
 //! Which conditions a sweep measures: a Latin hypercube over loads and knobs.
 //!
 //! The levels are those of the RT-VirtIO paper's Table II (VM count, weights, task sets, IOPS,
-//! `slice_idle`, `timeout_sync`) and what it left out: no idling, `low_latency`, `max_budget`, the
+//! `slice_idle`, `timeout_sync`) and settings that it does not have: no idling, `low_latency`, `max_budget`, the
 //! other elevators, caps, writes, larger blocks, a neighbour without a rate.
 
 use rtvirtio_model::Elevator;

@@ -1,4 +1,4 @@
-//! Tasks that a model was not fitted on, each with what every predictor says of it.
+//! Tasks that a model was not fitted on, each with the forecasts of every predictor.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub struct HeldOut {
     pub upper_ms: f64,
     /// The same with what the host's own stalls add, ms; none where they are not known.
     pub upper_with_host_ms: Option<f64>,
-    /// Whether the bound is a guess, because what ran lies outside of what was learned from.
+    /// Whether the bound is extrapolated: the run lies outside of the learned range.
     pub extrapolated: bool,
     /// Slice model, ms.
     pub slice_ms: f64,
@@ -69,7 +69,7 @@ impl HeldOut {
     }
 }
 
-/// The tasks with a rate of points that a model was not fitted on, with what it says of them.
+/// The tasks with a rate of points that a model was not fitted on, with its forecasts.
 ///
 /// # Errors
 /// [`TrainError::Point`] for a run that no model covers.

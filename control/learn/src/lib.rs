@@ -7,7 +7,7 @@
 //! - [`dataset`], [`runs`]: measured runs in a file that can be continued.
 //! - [`sweep`]: all of it, in the time that is given.
 //! - [`train`], [`coefficients`]: from runs to a model.
-//! - [`accuracy`], [`rates`], [`repeat`]: how well it holds on runs that it has not seen.
+//! - [`accuracy`], [`rates`], [`repeat`]: accuracy on runs that it has not learned from.
 
 pub mod accuracy;
 pub mod chooser;

@@ -8,7 +8,7 @@ use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, 
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 use serde::{Deserialize, Serialize};
 
-/// One task. Everything that has its usual value is left out of the file.
+/// One task. The file omits default values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stream {
@@ -27,7 +27,7 @@ pub struct Stream {
     /// Requests in flight.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub depth: u32,
-    /// Length of a burst and of the rest after it.
+    /// Length of a burst and of the pause after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<Nanos>,
     /// p99.99 that it must keep.

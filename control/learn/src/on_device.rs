@@ -26,7 +26,7 @@ use crate::sweep::{Allowed, Learning, learn};
 /// [`Kind::Guarded`](rtvirtio_workflow::Kind::Guarded) while anything uses the device,
 /// [`Kind::InForce`](rtvirtio_workflow::Kind::InForce) while a plan is in force,
 /// [`Kind::NotMeasured`](rtvirtio_workflow::Kind::NotMeasured) when the time was too short for a
-/// model: the runs are kept, and the same call goes on.
+/// model: the runs are kept, and the same call continues.
 pub fn on_device(
     name: &str,
     profile: &Profile,

@@ -132,7 +132,7 @@ impl Group {
     }
 }
 
-/// `None` for what is gone.
+/// `None` when it has ended.
 fn unless_gone<T>(done: Result<T, HostError>) -> Result<Option<T>, HostError> {
     match done {
         Ok(it) => Ok(Some(it)),
@@ -162,7 +162,7 @@ fn stop_all(root: &Root, cgroups: &Cgroups, cgroup: &Path) -> Result<(), Process
     Ok(())
 }
 
-/// Removes the cgroups of process VMs whose process is gone, and returns their paths.
+/// Removes the cgroups of process VMs whose process has ended, and returns their paths.
 ///
 /// # Errors
 /// When the hierarchy cannot be read, or a group cannot be removed.
@@ -193,7 +193,7 @@ pub struct ProcessVms {
 
 impl ProcessVms {
     /// So many VMs on the disk at `path`; a partition stands for its disk. Leftovers of processes
-    /// that are gone are removed first.
+    /// that have ended are removed first.
     ///
     /// # Errors
     /// When anything uses the disk, it is too small, or the kernel refuses a cgroup; then

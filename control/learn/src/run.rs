@@ -1,4 +1,4 @@
-//! From a condition to a point: one run, repeated when the host itself stood still.
+//! From a condition to a point: one run, repeated when the host itself stalled.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -102,7 +102,7 @@ pub fn measure(
     best.ok_or(StageError::NotReverted)
 }
 
-/// Whether the host stood still for so long that the run says little about its settings. What the
+/// Whether the host stalled for so long that the run is weak evidence on its settings. What the
 /// run itself measured does not enter, or schemes with short tails would be measured on a quieter
 /// host than others.
 #[must_use]
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
     use crate::synthetic::synthetic_runs;
 
-    /// A run of one task with a target, while the host stood still for as long.
+    /// A run of one task with a target, with a host stall of this length.
     fn run(target: Option<Nanos>, stall: Nanos) -> Point {
         let mut point = synthetic_runs(1, 0.0, 1).remove(0);
         point.vms = vec![vec![Stream { target, ..Stream::paced(100.0) }]];

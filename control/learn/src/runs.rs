@@ -77,7 +77,7 @@ pub struct RunsFile<'a> {
     pub generated: String,
     /// This host.
     pub host: HostFacts,
-    /// The device; a file that goes on keeps the profile that it began with ([`began_with`]).
+    /// The device; a continued file keeps its first profile ([`began_with`]).
     pub profile: Profile,
     /// The learned model that takes part.
     pub model: Option<&'a HostModel>,
@@ -131,7 +131,7 @@ pub struct RunRequest<'a> {
 }
 
 impl<'a> Runs<'a> {
-    /// Begins a file, or goes on with one.
+    /// Begins or continues a file.
     ///
     /// # Errors
     /// [`RunsError`]; also when the file was begun by another command, or on another host where

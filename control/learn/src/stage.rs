@@ -259,7 +259,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// Puts back what a killed process left applied, by the journal in its `state_dir`; false when there
+/// Reverts the settings of a killed process by the journal in its `state_dir`; false when there
 /// is none. To be called before the settings are read and before new VMs are made: the old ones'
 /// cgroups hold some of them.
 ///

@@ -21,7 +21,7 @@ use rtvirtio_workflow::{Kind, Progress};
 
 /// QEMU guests of a sweep in guests: what a machine of two CPUs carries without KVM.
 pub const GUESTS: usize = 3;
-/// Requests per second that they carry alongside the rest, in all.
+/// Requests per second that they carry in total, next to the other tasks.
 const GUEST_RATE: f64 = 1200.0;
 /// Further runs of a condition that runs again.
 const AGAIN: usize = 2;
@@ -58,7 +58,7 @@ pub enum SweepError {
         /// The file.
         path: PathBuf,
     },
-    /// A dataset that cannot go on cannot be renamed.
+    /// A dataset that cannot be continued cannot be renamed.
     #[error("cannot rename {}: {source}", path.display())]
     Rename {
         /// The file.
@@ -163,7 +163,7 @@ pub fn learn(
     Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated, &TrainSettings::default())?)
 }
 
-/// Renames a sweep that cannot go on here: of another kernel, another number of CPUs, another disk
+/// Renames a sweep that cannot be continued here: of another kernel, another number of CPUs, another disk
 /// or another version of the file's form. Nothing is lost, and a new one begins.
 ///
 /// # Errors
@@ -239,7 +239,7 @@ impl<'a> Sweep<'a> {
         &self.runs
     }
 
-    /// The conditions of a design, and the first of them again: the design's order is of chance, so
+    /// The conditions of a design, and the first of them again: the design's order is random, so
     /// they are a fair sample. Or those of them that guests can carry, in guests. Then conditions
     /// of the paper's own kind. What the file has is not measured again.
     ///
@@ -319,7 +319,7 @@ impl<'a> Sweep<'a> {
         Ok(())
     }
 
-    /// Conditions that a model still needs. Runs in which the host stood still too long do not
+    /// Conditions that a model still needs. Runs in which the host stalled too long do not
     /// count.
     #[must_use]
     pub fn missing(&self) -> usize {

@@ -57,14 +57,14 @@ pub fn synthetic_runs(n: usize, spread: f64, seed: u64) -> Vec<Point> {
         .collect()
 }
 
-/// Gives a run the results of the known law: rates are lost as the slice model says.
+/// Gives a run the results of the known law: rates are lost as in the slice model.
 ///
 /// # Panics
 /// When the slice model does not cover the run.
 pub fn follow(point: &mut Point, spread: f64, random: &mut Random) {
     let (spec, config) = inputs(point);
     let forecasts = Slice.forecast(&profile(), &spec, &config).unwrap();
-    // Tasks of one run share most of their luck.
+    // Tasks of one run are correlated.
     let common = random.normal();
     let streams = point.vms.iter().flatten();
     point.results = streams
@@ -84,7 +84,7 @@ pub fn quick() -> TrainSettings {
     TrainSettings { epochs: 20, trees: 60, ..TrainSettings::default() }
 }
 
-/// What a task did whose `n` requests all took as long.
+/// The outcome of a task whose `n` requests all took the same time.
 #[must_use]
 pub fn alike(n: u64, rate: Iops, tail: Nanos) -> Outcome {
     let latencies = std::iter::repeat_n(tail, n as usize).collect();

@@ -191,7 +191,7 @@ impl Default for TrainSettings {
     }
 }
 
-/// Runs whose tails are of one kind: without those of which it is not known when the host stood
+/// Runs whose tails are of one kind: without those in which it is unknown when the host
 /// still, where it is known of most (a host that does so for more than a twentieth of a run, and
 /// such a run shows little anyway); else all, as measured.
 #[must_use]
@@ -207,7 +207,7 @@ pub fn comparable(points: &[Point]) -> Vec<Point> {
 }
 
 /// What must be added to the bounds so that they hold for tails as measured, with the host's own
-/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not tell the stalls
+/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not separate the stalls
 /// apart. `uppers` are ln(bound in s) by trees that did not see the row.
 fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
     let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());

@@ -27,7 +27,7 @@ impl Tally {
         Self { met: self.met + o.met, missed: self.missed + o.missed, unproven: self.unproven + o.unproven }
     }
 
-    /// Such as `4 of 6 targets missed, 2 met`; counts of zero are left out but for the missed.
+    /// Such as `4 of 6 targets missed, 2 met`; zero counts are omitted except that of missed targets.
     #[must_use]
     pub fn sentence(self) -> String {
         match self.targets() {
@@ -57,10 +57,10 @@ pub fn tally(run: &Run) -> Tally {
 /// other's turn on the processor. At one half, a random arrival waits as long as it runs (M/M/1).
 const BUSY: f64 = 0.5;
 
-/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target are told.
+/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target are reported.
 const STALLED: f64 = 0.25;
 
-/// From this share of its CPU time on it is told that the machine's own hypervisor gave it to others. On an emulated eMMC four of four runs of 8 s in guests had tails above
+/// From this share of stolen CPU time on the report names the host's own hypervisor as a cause. On an emulated eMMC four of four runs of 8 s in guests had tails above
 /// their bounds from 12 % on, none of three below 2.5 % (docs/bench.md, In guests).
 const STOLEN: f64 = 0.025;
 
@@ -86,7 +86,7 @@ fn matters(run: &Run, pause: Nanos) -> bool {
     tightest.is_some_and(|target| pause.0 as f64 >= STALLED * target.0 as f64)
 }
 
-/// A sentence when the host itself stood still for a good part of what a target allows.
+/// A sentence when the host itself stalled for a large part of what a target allows.
 fn host_stalls(run: &Run) -> Option<String> {
     let noise = run.noise.filter(|n| n.realtime)?;
     matters(run, noise.max_ns).then(|| {
@@ -117,7 +117,7 @@ fn times(n: u64) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
-/// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a rate may: they are
+/// A sentence for every VM whose paced tasks used a large part of a processor. Tasks without a rate may: they are
 /// as fast as they can be.
 fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();
@@ -168,7 +168,7 @@ pub(crate) fn find<'a>(run: &'a Run, key: (&str, &str)) -> Option<&'a TaskResult
 }
 
 /// The measured value that a target and a prediction are compared with, and its name. A percentile that results do
-/// not store is stood in for by p99.99; the flag says whether it is the target's own.
+/// not store is replaced by p99.99; the flag tells whether it is the target's own.
 pub(crate) fn judged(t: &TaskResult) -> (Nanos, &'static str, bool) {
     let p = t.percentile.0;
     let is = |q: f64| (p - q).abs() < 1e-9;
@@ -204,7 +204,7 @@ pub(crate) fn most_critical<'a>(
             Some(l) => judged(t).0.0 as f64 / l.0.max(1) as f64,
             None => -1.0,
         };
-        // A missed rate is as critical as a missed tail, whatever the latency says.
+        // A missed rate is as critical as a missed tail, at any latency.
         let ratio = if t.verdict == Some(Verdict::Missed) { ratio.max(1.0) } else { ratio };
         let worst = by_key.entry((&t.vm, &t.task)).or_insert(ratio);
         *worst = worst.max(ratio);
@@ -259,7 +259,7 @@ mod tests {
         run.tasks.iter_mut().filter(|t| t.vm == vm).for_each(|t| t.fio_cpus = 0.3);
         let notes = busy_generators(&run);
         assert!(notes.len() == 1 && notes[0].starts_with(&format!("{vm}: fio kept 0.60")), "{notes:?}");
-        // Stalls of the host are told when they matter to a target, and when it was really the host.
+        // Stalls are reported when they matter to a target and come from the host.
         let noise =
             |ms, realtime| Noise { max_ns: Nanos::from_millis(ms), stalls: 7, realtime, ..Noise::default() };
         for (ms, realtime, told) in [(74, true, false), (75, true, true), (500, false, false)] {

@@ -80,7 +80,7 @@ fn limit_name(l: LimitKind) -> &'static str {
     }
 }
 
-/// How firmly a setting holds, as one word.
+/// The worth of a setting, as one word.
 pub(crate) fn strength(s: Strength) -> &'static str {
     match s {
         Strength::Guarantee => "guarantee",

@@ -202,7 +202,7 @@ pub fn open_session(dirs: &Dirs) -> Result<Option<Session>> {
 /// Puts settings back; `None` when none were in force.
 ///
 /// # Errors
-/// When the journal cannot be used. What was left is in the result.
+/// When the journal cannot be used. The result names settings that remain.
 pub fn put_back(session: &Session, on_conflict: OnConflict, dirs: &Dirs) -> Result<Option<Reverted>> {
     let root = Root::default();
     let mut reverted = session.revert(on_conflict, &Machine::new(&root, &GuestAgents), &mut Silent)?;
@@ -215,10 +215,10 @@ pub fn put_back(session: &Session, on_conflict: OnConflict, dirs: &Dirs) -> Resu
     Ok(reverted)
 }
 
-/// Puts every setting back and says how many there were.
+/// Puts every setting back and returns their number.
 ///
 /// # Errors
-/// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when something was left.
+/// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when a setting remains.
 pub fn revert_all(dirs: &Dirs) -> Result<usize> {
     let Some(session) = open_session(dirs)? else { return Ok(0) };
     let reverted = put_back(&session, OnConflict::Report, dirs).context("putting settings back")?;

@@ -16,7 +16,7 @@ use crate::progress::Progress;
 pub fn load(device: &BlockDevice, progress: &dyn Progress) -> Result<()> {
     let root = Root::default();
     if lacks_module(device, &root) {
-        // Whether it helped is seen below.
+        // The result is checked below.
         let done = Command::new("modprobe").args(["-q", "bfq"]).status();
         if done.is_ok_and(|status| status.success()) {
             // A change of the host that `revert` does not undo.

@@ -122,7 +122,7 @@ pub struct DemandChoice {
     pub choice: Choice,
 }
 
-/// The CPU profile of a VM; `files` says `VM=FILE` for those that are elsewhere.
+/// The CPU profile of a VM; `files` holds `VM=FILE` for profiles outside of the state directory.
 fn profile_of(vm: &Vm, files: &[String], dirs: &Dirs, progress: &dyn Progress) -> Result<CpuProfile> {
     let named = files.iter().filter_map(|f| f.split_once('=')).find(|(name, _)| *name == vm.name);
     let path = named.map_or_else(|| dirs.cpu_profile(&vm.name), |(_, file)| PathBuf::from(file));

@@ -12,8 +12,8 @@ use crate::inventory::Inventory;
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// Claims a device whose data is about to be overwritten; refused while anything uses it but the
-/// processes of `except`. What could not be seen is a warning.
+/// Claims a device whose data is about to be overwritten; refused while anything except the
+/// processes of `except` uses it. Unobservable users are a warning.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when it is in use.
@@ -28,7 +28,7 @@ pub fn claim(path: &Path, except: &[u32], progress: &dyn Progress) -> Result<Cla
 /// Warns of what is slowed while a device is measured by reads only.
 ///
 /// # Errors
-/// When the device cannot be looked at.
+/// When the device cannot be inspected.
 pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
     let holders = Holders::of(path, &[])?;
     if !holders.found.is_empty() {

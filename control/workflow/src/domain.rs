@@ -41,7 +41,7 @@ pub fn is_config(path: &Path) -> bool {
 
 /// A configuration file that can be applied.
 pub struct Config {
-    /// What it says.
+    /// Its message.
     pub file: File,
     text: String,
 }
@@ -184,7 +184,7 @@ pub enum Fate {
 }
 
 impl Fate {
-    /// Whether nothing of the domain is left.
+    /// Whether every part of the domain is removed.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         !matches!(self, Self::Left { .. })
@@ -221,7 +221,7 @@ fn applied(dirs: &Dirs) -> Result<File> {
     Ok(File::parse(&path, &String::from_utf8(text).with_context(|| path.display().to_string())?)?)
 }
 
-/// Fails where a guest is attached, or where that cannot be told.
+/// Fails where a guest is attached, or where that is unknown.
 fn no_guest(dirs: &Dirs, processes: &[Process]) -> Result<()> {
     let unknown = "which guests the I/O domain serves is not known, and they would stand still: mend that, or `rtvirtio revert --stop-domain`";
     let control = applied(dirs).context(unknown)?.control;
@@ -264,7 +264,7 @@ fn have_ended(processes: &[Process]) -> Result<bool> {
 /// Fails where the configuration's control socket is answered although no process holds the lock, as that of a domain which
 /// another program started.
 fn nothing_answers(dirs: &Dirs) -> Result<()> {
-    // A file that cannot be read says nothing of a process; it is removed with the rest.
+    // An unreadable file names no process and is removed with the others.
     let Ok(file) = applied(dirs) else { return Ok(()) };
     if let Some(pid) = client::listener(&file.control)? {
         bail!(

@@ -57,7 +57,7 @@ impl<'a> MeasuredElevator<'a> {
     /// Puts everything back as it was.
     ///
     /// # Errors
-    /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when something was left.
+    /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when a setting remains.
     pub fn put_back(&self) -> Result<()> {
         let reverted = self.session.revert(OnConflict::Report, &self.machine(), &mut Silent)?;
         if let Some(reverted) = reverted {

@@ -29,9 +29,9 @@ pub enum Kind {
     NotInForce,
     /// More is asked for than there is.
     Infeasible,
-    /// Data would be lost, or somebody's device be disturbed.
+    /// Data would be lost, or a device in use be disturbed.
     Guarded,
-    /// Settings were left that should have been put back.
+    /// Settings could not be put back.
     NotPutBack,
     /// The kernel, a file, a VMM or a program refused.
     System,

@@ -77,7 +77,7 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
     })
 }
 
-/// CPU time of a process and all its threads so far, in seconds; 0 when it is gone.
+/// CPU time of a process and all its threads so far, in seconds; 0 when it has ended.
 fn cpu_seconds(pid: u32) -> f64 {
     rtvirtio_kernel::process::cpu_time(&rtvirtio_kernel::Root::default(), pid)
         .map_or(0.0, |t| t.as_secs_f64())

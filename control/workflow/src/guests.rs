@@ -34,14 +34,14 @@ impl GuestFiles for Files {
     }
 }
 
-/// The kinds that `apply` tells apart: gone, refused, or perhaps only slow.
+/// The kinds that `apply` distinguishes: gone, refused, possibly slow.
 fn io_error(error: VmmError) -> io::Error {
     let kind = match &error {
         VmmError::Connect { source, .. } => source.kind(),
         // Of an answer that did not come: QEMU, or only the agent, may have ended.
         VmmError::Closed { .. } => io::ErrorKind::ConnectionReset,
         VmmError::Timeout { .. } => io::ErrorKind::TimedOut,
-        // The agent tells errors as text only; these are strerror(3)'s.
+        // The agent reports errors as text only, as of strerror(3).
         VmmError::Refused { desc, .. } if desc.contains("No such file") => io::ErrorKind::NotFound,
         VmmError::Refused { .. } => io::ErrorKind::InvalidInput,
         _ => io::ErrorKind::Other,

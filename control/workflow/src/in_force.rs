@@ -22,7 +22,7 @@ pub(crate) fn save(plan: &Plan, state_dir: &Path) -> Result<()> {
 /// that of CPU contracts alone.
 ///
 /// # Errors
-/// When that cannot be told.
+/// When that is unknown.
 pub fn plan(state_dir: &Path) -> Result<Option<Plan>> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(None) };
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
@@ -35,7 +35,7 @@ pub fn plan(state_dir: &Path) -> Result<Option<Plan>> {
     }
 }
 
-/// Forgets the plan and the contracts of a journal that is gone: the next journal is not of these.
+/// Removes plan and contracts of a removed journal: they do not belong to the next one.
 ///
 /// # Errors
 /// When a file cannot be removed.
@@ -47,7 +47,7 @@ pub fn forget(state_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to go on while settings are in force.
+/// Fails while settings are in force.
 ///
 /// # Errors
 /// [`Kind::InForce`].
@@ -62,7 +62,7 @@ pub fn refuse(dirs: &Dirs) -> Result<()> {
 /// The process that applied what is in force; `None` where nothing is.
 ///
 /// # Errors
-/// When that cannot be told.
+/// When that is unknown.
 pub fn applied_by(dirs: &Dirs) -> Result<Option<u32>> {
     if !is_there(&dirs.state)? {
         return Ok(None);

@@ -64,7 +64,7 @@ pub struct ListedGuest {
 }
 
 impl Inventory {
-    /// A list of this spec's VMs; the rest is to be filled in.
+    /// A list for this spec; VMs and facts are filled in later.
     #[must_use]
     pub fn new(spec_name: &str, spec_text: &str, device: &Path) -> Self {
         Self {

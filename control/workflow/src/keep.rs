@@ -20,7 +20,7 @@ use crate::progress::Progress;
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
 /// QEMU names a thread, and reports a vCPU to its monitor, some time after it was started: a thread
-/// whose role is not known is looked up again so often.
+/// of unknown role is looked up again this many times.
 const LOOKUPS: u32 = 10;
 /// How long CPU use is observed before a budget is split by it.
 const OBSERVED: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub enum Ended {
     Cancelled,
     /// The contracts were put back.
     PutBack,
-    /// No thread of any VM is left.
+    /// Every thread of every VM has ended.
     VmsEnded,
 }
 
@@ -50,7 +50,7 @@ pub enum Ended {
 pub struct Amendment<'a> {
     /// The VM.
     pub vm: &'a str,
-    /// Settings that were written, left to another program, or failed.
+    /// Settings that were written, belong to another program by now, or failed.
     pub amended: &'a Amended,
     /// What the contract does not promise.
     pub notes: &'a [String],
@@ -61,7 +61,7 @@ struct Kept {
     of: InForce,
     handle: VmHandle,
     watcher: Watcher,
-    /// Threads that are not taken in yet, by number and start, and how often they were looked up.
+    /// New threads without settings, by number and start, and how often they were looked up.
     pending: BTreeMap<(u32, u64), u32>,
     /// Threads with their CPU time at the last split, or at the start.
     split: Vec<Thread>,
@@ -127,7 +127,7 @@ pub fn keep(
         if kept.is_empty() {
             return Ok(Ended::VmsEnded);
         }
-        // A scan that took longer is not made up for.
+        // A scan that took longer is not repeated.
         next = (next + every).max(Instant::now());
         // Cancelling ends the loop and is no error.
         let _ = progress.pause(next.saturating_duration_since(Instant::now()));
@@ -244,7 +244,7 @@ impl Kept {
     }
 }
 
-/// New threads that are looked up again: those whose role is not known yet, some times, and those
+/// New threads to look up again: those of unknown role, a limited number of times, and those
 /// that `wait`.
 fn still_pending(
     pending: &BTreeMap<(u32, u64), u32>,

@@ -41,7 +41,7 @@ impl ModelChoice {
         Self { kind, learned: None }
     }
 
-    /// As asked; `auto` takes the learned model where there is one that fits, else the slice model, and says so when one does not fit.
+    /// The chosen model; `auto` is the learned model where it fits, else the slice model, with a warning when a learned model does not fit.
     pub fn find(
         name: ModelName,
         spec: &Spec,

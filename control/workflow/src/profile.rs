@@ -23,7 +23,7 @@ use crate::site::Site;
 pub enum Access {
     /// Reads only: it holds data, and may be in use.
     Reads,
-    /// Reads and writes: the user says that its data may be lost. Refused while anything uses it.
+    /// Reads and writes: the user accepts the loss of its data. Refused while anything uses it.
     DestroyData,
     /// Reads and writes on a device that was made for the measurement and holds no data.
     Made,

@@ -75,7 +75,7 @@ fn used(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
 pub enum LoadWith<'a> {
     /// Requests to this web server, which follow each other at once.
     Url(&'a str),
-    /// A command of the shell that prints how many requests a second were answered as its last word.
+    /// A shell command whose last printed word is the number of answered requests per second.
     Command(&'a str),
 }
 
@@ -105,7 +105,7 @@ pub struct ProfileCpuOptions<'a> {
     pub generated: &'a str,
     /// Where the profile goes; `None` for the state directory.
     pub out: Option<&'a Path>,
-    /// Keeps what is measured so far, so that the same call goes on there.
+    /// Saves the measurements so far, so that the same call continues there.
     pub write: &'a dyn Fn(&Path, &[u8]) -> Result<()>,
 }
 
@@ -149,7 +149,7 @@ pub fn profile_cpu(
     Ok((profile, path))
 }
 
-/// Where a measurement that is not finished lies.
+/// File of an unfinished measurement.
 #[must_use]
 pub fn partial(path: &Path) -> PathBuf {
     path.with_extension("partial.json")
@@ -192,7 +192,7 @@ fn backend(probe: &Probe, order: Order) -> Result<Backend> {
     }
 }
 
-/// What is to be measured, with what cannot be left out.
+/// The measurement: its set-up with all that it depends on.
 fn setup(
     options: &ProfileCpuOptions<'_>,
     vm: &Vm,
@@ -286,7 +286,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// All of it, or what is left of an earlier one.
+    /// All measurements, or those that an interrupted measurement lacks.
     fn measure(
         &mut self,
         path: &Path,

@@ -1,11 +1,11 @@
-//! What the caller sees while work goes on, and how it stops it.
+//! Progress of work, and its cancellation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// Time between two looks at the flag while nothing else is done.
+/// Interval of checks for cancellation during a pause.
 const NAP: Duration = Duration::from_millis(50);
 
 /// Where work reports to: a terminal, a log, a page.

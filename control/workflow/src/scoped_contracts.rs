@@ -1,4 +1,4 @@
-//! ScopedContracts for the length of a measurement: applied, journaled and put back as those of `apply`.
+//! CPU contracts for the length of a measurement: applied, journaled and reverted as those of `apply`.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl<'a> ScopedContracts<'a> {
     /// Puts everything back.
     ///
     /// # Errors
-    /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when something was left.
+    /// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when a setting remains.
     pub fn release(&self) -> Result<()> {
         release(&self.session)
     }
@@ -88,7 +88,7 @@ impl<'a> ScopedContracts<'a> {
 /// Puts back what a session has set, also that of an earlier process.
 ///
 /// # Errors
-/// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when something was left.
+/// [`Kind::NotPutBack`](crate::Kind::NotPutBack) when a setting remains.
 pub fn release(session: &Session) -> Result<()> {
     let root = Root::default();
     match session.revert(OnConflict::Report, &Machine::new(&root, &NoGuests), &mut Silent)? {

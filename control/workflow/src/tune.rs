@@ -25,7 +25,7 @@ use crate::site::Site;
 const SCHEME: &str = "tuned";
 /// Time that applying, starting fio and putting back take next to a trial's measurement.
 const OVERHEAD: Duration = Duration::from_secs(4);
-/// Share of the budget that the trials may take; the rest is for the proof.
+/// Share of the budget for the trials; the remainder is for the proof.
 const TRIALS_SHARE: f64 = 0.7;
 /// Late requests that a proof has room for.
 const LATE: u64 = 1;
@@ -43,7 +43,7 @@ pub struct Outcome {
     pub result: ResultFile,
     /// VMs whose targets do not count, because the device cannot carry all declared rates.
     pub given_up: Vec<String>,
-    /// Whether they were left in force.
+    /// Whether they stay in force.
     pub in_force: bool,
 }
 
@@ -143,7 +143,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         if missed(&proof, &tuning.given_up) == 0 {
             break (plan, proof);
         }
-        // A longer run says more than the trials before it: tuning goes on from there while there is time for a trial and another proof. What only the
+        // A longer run is better evidence than the trials before it: tuning continues from it while there is time for a trial and another proof. What only the
         // host's own stalls made miss, which trials do not count, is proved again.
         tuner.observe(&best, &seen(&proof));
         let by_host = tuner.trials().last().is_some_and(|t| t.score <= 1.0);
@@ -161,7 +161,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     let mut plan = plan;
     // The trials subtract the host's own stalls; the proof does not.
     plan.feasible &= missed == 0;
-    // Settings that do not do what was asked for are not left in force.
+    // Settings that do not reach the goal do not stay in force.
     let in_force = missed == 0 && !options.put_back;
     if !in_force {
         revert_all(dirs)?;
@@ -211,7 +211,7 @@ impl Tuning<'_> {
         self.end.saturating_duration_since(Instant::now())
     }
 
-    /// Tries settings until the tuner is content, or only the time for a proof is left.
+    /// Tries settings until the tuner ends, or only the time for a proof remains.
     fn trials(&mut self, tuner: &mut Tuner, mode: CgroupMode) -> Result<()> {
         while let Some(config) = tuner.next() {
             let reserve = self.reserve.min(self.proof_length()).max(self.length);

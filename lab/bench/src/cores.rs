@@ -116,7 +116,7 @@ pub fn idle_text(awake: bool) -> &'static str {
     if awake { "CPUs kept awake" } else { "idle CPUs sleep" }
 }
 
-/// ScopedContracts of a backend that gives a group of threads a budget on one CPU. ScopedContracts that a killed
+/// Contracts of a backend that gives a group of threads a budget on one CPU. Contracts that a killed
 /// run left are reverted.
 ///
 /// # Errors

@@ -37,7 +37,7 @@ One listener at a time. With --json one object a line. Requests that came faster
 /// `iod status`.
 #[derive(Args, Debug)]
 pub struct IodStatusArgs {
-    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
     /// Again and again: what each VM gets in every interval, until Ctrl-C; with --json one object a line
@@ -48,7 +48,7 @@ pub struct IodStatusArgs {
 /// `iod reload`.
 #[derive(Args, Debug)]
 pub struct IodReloadArgs {
-    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
 }
@@ -56,7 +56,7 @@ pub struct IodReloadArgs {
 /// `iod trace`.
 #[derive(Args, Debug)]
 pub struct IodTraceArgs {
-    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
     /// For how long; until Ctrl-C when not given

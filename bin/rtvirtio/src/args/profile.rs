@@ -25,7 +25,7 @@ pub struct ProfileArgs {
     /// Where to save it instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a sweep that was stopped goes on
+    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a stopped sweep continues
     /// with the same command. About 120 runs of 10 s are the least
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
@@ -59,7 +59,7 @@ is used to. Make the load from another machine, or it competes with the VM for t
 pub struct ProfileCpuArgs {
     /// The VM: its name in the spec or in the lab that is up, or the process id of its VMM
     pub vm: String,
-    /// The spec that says how the VMs are reached; the lab that is up by default
+    /// The spec that describes how the VMs are reached [default: the lab that is up]
     #[arg(long, value_name = "SPEC")]
     pub spec: Option<PathBuf>,
     /// Load: requests to this web server of the VM, which follow each other at once

@@ -36,6 +36,6 @@ pub enum PolicyName {
     RoundRobin,
     /// Device time by weight
     Drr,
-    /// By deadline within reservations, the rest by weight: as planned
+    /// By deadline within reservations, remaining requests by weight: as planned
     Edf,
 }

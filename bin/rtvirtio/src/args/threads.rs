@@ -11,10 +11,10 @@ pub struct ThreadsArgs {
     pub target: Option<String>,
     /// Only this VM of the spec
     pub vm: Option<String>,
-    /// Go on, and tell which threads come and go, until Ctrl-C
+    /// Continue, and report which threads appear and end, until Ctrl-C
     #[arg(long)]
     pub watch: bool,
-    /// How often to look with --watch: a new thread is told at most so late
+    /// Interval of --watch: the longest delay until a new thread is reported
     #[arg(long, value_name = "TIME", default_value = "200ms")]
     pub every: Nanos,
 }

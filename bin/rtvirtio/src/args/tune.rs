@@ -32,7 +32,7 @@ pub struct TuneArgs {
     /// A profile file instead of the one saved for the device
     #[arg(long, value_name = "FILE")]
     pub profile: Option<PathBuf>,
-    /// Which model says what to try first
+    /// Which model chooses the first trial
     #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
     pub model: ModelArg,
     /// Targets against the neighbours' rate.

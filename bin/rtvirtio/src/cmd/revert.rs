@@ -86,7 +86,7 @@ impl Report {
             (Err(_), _) => {}
             (Ok(None), DomainFate::None) => out.push_str("no plan is in force: nothing to put back\n"),
             (Ok(None), _) => {}
-            // "everything was put back" is said of all that `apply` did, or not at all.
+            // "everything was put back" is printed only when all changes of `apply` are reverted.
             (Ok(Some(reverted)), DomainFate::Left { .. }) if reverted.done => {
                 out.push_str("every setting was put back, the I/O domain was not\n");
             }

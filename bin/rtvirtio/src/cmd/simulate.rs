@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::args::{PolicyName, SimulateArgs};
 
-/// Virtual time between two looks at the clock and at Ctrl-C.
+/// Virtual time between checks of the clock and for Ctrl-C.
 const STEP: u64 = 1_000_000_000;
 
 #[derive(Serialize)]

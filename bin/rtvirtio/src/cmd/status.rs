@@ -69,7 +69,7 @@ impl Count {
         count
     }
 
-    /// Whether all is as it was applied. What is gone with its thread, VM or device does not count:
+    /// Whether all is as it was applied. Settings of an ended thread, VM or device do not count:
     /// threads end all the time.
     fn is_whole(&self, status: &Status) -> bool {
         status.complete

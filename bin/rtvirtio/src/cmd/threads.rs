@@ -19,9 +19,9 @@ use serde::Serialize;
 
 use crate::args::ThreadsArgs;
 
-/// Between two looks at the flag of Ctrl-C.
+/// Interval of checks for Ctrl-C.
 const NAP: Duration = Duration::from_millis(50);
-/// Looking more often would itself be a load.
+/// A shorter interval would itself be a load.
 const LEAST: Duration = Duration::from_millis(10);
 
 /// One thread with what holds it.

@@ -111,7 +111,7 @@ fn what_cannot_be_a_dataset_is_refused_with_its_line() {
     assert!(refused(&[head.clone(), row(&broken)]).contains("histogram"));
     let nan = row(&point("a")).replace("\"seconds\":1.0", "\"seconds\":null");
     assert!(refused(&[head.clone(), nan]).contains("line 2"));
-    // Another host must not be mixed in unasked.
+    // Another host is mixed in only on request.
     std::fs::write(&path, format!("{head}\n")).unwrap();
     let mut elsewhere = header();
     elsewhere.host.kernel = "6.12".to_owned();
@@ -162,7 +162,7 @@ fn another_host_goes_on_only_when_asked_and_is_noted() {
     let (mut recorder, old) = Recorder::open(&path, &elsewhere, OtherHost::Noted).unwrap();
     assert_eq!(old.len(), 1);
     recorder.add(&point("b")).unwrap();
-    // Killed while it wrote the next; the same host goes on without another note.
+    // Killed while it wrote the next; the same host continues without another note.
     let whole = std::fs::read(&path).unwrap();
     std::fs::write(&path, [&whole[..], b"{\"id\":"].concat()).unwrap();
     let (_, old) = Recorder::open(&path, &elsewhere, OtherHost::Refused).unwrap();

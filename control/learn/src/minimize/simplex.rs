@@ -72,7 +72,7 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.region.point(&self.corners[0].free)
     }
 
-    /// A fresh simplex at the best corner; `false` if the evaluations left do not suffice to move it.
+    /// A fresh simplex at the best corner; `false` if the remaining evaluations do not suffice to move it.
     pub(super) fn restart(&mut self, direction: f64) -> bool {
         let dims = self.region.dims();
         if !self.can_afford(dims + move_cost(dims)) {
@@ -83,7 +83,7 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         true
     }
 
-    /// Moves until it has converged to a finite value (`true`), or cannot go on.
+    /// Moves until it has converged to a finite value (`true`), or no move is possible.
     pub(super) fn run(&mut self) -> bool {
         while !self.is_small() {
             if !self.can_afford(move_cost(self.region.dims())) {

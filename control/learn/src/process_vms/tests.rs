@@ -129,7 +129,7 @@ fn on_v2_the_controller_is_enabled_and_put_back() {
     vms.remove().unwrap();
     assert_eq!(root.read(control).unwrap(), "-io");
     assert_eq!(root.list("/sys/fs/cgroup").unwrap(), ["cgroup.controllers", "cgroup.subtree_control"]);
-    // A killed process left both behind: its group's name says so.
+    // A killed process left both behind: the group's name holds its id.
     fs::create_dir_all(root.at("/sys/fs/cgroup/rtvirtio-learn-9-1-io/vm0")).unwrap();
     file(&root, control, "cpu io\n");
     remove_leftovers(&root).unwrap();

@@ -147,7 +147,7 @@ fn a_design_that_was_stopped_goes_on_where_it_was() {
     let named = |end: &str| points.iter().find(|p| p.id == format!("qlc-nvme/1/{end}")).unwrap();
     assert!(named("0").repeats(named("0/again2")) && named("0").seed != named("0/again2").seed);
     assert!(points.iter().all(|p| p.scheme == SWEEP && p.vms.iter().flatten().all(|s| s.writes == 0.0)));
-    // Nothing is left to do; another design under the same names is refused.
+    // No run is missing; another design under the same names is refused.
     let (done, _, made) = design(&path, &DESIGN, (99, Nanos(0)));
     assert!(done.is_ok() && made == 0);
     let text = std::fs::read_to_string(&path).unwrap();

@@ -21,7 +21,7 @@ fn carried(asked: f64, have: usize) -> Option<f64> {
 /// Fits the part of guests on runs in them, for a model of process VMs. `guest` is what a guest
 /// adds when it runs alone, measured before; the device is as the model knows it, because it is
 /// asked with that. Guests run slower than processes, so they run fewer conditions: where these are
-/// too few for the share `settings.miss`, the bound has a lower confidence, which it says.
+/// too few for the share `settings.miss`, the bound has a lower confidence, which it reports.
 ///
 /// # Errors
 /// [`TrainError`]: fewer than 12 conditions, runs of another length than those of process VMs, no
@@ -43,7 +43,7 @@ pub fn fit_guests(
         return Err(TrainError::TooFewGuests { percent: 100.0 * (1.0 - least), have, need: fewest(least) });
     };
     let mut rows = rows(points, &profile)?;
-    // As measured, all of them: what is known of a few says nothing of the others.
+    // As measured, for all of them: values known for a few do not represent the others.
     for row in &mut rows {
         row.actual = row.with_host.take().unwrap_or(row.actual);
     }

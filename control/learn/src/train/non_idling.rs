@@ -12,7 +12,7 @@ use super::{
 };
 
 /// What bounds start from here. What the slice model leaves has short tails, so a quantile that
-/// several neighbours carry is as good a start as one that few do, and what is left to learn is
+/// several neighbours carry is as good a start as one that few do, and the remaining error is
 /// smoother than latency itself (`docs/model.md` has the figures of others).
 const START: Start = Start {
     high: 0.9,
@@ -32,12 +32,12 @@ pub(super) struct Split {
 }
 
 /// Bounds of their own for runs in which BFQ does not idle, where they are sharper than those of
-/// the `one` forest for all, or where that misses more of them than it may (by more than chance:
+/// the `one` forest for all, or where that misses significantly more of them than it may (beyond random variation:
 /// one standard error). Both are judged by trees that did not see a row. `None` where one forest is
 /// better, and where too few such conditions were measured for the confidence.
 ///
 /// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
-/// what is left is what `bench accuracy` sees, which fits and chooses anew in each part.
+/// the remaining difference shows in `bench accuracy`, which fits and chooses again in each part.
 ///
 /// # Errors
 /// [`TrainError`].
@@ -90,7 +90,7 @@ fn misses_more(rows: &[Row], uppers: &[f64], miss: f64) -> bool {
     let groups: Vec<usize> = rows.iter().map(|r| r.condition).collect();
     let weights = equal_runs(&groups);
     let runs: f64 = weights.iter().sum();
-    // The row that a score is of lies at its bound, but for rounding.
+    // The row of a score lies at its bound, except for rounding.
     let above = |(r, upper): (&Row, &f64)| r.actual.ln() > upper + 1e-9;
     let missed: f64 = rows.iter().zip(uppers).zip(&weights).filter(|(r, _)| above(*r)).map(|(_, w)| w).sum();
     missed > runs * miss + (runs * miss * (1.0 - miss)).sqrt()
@@ -111,7 +111,7 @@ mod tests {
     use crate::dataset::Point;
     use crate::synthetic::{follow, profile, quick, synthetic_runs};
 
-    /// Runs that follow the slice model within a tenth, but where BFQ idles by chance within a
+    /// Runs that follow the slice model within a tenth, but where BFQ idles at random within a
     /// factor of ten.
     fn chancy(n: usize, seed: u64) -> Vec<Point> {
         let mut points = synthetic_runs(n, 0.1, seed);
@@ -138,7 +138,7 @@ mod tests {
             with.sharpness < 2.0 && with.sharpness < 0.6 * without.sharpness,
             "{with:?} after {without:?}"
         );
-        // It says that its confidence is of runs like these, and where a load lies outside of
+        // Its confidence is of runs like these; it names loads outside of
         // these.
         let point = test.iter().find(|p| regime(p).is_non_idling()).unwrap();
         let (mut spec, config) = inputs(point);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     /// The same, but every other run in which BFQ does not idle asks for more than the device has,
-    /// and without a scheduler a fifth more is lost than the slice model says.
+    /// and without a scheduler a fifth more is lost than in the slice model.
     fn half_full(n: usize, seed: u64) -> Vec<Point> {
         let mut points = chancy(n, seed);
         let mut random = Random::new(seed);
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_bound_leaves_no_room_for_a_loss_where_it_holds() {
         let mut model = fit(&chancy(400, 1), &profile(), "", &quick()).unwrap();
-        // What was measured says that half of each rate is lost.
+        // In the measured runs half of each rate is lost.
         let part = model.non_idling.as_mut().expect("a part of its own");
         part.forest.secondary_targets.iter_mut().for_each(|c| *c = 0.5);
         let learned = Learned::bound(Arc::new(model));

@@ -62,7 +62,7 @@ fn what_the_host_adds_is_bounded_by_itself() {
     assert!(a.held.iter().all(|h| h.with_host_ms > h.actual_ms));
     let (n, before) = (a.held.len(), a.with_host.clone().unwrap());
     assert!(before.coverage > 0.98 && (before.n, before.unknown) == (n, 0));
-    // A run in which the host stood still for a minute is not left out of what is said of tails as
+    // A run in which the host stalled for a minute still counts for tails as
     // measured.
     let mut lost = points[..5].to_vec();
     for r in lost.iter_mut().flat_map(|p| &mut p.results) {
@@ -86,7 +86,7 @@ fn too_few_runs_are_refused() {
     let message = |points: &[Point]| fit(points, &profile(), "", &quick()).unwrap_err().to_string();
     let text = "runs of 50 different conditions, 120 are needed for a bound at 99 %: measure for longer";
     assert_eq!(message(&few), text);
-    // The same again says nothing new: with them there would be runs enough.
+    // Repeated conditions add no information: with them there would be enough runs.
     let again = [few.clone(), few.clone(), few].concat();
     assert_eq!(message(&again), text);
     let curve = learning_curve(&again, &again[..5], &profile(), &[120, 150], &quick()).unwrap();
@@ -271,7 +271,7 @@ fn a_setting_that_runs_speak_against_is_not_chosen() {
     use crate::design::Neighbour;
     use crate::load::Knobs;
     use rtvirtio_planner::{PlanOptions, plan};
-    // Tails are 60 times what the slice model says, alongside a neighbour without a limit
+    // Tails are 60 times those of the slice model, alongside a neighbour without a limit
     // 30 000 times.
     let mut points = synthetic_runs(300, 0.4, 8);
     for p in &mut points {

@@ -74,7 +74,7 @@ fn all_plots_have_text_alternatives() {
         let named = s.attribute("aria-label").is_some_and(|l| !l.is_empty());
         assert!(named || s.attribute("aria-hidden") == Some("true"));
     }
-    // Every verdict in the plot is a word.
+    // Every verdict in the plot is also text.
     let words = doc.descendants().filter(|n| n.has_tag_name("text") && n.text() == Some("missed")).count();
     assert_eq!(words, 2 * 5);
 }

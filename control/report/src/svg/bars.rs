@@ -9,7 +9,7 @@ use crate::num;
 /// Shares from 0 to 1, in rows of bars.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarPlot {
-    /// What a screen reader says.
+    /// Text for screen readers.
     pub title: String,
     /// Names of the series.
     pub series: Vec<String>,
@@ -33,9 +33,9 @@ pub struct Bar {
     pub series: usize,
     /// Its length, 0 to 1.
     pub share: f64,
-    /// What stands beside it after the percentage, such as "of 24 cases"; pale bars are other people's numbers.
+    /// Text after the percentage, such as "of 24 cases".
     pub note: String,
-    /// Whether the number is not ours.
+    /// Whether the number is from a publication.
     pub pale: bool,
 }
 

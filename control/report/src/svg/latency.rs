@@ -11,7 +11,7 @@ use crate::num;
 /// Latencies per task against targets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatencyPlot {
-    /// What a screen reader says.
+    /// Text for screen readers.
     pub title: String,
     /// Names of the series, such as the schemes.
     pub series: Vec<String>,

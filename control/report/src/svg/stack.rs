@@ -11,7 +11,7 @@ use crate::num;
 /// Parts of a whole per task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StackPlot {
-    /// What a screen reader says.
+    /// Text for screen readers.
     pub title: String,
     /// Names of the parts; pale parts are the guest's.
     pub parts: Vec<(String, bool)>,

@@ -7,7 +7,7 @@ use super::{Scale, Spread};
 /// Curves in one panel.
 #[derive(Clone, Debug)]
 pub struct XyPlot {
-    /// What a screen reader says.
+    /// Text for screen readers.
     pub title: String,
     /// A short heading in the panel; may be empty.
     pub heading: String,
@@ -154,7 +154,7 @@ fn curve(c: &mut Canvas, s: &Series, x: &Scale, y: &Scale) {
     }
 }
 
-/// The mark of a series alone, for a legend in HTML. It has no text alternative: its name must stand beside it.
+/// The mark of a series alone, for a legend in HTML. It has no text alternative: its name stands next to it.
 #[must_use]
 pub fn svg_key(series: usize) -> String {
     let mut c = Canvas::default();

@@ -72,7 +72,7 @@ fn upper(u: &Upper) -> String {
     )
 }
 
-/// What lies outside, in words.
+/// The inputs outside of the learned range, as text.
 fn outside(u: &Upper) -> String {
     let what = u.outside.join(", ");
     if what.is_empty() {
@@ -200,7 +200,7 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 
 /// What "at most" means, and where it is a guess.
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
-    // Bounds of guests may have less confidence than those of processes: what is said of all is what holds of all.
+    // Bounds of guests may have less confidence than those of processes: the lower confidence is reported.
     let uppers = tasks.iter().filter_map(|t| t.forecast.upper.as_ref());
     let Some(first) = uppers.min_by(|a, b| a.confidence.0.total_cmp(&b.confidence.0)) else {
         return String::new();

@@ -158,7 +158,7 @@ fn target(t: &TaskResult) -> String {
     }
 }
 
-/// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there is none, so that
+/// p99.99, with a mark when it is the maximum. With `marks`, space is reserved for a missing mark, so that
 /// the digits of a column stay below each other.
 fn tail(t: &TaskResult, marks: bool) -> String {
     let mark = match t.n {

@@ -21,7 +21,7 @@ const LONGEST: u64 = 16 << 20;
 #[must_use]
 pub fn program() -> PathBuf {
     let sibling = std::env::current_exe().ok().map(|p| p.with_file_name(PROGRAM));
-    // Another one of the path is taken only where there is none.
+    // A program of the path is used only without it.
     sibling.filter(|p| !matches!(p.try_exists(), Ok(false))).unwrap_or_else(|| PROGRAM.into())
 }
 
@@ -80,7 +80,7 @@ pub fn ask_one_of(control: &Path, pids: &[u32]) -> Result<Value> {
 /// The process that listens at a control socket; `None` where none does.
 ///
 /// # Errors
-/// When that cannot be told.
+/// When that is unknown.
 pub fn listener(control: &Path) -> Result<Option<String>> {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     match UnixStream::connect(control) {

@@ -40,7 +40,7 @@ pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Pro
 /// at the disks. `disks` holds `VM=PATH`; `spec_name` and `out` name the files.
 ///
 /// # Errors
-/// [`Kind::Argument`](crate::Kind::Argument) for a disk that is not said or said twice; what the domain would refuse.
+/// [`Kind::Argument`](crate::Kind::Argument) for a disk that is missing or given twice, or that the domain would refuse.
 pub fn config(
     plan: &DomainPlan,
     spec: &Spec,
@@ -75,7 +75,7 @@ pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Resul
     }
 }
 
-/// Has the domain's program look at the disks of a configuration: in use, formats, sizes, overlaps.
+/// Checks the disks of a configuration with the domain's program: use, formats, sizes, overlaps.
 /// Nothing is changed.
 pub(super) fn check_disks(config: &str) -> Result<()> {
     let mut file = tempfile::NamedTempFile::new().context("a file for the check of the disks")?;
@@ -108,7 +108,7 @@ fn control(dirs: &Dirs) -> PathBuf {
     absolute(&dirs.run).join("iod.sock")
 }
 
-/// Where every VM's disk is, as the user says.
+/// The location of every VM's disk, as given by the user.
 fn places(spec: &Spec, disks: &[String], dirs: &Dirs) -> Result<Vec<DiskPlace>> {
     if spec.lab_kind().is_some() {
         bail!(

@@ -51,7 +51,7 @@ struct Record {
 /// Looks for the domain that is applied from a state directory. Changes nothing.
 ///
 /// # Errors
-/// When it cannot be told whether one runs, or which process it is: never read as absence.
+/// When it is unknown whether one runs, or which process it is: this is never absence.
 pub fn find(state_dir: &Path) -> Result<Domain> {
     let Some(dir) = StateDir::find(state_dir)? else { return Ok(Domain::Absent) };
     let exists = |name: &str| dir.exists(name).with_context(|| state_dir.join(name).display().to_string());
@@ -116,7 +116,7 @@ fn boot_id() -> String {
 /// locked by the caller.
 ///
 /// # Errors
-/// What it said when it did not start; nothing of it is left then.
+/// Its output when it did not start; all of its parts are removed then.
 pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32> {
     let dir = StateDir::open(state_dir)?;
     let at = |name: &'static str| move || state_dir.join(name).display().to_string();
@@ -147,7 +147,7 @@ pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32
         }
     });
     recorded.inspect_err(|_| {
-        // The first error is the one to tell; `status` tells of a file that stays.
+        // The first error is reported; `status` reports a file that stays.
         let _ = dir.remove(FILE);
     })
 }
@@ -161,7 +161,7 @@ pub fn config_path(state_dir: &Path) -> PathBuf {
 /// caller.
 ///
 /// # Errors
-/// What is left, and why.
+/// The remaining parts, and why they remain.
 pub fn stop(processes: &[Process], state_dir: &Path) -> Result<()> {
     for process in processes {
         if !process.stop(PATIENCE).with_context(|| format!("process {}", process.pid()))? {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_vmm::spawn::{self, Lifetime};
 
-/// What it says when guests may connect.
+/// The line that it prints when guests may connect.
 const READY: &str = "ready";
 
 /// Why it does not serve.
@@ -19,17 +19,17 @@ pub struct IodError {
 }
 
 impl IodError {
-    /// With what it said.
+    /// With its output.
     pub fn new(why: impl Into<String>) -> Self {
         Self { why: why.into() }
     }
 }
 
-/// Waits until a domain whose standard output is piped says that guests may connect; false when it ended instead.
+/// Waits until a domain whose standard output is piped reports that guests may connect; false when it ended instead.
 pub fn is_ready(domain: &mut Child) -> bool {
     let mut line = String::new();
     if let Some(out) = domain.stdout.take() {
-        // It ends, or it says that it is ready: either ends the line.
+        // Its end and its report of readiness both end the line.
         let _ = BufReader::new(out).read_line(&mut line);
     }
     line.trim_end() == READY
@@ -48,7 +48,7 @@ pub struct Inherited<'a> {
 /// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and waits until guests may connect.
 ///
 /// # Errors
-/// What it said, when it did not start.
+/// Its output when it did not start.
 pub fn start(
     mut command: Command,
     cgroup_procs: Option<&Path>,

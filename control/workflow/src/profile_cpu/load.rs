@@ -188,7 +188,7 @@ fn rate(output: &str, command: &str) -> Result<f64> {
     }
 }
 
-/// A load that goes on.
+/// A load in the background.
 pub enum Background<'a> {
     /// Requests to a web server.
     Http(http::Load, &'a Cell<Option<f64>>),

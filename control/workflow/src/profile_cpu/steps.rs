@@ -31,7 +31,7 @@ impl fmt::Display for Step {
 }
 
 /// All measurements whose budgets fit into `free`, a share of each CPU. Every round has each once, in
-/// an order of chance, so that a host that becomes slower hits all alike; the same setup gives the
+/// a random order, so that a host that becomes slower affects all alike; the same setup gives the
 /// same order.
 pub fn steps(setup: &Setup, free: f64) -> Vec<Step> {
     let neighbours = setup.neighbour.iter().flat_map(|n| &n.budgets).map(|n| Some(*n));

@@ -32,7 +32,7 @@ pub fn guests(
         ..axis("tasks by rising tail as a process VM", Spread::Linear)
     };
     let plot = plot("tails in guests", x, axis("p99.99, ms", Spread::Log), both, None);
-    let rows = longer
+    let rows = guest_ratios
         .iter()
         .map(|l| {
             let spread = format!("{:.2} to {:.2}", l.spread[0], l.spread[1]);

@@ -164,7 +164,7 @@ impl InGuests {
                 self.others_on
             );
         }
-        for l in &self.longer {
+        for l in &self.guest_ratios {
             let _ = writeln!(
                 s,
                 "  {:<24} n {:>4}  median {:.2} (p10 {:.2}, p90 {:.2}), {:+.1} ms",
@@ -190,7 +190,7 @@ impl InGuests {
             "share",
             self.accuracy.held.len(),
         );
-        let ratio = self.longer.first().map(|l| {
+        let ratio = self.guest_ratios.first().map(|l| {
             let what = format!(
                 "median tail of a task in a QEMU guest ({}) over the same task's as a process VM ({}; a tenth below {:.2}, a tenth above {:.2})",
                 self.on, self.others_on, l.spread[0], l.spread[1]
@@ -203,6 +203,6 @@ impl InGuests {
 
     /// Both kinds of VM for a page; none where none ran the same.
     pub fn section(&self, device: &str) -> Option<Section> {
-        guests_page::guests(device, [&self.on, &self.others_on], &self.pairs, &self.longer)
+        guests_page::guests(device, [&self.on, &self.others_on], &self.pairs, &self.guest_ratios)
     }
 }

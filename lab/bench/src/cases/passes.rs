@@ -401,7 +401,7 @@ pub(crate) mod tests {
         };
         let (host, ours) = (with(390, 100.0), with(410, 100.0));
         assert!(!passed(&host) && passed_awake(&host) && !passed_awake(&ours));
-        // However long the host stood still: the rest is too long by itself.
+        // However long the host stalled: the rest is too long by itself.
         assert_eq!((cause(&host), cause(&ours)), (Some(Cause::Host), Some(Cause::Waiting)));
         assert_eq!(cause(&with(390, 90.0)), Some(Cause::Rate));
         let table = PassTable::new(Tier::Paper, &[case()], &[host, ours]);

@@ -180,7 +180,7 @@ pub fn as_run(
     }
 }
 
-/// Worst tail of the protected tasks of a run in ms, less the time in which a CPU of the host stood still, where that is known.
+/// Worst tail of the protected tasks of a run in ms, less the time in which a CPU of the host stalled, where that is known.
 fn worst_ms(run: &Run) -> f64 {
     protected(run).map(|t| t.p9999_awake_ns.unwrap_or(t.p9999_ns).as_millis_f64()).fold(0.0, f64::max)
 }

@@ -117,10 +117,10 @@ impl<'c> GuestPair<'c> {
         kills::sweep(kill_command, &self.names[0], self.vms[0].handle().process.pid, dir, progress)
     }
 
-    /// ScopedContracts for these guests, and none for the others.
-    pub fn set_contracts(&mut self, all: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
+    /// Contracts for these guests, and none for the others.
+    pub fn set_contracts(&mut self, contracts: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
         let mut all = Vec::new();
-        for &(i, contract) in all {
+        for &(i, contract) in contracts {
             let pid = self.vms[i].handle().process.pid;
             let named = Named::ask(&mut self.vms[i].qmp()?)?;
             all.push(VmContract {

@@ -90,19 +90,19 @@ struct Lines<'a> {
     from: BufReader<&'a UnixStream>,
     stream: &'a UnixStream,
     line: Vec<u8>,
-    /// We have said that we want no more.
+    /// The end of the trace has been requested.
     left: bool,
-    /// Nobody reads what we print.
+    /// Standard output is closed.
     unread: bool,
 }
 
 impl Lines<'_> {
-    /// The next one; what was printed is shown while nothing comes. `None` when the domain has gone.
+    /// The next one; printed lines are flushed while none arrives. `None` when the domain has ended.
     fn next(&mut self, ui: &Ui, out: &mut impl Write) -> anyhow::Result<Option<&[u8]>> {
         self.line.clear();
         loop {
             if ui.is_cancelled() && !self.left {
-                // The domain then says the end, with its counts.
+                // The domain then reports the end with its counts.
                 self.left = true;
                 self.stream.shutdown(Shutdown::Write)?;
             }
@@ -111,7 +111,7 @@ impl Lines<'_> {
                 Ok(_) => return Ok(self.line.ends_with(b"\n").then_some(&self.line)),
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                     match out.flush() {
-                        // Nobody looks any more; the domain notices that we are gone.
+                        // The reader is gone; the domain notices the closed connection.
                         Err(e) if e.kind() == ErrorKind::BrokenPipe => {
                             self.unread = true;
                             return Ok(None);

@@ -12,7 +12,7 @@ use super::ask;
 use rtvirtio_console::Ui;
 use rtvirtio_workflow::Progress as _;
 
-/// How often Ctrl-C is looked at.
+/// Interval of checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Until Ctrl-C, or until the domain ends.
