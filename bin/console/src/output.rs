@@ -43,8 +43,8 @@ pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> 
     }
 }
 
-/// The end of a program. Errors go to standard error: the spec's as they are (they hold lines of the
-/// file), others on one line; as JSON when asked.
+/// The end of a program. Errors go to standard error: the spec's as they are (they hold lines of
+/// the file), others on one line; as JSON when asked.
 #[must_use]
 pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     let error = match result {
@@ -65,7 +65,8 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
         }
         Some(errors) => eprint!("{errors}"),
         None => {
-            // An error may hold what a guest printed: bytes that must not reach the terminal as they are.
+            // An error may hold what a guest printed: bytes that must not reach the terminal as
+            // they are.
             let text: String = format!("{error:#}").chars().take(LONGEST_ERROR).collect();
             eprintln!("rtvirtio: {}", rtvirtio_report::terminal(&text, false));
             // Commands to be copied, line by line; it prints no control characters.

@@ -65,13 +65,15 @@ The commands of rtvirtio then find the VMs: `rtvirtio plan examples/fig7.toml`."
     /// Show the lab
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab status\n  rtvirtio-lab status --json | jq -r .device")]
     Status,
-    /// Measure an emulated device and save its profile, which `rtvirtio plan` reads for specs with that twin
+    /// Measure an emulated device and save its profile, which `rtvirtio plan` reads for specs with
+    /// that twin
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab profile twin:qlc-nvme                 makes the device, measures it, removes it
   sudo rtvirtio-lab profile twin:qlc-nvme --sweep 30min   also learn how tails depend on load and settings")]
     Profile(TwinProfileArgs),
-    /// Test whether a stock guest boots under KVM here, with Debian's guest kernel (downloads it once)
+    /// Test whether a stock guest boots under KVM here, with Debian's guest kernel (downloads it
+    /// once)
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab kvm")]
     Kvm,
     /// The experiments: datasets, the papers' cases, how well predictions hold
@@ -91,8 +93,9 @@ pub struct TwinProfileArgs {
     /// Where to save it instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a stopped sweep continues
-    /// with the same command. It needs at least about 120 runs of 10 s
+    /// Also measure chosen loads and settings for this long and learn a model of the host from
+    /// them; a stopped sweep continues with the same command. It needs at least about 120 runs of
+    /// 10 s
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
     /// Time for the whole measurement of the device

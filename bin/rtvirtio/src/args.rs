@@ -60,7 +60,8 @@ EXAMPLES
   rtvirtio check --guest /run/vm0.qga   also whether this guest tells the I/O domain what is urgent
   rtvirtio check --json | jq '.[] | select(.level == \"fail\")'")]
     Check(CheckArgs),
-    /// Measure a device, or with `cpu` a VM, and save its profile, which `predict`, `plan` and `apply` read
+    /// Measure a device, or with `cpu` a VM, and save its profile, which `predict`, `plan` and
+    /// `apply` read
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio profile /dev/nvme0n1            reads only: safe on a disk with data
@@ -90,7 +91,8 @@ EXAMPLES
 
 Exit code 2 when some target cannot be met; the plan is then the best compromise.")]
     Plan(PlanArgs),
-    /// Run the spec's tasks on the I/O domain's own scheduler under virtual time: worst case and bound. Changes nothing
+    /// Run the spec's tasks on the I/O domain's own scheduler under virtual time: worst case and
+    /// bound. Changes nothing
     #[command(after_help = "\
 EXAMPLES
   rtvirtio simulate examples/flood.toml                              ten minutes
@@ -111,7 +113,8 @@ EXAMPLES
 
 Exit code 2, and nothing changed, when some target cannot be met or the CPU contracts are more than the kernel grants.")]
     Apply(ApplyArgs),
-    /// Keep CPU contracts that are in force true: take new threads in as they appear, split budgets by use. Until Ctrl-C
+    /// Keep CPU contracts that are in force true: take new threads in as they appear, split budgets
+    /// by use. Until Ctrl-C
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio apply plant.toml --cpu-only && sudo rtvirtio keep plant.toml
@@ -129,7 +132,8 @@ EXAMPLES
 Exit code 3 when a setting is not as applied or cannot be read, when `apply` or `revert` was cut off, and when the I/O domain does not run. Settings that are gone
 with a thread, a VM or a device are counted and are no reason, unless all are.")]
     Status,
-    /// Put back every setting as it was before `apply`, and stop the I/O domain; also after a crash of rtvirtio
+    /// Put back every setting as it was before `apply`, and stop the I/O domain; also after a crash
+    /// of rtvirtio
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio revert
@@ -159,7 +163,8 @@ EXAMPLES
 The settings stay in force when the last run missed no target; `rtvirtio revert` puts them back.
 Exit codes are those of verify, of VMs that are given up apart; and 2, without a trial, when the device cannot carry all declared rates.")]
     Tune(TuneArgs),
-    /// Every thread that works for a VM: role, policy, CPUs, cgroup, CPU time, and what holds it to a budget
+    /// Every thread that works for a VM: role, policy, CPUs, cgroup, CPU time, and what holds it to
+    /// a budget
     #[command(after_help = "\
 EXAMPLES
   rtvirtio threads                       the VMs of the lab that is up
@@ -177,7 +182,8 @@ Threads that nothing holds to a budget are shown as `not under control`.")]
 /// `check`.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// The agent's socket of a guest: does its kernel pass on how urgent requests are? Once for each guest
+    /// The agent's socket of a guest: does its kernel pass on how urgent requests are? Once for
+    /// each guest
     #[arg(long = "guest", value_name = "SOCKET")]
     pub guests: Vec<PathBuf>,
 }

@@ -118,8 +118,8 @@ pub struct Outcome {
     /// Largest.
     pub max: Nanos,
     /// 99.99th percentile of the latencies less the time in which a CPU of the host stalled
-    /// ([`rtvirtio_measure::stalls::Stalls`]): the part of the tail that settings can change. Absent
-    /// where it is not known when requests ran, as in a guest.
+    /// ([`rtvirtio_measure::stalls::Stalls`]): the part of the tail that settings can change.
+    /// Absent where it is not known when requests ran, as in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_awake: Option<Nanos>,
     /// The same with the stalls a second later: how much the method subtracts by itself.
@@ -384,8 +384,8 @@ impl Recorder {
     /// line is cut off.
     ///
     /// # Errors
-    /// [`DatasetError`]; also when the file was begun by another command than that of `header`, or on
-    /// another host and `other` does not allow for that.
+    /// [`DatasetError`]; also when the file was begun by another command than that of `header`, or
+    /// on another host and `other` does not allow for that.
     pub fn open(path: &Path, header: &Header, other: OtherHost) -> Result<(Self, Vec<Point>), DatasetError> {
         let io = |source| DatasetError::Io { path: path.to_owned(), source };
         let begun = std::fs::metadata(path).is_ok_and(|m| m.len() > 0);

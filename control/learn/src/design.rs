@@ -1,8 +1,8 @@
 //! Which conditions a sweep measures: a Latin hypercube over loads and knobs.
 //!
 //! The levels are those of the RT-VirtIO paper's Table II (VM count, weights, task sets, IOPS,
-//! `slice_idle`, `timeout_sync`) and settings that it does not have: no idling, `low_latency`, `max_budget`, the
-//! other elevators, caps, writes, larger blocks, a neighbour without a rate.
+//! `slice_idle`, `timeout_sync`) and settings that it does not have: no idling, `low_latency`,
+//! `max_budget`, the other elevators, caps, writes, larger blocks, a neighbour without a rate.
 
 use rtvirtio_model::Elevator;
 use rtvirtio_stats::design::{latin_hypercube, level};

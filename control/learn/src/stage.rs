@@ -60,7 +60,9 @@ pub enum StageError {
     #[error(transparent)]
     Apply(#[from] ApplyError),
     /// A setting that could not be put back: going on would measure under unknown settings.
-    #[error("not all settings could be put back after a run: `rtvirtio revert` puts them back, or `rtvirtio-lab down` those of a lab")]
+    #[error(
+        "not all settings could be put back after a run: `rtvirtio revert` puts them back, or `rtvirtio-lab down` those of a lab"
+    )]
     NotReverted,
     /// The tasks.
     #[error(transparent)]

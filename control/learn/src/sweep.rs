@@ -163,8 +163,8 @@ pub fn learn(
     Ok(fit(&comparable(&sweep.runs.points), &sweep.runs.profile, &generated, &TrainSettings::default())?)
 }
 
-/// Renames a sweep that cannot be continued here: of another kernel, another number of CPUs, another disk
-/// or another version of the file's form. Nothing is lost, and a new one begins.
+/// Renames a sweep that cannot be continued here: of another kernel, another number of CPUs,
+/// another disk or another version of the file's form. Nothing is lost, and a new one begins.
 ///
 /// # Errors
 /// When the file cannot be read or renamed.

@@ -207,8 +207,8 @@ pub fn comparable(points: &[Point]) -> Vec<Point> {
 }
 
 /// What must be added to the bounds so that they hold for tails as measured, with the host's own
-/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not separate the stalls
-/// apart. `uppers` are ln(bound in s) by trees that did not see the row.
+/// stalls, in a share `1 - miss` of runs like these; `None` where the runs do not separate the
+/// stalls apart. `uppers` are ln(bound in s) by trees that did not see the row.
 fn host_stalls(rows: &[Row], uppers: &[f64], miss: f64) -> Result<Option<Nanos>, TrainError> {
     let over = |(r, upper): (&Row, &f64)| Some(r.with_host? - upper.exp());
     let Some(over) = rows.iter().zip(uppers).map(over).collect::<Option<Vec<f64>>>() else { return Ok(None) };

@@ -27,7 +27,8 @@ impl Tally {
         Self { met: self.met + o.met, missed: self.missed + o.missed, unproven: self.unproven + o.unproven }
     }
 
-    /// Such as `4 of 6 targets missed, 2 met`; zero counts are omitted except that of missed targets.
+    /// Such as `4 of 6 targets missed, 2 met`; zero counts are omitted except that of missed
+    /// targets.
     #[must_use]
     pub fn sentence(self) -> String {
         match self.targets() {
@@ -53,18 +54,22 @@ pub fn tally(run: &Run) -> Tally {
     Tally { met: count(Verdict::Met), missed: count(Verdict::Missed), unproven: count(Verdict::Unproven) }
 }
 
-/// A load generator this busy, in processors, shapes the latencies that it measures: requests of one task wait for the
-/// other's turn on the processor. At one half, a random arrival waits as long as it runs (M/M/1).
+/// A load generator this busy, in processors, shapes the latencies that it measures: requests of
+/// one task wait for the other's turn on the processor. At one half, a random arrival waits as long
+/// as it runs (M/M/1).
 const BUSY: f64 = 0.5;
 
-/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target are reported.
+/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target
+/// are reported.
 const STALLED: f64 = 0.25;
 
-/// From this share of stolen CPU time on the report names the host's own hypervisor as a cause. On an emulated eMMC four of four runs of 8 s in guests had tails above
-/// their bounds from 12 % on, none of three below 2.5 % (docs/bench.md, In guests).
+/// From this share of stolen CPU time on the report names the host's own hypervisor as a cause. On
+/// an emulated eMMC four of four runs of 8 s in guests had tails above their bounds from 12 % on,
+/// none of three below 2.5 % (docs/bench.md, In guests).
 const STOLEN: f64 = 0.025;
 
-/// What of a run's latencies is not the doing of the settings: the load generator's own part, the host's, and the disk's.
+/// What of a run's latencies is not the doing of the settings: the load generator's own part, the
+/// host's, and the disk's.
 pub(crate) fn doubts(run: &Run) -> Vec<String> {
     let of_others = [host_stalls(run), stolen_time(run), disk_standstills(run)];
     busy_generators(run).into_iter().chain(of_others.into_iter().flatten()).collect()
@@ -117,8 +122,8 @@ fn times(n: u64) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
-/// A sentence for every VM whose paced tasks used a large part of a processor. Tasks without a rate may: they are
-/// as fast as they can be.
+/// A sentence for every VM whose paced tasks used a large part of a processor. Tasks without a rate
+/// may: they are as fast as they can be.
 fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();
     for t in run.tasks.iter().filter(|t| t.declared_rate.is_some()) {
@@ -138,7 +143,8 @@ fn busy_generators(run: &Run) -> Vec<String> {
         .collect()
 }
 
-/// The schemes of a result in order of first appearance. The position is the scheme's colour and mark.
+/// The schemes of a result in order of first appearance. The position is the scheme's colour and
+/// mark.
 pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
     let mut seen: Vec<&str> = Vec::new();
     for run in &result.runs {
@@ -167,8 +173,8 @@ pub(crate) fn find<'a>(run: &'a Run, key: (&str, &str)) -> Option<&'a TaskResult
     run.tasks.iter().find(|t| t.vm == key.0 && t.task == key.1)
 }
 
-/// The measured value that a target and a prediction are compared with, and its name. A percentile that results do
-/// not store is replaced by p99.99; the flag tells whether it is the target's own.
+/// The measured value that a target and a prediction are compared with, and its name. A percentile
+/// that results do not store is replaced by p99.99; the flag tells whether it is the target's own.
 pub(crate) fn judged(t: &TaskResult) -> (Nanos, &'static str, bool) {
     let p = t.percentile.0;
     let is = |q: f64| (p - q).abs() < 1e-9;
@@ -188,8 +194,8 @@ pub(crate) fn tail_is_max(t: &TaskResult) -> bool {
     t.n < 10_000
 }
 
-/// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or lies farthest above
-/// it. Tasks without a target come last.
+/// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or
+/// lies farthest above it. Tasks without a target come last.
 pub(crate) fn most_critical<'a>(
     runs: &[Run],
     keys: &[(&'a str, &'a str)],

@@ -37,8 +37,8 @@ pub struct PlanWith<'a> {
 /// The spec of what is to be applied, and the plan if it is one already.
 ///
 /// # Errors
-/// [`Kind::File`](crate::Kind::File) for a file that is neither, [`Kind::Argument`](crate::Kind::Argument) for a
-/// plan whose spec is not known.
+/// [`Kind::File`](crate::Kind::File) for a file that is neither,
+/// [`Kind::Argument`](crate::Kind::Argument) for a plan whose spec is not known.
 pub fn load(source: &Path, spec: Option<&Path>) -> Result<(Spec, Option<Plan>)> {
     let saved = if is_spec(source) { None } else { Some(in_force::load_plan(source)?) };
     let path = match (spec, &saved) {
@@ -102,7 +102,8 @@ pub struct Resolved {
 /// Everything that a plan and its spec's CPU contracts write.
 ///
 /// # Errors
-/// [`Kind::Infeasible`](crate::Kind::Infeasible) when the contracts are more than the kernel grants.
+/// [`Kind::Infeasible`](crate::Kind::Infeasible) when the contracts are more than the kernel
+/// grants.
 pub fn resolve(
     plan: &Plan,
     site: &Site,
@@ -153,7 +154,8 @@ impl Resolved {
     ///
     /// # Errors
     /// [`Kind::InForce`](crate::Kind::InForce) when settings are in force;
-    /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it, after everything was put back.
+    /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it, after everything was put
+    /// back.
     pub fn apply(&self, plan: Option<&Plan>, dirs: &Dirs, progress: &dyn Progress) -> Result<usize> {
         let session = Session::open(&dirs.state)?;
         // Before the journal: these files mean nothing without one.

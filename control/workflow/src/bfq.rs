@@ -32,8 +32,8 @@ pub(crate) fn lacks_module(device: &BlockDevice, root: &Root) -> bool {
     lacks && has_module(root, &kernel_release(), "bfq")
 }
 
-/// Whether a kernel's modules, as depmod(8) lists them, include this one. A list that cannot be read
-/// lists none: then nothing is loaded, and what the device offers is taken as it is.
+/// Whether a kernel's modules, as depmod(8) lists them, include this one. A list that cannot be
+/// read lists none: then nothing is loaded, and what the device offers is taken as it is.
 fn has_module(root: &Root, release: &str, module: &str) -> bool {
     let list = root.read(format!("/lib/modules/{release}/modules.dep")).unwrap_or_default();
     let names = list.lines().filter_map(|line| line.split(':').next()?.rsplit('/').next());

@@ -237,11 +237,12 @@ fn needs<'a>(
     Ok(all)
 }
 
-/// The contracts of all VMs: those that the spec gives, and those found for demands. All together are
-/// admitted. `None` for a spec without `cpu`.
+/// The contracts of all VMs: those that the spec gives, and those found for demands. All together
+/// are admitted. `None` for a spec without `cpu`.
 ///
 /// # Errors
-/// [`Kind::Infeasible`] where the VMs ask for more than there is; others where something is missing.
+/// [`Kind::Infeasible`] where the VMs ask for more than there is; others where something is
+/// missing.
 pub fn of_spec(
     spec: &Spec,
     files: &[String],
@@ -306,7 +307,8 @@ fn notes(all: &mut [Contracted]) {
     let given: Vec<(Backend, Order, Level, Contract)> =
         all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
     for one in &mut *all {
-        // A VM waits for those above it only; all that have the paper's priorities are above all others.
+        // A VM waits for those above it only; all that have the paper's priorities are above all
+        // others.
         let above = |g: &&(Backend, Order, Level, Contract)| match (g.1, one.order) {
             (Order::Rt, Order::Contract) => true,
             (Order::Contract, Order::Rt) => false,
@@ -390,9 +392,9 @@ pub fn writes(
     Ok((all, out))
 }
 
-/// CPU time that each thread used since `before`; empty for an idle VM, whose threads' total CPU time
-/// is the better basis. A booting VM is not idle: its total is that of QEMU's start, and a vCPU with
-/// a part by that would not come up.
+/// CPU time that each thread used since `before`; empty for an idle VM, whose threads' total CPU
+/// time is the better basis. A booting VM is not idle: its total is that of QEMU's start, and a
+/// vCPU with a part by that would not come up.
 fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     let since = |t: &Thread| {
         let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start))?;

@@ -66,7 +66,8 @@ pub fn load(path: &Path) -> Result<Config> {
 }
 
 impl Config {
-    /// What [`Config::start`] would do, line by line; the disks are checked by the domain's program.
+    /// What [`Config::start`] would do, line by line; the disks are checked by the domain's
+    /// program.
     ///
     /// # Errors
     /// What the domain would refuse.
@@ -191,8 +192,8 @@ impl Fate {
     }
 }
 
-/// Stops an applied domain, unless guests are attached and it is not to be stopped under them. The state directory is locked by
-/// the caller.
+/// Stops an applied domain, unless guests are attached and it is not to be stopped under them. The
+/// state directory is locked by the caller.
 #[must_use]
 pub fn stop(dirs: &Dirs, under_guests: bool) -> Fate {
     let left = |pids, e: Error| Fate::Left { pids, why: format!("{e:#}") };
@@ -261,8 +262,8 @@ fn have_ended(processes: &[Process]) -> Result<bool> {
     Ok(true)
 }
 
-/// Fails where the configuration's control socket is answered although no process holds the lock, as that of a domain which
-/// another program started.
+/// Fails where the configuration's control socket is answered although no process holds the lock,
+/// as that of a domain which another program started.
 fn nothing_answers(dirs: &Dirs) -> Result<()> {
     // An unreadable file names no process and is removed with the others.
     let Ok(file) = applied(dirs) else { return Ok(()) };

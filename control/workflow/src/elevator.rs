@@ -8,8 +8,9 @@ use crate::error::{Result, bail, ensure};
 use crate::in_force::forget;
 use crate::progress::Progress;
 
-/// Changes a device's elevator under the same journal as a plan, so that all that the kernel forgets with it (tunables,
-/// queue depth, weights) comes back: when it is put back, when this is dropped, and by `rtvirtio revert` after a kill.
+/// Changes a device's elevator under the same journal as a plan, so that all that the kernel
+/// forgets with it (tunables, queue depth, weights) comes back: when it is put back, when this is
+/// dropped, and by `rtvirtio revert` after a kill.
 pub struct MeasuredElevator<'a> {
     session: Session,
     binding: Binding,
@@ -21,7 +22,8 @@ impl<'a> MeasuredElevator<'a> {
     /// Takes the state directory. Nothing is changed yet.
     ///
     /// # Errors
-    /// Another rtvirtio holds the state directory, or a plan is in force: its settings would be measured, and then lost.
+    /// Another rtvirtio holds the state directory, or a plan is in force: its settings would be
+    /// measured, and then lost.
     pub fn open(device: &BlockDevice, dirs: &Dirs, progress: &'a dyn Progress) -> Result<Self> {
         let root = Root::default();
         let session = Session::open(&dirs.state)?;

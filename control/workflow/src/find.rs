@@ -16,8 +16,8 @@ use crate::error::{Context as _, Error, Result, bail};
 use crate::inventory::{Inventory, ListedVm};
 use crate::progress::Progress;
 
-/// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may itself
-/// have a small budget.
+/// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may
+/// itself have a small budget.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads a spec file.
@@ -28,8 +28,8 @@ pub fn load_spec(path: &Path) -> Result<Spec> {
     Ok(rtvirtio_spec::load(path)?)
 }
 
-/// A VM on this host. Its processes are looked up at their first use, so that a step which needs only
-/// cgroups asks no monitor, and one which needs only threads needs no block I/O hierarchy.
+/// A VM on this host. Its processes are looked up at their first use, so that a step which needs
+/// only cgroups asks no monitor, and one which needs only threads needs no block I/O hierarchy.
 pub struct HostVm {
     /// Its name in the spec, or `pid N`.
     pub name: String,
@@ -96,8 +96,8 @@ impl HostVm {
     /// Its processes, and the roles of its threads as far as the monitor names them.
     ///
     /// # Errors
-    /// [`Kind::NotRunning`](crate::Kind::NotRunning) when it has ended; a monitor that does not answer
-    /// where nothing else leads to the process.
+    /// [`Kind::NotRunning`](crate::Kind::NotRunning) when it has ended; a monitor that does not
+    /// answer where nothing else leads to the process.
     pub fn handle(&self, progress: &dyn Progress) -> Result<VmHandle> {
         if let Some(handle) = self.handle.get() {
             return Ok(handle.clone());
@@ -241,8 +241,8 @@ fn ask_monitor(socket: &Path) -> Result<Named, rtvirtio_vmm::VmmError> {
     Qmp::connect(socket, QMP_TIMEOUT).and_then(|mut qmp| Named::ask(&mut qmp))
 }
 
-/// QEMU's process by one of the threads that its monitor names: the process that listens on the socket
-/// may be libvirt's daemon, which opens it for QEMU.
+/// QEMU's process by one of the threads that its monitor names: the process that listens on the
+/// socket may be libvirt's daemon, which opens it for QEMU.
 fn of_monitor(root: &Root, socket: &Path) -> Result<VmHandle> {
     const ELSEWHERE: &str =
         "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";

@@ -16,14 +16,15 @@ use crate::site::Site;
 
 /// How long each of the two runs measures.
 const LENGTH: Duration = Duration::from_secs(5);
-/// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference of the runs in CPU time is the
-/// requests' alone: fio's start and the guest's idle ticks are in both.
+/// Highest rate of the two runs; a slow device gets half of what it does at depth 1. The difference
+/// of the runs in CPU time is the requests' alone: fio's start and the guest's idle ticks are in
+/// both.
 const HIGHEST: f64 = 800.0;
 /// Rate of the lower run as a share of the higher one's.
 const LOWER: f64 = 0.25;
 
-/// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and counts the CPU time it costs. The
-/// latencies are those at the higher rate.
+/// Runs one synchronous 4 KiB random reader in the first VM, elevator `none` on the host, and
+/// counts the CPU time it costs. The latencies are those at the higher rate.
 ///
 /// # Errors
 /// When a plan is in force, or the VM does not answer.

@@ -25,7 +25,7 @@ pub struct Inventory {
     pub spec_text: String,
     /// The shared block device.
     pub device: PathBuf,
-    /// What it is, in words.
+    /// Its name, as text.
     pub device_text: String,
     /// VMM and version, `none` for process VMs.
     pub vmm: String,

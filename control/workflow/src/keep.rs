@@ -84,8 +84,9 @@ struct Keeper<'a> {
 /// end. `report` gets each amendment.
 ///
 /// # Errors
-/// [`Kind::NotInForce`](crate::Kind::NotInForce) without contracts; [`Kind::NotRunning`](crate::Kind::NotRunning)
-/// without a VM; [`Kind::InForce`](crate::Kind::InForce) when other contracts are applied meanwhile.
+/// [`Kind::NotInForce`](crate::Kind::NotInForce) without contracts;
+/// [`Kind::NotRunning`](crate::Kind::NotRunning) without a VM;
+/// [`Kind::InForce`](crate::Kind::InForce) when other contracts are applied meanwhile.
 pub fn keep(
     spec: &Spec,
     options: &KeepOptions,
@@ -181,7 +182,8 @@ impl Kept {
             return Ok(());
         }
         if !self.pending.is_empty() {
-            // A monitor that is taken, or a VM that is ending, only costs the certainty of the roles.
+            // A monitor that is taken, or a VM that is ending, only costs the certainty of the
+            // roles.
             let vm = find::one_of_spec(keeper.spec, &self.of.vm, keeper.dirs);
             if let Ok(handle) = vm.and_then(|vm| vm.handle(keeper.progress)) {
                 self.handle = handle;

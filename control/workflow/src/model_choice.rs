@@ -41,7 +41,8 @@ impl ModelChoice {
         Self { kind, learned: None }
     }
 
-    /// The chosen model; `auto` is the learned model where it fits, else the slice model, with a warning when a learned model does not fit.
+    /// The chosen model; `auto` is the learned model where it fits, else the slice model, with a
+    /// warning when a learned model does not fit.
     pub fn find(
         name: ModelName,
         spec: &Spec,
@@ -88,7 +89,8 @@ impl ModelChoice {
     }
 }
 
-/// Keeps a model that learned from guests aside before one without takes its place: its runs in guests took an hour or more, and a sweep has none.
+/// Keeps a model that learned from guests aside before one without takes its place: its runs in
+/// guests took an hour or more, and a sweep has none.
 ///
 /// # Errors
 /// When it cannot be renamed.

@@ -51,7 +51,8 @@ impl Vm {
         threads.with_context(|| format!("{}: is it still running?", self.name))
     }
 
-    /// CPU time used so far: that of its processes, in which threads that have ended are counted too, and of the kernel's threads that work for it.
+    /// CPU time used so far: that of its processes, in which threads that have ended are counted
+    /// too, and of the kernel's threads that work for it.
     fn cpu_time(&self) -> Result<Duration> {
         let mut sum = self.threads()?.iter().filter(|t| t.kernel).map(|t| t.cpu_time).sum();
         for pid in &self.handle.pids {
@@ -61,7 +62,8 @@ impl Vm {
     }
 }
 
-/// CPU time that these threads used since `before` was read; one that has ended meanwhile is left out.
+/// CPU time that these threads used since `before` was read; one that has ended meanwhile is left
+/// out.
 fn used(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     let since = |t: &Thread| {
         let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start));
@@ -113,8 +115,8 @@ pub struct ProfileCpuOptions<'a> {
 /// [`partial`] is to be removed once it is.
 ///
 /// # Errors
-/// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force, [`Kind::Cancelled`](crate::Kind::Cancelled)
-/// when the user stops it.
+/// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force,
+/// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it.
 pub fn profile_cpu(
     options: &ProfileCpuOptions<'_>,
     dirs: &Dirs,
@@ -302,7 +304,8 @@ impl Bench<'_> {
             all.len(),
             each.as_secs_f64()
         ));
-        // Before any contract: that the load works, which thread does how much, and what a contract could give at most.
+        // Before any contract: that the load works, which thread does how much, and what a contract
+        // could give at most.
         let before = self.vm.threads()?;
         let free = self.vm.load.measure(self.length, progress, &mut || Ok(Duration::ZERO))?;
         if free.requests_per_s <= 0.0 {
@@ -361,7 +364,8 @@ impl Bench<'_> {
         }];
         let loaded = match (step.neighbour, &self.neighbour) {
             (Some(percent), Some(neighbour)) => {
-                // First: of two equal periods it stands above, and the VM is measured where it has more to lose.
+                // First: of two equal periods it stands above, and the VM is measured where it has
+                // more to lose.
                 let first = VmContract {
                     vm: &neighbour.name,
                     handle: neighbour.handle.clone(),

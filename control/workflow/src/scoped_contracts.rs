@@ -1,4 +1,5 @@
-//! CPU contracts for the length of a measurement: applied, journaled and reverted as those of `apply`.
+//! CPU contracts for the length of a measurement: applied, journaled and reverted as those of
+//! `apply`.
 
 use std::time::Duration;
 

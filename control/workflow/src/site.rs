@@ -44,7 +44,8 @@ pub struct Site {
 }
 
 impl Site {
-    /// For steps that change settings: loads BFQ, where it is a module, so that a plan can choose it.
+    /// For steps that change settings: loads BFQ, where it is a module, so that a plan can choose
+    /// it.
     pub fn load_bfq(&self, progress: &dyn Progress) {
         // An error means that the device does not offer it, which the plan takes into account.
         let _ = bfq::load(&self.device, progress);
@@ -203,8 +204,8 @@ impl Site {
         Ok(u32::try_from(weight).unwrap_or(100))
     }
 
-    /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in the
-    /// models. None when one of these directions has no limit.
+    /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in
+    /// the models. None when one of these directions has no limit.
     fn cap(&self, vm: &Vm, cgroup: &Path) -> Result<Option<Iops>> {
         if Cgroups::is_root(cgroup) {
             return Ok(None);

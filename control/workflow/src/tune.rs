@@ -37,7 +37,8 @@ const LONGEST_PROOF: f64 = 86_400.0;
 pub struct Outcome {
     /// Trials in order.
     pub trials: Vec<TrialLine>,
-    /// The best settings found; `feasible` where the trials and the proof show that they meet all targets.
+    /// The best settings found; `feasible` where the trials and the proof show that they meet all
+    /// targets.
     pub plan: Plan,
     /// The last, longer run under them.
     pub result: ResultFile,
@@ -143,8 +144,9 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         if missed(&proof, &tuning.given_up) == 0 {
             break (plan, proof);
         }
-        // A longer run is better evidence than the trials before it: tuning continues from it while there is time for a trial and another proof. What only the
-        // host's own stalls made miss, which trials do not count, is proved again.
+        // A longer run is better evidence than the trials before it: tuning continues from it while
+        // there is time for a trial and another proof. What only the host's own stalls made miss,
+        // which trials do not count, is proved again.
         tuner.observe(&best, &seen(&proof));
         let by_host = tuner.trials().last().is_some_and(|t| t.score <= 1.0);
         tuning.reserve = tuning.proof_length();
@@ -233,7 +235,8 @@ impl Tuning<'_> {
         Ok(())
     }
 
-    /// The best settings, applied, and a run under them that is long enough for verdicts, or as long as there is time. They stay in force.
+    /// The best settings, applied, and a run under them that is long enough for verdicts, or as
+    /// long as there is time. They stay in force.
     fn prove(&self, tuner: &Tuner) -> Result<(Config, Plan, Run)> {
         let Some((_, best)) = tuner.best() else { bail!(System, "no trial was made") };
         let mut plan = self.plan(best)?;
@@ -257,7 +260,8 @@ impl Tuning<'_> {
         }
     }
 
-    /// A run of this length has requests enough that each target can be judged with one of them late; longer ones prove no more.
+    /// A run of this length has requests enough that each target can be judged with one of them
+    /// late; longer ones prove no more.
     fn proof_length(&self) -> Duration {
         let of = |(task, rate): (&Task, &Option<f64>)| {
             let needed = samples_needed(LATE, task.target?.percentile)? as f64;

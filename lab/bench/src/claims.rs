@@ -1,4 +1,4 @@
-//! Claims: numbers that the project stands for, computed from measured runs.
+//! Claims: the project's published numbers, computed from measured runs.
 
 use rtvirtio_measure::{RESULT_SCHEMA, Run};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Claim {
     /// Stable name, such as `cases.paper.bound.pass_rate`.
     pub id: String,
-    /// What it says, in one sentence.
+    /// Its meaning, in one sentence.
     pub what: String,
     /// The value of this run.
     pub value: f64,

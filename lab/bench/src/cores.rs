@@ -116,8 +116,8 @@ pub fn idle_text(awake: bool) -> &'static str {
     if awake { "CPUs kept awake" } else { "idle CPUs sleep" }
 }
 
-/// Contracts of a backend that gives a group of threads a budget on one CPU. Contracts that a killed
-/// run left are reverted.
+/// Contracts of a backend that gives a group of threads a budget on one CPU. Contracts that a
+/// killed run left are reverted.
 ///
 /// # Errors
 /// When the kernel has no such backend, or a contract cannot be reverted.
@@ -126,7 +126,8 @@ pub fn on_one_core<'a>(labs: &LabHost, progress: &'a dyn Progress) -> anyhow::Re
     // Reverted first: the probe counts the contracts of other programs.
     release(&session)?;
     let probe = probe(&Root::default())?;
-    // A deadline thread may not be bound to one CPU, and a cap on ordinary threads counts all CPUs together.
+    // A deadline thread may not be bound to one CPU, and a cap on ordinary threads counts all CPUs
+    // together.
     let fits = [Backend::Hcbs, Backend::RtGroup];
     let Some(backend) = fits.into_iter().find(|b| choose(&probe, Some(*b), false).is_some()) else {
         let missing = probe.missing.iter().filter(|(b, _)| fits.contains(b));

@@ -45,8 +45,8 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
     all.with_context(|| format!("{} holds no dataset", dir.display()))
 }
 
-/// The report of the I/O domain's results in a directory, those with guests included; `None` without
-/// results.
+/// The report of the I/O domain's results in a directory, those with guests included; `None`
+/// without results.
 ///
 /// # Errors
 /// When a result cannot be read.
@@ -62,7 +62,8 @@ pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
     Ok(reports.into_iter().reduce(ExperimentReport::and))
 }
 
-/// Names and paths of the datasets in a directory, sorted. Runs in guests are judged with those of process VMs.
+/// Names and paths of the datasets in a directory, sorted. Runs in guests are judged with those of
+/// process VMs.
 fn datasets(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
@@ -102,7 +103,8 @@ fn of_dataset(
         };
         accuracy::report(path, &options, progress)
     };
-    // A dataset too small for a bound at 99 % is judged at a lower confidence, which its claims name.
+    // A dataset too small for a bound at 99 % is judged at a lower confidence, which its claims
+    // name.
     let is_too_small = |e: &anyhow::Error| matches!(e.downcast_ref(), Some(TrainError::TooFew { .. }));
     let at_lower_confidence = |miss: f64| {
         move |e: anyhow::Error| {

@@ -24,7 +24,8 @@ const ATTACH_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit of commands that end at once.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Boots a guest whose disk is served on `socket`. The guest, and the host as a result file describes it.
+/// Boots a guest whose disk is served on `socket`. The guest, and the host as a result file
+/// describes it.
 ///
 /// # Errors
 /// When the image cannot be made or the guest does not boot.

@@ -29,8 +29,8 @@ impl Counter {
     }
 }
 
-/// Measures every item once, in a random order, so that a host that becomes slower affects all items
-/// alike; equal rounds have equal orders. Returns the results in the order of `items`.
+/// Measures every item once, in a random order, so that a host that becomes slower affects all
+/// items alike; equal rounds have equal orders. Returns the results in the order of `items`.
 ///
 /// # Errors
 /// The first that `measure` returns, and cancellation.

@@ -50,7 +50,8 @@ pub struct Planning {
     /// With a learned model, where one was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Times>,
-    /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by exhaustive search and by the plan.
+    /// Per small spec: targets missed by VM in order of urgency and the smallest margin, by
+    /// exhaustive search and by the plan.
     pub small: Vec<(Missed, Missed)>,
 }
 
@@ -64,7 +65,8 @@ impl Saved for Planning {
 pub struct Times {
     /// 4 VMs with 3 tasks each.
     pub four: Vec<f64>,
-    /// 4 VMs with 3 tasks each and targets that no setting meets: searched to the end, and explained.
+    /// 4 VMs with 3 tasks each and targets that no setting meets: searched to the end, and
+    /// explained.
     pub infeasible: Vec<f64>,
     /// 64 VMs with 3 tasks each.
     pub sixty_four: Vec<f64>,
@@ -128,7 +130,7 @@ fn times(
         // Targets that take a search: too tight for the defaults.
         four: time(&mix(4, 1.0, 20), repetitions)?,
         infeasible: time(&mix(4, 1.0, 1), repetitions.min(5))?,
-        // The same load in total, or nothing would fit.
+        // The same load in total: more does not fit.
         sixty_four: time(&mix(64, 4.0 / 64.0, 40), repetitions.min(5))?,
     })
 }
@@ -147,7 +149,8 @@ fn mix(vms: usize, scale: f64, target_ms: u64) -> Spec {
     spec(&all, device, LabKind::Process)
 }
 
-/// VMs with one to three tasks and targets from 20 ms to 4 s, some of which meet and some of which cannot be met together.
+/// VMs with one to three tasks and targets from 20 ms to 4 s, some of which meet and some of which
+/// cannot be met together.
 fn any(vms: usize, random: &mut Random) -> Spec {
     let mut all = Vec::new();
     for _ in 0..vms {
@@ -161,12 +164,13 @@ fn any(vms: usize, random: &mut Random) -> Spec {
     spec(&all, Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) }, LabKind::Process)
 }
 
-/// The best by every configuration of a small space, and the plan in the same space, both in the planner's own order: the most urgent VM's
-/// misses first, then the margin.
+/// The best by every configuration of a small space, and the plan in the same space, both in the
+/// planner's own order: the most urgent VM's misses first, then the margin.
 fn gap(spec: &Spec, profile: &Profile) -> Result<(Missed, Missed), PlanError> {
     let start = Knobs::default_bfq(spec.vms.len()).config();
-    // Only idling: without it every target of these specs holds and there is nothing to compare. More settings than the planner refines the weights of, and
-    // with four VMs more weights than it enumerates: there it climbs.
+    // Only idling: without it every target of these specs holds, and the plans do not differ. More
+    // settings than the planner refines the weights of, and with four VMs more weights than it
+    // enumerates: there it climbs.
     let space = Space {
         elevators: vec![Elevator::Bfq],
         slice_idle: [2, 4, 8].map(Nanos::from_millis).to_vec(),
@@ -207,7 +211,7 @@ impl Planning {
     /// What it shows.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
-        // Margins count up to three quarters of a target, as for the planner: beyond, more is worth nothing.
+        // Margins count up to three quarters of a target, as for the planner: more has no value.
         let worth = |m: f64| m.min(0.75);
         let same = self.small.iter().filter(|(best, found)| best.0 == found.0);
         let gap = same.map(|(best, found)| worth(best.1) - worth(found.1)).fold(0.0, f64::max);

@@ -1,4 +1,5 @@
-//! Device, model and result directory of experiments that make runs, and the profile they start from.
+//! Device, model and result directory of experiments that make runs, and the profile they start
+//! from.
 
 use std::path::PathBuf;
 
@@ -24,8 +25,8 @@ pub struct RunOptions {
     pub other_host: bool,
 }
 
-/// The profile to start from: the named one, or the one that the model was learned with; `None` when
-/// the device has to be measured.
+/// The profile to start from: the named one, or the one that the model was learned with; `None`
+/// when the device has to be measured.
 ///
 /// # Errors
 /// When profile or model is of another device, or the model of another host.

@@ -1,4 +1,4 @@
-//! Results that are saved as one file: each knows the version of its form.
+//! Results that are saved as one file, each with the version of its form.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;

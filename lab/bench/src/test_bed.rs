@@ -50,7 +50,8 @@ pub struct TestBed<'a> {
 }
 
 impl<'a> TestBed<'a> {
-    /// Makes VMs on a device of their own: `twin:NAME`, or `file:PATH` for a file on a disk of this machine.
+    /// Makes VMs on a device of their own: `twin:NAME`, or `file:PATH` for a file on a disk of this
+    /// machine.
     ///
     /// # Errors
     /// When the device or the VMs cannot be made.
@@ -138,7 +139,8 @@ impl<'a> TestBed<'a> {
         Ok(profile)
     }
 
-    /// The profile with the latency that guests of this accelerator add, measured where it is missing.
+    /// The profile with the latency that guests of this accelerator add, measured where it is
+    /// missing.
     fn with_guest(&self, profile: Profile) -> anyhow::Result<Profile> {
         let of_these = |guest: &GuestPoint| guest.kind == format!("qemu-{}", self.facts().accelerator);
         let guests = self.site.spec.lab_kind() == Some(LabKind::Qemu);
@@ -151,8 +153,8 @@ impl<'a> TestBed<'a> {
     }
 
     /// Begins a file of runs on this test bed, or continues one. A continued file keeps its first
-    /// profile; a new one gets `profile`, or measures the device. `model` is the learned model whose
-    /// schemes run.
+    /// profile; a new one gets `profile`, or measures the device. `model` is the learned model
+    /// whose schemes run.
     ///
     /// # Errors
     /// When the file is of another device or host, or the device cannot be measured.
@@ -186,7 +188,8 @@ impl<'a> TestBed<'a> {
         })
     }
 
-    /// Turns the kernel's scheduler off, for the I/O domain. The device's path and its size in bytes.
+    /// Turns the kernel's scheduler off, for the I/O domain. The device's path and its size in
+    /// bytes.
     ///
     /// # Errors
     /// When the elevator cannot be written.

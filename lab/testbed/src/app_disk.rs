@@ -1,4 +1,5 @@
-//! A file system with one program of this host and all that it loads: to measure how long it takes to start in a guest.
+//! A file system with one program of this host and all that it loads: to measure how long it takes
+//! to start in a guest.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,8 +29,9 @@ pub struct AppDisk {
 }
 
 impl AppDisk {
-    /// Makes `work/app.img` with `program` (a path, or a name in PATH), its libraries as `ldd` finds them, and `dirs` at their own paths: what it loads by
-    /// itself, such as an interpreter's modules, whose libraries come with them. `work` needs room for the files twice.
+    /// Makes `work/app.img` with `program` (a path, or a name in PATH), its libraries as `ldd`
+    /// finds them, and `dirs` at their own paths: what it loads by itself, such as an interpreter's
+    /// modules, whose libraries come with them. `work` needs room for the files twice.
     ///
     /// # Errors
     /// No such program, no `mkfs.ext4`, or a file that cannot be copied.
@@ -50,7 +52,8 @@ impl AppDisk {
         let root = work.join("app");
         fs::create_dir(&root).map_err(io_at("create", &root))?;
         tree.unpack(&root)?;
-        // A block and an inode for each file beside its bytes, and the file system's own tables.
+        // A block and an inode for each file in addition to its bytes, and the file system's own
+        // tables.
         let content = tree.bytes();
         let size = (content + content / 8 + tree.len() * 8_192 + 8 * STEP).next_multiple_of(STEP);
         let file = work.join("app.img");

@@ -1,8 +1,10 @@
-//! The box: a whole Linux host inside one QEMU process, for the kernel paths that the development machine may not have.
+//! The box: a whole Linux host inside one QEMU process, for the kernel paths that the development
+//! machine may not have.
 //!
-//! It runs Debian's kernel with cgroup v2 only, a null_blk device that takes BFQ, and its own KVM: QEMU's translator
-//! emulates AMD's SVM (`-cpu max`), so `kvm-amd` loads and stock guests boot in it under `-accel kvm`. It needs no root
-//! and touches nothing outside itself. It proves function, not speed: every instruction in it is translated.
+//! It runs Debian's kernel with cgroup v2 only, a null_blk device that takes BFQ, and its own KVM:
+//! QEMU's translator emulates AMD's SVM (`-cpu max`), so `kvm-amd` loads and stock guests boot in
+//! it under `-accel kvm`. It needs no root and touches nothing outside itself. It proves function,
+//! not speed: every instruction in it is translated.
 //!
 //! The host's own fio and QEMU go in with their libraries, and the guest image of [`crate::image`].
 
@@ -35,7 +37,8 @@ const MODULES: &[(&str, &str)] = &[
     ("bfq", ""),
     ("mq_deadline", ""),
     ("kyber_iosched", ""),
-    // A device of 60 us a request, one at a time: slow enough that requests queue up, as on the devices of the papers.
+    // A device of 60 us a request, one at a time: slow enough that requests queue up, as on the
+    // devices of the papers.
     (
         "null_blk",
         "queue_mode=2 irqmode=2 completion_nsec=60000 hw_queue_depth=1 submit_queues=1 nr_devices=1 gb=4",
@@ -46,7 +49,8 @@ const MODULES: &[(&str, &str)] = &[
     ("tun", ""),
     ("vhost_net", ""),
 ];
-/// QEMU's firmware for a guest that boots a kernel directly, at the places where Debian's QEMU looks.
+/// QEMU's firmware for a guest that boots a kernel directly, at the places where Debian's QEMU
+/// looks.
 const FIRMWARE: &[&str] = &[
     "usr/share/seabios/bios-256k.bin",
     "usr/share/qemu/kvmvapic.bin",
@@ -57,15 +61,17 @@ const FIRMWARE: &[&str] = &[
 const GUEST_DIR: &str = "guest";
 /// What the first process writes to the status port before it starts the script.
 const BEGINS: &str = "begins";
-/// The time a box has to get to its script: about 10 s on a free machine. One boot in some dozens hangs before its console says anything.
+/// The time a box has to get to its script: about 10 s on a free machine. One boot in some dozens
+/// hangs before its console prints anything.
 const BOOT: Duration = Duration::from_secs(60);
-/// The time until its console says something: about 2 s.
+/// The time until its console prints something: about 2 s.
 const FIRST_WORD: Duration = Duration::from_secs(20);
-/// How long a script that starts guests may print nothing: a guest that boots is silent for some 25 s.
+/// How long a script that starts guests may be silent: a guest that boots is silent for some 25 s.
 const QUIET: Duration = Duration::from_secs(75);
 /// Runs of a box with guests that are tried.
 const RUNS: u32 = 3;
-/// Boots that are tried. Nothing of the run has happened before the script begins, so another boot changes no result.
+/// Boots that are tried. Nothing of the run has happened before the script begins, so another boot
+/// changes no result.
 const BOOTS: u32 = 3;
 
 /// A host to boot: kernel, and an initramfs with tools and guest image.
@@ -88,17 +94,20 @@ impl BoxImage {
 /// One run of the box.
 #[derive(Debug, Clone)]
 pub struct BoxRun<'a> {
-    /// What runs: a shell script (busybox `sh`), as root, in `/root`. `/dev/nullb0` is the device to play with.
+    /// What runs: a shell script (busybox `sh`), as root, in `/root`. `/dev/nullb0` is the device
+    /// to play with.
     pub script: &'a str,
     /// Programs of this host to put into `/usr/local/bin`, with the libraries they need.
     pub programs: &'a [&'a Path],
     /// Further files: absolute path in the box, path here.
     pub files: &'a [(&'a str, &'a Path)],
-    /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add [`BoxImage::guest_memory`] for each more.
+    /// The box's memory. [`BoxRun::new`] takes enough for one guest in it; add
+    /// [`BoxImage::guest_memory`] for each more.
     pub memory: Bytes,
     /// When to give up, from the start of the boot that reaches the script.
     pub timeout: Duration,
-    /// When to give up on a script that prints nothing: a box that hangs need not be waited for as long as one that works.
+    /// When to give up on a script that prints nothing: a box that hangs need not be waited for as
+    /// long as one that works.
     pub quiet: Duration,
 }
 
@@ -113,7 +122,8 @@ impl<'a> BoxRun<'a> {
 /// What came out of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoxOutcome {
-    /// The script's exit status. `None` when the box ended without one: its kernel died, or it could not unpack.
+    /// The script's exit status. `None` when the box ended without one: its kernel died, or it
+    /// could not unpack.
     pub exit_code: Option<i32>,
     /// What the script printed on both its outputs.
     pub output: String,
@@ -176,8 +186,8 @@ pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<BoxImage, BoxErro
     ensure_kernel(cache, Kernel::Standard, progress)
 }
 
-/// Makes the box's image with this host kernel below `cache`, or finds the one made before from the same parts. The guests in it have the
-/// standard one.
+/// Makes the box's image with this host kernel below `cache`, or finds the one made before from the
+/// same parts. The guests in it have the standard one.
 ///
 /// # Errors
 /// As [`image::ensure_kernel`]; and QEMU and fio must be installed.
@@ -214,7 +224,8 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
         libs::add_program(&mut tree, &format!("usr/bin/{QEMU}"), &qemu, Some(&packages))?;
         for path in FIRMWARE {
             let source = Path::new("/").join(path);
-            // Debian 13 has the translator in the program itself. A firmware that is missed is named by QEMU.
+            // Debian 13 has the translator in the program itself. A firmware that is missed is
+            // named by QEMU.
             if source.is_file() {
                 tree.file(path, &source, 0o644);
             }
@@ -229,10 +240,11 @@ pub fn ensure_kernel(cache: &Path, kernel: Kernel, progress: &dyn Fn(&str)) -> R
     Ok(BoxImage { host, guest, kernel })
 }
 
-/// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2 and 10.0) a nested guest can take
-/// the box with it, by a kernel panic, a silent reset, or a CPU that never leaves KVM (each seen once in ten or more runs): a flaw of the
-/// emulation. A box that ended without the script's exit status, that stood still (it printed nothing for 75 s), or of which `lost` says so, is
-/// started anew, twice at most: what fails by our fault fails again.
+/// As [`run()`], for a script that starts guests under the box's KVM. Under emulated SVM (QEMU 7.2
+/// and 10.0) a nested guest can take the box with it, by a kernel panic, a silent reset, or a CPU
+/// that never leaves KVM (each seen once in ten or more runs): a flaw of the emulation. A box that
+/// ended without the script's exit status, that hung (it printed nothing for 75 s), or for which
+/// `lost` is true, is started anew, twice at most: what fails by our fault fails again.
 ///
 /// # Errors
 /// See [`BoxError`].
@@ -255,8 +267,9 @@ pub fn run_with_guests(
     self::run(image, run, on_line)
 }
 
-/// Boots the box, runs the script in it and powers it off. Each line that the script prints also goes to `on_line` as it
-/// comes. Two virtual CPUs. A boot that does not reach the script within a minute is ended, and another tried; one whose console says nothing for 20 s too.
+/// Boots the box, runs the script in it and powers it off. Each line that the script prints also
+/// goes to `on_line` as it comes. Two virtual CPUs. A boot that does not reach the script within a
+/// minute is ended, and another tried; likewise a boot whose console is silent for 20 s.
 ///
 /// # Errors
 /// See [`BoxError`]. A script that fails is an outcome, not an error.
@@ -356,13 +369,15 @@ impl RunFiles {
         BoxError::Timeout { waited, quiet, output, console }
     }
 
-    /// What the status port said after the script began: nothing yet, or its exit status. `None` before it began.
+    /// Output of the status port since the script began: empty, or its exit status. `None` before
+    /// it began.
     fn status(&self) -> Option<String> {
         Some(read(&self.status).trim().strip_prefix(BEGINS)?.trim().to_owned())
     }
 }
 
-/// The run's own files as an archive on a disk: they change with every build, the box's image does not.
+/// The run's own files as an archive on a disk: they change with every build, the box's image does
+/// not.
 fn payload(run: &BoxRun, path: &Path) -> Result<(), ImageError> {
     let mut tree = Tree::default();
     tree.data("run.sh", run.script.as_bytes().to_vec(), 0o755);
@@ -411,7 +426,8 @@ fn command(image: &BoxImage, run: &BoxRun, files: &RunFiles) -> Result<Command, 
     Ok(command)
 }
 
-/// The box's processor. KVM of a PREEMPT_RT kernel asks for a TSC of constant rate (`kvm_arch_init()`): the emulated one has it, but may not say so.
+/// The box's processor. KVM of a PREEMPT_RT kernel asks for a TSC of constant rate
+/// (`kvm_arch_init()`): the emulated one has it, but may not report it.
 fn processor(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::Standard => "max",

@@ -1,7 +1,8 @@
-//! A file on a disk of this machine as a block device: a real device for those who have no spare one.
+//! A file on a disk of this machine as a block device: a real device for machines without a spare
+//! one.
 //!
-//! The file is written in full, so that no request hits a hole, and a loop device with direct I/O passes requests on to the disk below it. What
-//! else uses that disk is measured too.
+//! The file is written in full, so that no request hits a hole, and a loop device with direct I/O
+//! passes requests on to the disk below it. What else uses that disk is measured too.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -18,7 +19,7 @@ use crate::twin::TwinError;
 
 /// Bytes written at a time.
 const CHUNK: usize = 1 << 20;
-/// Every block differs from every other, so that a disk that compresses or folds equal blocks has nothing to gain.
+/// Every block differs from every other, so that a disk cannot compress or deduplicate them.
 const BLOCK: usize = 4096;
 
 /// Everything needed to find and remove it, also after a crash.
@@ -33,10 +34,12 @@ pub struct FileDisk {
 }
 
 impl FileDisk {
-    /// Makes file and loop device, and says which it is. `save` is called with the handle before each part is made.
+    /// Makes file and loop device, and returns the device. `save` is called with the handle before
+    /// each part is made.
     ///
     /// # Errors
-    /// [`LabError`]: the file exists, the disk is full, no loop device, cancelled. What was made so far is removed.
+    /// [`LabError`]: the file exists, the disk is full, no loop device, cancelled. What was made so
+    /// far is removed.
     pub fn make(
         path: &Path,
         size: Bytes,
@@ -53,7 +56,8 @@ impl FileDisk {
         match disk.build(size, cancel, save) {
             Ok(device) => Ok((disk, device)),
             Err(e) => {
-                // The first error is the one to tell; what cannot be removed stays in the saved handle.
+                // The first error is reported; parts that cannot be removed stay in the saved
+                // handle.
                 let _ = disk.remove();
                 Err(e)
             }
@@ -88,7 +92,7 @@ impl FileDisk {
         Ok(device)
     }
 
-    /// Removes loop device and file; parts that are gone are no error. Safe to call again.
+    /// Removes loop device and file; missing parts are no error. Safe to call again.
     ///
     /// # Errors
     /// The first part that cannot be removed.
@@ -123,7 +127,8 @@ fn io_at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TwinError
     move |source| TwinError::Io { what, path, source }
 }
 
-/// Writes the whole file and waits until the disk has it. [`io::ErrorKind::Interrupted`] when cancelled.
+/// Writes the whole file and waits until the disk has it. [`io::ErrorKind::Interrupted`] when
+/// cancelled.
 fn fill(file: &mut File, size: Bytes, cancel: &AtomicBool) -> io::Result<()> {
     let mut chunk = vec![0u8; CHUNK];
     // Any numbers without order do.

@@ -67,8 +67,8 @@ impl LabHost {
         Self { dirs: Dirs { state: run.join(STATE), run }, ..self.clone() }
     }
 
-    /// Reverts the settings that are applied to a lab with a state directory of its own, and removes
-    /// the lab and its directory. Whether there was a lab.
+    /// Reverts the settings that are applied to a lab with a state directory of its own, and
+    /// removes the lab and its directory. Whether there was a lab.
     ///
     /// # Errors
     /// When a setting cannot be reverted (the lab is removed all the same) or a part of the lab

@@ -1,12 +1,12 @@
 //! The guest's kernel and initramfs, made from Debian's own packages on the user's machine.
 //!
-//! Nothing of it is shipped with rtvirtio: the packages are found with apt, unpacked beside the system (never installed),
-//! and the parts that a guest needs go into one initramfs: busybox, fio, cyclictest, the QEMU guest agent, their libraries, and the
-//! kernel modules for virtio and the I/O schedulers. A guest therefore needs no disk of its own: its only disk is the one
-//! under test.
+//! Nothing of it is shipped with rtvirtio: the packages are found with apt, unpacked outside of the
+//! system (never installed), and the parts that a guest needs go into one initramfs: busybox, fio,
+//! cyclictest, the QEMU guest agent, their libraries, and the kernel modules for virtio and the I/O
+//! schedulers. A guest therefore needs no disk of its own: its only disk is the one under test.
 //!
-//! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU, and costs more than
-//! copying the bytes; see `docs/design.md` for the measured times.
+//! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU,
+//! and costs more than copying the bytes; see `docs/design.md` for the measured times.
 
 use std::fs;
 use std::io;
@@ -32,8 +32,8 @@ use cpio::Tree;
 
 pub use rtvirtio_spec::Kernel;
 
-/// Debian's meta package of a kernel. The standard one is that for virtual machines: small, and made for virtio. PREEMPT_RT there is
-/// only in the full one, of the same release and version.
+/// Debian's meta package of a kernel. The standard one is that for virtual machines: small, and
+/// made for virtio. PREEMPT_RT there is only in the full one, of the same release and version.
 pub(crate) fn kernel_package(kernel: Kernel) -> &'static str {
     match kernel {
         Kernel::Standard => "linux-image-cloud-amd64",
@@ -41,7 +41,8 @@ pub(crate) fn kernel_package(kernel: Kernel) -> &'static str {
     }
 }
 
-/// Start of the names of directories that hold images of this kind and kernel. None is the start of another.
+/// Start of the names of directories that hold images of this kind and kernel. None is the start of
+/// another.
 pub(crate) fn kind_name(kind: &str, kernel: Kernel) -> String {
     match kernel {
         Kernel::Standard => kind.to_owned(),
@@ -51,7 +52,8 @@ pub(crate) fn kind_name(kind: &str, kernel: Kernel) -> String {
 
 /// What the guest's first process runs.
 const INIT: &str = include_str!("image/guest-init.sh");
-/// Modules of a guest. Those that the kernel has built in are left out. ext4 asks for its checksum by name, not by dependency.
+/// Modules of a guest. Those that the kernel has built in are left out. ext4 asks for its checksum
+/// by name, not by dependency.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_blk",
@@ -63,11 +65,12 @@ const MODULES: &[&str] = &[
     "crc32c_generic",
     "ext4",
 ];
-/// Room for the unpacked packages and the image, in bytes: 450 MB were seen, with the PREEMPT_RT kernel 500.
+/// Room for the unpacked packages and the image, in bytes: 450 MB, with the PREEMPT_RT kernel 500.
 const ROOM: u64 = 700 << 20;
 /// Changes when this module builds something else from the same packages.
 const FORMAT: u32 = 3;
-/// Environment variable that names the directory of an image to use as it is; one with PREEMPT_RT is in its subdirectory [`PREBUILT_RT`].
+/// Environment variable that names the directory of an image to use as it is; one with PREEMPT_RT
+/// is in its subdirectory [`PREBUILT_RT`].
 const PREBUILT: &str = "RTVIRTIO_GUEST_IMAGE";
 const PREBUILT_RT: &str = "rt";
 /// An image of other packages is removed when it is this old and a new one has been built.
@@ -92,12 +95,13 @@ impl GuestImage {
         self.initrd.with_file_name(MANIFEST)
     }
 
-    /// Memory that a guest needs to boot it and run fio: the initramfs, the same once more unpacked, and 192 MiB for
-    /// the kernel and the programs, in steps of 64 MiB. (An initramfs of 87 MiB did not boot in 288 MiB, and did in 320.)
+    /// Memory that a guest needs to boot it and run fio: the initramfs, the same once more
+    /// unpacked, and 192 MiB for the kernel and the programs, in steps of 64 MiB. (An initramfs of
+    /// 87 MiB did not boot in 288 MiB, and did in 320.)
     #[must_use]
     pub fn memory(&self) -> Bytes {
         const STEP: u64 = 64 << 20;
-        // Without the file there is nothing to boot, which QEMU will say.
+        // Without the file QEMU reports that it cannot boot.
         let initrd = fs::metadata(&self.initrd).map_or(0, |m| m.len());
         Bytes((2 * initrd + (192 << 20)).next_multiple_of(STEP))
     }
@@ -116,7 +120,7 @@ pub enum ImageError {
         tool: String,
         /// What the user can do.
         remedy: &'static str,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
     /// apt does not know a package.
@@ -132,7 +136,7 @@ pub enum ImageError {
     Download {
         /// Its name and version.
         package: String,
-        /// apt's words.
+        /// apt's message.
         detail: String,
     },
     /// A program of the host failed.
@@ -140,7 +144,7 @@ pub enum ImageError {
     Tool {
         /// The command line.
         command: String,
-        /// Its words.
+        /// Its message.
         detail: String,
     },
     /// A kernel module is neither in the package nor built in.
@@ -180,7 +184,7 @@ pub enum ImageError {
         operation: &'static str,
         /// To which file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
 }
@@ -193,7 +197,7 @@ pub(crate) fn io_at<'a>(
     move |source| ImageError::Io { operation, path: path.to_path_buf(), source }
 }
 
-/// Where images are kept unless the user says otherwise: `$RTVIRTIO_CACHE`, else `/var/cache/rtvirtio` for root and
+/// Default directory of images: `$RTVIRTIO_CACHE`, else `/var/cache/rtvirtio` for root and
 /// `~/.cache/rtvirtio` for others.
 #[must_use]
 pub fn default_cache() -> PathBuf {
@@ -209,22 +213,23 @@ pub fn default_cache() -> PathBuf {
 /// [`ensure_kernel`] with the standard kernel.
 ///
 /// # Errors
-/// See [`ImageError`]; each says what to do.
+/// See [`ImageError`]; each names the remedy.
 pub fn ensure(cache: &Path, progress: &dyn Fn(&str)) -> Result<GuestImage, ImageError> {
     ensure_kernel(cache, Kernel::Standard, progress)
 }
 
-/// Makes the guest image with this kernel below `cache`, or finds the one made before from the same packages. Each kernel is downloaded
-/// only when it is asked for.
+/// Makes the guest image with this kernel below `cache`, or finds the one made before from the same
+/// packages. Each kernel is downloaded only when it is asked for.
 ///
-/// If `$RTVIRTIO_GUEST_IMAGE` names a directory of an image made before (`vmlinuz`, `initrd.cpio`, `image.json`), that
-/// one is taken as it is: for a host without a package archive. One with PREEMPT_RT is expected in `rt` below it.
+/// If `$RTVIRTIO_GUEST_IMAGE` names a directory of an image made before (`vmlinuz`, `initrd.cpio`,
+/// `image.json`), that one is taken as it is: for a host without a package archive. One with
+/// PREEMPT_RT is expected in `rt` below it.
 ///
-/// `progress` gets one short line before each step that takes time. Two processes at once are fine: the second waits.
-/// An image appears complete or not at all.
+/// `progress` gets one short line before each step that takes time. Two processes at once are fine:
+/// the second waits. An image appears complete or not at all.
 ///
 /// # Errors
-/// See [`ImageError`]; each says what to do.
+/// See [`ImageError`]; each names the remedy.
 pub fn ensure_kernel(
     cache: &Path,
     kernel: Kernel,
@@ -285,7 +290,8 @@ fn guest_tree(
     Ok(tree)
 }
 
-/// The files of a machine that can boot to a shell: busybox, modules, and `init` as its first process.
+/// The files of a machine that can boot to a shell: busybox, modules, and `init` as its first
+/// process.
 pub(crate) fn base_tree(packages: &Packages, module_names: &[&str], init: &[u8]) -> Result<Tree, ImageError> {
     let mut tree = Tree::default();
     for dir in ["proc", "sys", "dev", "run", "tmp", "root", "etc", "usr/bin", "sbin", "var"] {
@@ -319,8 +325,8 @@ pub(crate) fn finish(
     Ok(release)
 }
 
-/// Runs `build` in a fresh directory below `cache` unless the image of this kind and key is there, and moves it into
-/// place.
+/// Runs `build` in a fresh directory below `cache` unless the image of this kind and key is there,
+/// and moves it into place.
 pub(crate) fn build_once(
     cache: &Path,
     kind: &str,
@@ -343,7 +349,7 @@ pub(crate) fn build_once(
     if let Some(image) = load(&target) {
         return Ok(image);
     }
-    // Nobody else builds now, so what lies there was left by one that was killed.
+    // No other process builds now, so existing files are those of a killed build.
     remove_leftovers(cache)?;
     let stat = rustix::fs::statvfs(cache).map_err(|e| io_at("look at", cache)(e.into()))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
@@ -356,7 +362,7 @@ pub(crate) fn build_once(
         .tempdir_in(cache)
         .map_err(io_at("make a directory in", cache))?;
     let release = build(work.path())?;
-    // The unpacked packages are several hundred MB that nobody reads again.
+    // The unpacked packages, several hundred MB, are not needed again.
     let unpacked = work.path().join(apt::UNPACKED);
     fs::remove_dir_all(&unpacked).map_err(io_at("remove", &unpacked))?;
     let manifest = work.path().join(MANIFEST);
@@ -387,8 +393,8 @@ fn remove_leftovers(cache: &Path) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// Images take about 100 MB each, and the kernel package changes every few weeks. Another rtvirtio may still use a
-/// younger one.
+/// Images take about 100 MB each, and the kernel package changes every few weeks. Another rtvirtio
+/// may still use a younger one.
 fn remove_old(cache: &Path, kind: &str, target: &Path) {
     let Ok(entries) = fs::read_dir(cache) else { return };
     for path in entries.flatten().map(|e| e.path()).filter(|p| p != target) {
@@ -450,7 +456,7 @@ pub(crate) fn run_bytes(command: &mut Command, remedy: &'static str) -> Result<V
     Err(ImageError::Tool { command: format!("{tool} {}", args.join(" ")), detail })
 }
 
-/// FNV-1a of what an image is made from. It names directories; nobody attacks it.
+/// FNV-1a of what an image is made from. It names directories and needs no cryptographic strength.
 pub(crate) struct Key(u64);
 
 impl Key {

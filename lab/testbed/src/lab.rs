@@ -21,8 +21,8 @@ use crate::state::{LabState, LabVm};
 use crate::twin::{ProfileError, TwinError};
 use rtvirtio_measure::workload::{Place, VmLoad};
 
-/// Start of the name of the lab's cgroup, below the hierarchy's root; the pid of its maker follows, so that labs with different run
-/// directories do not meet.
+/// Start of the name of the lab's cgroup, below the hierarchy's root; the pid of its maker follows,
+/// so that labs with different run directories do not meet.
 const CGROUP: &str = "/rtvirtio-lab-";
 /// Directory of the I/O domain's sockets and log, below the run directory.
 pub const DOMAIN_DIR: &str = "iod";
@@ -98,7 +98,8 @@ pub enum LabError {
     Inventory(#[from] rtvirtio_workflow::Error),
 }
 
-/// Given the shared device, the VMs with their parts of it, and the run directory (see [`domain_socket`] and [`DOMAIN_DIR`]): the I/O domain's command.
+/// Given the shared device, the VMs with their parts of it, and the run directory (see
+/// [`domain_socket`] and [`DOMAIN_DIR`]): the I/O domain's command.
 pub type IodCommand<'a> = dyn Fn(&Path, &[LabVm], &Path) -> Result<Command, IodError> + 'a;
 
 /// The I/O domain's socket of a VM's disk.
@@ -116,15 +117,17 @@ pub fn guest_kernels(spec: &Spec) -> BTreeSet<Kernel> {
     spec.vms.iter().filter(|vm| vm.reach == Reach::Lab(LabKind::Qemu)).map(|vm| vm.kernel).collect()
 }
 
-/// What `up` needs to know beside the spec.
+/// Options of `up` in addition to the spec.
 pub struct UpOptions<'a> {
     /// State file, sockets, logs.
     pub run_dir: &'a Path,
     /// The command that serves a twin: given profile, size and mount directory.
     pub twin_server: &'a dyn Fn(&str, Bytes, &Path) -> Command,
-    /// An image for each kernel that the guests have ([`guest_kernels`]), and how they run; not needed for process VMs.
+    /// An image for each kernel that the guests have ([`guest_kernels`]), and how they run; not
+    /// needed for process VMs.
     pub guests: Option<(&'a GuestImages, Accel)>,
-    /// The command that serves the guests' disks through the I/O domain; QEMU's own backend on the device does without.
+    /// The command that serves the guests' disks through the I/O domain; QEMU's own backend on the
+    /// device does without.
     pub iod: Option<&'a IodCommand<'a>>,
     /// Set by anyone to stop.
     pub cancel: &'a AtomicBool,
@@ -140,7 +143,8 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Makes device, cgroups and guests. On failure or cancellation everything made so far is removed.
+    /// Makes device, cgroups and guests. On failure or cancellation everything made so far is
+    /// removed.
     ///
     /// # Errors
     /// [`LabError`].
@@ -185,7 +189,7 @@ impl Lab {
         Ok(load(run_dir)?.is_some())
     }
 
-    /// Removes what a lab left in this run directory, complete or not. False when there was none.
+    /// Removes a lab from this run directory, complete or not. False without a lab.
     ///
     /// # Errors
     /// The first part that cannot be removed; the state then stays, so that it can be tried again.

@@ -34,7 +34,7 @@ pub(crate) fn elevator_of(device: &Path) -> Option<String> {
     Some(device.elevators(&root).ok()?.current)
 }
 
-/// Best effort: a device whose elevator cannot be set must be detached all the same.
+/// Best effort: a device is detached even when its elevator cannot be set.
 pub(crate) fn set_elevator(device: &Path, elevator: &str) {
     if let Some((root, device)) = find(device) {
         let _ = device.set_elevator(&root, elevator);
@@ -50,14 +50,14 @@ pub(crate) fn attach_buffered(file: &Path) -> Result<PathBuf, TwinError> {
     losetup(&["--find", "--show"], file).map(PathBuf::from)
 }
 
-/// Detaches a device as soon as nobody has it open.
+/// Detaches a device when its last user closes it.
 pub(crate) fn detach_later(device: &Path) -> Result<(), TwinError> {
     losetup(&["--detach"], device).map(|_| ())
 }
 
 pub(crate) fn detach(device: &Path) -> Result<(), TwinError> {
     losetup(&["--detach"], device)?;
-    // Detaching is asynchronous while somebody still holds the device open.
+    // Detaching is asynchronous while another process has the device open.
     let backing =
         Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("loop/backing_file");
     let deadline = Instant::now() + STOP_DEADLINE;
@@ -80,7 +80,8 @@ pub(crate) fn detach(device: &Path) -> Result<(), TwinError> {
     Ok(())
 }
 
-/// Loop devices whose backing file is `file`. From sysfs, because the file's own file system may be dead.
+/// Loop devices whose backing file is `file`. From sysfs, because the file's own file system may be
+/// dead.
 pub(crate) fn loops_on(file: &Path) -> Result<Vec<PathBuf>, TwinError> {
     let failed = |path: &Path, source| TwinError::Io { what: "read", path: path.to_owned(), source };
     let block = Path::new("/sys/block");

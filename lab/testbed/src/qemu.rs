@@ -1,4 +1,5 @@
-//! A lab guest: one QEMU process with the guest image and one disk, a slice of the device under test.
+//! A lab guest: one QEMU process with the guest image and one disk, a slice of the device under
+//! test.
 
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -33,7 +34,8 @@ pub const GUEST_DISK_NAME: &str = "vda";
 pub const GUEST_PORT: u16 = 80;
 /// Three guests that boot at once under TCG on two busy cores took 12 s.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-/// One exchange with the monitor. QEMU's main thread may wait for its turn on a host that is overloaded.
+/// One exchange with the monitor. QEMU's main thread may wait for its turn on a host that is
+/// overloaded.
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same when the guest is ended: SIGKILL is there for a QEMU that does not listen.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -94,8 +96,8 @@ impl QemuGuest {
     /// Starts a guest and waits until its agent answers.
     ///
     /// # Errors
-    /// See [`QemuError`]. A guest that died on the way is told with the last lines of its console and of QEMU's standard
-    /// error; nothing of it is left.
+    /// See [`QemuError`]. A guest that died meanwhile is reported with the last lines of its
+    /// console and of QEMU's standard error; all of its parts are removed.
     pub fn start(config: &QemuConfig) -> Result<QemuGuest, QemuError> {
         let start = Instant::now();
         args::check(config)?;
@@ -115,11 +117,12 @@ impl QemuGuest {
             QemuError::Spawn { name: config.name.clone(), cgroups: config.cgroup_procs.clone(), source }
         })?;
         let pid = child.id();
-        // A child that has ended at once is a zombie without a start time; `died` below tells why it ended.
+        // A child that has ended at once is a zombie without a start time; `died` below tells why
+        // it ended.
         let process = match ProcessId::of(pid) {
             Ok(found) => found.unwrap_or(ProcessId { pid, start_time: 0 }),
             Err(source) => {
-                // The first error is the one to tell.
+                // The first error is reported.
                 let _ = child.kill().and_then(|()| child.wait());
                 files.remove();
                 let path = PathBuf::from(format!("/proc/{pid}/stat"));
@@ -141,7 +144,8 @@ impl QemuGuest {
         Ok(guest)
     }
 
-    /// Finds a guest again that another process started with [`Lifetime::Detached`]. Dropping it leaves it running.
+    /// Finds a guest again that another process started with [`Lifetime::Detached`]. Dropping it
+    /// leaves it running.
     ///
     /// # Errors
     /// [`QemuError::Gone`] when that process has ended.
@@ -193,16 +197,16 @@ impl QemuGuest {
     /// A new connection to its monitor. QEMU serves one at a time: drop it soon.
     ///
     /// # Errors
-    /// The guest is gone, or somebody else is connected.
+    /// The guest has ended, or another client is connected.
     pub fn qmp(&mut self) -> Result<Qmp, QemuError> {
         Qmp::connect(&self.files.qmp, MONITOR_TIMEOUT).map_err(|e| self.explain(e))
     }
 
-    /// The connection to its agent, made at the first use and kept. Errors of the agent itself do not tell whether the
-    /// guest died; [`QemuGuest::exec`] and its like do.
+    /// The connection to its agent, made at the first use and kept. Errors of the agent itself do
+    /// not tell whether the guest died; [`QemuGuest::exec`] and its like do.
     ///
     /// # Errors
-    /// The guest is gone or its agent does not answer within 10 s.
+    /// The guest has ended or its agent does not answer within 10 s.
     pub fn agent(&mut self) -> Result<&mut GuestAgent, QemuError> {
         if self.agent.is_none() {
             let agent = GuestAgent::connect(&self.files.agent, Duration::from_secs(10));
@@ -220,7 +224,7 @@ impl QemuGuest {
     /// Runs a program in the guest to its end: [`GuestAgent::exec`].
     ///
     /// # Errors
-    /// Also when the guest dies meanwhile; then with its last words.
+    /// Also when the guest dies meanwhile; then with the end of its output.
     pub fn exec(&mut self, argv: &[&str], timeout: Duration) -> Result<ExecOutput, QemuError> {
         self.with_agent(|agent| agent.exec(argv, timeout))
     }
@@ -265,11 +269,12 @@ impl QemuGuest {
         result.map_err(|e| self.explain(e))
     }
 
-    /// Ends the guest: `quit` to the monitor, SIGKILL if that does not help; removes its sockets and logs. Ending one
-    /// that has ended is fine.
+    /// Ends the guest: `quit` to the monitor, SIGKILL if that does not help; removes its sockets
+    /// and logs. Ending one that has ended is fine.
     ///
     /// # Errors
-    /// [`QemuError::Stuck`] when even SIGKILL does not end it (it waits for a device in the kernel).
+    /// [`QemuError::Stuck`] when even SIGKILL does not end it (it waits for a device in the
+    /// kernel).
     pub fn stop(mut self) -> Result<(), QemuError> {
         self.end()
     }
@@ -346,8 +351,8 @@ impl QemuGuest {
         }
     }
 
-    /// Under a KVM that cannot run the guest QEMU stays, paused. A monitor that does not answer yet, on a host that is
-    /// busy booting several guests, tells nothing.
+    /// Under a KVM that cannot run the guest QEMU stays, paused. A monitor that does not answer
+    /// yet, on a host that is busy with booting several guests, is no sign of a hang.
     fn check_running(&mut self) -> Result<(), QemuError> {
         let status = match Qmp::connect(&self.files.qmp, QUIT_TIMEOUT).and_then(|mut qmp| qmp.query_status())
         {
@@ -361,7 +366,7 @@ impl QemuGuest {
 
     /// A closed connection mostly means that the guest died; that is what the user needs to know.
     fn explain(&mut self, error: VmmError) -> QemuError {
-        // The kernel closes a dying process's sockets before the process is gone.
+        // The kernel closes a dying process's sockets before its id is free.
         if error.is_closed() && self.ended_within(Duration::from_secs(1)) || !self.is_alive() {
             return self.died();
         }
@@ -385,7 +390,8 @@ impl Drop for QemuGuest {
     }
 }
 
-/// Makes the run directory, readable by the owner only: who can reach a monitor's socket controls the machine.
+/// Makes the run directory, readable by the owner only: access to a monitor's socket is control of
+/// the machine.
 fn make_run_dir(dir: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)

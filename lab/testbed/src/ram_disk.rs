@@ -1,4 +1,4 @@
-//! A loop device over memory: as fast as a block device gets, for measuring what lies above it.
+//! A loop device over memory: the fastest block device, for measuring the layers above it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,9 @@ use crate::twin::TwinError;
 /// Memory file systems that every Linux has.
 const DIR: &str = "/dev/shm";
 
-/// A loop device over a file in memory. It is gone when this is dropped, and also when the process is killed: the file has no name any more, and the kernel detaches the device when
-/// the last one closes it.
+/// A loop device over a file in memory. It is removed when this is dropped, and also when the
+/// process is killed: the file has no name, and the kernel detaches the device when the last one
+/// closes it.
 #[derive(Debug)]
 pub struct RamDisk {
     device: PathBuf,
@@ -30,7 +31,8 @@ impl RamDisk {
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = Path::new(DIR).join(format!("rtvirtio-ram-{}-{number}", std::process::id()));
         let fail = |e: std::io::Error| TwinError::Loop { path: path.clone(), message: e.to_string() };
-        // Never a file that is there, or one that a link of that name leads to: the directory is everybody's.
+        // Never an existing file or the target of a link of that name: the directory is
+        // world-writable.
         let file = File::create_new(&path).map_err(fail)?;
         let fill = || -> std::io::Result<()> {
             let zeroes = vec![0u8; 1 << 20];

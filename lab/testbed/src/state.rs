@@ -32,7 +32,7 @@ pub struct LabState {
     pub vmm: String,
     /// The shared block device.
     pub device: Option<PathBuf>,
-    /// What it is, in words.
+    /// Its name, as text.
     pub device_text: String,
     /// The twin behind it, if it is one.
     pub twin: Option<TwinHandle>,

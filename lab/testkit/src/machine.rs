@@ -21,8 +21,8 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits until the monitor answers: its socket is
-    /// there before the threads of the vCPUs are.
+    /// Starts one of this name, its monitor in `dir`, with further options of QEMU, and waits until
+    /// the monitor answers: its socket is there before the threads of the vCPUs are.
     ///
     /// # Panics
     /// When QEMU does not start; ask [`crate::has`] for [`crate::Need::QEMU`] before.

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 pub enum Need {
     /// To be root.
     Root,
-    /// A program of this name, which knows `--version`.
+    /// A program of this name with an option `--version`.
     Program(&'static str),
     /// A path that exists; what its lack means.
     Path(&'static str, &'static str),
@@ -58,6 +58,7 @@ pub fn has(test: &str, needs: &[Need]) -> bool {
 /// With `RTVIRTIO_NO_SKIP` set, as in CI, where nothing may skip.
 pub fn skip(test: &str, why: &str) {
     assert!(std::env::var_os("RTVIRTIO_NO_SKIP").is_none(), "{test} may not skip here: {why}");
-    // Straight to standard error: the test runner hides what a passing test prints. A closed one hides the skip, nothing more.
+    // Straight to standard error: the test runner hides what a passing test prints. A closed one
+    // only hides the skip.
     let _ = writeln!(std::io::stderr(), "SKIP {test}: {why}");
 }

@@ -1,4 +1,4 @@
-//! The programs with directories of their own, and a check that nothing is left.
+//! The programs with directories of their own, and a check that nothing remains.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -183,7 +183,7 @@ impl Site {
         left
     }
 
-    /// Fails when something is left.
+    /// Fails when something remains.
     ///
     /// # Panics
     /// With what it is.
@@ -196,7 +196,7 @@ impl Site {
 
 impl Drop for Site {
     fn drop(&mut self) {
-        // What a test that failed has left in force.
+        // Settings of a failed test.
         if self.state_dir().exists() {
             let _ = self.output(&["revert", "--force", "--stop-domain", "--quiet"]);
         }
@@ -218,7 +218,8 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// False, with the test's name and the reason on standard error, when something that the test needs is not here.
+/// False, with the test's name and the reason on standard error, when something that the test needs
+/// is not here.
 #[must_use]
 pub fn can_run(test: &str) -> bool {
     let needs = [

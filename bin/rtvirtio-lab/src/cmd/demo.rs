@@ -61,7 +61,8 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         let _guard = ClearOnDrop(&stage);
         stage.run(&spec, &name, &text, args, lengths)
     };
-    // Again, because only here an error can be reported; after the guard there is nothing to remove.
+    // Again, because only here an error can be reported; after the guard there is nothing to
+    // remove.
     let cleared = stage.clear();
     let code = match outcome {
         Ok(demo) => demo.write(&args.out, ui)?,
@@ -98,7 +99,8 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Reverts settings and removes the lab: at the start those of a killed demo, at the end its own.
+    /// Reverts settings and removes the lab: at the start those of a killed demo, at the end its
+    /// own.
     fn clear(&self) -> anyhow::Result<()> {
         if self.labs.remove()? {
             self.ui.step("the lab is removed");
@@ -121,7 +123,7 @@ impl Stage<'_> {
         let profile = of_site(&site, PROFILE_TIME, dirs, ui)?;
         print(&text::profile(&profile, &style()), ui);
 
-        // A device fresh from its driver, with BFQ as distributions set it: nothing tuned.
+        // A new device, with BFQ as distributions set it: nothing is tuned.
         site.device.set_elevator(&Root::default(), "bfq")?;
         let config = site.config()?;
         let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &config)?;
@@ -196,8 +198,8 @@ impl DemoResult {
     }
 }
 
-/// A demo succeeds when the plan misses no target: sixty seconds cannot prove every target, which the
-/// output states.
+/// A demo succeeds when the plan misses no target: sixty seconds cannot prove every target, which
+/// the output states.
 fn last_code(runs: &[Run]) -> ExitCode {
     match runs.last() {
         Some(run) if tally(run).missed > 0 => exit_code(run),

@@ -43,7 +43,8 @@ pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     Ok(ExitCode::SUCCESS)
 }
 
-/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for it.
+/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for
+/// it.
 fn sweep(
     target: &str,
     key: &str,

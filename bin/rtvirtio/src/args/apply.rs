@@ -21,7 +21,8 @@ pub struct ApplyArgs {
     /// Only the CPU contracts and priorities of a spec; needs no profile of the device
     #[arg(long, conflicts_with_all = ["spec", "compromise", "profile", "margin"])]
     pub cpu_only: bool,
-    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
+    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for
+    /// each VM
     #[arg(long = "cpu-profile", value_name = "VM=FILE")]
     pub cpu_profiles: Vec<String>,
     /// Apply a compromise although some target is predicted to be missed
@@ -47,7 +48,8 @@ pub struct RevertArgs {
     /// Leave settings that were changed since as they are, for good
     #[arg(long, conflicts_with = "force")]
     pub keep: bool,
-    /// Stop the I/O domain also while guests are attached: their requests wait until a domain runs again
+    /// Stop the I/O domain also while guests are attached: their requests wait until a domain runs
+    /// again
     #[arg(long)]
     pub stop_domain: bool,
 }

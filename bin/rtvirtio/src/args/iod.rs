@@ -15,7 +15,8 @@ EXAMPLES
   rtvirtio iod status --watch 1s
   rtvirtio iod status --json | jq '.vms[] | {name, p9999: .read.p9999_ns}'")]
     Status(IodStatusArgs),
-    /// Take over the changed configuration file under live guests: policy, window, weights, reservations, caps, priorities
+    /// Take over the changed configuration file under live guests: policy, window, weights,
+    /// reservations, caps, priorities
     #[command(after_help = "\
 A file that is wrong, cannot be admitted or needs a restart changes nothing; the answer says why.
 
@@ -23,7 +24,8 @@ EXAMPLES
   rtvirtio iod reload
   rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
     Reload(IodReloadArgs),
-    /// Each request as it is answered: how long it waited for its turn, and how long the device took
+    /// Each request as it is answered: how long it waited for its turn, and how long the device
+    /// took
     #[command(after_help = "\
 EXAMPLES
   rtvirtio iod trace --for 10s
@@ -37,10 +39,12 @@ One listener at a time. With --json one object a line. Requests that came faster
 /// `iod status`.
 #[derive(Args, Debug)]
 pub struct IodStatusArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run directory]
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
-    /// Again and again: what each VM gets in every interval, until Ctrl-C; with --json one object a line
+    /// Again and again: what each VM gets in every interval, until Ctrl-C; with --json one object a
+    /// line
     #[arg(long, value_name = "TIME")]
     pub watch: Option<Nanos>,
 }
@@ -48,7 +52,8 @@ pub struct IodStatusArgs {
 /// `iod reload`.
 #[derive(Args, Debug)]
 pub struct IodReloadArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run directory]
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
 }
@@ -56,7 +61,8 @@ pub struct IodReloadArgs {
 /// `iod trace`.
 #[derive(Args, Debug)]
 pub struct IodTraceArgs {
-    /// The domain's control socket, as in its configuration [default: iod.sock in the run directory]
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
     /// For how long; until Ctrl-C when not given

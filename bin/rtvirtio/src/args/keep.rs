@@ -13,7 +13,8 @@ pub struct KeepArgs {
     /// How often to look for new threads
     #[arg(long, value_name = "TIME", default_value = "200ms")]
     pub every: Nanos,
-    /// How often a budget is split over the threads anew, where the mechanism knows only single threads (SCHED_DEADLINE)
+    /// How often a budget is split over the threads anew, where the mechanism knows only single
+    /// threads (SCHED_DEADLINE)
     #[arg(long, value_name = "TIME", default_value = "5s")]
     pub split_every: Nanos,
 }

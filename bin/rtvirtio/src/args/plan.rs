@@ -38,13 +38,15 @@ pub struct PlanArgs {
     /// Save the plan
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved plan is its configuration file
+    /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved
+    /// plan is its configuration file
     #[arg(long, conflicts_with = "margin")]
     pub domain: bool,
     /// A VM's disk image or device on the host, for --domain; once for each VM
     #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
     pub disks: Vec<String>,
-    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
+    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for
+    /// each VM
     #[arg(long = "cpu-profile", value_name = "VM=FILE")]
     pub cpu_profiles: Vec<String>,
     /// Targets against the neighbours' rate.

@@ -25,8 +25,8 @@ pub struct ProfileArgs {
     /// Where to save it instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a stopped sweep continues
-    /// with the same command. About 120 runs of 10 s are the least
+    /// Also measure chosen loads and settings for this long and learn a model of the host from
+    /// them; a stopped sweep continues with the same command. About 120 runs of 10 s are the least
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
     /// Time for the whole measurement of the device
@@ -37,7 +37,8 @@ pub struct ProfileArgs {
 /// What else than a device can be measured.
 #[derive(Subcommand, Debug)]
 pub enum ProfileCommand {
-    /// A VM's throughput over its CPU budget, from which `plan` and `apply` find the budget of a demand
+    /// A VM's throughput over its CPU budget, from which `plan` and `apply` find the budget of a
+    /// demand
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio profile cpu web --spec plant.toml --url http://10.0.0.7/page
@@ -65,7 +66,8 @@ pub struct ProfileCpuArgs {
     /// Load: requests to this web server of the VM, which follow each other at once
     #[arg(long, value_name = "http://...", required_unless_present = "load", conflicts_with = "load")]
     pub url: Option<String>,
-    /// Load: a command of the shell that loads the VM for about {seconds} and prints how many requests a second were answered, as its last word
+    /// Load: a command of the shell that loads the VM for about {seconds} and prints how many
+    /// requests a second were answered, as its last word
     #[arg(long, value_name = "CMD")]
     pub load: Option<String>,
     /// Connections at a time to a web server

@@ -16,7 +16,8 @@ pub struct SimulateArgs {
     /// How requests are ordered; several are compared
     #[arg(long = "policy", value_enum, default_values_t = [PolicyName::Edf])]
     pub policies: Vec<PolicyName>,
-    /// The worst traffic that the plan allows for, instead of what is declared: guests that stand still and then ask at once, neighbours with the largest requests
+    /// The worst traffic that the plan allows for, instead of what is declared: guests that stand
+    /// still and then ask at once, neighbours with the largest requests
     #[arg(long)]
     pub worst: bool,
     /// Seed of phases and service times

@@ -26,7 +26,8 @@ pub struct TuneArgs {
     /// Put the settings back at the end, also when all targets are met
     #[arg(long)]
     pub put_back: bool,
-    /// Where the device cannot carry all declared rates, tune for as many VMs as it can, the most urgent first, and hold the others down
+    /// Where the device cannot carry all declared rates, tune for as many VMs as it can, the most
+    /// urgent first, and hold the others down
     #[arg(long)]
     pub compromise: bool,
     /// A profile file instead of the one saved for the device

@@ -53,7 +53,8 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for it.
+/// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for
+/// it.
 fn sweep(key: &str, profile: &Profile, time: Duration, global: &Global, ui: &Ui) -> anyhow::Result<()> {
     let dirs = &global.dirs();
     let model = on_device(key, profile, time, &generated(), dirs, ui)?;

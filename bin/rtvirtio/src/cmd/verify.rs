@@ -34,7 +34,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         Some(ModelKind::Mlp) => ModelName::Mlp,
         Some(ModelKind::Bound) | None => ModelName::Auto,
     };
-    // A prediction next to the measurement when there is a profile; measuring does not depend on it.
+    // A prediction next to the measurement when there is a profile; measuring does not depend on
+    // it.
     let predicted: Vec<Option<Nanos>> = profile
         .as_ref()
         .and_then(|profile| {

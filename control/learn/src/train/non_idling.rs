@@ -32,9 +32,9 @@ pub(super) struct Split {
 }
 
 /// Bounds of their own for runs in which BFQ does not idle, where they are sharper than those of
-/// the `one` forest for all, or where that misses significantly more of them than it may (beyond random variation:
-/// one standard error). Both are judged by trees that did not see a row. `None` where one forest is
-/// better, and where too few such conditions were measured for the confidence.
+/// the `one` forest for all, or where that misses significantly more of them than it may (beyond
+/// random variation: one standard error). Both are judged by trees that did not see a row. `None`
+/// where one forest is better, and where too few such conditions were measured for the confidence.
 ///
 /// A choice between two bounds by the runs that calibrated both may cost some of their confidence;
 /// the remaining difference shows in `bench accuracy`, which fits and chooses again in each part.

@@ -1,5 +1,5 @@
-//! The pipeline on synthetic runs whose law is known: tails are the slice model's times a log-normal
-//! factor.
+//! The pipeline on synthetic runs whose law is known: tails are the slice model's times a
+//! log-normal factor.
 
 use rtvirtio_model::learned::ModelFileError;
 use rtvirtio_model::{Config, Elevator, Slice, TailModel};

@@ -179,7 +179,8 @@ fn latency_row(result: &ResultFile, key: (&str, &str)) -> LatencyRow {
     LatencyRow { name: task_name(key), second, target, lanes }
 }
 
-/// Measured over predicted, per scheme, in one sentence each. Only where results hold the predicted percentile.
+/// Measured over predicted, per scheme, in one sentence each. Only where results hold the predicted
+/// percentile.
 fn accuracy(result: &ResultFile) -> String {
     let mut out = String::new();
     for scheme in schemes(result) {
@@ -279,7 +280,8 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
     section("curves", "How latency grows towards the tail", &body)
 }
 
-/// Stored percentiles over `-log10(1 - p)`: 50 % at 0.3, 99 % at 2, 99.99 % at 4. The maximum of n stands at `log10 n`.
+/// Stored percentiles over `-log10(1 - p)`: 50 % at 0.3, 99 % at 2, 99.99 % at 4. The maximum of n
+/// stands at `log10 n`.
 fn percentile_points(t: &TaskResult) -> Vec<(f64, f64, String)> {
     let mut points = vec![(0.301, "p50", t.p50_ns)];
     if t.n >= 100 {

@@ -40,7 +40,8 @@ pub fn make(spec: &Spec, profile: Option<&Path>, dirs: &Dirs, progress: &dyn Pro
 /// at the disks. `disks` holds `VM=PATH`; `spec_name` and `out` name the files.
 ///
 /// # Errors
-/// [`Kind::Argument`](crate::Kind::Argument) for a disk that is missing or given twice, or that the domain would refuse.
+/// [`Kind::Argument`](crate::Kind::Argument) for a disk that is missing or given twice, or that the
+/// domain would refuse.
 pub fn config(
     plan: &DomainPlan,
     spec: &Spec,
@@ -98,7 +99,8 @@ pub fn would_do(spec: &Spec, profile: &Profile) -> bool {
 
 fn of_profile(spec: &Spec, profile: &Profile) -> Result<DomainPlan> {
     let device = DeviceModel::measured(profile)?;
-    // The longest that a request took in a guest that was alone: all of it that the device does not explain is the guest's.
+    // The longest that a request took in a guest that was alone: all of it that the device does not
+    // explain is the guest's.
     let alone = profile.read.iter().min_by_key(|p| p.depth).map_or(0, |p| p.p50.0);
     let guest = profile.guest.as_ref().map_or(0, |g| g.point.max.0.saturating_sub(alone));
     Ok(plan(spec, &device, &Options { guest: Nanos(guest), ..Options::default() }))

@@ -25,7 +25,8 @@ impl IodError {
     }
 }
 
-/// Waits until a domain whose standard output is piped reports that guests may connect; false when it ended instead.
+/// Waits until a domain whose standard output is piped reports that guests may connect; false when
+/// it ended instead.
 pub fn is_ready(domain: &mut Child) -> bool {
     let mut line = String::new();
     if let Some(out) = domain.stdout.take() {
@@ -45,7 +46,8 @@ pub struct Inherited<'a> {
     pub read_log: &'a dyn Fn() -> io::Result<Vec<u8>>,
 }
 
-/// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and waits until guests may connect.
+/// Starts a domain that outlives this process, in the cgroup whose `cgroup.procs` is given, and
+/// waits until guests may connect.
 ///
 /// # Errors
 /// Its output when it did not start.

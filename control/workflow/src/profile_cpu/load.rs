@@ -16,7 +16,8 @@ use crate::progress::Progress;
 
 /// Before a web load is counted: some periods, and what the guest's caches need.
 const WARM_UP: Duration = Duration::from_secs(1);
-/// A command may take so many times as long as it was asked to, and this long more: a starved server makes clients wait.
+/// A command may take so many times as long as it was asked to, and this long more: a starved
+/// server makes clients wait.
 const LATE: (u32, Duration) = (4, Duration::from_secs(60));
 /// Time between two polls of a command.
 const POLL: Duration = Duration::from_millis(20);

@@ -30,9 +30,9 @@ impl fmt::Display for Step {
     }
 }
 
-/// All measurements whose budgets fit into `free`, a share of each CPU. Every round has each once, in
-/// a random order, so that a host that becomes slower affects all alike; the same setup gives the
-/// same order.
+/// All measurements whose budgets fit into `free`, a share of each CPU. Every round has each once,
+/// in a random order, so that a host that becomes slower affects all alike; the same setup gives
+/// the same order.
 pub fn steps(setup: &Setup, free: f64) -> Vec<Step> {
     let neighbours = setup.neighbour.iter().flat_map(|n| &n.budgets).map(|n| Some(*n));
     let curves: Vec<Option<u64>> = std::iter::once(None).chain(neighbours).collect();

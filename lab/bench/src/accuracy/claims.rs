@@ -6,8 +6,8 @@ use rtvirtio_learn::train::MISS;
 
 use crate::claims::Claim;
 
-/// Largest share of kept rates that a forecast may doubt where BFQ does not idle: each doubt rules out
-/// a good setting.
+/// Largest share of kept rates that a forecast may doubt where BFQ does not idle: each doubt rules
+/// out a good setting.
 const DOUBTED: f64 = 0.1;
 
 /// Largest share of the tasks that were predicted to keep their rate and did not.
@@ -77,8 +77,8 @@ pub fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
     claims
 }
 
-/// Rates by whether BFQ idles: part of a claim's id, text, counts, and the share of kept rates that may
-/// be doubted.
+/// Rates by whether BFQ idles: part of a claim's id, text, counts, and the share of kept rates that
+/// may be doubted.
 pub fn rates(a: &Accuracy) -> [(&'static str, &'static str, Rates, Option<f64>); 2] {
     [
         ("flowing", "does not idle", a.non_idling_rates, Some(DOUBTED)),

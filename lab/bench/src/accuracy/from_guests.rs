@@ -20,7 +20,8 @@ pub struct FromGuests {
 }
 
 impl FromGuests {
-    /// `unseen` are models of process VMs with the guests' runs of conditions that each has not seen; it learns from all others of `runs`.
+    /// `unseen` are models of process VMs with the guests' runs of conditions that each has not
+    /// seen; it learns from all others of `runs`.
     pub fn of(
         unseen: &[(Arc<HostModel>, Vec<Point>)],
         (runs, profile): (&[Point], &Profile),
@@ -41,7 +42,7 @@ impl FromGuests {
         })
     }
 
-    /// Tails whose bound is no guess; those are what its confidence is about.
+    /// Tails whose bound is not extrapolated: its confidence holds for these.
     fn inside(&self) -> Vec<&HeldOut> {
         self.accuracy.held.iter().filter(|h| !h.extrapolated).collect()
     }

@@ -1,4 +1,5 @@
-//! Runs in QEMU guests beside runs of process VMs: whether what was learned from processes holds for guests.
+//! Runs in QEMU guests compared with runs of process VMs: whether models learned from processes
+//! hold for guests.
 
 use rtvirtio_measure::VmKind;
 use rtvirtio_model::learned::Regime;
@@ -7,8 +8,9 @@ use rtvirtio_learn::condition::{conditions, inputs};
 use rtvirtio_learn::dataset::Point;
 use rtvirtio_learn::statistic::median;
 
-/// Gives every run in guests to a model that was fitted without its condition: to the first of them, and where all were, to each in turn. Runs that all models know are left
-/// out. `models` are the models with the runs that each was fitted on.
+/// Gives every run in guests to a model that was fitted without its condition: to the first of
+/// them, and where all were, to each alternately. Runs that all models know are left out. `models`
+/// are the models with the runs that each was fitted on.
 #[must_use]
 pub fn unseen<M: Clone>(models: &[(M, &[Point])], guests: &[Point]) -> Vec<(M, Vec<Point>)> {
     let mut of: Vec<(M, Vec<Point>)> = models.iter().map(|(model, _)| (model.clone(), Vec::new())).collect();
@@ -31,7 +33,7 @@ pub fn unseen<M: Clone>(models: &[(M, &[Point])], guests: &[Point]) -> Vec<(M, V
     of
 }
 
-/// One task in a guest and as a process, under the same settings and beside the same load.
+/// One task in a guest and as a process, under the same settings and load.
 #[derive(Clone, Debug)]
 pub struct Pair {
     /// Run in the guest.
@@ -46,7 +48,8 @@ pub struct Pair {
     pub process_ms: f64,
 }
 
-/// The tasks with a rate that were measured both ways. Tails are as measured, with the host's own stalls: in guests these are not known.
+/// The tasks with a rate that were measured both ways. Tails are as measured, with the host's own
+/// stalls: in guests these are not known.
 #[must_use]
 pub fn pairs(guests: &[Point], processes: &[Point]) -> Vec<Pair> {
     let mut pairs = Vec::new();
@@ -134,7 +137,7 @@ mod tests {
             assert!(l.spread.iter().all(|s| (s - 3.0).abs() < 1e-6) && l.more_ms > 0.0, "{l:?}");
         }
         assert_eq!(guest_ratios(&pairs)[0].n, tasks);
-        // Of a condition that no process ran nothing can be said.
+        // A condition that no process ran has no counterpart.
         assert!(super::pairs(&guests, &processes[4..]).is_empty());
         assert!(guest_ratios(&[]).is_empty());
     }
@@ -154,7 +157,8 @@ mod tests {
         assert_eq!(ids(&of[0].1), ids(&guests[130..]));
         // Those from 50 to 130 know both.
         assert_eq!(ids(&of[1].1), ids(&guests[..50]));
-        // Those that no model knows are shared out, and runs of one condition stay together.
+        // Runs unknown to all models are distributed over them, with runs of one condition
+        // together.
         let none = [("first", &processes[..0]), ("second", &processes[..0])];
         let twice = [&guests[..4], &guests[..4]].concat();
         let of = unseen(&none, &twice);

@@ -1,4 +1,4 @@
-//! Guests beside process VMs.
+//! Guests compared with process VMs.
 
 use super::guest_pairs::{GuestRatio, Pair};
 use crate::page::Section;

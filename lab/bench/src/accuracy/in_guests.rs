@@ -61,7 +61,8 @@ impl Runs {
 }
 
 impl InGuests {
-    /// `judged` are the models, and `parts` holds what each was fitted on; `all` are the runs of process VMs, of the dataset `processes`.
+    /// `judged` are the models, and `parts` holds what each was fitted on; `all` are the runs of
+    /// process VMs, of the dataset `processes`.
     pub fn of(
         guests: Runs,
         judged: &[(Arc<HostModel>, Vec<Point>)],
@@ -97,8 +98,8 @@ impl InGuests {
         })
     }
 
-    /// The part of a model that all of these runs determine. Its bound has at most the confidence that
-    /// was judged.
+    /// The part of a model that all of these runs determine. Its bound has at most the confidence
+    /// that was judged.
     ///
     /// # Errors
     /// Why these runs do not suffice.

@@ -1,7 +1,8 @@
-//! The step between the paper's network and the forest: its network with our features, log latency and quantile loss.
+//! The step between the paper's network and the forest: its network with our features, log latency
+//! and quantile loss.
 //!
-//! For comparison only. Networks of the median and of the 0.95 quantile of ln(tail / slice model's tail), calibrated as the forest is,
-//! by the networks of the folds that did not learn from a run.
+//! For comparison only. Networks of the median and of the 0.95 quantile of ln(tail / slice model's
+//! tail), calibrated as the forest is, by the networks of the folds that did not learn from a run.
 
 use rtvirtio_model::Profile;
 use rtvirtio_model::learned::WIDTH;

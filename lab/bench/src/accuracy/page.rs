@@ -129,7 +129,7 @@ fn errors(a: &Accuracy) -> Plot {
         };
         series(index, name, counts.iter().enumerate().map(point).collect())
     });
-    // A linear axis begins at zero where nobody says otherwise.
+    // A linear axis begins at zero by default.
     let x = Axis {
         ends: Some((-RANGE, RANGE)),
         ..axis("measured less predicted, ms; more than 2 s counts at the ends", Spread::Linear)
@@ -137,7 +137,7 @@ fn errors(a: &Accuracy) -> Plot {
     plot("errors", x, axis("% of tasks", Spread::Linear), lines.collect(), None)
 }
 
-/// Table III beside what this host's runs give.
+/// Table III and the coefficients of this host's runs.
 pub fn calibration(device: &str, c: &Calibration) -> Section {
     let rows = c.fits.iter().zip(c.in_use()).map(|(f, (_, used))| {
         vec![

@@ -22,7 +22,8 @@ pub struct Size {
     pub neurons: usize,
     /// Tasks that the loss is the mean of.
     pub n: usize,
-    /// Mean squared error over tasks, each predicted by the network of the fold that did not learn from its condition, s^2.
+    /// Mean squared error over tasks, each predicted by the network of the fold that did not learn
+    /// from its condition, s^2.
     pub loss: f64,
 }
 

@@ -24,7 +24,8 @@ pub enum Limit {
     Choice,
     /// A declared rate is not kept under any setting that was tried.
     Rate,
-    /// The device holds a request for longer than the target: alone, with one in flight, or in the late runs, in which it completed none meanwhile.
+    /// The device holds a request for longer than the target: alone, with one in flight, or in the
+    /// late runs, in which it completed none meanwhile.
     Device,
     /// Requests wait for others' under every setting that was tried.
     Waiting,
@@ -66,7 +67,8 @@ pub struct Miss {
     pub why: String,
 }
 
-/// The misses of ours in these cases, in their order. `points` are all runs, trials of tuning included.
+/// The misses of ours in these cases, in their order. `points` are all runs, trials of tuning
+/// included.
 #[must_use]
 pub fn misses(cases: &[Case], points: &[Point], profiles: &BTreeMap<String, Profile>) -> Vec<Miss> {
     let miss = |case: &Case| {
@@ -90,8 +92,8 @@ fn miss(case: &str, runs: &[&Point], profile: Option<&Profile>) -> Option<Miss> 
     Some(Miss { case: case.to_owned(), missed, tried: runs.len(), passed, limit, why })
 }
 
-/// What limits the late runs, from the limit that is easiest to remove to the hardest. `None` without a
-/// late run.
+/// What limits the late runs, from the limit that is easiest to remove to the hardest. `None`
+/// without a late run.
 fn limit(late: &[&Point], runs: &[&Point], profile: Option<&Profile>) -> Option<(Limit, String)> {
     let (point, task) = late.iter().filter_map(|p| Some((*p, latest(p)?))).max_by(|a, b| {
         let over = |x: &(&Point, Judged)| worst(x.0);
@@ -202,7 +204,8 @@ fn device_share(point: &Point, profile: &Profile) -> f64 {
     point.tasks().map(|(_, s, o)| of(s, o)).sum()
 }
 
-/// The longest request that the profile saw of the device alone, one in flight, of the kinds that the targeted tasks make.
+/// The longest request that the profile saw of the device alone, one in flight, of the kinds that
+/// the targeted tasks make.
 fn alone(point: &Point, profile: &Profile) -> Option<Nanos> {
     let writes = point.tasks().any(|(_, s, _)| s.target.is_some() && s.writes > 0.0);
     let first = |points: &[DepthPoint]| points.first().map(|p| p.max);
@@ -267,11 +270,12 @@ mod tests {
         let miss = of(&[late(0, 401), late(1, 480)]);
         assert_eq!(miss.limit, Limit::Device);
         assert!(miss.why.contains("the disk itself completing nothing for 480ms"), "{}", miss.why);
-        // Not in every one of them, or for less than the target; the evidence is told all the same where it matters.
+        // Not in every one of them, or for less than the target; the evidence is reported where it
+        // matters.
         assert_eq!(of(&[late(0, 480), late(1, 400)]).limit, Limit::Waiting);
         assert!(of(&[late(0, 125)]).why.contains("for 125ms"));
         assert!(!of(&[late(0, 124)]).why.contains("the disk"));
-        // What passes at another time under the same setting is chance, with the reason.
+        // A miss that passes in another run of the same setting is random, with the evidence.
         let chance = of(&[late(0, 480), run("trial", 1, 200, 100.0, 0)]);
         assert_eq!(chance.limit, Limit::Chance);
         assert!(chance.why.contains("for 480ms"), "{}", chance.why);

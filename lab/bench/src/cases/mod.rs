@@ -1,4 +1,5 @@
-//! The benchmark's cases: 1 to 4 VMs by six task sets, in three tiers of targets (RT-VirtIO paper, section VII-B, and beyond).
+//! The benchmark's cases: 1 to 4 VMs by six task sets, in three tiers of targets (RT-VirtIO paper,
+//! section VII-B, and beyond).
 
 pub mod misses;
 pub mod neighbours;
@@ -31,7 +32,8 @@ pub const TUNED: &str = "tuned";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tier {
-    /// Those of the paper. Fig. 7 gives those of VM0 to VM2 for light and medium tasks; the rest continues its pattern.
+    /// Those of the paper. Fig. 7 gives those of VM0 to VM2 for light and medium tasks; the others
+    /// continue its pattern.
     Paper,
     /// A tenth.
     Tight,
@@ -90,12 +92,13 @@ pub struct Case {
 pub struct CaseOptions<'a> {
     /// Share of writes of the tasks with targets.
     pub writes: f64,
-    /// On a slow device: seconds of device time of a request by share of writes and block size; rates are then scaled so that they
-    /// take a third of it.
+    /// On a slow device: seconds of device time of a request by share of writes and block size;
+    /// rates are then scaled so that they take a third of it.
     pub third_of: Option<&'a dyn Fn(f64, Bytes) -> f64>,
 }
 
-/// All cases of a tier: 24, in the strict tier 24 + 36 for the three neighbours of those with up to three VMs.
+/// All cases of a tier: 24, in the strict tier 24 + 36 for the three neighbours of those with up to
+/// three VMs.
 #[must_use]
 pub fn cases(tier: Tier, options: &CaseOptions<'_>) -> Vec<Case> {
     let mut out = Vec::new();

@@ -18,7 +18,8 @@ pub struct NeighbourRates {
     pub neighbour: &'static str,
     /// Measured cases with such a neighbour.
     pub cases: usize,
-    /// By scheme, requests per second, median over its cases; `None` for a scheme that ran none of them.
+    /// By scheme, requests per second, median over its cases; `None` for a scheme that ran none of
+    /// them.
     pub rates: Vec<Option<f64>>,
 }
 
@@ -48,7 +49,8 @@ pub fn neighbour_rates(cases: &[Case], schemes: &[String], points: &[Point]) -> 
     kinds.into_iter().map(of).filter(|rates| rates.cases > 0).collect()
 }
 
-/// Per scheme the neighbours' rates as a share of those under the kernel's defaults, which limit no VM.
+/// Per scheme the neighbours' rates as a share of those under the kernel's defaults, which limit no
+/// VM.
 #[must_use]
 pub fn claims(tier: Tier, cases: &[Case], schemes: &[String], points: &[Point]) -> Vec<Claim> {
     let unlimited = DefaultBfq.name();
@@ -72,7 +74,8 @@ pub fn claims(tier: Tier, cases: &[Case], schemes: &[String], points: &[Point]) 
     schemes.iter().filter(|s| *s != unlimited).filter_map(claim).collect()
 }
 
-/// Requests per second of the tasks without a rate, in a case that has some, under a scheme, median over its runs; `None` without runs.
+/// Requests per second of the tasks without a rate, in a case that has some, under a scheme, median
+/// over its runs; `None` without runs.
 fn rate(case: &Case, scheme: &str, points: &[Point]) -> Option<f64> {
     let runs = points.iter().filter(|p| p.is_of(scheme) && case_of(&p.id) == case.name);
     let unpaced = |p: &Point| p.tasks().filter(|(_, s, _)| s.rate.is_none()).map(|(_, _, r)| r.rate.0).sum();
@@ -116,7 +119,7 @@ mod tests {
         let claims = claims(Tier::Strict, &of_tier, &schemes, &points);
         assert_eq!(claims.len(), 1, "nothing is said of what did not run, and the defaults are the measure");
         assert_eq!((claims[0].id.as_str(), claims[0].value), ("cases.strict.slice.neighbour", 0.05));
-        // Cases without neighbours have nothing to say.
+        // Cases without neighbours make no claim.
         assert!(neighbour_rates(&cases(Tier::Tight, &options), &schemes, &points).is_empty());
     }
 }

@@ -52,7 +52,8 @@ pub fn pass_rates(tables: &[PassTable]) -> Section {
     }
 }
 
-/// Every case: passes and how near its worst task came to its target; and what it cost those without one.
+/// Every case: passes and how near its worst task came to its target; and what it cost those
+/// without one.
 pub fn cases(table: &PassTable, rates: &[NeighbourRates]) -> Section {
     let mut head = vec!["case".to_owned()];
     head.extend(names(&table.schemes));
@@ -147,7 +148,8 @@ fn neighbours(table: &PassTable, rates: &[NeighbourRates]) -> Option<Table> {
 /// The case of the paper's Fig. 7: VMs with targets, and their tasks.
 const EXAMPLE: (usize, &str) = (3, "L+M");
 
-/// Fig. 7: the tails of every task of one case under each scheme beside their targets; none where the case was not measured.
+/// Fig. 7: the tails of every task of one case under each scheme, and their targets; none where the
+/// case was not measured.
 pub fn achieved(of_tier: &[Case], schemes: &[String], points: &[Point]) -> Option<Section> {
     let is_example = |c: &&Case| (c.targeted, c.set.as_str()) == EXAMPLE;
     let of = |case: &Case| points.iter().filter(|p| case_of(&p.id) == case.name).collect::<Vec<_>>();

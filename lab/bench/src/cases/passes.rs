@@ -15,7 +15,8 @@ use rtvirtio_planner::scheme_name;
 /// Share of the declared rate that must be kept.
 const RATE_KEPT: f64 = 0.99;
 
-/// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21, `docs/model.md`): less than that does not tell schemes that miss apart.
+/// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21,
+/// `docs/model.md`): a smaller difference does not separate schemes that miss.
 pub const NOISE: f64 = 1.3;
 
 /// [`Point::scheme`] of the trials of tuning.
@@ -33,7 +34,8 @@ pub const PUBLISHED: [(&str, f64); 5] = [
     ("rt-virtio-mlp", 0.6944),
 ];
 
-/// Name of a point of a case: the schemes that share a run stand in [`Point::scheme`], separated by commas.
+/// Name of a point of a case: the schemes that share a run stand in [`Point::scheme`], separated by
+/// commas.
 #[must_use]
 pub fn point_id(case: &str, repetition: usize, schemes: &str) -> String {
     format!("{case}/{repetition}/{schemes}")
@@ -51,19 +53,20 @@ pub fn passed(point: &Point) -> bool {
     worst(point) <= 1.0
 }
 
-/// The same when the host's own stalls are taken off the tails, where they are known.
+/// The same with the host's own stalls subtracted from the tails, where they are known.
 #[must_use]
 pub fn passed_awake(point: &Point) -> bool {
     worst_awake(point) <= 1.0
 }
 
-/// The largest of measured over target; at least the lost rate's share above 1 when a rate was not kept.
+/// The largest of measured over target; at least the lost rate's share above 1 when a rate was not
+/// kept.
 #[must_use]
 pub fn worst(point: &Point) -> f64 {
     worst_of(point, |outcome| outcome.p9999)
 }
 
-/// The same when the host's own stalls are taken off the tails, where they are known.
+/// The same with the host's own stalls subtracted from the tails, where they are known.
 #[must_use]
 pub fn worst_awake(point: &Point) -> f64 {
     worst_of(point, Outcome::tail)
@@ -99,9 +102,11 @@ pub fn keeps_rate(stream: &Stream, outcome: &Outcome) -> bool {
 pub enum Cause {
     /// A declared rate was not kept.
     Rate,
-    /// Without the host's own stalls it would have passed; where they are not known, the longest was at least half of the worst tail.
+    /// Without the host's own stalls it would have passed; where they are not known, the longest
+    /// was at least half of the worst tail.
     Host,
-    /// The disk itself stood still with requests in it, for at least half of the worst tail ([`rtvirtio_measure::standstill`]).
+    /// The disk itself completed nothing with requests in it, for at least half of the worst tail
+    /// ([`rtvirtio_measure::standstill`]).
     Disk,
     /// Requests waited for other requests or for BFQ.
     Waiting,
@@ -139,7 +144,7 @@ pub struct Cell {
     pub n: usize,
     /// Runs that passed.
     pub passed: usize,
-    /// Runs that passed when the host's own stalls are taken off.
+    /// Runs that passed with the host's own stalls subtracted.
     pub passed_awake: usize,
     /// [`worst`] of each run.
     pub worst: Vec<f64>,
@@ -165,7 +170,8 @@ pub struct PassTable {
 }
 
 impl PassTable {
-    /// From measured points, for the given cases. Trials of tuning are no scheme's, but show what is possible.
+    /// From measured points, for the given cases. Trials of tuning are no scheme's, but show what
+    /// is possible.
     #[must_use]
     pub fn new(tier: Tier, cases: &[Case], points: &[Point]) -> Self {
         let mut by: BTreeMap<(&str, &str), Cell> = BTreeMap::new();
@@ -191,13 +197,14 @@ impl PassTable {
         Self { tier, cases, schemes, cells, possible }
     }
 
-    /// Mean over the measured cases of the share of runs that passed, with the number of cases and of runs.
+    /// Mean over the measured cases of the share of runs that passed, with the number of cases and
+    /// of runs.
     #[must_use]
     pub fn pass_rate(&self, scheme: &str) -> (f64, usize, usize) {
         self.rate_of(scheme, |c| c.passed)
     }
 
-    /// The same when the host's own stalls are taken off.
+    /// The same with the host's own stalls subtracted.
     #[must_use]
     pub fn pass_rate_awake(&self, scheme: &str) -> (f64, usize, usize) {
         self.rate_of(scheme, |c| c.passed_awake)
@@ -221,10 +228,12 @@ impl PassTable {
         self.possible.iter().filter(ours).cloned().collect()
     }
 
-    /// Cases in which the best of ours is not behind the best of the others beyond [`NOISE`], and cases with runs of both.
+    /// Cases in which the best of ours is not behind the best of the others beyond [`NOISE`], and
+    /// cases with runs of both.
     #[must_use]
     pub fn not_behind(&self) -> (usize, usize) {
-        // Share of runs that passed, targets that were met, and how far above its targets: more of the first two, then less of the third.
+        // Share of runs that passed, targets that were met, and how far above its targets: more of
+        // the first two, then less of the third.
         let best = |row: &[Cell], ours: bool| {
             let of =
                 row.iter().zip(&self.schemes).filter(|(c, s)| c.n > 0 && OURS.contains(&s.as_str()) == ours);
@@ -254,14 +263,16 @@ impl PassTable {
         out
     }
 
-    /// Whether the device can carry the rates of every case, as far as it was seen: some setting passes, or somebody missed by another cause.
+    /// Whether the device can carry the rates of every case, by its runs: some setting passes, or
+    /// some scheme missed by another cause.
     fn fits(&self) -> bool {
         let other = |cell: &Cell| cell.causes.iter().any(|cause| *cause != Cause::Rate);
         let mut rows = self.cases.iter().zip(&self.cells);
         rows.all(|(case, row)| self.possible.contains(case) || row.iter().any(other))
     }
 
-    /// What the tier shows. A limit counts where all of its cases are measured, one on pass rates where the device can carry their rates.
+    /// What the tier shows. A limit counts where all of its cases are measured, one on pass rates
+    /// where the device can carry their rates.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
         let (tier, all) = (self.tier.name(), self.cases.len());
@@ -274,7 +285,8 @@ impl PassTable {
             );
             let claim = Claim::new(format!("cases.{tier}.{scheme}.pass_rate"), what, rate, "share", n);
             out.push(match (self.tier, scheme.as_str()) {
-                // Cases are measured from the easiest on: a part of them shows nothing of the tier.
+                // Cases are measured from the easiest on: a part of them does not represent the
+                // tier.
                 _ if cases < all || !self.fits() => claim,
                 (Tier::Paper, "bound" | "tuned") => claim.at_least(0.95),
                 (Tier::Tight, "bound" | "tuned") => claim.at_least(0.9),
@@ -401,7 +413,7 @@ pub(crate) mod tests {
         };
         let (host, ours) = (with(390, 100.0), with(410, 100.0));
         assert!(!passed(&host) && passed_awake(&host) && !passed_awake(&ours));
-        // However long the host stalled: the rest is too long by itself.
+        // However long the host stalled: the remaining latency is too long by itself.
         assert_eq!((cause(&host), cause(&ours)), (Some(Cause::Host), Some(Cause::Waiting)));
         assert_eq!(cause(&with(390, 90.0)), Some(Cause::Rate));
         let table = PassTable::new(Tier::Paper, &[case()], &[host, ours]);
@@ -431,7 +443,7 @@ pub(crate) mod tests {
         assert!(claim("cases.paper.ours_of_possible").met);
         assert_eq!(claim("cases.paper.bound.pass_rate").at_least, Some(0.95));
         assert!(claim("cases.paper.ours_at_least_others").met);
-        // What a trial of tuning shows counts as possible, and as nobody's.
+        // A trial of tuning counts as possible, and as no scheme's.
         let mut trial = run(TRIAL, 1, 3, 100.0, 0);
         trial.knobs.low_latency = !trial.knobs.low_latency;
         let missed = PassTable::new(Tier::Paper, &[case()], &[run("bound", 0, 900, 100.0, 0), trial]);
@@ -441,7 +453,7 @@ pub(crate) mod tests {
             !missed.claims().iter().any(|c| c.id.ends_with("ours_at_least_others")),
             "there are no others"
         );
-        // Where nobody passes, ours may miss by a little more, not by half as much again.
+        // Where no scheme passes, ours may miss by a little more, but not by 50 % more.
         let late = |ours| {
             let runs = [
                 run("ionice", 0, 800, 100.0, 0),
@@ -466,11 +478,11 @@ pub(crate) mod tests {
             PassTable::new(Tier::Paper, &[case()], &[two("bound", ours), two("ionice", theirs)]).not_behind()
         };
         assert_eq!((of([4, 9_000], [500, 500]), of([500, 500], [4, 9_000])), ((1, 1), (0, 1)));
-        // Rates that nobody keeps set no limit on pass rates.
+        // Rates that no scheme keeps set no limit on pass rates.
         let starved = PassTable::new(Tier::Paper, &[case()], &[run("bound", 0, 900, 50.0, 0)]).claims();
         let claim = starved.iter().find(|c| c.id == "cases.paper.bound.pass_rate").unwrap();
         assert_eq!((claim.value, claim.at_least), (0.0, None));
-        // With one of two cases measured nothing is said of the tier.
+        // With one of two cases measured the tier has no limit.
         let other = Case { name: "other".to_owned(), ..case() };
         let half = PassTable::new(Tier::Paper, &[case(), other], &points).claims();
         let claim = |id: &str| half.iter().find(|c| c.id == id).unwrap();

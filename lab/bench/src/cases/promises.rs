@@ -12,8 +12,8 @@ use rtvirtio_learn::statistic::median;
 /// Most trials that tuning may take.
 const TRIALS: f64 = 15.0;
 
-/// Trials that tuning took until one setting met all targets as often as `goal` requires, in the cases
-/// of `possible`. As in the tuner, a setting that missed in one of its trials does not count.
+/// Trials that tuning took until one setting met all targets as often as `goal` requires, in the
+/// cases of `possible`. As in the tuner, a setting that missed in one of its trials does not count.
 #[must_use]
 pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) -> Option<Claim> {
     let mut by: BTreeMap<&str, Vec<&Point>> = BTreeMap::new();
@@ -42,8 +42,8 @@ pub fn trials(points: &[Point], possible: &BTreeSet<String>, goal: &TuneGoal) ->
 }
 
 /// Coverage of the learned bound, for tails as measured and less the host's own stalls: of settings
-/// chosen because their bound is within the targets, and of those that the slice model chose where no
-/// bound met all targets. `confidence` is the bound's own.
+/// chosen because their bound is within the targets, and of those that the slice model chose where
+/// no bound met all targets. `confidence` is the bound's own.
 #[must_use]
 pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
     let by_bound = points.iter().filter(|p| p.is_of("bound"));
@@ -116,7 +116,8 @@ mod tests {
         let c = claim(&mostly);
         assert_eq!((c.value, c.met), (16.0, false));
         assert!(c.what.contains("1 not reached"), "{}", c.what);
-        // Between nine tenths of the target and the target nothing is reached either: the tuner asks for the margin.
+        // A tail between nine tenths of the target and the target does not reach the goal: the
+        // tuner requires the margin.
         assert_eq!(claim(&[trial(1, 100, 380), trial(2, 100, 380)]).value, 16.0);
         assert!(trials(&mostly, &BTreeSet::new(), &TuneGoal::default()).is_none());
     }
@@ -129,7 +130,8 @@ mod tests {
             p.results[0].promised = p.results[0].upper;
             p
         };
-        // The target is 400 ms. Two chosen by the bound, of which one is above it; one where the bound is far above the target.
+        // The target is 400 ms. Two chosen by the bound, of which one is above it; one where the
+        // bound is far above the target.
         let claims = chosen(&[with(300, 200), with(100, 150), with(9_000, 300)], 0.99);
         let of = |id: &str| claims.iter().find(|c| c.id == id).map(|c| (c.value, c.n, c.met)).unwrap();
         assert_eq!(of("cases.bound.coverage"), (0.5, 2, false));

@@ -209,7 +209,8 @@ impl<'a> CaseRunner<'a> {
             if !missing.is_empty() {
                 let schemes = missing.join(",");
                 let id = point_id(&case.name, repetition, &schemes);
-                // A scheme that is added later shares the run of its settings: a new run would be of another hour.
+                // A scheme that is added later shares the run of its settings: a new run would be
+                // of another hour.
                 match self.shared(&case.name, repetition, &treatment) {
                     Some(run) => self.runs.share(&run, id, &schemes)?,
                     None => drop(self.measure(id, &schemes, treatment, &case.vms, seed)?),
@@ -264,8 +265,8 @@ impl<'a> CaseRunner<'a> {
     }
 
     /// The learned model's forecasts before a run. They judge the bounds of settings that a planner
-    /// chose: it takes the smallest bound of many candidates, which is too small more often than the
-    /// bound of random settings.
+    /// chose: it takes the smallest bound of many candidates, which is too small more often than
+    /// the bound of random settings.
     fn forecasts(&self, vms: &[Vec<Stream>], treatment: &Treatment) -> Vec<Forecast> {
         let Some(model) = self.learned.as_ref() else { return Vec::new() };
         // Classes and budget servers are not among the model's inputs.
@@ -301,9 +302,9 @@ impl<'a> CaseRunner<'a> {
                     self.measure(id, TRIAL, Treatment::knobs(config.clone()), &case.vms, seed)?
                 }
             };
-            // A resumed run follows the trials in the dataset, also when the model has changed since. A
-            // point holds only the knobs that act, so the tuner gets its own configuration where both
-            // are the same.
+            // A resumed run follows the trials in the dataset, also when the model has changed
+            // since. A point holds only the knobs that act, so the tuner gets its own configuration
+            // where both are the same.
             let tried = if Knobs::of(&config) == point.knobs { config } else { point.knobs.config() };
             tuner.observe(&tried, &observations(&point));
         }

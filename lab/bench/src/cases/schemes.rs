@@ -1,4 +1,4 @@
-//! The schemes that are compared: each looks at a spec and says what is done to the host.
+//! The compared schemes: each turns a spec into settings of the host.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rtvirtio_units::{Iops, Nanos, Ratio};
 use crate::cases::servers::{Server, ServerPerVm};
 use rtvirtio_learn::stage::Treatment;
 
-/// What a scheme may look at.
+/// The input of a scheme.
 pub struct Basis<'a> {
     /// The VMs with their tasks and targets.
     pub spec: &'a Spec,
@@ -39,7 +39,8 @@ pub trait Scheme {
     fn treat(&self, basis: &Basis<'_>) -> Result<Treatment, PlanError>;
 }
 
-/// All schemes that need no measurement of their own, in the order of the paper's Fig. 8, then ours.
+/// All schemes that need no measurement of their own, in the order of the paper's Fig. 8, then
+/// ours.
 #[must_use]
 pub fn all() -> Vec<Box<dyn Scheme>> {
     vec![
@@ -66,8 +67,8 @@ impl Scheme for DefaultBfq {
     }
 }
 
-/// The paper's `ionice` scheme: the most urgent VM in the real-time class, the others best effort by their targets. All VMs share one
-/// cgroup, because under BFQ a class acts only inside one.
+/// The paper's `ionice` scheme: the most urgent VM in the real-time class, the others best effort
+/// by their targets. All VMs share one cgroup, because under BFQ a class acts only inside one.
 pub struct Ionice;
 
 impl Scheme for Ionice {
@@ -90,8 +91,9 @@ impl Scheme for Ionice {
 /// The mimic of RT-Xen: a budget server per VM, rate-monotonic order by weights.
 pub struct RtXen;
 
-/// Weight of the server with the shortest period; each next one has half of it. Order is all that rate-monotonic scheduling asks for, and
-/// weights are the only order between cgroups on a stock kernel.
+/// Weight of the server with the shortest period; each next one has half of it. Order is all that
+/// rate-monotonic scheduling asks for, and weights are the only order between cgroups on a stock
+/// kernel.
 const FIRST_WEIGHT: u32 = 1000;
 
 /// Period of a VM without a target: a background server.
@@ -100,7 +102,8 @@ const BACKGROUND: Nanos = Nanos(100_000_000);
 /// Largest budget over what is declared.
 const MOST_SLACK: f64 = 2.0;
 
-/// Share of the device that all background servers may use together. RT-Xen leaves what its servers do not use to nobody.
+/// Share of the device that all background servers may use together. RT-Xen leaves unused time of
+/// its servers unused.
 const BACKGROUND_SHARE: f64 = 0.2;
 
 impl Scheme for RtXen {
@@ -117,7 +120,8 @@ impl Scheme for RtXen {
         config.bfq.low_latency = false;
         let rate = |vm: &Vm| vm.declared_rate().0;
         let all: f64 = spec.vms.iter().filter(|vm| vm.tightest_target().is_some()).map(rate).sum();
-        // What nobody declares is the servers' slack, as an analysis of their interfaces would give them: a VM that is late catches up with it.
+        // The undeclared rest of the device is the servers' slack, as in an analysis of their
+        // interfaces: a late VM catches up with it.
         let left = if background > 0 { 1.0 - BACKGROUND_SHARE } else { 1.0 };
         let slack = (left * most / all.max(1.0)).clamp(1.0, MOST_SLACK);
         let mut servers = Vec::new();
@@ -125,7 +129,8 @@ impl Scheme for RtXen {
             servers.push(match vm.tightest_target() {
                 Some(target) => Server::for_target(target, Iops(rate(vm) * slack)),
                 None => {
-                    // In requests of its own size: time per byte counts in full, as the profile cannot tell it apart.
+                    // In requests of its own size: time per byte counts in full, as the profile
+                    // does not separate it.
                     let size = vm.tasks.iter().map(|t| t.block.0).max().unwrap_or(1) as f64;
                     let smaller = (basis.profile.block.0 as f64 / size).min(1.0);
                     let rate = most * BACKGROUND_SHARE * smaller / background.max(1) as f64;

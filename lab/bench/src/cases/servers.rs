@@ -23,7 +23,7 @@ use rtvirtio_learn::rig::{Regulator, RegulatorError};
 use rtvirtio_spec::Spec;
 use rtvirtio_units::{Iops, Nanos};
 
-/// How often consumption is looked at. A VM may overdraw its budget by what it does in this time.
+/// Interval of checks of consumption. A VM may overdraw its budget by its work in this time.
 const TICK: Duration = Duration::from_millis(2);
 /// How often lifting a limit is tried at the end.
 const RELEASES: usize = 50;

@@ -13,7 +13,8 @@ use super::{Row, Setup};
 pub struct Compared {
     /// Measured.
     pub row: Row,
-    /// The paper's equations, with coefficients fitted on this host's runs where the model has them, else those of Table III.
+    /// The paper's equations, with coefficients fitted on this host's runs where the model has
+    /// them, else those of Table III.
     pub analytical: Option<f64>,
     /// The paper's network.
     pub mlp: Option<f64>,

@@ -1,7 +1,9 @@
-//! The RT-VirtIO paper's Figs. 2 and 5: how tails grow with contention, and how well predictions follow settings.
+//! The RT-VirtIO paper's Figs. 2 and 5: how tails grow with contention, and how well predictions
+//! follow settings.
 //!
-//! The paper does not print the rates of its Fig. 2; here 1, 2 and 3 workloads are a light, a light and a medium, and one of each kind per
-//! VM. Its Fig. 5 varies `slice_idle` with `timeout_sync` (a), the weight of one VM (b), and looks at the three kinds of tasks (c).
+//! The paper does not print the rates of its Fig. 2; here 1, 2 and 3 workloads are a light, a light
+//! and a medium, and one of each kind per VM. Its Fig. 5 varies `slice_idle` with `timeout_sync`
+//! (a), the weight of one VM (b), and compares the three kinds of tasks (c).
 
 mod compare;
 mod measure;
@@ -149,17 +151,18 @@ pub struct Row {
     pub figure: Figure,
     /// Label; for Fig. 5c with the kind of task.
     pub label: String,
-    /// Mean latency over all requests of the tasks looked at.
+    /// Mean latency over all requests of the row's tasks.
     pub mean: Measured,
-    /// p99.99 as measured, the median over the tasks looked at.
+    /// p99.99 as measured, the median over the row's tasks.
     pub tail: Measured,
     /// The same less the host's own stalls, where they are known: what the learned models predict.
     pub awake: Measured,
-    /// Index of a task that stands for them, in spec order: predictions of it are drawn beside.
+    /// Index of a task that stands for them, in spec order: its predictions are drawn.
     pub task: usize,
 }
 
-/// Rows of a set-up: one, or one for each kind of task in Fig. 5c. In Fig. 5b only the first VM counts, whose weight changes.
+/// Rows of a set-up: one, or one for each kind of task in Fig. 5c. In Fig. 5b only the first VM
+/// counts, whose weight changes.
 #[must_use]
 pub fn rows(setup: &Setup, points: &[Point]) -> Vec<Row> {
     let name = setup.name();
@@ -278,7 +281,8 @@ mod tests {
             assert!((g.tail - 20.5).abs() < 0.01 && (g.mean / 20.5 - 1.0).abs() < 0.05, "{g:?}");
             assert_eq!(g.tail, g.awake, "nothing is known of stalls");
         }
-        // Most of what a VM alone waits for may be the host: that is told apart, not taken off in silence.
+        // Most of what a VM alone waits for may be the host: it is reported separately, not
+        // subtracted silently.
         let mut points = points;
         for p in points.iter_mut().filter(|p| p.vms.len() == 1) {
             p.results.iter_mut().for_each(|r| r.p9999_awake = Some(Nanos::from_millis(1)));

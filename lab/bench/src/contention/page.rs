@@ -7,7 +7,7 @@ use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
 
 use crate::page::xy::axis;
 
-/// Figs. 2 and 5: measured tails with their range, predictions beside them.
+/// Figs. 2 and 5: measured tails with their range, and predictions.
 pub fn contention(figure: Figure, all: &[Compared]) -> Section {
     let rows: Vec<&Compared> = all.iter().filter(|c| c.row.figure == figure).collect();
     let (title, text) = match figure {

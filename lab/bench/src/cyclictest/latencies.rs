@@ -4,10 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::LARGEST_US;
 
-/// How often each latency was seen.
+/// Counts of latencies.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Latencies {
-    /// Latency in us and count, by rising latency. From 1 ms on latencies are rounded up to three figures.
+    /// Latency in us and count, by rising latency. From 1 ms on latencies are rounded up to three
+    /// figures.
     pub counts: Vec<(u64, u64)>,
     /// How many were [`LARGEST_US`] or more.
     pub above: u64,
@@ -15,12 +16,13 @@ pub struct Latencies {
     pub max_us: u64,
     /// How long was measured, in s.
     pub seconds: f64,
-    /// How long of that the hypervisor below the host gave the core to others, in s: no setting here changes what waits for that. Absent where it was
-    /// not looked at.
+    /// Time of that in which the hypervisor below the host gave the core to others, in s, which no
+    /// setting here changes. Absent where it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
-    /// What a thread of the host saw on the same core at the same time, above all that ran there: how late the core itself was. Absent for the host's own
-    /// runs, and where it was not looked at.
+    /// Latencies of a thread of the host on the same core at the same time and the highest
+    /// priority: those of the core itself. Absent for the host's own runs, and where it was not
+    /// measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<Box<Self>>,
 }
@@ -42,7 +44,8 @@ impl Latencies {
         self.above + self.counts.iter().map(|c| c.1).sum::<u64>()
     }
 
-    /// The latency that the share `p` of all does not pass, by nearest rank, in us. Beyond the histogram it is the longest.
+    /// The latency that the share `p` of all does not pass, by nearest rank, in us. Beyond the
+    /// histogram it is the longest.
     #[must_use]
     pub fn at(&self, p: f64) -> u64 {
         let rank = ((self.n() as f64 * p).ceil() as u64).max(1);
@@ -76,7 +79,7 @@ impl Latencies {
 
     /// Counts those of another run too.
     pub fn merge(&mut self, other: &Self) {
-        // Nothing yet is no run in which it was not looked at.
+        // An empty histogram is not a run without this measurement.
         let begun = self.n() > 0;
         self.stolen = if begun { self.stolen.zip(other.stolen).map(|(a, b)| a + b) } else { other.stolen };
         self.floor = match (self.floor.take(), &other.floor) {
@@ -93,9 +96,11 @@ impl Latencies {
         self.seconds += other.seconds;
     }
 
-    /// The latency, in us, above which no more than the share `1 - p` of wake-ups lie while the core itself is late by no more than that. Each lateness
-    /// of the core makes the guest's thread late once at most, and the watcher's too, so as many a second are taken off as the watcher saw above the same
-    /// latency. Above it this holds for all latencies. `None` without [`Latencies::floor`].
+    /// The latency, in us, above which no more than the share `1 - p` of wake-ups lie while the
+    /// core itself is late by no more than that. Each lateness of the core makes the guest's thread
+    /// late once at most, and the probe's too, so the probe's rate above the same latency is
+    /// subtracted. Above the result this holds for all latencies. `None` without
+    /// [`Latencies::floor`].
     #[must_use]
     pub fn at_beyond_floor(&self, p: f64) -> Option<u64> {
         let floor = self.floor.as_ref()?;
@@ -185,7 +190,7 @@ mod tests {
             all.seconds = 1.0;
             all
         };
-        // The core stands still for 30 ms in 1 % of all wake-ups; the guest adds 2 ms in another 1 %.
+        // The core stalls for 30 ms in 1 % of all wake-ups; the guest adds 2 ms in another 1 %.
         let floor = of(&[(5, 990), (30_000, 10)]);
         let mut guest = of(&[(50, 980), (2_000, 10), (30_000, 10)]);
         assert_eq!(guest.at_beyond_floor(0.99), None);
@@ -195,7 +200,8 @@ mod tests {
         assert_eq!(guest.at_beyond_floor(0.98), Some(50));
         assert_eq!(guest.at_beyond_floor(0.99), Some(50));
         assert_eq!(guest.at_beyond_floor(0.999), Some(2_000));
-        // Whether the guest's thread wakes as often as the watcher does not matter: a thread that is late all the time wakes less often.
+        // Whether the guest's thread wakes as often as the watcher does not matter: a thread that
+        // is late all the time wakes less often.
         let mut rare = of(&[(50, 480), (2_000, 10), (30_000, 10)]);
         rare.floor.clone_from(&guest.floor);
         assert_eq!((rare.at(0.98), rare.at_beyond_floor(0.98)), (2_000, Some(50)));
@@ -204,7 +210,7 @@ mod tests {
         twice.merge(&guest);
         twice.merge(&guest);
         assert_eq!((twice.n(), twice.at_beyond_floor(0.999)), (2_000, Some(2_000)));
-        // A round that nobody watched leaves nothing to take off.
+        // A round without the probe has no floor to subtract.
         twice.merge(&of(&[(50, 1)]));
         assert_eq!(twice.floor, None);
     }

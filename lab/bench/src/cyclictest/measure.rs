@@ -113,7 +113,8 @@ pub fn measure(
         if index == 0 {
             data.commands.push(command(options));
         }
-        // The host's own floor does not depend on the guest: it is measured once, with the first kernel.
+        // The host's own floor does not depend on the guest: it is measured once, with the first
+        // kernel.
         let setups = all.iter().copied().filter(|s| *s != Setup::Host || index == 0).collect::<Vec<_>>();
         for round in 0..options.repeat {
             let measured = interleaved(&setups, round.into(), &mut counter, progress, |s| {

@@ -1,7 +1,9 @@
-//! Latency of a timed real-time thread in a guest under I/O load: the RT hypervisor paper's Figs. 1 to 5.
+//! Latency of a timed real-time thread in a guest under I/O load: the RT hypervisor paper's Figs. 1
+//! to 5.
 //!
-//! cyclictest (Debian's rt-tests) wakes each [`INTERVAL_US`] at priority 99 and counts how late. All runs share one core of the host with a thread that
-//! walks through memory, as the paper's calibrator did.
+//! cyclictest (Debian's rt-tests) wakes each [`INTERVAL_US`] at priority 99 and counts how late.
+//! All runs share one core of the host with a thread that walks through memory, as the paper's
+//! calibrator did.
 
 mod latencies;
 mod load;
@@ -29,20 +31,21 @@ pub const FILE: &str = "cpu-cyclictest.json";
 
 /// From one wake-up to the next, in us (the paper's section 3.2).
 pub const INTERVAL_US: u64 = 1000;
-/// The same for the thread of the host that watches the core, in us: not the guest's, or both would meet at the same phase all along.
+/// The interval of the probe on the host's core, in us: another one than the guest's, or both would
+/// keep the same phase.
 pub const WATCH_US: u64 = 997;
 /// Latencies from here on are only counted, in us (the paper's upper bound of its histograms).
 pub const LARGEST_US: u64 = 100_000;
-/// Memory that the host's load walks through, in bytes: more than the caches next to a core hold.
+/// Memory that the host's load touches, in bytes: more than the caches next to a core hold.
 pub const WALK: usize = 4 << 20;
 
-/// Where the thread runs, and how its VM is set up.
+/// Where cyclictest runs, and the priorities of its VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setup {
-    /// On the host, load too: the floor.
+    /// On the host, with the load: the floor.
     Host,
-    /// In a guest as QEMU starts it.
+    /// In a guest with default priorities.
     Guest,
     /// All threads of the VM are real-time, AIO workers too.
     Prioritised,
@@ -99,7 +102,7 @@ pub struct Series {
     pub setup: Setup,
     /// Release of the kernel that runs cyclictest.
     pub kernel: String,
-    /// What was seen in each round.
+    /// The latencies of each round.
     pub rounds: Vec<Latencies>,
 }
 
@@ -134,7 +137,8 @@ pub struct CyclictestData {
     pub generated: String,
     /// Whether the CPUs were kept from sleeping.
     pub awake: bool,
-    /// Whether a thread of the host wakes on the core beside the guest's ([`Latencies::floor`]), which costs the guest some of it.
+    /// Whether a thread of the host wakes on the guest's core ([`Latencies::floor`]), which costs
+    /// the guest some of it.
     #[serde(default)]
     pub watched: bool,
     /// The kernel's name of the mechanism that holds the contract.
@@ -157,7 +161,7 @@ impl CyclictestData {
         guests.map(|s| s.kernel.as_str()).collect()
     }
 
-    /// Puts one more round to its set-up's.
+    /// Appends a round to its set-up.
     pub fn push(&mut self, setup: Setup, kernel: &str, round: Latencies) {
         match self.series.iter_mut().find(|s| s.setup == setup && s.kernel == kernel) {
             Some(series) => series.rounds.push(round),
@@ -165,7 +169,8 @@ impl CyclictestData {
         }
     }
 
-    /// What keeps rounds of `new` from standing beside these: they were measured in another way. `None` when nothing does.
+    /// Why rounds of `new` cannot be compared with these: they were measured in another way. `None`
+    /// when they can.
     #[must_use]
     pub fn differs(&self, new: &Self) -> Option<String> {
         let host = |h: &HostFacts| format!("{}, {} CPUs, {} ({})", h.kernel, h.cpus, h.vmm, h.accelerator);
@@ -188,7 +193,8 @@ impl CyclictestData {
     }
 }
 
-/// What they show: p99.9 with priorities over that without, for each guest's kernel, and the worst of them.
+/// What they show: p99.9 with priorities over that without, for each guest's kernel, and the worst
+/// of them.
 #[must_use]
 pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     let mut claims = Vec::new();
@@ -228,7 +234,8 @@ pub fn claims(data: &CyclictestData) -> Vec<Claim> {
     claims
 }
 
-/// The same ratio of what the guest adds to the core itself being late. Nothing in the rounds in which nobody looked.
+/// The same ratio of the latency that the guest adds to the core's own. Only rounds with the probe
+/// count.
 fn beyond_floor(id: &str, with: &Series, without: &Series) -> Option<Claim> {
     let (with, without) = (with.watched(), without.watched());
     let ratio = with.at_beyond_floor(0.999)? as f64 / without.at_beyond_floor(0.999)?.max(1) as f64;

@@ -86,7 +86,8 @@ fn section(data: &CyclictestData, kernel: &str) -> Section {
     }
 }
 
-/// Counts in steps of a quarter octave, at their lower ends: single microseconds are too many to draw.
+/// Counts in steps of a quarter octave, at their lower ends: single microseconds are too many to
+/// draw.
 fn points(latencies: &Latencies) -> Vec<(f64, f64, String)> {
     let mut steps: Vec<(i64, u64)> = Vec::new();
     for (us, n) in &latencies.counts {

@@ -74,7 +74,8 @@ impl<'a> PinnedGuest<'a> {
             ..QemuConfig::new(&name, image, region, run_dir.path())
         };
         let mut vm = QemuGuest::start(&config)?;
-        // Kernels with autogroups would group it by session; an explicit group works on every kernel.
+        // Kernels with autogroups would group it by session; an explicit group works on every
+        // kernel.
         group.attach(vm.handle().process.pid)?;
         let facts = guest::facts(&mut vm, accel, format!("a guest of 1 vCPU on CPU {core}"))?;
         bind(std::process::id(), &others)?;
@@ -144,7 +145,8 @@ impl<'a> PinnedGuest<'a> {
                 if self.vm.poll(load)?.is_some() {
                     bail!("the I/O load in the guest ended by itself");
                 }
-                // On SIGTERM fio waits for requests that it believes to be in flight, sometimes for ever.
+                // On SIGTERM fio waits for requests that it believes to be in flight, sometimes for
+                // ever.
                 guest::run_command(&mut self.vm, &["killall", "-9", "fio"])?;
                 guest::wait_for_exit(&mut self.vm, load, GUEST_TIMEOUT, progress, &mut || Ok(()))?;
                 latencies

@@ -12,8 +12,8 @@ use rustix::thread::{ClockId, clock_nanosleep_absolute};
 use super::Latencies;
 use crate::cores::bind_this_thread;
 
-/// A thread of the host that measures as cyclictest does, at a higher priority than all other threads
-/// on its core, until it is finished or dropped. A guest on that core cannot wake faster.
+/// A thread of the host that measures as cyclictest does, at a higher priority than all other
+/// threads on its core, until it is finished or dropped. A guest on that core cannot wake faster.
 pub struct WakeUpProbe {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<anyhow::Result<Latencies>>>,

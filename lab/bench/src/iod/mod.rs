@@ -1,4 +1,5 @@
-//! The I/O domain beside what is there today: a flood next to declared rates, and the cost of a request.
+//! The I/O domain compared with existing schedulers: a flood next to declared rates, and the cost
+//! of a request.
 
 mod measure;
 mod page;
@@ -34,7 +35,8 @@ pub const RATES: [f64; 3] = [100.0, 500.0, 1_500.0];
 pub const PROTECTED: usize = 3;
 /// Requests that the flooding VM keeps outstanding.
 pub const FLOOD_DEPTH: usize = 32;
-/// The target of every task, and the deadline that the domain is given for it when schemes are compared.
+/// The target of every task, and the deadline that the domain is given for it when schemes are
+/// compared.
 pub const TARGET: Nanos = Nanos(5_000_000);
 
 /// Real-time priority of the domain's engine.
@@ -54,7 +56,8 @@ pub struct FloodScheme {
     pub flood: bool,
 }
 
-/// What is compared: ours alone and with the flood, the I/O-domain paper's round robin, and first come first served with all that is asked handed on, as backends do that do not schedule.
+/// The compared schemes: ours alone and with the flood, the I/O-domain paper's round robin, and
+/// first come first served with all requests passed on, as in backends without a scheduler.
 pub const FLOOD_SCHEMES: [FloodScheme; 4] = [
     FloodScheme { name: "edf, no flood", policy: "edf", window: "8", deadline: TARGET, flood: false },
     FloodScheme { name: "edf", policy: "edf", window: "8", deadline: TARGET, flood: true },
@@ -74,7 +77,8 @@ pub fn part_of(size: u64) -> u64 {
     size / (PROTECTED as u64 + 1) / 4_096 * 4_096
 }
 
-/// The domain's configuration for a run: each VM has a quarter of `size` bytes of the device. `read` is what the device needs for 4 KiB.
+/// The domain's configuration for a run: each VM has a quarter of `size` bytes of the device.
+/// `read` is what the device needs for 4 KiB.
 #[must_use]
 pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos, dir: &Path) -> String {
     let mut s = format!(
@@ -87,7 +91,8 @@ pub fn flood_config(scheme: &FloodScheme, device: &Path, size: u64, read: Nanos,
         read.0.saturating_sub(4_000).max(1_000),
     );
     let part = part_of(size);
-    // Twenty per cent more than is asked, and bursts of what collects while a CPU of the host stands still for 5 ms.
+    // Twenty per cent above the load, and bursts as large as the backlog of a 5 ms stall of a host
+    // CPU.
     let asked: f64 = RATES.iter().sum();
     let share = asked * read.as_secs_f64() * 1.2 * 100.0;
     let burst = Nanos::from_secs_f64((asked * 5e-3 + 3.0).ceil() * read.as_secs_f64());
@@ -120,7 +125,8 @@ pub fn flood_streams(flood: bool, span: u64) -> Vec<Stream> {
     };
     let mut streams: Vec<Stream> = (0..PROTECTED)
         .flat_map(|vm| RATES.iter().enumerate().map(move |(t, rate)| (vm, t, *rate)))
-        // A declared rate is made at its times, whatever was answered: as many outstanding as that takes.
+        // A declared rate is made at its times, whatever was answered: as many outstanding as that
+        // takes.
         .map(|(vm, t, rate)| stream(vm, &format!("vm{vm}/{}", ["L", "M", "H"][t]), Some(rate), 150))
         .collect();
     if flood {
@@ -142,7 +148,7 @@ pub fn as_run(
         let stalls = stalls.as_ref()?.shifted(by);
         let mut all: Vec<u64> = got.spans.iter().map(|(a, b)| b - a - stalls.within(*a, *b)).collect();
         all.sort_unstable();
-        // The maximum stands in where there are too few.
+        // The maximum replaces it where there are too few.
         let beyond = if all.len() < 10_000 { 0 } else { all.len() / 10_000 };
         all.len().checked_sub(1 + beyond).map(|i| Nanos(all[i]))
     };
@@ -180,7 +186,8 @@ pub fn as_run(
     }
 }
 
-/// Worst tail of the protected tasks of a run in ms, less the time in which a CPU of the host stalled, where that is known.
+/// Worst tail of the protected tasks of a run in ms, less the time in which a CPU of the host
+/// stalled, where that is known.
 fn worst_ms(run: &Run) -> f64 {
     protected(run).map(|t| t.p9999_awake_ns.unwrap_or(t.p9999_ns).as_millis_f64()).fold(0.0, f64::max)
 }
@@ -209,7 +216,8 @@ pub(crate) fn total(run: &Run) -> f64 {
     run.tasks.iter().map(|t| t.achieved_rate.0).sum()
 }
 
-/// What runs of the flood show. `rounds` holds the runs of each round in the order of [`FLOOD_SCHEMES`].
+/// What runs of the flood show. `rounds` holds the runs of each round in the order of
+/// [`FLOOD_SCHEMES`].
 #[must_use]
 pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
     let n = rounds.len();
@@ -367,7 +375,8 @@ pub struct IodData {
     /// The scheduler without a machine.
     #[serde(default)]
     pub simulated: Option<Simulated>,
-    /// One request at a time from guest to device and back, nothing else running: median and longest of each round, ns.
+    /// One request at a time from guest to device and back, nothing else running: median and
+    /// longest of each round, ns.
     #[serde(default)]
     pub path: Vec<(u64, u64)>,
     /// Runs of the flood, each round in the order of [`window::WINDOW_SCHEMES`].
@@ -379,7 +388,8 @@ impl Saved for IodData {
     const SCHEMA: &str = "rtvirtio-iod/1";
 }
 
-/// The bound of the protected VMs for the time without progress that the path shows when it is idle, beside the longest request of the flood's runs: on this machine, with its stalls.
+/// The bound of the protected VMs for the time without progress that the path shows when it is
+/// idle, with the longest request of the flood's runs, both on this machine with its stalls.
 fn bound_claims(data: &IodData) -> Vec<Claim> {
     let Some(stall) = data.path.iter().map(|(p50, longest)| longest.saturating_sub(*p50)).max() else {
         return Vec::new();
@@ -458,7 +468,7 @@ mod tests {
         let claims =
             cost_claims(&[(cost(100.0), cost(50.0)), (cost(90.0), cost(100.0)), (cost(80.0), cost(80.0))]);
         assert_eq!((claims[0].value, claims[0].n, claims[0].met), (1.0, 3, true));
-        // Depths that were not measured meet nothing.
+        // Depths that were not measured meet no limit.
         assert!(!claims[1].met);
     }
 }

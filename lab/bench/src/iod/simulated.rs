@@ -1,4 +1,5 @@
-//! What the domain's scheduler does without a machine: the worst case beside its bound, the exactness of a regulator, and how fast it is.
+//! The domain's scheduler in simulation: worst case and bound, the exactness of a regulator, and
+//! its speed.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use crate::iod::{FLOOD_DEPTH, PROTECTED, RATES};
 const TARGET: &str = "20ms";
 /// Virtual time of each run, at most.
 const TIME: Nanos = Nanos(600_000_000_000);
-/// Virtual seconds for each second that a measured run takes: a short look is short everywhere.
+/// Virtual seconds for each second that a measured run takes: a short run is short everywhere.
 const PER_MEASURED: u64 = 60;
 /// Requests per second that the regulator lets go.
 const CAP: u64 = 2_000;
@@ -27,14 +28,15 @@ const CAP: u64 = 2_000;
 #[error("the simulation: {0}")]
 pub struct SimulatedError(String);
 
-/// What was seen.
+/// The measured values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Simulated {
     /// Simulated requests per second of one CPU, declared traffic.
     pub requests_per_second: f64,
     /// Requests of that run.
     pub requests: u64,
-    /// Smallest bound over the longest time that any request took, of the nine protected tasks, worst traffic that the plan allows for.
+    /// Smallest bound over the longest time that any request took, of the nine protected tasks,
+    /// worst traffic that the plan allows for.
     pub bound_least: f64,
     /// Largest of these nine.
     pub bound_most: f64,
@@ -102,7 +104,8 @@ pub fn measure(measured: Duration) -> Result<Simulated, SimulatedError> {
     })
 }
 
-/// Sees when pieces go that the scheduler held: of a flood with a burst of one, the i-th may go i periods after the first.
+/// Sees when pieces go that the scheduler held: of a flood with a burst of one, the i-th may go i
+/// periods after the first.
 #[derive(Default)]
 struct Regulator {
     first: Option<Nanos>,

@@ -1,4 +1,5 @@
-//! What a window that finds its own size gives, beside fixed ones: throughput of everybody, and latency of those with a reservation.
+//! Adaptive windows compared with fixed ones: throughput of all VMs, and latency of VMs with a
+//! reservation.
 
 use rtvirtio_measure::Run;
 use rtvirtio_units::Nanos;
@@ -8,14 +9,14 @@ use crate::claims::Claim;
 use crate::iod::{FloodScheme, kept, measured_ms, middle_ms, total};
 use rtvirtio_learn::statistic::median;
 
-/// With a window of 64 pieces the domain promises nothing shorter.
+/// With a window of 64 pieces the domain promises no shorter bound.
 const DEADLINE: Nanos = Nanos(15_000_000);
 
 const fn edf(name: &'static str, window: &'static str) -> FloodScheme {
     FloodScheme { name, policy: "edf", window, deadline: DEADLINE, flood: true }
 }
 
-/// Fixed windows, the last of them as wide as the flood is deep and more; and two that look for their size.
+/// Fixed windows, the last of them as wide as the flood is deep and more; and two adaptive ones.
 pub const WINDOW_SCHEMES: [FloodScheme; 7] = [
     edf("window 1", "1"),
     edf("window 2", "2"),
@@ -53,7 +54,7 @@ impl WindowRun {
     }
 }
 
-/// What the rounds show; nothing without any.
+/// The claims of the rounds; none without rounds.
 #[must_use]
 pub fn claims(rounds: &[Vec<WindowRun>]) -> Vec<Claim> {
     let whole: Vec<&Vec<WindowRun>> = rounds.iter().filter(|r| r.len() == WINDOW_SCHEMES.len()).collect();

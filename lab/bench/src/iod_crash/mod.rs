@@ -1,8 +1,11 @@
 //! A guest's data while the I/O domain below it is killed again and again.
 //!
-//! fio writes a region of the disk once, in random order and mixed sizes, with a header and a checksum in each 4 KiB, and reads all of it back. Each round has a seed of its own, which
-//! is in the header and decides the contents, and rounds go over the same regions in turn. So a write that was acknowledged and is gone shows as a block with the header of an earlier
-//! round, or with none: *lost*. A block with this round's header and other bytes, or at another place, is *corrupt*. At the end the last round of each region is read once more.
+//! fio writes a region of the disk once, in random order and mixed sizes, with a header and a
+//! checksum in each 4 KiB, and reads all of it back. Each round has a seed of its own, which is in
+//! the header and decides the contents, and rounds cycle through the same regions. So a lost
+//! acknowledged write shows as a block with the header of an earlier round, or with none: *lost*. A
+//! block with this round's header and other bytes, or at another place, is *corrupt*. At the end
+//! the last round of each region is read once more.
 
 mod measure;
 mod page;
@@ -50,14 +53,16 @@ pub fn socket(dir: &Path) -> PathBuf {
     dir.join("vm.sock")
 }
 
-/// The command line in the guest of a round; `again` only reads back what the same round wrote before.
+/// The command line in the guest of a round; `again` only reads back what the same round wrote
+/// before.
 #[must_use]
 pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
     let mut args: Vec<String> = [
         "fio",
         "--name=crash",
         "--filename=/dev/vda",
-        // Part of the requests read, so that a crash finds both kinds; each block is written at most once in a round.
+        // Part of the requests read, so that a crash finds both kinds; each block is written at
+        // most once in a round.
         "--rw=randrw",
         "--rwmixwrite=70",
         "--bssplit=4k/50:16k/20:64k/30",
@@ -66,7 +71,7 @@ pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
         "--fsync=64",
         "--verify=crc32c",
         "--do_verify=1",
-        // Every bad block is told, not just the first.
+        // Every bad block is reported, not only the first.
         "--continue_on_error=verify",
         "--output-format=json",
     ]
@@ -190,7 +195,8 @@ pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, Str
     if job.error == 0 && (job.write.io_bytes == 0 || job.read.io_bytes < job.write.io_bytes) {
         return Err(unlike("not all that was written was read back"));
     }
-    // The requests that `--verify_only` skips have times in fio's output too, which mean nothing.
+    // The requests that `--verify_only` skips have times in fio's output too, which are
+    // meaningless.
     let timed = [&job.read, &job.write, &job.sync].into_iter().filter(|_| !round.again);
     let longest = timed.map(|d| d.lat_ns.max).fold(0.0, f64::max);
     Ok(Round {
@@ -205,7 +211,8 @@ pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, Str
     })
 }
 
-/// Lost and corrupt blocks by fio's words (its `verify.c`). A header of another round has another seed or number, a block that was never written has no header.
+/// Lost and corrupt blocks by fio's messages (its `verify.c`). A header of another round has
+/// another seed or number, a block that was never written has no header.
 fn bad_blocks(complaints: &str) -> (u64, u64) {
     let (mut lost, mut corrupt) = (0, 0);
     for line in complaints.lines().filter(|l| l.contains("verify")) {

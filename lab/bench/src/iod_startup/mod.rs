@@ -1,7 +1,9 @@
-//! How long an application takes to start in a guest, beside load in the guest and load of another VM: the experiment of Spyridakis and Raho, *On Application Responsiveness and
-//! Storage Latency in Virtualized Environments* (section V), on the I/O domain.
+//! Start-up time of an application in a guest, under load in the guest and load of another VM: the
+//! experiment of Spyridakis and Raho, *On Application Responsiveness and Storage Latency in
+//! Virtualized Environments* (section V), on the I/O domain.
 //!
-//! The paper's missing link is that the host cannot see which of a guest's requests are urgent. Here the guest's kernel says so, in each request's header, and the domain reads it.
+//! The paper's missing link is that the host cannot see which of a guest's requests are urgent.
+//! Here the guest's kernel marks them in each request's header, and the domain reads the mark.
 
 mod measure;
 mod page;
@@ -45,9 +47,9 @@ pub const MOUNT: &str = "/root";
 pub enum Treatment {
     /// First come first served, everything handed on: as backends do that do not schedule.
     HandOn,
-    /// A reservation for all of the VM's requests, the guest's word about priorities not read.
+    /// A reservation for all of the VM's requests; the guest's priorities are ignored.
     Reserve,
-    /// The same reservation for the VM's real-time requests, as the guest says.
+    /// The same reservation for the requests that the guest marks real-time.
     Urgent,
 }
 
@@ -88,7 +90,7 @@ pub const SCHEMES: [Scheme; 6] = [
 /// Settings of the domain that the device decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// Largest piece of requests that are not urgent, where the guest's word is read.
+    /// Largest piece of requests that are not urgent, where the guest's priority is read.
     pub quantum: Bytes,
     /// Largest piece of urgent requests.
     pub urgent_quantum: Bytes,
@@ -98,7 +100,7 @@ pub struct Tuning {
     pub read: (Nanos, Nanos),
     /// Of a write.
     pub write: (Nanos, Nanos),
-    /// Longest time in which the device does nothing.
+    /// Longest time without progress of the device.
     pub stall: Nanos,
 }
 
@@ -123,9 +125,10 @@ pub fn config(treatment: Treatment, tuning: &Tuning, device: &Path, dir: &Path) 
         tuning.write.1.0,
     );
     s += &match treatment {
-        // What is asked is handed on whole and at once.
+        // Requests are passed on whole and at once.
         Treatment::HandOn => "policy = \"fifo\"\nwindow = 64\nquantum = \"1MiB\"\n".to_owned(),
-        // The default quantum: nothing is gained by smaller pieces where all of the VM goes by one reservation.
+        // The default quantum: smaller pieces have no benefit where all of the VM is under one
+        // reservation.
         Treatment::Reserve => format!("policy = \"edf\"\nwindow = {}\n", tuning.window),
         Treatment::Urgent => {
             format!("policy = \"edf\"\nwindow = {}\nquantum = \"{}B\"\n", tuning.window, tuning.quantum.0)
@@ -163,7 +166,8 @@ pub fn flood() -> Stream {
     Stream { block: FLOOD_BLOCK, ..Stream::reads("flood", FLOOD_DEPTH, DISK) }
 }
 
-/// The load in the guest: readers and a writer, each going over a part of the disk in order, past the guest's page cache.
+/// The load in the guest: readers and a writer, each going over a part of the disk in order, past
+/// the guest's page cache.
 #[must_use]
 pub fn guest_load() -> Vec<String> {
     let mut args: Vec<String> =
@@ -182,7 +186,8 @@ pub fn guest_load() -> Vec<String> {
     args
 }
 
-/// The shell script that starts the application in the guest: `$1` seconds at most, then the program and its arguments. Says status, and the guest's uptime before and after.
+/// The shell script that starts the application in the guest: `$1` seconds at most, then the
+/// program and its arguments. Says status, and the guest's uptime before and after.
 #[must_use]
 pub fn script(scheme: &Scheme) -> String {
     let nice = if scheme.real_time { "ionice -c 1 -n 0 " } else { "" };
@@ -193,7 +198,7 @@ pub fn script(scheme: &Scheme) -> String {
     )
 }
 
-/// Status and seconds out of what [`script`] said.
+/// Status and seconds from the output of [`script`].
 #[must_use]
 pub fn read_script(said: &str) -> Option<(i32, f64)> {
     let mut fields = said.split_whitespace();

@@ -14,7 +14,7 @@ pub fn plot(title: &str, x: Axis, y: Axis, series: Vec<Series>, limit: Option<(f
     Plot::Xy(Box::new(XyPlot { title, heading, x, y, series, limit, legend: true, height: 280.0 }))
 }
 
-/// A line of it: x, y and what is said of each point. All but the first are dashed.
+/// A curve: x, y and the text of each point. All except the first are dashed.
 pub fn series(index: usize, name: &str, points: Vec<(f64, f64, String)>) -> Series {
     Series { name: name.to_owned(), index, dashed: index > 0, points }
 }

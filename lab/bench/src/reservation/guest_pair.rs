@@ -96,8 +96,8 @@ impl<'c> GuestPair<'c> {
         Ok(pair)
     }
 
-    /// Lets all threads of both guests compete with each other, as in the paper, or guest with guest
-    /// (as under the kernel's autogroups or libvirt).
+    /// Lets all threads of both guests compete with each other, as in the paper, or guest with
+    /// guest (as under the kernel's autogroups or libvirt).
     pub fn group(&self, apart: bool) -> anyhow::Result<()> {
         for (i, vm) in self.vms.iter().enumerate() {
             let group = if apart { &self.groups[1 + i] } else { &self.groups[0] };
@@ -118,7 +118,11 @@ impl<'c> GuestPair<'c> {
     }
 
     /// Contracts for these guests, and none for the others.
-    pub fn set_contracts(&mut self, contracts: &[(usize, Contract)], all_threads: bool) -> anyhow::Result<()> {
+    pub fn set_contracts(
+        &mut self,
+        contracts: &[(usize, Contract)],
+        all_threads: bool,
+    ) -> anyhow::Result<()> {
         let mut all = Vec::new();
         for &(i, contract) in contracts {
             let pid = self.vms[i].handle().process.pid;
@@ -135,8 +139,8 @@ impl<'c> GuestPair<'c> {
         Ok(self.contracts.set(&all)?)
     }
 
-    /// One piece of a measurement: throughput of both guests' clients, MB/s, and CPU time of the first
-    /// guest, percent of a core.
+    /// One piece of a measurement: throughput of both guests' clients, MB/s, and CPU time of the
+    /// first guest, percent of a core.
     pub fn run_step(
         &mut self,
         step: Step,
@@ -156,7 +160,8 @@ impl<'c> GuestPair<'c> {
             self.contracts.release()?;
             web::spin(&mut self.vms[1], 1)?;
         }
-        // The neighbour first: at equal periods it gets the higher priority, the worse case for the VM.
+        // The neighbour first: at equal periods it gets the higher priority, the worse case for the
+        // VM.
         let both = [(1, share_of_core(neighbour, period)?), (0, share_of_core(OWN_BUDGET, period)?)];
         self.set_contracts(&both, all_threads)?;
         let measured = self.throughput(&[true, !neighbour_computes], length, progress)?;
@@ -172,8 +177,8 @@ impl<'c> GuestPair<'c> {
         Ok(threads.iter().map(|t| t.cpu_time).sum())
     }
 
-    /// Throughput of the clients of the loaded guests, MB/s, and CPU time of the first guest, percent of
-    /// a core.
+    /// Throughput of the clients of the loaded guests, MB/s, and CPU time of the first guest,
+    /// percent of a core.
     pub fn throughput(
         &self,
         loaded: &[bool; 2],

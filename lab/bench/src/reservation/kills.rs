@@ -120,8 +120,8 @@ struct KilledContracts<'a> {
     order: KillOrder,
 }
 
-/// Kills `apply`, then `revert`, at every point, and reverts after each. The guest's threads must not
-/// change meanwhile.
+/// Kills `apply`, then `revert`, at every point, and reverts after each. The guest's threads must
+/// not change meanwhile.
 ///
 /// # Errors
 /// When the child fails, or a snapshot cannot be read.
@@ -205,7 +205,8 @@ impl KilledContracts<'_> {
     }
 }
 
-/// Differences between two snapshots. A thread that only one of them has started or ended meanwhile.
+/// Differences between two snapshots. A thread that only one of them has started or ended
+/// meanwhile.
 fn differences(before: &BTreeMap<String, String>, after: &BTreeMap<String, String>) -> Vec<String> {
     let changed = before.iter().filter_map(|(what, old)| {
         let new = after.get(what)?;

@@ -143,8 +143,8 @@ pub fn measure(
 
 /// Throughput over budget: of one guest alone, and with its neighbour.
 ///
-/// Each measurement is the mean of short pieces. The pieces of all measurements and rounds are made in
-/// one random order, so that a host that becomes slower for a minute affects all of them alike.
+/// Each measurement is the mean of short pieces. The pieces of all measurements and rounds are made
+/// in one random order, so that a host that becomes slower for a minute affects all of them alike.
 fn throughputs(
     pair: &mut GuestPair<'_>,
     budgets: &[u64],

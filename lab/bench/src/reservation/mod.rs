@@ -1,8 +1,10 @@
 //! Two VMs on one core under contracts: the reservations paper's Figs. 1b, 2, 3 and 4.
 //!
-//! A guest serves a file of [`FILE_BYTES`] over HTTP. Its network is QEMU's own, so that every instruction from the client's socket on is a thread of QEMU.
-//! *Throughput* is what [`CONNECTIONS`] clients receive that ask again at once. *Web* requests are sent at a fixed period, which is also their deadline, and
-//! counted from the moment at which they were to be sent; their loaded neighbour serves [`LOAD_CONNECTIONS`] such clients and computes on every vCPU.
+//! A guest serves a file of [`FILE_BYTES`] over HTTP. Its network is QEMU's own, so that every
+//! instruction from the client's socket on is a thread of QEMU. *Throughput* is what
+//! [`CONNECTIONS`] clients receive that ask again at once. *Web* requests are sent at a fixed
+//! period, which is also their deadline, and counted from the moment at which they were to be sent;
+//! their loaded neighbour serves [`LOAD_CONNECTIONS`] such clients and computes on every vCPU.
 
 mod guest_pair;
 pub mod kills;
@@ -29,15 +31,16 @@ pub const FILE_BYTES: usize = 100_000;
 pub const CONNECTIONS: usize = 4;
 /// The same at the loaded neighbour of the web requests.
 pub const LOAD_CONNECTIONS: usize = 16;
-/// Period of the contracts for throughput, in us, unless another one is asked for (the paper's section 4).
+/// Period of the contracts for throughput, in us, by default (the paper's section 4).
 pub const PERIOD_US: u64 = 100_000;
 /// Budgets of one VM alone, in percent of its core (the paper's Fig. 1b).
 pub const BUDGETS: [u64; 9] = [10, 20, 30, 40, 50, 60, 70, 80, 90];
-/// Budget of the VM beside whose neighbour's grows, in percent of the core.
+/// Budget of the VM whose neighbour's budget grows, in percent of the core.
 pub const OWN_BUDGET: u64 = 40;
 /// The neighbour's budgets, in percent of the core (the paper's Figs. 2 and 3).
 pub const NEIGHBOUR_BUDGETS: [u64; 4] = [10, 20, 30, 40];
-/// The deadline of web requests as a multiple of an unloaded response: 20 ms over 2.1 ms in the paper.
+/// The deadline of web requests as a multiple of an unloaded response: 20 ms over 2.1 ms in the
+/// paper.
 pub const DEADLINE_OVER_RESPONSE: f64 = 10.0;
 /// Budget of the VM that serves web requests, as a part of the period: 4 ms of 20 ms in the paper.
 pub const WEB_SHARE: f64 = 0.2;
@@ -53,7 +56,7 @@ pub struct Alone {
     pub used: f64,
 }
 
-/// Throughput of one VM beside another one.
+/// Throughput of one VM with a neighbour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WithNeighbour {
     /// Which round.
@@ -77,7 +80,8 @@ pub struct Web {
     pub loaded: bool,
     /// Whether the VM has its contract.
     pub contract: bool,
-    /// Whether the kernel's fair scheduler shares between the VMs, or between all their threads as in the paper.
+    /// Whether the kernel's fair scheduler shares between the VMs, or between all their threads as
+    /// in the paper.
     pub apart: bool,
     /// Every response, in ms from the moment at which the request was to be sent.
     pub ms: Vec<f64>,
@@ -85,7 +89,8 @@ pub struct Web {
     pub failed: usize,
 }
 
-/// `apply` and `revert` of a contract of a guest that runs, killed at every point: before and after each single change.
+/// `apply` and `revert` of a contract of a guest that runs, killed at every point: before and after
+/// each single change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kills {
     /// When.
@@ -94,7 +99,8 @@ pub struct Kills {
     pub apply: usize,
     /// Kills of `revert`.
     pub revert: usize,
-    /// What was not as before after the next `revert`: scheduling, affinity or cgroups of a thread, a group or journal that is left.
+    /// Differences that remain after the next `revert`: scheduling, affinity or cgroups of a
+    /// thread, a cgroup, or a journal.
     pub differences: Vec<String>,
 }
 
@@ -118,18 +124,19 @@ pub struct ReservationData {
     pub neighbour_vcpus: u16,
     /// Length of each measurement of throughput, in s.
     pub length: f64,
-    /// Pieces of each, measured in one order of chance with those of all others.
+    /// Pieces of each, measured in one random order with those of all others.
     #[serde(default = "one")]
     pub slices: usize,
     /// Period of the contracts for throughput, in us.
     #[serde(default = "paper_period")]
     pub period_us: u64,
-    /// Whether the neighbour, while its budget grows, only computes: a loop without memory that serves nobody.
+    /// Whether the neighbour, while its budget grows, only computes, in a loop without memory
+    /// accesses, and serves no client.
     #[serde(default)]
     pub neighbour_computes: bool,
     /// One VM alone.
     pub alone: Vec<Alone>,
-    /// One VM beside another one.
+    /// One VM with a neighbour.
     pub beside: Vec<WithNeighbour>,
     /// Median of unloaded responses before the web requests, in ms.
     pub response_ms: f64,
@@ -172,7 +179,8 @@ impl ReservationData {
         (late + failed, ms.len() + failed)
     }
 
-    /// Median throughput of the VM at a budget of the neighbour, in MB/s, and how many measurements are behind it.
+    /// Median throughput of the VM at a budget of the neighbour, in MB/s, and how many measurements
+    /// are behind it.
     #[must_use]
     pub fn beside(&self, neighbour: u64, all_threads: bool) -> (f64, usize) {
         let those = self.beside.iter().filter(|b| b.neighbour == neighbour && b.all_threads == all_threads);
@@ -180,8 +188,9 @@ impl ReservationData {
         (median(values.clone()), values.len())
     }
 
-    /// By how much the VM's throughput changes, as a part, from the neighbour's smallest budget to its largest: median over the rounds, in each of
-    /// which they were measured one after the other; and n.
+    /// By how much the VM's throughput changes, as a part, from the neighbour's smallest budget to
+    /// its largest: median over the rounds, in each of which they were measured one after the
+    /// other; and n.
     #[must_use]
     pub fn change(&self, all_threads: bool) -> (f64, usize) {
         let at = |round: usize, neighbour: u64| {
@@ -316,7 +325,7 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
     claims
 }
 
-/// Share of the variance that a straight line explains; 0 where there is none.
+/// Share of the variance that a straight line explains; 0 without one.
 fn r2(points: &[(f64, f64)]) -> f64 {
     let n = points.len() as f64;
     let mean = |of: &dyn Fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
@@ -418,7 +427,7 @@ mod tests {
         close("cpu.web.misses_without", 2.0 / 3.0);
         close("cpu.web.misses_fair_group", 0.5);
         close("cpu.web.misses_with", 0.0);
-        // Responses beside an idle neighbour do not count.
+        // Responses with an idle neighbour do not count.
         close("cpu.web.worst_over_deadline", 0.4);
         assert!(claims(&d).iter().all(|c| c.met));
         d.web[1].ms.push(20.1);
@@ -426,7 +435,7 @@ mod tests {
         // A refused request is a late one.
         d.web[1] = Web { failed: 1, ..web_of(&data()) };
         assert!(!value(&d, "cpu.web.misses_with").met);
-        // Faster beside a larger neighbour is a change too.
+        // A higher throughput with a larger neighbour is a change too.
         d.beside[1].mb_per_s = 2.5;
         assert!(!value(&d, "cpu.isolation.change").met);
     }

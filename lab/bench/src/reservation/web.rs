@@ -16,7 +16,8 @@ const FILE: &str = "/srv/file";
 /// Processes of the guest that compute without end.
 const SPINNING: &str = "/run/spinning";
 
-/// A free port of the loopback interface. When another process takes it before QEMU does, QEMU fails.
+/// A free port of the loopback interface. When another process takes it before QEMU does, QEMU
+/// fails.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

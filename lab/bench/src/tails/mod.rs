@@ -1,5 +1,5 @@
-//! Do estimates of a tail from few samples hold? Long runs are cut into pieces, and each piece's estimate of p99.99 is compared with that of the whole
-//! run, which has samples enough to show it.
+//! Do estimates of a tail from few samples hold? Long runs are cut into pieces, and each piece's
+//! estimate of p99.99 is compared with that of the whole run, which has samples enough to show it.
 
 mod measure;
 mod page;
@@ -27,7 +27,7 @@ pub const FILE: &str = "tails.json";
 
 /// What is estimated, as a share.
 const P: f64 = 0.9999;
-/// Confidence of the bounds that are looked at: what [`rtvirtio_measure::tail`] promises.
+/// Confidence of the evaluated bounds: what [`rtvirtio_measure::tail`] promises.
 const PROMISED: f64 = rtvirtio_measure::tail::CONFIDENCE.0;
 
 /// One load under one setting.
@@ -61,13 +61,13 @@ pub fn setups() -> Vec<Setup> {
     ]
 }
 
-/// What one piece says.
+/// The estimates of one piece.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Piece {
     /// Requests in it.
     pub n: u64,
-    /// The longest of them, which stands in where nothing better is known.
+    /// The longest of them, used where no percentile is known.
     pub max_ns: Nanos,
     /// Estimate of the percentile; absent where the samples give none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,14 +92,16 @@ pub struct TaskTails {
 }
 
 impl TaskTails {
-    /// Cuts a run. `series` has intended start since the run's begin, and latency, in ns, in the order of the starts. `None` where even the whole
-    /// run has too few requests for the percentile.
+    /// Cuts a run. `series` has intended start since the run's begin, and latency, in ns, in the
+    /// order of the starts. `None` where even the whole run has too few requests for the
+    /// percentile.
     #[must_use]
     pub fn cut(rate: Iops, series: &[(u64, u64)], piece: Nanos) -> Option<Self> {
         if (series.len() as u64) < samples_needed(P, PROMISED)? {
             return None;
         }
-        // Of the same numbers that the pieces have: a histogram rounds up, and the piece with that very request would seem to be below.
+        // Of the same numbers that the pieces have: a histogram rounds up, and the piece with that
+        // very request would seem to be below.
         let mut sorted: Vec<u64> = series.iter().map(|s| s.1).collect();
         sorted.sort_unstable();
         let longer = allowed(sorted.len() as u64, Percentile::P9999) as usize;
@@ -111,7 +113,7 @@ impl TaskTails {
             let from = series.partition_point(|(t, _)| *t < begin + k * piece.0);
             let to = series.partition_point(|(t, _)| *t < begin + (k + 1) * piece.0);
             let latencies: Vec<u64> = series[from..to].iter().map(|s| s.1).collect();
-            // As results do it: with requests enough the percentile itself is told.
+            // As in results: with enough requests the percentile itself is reported.
             if can_carry(latencies.len(), P) {
                 return None;
             }
@@ -136,9 +138,10 @@ pub struct LongRun {
     pub setup: String,
     /// How quiet the host was.
     pub noise: Noise,
-    /// Its tasks with a rate, but those left out.
+    /// Its tasks with a rate, without those left out.
     pub tasks: Vec<TaskTails>,
-    /// Tasks with a rate whose percentile even the whole run does not show: too few requests, or some that were never made. Those are the worst tails.
+    /// Tasks with a rate whose percentile even the whole run does not show: too few requests, or
+    /// some that were never sent. Those are the worst tails.
     pub left_out: usize,
 }
 
@@ -284,7 +287,8 @@ mod tests {
 
     #[test]
     fn the_piece_with_the_very_request_is_not_below() {
-        // 100 s at 1000/s: ten of 100 000 may be longer than p99.99. Twelve are long, each in a piece of its own; the last one is not whole.
+        // 100 s at 1000/s: ten of 100 000 may be longer than p99.99. Twelve are long, each in a
+        // piece of its own; the last one is not whole.
         let long = |i: u64| if i % 9_000 == 500 { 1_000_000 + i } else { 1_000 };
         let series: Vec<(u64, u64)> = (0..100_000u64).map(|i| (i * 1_000_000, long(i))).collect();
         let task = TaskTails::cut(Iops(1000.0), &series, Nanos::from_millis(5_000)).unwrap();

@@ -1,4 +1,4 @@
-//! Tails from few samples beside what long runs show.
+//! Tails estimated from few samples, compared with those of long runs.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,5 @@
-//! Debian's packages: which version apt would install, and its files, unpacked beside the system.
+//! Debian's packages: which version apt would install, and its files, unpacked outside of the
+//! system.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -29,7 +30,8 @@ pub(crate) fn depends(package: &str) -> Result<Vec<String>, ImageError> {
     Ok(parse_depends(&text))
 }
 
-/// Lines look like `  Depends: libc6`, ` |Depends: debconf`, `  PreDepends: dpkg`, `  Depends: <awk>` (virtual).
+/// Lines look like `  Depends: libc6`, ` |Depends: debconf`, `  PreDepends: dpkg`, `  Depends:
+/// <awk>` (virtual).
 fn parse_depends(text: &str) -> Vec<String> {
     text.lines()
         .filter_map(|line| line.split_once("Depends: ").map(|(_, name)| name.trim()))
@@ -38,7 +40,7 @@ fn parse_depends(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The version of each package that apt would install, in the order asked.
+/// The version of each package that apt would install, in the given order.
 pub(crate) fn candidates(packages: &[&str]) -> Result<Vec<(String, String)>, ImageError> {
     let text = run(Command::new("apt-cache").arg("policy").args(packages), NEEDS_DEBIAN)?;
     packages
@@ -74,7 +76,7 @@ impl<'a> Packages<'a> {
         Packages { root: work.join(UNPACKED), progress, have: RefCell::default() }
     }
 
-    /// Downloads a package and unpacks its files. Does nothing for one that is there already.
+    /// Downloads a package and unpacks its files, unless they exist already.
     pub(crate) fn unpack(&self, package: &str, version: &str) -> Result<(), ImageError> {
         if !self.have.borrow_mut().insert(package.to_owned()) {
             return Ok(());
@@ -83,7 +85,8 @@ impl<'a> Packages<'a> {
         let dir = self.root.with_file_name("download");
         fs::create_dir_all(&dir).map_err(io_at("create", &dir))?;
         let mut download = Command::new("apt-get");
-        // apt's download user cannot write here, and need not: the archive's signature protects the file.
+        // apt's download user cannot write here, and need not: the archive's signature protects the
+        // file.
         download.args(["-q", "-o", "APT::Sandbox::User=root", "-o", "Acquire::Retries=2"]);
         download.args(["-o", "Acquire::http::Timeout=20", "-o", "Acquire::https::Timeout=20", "download"]);
         download.arg(format!("{package}={version}")).current_dir(&dir);
@@ -130,8 +133,8 @@ impl<'a> Packages<'a> {
         release.ok_or_else(|| io_at("find a kernel in", &boot)(std::io::ErrorKind::NotFound.into()))
     }
 
-    /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`. Ceph's, which fio needs, sit in a directory of
-    /// their own that is written into them as an absolute path.
+    /// Directories that hold unpacked libraries, for `LD_LIBRARY_PATH`. Ceph's, which fio needs,
+    /// sit in a directory of their own that is written into them as an absolute path.
     pub(crate) fn library_dirs(&self) -> Vec<PathBuf> {
         ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/ceph"]
             .iter()
@@ -139,8 +142,9 @@ impl<'a> Packages<'a> {
             .collect()
     }
 
-    /// Unpacks the libraries that the packages at hand depend on, one level further than now.
-    /// False when there are none left. The C library is the host's: the packages come from the host's own release.
+    /// Unpacks the libraries that the packages at hand depend on, one level further than now. False
+    /// when none remain. The C library is the host's: the packages come from the host's own
+    /// release.
     pub(crate) fn unpack_libraries(&self) -> Result<bool, ImageError> {
         let have: Vec<String> = self.have.borrow().iter().cloned().collect();
         let mut wanted = BTreeSet::new();

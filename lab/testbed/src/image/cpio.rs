@@ -1,5 +1,5 @@
-//! An initramfs archive: cpio's `newc` form, as `Documentation/driver-api/early-userspace/buffer-format.rst` of the
-//! kernel defines it.
+//! An initramfs archive: cpio's `newc` form, as
+//! `Documentation/driver-api/early-userspace/buffer-format.rst` of the kernel defines it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -19,8 +19,8 @@ enum Node {
     Host { source: PathBuf, mode: u32 },
 }
 
-/// Files of a machine: path below the root, without a leading slash. Sorted, so that each directory comes before what
-/// is in it, and the same files always give the same bytes: owner root, time 0.
+/// Files of a machine: path below the root, without a leading slash. Sorted, so that each directory
+/// comes before what is in it, and the same files always give the same bytes: owner root, time 0.
 #[derive(Default)]
 pub(crate) struct Tree(BTreeMap<String, Node>);
 
@@ -38,7 +38,8 @@ impl Tree {
         self.put(path, Node::Data { bytes, mode });
     }
 
-    /// A copy of the host's file `source`; it is read when the archive is written, and symbolic links are followed.
+    /// A copy of the host's file `source`; it is read when the archive is written, and symbolic
+    /// links are followed.
     pub(crate) fn file(&mut self, path: &str, source: &Path, mode: u32) {
         self.put(path, Node::Host { source: source.to_path_buf(), mode });
     }
@@ -130,7 +131,8 @@ impl<W: Write> Archive<W> {
             u32::try_from(size).map_err(|_| io::Error::other(format!("{name} is larger than 4 GiB")))?;
         self.inode += 1;
         let links = if mode & S_IFDIR != 0 && mode & S_IFREG == 0 { 2 } else { 1 };
-        // ino, mode, uid, gid, nlink, mtime, filesize, maj, min, rmaj, rmin, namesize with its zero, check.
+        // ino, mode, uid, gid, nlink, mtime, filesize, maj, min, rmaj, rmin, namesize with its
+        // zero, check.
         let fields = [self.inode, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name.len() as u32 + 1, 0];
         write!(self.out, "070701")?;
         for field in fields {

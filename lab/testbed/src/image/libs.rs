@@ -10,7 +10,7 @@ use super::{ImageError, run};
 /// Where libraries go in an image: the directory that Debian's dynamic linker looks in first.
 const LIB_DIR: &str = "lib/x86_64-linux-gnu";
 
-/// What `ldd` says about one program.
+/// `ldd`'s output for one program.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Linked {
     /// Libraries, and the dynamic linker by its own absolute path.
@@ -18,8 +18,8 @@ struct Linked {
     missing: Vec<String>,
 }
 
-/// Adds the program `source` as `path`, with its libraries. Those that the host lacks come from the packages that the
-/// unpacked ones depend on, if there are packages.
+/// Adds the program `source` as `path`, with its libraries. Those that the host lacks come from the
+/// packages that the unpacked ones depend on, if there are packages.
 pub(crate) fn add_program(
     tree: &mut Tree,
     path: &str,
@@ -63,8 +63,8 @@ fn ldd(program: &Path, packages: Option<&Packages>) -> Result<Linked, ImageError
     run(&mut command, "install libc-bin").map(|text| parse_ldd(&text))
 }
 
-/// Lines: `libz.so.1 => /lib/libz.so.1 (0x..)`, `libx.so => not found`, `/lib64/ld-linux-x86-64.so.2 (0x..)`,
-/// `linux-vdso.so.1 (0x..)`, `statically linked`.
+/// Lines: `libz.so.1 => /lib/libz.so.1 (0x..)`, `libx.so => not found`,
+/// `/lib64/ld-linux-x86-64.so.2 (0x..)`, `linux-vdso.so.1 (0x..)`, `statically linked`.
 fn parse_ldd(text: &str) -> Linked {
     let mut linked = Linked::default();
     for line in text.lines().map(str::trim) {

@@ -1,7 +1,7 @@
 //! Kernel modules of an image, with those that they need.
 //!
-//! The package has no `modules.dep` (depmod writes it on installation), so the names come from where depmod has them
-//! from: `depends=` in each module's `.modinfo` section.
+//! The package has no `modules.dep` (depmod writes it on installation), so the names come from
+//! where depmod has them from: `depends=` in each module's `.modinfo` section.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,8 +12,9 @@ use super::apt::Packages;
 use super::cpio::Tree;
 use super::{ImageError, io_at, run_bytes};
 
-/// Puts the modules and all that they depend on into `lib/modules`, and their file names into `lib/modules/order`, each
-/// after those that it needs: `insmod` in that order works. Modules that the kernel has built in are left out.
+/// Puts the modules and all that they depend on into `lib/modules`, and their file names into
+/// `lib/modules/order`, each after those that it needs: `insmod` in that order works. Modules that
+/// the kernel has built in are left out.
 pub(crate) fn add(
     tree: &mut Tree,
     packages: &Packages,
@@ -63,7 +64,8 @@ impl Set<'_> {
         Ok(())
     }
 
-    /// A module's bytes. Debian 13 compresses them; `insmod` of an old kernel could not, so they go in plain.
+    /// A module's bytes. Debian 13 compresses them; `insmod` of an old kernel could not, so they go
+    /// in plain.
     fn load(&self, path: &Path) -> Result<Vec<u8>, ImageError> {
         if path.extension().is_some_and(|x| x == "xz") {
             return run_bytes(Command::new(self.busybox).arg("xzcat").arg(path), "reinstall busybox-static");
@@ -100,8 +102,8 @@ fn list(dir: &Path, files: &mut BTreeMap<String, PathBuf>) -> Result<(), ImageEr
     Ok(())
 }
 
-/// The names behind `depends=` in the `.modinfo` section of an ELF64 little-endian module (elf(5)); `None` when it is
-/// no such file.
+/// The names behind `depends=` in the `.modinfo` section of an ELF64 little-endian module (elf(5));
+/// `None` when it is no such file.
 fn depends(module: &[u8]) -> Option<Vec<String>> {
     let info = section(module, b".modinfo")?;
     let field = info.split(|&b| b == 0).find_map(|f| f.strip_prefix(b"depends="))?;

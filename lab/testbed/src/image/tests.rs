@@ -49,7 +49,7 @@ fn failed_build_leaves_nothing_and_the_next_one_works() {
     });
     assert!(failed.is_err());
     assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 1, "only the lock stays");
-    // What a killed build left: removed by the next, and not taken for an image.
+    // Files of a killed build: the next build removes them and does not use them.
     fs::create_dir(cache.path().join("build-killed")).unwrap();
     let target = cache.path().join(format!("guest-{}", Key::new(7).hex()));
     fs::create_dir(&target).unwrap();

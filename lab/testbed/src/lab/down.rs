@@ -31,7 +31,8 @@ impl Lab {
             let cgroups = Cgroups::detect(&root)?;
             for cgroup in self.state.cgroups.iter().rev() {
                 if root.exists(cgroups.dir(cgroup)?)? {
-                    // A crash between starting a process and saving its id leaves it only here. The groups are the lab's own.
+                    // A crash between starting a process and saving its id leaves it only here. The
+                    // groups are the lab's own.
                     for pid in cgroups.pids(&root, cgroup)? {
                         stop_in(&cgroups, &root, cgroup, pid)?;
                     }
@@ -41,8 +42,8 @@ impl Lab {
         }
         self.state.cgroups.clear();
         for file in self.state.io_enabled.iter().rev() {
-            // Files below the removed cgroups are gone with them. Refused (EBUSY) when somebody uses the controller below by now: then
-            // it is theirs and stays on.
+            // Files below the removed cgroups are gone with them. Refused (EBUSY) when another
+            // program uses the controller below by now: then the controller stays on.
             if root.exists(file)? {
                 let _ = root.write(file, "-io");
             }
@@ -58,7 +59,7 @@ impl Lab {
         self.state.file = None;
         // Only a log.
         let _ = std::fs::remove_file(self.run_dir.join("twin.log"));
-        // Sockets and logs of guests that a crash left; the guests themselves are gone with their cgroups.
+        // Sockets and logs of guests after a crash; the guests themselves end with their cgroups.
         for dir in [GUESTS, DOMAIN_DIR] {
             match std::fs::remove_dir_all(self.run_dir.join(dir)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.state_error(e)),
@@ -73,9 +74,10 @@ impl Lab {
 fn stop_in(cgroups: &Cgroups, root: &Root, cgroup: &Path, pid: u32) -> Result<(), LabError> {
     let failed = |source| LabError::State { path: format!("/proc/{pid}").into(), source };
     let Some(process) = Process::open(pid).map_err(failed)? else { return Ok(()) };
-    // The pidfd is of the process that is in the list now, not of one that got the id since the list was made.
+    // The pidfd is of the process that is in the list now, not of one that got the id since the
+    // list was made.
     if cgroups.pids(root, cgroup)?.contains(&pid) {
-        // One that does not end keeps the cgroup busy, which is told when that is removed.
+        // A process that does not end keeps the cgroup busy, which its removal reports.
         process.stop(STOP_PATIENCE).map_err(failed)?;
     }
     Ok(())

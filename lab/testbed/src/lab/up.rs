@@ -117,7 +117,8 @@ impl Lab {
                 self.state.twin = Some(handle);
                 self.state.device = Some(device.path.clone());
                 self.save()?;
-                // What the papers start from, and many distributions' udev rules set. A loop device begins with another.
+                // What the papers start from, and many distributions' udev rules set. A loop device
+                // begins with another.
                 BlockDevice::find(&root, &device.path)?.set_elevator(&root, "bfq")?;
                 Ok((device.path, *size))
             }
@@ -172,7 +173,8 @@ impl Lab {
         let dir = self.run_dir.join(DOMAIN_DIR);
         std::fs::create_dir_all(&dir).map_err(|source| LabError::State { path: dir.clone(), source })?;
         let command = command(device, &self.state.vms, &self.run_dir)?;
-        // It orders requests itself; an elevator below it would do so again. That of a device which is not the lab's is the user's.
+        // It orders requests itself; an elevator below it would do so again. That of a device which
+        // is not the lab's is the user's.
         if self.state.twin.is_some() || self.state.file.is_some() {
             BlockDevice::find(root, device)?.set_elevator(root, "none")?;
         } else {
@@ -180,7 +182,8 @@ impl Lab {
                 "the device's elevator is left as it is; under the I/O domain `none` is right",
             );
         }
-        // In the lab's own cgroup from the start: a crash before it is saved leaves it there, where `down` finds it.
+        // In the lab's own cgroup from the start: a crash before it is saved leaves it there, where
+        // `down` finds it.
         let procs = match self.state.cgroups.first() {
             Some(own) => Some(cgroups.dir(own)?.join("cgroup.procs")),
             None => None,
@@ -219,9 +222,11 @@ impl Lab {
             configs.push(QemuConfig {
                 accel,
                 cgroup_procs: vec![cgroups.dir(&vm.cgroup)?.join("cgroup.procs")],
-                // From the start: a crash before it is saved leaves it in its cgroup, where `down` finds it.
+                // From the start: a crash before it is saved leaves it in its cgroup, where `down`
+                // finds it.
                 lifetime: Lifetime::Detached,
-                // The paper's priorities are with locked memory; another process cannot lock it later.
+                // The paper's priorities are with locked memory; another process cannot lock it
+                // later.
                 lock_memory: wanted.cpu.priorities == Some(Priorities::Rt),
                 ..QemuConfig::new(&vm.name, image.clone(), disk, &self.run_dir.join(GUESTS))
             });

@@ -77,11 +77,12 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-name", &format!("{},debug-threads=on", config.name)])
-        // q35 boots half a second later than microvm, but is what people run, and is the same under KVM and TCG.
+        // q35 boots half a second later than microvm, but is what people run, and is the same under
+        // KVM and TCG.
         .args(["-machine", machine, "-accel", config.accel.as_str(), "-cpu", "max"])
         .args(["-smp", &config.vcpus.to_string()])
         .args(["-m", &format!("{}M", config.memory.0 >> 20)])
-        // A panic reboots (`panic=-1`), and with this ends QEMU: a dead guest is seen at once.
+        // A panic reboots (`panic=-1`), and with this ends QEMU: a dead guest is noticed at once.
         .arg("-no-reboot")
         .arg("-kernel")
         .arg(&config.image.kernel)
@@ -132,9 +133,10 @@ pub(super) fn command(config: &QemuConfig, files: &Files) -> Result<Command, Qem
     Ok(command)
 }
 
-/// Under TCG the guest's clock must not change while it measures: the kernel's watchdog would take a busy host for an
-/// unstable TSC and switch to a slow clock. And an emulated processor needs no cure for leaks of a real one. Programs at
-/// fixed addresses are translated once and not anew each time they start.
+/// Under TCG the guest's clock must not change while it measures: the kernel's watchdog would take
+/// a busy host for an unstable TSC and switch to a slow clock. And an emulated processor needs no
+/// cure for leaks of a real one. Programs at fixed addresses are translated once and not anew each
+/// time they start.
 fn kernel_arguments(accel: Accel) -> &'static str {
     match accel {
         Accel::Kvm => "console=ttyS0 quiet panic=-1 reboot=t",

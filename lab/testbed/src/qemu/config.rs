@@ -47,7 +47,8 @@ pub struct DiskRegion {
 pub enum GuestDisk {
     /// It has none: the initramfs holds all that it needs.
     None,
-    /// QEMU's own backend on a slice of a device or file. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
+    /// QEMU's own backend on a slice of a device or file. Opened with `O_DIRECT`, Linux AIO and
+    /// without QEMU's image lock: several guests share one device.
     Region(DiskRegion),
     /// A vhost-user-blk backend, such as the I/O domain.
     VhostUser {
@@ -77,17 +78,20 @@ pub struct QemuConfig {
     pub memory: Bytes,
     /// Its disk.
     pub disk: GuestDisk,
-    /// Whether QEMU's AIO workers do the requests of a [`GuestDisk::Region`], as where nobody asked for Linux AIO.
+    /// Whether QEMU's AIO workers do the requests of a [`GuestDisk::Region`], QEMU's default
+    /// without Linux AIO.
     pub workers: bool,
-    /// Whether all memory of QEMU, the guest's too, is locked into RAM: no page fault joins a latency.
+    /// Whether all memory of QEMU, the guest's too, is locked into RAM: no page fault joins a
+    /// latency.
     pub lock_memory: bool,
     /// Its vCPUs.
     pub vcpus: u16,
-    /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose network is QEMU's own: without rights, and with
-    /// no way out. All of it is work of QEMU's threads.
+    /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose
+    /// network is QEMU's own: without rights, and with no way out. All of it is work of QEMU's
+    /// threads.
     pub port: Option<u16>,
-    /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep the path short: a
-    /// socket's path has at most 107 bytes.
+    /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
+    /// the path short: a socket's path has at most 107 bytes.
     pub run_dir: PathBuf,
     /// The `cgroup.procs` files to join before QEMU runs: one on cgroup v2, one a hierarchy on v1.
     pub cgroup_procs: Vec<PathBuf>,

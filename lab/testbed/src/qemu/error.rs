@@ -38,7 +38,7 @@ pub enum QemuError {
     Cgroup {
         /// The `cgroup.procs` file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
     /// The process could not be started.
@@ -50,7 +50,7 @@ pub enum QemuError {
         name: String,
         /// The `cgroup.procs` files it was to join.
         cgroups: Vec<PathBuf>,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
     /// A guest of this name already runs in this directory.
@@ -68,7 +68,7 @@ pub enum QemuError {
         name: String,
         /// How its process ended.
         status: String,
-        /// Its last words, each line on its own, or nothing.
+        /// The end of its output, line by line, or nothing.
         log: String,
     },
     /// QEMU runs, the guest does not.
@@ -78,7 +78,7 @@ pub enum QemuError {
         name: String,
         /// QEMU's run state.
         status: String,
-        /// Its last words.
+        /// The end of its output.
         log: String,
     },
     /// The guest runs, its agent does not answer.
@@ -88,7 +88,7 @@ pub enum QemuError {
         name: String,
         /// The time it had.
         waited: Duration,
-        /// Its last words.
+        /// The end of its output.
         log: String,
     },
     /// An exchange with QEMU or the agent failed, and the guest lives.
@@ -116,7 +116,7 @@ pub enum QemuError {
         operation: &'static str,
         /// To which file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's answer.
         source: io::Error,
     },
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::{QemuError, make_run_dir};
 
-/// How much of a log's end is read, in bytes, and how many of its lines are told.
+/// How much of a log's end is read, in bytes, and how many of its lines are reported.
 const TAIL_BYTES: u64 = 8192;
 const TAIL_LINES: usize = 6;
 
@@ -38,15 +38,15 @@ impl Files {
         [&self.qmp, &self.agent, &self.serial, &self.stderr]
     }
 
-    /// Makes the directory and clears what a guest of this name left that did not end well.
+    /// Makes the directory and removes files of a crashed guest of this name.
     pub(super) fn prepare(&self) -> Result<(), QemuError> {
         let failed = |operation, path: &Path| {
             let path = path.to_path_buf();
             move |source| QemuError::Io { operation, path, source }
         };
         make_run_dir(&self.run_dir).map_err(failed("create", &self.run_dir))?;
-        // A socket that nobody listens on refuses. A full listen queue would make this wait, but then a QEMU is there
-        // with a client, and its client goes in the end.
+        // A socket without a listener refuses. A full listen queue would make this wait, but then a
+        // QEMU is there with a client, and its client goes in the end.
         if self.qmp.exists() && UnixStream::connect(&self.qmp).is_ok() {
             return Err(QemuError::Busy { name: self.name.clone(), run_dir: self.run_dir.clone() });
         }
@@ -63,12 +63,13 @@ impl Files {
 
     fn remove_files(&self) {
         for path in self.all() {
-            // Missing is what we want; what cannot be removed does no harm.
+            // A missing file is fine; one that cannot be removed is harmless.
             let _ = fs::remove_file(path);
         }
     }
 
-    /// The last lines of QEMU's standard error and of the guest's console, indented below a heading each.
+    /// The last lines of QEMU's standard error and of the guest's console, indented below a heading
+    /// each.
     pub(super) fn last_words(&self) -> String {
         let mut text = String::new();
         for (what, path) in [("QEMU said", &self.stderr), ("the guest's console ends with", &self.serial)] {
@@ -93,13 +94,13 @@ fn tail(path: &Path) -> Vec<String> {
         file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    // Without the log there is only less to tell.
+    // Without the log the error is only shorter.
     let bytes = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     // The guest wrote it: no control characters on the user's terminal.
     let clean = |line: &str| line.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
     let lines: Vec<String> = text.lines().map(clean).filter(|l| !l.is_empty()).collect();
-    // A panic's own line says more than the call trace after it.
+    // The panic's own line is more useful than the call trace after it.
     let panic = lines.iter().position(|l| l.contains("Kernel panic"));
     let from = panic.unwrap_or(lines.len().saturating_sub(TAIL_LINES));
     lines[from..].iter().take(TAIL_LINES).cloned().collect()

@@ -46,12 +46,13 @@ pub enum TwinError {
     Loop {
         /// The file or device.
         path: PathBuf,
-        /// What losetup said.
+        /// losetup's message.
         message: String,
     },
 }
 
-/// Everything needed to find and remove a twin, also from another process or after a crash. Saved before each part is made.
+/// Everything needed to find and remove a twin, also from another process or after a crash. Saved
+/// before each part is made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TwinHandle {
@@ -65,7 +66,8 @@ pub struct TwinHandle {
     pub elevator: Option<String>,
 }
 
-/// A running twin. Dropping it does not remove it: the lab's state owns it and calls [`TwinHandle::remove`].
+/// A running twin. Dropping it does not remove it: the lab's state owns it and calls
+/// [`TwinHandle::remove`].
 #[derive(Clone, Debug)]
 pub struct TwinDevice {
     /// The block device.
@@ -75,8 +77,9 @@ pub struct TwinDevice {
 }
 
 impl TwinHandle {
-    /// Starts the process, waits for its file and puts a loop device on it. `save` is called with the handle before each part
-    /// is made, so that a crash at any time leaves a handle that can remove what there is.
+    /// Starts the process, waits for its file and puts a loop device on it. `save` is called with
+    /// the handle before each part is made, so that a crash at any time leaves a handle that can
+    /// remove what there is.
     ///
     /// `server` is the command that ends in [`super::serve`] with the same mount directory.
     ///
@@ -94,7 +97,8 @@ impl TwinHandle {
         match result {
             Ok(path) => Ok((handle, TwinDevice { path, size })),
             Err(e) => {
-                // The first error is the one to tell; what cannot be removed stays in the saved handle.
+                // The first error is reported; parts that cannot be removed stay in the saved
+                // handle.
                 let _ = handle.remove();
                 Err(e)
             }
@@ -121,13 +125,14 @@ impl TwinHandle {
             .stderr(out)
             .spawn()
             .map_err(err("start the twin's process for", &mount))?;
-        // Without its start time it could not be ended later; it ends by itself when its standard input is closed.
+        // Without its start time it could not be ended later; it ends by itself when its standard
+        // input is closed.
         self.process = ProcessId::of(child.id()).map_err(err("look at the twin's process for", &mount))?;
         save(self).map_err(err("save the lab's state for", &mount))?;
-        // It mounts nothing before this, and ends when we do: killed between its start and the line above, we leave
-        // nothing that nobody knows of.
+        // It mounts nothing before this, and ends with this process: killed between its start and
+        // the line above, this process leaves no unknown part.
         if let Some(mut go) = child.stdin.take() {
-            // A server that has ended already is told of below.
+            // A server that has ended already is reported below.
             let _ = go.write_all(&[super::serve::GO]);
         }
         let file = mount.join(FILE_NAME);
@@ -149,13 +154,14 @@ impl TwinHandle {
         Ok(device)
     }
 
-    /// Removes loop device, mount and process; parts that are gone are no error. Safe to call again.
+    /// Removes loop device, mount and process; missing parts are no error. Safe to call again.
     ///
     /// # Errors
     /// The first part that cannot be removed.
     pub fn remove(&mut self) -> Result<(), TwinError> {
         let file = self.mount.join(FILE_NAME);
-        // Also devices that were attached in the moment before a crash, when the handle did not know them yet.
+        // Also devices that were attached in the moment before a crash, when the handle did not
+        // know them yet.
         for device in loops_on(&file)? {
             // Unknown after a crash at the worst moment: then the loop driver's own default.
             set_elevator(&device, self.elevator.as_deref().unwrap_or("none"));

@@ -1,4 +1,5 @@
-//! The FUSE file behind a twin: one file, `disk`, whose reads and writes complete when the service model says.
+//! The FUSE file behind a twin: one file, `disk`, whose reads and writes complete at the service
+//! model's times.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -50,7 +51,7 @@ impl TwinFs {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the model says that the request is complete.
+    /// Waits until the model's completion time of the request.
     fn serve(&self, access: Access, offset: u64, len: u64) {
         let due = self.model().complete_at(now(), access, offset, len);
         sleep_until(due);
@@ -88,7 +89,8 @@ fn now() -> u64 {
 fn sleep_until(due: u64) {
     let at = libc::timespec { tv_sec: (due / 1_000_000_000) as i64, tv_nsec: (due % 1_000_000_000) as i64 };
     loop {
-        // SAFETY: `at` is a valid timespec and the remaining-time pointer may be null for an absolute sleep.
+        // SAFETY: `at` is a valid timespec and the remaining-time pointer may be null for an
+        // absolute sleep.
         let r = unsafe {
             libc::clock_nanosleep(
                 libc::CLOCK_MONOTONIC,
@@ -105,7 +107,8 @@ fn sleep_until(due: u64) {
 
 impl Filesystem for TwinFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Without it the loop device's worker would wait for each request before it sends the next: depth 1 for all.
+        // Without it the loop device's worker would wait for each request before it sends the next:
+        // depth 1 for all.
         config.add_capabilities(InitFlags::FUSE_ASYNC_DIO).map_err(|_| {
             io::Error::new(io::ErrorKind::Unsupported, "this kernel's FUSE has no asynchronous direct I/O")
         })?;

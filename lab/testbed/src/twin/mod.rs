@@ -1,10 +1,11 @@
 //! The twin: an emulated block device whose service-time model is declared.
 //!
-//! A FUSE file completes its requests when the model says; a loop device with direct I/O on top makes it a block device
-//! with a request queue, so that the kernel's own I/O schedulers and cgroup controllers act on it as on a disk.
+//! A FUSE file completes its requests at the model's times; a loop device with direct I/O on top
+//! makes it a block device with a request queue, so that the kernel's own I/O schedulers and cgroup
+//! controllers act on it as on a disk.
 //!
-//! What it is not: it runs on the host's CPUs, so its own wake-ups are as late as the host is busy, and it tops out near
-//! 15 000 requests per second on two cores.
+//! What it is not: it runs on the host's CPUs, so its own wake-ups are as late as the host is busy,
+//! and it tops out near 15 000 requests per second on two cores.
 
 mod device;
 mod fs;

@@ -1,4 +1,4 @@
-//! The twin's process: mounts the FUSE file and serves it until it is unmounted or told to stop.
+//! The twin's process: mounts the FUSE file and serves it until it is unmounted or stopped.
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -13,7 +13,8 @@ use super::{ProfileError, TwinProfile};
 
 /// Threads that serve requests: the most requests in service or waiting at the device at once.
 const THREADS: usize = 64;
-/// Real-time priority of the serving threads: a device does not slow down because the host's CPUs are busy.
+/// Real-time priority of the serving threads: a device does not slow down because the host's CPUs
+/// are busy.
 const FIFO_PRIORITY: i32 = 40;
 
 /// What a twin process is to serve.
@@ -49,8 +50,9 @@ pub enum ServeError {
 /// The byte on standard input that lets a twin begin.
 pub(super) const GO: u8 = b'\n';
 
-/// Waits for a line break on standard input, then mounts and serves until unmounted. When the input ends without it, whoever started
-/// this is gone, and it ends too. SIGTERM, SIGINT and SIGHUP unmount.
+/// Waits for a line break on standard input, then mounts and serves until unmounted. When the input
+/// ends without it, the process that started this has ended, and this process ends too. SIGTERM,
+/// SIGINT and SIGHUP unmount.
 ///
 /// # Errors
 /// [`ServeError`] when the profile or the mount fails.
@@ -79,14 +81,16 @@ pub fn serve(config: &ServeConfig) -> Result<(), ServeError> {
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(fuse)?;
     std::thread::spawn(move || {
         if signals.forever().next().is_some() {
-            // A failed unmount leaves the session running; the caller then uses SIGKILL and a lazy unmount.
+            // A failed unmount leaves the session running; the caller then uses SIGKILL and a lazy
+            // unmount.
             let _ = unmounter.unmount();
         }
     });
     session.run().map_err(fuse)
 }
 
-/// Timers without slack and a real-time policy, inherited by the serving threads. Both are improvements, not needs.
+/// Timers without slack and a real-time policy, inherited by the serving threads. Both are
+/// improvements, not needs.
 fn precise_time() {
     // SAFETY: plain prctl and sched calls on the calling thread with valid arguments.
     unsafe {

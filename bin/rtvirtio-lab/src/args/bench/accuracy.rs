@@ -15,14 +15,15 @@ pub struct BenchAccuracyArgs {
     /// Parts that the runs are split into: each is judged by models fitted on the others
     #[arg(long, default_value_t = FOLDS as u64, value_parser = clap::value_parser!(u64).range(2..=100))]
     pub folds: u64,
-    /// Confidence of the upper bound, %: a lower one needs fewer runs (120 for 99, 24 for 95, 12 for 90)
+    /// Confidence of the upper bound, %: a lower one needs fewer runs (120 for 99, 24 for 95, 12
+    /// for 90)
     #[arg(long, value_name = "PERCENT", default_value_t = 99, value_parser = clap::value_parser!(u8).range(60..=99))]
     pub confidence: u8,
     /// Seed of the split
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Judge on these runs in QEMU guests too, as `bench sweep --qemu` writes them, by models without and with others of them;
-    /// the model that is saved learns from all of them
+    /// Judge on these runs in QEMU guests too, as `bench sweep --qemu` writes them, by models
+    /// without and with others of them; the model that is saved learns from all of them
     #[arg(long, value_name = "FILE.jsonl")]
     pub guests: Option<PathBuf>,
     /// Save a model fitted on all runs here

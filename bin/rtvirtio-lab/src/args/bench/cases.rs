@@ -39,7 +39,8 @@ pub struct BenchCasesArgs {
     /// Length of each run
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     pub length: Nanos,
-    /// Repeat a run at most this often while the host itself stalls; the run with the fewest stalls counts
+    /// Repeat a run at most this often while the host itself stalls; the run with the fewest stalls
+    /// counts
     #[arg(long, value_name = "N", default_value_t = rtvirtio_learn::runs::TRIES, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub tries: u32,
     /// Measure nothing: write the cases as spec files

@@ -45,7 +45,8 @@ impl BenchIodArgs {
 /// `bench iod-crash`.
 #[derive(Args, Debug)]
 pub struct BenchIodCrashArgs {
-    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed afterwards
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards
     #[arg(value_name = "twin:NAME", default_value = "twin:emmc")]
     pub device: String,
     /// How often the domain is killed
@@ -90,7 +91,8 @@ pub struct BenchIodStartupArgs {
     /// Largest piece of requests that are not urgent, where the guest's priority is read
     #[arg(long, value_name = "BYTES", default_value = "16KiB")]
     pub quantum: Bytes,
-    /// Largest piece of urgent requests: those that the guest marks real-time, within their reservation
+    /// Largest piece of urgent requests: those that the guest marks real-time, within their
+    /// reservation
     #[arg(long, value_name = "BYTES", default_value = "128KiB")]
     pub urgent_quantum: Bytes,
     /// Pieces at the device under the domain's reservations

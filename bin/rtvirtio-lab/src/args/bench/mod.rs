@@ -69,7 +69,8 @@ Exit code 2 when a claim is not met.")]
         after_help = "EXAMPLES\n  rtvirtio-lab bench plan --model data/qlc-nvme.model.json\n  rtvirtio-lab bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
     )]
     Plan(BenchPlanArgs),
-    /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the cost of a request
+    /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
+    /// cost of a request
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench iod --repeat 3 --html iod.html
@@ -86,7 +87,8 @@ EXAMPLES
 
 A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
     IodCrash(BenchIodCrashArgs),
-    /// How long an application takes to start in a real guest, under load in the guest and from another VM
+    /// How long an application takes to start in a real guest, under load in the guest and from
+    /// another VM
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench iod-startup
@@ -109,7 +111,8 @@ The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU'
 a contract, killed (kill -9) before and after every change. Where guests are emulated, period and deadline of the web
 requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
     Reservation(BenchReservationArgs),
-    /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and without real-time priorities
+    /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and
+    /// without real-time priorities
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench cyclictest
@@ -149,7 +152,8 @@ pub struct BenchResult {
 /// Options of experiments that make runs on a device.
 #[derive(Args, Debug)]
 pub struct BenchRuns {
-    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed afterwards
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards
     #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
     /// Learned model: for the schemes that need one, or to draw its predictions
@@ -161,7 +165,8 @@ pub struct BenchRuns {
     /// Directory of the results
     #[arg(long, value_name = "DIR", default_value = "data")]
     pub out: PathBuf,
-    /// Continue results of another host kernel, which the file then notes, and accept a learned model of another host
+    /// Continue results of another host kernel, which the file then notes, and accept a learned
+    /// model of another host
     #[arg(long)]
     pub other_host: bool,
     /// Measure nothing: show the results in the directory

@@ -12,7 +12,8 @@ use super::BenchResult;
 /// `bench reservation`.
 #[derive(Args, Debug)]
 pub struct BenchReservationArgs {
-    /// Length of each measurement of throughput, made in pieces of 2 s that alternate with those of all others
+    /// Length of each measurement of throughput, made in pieces of 2 s that alternate with those of
+    /// all others
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     pub length: Nanos,
     /// Measurements of throughput at each budget
@@ -24,7 +25,8 @@ pub struct BenchReservationArgs {
     /// Period of the contracts for throughput
     #[arg(long, value_name = "TIME", default_value = "100ms")]
     pub period: Nanos,
-    /// While its budget grows, the neighbour computes in a loop without memory accesses instead of serving clients
+    /// While its budget grows, the neighbour computes in a loop without memory accesses instead of
+    /// serving clients
     #[arg(long)]
     pub neighbour_computes: bool,
     /// Budgets of one VM alone, in percent of a core, such as 20,50,80 [default: 10 to 90 in tens]
@@ -36,7 +38,8 @@ pub struct BenchReservationArgs {
     /// Keep idle CPUs from sleeping, as on a real-time host
     #[arg(long)]
     pub awake: bool,
-    /// Only kill `apply` and `revert` of a contract at every change, and add the outcome to the existing result
+    /// Only kill `apply` and `revert` of a contract at every change, and add the outcome to the
+    /// existing result
     #[arg(long, conflicts_with = "report_only")]
     pub kills: bool,
     /// Where the result goes

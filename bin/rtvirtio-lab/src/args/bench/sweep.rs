@@ -9,7 +9,8 @@ use rtvirtio_units::Nanos;
 /// `bench sweep`.
 #[derive(Args, Debug)]
 pub struct BenchSweepArgs {
-    /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and removed afterwards; one dataset each
+    /// Emulated devices, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards; one dataset each
     #[arg(value_name = "twin:NAME", required = true)]
     pub devices: Vec<String>,
     /// Conditions per device
@@ -18,13 +19,15 @@ pub struct BenchSweepArgs {
     /// Length of each run
     #[arg(long = "for", value_name = "TIME", default_value = "8s")]
     pub length: Nanos,
-    /// Additional conditions of the RT-VirtIO paper's Table II, for its coefficients and its network
+    /// Additional conditions of the RT-VirtIO paper's Table II, for its coefficients and its
+    /// network
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub paper: usize,
     /// How many of them run two times more, to show how far runs of one condition differ
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub again: usize,
-    /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of their own
+    /// Run the first N of them that three emulated guests can carry in QEMU guests, into a file of
+    /// their own
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = ["again", "paper"])]
     pub qemu: usize,
     /// Seed of the design

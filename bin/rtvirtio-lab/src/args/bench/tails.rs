@@ -9,7 +9,8 @@ use super::BenchResult;
 /// `bench tails`.
 #[derive(Args, Debug)]
 pub struct BenchTailsArgs {
-    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed afterwards
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and
+    /// removed afterwards
     #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
     pub device: String,
     /// Length of each of the four runs: 100 requests a second show their p99.99 in five minutes

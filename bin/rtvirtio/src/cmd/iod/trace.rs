@@ -97,7 +97,8 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// The next one; printed lines are flushed while none arrives. `None` when the domain has ended.
+    /// The next one; printed lines are flushed while none arrives. `None` when the domain has
+    /// ended.
     fn next(&mut self, ui: &Ui, out: &mut impl Write) -> anyhow::Result<Option<&[u8]>> {
         self.line.clear();
         loop {
