@@ -75,7 +75,7 @@ pub fn measure(
     let mut best: Option<Point> = None;
     for _ in 0..job.tries.max(1) {
         let mut plan = RunPlan { length: job.length, seed: job.seed, cancel, on_tick: &mut *on_tick };
-        let seen = stage.run(&spec, &job.treatment, &mut plan)?;
+        let observed = stage.run(&spec, &job.treatment, &mut plan)?;
         let point = Point {
             id: job.id.clone(),
             device: job.device.to_owned(),
@@ -86,9 +86,9 @@ pub fn measure(
             knobs: Knobs::of(&job.treatment.config),
             classes: job.treatment.classes.clone(),
             vms: job.vms.to_vec(),
-            noise: seen.noise.unwrap_or_default(),
-            disk: seen.disk,
-            results: seen.tasks.iter().map(Outcome::of).collect(),
+            noise: observed.noise.unwrap_or_default(),
+            disk: observed.disk,
+            results: observed.tasks.iter().map(Outcome::of).collect(),
         };
         let quiet = !disturbed(&point);
         if best.as_ref().is_none_or(|b| point.noise.max_ns < b.noise.max_ns) {

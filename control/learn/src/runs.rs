@@ -159,7 +159,7 @@ impl<'a> Runs<'a> {
         };
         let (recorder, points) = Recorder::open(file.path, &header, file.other)?;
         if !points.is_empty() {
-            progress.step(&format!("going on with {} runs in {}", points.len(), file.path.display()));
+            progress.step(&format!("continuing with {} runs in {}", points.len(), file.path.display()));
         }
         Ok(Self {
             profile,
@@ -212,7 +212,7 @@ impl<'a> Runs<'a> {
         let measured = self.measurer.measure(&job, self.progress.cancel_flag()).map_err(RunsError::from);
         if matches!(measured, Err(RunsError::Cancelled)) {
             let kept = self.points.len();
-            self.progress.step(&format!("{kept} runs are kept; the same command goes on"));
+            self.progress.step(&format!("{kept} runs are kept; the same command continues"));
         }
         let mut point = measured?;
         for (outcome, forecast) in point.results.iter_mut().zip(wanted.forecasts) {

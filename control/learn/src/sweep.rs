@@ -346,7 +346,7 @@ impl<'a> Sweep<'a> {
         let (noisy, all) = (self.runs.points.iter().filter(|p| disturbed(p)).count(), self.runs.points.len());
         if noisy as f64 > BUSY * all as f64 {
             self.progress.warn(&format!(
-                "in {noisy} of {all} runs the host itself stood still for more than 20 ms: bounds will be wide. Stop \
+                "in {noisy} of {all} runs the host itself stalled for more than 20 ms: bounds will be wide. Stop \
                  other work on this machine, or look at steal time if it is a VM itself, and sweep again"
             ));
         }
@@ -375,7 +375,7 @@ impl<'a> Sweep<'a> {
     }
 
     fn measure(&mut self, id: String, condition: &Condition, seed: u64) -> Result<(), RunsError> {
-        let wanted = RunRequest {
+        let run_request = RunRequest {
             id,
             scheme: SWEEP,
             treatment: Treatment::knobs(condition.knobs.config()),
@@ -384,7 +384,7 @@ impl<'a> Sweep<'a> {
             forecasts: Vec::new(),
             tries: None,
         };
-        self.runs.measure(wanted).map(drop)
+        self.runs.measure(run_request).map(drop)
     }
 }
 

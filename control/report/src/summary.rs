@@ -34,14 +34,14 @@ impl Tally {
         match self.targets() {
             0 => "no targets declared".to_owned(),
             n => format!("{} of {n} target{} missed{}", self.missed, if n == 1 { "" } else { "s" }, {
-                let mut rest = String::new();
+                let mut reasons = String::new();
                 if self.met > 0 {
-                    rest.push_str(&format!(", {} met", self.met));
+                    reasons.push_str(&format!(", {} met", self.met));
                 }
                 if self.unproven > 0 {
-                    rest.push_str(&format!(", {} unproven", self.unproven));
+                    reasons.push_str(&format!(", {} unproven", self.unproven));
                 }
-                rest
+                reasons
             }),
         }
     }
@@ -96,7 +96,7 @@ fn host_stalls(run: &Run) -> Option<String> {
     let noise = run.noise.filter(|n| n.realtime)?;
     matters(run, noise.max_ns).then(|| {
         format!(
-            "the host itself stood still for up to {}, {} times for more than 1ms (seen by probes under SCHED_FIFO): latencies hold that, \
+            "the host itself stalled for up to {}, {} times for more than 1ms (seen by probes under SCHED_FIFO): latencies hold that, \
              and no I/O setting changes it",
             noise.max_ns, noise.stalls
         )
@@ -108,7 +108,7 @@ fn disk_standstills(run: &Run) -> Option<String> {
     let disk = run.disk?;
     matters(run, disk.longest_ns).then(|| {
         format!(
-            "the disk itself stood still for up to {} with requests in it ({} for more than 5ms, {} in all; seen in inflight and stat of sysfs): no \
+            "the disk itself completed nothing for up to {} with requests in it ({} for more than 5ms, {} in all; seen in inflight and stat of sysfs): no \
              order of requests changes that; a lighter load, of writes above all, or another disk may",
             disk.longest_ns,
             times(disk.count),

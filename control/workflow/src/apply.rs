@@ -71,11 +71,11 @@ pub fn plan_now(
     progress: &dyn Progress,
 ) -> Result<(Plan, Config)> {
     let profile = load_profile(&site.spec, with.profile, dirs)?;
-    let found = site.config()?;
+    let found_config = site.config()?;
     let choice = ModelChoice::find(with.model, &site.spec, &profile, dirs, progress)?;
-    let mut options = site.plan_options(found.clone(), &choice)?;
+    let mut options = site.plan_options(found_config.clone(), &choice)?;
     options.enough = with.enough;
-    Ok((plan(&site.spec, &profile, &options)?, found))
+    Ok((plan(&site.spec, &profile, &options)?, found_config))
 }
 
 /// Checks that a saved plan acts on this host: it may have been made, or edited, for another one.

@@ -75,7 +75,7 @@ impl Config {
         if rustix::process::geteuid().is_root() {
             plan::check_disks(&self.text)?;
         } else {
-            progress.warn("the disks were not looked at: that needs root");
+            progress.warn("the disks were not checked: that needs root");
         }
         let ours = process::config_path(&dirs.state);
         Ok(vec![

@@ -120,7 +120,7 @@ impl HostVm {
             HostReach::LabGuest { process, qmp, .. } => match ask_monitor(qmp) {
                 Ok(named) => VmHandle { named, ..VmHandle::of_pid(process.pid) },
                 Err(e) => {
-                    progress.warn(&format!("{}: roles are told from thread names only: {e}", self.name));
+                    progress.warn(&format!("{}: roles are derived from thread names only: {e}", self.name));
                     VmHandle::of_pid(process.pid)
                 }
             },

@@ -354,7 +354,7 @@ impl Bench<'_> {
         let part = |percent: u64| {
             Contract::new(Nanos(period.0 * percent / 100), period).context("a budget above its period")
         };
-        let mut wanted = vec![VmContract {
+        let mut vm_contracts = vec![VmContract {
             vm: &self.vm.name,
             handle: self.vm.handle.clone(),
             vcpus_only: false,
@@ -374,12 +374,12 @@ impl Bench<'_> {
                     order: neighbour.order,
                     used: Vec::new(),
                 };
-                wanted.insert(0, first);
+                vm_contracts.insert(0, first);
                 Some(neighbour)
             }
             _ => None,
         };
-        self.contracts.set(&wanted)?;
+        self.contracts.set(&vm_contracts)?;
         let loaded = loaded.map(|n| n.load.background(self.length)).transpose()?;
         let vm = &self.vm;
         let mut last = None;
@@ -390,14 +390,14 @@ impl Bench<'_> {
             Ok(since)
         };
         let begin = Instant::now();
-        let got = vm.load.measure(self.length, progress, &mut cpu)?;
+        let throughput = vm.load.measure(self.length, progress, &mut cpu)?;
         let neighbour = loaded.map(|b| Background::finish(b, begin.elapsed())).transpose()?;
         Ok(Run {
             round: step.round,
             budget_percent: step.budget,
             neighbour_percent: step.neighbour,
-            requests_per_s: got.requests_per_s,
-            cpu: got.cpu,
+            requests_per_s: throughput.requests_per_s,
+            cpu: throughput.cpu,
             neighbour_requests_per_s: neighbour.flatten(),
         })
     }

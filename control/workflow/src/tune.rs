@@ -99,8 +99,8 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     let length = Duration::from_nanos(options.length.0);
     let profile = load_profile(&site.spec, options.with.profile, dirs)?;
     let choice = ModelChoice::find(options.with.model, &site.spec, &profile, dirs, progress)?;
-    let found = site.config()?;
-    let mut search = site.plan_options(found.clone(), &choice)?;
+    let found_config = site.config()?;
+    let mut search = site.plan_options(found_config.clone(), &choice)?;
     search.enough = options.with.enough;
     let affordable = (budget.as_secs_f64() * TRIALS_SHARE / (length + OVERHEAD).as_secs_f64()) as usize;
     ensure!(
@@ -117,7 +117,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         if !options.compromise {
             return Ok(Tuned::TooMuch { given_up });
         }
-        let names = if given_up.is_empty() { "nobody".to_owned() } else { given_up.join(", ") };
+        let names = if given_up.is_empty() { "no VM".to_owned() } else { given_up.join(", ") };
         progress.step(&given_up_for_the_others(&names));
     }
     let end = start + budget;
@@ -129,7 +129,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         given_up,
         options,
         site,
-        found,
+        found_config,
         choice,
         profile,
         length,
@@ -147,10 +147,10 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         // A longer run is better evidence than the trials before it: tuning continues from it while
         // there is time for a trial and another proof. What only the host's own stalls made miss,
         // which trials do not count, is proved again.
-        tuner.observe(&best, &seen(&proof));
+        tuner.observe(&best, &observations(&proof));
         let by_host = tuner.trials().last().is_some_and(|t| t.score <= 1.0);
         tuning.reserve = tuning.proof_length();
-        if tuning.left() < length + OVERHEAD + tuning.reserve || !by_host && tuner.next().is_none() {
+        if tuning.time_left() < length + OVERHEAD + tuning.reserve || !by_host && tuner.next().is_none() {
             break (plan, proof);
         }
         revert_all(dirs)?;
@@ -192,7 +192,7 @@ impl Outcome {
 struct Tuning<'a> {
     options: &'a TuneOptions<'a>,
     site: &'a Site,
-    found: Config,
+    found_config: Config,
     choice: ModelChoice,
     profile: Profile,
     length: Duration,
@@ -209,7 +209,7 @@ struct Tuning<'a> {
 }
 
 impl Tuning<'_> {
-    fn left(&self) -> Duration {
+    fn time_left(&self) -> Duration {
         self.end.saturating_duration_since(Instant::now())
     }
 
@@ -217,16 +217,16 @@ impl Tuning<'_> {
     fn trials(&mut self, tuner: &mut Tuner, mode: CgroupMode) -> Result<()> {
         while let Some(config) = tuner.next() {
             let reserve = self.reserve.min(self.proof_length()).max(self.length);
-            if !tuner.trials().is_empty() && self.left() < self.length + OVERHEAD + reserve {
+            if !tuner.trials().is_empty() && self.time_left() < self.length + OVERHEAD + reserve {
                 break;
             }
             let plan = self.plan(&config)?;
-            check_actable(&self.site.spec, mode, &self.found, &plan.settings)?;
+            check_actable(&self.site.spec, mode, &self.found_config, &plan.settings)?;
             apply_plan(&plan, self.site, self.dirs, self.progress)?;
             let run = measure(self.site, SCHEME, self.length, &[], self.dirs, self.progress);
             revert_all(self.dirs)?;
             let run = run?;
-            tuner.observe(&config, &seen(&run));
+            tuner.observe(&config, &observations(&run));
             for (rate, task) in self.rates.iter_mut().zip(&run.tasks) {
                 *rate = task.declared_rate.or(Some(task.achieved_rate)).map(|r| r.0);
             }
@@ -249,7 +249,7 @@ impl Tuning<'_> {
         });
         plan.spec_file = std::path::absolute(self.options.spec_file)?.into_os_string().into_string().ok();
         apply_plan(&plan, self.site, self.dirs, self.progress)?;
-        let length = self.proof_length().min(self.left()).max(self.length);
+        let length = self.proof_length().min(self.time_left()).max(self.length);
         let predicted: Vec<_> = plan.tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect();
         match measure(self.site, SCHEME, length, &predicted, self.dirs, self.progress) {
             Ok(run) => Ok((best.clone(), plan, run)),
@@ -293,7 +293,7 @@ impl Tuning<'_> {
     /// The settings from those found to `config`, with what the model expects of them.
     fn plan(&self, config: &Config) -> Result<Plan> {
         let spec = &self.site.spec;
-        let mut settings = settings_of(spec, &self.found, config);
+        let mut settings = settings_of(spec, &self.found_config, config);
         for s in &mut settings {
             s.reason = "found by measuring".to_owned();
         }
@@ -322,7 +322,7 @@ fn missed(run: &Run, given_up: &[String]) -> usize {
     run.tasks.iter().filter(|t| t.verdict == Some(Verdict::Missed) && !given_up.contains(&t.vm)).count()
 }
 
-fn seen(run: &Run) -> Vec<Seen> {
+fn observations(run: &Run) -> Vec<Seen> {
     run.tasks
         .iter()
         .map(|t| Seen {

@@ -38,8 +38,8 @@ pub fn profile(
     if let Some(model) = learned {
         bed.check_profile(&model.profile)?;
         if !options.other_host {
-            let here = Profile { kernel: kernel_release(), cpus: cpus(), ..model.profile.clone() };
-            model.fits(&here).context("with --other-host a model of another host is taken")?;
+            let on_this_host = Profile { kernel: kernel_release(), cpus: cpus(), ..model.profile.clone() };
+            model.fits(&on_this_host).context("with --other-host a model of another host is taken")?;
         }
     }
     let Some(path) = &options.profile else { return Ok(learned.map(|model| model.profile.clone())) };

@@ -148,7 +148,7 @@ pub enum BoxError {
     #[error("cannot start the box: {0}")]
     Spawn(std::io::Error),
     /// QEMU did not run the box.
-    #[error("QEMU ended with {status} and said: {stderr}")]
+    #[error("QEMU ended with {status}: {stderr}")]
     Qemu {
         /// How it ended.
         status: String,

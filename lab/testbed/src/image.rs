@@ -248,11 +248,11 @@ pub fn ensure_kernel(
     }
     let host_fio = find_program("fio");
     let package = apt::resolve(kernel_package(kernel))?;
-    let mut wanted = vec![package.as_str(), "busybox-static", "qemu-guest-agent", "rt-tests"];
+    let mut package_names = vec![package.as_str(), "busybox-static", "qemu-guest-agent", "rt-tests"];
     if host_fio.is_none() {
-        wanted.push("fio");
+        package_names.push("fio");
     }
-    let versions = apt::candidates(&wanted)?;
+    let versions = apt::candidates(&package_names)?;
     let mut key = Key::new(FORMAT);
     key.add(INIT);
     for (package, version) in &versions {

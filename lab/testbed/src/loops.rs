@@ -85,13 +85,13 @@ pub(crate) fn detach(device: &Path) -> Result<(), TwinError> {
 pub(crate) fn loops_on(file: &Path) -> Result<Vec<PathBuf>, TwinError> {
     let failed = |path: &Path, source| TwinError::Io { what: "read", path: path.to_owned(), source };
     let block = Path::new("/sys/block");
-    let mut found = Vec::new();
+    let mut loop_devices = Vec::new();
     for entry in fs::read_dir(block).map_err(|e| failed(block, e))? {
         let entry = entry.map_err(|e| failed(block, e))?;
         let backing = entry.path().join("loop/backing_file");
         match fs::read_to_string(&backing) {
             Ok(text) if Path::new(text.trim_end()) == file => {
-                found.push(Path::new("/dev").join(entry.file_name()));
+                loop_devices.push(Path::new("/dev").join(entry.file_name()));
             }
             Ok(_) => {}
             // No loop device, or one that is detached at this moment.
@@ -100,5 +100,5 @@ pub(crate) fn loops_on(file: &Path) -> Result<Vec<PathBuf>, TwinError> {
             Err(e) => return Err(failed(&backing, e)),
         }
     }
-    Ok(found)
+    Ok(loop_devices)
 }

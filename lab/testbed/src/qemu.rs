@@ -28,8 +28,6 @@ use files::Files;
 
 /// The guest's name of its only disk.
 pub const GUEST_DISK: &str = "/dev/vda";
-/// The same in `/sys/block`.
-pub const GUEST_DISK_NAME: &str = "vda";
 /// Where a guest's service listens that is reached through [`QemuConfig::port`].
 pub const GUEST_PORT: u16 = 80;
 /// Three guests that boot at once under TCG on two busy cores took 12 s.
@@ -216,11 +214,6 @@ impl QemuGuest {
         self.agent.as_mut().ok_or_else(|| QemuError::gone(&self.handle.name))
     }
 
-    /// Closes the connection to the agent, so that another process can use it.
-    pub fn release_agent(&mut self) {
-        self.agent = None;
-    }
-
     /// Runs a program in the guest to its end: [`GuestAgent::exec`].
     ///
     /// # Errors
@@ -320,8 +313,8 @@ impl QemuGuest {
             if !self.is_alive() {
                 return Err(self.died());
             }
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
+            let remaining = timeout.saturating_sub(start.elapsed());
+            if remaining.is_zero() {
                 let (name, log) = (self.handle.name.clone(), self.files.last_words());
                 return Err(QemuError::NoAgent { name, waited: timeout, log });
             }
@@ -331,8 +324,8 @@ impl QemuGuest {
                     thread::sleep(Duration::from_millis(5));
                     continue;
                 }
-                None => GuestAgent::open(&self.files.agent, left).map(|opened| agent = Some(opened)),
-                Some(agent) => agent.synchronise(slice.min(left)),
+                None => GuestAgent::open(&self.files.agent, remaining).map(|opened| agent = Some(opened)),
+                Some(agent) => agent.synchronise(slice.min(remaining)),
             };
             match (answer, &agent) {
                 (Ok(()), Some(ready)) if ready.is_in_step() => {

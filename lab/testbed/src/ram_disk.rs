@@ -36,11 +36,11 @@ impl RamDisk {
         let file = File::create_new(&path).map_err(fail)?;
         let fill = || -> std::io::Result<()> {
             let zeroes = vec![0u8; 1 << 20];
-            let mut left = size.0;
-            while left > 0 {
-                let part = left.min(zeroes.len() as u64);
+            let mut remaining = size.0;
+            while remaining > 0 {
+                let part = remaining.min(zeroes.len() as u64);
                 std::io::Write::write_all(&mut &file, &zeroes[..part as usize])?;
-                left -= part;
+                remaining -= part;
             }
             Ok(())
         };

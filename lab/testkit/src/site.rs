@@ -158,7 +158,7 @@ impl Site {
     #[must_use]
     pub fn left_behind(&self) -> Vec<String> {
         let mark = self.dir.path().to_str().unwrap().to_owned();
-        let mut left: Vec<String> = fs::read_to_string("/proc/self/mountinfo")
+        let mut leftovers: Vec<String> = fs::read_to_string("/proc/self/mountinfo")
             .unwrap()
             .lines()
             .filter(|l| l.contains(&mark))
@@ -167,20 +167,20 @@ impl Site {
         for entry in fs::read_dir("/sys/block").unwrap().flatten() {
             let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
             if file.contains(&mark) {
-                left.push(format!("loop {} on {file}", entry.path().display()));
+                leftovers.push(format!("loop {} on {file}", entry.path().display()));
             }
         }
         for entry in fs::read_dir("/proc").unwrap().flatten() {
             let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
             if String::from_utf8_lossy(&line).contains(&mark) {
-                left.push(format!(
+                leftovers.push(format!(
                     "process {} {}",
                     entry.path().display(),
                     String::from_utf8_lossy(&line).replace('\0', " ")
                 ));
             }
         }
-        left
+        leftovers
     }
 
     /// Fails when something remains.
@@ -188,8 +188,8 @@ impl Site {
     /// # Panics
     /// With what it is.
     pub fn assert_clean(&self) {
-        let left = self.left_behind();
-        assert!(left.is_empty(), "left behind: {left:#?}");
+        let leftovers = self.left_behind();
+        assert!(leftovers.is_empty(), "left behind: {leftovers:#?}");
         assert!(!self.run_dir().join("lab.json").exists());
     }
 }

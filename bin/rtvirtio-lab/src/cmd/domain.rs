@@ -32,7 +32,7 @@ pub fn plan_for_lab(
     if !ui.json {
         print!("{}", text::domain_plan(&plan, &style()));
     } else if !plan.feasible {
-        ui.warn("not every target can be promised: `rtvirtio plan --domain` says which, and why");
+        ui.warn("not every target can be promised: `rtvirtio plan --domain` names them, and why");
     }
     let name = name.to_owned();
     Ok(move |device: &Path, vms: &[LabVm], run_dir: &Path| {

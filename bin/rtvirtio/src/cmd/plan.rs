@@ -48,8 +48,8 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     show(ui, &shown, || {
         let mut out = text::plan(&plan, &old_values(&basis.spec, &basis.options.start, &plan), &style());
         for one in cpu.iter().flatten().flatten() {
-            let found = one.found.iter().map(|f| contracts::words(&one.vm, f));
-            for line in found.chain(one.notes.iter().map(|note| format!("{}: {note}", one.vm))) {
+            let choices = one.found.iter().map(|f| contracts::words(&one.vm, f));
+            for line in choices.chain(one.notes.iter().map(|note| format!("{}: {note}", one.vm))) {
                 out += &style().wrap(&line, 0);
             }
         }

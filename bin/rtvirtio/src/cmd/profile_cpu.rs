@@ -65,7 +65,7 @@ fn load_with<'a>(url: Option<&'a str>, command: Option<&'a str>) -> Option<LoadW
 fn text(profile: &CpuProfile) -> String {
     let s = &profile.setup;
     let mut table = Table::new(vec![
-        Column::word("beside"),
+        Column::word("neighbour"),
         Column::number("budget"),
         Column::number("answered"),
         Column::number("sd"),
@@ -75,7 +75,7 @@ fn text(profile: &CpuProfile) -> String {
     ]);
     let row = |p: &Point| {
         vec![
-            p.neighbour_percent.map_or_else(|| "nobody".to_owned(), |n| format!("{n} %")).into(),
+            p.neighbour_percent.map_or_else(|| "none".to_owned(), |n| format!("{n} %")).into(),
             format!("{} %", p.budget_percent).into(),
             Iops(p.mean).to_string().into(),
             Iops(p.sd).to_string().into(),

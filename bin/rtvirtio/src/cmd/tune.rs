@@ -43,7 +43,7 @@ pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
     };
     match tune(&site, &options, dirs, ui)? {
         Tuned::TooMuch { given_up } => {
-            let names = if given_up.is_empty() { "nobody".to_owned() } else { given_up.join(", ") };
+            let names = if given_up.is_empty() { "no VM".to_owned() } else { given_up.join(", ") };
             ui.warn(&format!(
                 "not tuned: the device cannot carry all declared rates. Lower them, move a VM away, or tune with --compromise ({names} given up for the others)"
             ));

@@ -138,12 +138,12 @@ fn a_design_that_was_stopped_goes_on_where_it_was() {
     let path = dir.path().join("deep/d.jsonl");
     let (stopped, shown, made) = design(&path, &DESIGN, (5, Nanos(0)));
     assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == 5);
-    assert_eq!(*shown.steps.borrow(), ["5 runs are kept; the same command goes on"]);
+    assert_eq!(*shown.steps.borrow(), ["5 runs are kept; the same command continues"]);
     let (done, shown, made) = design(&path, &DESIGN, (99, Nanos(0)));
     let points = done.unwrap();
     // 8, the first two twice again, 3 of the paper's.
     assert_eq!((points.len(), made), (15, 10));
-    assert!(shown.steps.borrow()[0].starts_with("going on with 5 runs"));
+    assert!(shown.steps.borrow()[0].starts_with("continuing with 5 runs"));
     let named = |end: &str| points.iter().find(|p| p.id == format!("qlc-nvme/1/{end}")).unwrap();
     assert!(named("0").repeats(named("0/again2")) && named("0").seed != named("0/again2").seed);
     assert!(points.iter().all(|p| p.scheme == SWEEP && p.vms.iter().flatten().all(|s| s.writes == 0.0)));
@@ -176,7 +176,7 @@ fn a_busy_host_is_a_warning() {
     let (_, shown, _) = design(&dir.path().join("quiet"), &DESIGN, (99, Nanos::from_millis(20)));
     assert!(shown.warnings.borrow().is_empty());
     let (_, shown, _) = design(&dir.path().join("busy"), &DESIGN, (99, Nanos::from_millis(21)));
-    assert!(shown.warnings.borrow()[0].starts_with("in 15 of 15 runs the host itself stood still"));
+    assert!(shown.warnings.borrow()[0].starts_with("in 15 of 15 runs the host itself stalled"));
 }
 
 /// Learns with runs by the law until the user stops.

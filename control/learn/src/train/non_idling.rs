@@ -80,8 +80,8 @@ pub(super) fn split(
 
 /// The rows of runs in which BFQ does not idle, or of the others, with what is known of each.
 fn part(rows: &[Row], of: &[f64], flows: bool) -> (Vec<Row>, Vec<f64>) {
-    let these = rows.iter().zip(of).filter(|(r, _)| r.regime.is_non_idling() == flows);
-    these.map(|(r, v)| (r.clone(), *v)).unzip()
+    let selected = rows.iter().zip(of).filter(|(r, _)| r.regime.is_non_idling() == flows);
+    selected.map(|(r, v)| (r.clone(), *v)).unzip()
 }
 
 /// Whether more runs are above `uppers` than the share `miss` explains, by more than a standard

@@ -27,7 +27,7 @@ fn counting() -> String {
          It is missed when more requests lie above it than the percentile allows, or the rate was not kept.",
         "It is unproven when nothing contradicts it but the run was too short. For p99.99 that takes about \
          30\u{202f}000 requests without a single one above the target (ln\u{a0}20 / 0.0001), and more for every one above it.",
-        "With fewer than 10\u{202f}000 requests p99.99 is not known; the maximum stands in for it and is marked *.",
+        "With fewer than 10\u{202f}000 requests p99.99 is not known; the maximum replaces it and is marked *.",
     ];
     let list: String = items.iter().map(|i| format!("<li>{}</li>", xml(i))).collect();
     section("counting", "How it was counted", &format!("<ul>{list}</ul>\n"))

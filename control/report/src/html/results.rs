@@ -144,7 +144,7 @@ pub(super) fn latency(report: &ReportInput<'_>) -> String {
         mark: mark.to_owned(),
     };
     let star = if tasks().any(|t| t.n > 0 && tail_is_max(t)) {
-        " A * marks a run of fewer than 10\u{202f}000 requests, where the largest stands in for p99.99."
+        " A * marks a run of fewer than 10\u{202f}000 requests, where the largest replaces p99.99."
     } else {
         ""
     };
@@ -204,7 +204,7 @@ fn accuracy(result: &ResultFile) -> String {
             xml(&task_name((&task.vm, &task.task)))
         ));
     }
-    if out.is_empty() { out } else { format!("<h3>Predicted beside measured</h3>\n<ul>{out}</ul>\n") }
+    if out.is_empty() { out } else { format!("<h3>Predicted and measured</h3>\n<ul>{out}</ul>\n") }
 }
 
 /// Percentile curves, a panel per task, all on one latency axis.

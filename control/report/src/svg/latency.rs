@@ -116,15 +116,21 @@ fn draw_lane(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &LatencyPlot, lane:
     let name = plot.series.get(lane.series).map_or("", String::as_str);
     let series = lane.series % super::SERIES;
     if let Some([p50, mark, max]) = lane.measured {
-        let said = |v| num::latency(v, " ");
-        let title = format!("{name}: p50 {}, {} {}, max {}", said(p50), plot.mark, said(mark), said(max));
+        let value_text = |v| num::latency(v, " ");
+        let title = format!(
+            "{name}: p50 {}, {} {}, max {}",
+            value_text(p50),
+            plot.mark,
+            value_text(mark),
+            value_text(max)
+        );
         c.titled(&title, |c| {
             c.line((x(p50), y), (x(max), y), &format!("span s{series}"));
             c.line((x(p50), y - 4.0), (x(p50), y + 4.0), &format!("cap s{series}"));
             c.line((x(max), y - 3.0), (x(max), y + 3.0), &format!("cap s{series}"));
         });
         if let Some(p) = lane.predicted {
-            c.titled(&format!("{name}: predicted {}", said(p)), |c| c.diamond(series, (x(p), y), 5.5));
+            c.titled(&format!("{name}: predicted {}", value_text(p)), |c| c.diamond(series, (x(p), y), 5.5));
         }
         c.titled(&title, |c| c.mark(series, (x(mark), y), 5.0));
     } else if let Some(p) = lane.predicted {

@@ -168,14 +168,20 @@ pub fn svg_rate(plot: &RatePlot, width: f64) -> Svg {
 
 fn rate_bar(c: &mut Canvas, f: &Frame, scale: &Scale, plot: &RatePlot, bar: &RateBar, y: f64) {
     let share = if bar.declared > 0.0 { bar.achieved / bar.declared } else { f64::NAN };
-    let (got, want) = (num::rate(Iops(bar.achieved)), num::rate(Iops(bar.declared)));
+    let (achieved_text, declared_text) = (num::rate(Iops(bar.achieved)), num::rate(Iops(bar.declared)));
     let name = plot.series.get(bar.series).map_or("", String::as_str);
-    c.titled(&format!("{name}: {got} of {want} requests a second, {}", num::percent(share)), |c| {
-        let class = format!("fill s{}", bar.series % super::SERIES);
-        c.rect((f.left, y - 6.0), (scale.at(share) - f.left, 12.0), &class);
-    });
+    c.titled(
+        &format!("{name}: {achieved_text} of {declared_text} requests a second, {}", num::percent(share)),
+        |c| {
+            let class = format!("fill s{}", bar.series % super::SERIES);
+            c.rect((f.left, y - 6.0), (scale.at(share) - f.left, 12.0), &class);
+        },
+    );
     let kept = share >= plot.limit;
-    let text =
-        if f.narrow { num::percent(share) } else { format!("{} ({got} of {want})", num::percent(share)) };
+    let text = if f.narrow {
+        num::percent(share)
+    } else {
+        format!("{} ({achieved_text} of {declared_text})", num::percent(share))
+    };
     c.text((f.right + 10.0, y + 4.0), Anchor::Start, if kept { "" } else { "bad" }, &text);
 }

@@ -125,17 +125,17 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
     let mut table = Table::new(columns).grouped(groups);
     let marks = [any_mark(&before.tasks), any_mark(&after.tasks)];
     for key in keys {
-        let found = [summary::find(before, key), summary::find(after, key)];
-        let any = found[1].or(found[0]);
+        let pair = [summary::find(before, key), summary::find(after, key)];
+        let any = pair[1].or(pair[0]);
         let mut row: Vec<Cell> =
             vec![key.0.into(), key.1.into(), any.map_or_else(String::new, target).into()];
-        for (t, marks) in found.into_iter().zip(marks) {
+        for (t, marks) in pair.into_iter().zip(marks) {
             match t {
                 None => row.extend(["-".into(), "-".into(), "not run".into()]),
                 Some(t) => row.extend([tail(t, marks).into(), kept(t).into(), verdict(t)]),
             }
         }
-        let predicted = found[1].and_then(|t| t.predicted_ns);
+        let predicted = pair[1].and_then(|t| t.predicted_ns);
         row.push(predicted.map_or_else(|| "-".to_owned(), |p| num::latency(p, "")).into());
         table.row(row);
     }
@@ -210,7 +210,7 @@ fn footnote(tasks: &[TaskResult], style: &Style) -> String {
     };
     let n = if lo == hi { lo.to_string() } else { format!("{lo} to {hi}") };
     style.wrap(
-        &format!("* max of {n}: below 10000 samples p99.99 is not known and the largest stands in for it"),
+        &format!("* max of {n}: below 10000 samples p99.99 is not known and the largest replaces it"),
         0,
     )
 }

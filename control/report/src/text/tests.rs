@@ -245,7 +245,7 @@ vm2  light    800ms  828ms*      98.3%  missed    16.9ms*      99.9%  unproven  
 vm2  medium   500ms  871ms       98.3%  missed     5.2ms       99.9%  met            31ms
 vm3  light    900ms  286ms*      99.9%  unproven  11.8ms*      99.9%  unproven       29ms
 vm3  medium   700ms  902ms       98.3%  missed    39.7ms       99.9%  met          37.5ms
-* max of 6000: below 10000 samples p99.99 is not known and the largest stands in for it
+* max of 6000: below 10000 samples p99.99 is not known and the largest replaces it
 
 kernel default: 5 of 6 targets missed, 1 unproven
   missed vm1/light: 14 of 6000 above 400ms; 98.3/s instead of 100/s

@@ -57,7 +57,7 @@ pub fn config(
         check_disks(&text(&places))?;
         places.iter_mut().for_each(|place| place.is_raw = true);
     } else {
-        progress.warn("the disks were not looked at, and their format is not declared: that needs root");
+        progress.warn("the disks were not checked, and their format is not declared: that needs root");
     }
     Ok(text(&places))
 }

@@ -75,11 +75,11 @@ pub fn find(state_dir: &Path) -> Result<Domain> {
 }
 
 fn holders(path: &Path, lock: &File) -> Result<Vec<Process>> {
-    let found = flock::search(path, lock).context("looking for the I/O domain's process")?;
-    if !found.holders.is_empty() {
-        return Ok(found.holders);
+    let holder = flock::search(path, lock).context("looking for the I/O domain's process")?;
+    if !holder.holders.is_empty() {
+        return Ok(holder.holders);
     }
-    let unknown: Vec<String> = found.unknown.iter().map(|(pid, e)| format!("process {pid}: {e}")).collect();
+    let unknown: Vec<String> = holder.unknown.iter().map(|(pid, e)| format!("process {pid}: {e}")).collect();
     bail!(
         InForce,
         "an I/O domain runs, for {} is locked, but its process is not found{}",

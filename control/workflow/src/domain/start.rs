@@ -74,9 +74,9 @@ pub fn start(
             // A child that has ended already is only reaped.
             let _ = child.kill();
             let _ = child.wait();
-            let said = (inherited.read_log)().map_err(|e| failed("its log cannot be read", &e))?;
-            let said = String::from_utf8_lossy(&said).into_owned();
-            Err(IodError::new(said.trim().lines().last().unwrap_or("it said nothing")))
+            let log_text = (inherited.read_log)().map_err(|e| failed("its log cannot be read", &e))?;
+            let log_text = String::from_utf8_lossy(&log_text).into_owned();
+            Err(IodError::new(log_text.trim().lines().last().unwrap_or("without a message")))
         }
     }
 }

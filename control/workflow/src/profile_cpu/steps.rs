@@ -38,13 +38,13 @@ pub fn steps(setup: &Setup, free: f64) -> Vec<Step> {
     let curves: Vec<Option<u64>> = std::iter::once(None).chain(neighbours).collect();
     let mut all = Vec::new();
     for round in 0..setup.repeat {
-        let mut those: Vec<Step> = curves
+        let mut of_round: Vec<Step> = curves
             .iter()
             .flat_map(|n| setup.budgets.iter().map(|b| Step { round, budget: *b, neighbour: *n }))
             .filter(|s| (s.budget + s.neighbour.unwrap_or(0)) as f64 / 100.0 <= free + 1e-6)
             .collect();
-        Random::new(round as u64 + 1).shuffle(&mut those);
-        all.extend(those);
+        Random::new(round as u64 + 1).shuffle(&mut of_round);
+        all.extend(of_round);
     }
     all
 }

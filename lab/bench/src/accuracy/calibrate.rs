@@ -100,13 +100,13 @@ pub fn calibrate(points: &[Point], profile: &Profile, seed: u64) -> Result<Calib
     let actual: Vec<f64> = runs.tails().map(f64::ln).collect();
     let mean = actual.iter().sum::<f64>() / actual.len().max(1) as f64;
     let total: f64 = actual.iter().map(|a| (a - mean).powi(2)).sum();
-    let left: f64 = after.iter().map(|e| e * e).sum();
+    let residual: f64 = after.iter().map(|e| e * e).sum();
     Ok(Calibration {
         runs: points.len(),
         tasks: after.len(),
         fits,
         factor: [factor(&before), factor(&after)],
-        r_squared: 1.0 - left / total.max(f64::MIN_POSITIVE),
+        r_squared: 1.0 - residual / total.max(f64::MIN_POSITIVE),
         residuals: deciles(after),
         used: runs.determined(profile, best).ok(),
     })

@@ -37,7 +37,7 @@ pub fn of(a: &Accuracy, curve: &[Accuracy], confidence: f64) -> Vec<Claim> {
             let more = match w.unknown {
                 0 => of.to_owned(),
                 runs => {
-                    format!("{of} of {runs} runs more that stood still too often to be learned from too,")
+                    format!("{of} of {runs} more runs that the host stalled too often to learn from,")
                 }
             };
             bound("bound", &more, w.coverage, w.sharpness, w.n, &w.groups);

@@ -29,8 +29,8 @@ impl FromGuests {
     ) -> Result<Self, TrainError> {
         let with_guests = |(model, test): &(Arc<HostModel>, Vec<Point>)| {
             let is_new = |run: &&Point| !test.iter().any(|t| t.does_the_same(run));
-            let rest: Vec<Point> = runs.iter().filter(is_new).cloned().collect();
-            let guests = fit_guests(&rest, model, profile.guest.as_ref(), settings)?;
+            let other_runs: Vec<Point> = runs.iter().filter(is_new).cloned().collect();
+            let guests = fit_guests(&other_runs, model, profile.guest.as_ref(), settings)?;
             Ok((Arc::new(HostModel { guests: Some(guests), ..HostModel::clone(model) }), test.clone()))
         };
         let judged = unseen.iter().map(with_guests).collect::<Result<Vec<_>, TrainError>>()?;

@@ -47,7 +47,7 @@ pub fn guests(
         .collect();
     let head = ["settings", "tasks", "guest / process, median", "p10 to p90", "guest - process, ms, median"];
     Some(Section {
-        title: format!("{device}: QEMU guests beside process VMs"),
+        title: format!("{device}: QEMU guests and process VMs"),
         text: vec![format!(
             "The same loads under the same settings, by processes ({others_on}) and by fio inside guests ({guests_on}): models learn from the former, because a machine runs many more of them, and from the latter for what they say of guests. Two runs of the \
                  same thing differ too, most where BFQ idles."

@@ -83,12 +83,12 @@ impl InGuests {
             path.display()
         );
         let tasks = unseen.iter().flat_map(|(_, runs)| runs).flat_map(Point::tasks);
-        let theirs = &processes.header.host;
+        let process_host = &processes.header.host;
         let pairs = guest_pairs::pairs(&runs, all);
         Ok(Self {
             on: format!("{}, {}, Linux {}", host.vmm, host.accelerator, host.kernel),
-            others_on: format!("Linux {}", theirs.kernel),
-            other_host: host.kernel != theirs.kernel || host.cpus != theirs.cpus,
+            others_on: format!("Linux {}", process_host.kernel),
+            other_host: host.kernel != process_host.kernel || host.cpus != process_host.cpus,
             short: tasks.filter(|(_, stream, result)| !keeps_rate(stream, result)).count(),
             accuracy: judge(&unseen, &profile)?,
             guest_ratios: guest_ratios(&pairs),

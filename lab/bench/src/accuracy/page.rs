@@ -158,7 +158,7 @@ pub fn calibration(device: &str, c: &Calibration) -> Section {
                  as fitted (median); fitted they explain {:.2} of the variance of ln(tail). Measured over predicted, deciles: {}.",
                 c.tasks, c.runs, c.factor[0], c.factor[1], c.r_squared, residuals.join(" ")
             ),
-            "One that ends at its limit is not determined by these runs: models use Table III for it, and the others fitted again beside it.".to_owned(),
+            "One that ends at its limit is not determined by these runs: models use Table III for it, and the others are fitted again with it fixed.".to_owned(),
         ],
         plots: Vec::new(),
         tables: vec![table(

@@ -47,7 +47,7 @@ pub fn accuracy(device: &str, a: &Accuracy, curve: &[Accuracy]) -> String {
     if let Some(w) = &a.with_host {
         let _ = writeln!(
             s,
-            "tails are less the time in which the host itself stood still; as measured {:.2}% of {} are below the bound plus {:.1} ms, median of that/actual {:.2}",
+            "tails are less the host's own stalls; as measured {:.2}% of {} are below the bound plus {:.1} ms, median of that/actual {:.2}",
             100.0 * w.coverage,
             w.n,
             w.adds_ms,
@@ -116,7 +116,7 @@ pub fn calibration(c: &Calibration) -> String {
     let used: Vec<String> = c.in_use().iter().map(|(name, value)| format!("{name} {value:.3}")).collect();
     let _ = writeln!(
         s,
-        "  models use {} (Table III where the runs do not determine one, the others fitted again beside it)",
+        "  models use {} (Table III where the runs do not determine one, the others fitted again with it fixed)",
         used.join(", ")
     );
     let residuals: Vec<String> = c.residuals.iter().map(|r| format!("{:.2}", r.exp())).collect();

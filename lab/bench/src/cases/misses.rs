@@ -172,19 +172,20 @@ impl Judged {
 
 /// The task of a run that is farthest from its target; one that lost its rate before all others.
 fn latest(point: &Point) -> Option<Judged> {
-    let mut found: Option<(f64, Judged)> = None;
+    let mut worst_task: Option<(f64, Judged)> = None;
     for (vm, stream, outcome) in point.tasks() {
         let Some(target) = stream.target else { continue };
         let lost = !keeps_rate(stream, outcome);
         let over = outcome.p9999.0 as f64 / target.0 as f64 + if lost { 1e9 } else { 0.0 };
-        if found.as_ref().is_none_or(|(most, _)| over > *most) {
+        if worst_task.as_ref().is_none_or(|(most, _)| over > *most) {
             let rate = stream.rate.filter(|_| lost).map(|asked| (outcome.rate.0, asked.0));
             let longest = point.disk.map(|disk| disk.longest_ns);
             let still = longest.filter(|still| still.0.saturating_mul(4) >= outcome.p9999.0);
-            found = Some((over, Judged { name: name(vm, stream), tail: outcome.p9999, target, rate, still }));
+            worst_task =
+                Some((over, Judged { name: name(vm, stream), tail: outcome.p9999, target, rate, still }));
         }
     }
-    found.map(|(_, judged)| judged)
+    worst_task.map(|(_, judged)| judged)
 }
 
 fn name(vm: usize, stream: &Stream) -> String {

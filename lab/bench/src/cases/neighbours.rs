@@ -117,7 +117,11 @@ mod tests {
             [NeighbourRates { neighbour: "flood", cases: 1, rates: vec![Some(5_000.0), Some(250.0), None] }]
         );
         let claims = claims(Tier::Strict, &of_tier, &schemes, &points);
-        assert_eq!(claims.len(), 1, "nothing is said of what did not run, and the defaults are the measure");
+        assert_eq!(
+            claims.len(),
+            1,
+            "schemes that did not run make no claim, and the defaults are the reference"
+        );
         assert_eq!((claims[0].id.as_str(), claims[0].value), ("cases.strict.slice.neighbour", 0.05));
         // Cases without neighbours make no claim.
         assert!(neighbour_rates(&cases(Tier::Tight, &options), &schemes, &points).is_empty());

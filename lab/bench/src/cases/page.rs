@@ -112,7 +112,7 @@ pub fn cases(table: &PassTable, rates: &[NeighbourRates]) -> Section {
     )];
     if !causes.is_empty() {
         text.push(format!(
-            "Runs missed because a rate was not kept, because of the host's own stalls alone, because the disk itself stood still (not observed in \
+            "Runs missed because a rate was not kept, because of the host's own stalls alone, because the disk itself stalled (not observed in \
              data of earlier than 2026-11-25), or because requests waited: {}.",
             causes.join("; ")
         ));

@@ -294,9 +294,7 @@ impl PassTable {
                 _ => claim,
             });
             let (rate, cases, n) = self.pass_rate_awake(scheme);
-            let what = format!(
-                "the same without the time in which the host itself stood still, {cases} of {all} cases"
-            );
+            let what = format!("the same less the host's own stalls, {cases} of {all} cases");
             out.push(Claim::new(format!("cases.{tier}.{scheme}.pass_rate_awake"), what, rate, "share", n));
         }
         let (any, ours) = (&self.possible, self.ours_of_possible());

@@ -71,8 +71,8 @@ pub fn chosen(points: &[Point], confidence: f64) -> Vec<Claim> {
         let chosen = format!("{what}, for settings that were chosen by the bound at {at:.0} %");
         let id = format!("cases.bound.coverage{end}");
         out.extend(claim(&id, &shown, chosen, held).map(|c| c.at_least(confidence)));
-        let rest = "the same where no bound met all targets, and the slice model chose".to_owned();
-        out.extend(claim(&format!("cases.bound.coverage_elsewhere{end}"), &other, rest, held));
+        let elsewhere = "the same where no bound met all targets, and the slice model chose".to_owned();
+        out.extend(claim(&format!("cases.bound.coverage_elsewhere{end}"), &other, elsewhere, held));
     }
     out
 }

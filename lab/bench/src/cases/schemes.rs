@@ -122,8 +122,8 @@ impl Scheme for RtXen {
         let all: f64 = spec.vms.iter().filter(|vm| vm.tightest_target().is_some()).map(rate).sum();
         // The undeclared rest of the device is the servers' slack, as in an analysis of their
         // interfaces: a late VM catches up with it.
-        let left = if background > 0 { 1.0 - BACKGROUND_SHARE } else { 1.0 };
-        let slack = (left * most / all.max(1.0)).clamp(1.0, MOST_SLACK);
+        let available = if background > 0 { 1.0 - BACKGROUND_SHARE } else { 1.0 };
+        let slack = (available * most / all.max(1.0)).clamp(1.0, MOST_SLACK);
         let mut servers = Vec::new();
         for vm in &spec.vms {
             servers.push(match vm.tightest_target() {
@@ -172,8 +172,8 @@ impl Scheme for Planned {
 
     fn treat(&self, basis: &Basis<'_>) -> Result<Treatment, PlanError> {
         let options = self.options(basis)?;
-        let found = plan(basis.spec, basis.profile, &options)?;
-        Ok(Treatment::knobs(found.config(basis.spec, basis.baseline)?))
+        let planned = plan(basis.spec, basis.profile, &options)?;
+        Ok(Treatment::knobs(planned.config(basis.spec, basis.baseline)?))
     }
 }
 

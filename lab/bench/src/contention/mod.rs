@@ -275,9 +275,9 @@ mod tests {
             .iter()
             .flat_map(|s| (0..3).map(move |r| point(s, r, if s.vms.len() == 1 { 2 } else { 40 + r as u64 })))
             .collect();
-        let found: Vec<Row> = all.iter().flat_map(|s| rows(s, &points)).collect();
-        assert_eq!(growth(&found).len(), 3);
-        for g in growth(&found) {
+        let measured_rows: Vec<Row> = all.iter().flat_map(|s| rows(s, &points)).collect();
+        assert_eq!(growth(&measured_rows).len(), 3);
+        for g in growth(&measured_rows) {
             assert!((g.tail - 20.5).abs() < 0.01 && (g.mean / 20.5 - 1.0).abs() < 0.05, "{g:?}");
             assert_eq!(g.tail, g.awake, "nothing is known of stalls");
         }
@@ -289,7 +289,7 @@ mod tests {
         }
         let rows: Vec<Row> = all.iter().flat_map(|s| rows(s, &points)).collect();
         assert!(growth(&rows).iter().all(|g| (g.tail - 20.5).abs() < 0.01 && (g.awake - 41.0).abs() < 0.01));
-        assert_eq!(found.iter().filter(|r| r.figure == Figure::Fig5c).count(), 6);
-        assert!(found.iter().all(|r| r.tail.ms.len() == 3));
+        assert_eq!(measured_rows.iter().filter(|r| r.figure == Figure::Fig5c).count(), 6);
+        assert!(measured_rows.iter().all(|r| r.tail.ms.len() == 3));
     }
 }

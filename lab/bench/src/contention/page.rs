@@ -94,7 +94,7 @@ pub fn contention(figure: Figure, all: &[Compared]) -> Section {
         title: title.to_owned(),
         text: vec![
             text.to_owned(),
-            "Expected tail and bound are of tails less the time in which the host itself stood still. p99.99 of a task with fewer than 10 000 requests is its longest one."
+            "Expected tail and bound are of tails less the host's own stalls. p99.99 of a task with fewer than 10 000 requests is its longest one."
                 .to_owned(),
         ],
         plots: vec![("measured and predicted, logarithmic".to_owned(), Plot::Xy(Box::new(plot)))],

@@ -113,6 +113,6 @@ fn table(compared: &[Compared]) -> String {
         );
     }
     s.push_str("p99.99 of a task with fewer than 10 000 requests is its longest one\n");
-    s.push_str("no stalls: p99.99 less the time in which the host itself stood still; what is expected, and the bound, are of that\n");
+    s.push_str("no stalls: p99.99 less the host's own stalls; expected tail and bound are of that\n");
     s
 }

@@ -49,10 +49,10 @@ impl Latencies {
     #[must_use]
     pub fn at(&self, p: f64) -> u64 {
         let rank = ((self.n() as f64 * p).ceil() as u64).max(1);
-        let mut seen = 0;
+        let mut counted = 0;
         for (us, count) in &self.counts {
-            seen += count;
-            if seen >= rank {
+            counted += count;
+            if counted >= rank {
                 return *us;
             }
         }

@@ -90,8 +90,8 @@ impl FromStr for Setup {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|s| s.to_string() == text);
-        found.ok_or_else(|| "one of host, guest, prioritised, aio-lowered, load-moved".to_owned())
+        let parsed = Self::ALL.into_iter().find(|s| s.to_string() == text);
+        parsed.ok_or_else(|| "one of host, guest, prioritised, aio-lowered, load-moved".to_owned())
     }
 }
 

@@ -114,9 +114,10 @@ fn alone(config: &str, dir: &Path, size: u64, length: Duration, seed: u64) -> an
     let domain = Backend::start_domain(dir, config)?;
     let mut clients = [Client::connect(&socket(dir, 0), Options::default())?];
     let stream = Stream::reads("alone", 1, part_of(size));
-    let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
+    let stream_results =
+        run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed, spin: false })?;
     drop(domain);
-    Ok(got.first().map_or((0, 0), |g| (g.percentile(50.0).0, g.max().0)))
+    Ok(stream_results.first().map_or((0, 0), |g| (g.percentile(50.0).0, g.max().0)))
 }
 
 /// One run, and the device's window at its end.
@@ -144,7 +145,7 @@ fn flood(
     drop(domain);
     let results = results?;
     if let Some(bad) = results.iter().find(|g| g.errors > 0) {
-        bail!("{} of {}'s requests were refused; a run with errors says nothing", bad.errors, bad.name);
+        bail!("{} of {}'s requests failed: a run with errors is not counted", bad.errors, bad.name);
     }
     Ok((as_run(scheme.name, length.as_secs_f64(), &streams, &results, noise), window))
 }
@@ -207,17 +208,18 @@ fn cost(backend: &Backend, socket: &Path, depth: usize, length: Duration) -> any
     let stream = Stream::reads("all", depth, RAM.0);
     let before = backend.cpu_time()?;
     let begin = Instant::now();
-    let got = run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;
+    let stream_results =
+        run_load(&mut clients, &[stream], &Plan { warm_up: WARM_UP, length, seed: 1, spin: false })?;
     let busy = backend.cpu_time()?.saturating_sub(before);
-    let errors: u64 = got.iter().map(|g| g.errors).sum();
+    let errors: u64 = stream_results.iter().map(|g| g.errors).sum();
     if errors > 0 {
-        bail!("{errors} requests were refused; a run with errors says nothing");
+        bail!("{errors} requests failed: a run with errors is not counted");
     }
-    let all = got.first().map_or(0.0, |g| g.rate) * begin.elapsed().as_secs_f64();
+    let all = stream_results.first().map_or(0.0, |g| g.rate) * begin.elapsed().as_secs_f64();
     Ok(Cost {
         depth,
-        iops: got.first().map_or(0.0, |g| g.rate),
-        p50: got.first().map_or(0.0, |g| g.percentile(50.0).0 as f64),
+        iops: stream_results.first().map_or(0.0, |g| g.rate),
+        p50: stream_results.first().map_or(0.0, |g| g.percentile(50.0).0 as f64),
         cpu: busy.as_nanos() as f64 / all.max(1.0),
     })
 }

@@ -226,7 +226,7 @@ pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
     let mut claims = vec![
         Claim::new(
             "iod.flood.rate_kept",
-            "smallest share of a declared rate beside a flood of depth 32, worst round",
+            "smallest share of a declared rate under a flood of depth 32, worst round",
             rounds.iter().map(|r| kept(&r[1])).fold(1.0, f64::min),
             "share",
             n,
@@ -234,7 +234,7 @@ pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
         .at_least(0.99),
         Claim::new(
             "iod.flood.p9999_ms",
-            "worst p99.99 of nine tasks beside the flood, less the host's own stalls, median of rounds; at most 5 ms, or twice that without the flood where the host is noisier",
+            "worst p99.99 of nine tasks under the flood, less the host's own stalls, median of rounds; at most 5 ms, or twice that without the flood where the host is noisier",
             middle(&|r| worst_ms(&r[1])),
             "ms",
             n,
@@ -250,7 +250,7 @@ pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
         .at_most(1.5),
         Claim::new(
             "iod.flood.of_the_rest",
-            "what the flood gets, of what first come first served gives everybody together less the declared rates",
+            "rate of the flood, as a share of the total rate under first come first served less the declared rates",
             middle(&|r| {
                 let flood: f64 =
                     r[1].tasks.iter().filter(|t| t.declared_rate.is_none()).map(|t| t.achieved_rate.0).sum();
@@ -280,7 +280,7 @@ pub fn flood_claims(rounds: &[Vec<Run>]) -> Vec<Claim> {
     for (i, name) in [(2, "round_robin"), (3, "fifo")] {
         claims.push(Claim::new(
             format!("iod.flood.p9999_ms.{name}"),
-            format!("worst p99.99 beside the flood under {}, less the host's stalls", FLOOD_SCHEMES[i].name),
+            format!("worst p99.99 next to the flood under {}, less the host's stalls", FLOOD_SCHEMES[i].name),
             middle(&|r| worst_ms(&r[i])),
             "ms",
             n,
@@ -408,7 +408,7 @@ fn bound_claims(data: &IodData) -> Vec<Claim> {
     vec![
         Claim::new(
             "iod.bound.over_worst.measured",
-            "bound, with the longest stall that the idle path showed, over the longest request as measured beside the flood; median of rounds",
+            "bound, with the longest stall of the idle path, over the longest request as measured under the flood; median of rounds",
             median(ratios.clone()),
             "times",
             n,
@@ -416,7 +416,7 @@ fn bound_claims(data: &IodData) -> Vec<Claim> {
         .at_most(3.0),
         Claim::new(
             "iod.bound.over_worst.measured_least",
-            "the same, worst round: below 1 when the host stood still for longer than it did while the path was idle",
+            "the same, worst round: below 1 when the host stalled for longer than while the path was idle",
             ratios.into_iter().fold(f64::INFINITY, f64::min),
             "times",
             n,

@@ -133,8 +133,8 @@ fn regulator(twin: &TwinProfile, time: Nanos) -> Result<(u64, u64), rtvirtio_sim
     let loads = [Load::reads(0, Arrival::Closed { depth: 32 })];
     let mut sim = Sim::with_observer(&config, twin.clone(), 1 << 30, &loads, 1, Regulator::default())?;
     sim.run(Nanos(time.0 / 10))?;
-    let seen = sim.into_observer();
-    Ok((seen.worst, seen.held))
+    let observed = sim.into_observer();
+    Ok((observed.worst, observed.held))
 }
 
 /// What it shows.

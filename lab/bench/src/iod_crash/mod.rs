@@ -183,7 +183,7 @@ struct Latency {
 /// # Errors
 /// Output that is not fio's, or of a run that did not verify what it wrote.
 pub fn outcome(round: &Round, json: &str, complaints: &str) -> Result<Round, String> {
-    let unlike = |what: &str| format!("{what}; fio said: {json:.300} {complaints:.300}");
+    let unlike = |what: &str| format!("{what}; fio printed: {json:.300} {complaints:.300}");
     let begin = json.find('{').ok_or_else(|| unlike("no result"))?;
     let output: Output = serde_json::from_str(&json[begin..]).map_err(|e| unlike(&e.to_string()))?;
     let [job] = output.jobs.as_slice() else { return Err(unlike("not one job")) };
@@ -237,7 +237,7 @@ pub fn claims(data: &CrashData) -> Vec<Claim> {
     vec![
         Claim::new(
             "iod.crash.lost",
-            format!("blocks of 4 KiB whose acknowledged write was gone after `kill -9` of the domain under a guest, of {wrote:.2} GB written and read back"),
+            format!("blocks of 4 KiB whose acknowledged write was lost after `kill -9` of the domain under a guest, of {wrote:.2} GB written and read back"),
             sum(&|r| r.lost),
             "blocks",
             n,

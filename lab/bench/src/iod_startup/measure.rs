@@ -269,13 +269,13 @@ impl Load {
 
     /// Ends both. Bytes per second of the other VM after the load has settled.
     fn stop(mut self, vm: &mut QemuGuest) -> anyhow::Result<f64> {
-        let got = self.end()?;
-        if let Some(bad) = got.iter().find(|g| g.errors > 0) {
-            bail!("{} of the other VM's requests were refused; a run with errors says nothing", bad.errors);
+        let results = self.end()?;
+        if let Some(bad) = results.iter().find(|g| g.errors > 0) {
+            bail!("{} of the other VM's requests failed: a run with errors is not counted", bad.errors);
         }
         let agent = vm.agent()?;
         agent.terminate(self.readers, AGENT_TIMEOUT)?;
-        Ok(got.iter().map(|g| g.rate * f64::from(FLOOD_BLOCK)).sum())
+        Ok(results.iter().map(|g| g.rate * f64::from(FLOOD_BLOCK)).sum())
     }
 
     fn end(&mut self) -> anyhow::Result<Vec<StreamResult>> {

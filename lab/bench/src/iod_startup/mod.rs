@@ -345,7 +345,7 @@ mod tests {
         let urgent = parse(Treatment::Urgent);
         assert_eq!((urgent.quantum, urgent.vms[0].urgent_quantum), (16 << 10, Some(128 << 10)));
         assert!(urgent.vms[0].urgent.is_some() && urgent.vms[0].priority.read);
-        assert!(!urgent.vms[1].priority.read, "nobody asked the other VM");
+        assert!(!urgent.vms[1].priority.read, "the other VM has no priorities");
         assert_eq!(urgent.vms[0].urgent, reserve.vms[0].normal, "the same promise");
     }
 

@@ -165,15 +165,17 @@ impl ReservationData {
     /// Web requests under a condition, all repetitions.
     #[must_use]
     pub fn responses(&self, loaded: bool, contract: bool, apart: bool) -> Vec<f64> {
-        let those = self.web.iter().filter(|w| (w.loaded, w.contract, w.apart) == (loaded, contract, apart));
-        those.flat_map(|w| w.ms.iter().copied()).collect()
+        let matching =
+            self.web.iter().filter(|w| (w.loaded, w.contract, w.apart) == (loaded, contract, apart));
+        matching.flat_map(|w| w.ms.iter().copied()).collect()
     }
 
     /// How many requests under a condition were late, and of how many.
     #[must_use]
     pub fn late(&self, loaded: bool, contract: bool, apart: bool) -> (usize, usize) {
-        let those = self.web.iter().filter(|w| (w.loaded, w.contract, w.apart) == (loaded, contract, apart));
-        let failed: usize = those.map(|w| w.failed).sum();
+        let matching =
+            self.web.iter().filter(|w| (w.loaded, w.contract, w.apart) == (loaded, contract, apart));
+        let failed: usize = matching.map(|w| w.failed).sum();
         let ms = self.responses(loaded, contract, apart);
         let late = ms.iter().filter(|ms| **ms > self.deadline_ms).count();
         (late + failed, ms.len() + failed)
@@ -183,8 +185,9 @@ impl ReservationData {
     /// are behind it.
     #[must_use]
     pub fn beside(&self, neighbour: u64, all_threads: bool) -> (f64, usize) {
-        let those = self.beside.iter().filter(|b| b.neighbour == neighbour && b.all_threads == all_threads);
-        let values: Vec<f64> = those.map(|b| b.mb_per_s).collect();
+        let matching =
+            self.beside.iter().filter(|b| b.neighbour == neighbour && b.all_threads == all_threads);
+        let values: Vec<f64> = matching.map(|b| b.mb_per_s).collect();
         (median(values.clone()), values.len())
     }
 
@@ -297,7 +300,7 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
         Claim::new(
             "cpu.web.misses_without",
             format!(
-                "requests of 100 kB, one each {:.0} ms, that take longer than that beside a loaded neighbour of {} vCPUs, without contract",
+                "requests of 100 kB, one each {:.0} ms, that take longer than that with a loaded neighbour of {} vCPUs, without contract",
                 data.deadline_ms, data.neighbour_vcpus
             ),
             without,
@@ -315,7 +318,7 @@ pub fn claims(data: &ReservationData) -> Vec<Claim> {
         Claim::new("cpu.web.misses_with", "the same with a contract for the VM", with, "share", n_with).at_most(0.0),
         Claim::new(
             "cpu.web.worst_over_deadline",
-            "longest response beside a loaded neighbour, with a contract, over the deadline",
+            "longest response with a loaded neighbour and a contract, over the deadline",
             worst,
             "",
             n_with,

@@ -97,7 +97,7 @@ fn beside(data: &ReservationData) -> Section {
     let lines = vec![curve(0, "all threads inside", true), curve(1, "vCPUs only inside", false)];
     let percent = |all| 100.0 * data.change(all).0;
     Section {
-        title: "Throughput of a VM beside a neighbour (the paper's Figs. 2 and 3)".to_owned(),
+        title: "Throughput of a VM with a neighbour (the paper's Figs. 2 and 3)".to_owned(),
         text: vec![format!(
             "The VM has {OWN_BUDGET} % of the core, the neighbour{} 10 to 40 %. From 10 to 40 % the VM's throughput changes by {:+.1} % with all threads \
              inside the contracts, and by {:+.1} % with its vCPUs only; the paper reports -20 to -30 %.",
@@ -110,7 +110,7 @@ fn beside(data: &ReservationData) -> Section {
             plot("throughput over the neighbour's budget", x, y, lines, None),
         )],
         tables: vec![table(
-            "beside",
+            "with a neighbour",
             &["neighbour", "inside", "MB/s", "neighbour's MB/s", "CPU used"],
             rows.collect(),
         )],
@@ -150,7 +150,7 @@ fn web(data: &ReservationData) -> Section {
     }
     let (x, y) = (axis("response, ms (log)", Spread::Log), axis("share of the requests", Spread::Linear));
     Section {
-        title: "Web requests beside a loaded neighbour (the paper's Fig. 4)".to_owned(),
+        title: "Web requests with a loaded neighbour (the paper's Fig. 4)".to_owned(),
         text: vec![format!(
             "A file of 100 kB each {0:.0} ms, which is also the deadline: {1:.1} times an unloaded response of {2:.1} ms, as in the paper \
              (20 ms, 2.1 ms). The contract gives the VM {3:.0} % of a core in each period of {0:.0} ms (paper: 4 ms in 20 ms); the neighbour, \

@@ -236,7 +236,7 @@ pub fn claims(data: &TailsData) -> Vec<Claim> {
         Claim::new("tails.estimate.over_truth", "estimate over p99.99 of the whole run, median", all.estimate, "ratio", all.bounded),
         Claim::new(
             "tails.longest.coverage",
-            "the same pieces whose longest request, which stands in for p99.99 without an estimate, is not below p99.99 of the whole run",
+            "the same pieces whose longest request, which replaces p99.99 without an estimate, is not below p99.99 of the whole run",
             all.by_longest,
             "share",
             all.pieces,

@@ -72,7 +72,7 @@ pub enum QemuError {
         log: String,
     },
     /// QEMU runs, the guest does not.
-    #[error("guest {name} does not run: QEMU says {status:?}; if it was started with KVM, try TCG{log}")]
+    #[error("guest {name} does not run: QEMU reports {status:?}; if it was started with KVM, try TCG{log}")]
     Paused {
         /// The guest.
         name: String,

@@ -72,7 +72,8 @@ impl Files {
     /// each.
     pub(super) fn last_words(&self) -> String {
         let mut text = String::new();
-        for (what, path) in [("QEMU said", &self.stderr), ("the guest's console ends with", &self.serial)] {
+        for (what, path) in [("QEMU's errors", &self.stderr), ("the guest's console ends with", &self.serial)]
+        {
             let lines = tail(path);
             if !lines.is_empty() {
                 text.push_str(&format!("\n  {what}:"));
@@ -120,7 +121,7 @@ mod tests {
         fs::write(&files.stderr, "qemu: cannot open\n").unwrap();
         let words = files.last_words();
         assert_eq!(words.lines().count(), 1 + 2 + 1 + TAIL_LINES);
-        assert!(words.starts_with("\n  QEMU said:\n    qemu: cannot open\n"), "{words}");
+        assert!(words.starts_with("\n  QEMU's errors:\n    qemu: cannot open\n"), "{words}");
         assert!(words.ends_with("\n    line 9999\n    [31mlast"), "{words}");
         fs::write(&files.serial, noise.clone() + "[ 1.0] Kernel panic - not syncing: x\r\n" + &noise[..400])
             .unwrap();

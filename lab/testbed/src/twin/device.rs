@@ -139,8 +139,8 @@ impl TwinHandle {
         let deadline = Instant::now() + MOUNT_DEADLINE;
         while !file.exists() {
             if let Ok(Some(status)) = child.try_wait() {
-                let said = fs::read_to_string(log).unwrap_or_default();
-                return Err(TwinError::Ended(format!("{status}; {}", said.trim())));
+                let log_text = fs::read_to_string(log).unwrap_or_default();
+                return Err(TwinError::Ended(format!("{status}; {}", log_text.trim())));
             }
             if Instant::now() > deadline {
                 return Err(TwinError::Late { path: file });
