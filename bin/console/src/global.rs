@@ -80,7 +80,7 @@ impl MarginArg {
 /// Models by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ModelArg {
-    /// What was learned on this host, if there is such a model, else slice
+    /// The model learned on this host, if any, else slice
     Auto,
     /// Ours: BFQ's slices and queueing at the device
     Slice,

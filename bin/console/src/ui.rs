@@ -115,7 +115,7 @@ impl Bar {
         self.set(self.bar.position() + 1);
     }
 
-    /// What it does now.
+    /// The current step.
     pub fn set_message(&mut self, text: &str) {
         self.bar.set_message(text.to_owned());
     }

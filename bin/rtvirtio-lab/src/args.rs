@@ -28,7 +28,7 @@ EXAMPLES
                                               an experiment"
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
     /// Options of every command.

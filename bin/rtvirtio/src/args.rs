@@ -42,7 +42,7 @@ EXAMPLES
   sudo rtvirtio-lab demo                      all of it on an emulated device and three QEMU guests"
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
     /// Options of every command.
@@ -53,7 +53,7 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Is this host ready? Each finding says what, why it matters, and the remedy
+    /// Check whether this host is ready; each finding names its reason and remedy
     #[command(after_help = "\
 EXAMPLES
   rtvirtio check                 exit code 0 when nothing fails, 1 otherwise
@@ -79,7 +79,8 @@ EXAMPLES
   rtvirtio predict plant.toml --defaults          under the kernel's default BFQ settings
   rtvirtio predict plant.toml --model analytical  by the RT-VirtIO paper's equations")]
     Predict(PredictArgs),
-    /// Choose settings that meet every target, or say which cannot be met and why. Changes nothing
+    /// Choose settings that meet every target, or report which cannot be met and why. Changes
+    /// nothing
     #[command(after_help = "\
 EXAMPLES
   rtvirtio plan plant.toml                     show the plan
@@ -113,8 +114,8 @@ EXAMPLES
 
 Exit code 2, and nothing changed, when some target cannot be met or the CPU contracts are more than the kernel grants.")]
     Apply(ApplyArgs),
-    /// Keep CPU contracts that are in force true: take new threads in as they appear, split budgets
-    /// by use. Until Ctrl-C
+    /// Keep the CPU contracts in force valid: give new threads their settings, split budgets by
+    /// use. Until Ctrl-C
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio apply plant.toml --cpu-only && sudo rtvirtio keep plant.toml
@@ -123,7 +124,7 @@ EXAMPLES
 Each new thread is journaled before it is touched, so `rtvirtio revert` puts it back, also after a crash of this command. It may be stopped and started again
 at any time, and ends by itself after a revert, or with the VMs.")]
     Keep(KeepArgs),
-    /// What is applied, and whether it is still in force
+    /// Show the applied settings, and whether they are still in force
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio status
@@ -143,7 +144,7 @@ EXAMPLES
 
 Each part is put back by itself. Exit code 3 when something was left: a setting that was changed since, or an I/O domain that serves guests.")]
     Revert(RevertArgs),
-    /// Run the declared tasks where they belong and judge them against their targets
+    /// Run the declared tasks in their VMs and judge them against their targets
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio verify plant.toml                60 s

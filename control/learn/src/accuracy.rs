@@ -51,7 +51,7 @@ pub struct WithHost {
     /// Runs of them in which the host stalled for so long that its share of the tail is
     /// unknown: judged here, and nowhere else.
     pub unknown: usize,
-    /// What is added to the bound, ms; the median of several models.
+    /// Addition to the bound, ms; the median of several models.
     pub adds_ms: f64,
     /// Share of tails below it.
     pub coverage: f64,

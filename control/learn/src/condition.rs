@@ -1,4 +1,4 @@
-//! What a run ran: its condition, its regime, and its inputs as a model sees them.
+//! The condition of a run, its regime, and its inputs to a model.
 
 use rtvirtio_model::learned::Regime;
 use rtvirtio_model::{Config, Elevator};

@@ -15,7 +15,7 @@ const CONFIDENCE: f64 = 0.95;
 pub struct Coverage {
     /// Values, at least one.
     pub n: usize,
-    /// Those at or below their bounds.
+    /// Tails at or below their bounds.
     pub covered: usize,
     /// `covered / n`.
     pub share: f64,
@@ -56,7 +56,7 @@ pub fn coverage(actual: &[f64], upper: &[f64]) -> Result<Coverage, ConformalErro
 /// see the worst run.
 ///
 /// # Errors
-/// Those of [`coverage`].
+/// The errors of [`coverage`].
 pub fn coverage_by(
     actual: &[f64],
     upper: &[f64],

@@ -48,7 +48,7 @@ pub struct Header {
     /// Confidence of its bound, as a share of runs; 0.99 where it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confidence: Option<f64>,
-    /// What `rtvirtio profile` measured of each device, by the device's name in the points.
+    /// Profiles of `rtvirtio profile`, by the device's name in the points.
     pub profiles: BTreeMap<String, Profile>,
 }
 
@@ -77,7 +77,7 @@ pub struct Point {
     pub id: String,
     /// Device under test, such as `qlc-nvme`.
     pub device: String,
-    /// What the VMs were.
+    /// Kind of the VMs.
     pub kind: VmKind,
     /// The scheme that chose the settings; [`SWEEP`] for a point of a design.
     pub scheme: String,
@@ -90,18 +90,18 @@ pub struct Point {
     /// I/O class per VM, with all VMs in one cgroup; absent when each VM had its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<Vec<IoClass>>,
-    /// What the VMs did.
+    /// Streams of the VMs.
     pub vms: Vec<Vec<Stream>>,
     /// How quiet the host was.
     pub noise: Noise,
     /// Standstills of the disk itself; absent in older data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
-    /// What each task got, VM by VM.
+    /// Outcome of each task, VM by VM.
     pub results: Vec<Outcome>,
 }
 
-/// What one task got.
+/// Outcome of one task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {

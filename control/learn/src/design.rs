@@ -24,7 +24,7 @@ pub const HEAVY: f64 = 1500.0;
 pub const TASK_SETS: [&[f64]; 6] =
     [&[LIGHT], &[MEDIUM], &[HEAVY], &[LIGHT, MEDIUM], &[MEDIUM, HEAVY], &[LIGHT, MEDIUM, HEAVY]];
 
-/// What a neighbour without a target does.
+/// Load of a neighbour without a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// 4 KiB random reads, 32 in flight.
@@ -59,7 +59,7 @@ impl Neighbour {
     }
 }
 
-/// What to measure.
+/// Conditions to measure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     /// Host settings.
@@ -68,7 +68,7 @@ pub struct Condition {
     pub vms: Vec<Vec<Stream>>,
 }
 
-/// What a device allows.
+/// Limits of a device.
 pub struct Limits<'a> {
     /// Elevators that it offers.
     pub elevators: &'a [Elevator],

@@ -121,7 +121,7 @@ pub fn vm_name(index: usize) -> String {
     format!("vm{index}")
 }
 
-/// What differs from the kernel's defaults, in words.
+/// The differences from the kernel's defaults, as text.
 impl fmt::Display for Knobs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let default = Self::default_bfq(self.weights.len());

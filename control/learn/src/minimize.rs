@@ -82,15 +82,15 @@ pub enum MinimizeError {
     Option {
         /// The option.
         name: &'static str,
-        /// What was given.
+        /// The given number.
         value: f64,
-        /// What is allowed.
+        /// The allowed numbers.
         allowed: &'static str,
     },
     /// The evaluations do not suffice for one move of the simplex.
     #[error("{found} evaluations are too few: at least {needed} are needed")]
     Budget {
-        /// What was given.
+        /// The given number.
         found: usize,
         /// The least number.
         needed: usize,

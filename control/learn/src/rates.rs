@@ -11,7 +11,7 @@ use crate::held_out::HeldOut;
 pub struct Rates {
     /// Tasks that were to keep their rate, which is [`RATE_KEPT`] of it.
     pub promised: usize,
-    /// Those of them that did not.
+    /// Tasks of these that did not.
     pub broken: usize,
     /// Tasks that kept their rate.
     pub kept: usize,

@@ -16,7 +16,7 @@ pub use crate::condition::conditions;
 /// Normal quantile of 99 %.
 const Z99: f64 = 2.326;
 
-/// What repeated conditions show.
+/// Spread of repeated conditions.
 #[derive(Clone, Debug, Serialize)]
 pub struct Repeatability {
     /// Conditions that ran more than once.

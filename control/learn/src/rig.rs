@@ -1,4 +1,4 @@
-//! What stands for the VMs of a run, and what regulates them while their tasks run.
+//! The VMs of a run, and regulators of their tasks.
 
 use std::any::Any;
 use std::error::Error;
@@ -20,7 +20,7 @@ pub enum RigError {
     /// A kernel file.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// What makes the VMs.
+    /// The maker of the VMs.
     #[error(transparent)]
     Vms(Box<dyn Error + Send + Sync>),
 }
@@ -33,7 +33,7 @@ pub trait Rig {
     /// When the device or the hierarchy of the block I/O controller cannot be found.
     fn binding(&self) -> Result<Binding, RigError>;
 
-    /// What the VMs are.
+    /// Kind of the VMs.
     fn kind(&self) -> VmKind;
 
     /// How many VMs there are.
@@ -46,7 +46,7 @@ pub trait Rig {
     fn loads(&self, spec: &Spec) -> Result<Vec<VmLoad>, RigError>;
 }
 
-/// What regulates VMs beyond the settings, from the start of their tasks to their end.
+/// Regulates VMs beyond the settings, from the start of their tasks to their end.
 pub trait Regulator: fmt::Debug + Send + Sync {
     /// Starts it. Dropping what it returns stops it and puts back what it changed.
     ///

@@ -20,7 +20,7 @@ const SHARE: f64 = 0.25;
 /// See [`SHARE`].
 const LOUD: Nanos = Nanos(20_000_000);
 
-/// What to run.
+/// A run to be measured.
 pub struct Job<'a> {
     /// Unique name of the point.
     pub id: String,
@@ -30,9 +30,9 @@ pub struct Job<'a> {
     pub spec_device: &'a Device,
     /// The scheme that chose the treatment.
     pub scheme: &'a str,
-    /// What is done to the host.
+    /// Settings of the host.
     pub treatment: Treatment,
-    /// What the VMs do.
+    /// Streams of the VMs.
     pub vms: &'a [Vec<Stream>],
     /// Length of the measured part.
     pub length: Duration,
@@ -42,7 +42,7 @@ pub struct Job<'a> {
     pub tries: u32,
 }
 
-/// What measures jobs: a [`Stage`], or what stands in for one in a test.
+/// Measures jobs: a [`Stage`], or a fake in tests.
 pub trait Measurer {
     /// As [`measure`].
     ///

@@ -66,7 +66,7 @@ pub struct MeasuredDevice {
     pub spec: Device,
 }
 
-/// A file of runs and how it begins.
+/// A file of runs and its header.
 #[derive(Clone, Debug)]
 pub struct RunsFile<'a> {
     /// Its path.
@@ -79,7 +79,7 @@ pub struct RunsFile<'a> {
     pub host: HostFacts,
     /// The device; a continued file keeps its first profile ([`began_with`]).
     pub profile: Profile,
-    /// The learned model that takes part.
+    /// The learned model that schemes use.
     pub model: Option<&'a HostModel>,
     /// Whether the file may be of another host.
     pub other: OtherHost,
@@ -97,7 +97,7 @@ pub fn began_with(path: &Path, device: &str) -> Result<Option<Profile>, DatasetE
     Ok(Dataset::header(path)?.profiles.remove(device))
 }
 
-/// Runs so far, and the means to make more.
+/// The runs of a file, and the means to add more.
 pub struct Runs<'a> {
     /// The device as measured before the first of them.
     pub profile: Profile,
@@ -112,19 +112,19 @@ pub struct Runs<'a> {
     progress: &'a dyn Progress,
 }
 
-/// One run to be made.
+/// A run to be made.
 pub struct RunRequest<'a> {
     /// Unique name.
     pub id: String,
     /// The scheme that chose the treatment.
     pub scheme: &'a str,
-    /// What is done to the host.
+    /// Settings of the host.
     pub treatment: Treatment,
-    /// What the VMs do.
+    /// Streams of the VMs.
     pub vms: &'a [Vec<Stream>],
     /// Seed of the addresses.
     pub seed: u64,
-    /// What a model predicted before the run, one for each task; empty without a model.
+    /// A model's forecasts before the run, one for each task; empty without a model.
     pub forecasts: Vec<Forecast>,
     /// [`Runs::tries`] of this run; `None` for the same.
     pub tries: Option<u32>,
@@ -185,7 +185,7 @@ impl<'a> Runs<'a> {
         self.points.iter().find(|p| p.id == id)
     }
 
-    /// Keeps a run under another name too, for a scheme that chose what another one had chosen.
+    /// Records a run under another name too, for a scheme that chose the same settings.
     ///
     /// # Errors
     /// A failed write.
@@ -193,7 +193,7 @@ impl<'a> Runs<'a> {
         self.keep(Point { id, scheme: scheme.to_owned(), ..run.clone() })
     }
 
-    /// Makes a run and keeps it.
+    /// Makes a run and records it.
     ///
     /// # Errors
     /// [`RunsError`].

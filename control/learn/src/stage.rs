@@ -20,7 +20,7 @@ use crate::rig::{Regulator, RegulatorError, Rig, RigError};
 /// [`workload::WARM_UP`].
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// What is done to the host for one run.
+/// Settings of the host for one run.
 #[derive(Clone, Debug)]
 pub struct Treatment {
     /// Knobs of host, VMs and guests.
@@ -28,7 +28,7 @@ pub struct Treatment {
     /// I/O class per VM; all VMs then share one cgroup, because BFQ's classes do not act between
     /// groups.
     pub classes: Option<Vec<IoClass>>,
-    /// What regulates the VMs while their tasks run.
+    /// Regulator of the VMs while their tasks run.
     pub regulator: Option<Arc<dyn Regulator>>,
 }
 
@@ -73,7 +73,7 @@ pub enum StageError {
     /// A kernel file.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// What regulates the VMs.
+    /// The regulator.
     #[error(transparent)]
     Regulator(#[from] RegulatorError),
     /// More VMs than there are.
@@ -173,7 +173,7 @@ impl<'a> Stage<'a> {
         Self { awake, ..self }
     }
 
-    /// What the VMs are.
+    /// Kind of the VMs.
     #[must_use]
     pub fn kind(&self) -> VmKind {
         self.rig.kind()

@@ -81,7 +81,7 @@ impl From<SweepError> for rtvirtio_workflow::Error {
 /// Device time of one request, s, by share of writes and block size.
 pub type Cost = Box<dyn Fn(f64, Bytes) -> f64>;
 
-/// What a sweep may do to a device.
+/// Permissions and device times of a sweep.
 pub struct Allowed {
     /// Elevators that the device offers.
     pub elevators: Vec<Elevator>,
@@ -117,11 +117,11 @@ pub struct Design {
     pub guests: Option<usize>,
 }
 
-/// What a host model is learned from, and for how long.
+/// Device, data and time for learning a host model.
 pub struct Learning<'a> {
     /// The device.
     pub device: &'a MeasuredDevice,
-    /// What may be done to it.
+    /// Permissions on the device.
     pub allowed: Allowed,
     /// Its profile.
     pub profile: &'a Profile,

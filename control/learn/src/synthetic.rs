@@ -23,7 +23,7 @@ pub fn profile() -> Profile {
 
 const ELEVATORS: [Elevator; 2] = [Elevator::Bfq, Elevator::None];
 
-/// What the flash twin allows.
+/// Limits of the flash twin.
 #[must_use]
 pub fn limits() -> Limits<'static> {
     Limits { elevators: &ELEVATORS, writes: true, cost: &|_, block| 60e-6 + block.0 as f64 * 1e-9 }

@@ -262,7 +262,7 @@ pub fn fit(
     })
 }
 
-/// What a bound starts from.
+/// The uncalibrated bound.
 struct Start {
     /// Level of the forest's quantile.
     high: f64,

@@ -2,7 +2,7 @@
 
 use rtvirtio_units::{Iops, Nanos};
 
-/// What stands where there is no number.
+/// Text in place of a missing number.
 pub(crate) const MISSING: &str = "n/a";
 
 /// A latency with three significant digits, such as `412ms`, `5.2ms`, `1.74s`; `gap` stands between

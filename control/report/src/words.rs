@@ -11,7 +11,7 @@ use crate::text::Paint;
 /// Share of the declared rate that counts as kept, as the judge of `rtvirtio-measure` has it.
 pub(crate) const RATE_KEPT: f64 = 0.99;
 
-/// What a plan expects of a task, in a few words.
+/// A plan's expectation of a task, in a few words.
 pub(crate) fn outlook(t: &TaskOutlook) -> (&'static str, Option<Paint>) {
     let but_for_host = |target: Nanos| t.forecast.judged() <= target && t.forecast.promised() > target;
     match t.margin_ns {

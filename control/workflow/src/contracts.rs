@@ -28,7 +28,7 @@ const OBSERVED: Duration = Duration::from_secs(1);
 /// A VM that uses less than this part of one CPU, all threads together, is idle.
 const IDLE: u32 = 10;
 
-/// What is set for one VM.
+/// The settings of one VM's contract.
 #[derive(Serialize)]
 pub struct VmCpu {
     /// Its name.
@@ -37,17 +37,17 @@ pub struct VmCpu {
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
-    /// Where it stands among the VMs.
+    /// Its rank among the VMs.
     pub level: Level,
-    /// How its contract is held.
+    /// The writes that hold its contract.
     #[serde(flatten)]
     pub settings: Settings,
-    /// How it was found, where a demand was asked for.
+    /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
 }
 
-/// A contract that is in force, as it is saved next to the journal.
+/// A contract in force, as saved next to the journal.
 #[derive(Serialize, Deserialize)]
 pub struct InForce {
     /// The VM.
@@ -56,14 +56,14 @@ pub struct InForce {
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
-    /// Where it stands among the VMs.
+    /// Its rank among the VMs.
     #[serde(default)]
     pub level: Level,
-    /// What holds it.
+    /// The mechanism that holds it.
     pub backend: Backend,
 }
 
-/// Name of that file. Without a journal it means nothing.
+/// Name of that file, which is valid only with a journal.
 pub const IN_FORCE_FILE: &str = "cpu.json";
 
 /// Saves the contracts that are about to be journaled, for [`crate::keep`].
@@ -100,19 +100,19 @@ pub struct Contracted {
     pub contract: Contract,
     /// Order of its threads.
     pub order: Order,
-    /// Where it stands among the VMs.
+    /// Its rank among the VMs.
     pub level: Level,
-    /// What is to hold it.
+    /// The mechanism that will hold it.
     pub backend: Backend,
-    /// How it was found, where a demand was asked for.
+    /// How the contract follows from a demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found: Option<DemandChoice>,
-    /// What it does not promise.
+    /// Its limits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// A contract that was found for a demand.
+/// The contract for a demand.
 #[derive(Clone, Serialize)]
 pub struct DemandChoice {
     /// The demand.
@@ -302,7 +302,7 @@ fn forget_own(probe: &mut Probe, spec: &Spec) {
     }
 }
 
-/// What contracts do not promise.
+/// Adds the limits of each contract.
 fn notes(all: &mut [Contracted]) {
     let given: Vec<(Backend, Order, Level, Contract)> =
         all.iter().map(|c| (c.backend, c.order, c.level, c.contract)).collect();
@@ -404,7 +404,7 @@ fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     if used.iter().map(|u| u.1).sum::<Duration>() < OBSERVED / IDLE { Vec::new() } else { used }
 }
 
-/// How a contract was found.
+/// How a contract follows from a demand, as text.
 pub fn words(vm: &str, found: &DemandChoice) -> String {
     format!("{vm}: {}", found.choice.words(&found.demand))
 }

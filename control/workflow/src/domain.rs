@@ -70,7 +70,7 @@ impl Config {
     /// program.
     ///
     /// # Errors
-    /// What the domain would refuse.
+    /// A configuration that the domain would refuse.
     pub fn preview(&self, source: &Path, dirs: &Dirs, progress: &dyn Progress) -> Result<Vec<String>> {
         if rustix::process::geteuid().is_root() {
             plan::check_disks(&self.text)?;
@@ -141,7 +141,7 @@ pub struct DomainStatus {
     pub error: Option<String>,
 }
 
-/// What became of an applied domain; `None` where none is applied.
+/// State of an applied domain; `None` where none is applied.
 #[must_use]
 pub fn status(dirs: &Dirs) -> Option<DomainStatus> {
     match process::find(&dirs.state) {
@@ -164,7 +164,7 @@ impl DomainStatus {
     }
 }
 
-/// What `revert` did about the domain.
+/// Outcome of `revert` for the domain.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case", tag = "fate")]
 pub enum Fate {

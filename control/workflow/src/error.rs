@@ -9,7 +9,7 @@ use rtvirtio_kernel::{ClaimError, HostError};
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::workload::WorkloadError;
 
-/// What a caller can do about an error.
+/// Kinds of errors, by the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
@@ -67,7 +67,7 @@ impl Error {
         Self { kind, context: Vec::new(), source: Some(Box::new(source)) }
     }
 
-    /// What a caller can do about it.
+    /// Its kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
@@ -195,7 +195,7 @@ impl<T, E: Into<Error>> Context<T> for std::result::Result<T, E> {
     }
 }
 
-/// What is not there does not run.
+/// A missing value is of kind `NotRunning`.
 impl<T> Context<T> for Option<T> {
     fn context(self, message: impl Into<String>) -> Result<T> {
         self.ok_or_else(|| Error::new(Kind::NotRunning, message))

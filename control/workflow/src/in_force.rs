@@ -1,4 +1,4 @@
-//! What is kept next to the journal: the plan and the contracts in force.
+//! Files next to the journal: the plan and the contracts in force.
 
 use std::io::ErrorKind;
 use std::path::Path;

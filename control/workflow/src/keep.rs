@@ -46,13 +46,13 @@ pub enum Ended {
     VmsEnded,
 }
 
-/// What was done for threads of one VM.
+/// Changed settings of one VM's threads.
 pub struct Amendment<'a> {
     /// The VM.
     pub vm: &'a str,
     /// Settings that were written, belong to another program by now, or failed.
     pub amended: &'a Amended,
-    /// What the contract does not promise.
+    /// Limits of the contract.
     pub notes: &'a [String],
 }
 
@@ -69,7 +69,7 @@ struct Kept {
     split_every: Duration,
 }
 
-/// What every scan needs.
+/// The constant parts of every scan.
 struct Keeper<'a> {
     root: Root,
     probe: Probe,

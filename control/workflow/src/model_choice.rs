@@ -14,7 +14,7 @@ use crate::progress::Progress;
 /// Models by name, as a user asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelName {
-    /// What was learned on this host, if there is such a model, else slice.
+    /// The model learned on this host, if any, else slice.
     Auto,
     /// BFQ's slices and queueing at the device.
     Slice,

@@ -1,4 +1,4 @@
-//! What a plan rests on: the measured device, a model, the settings in force.
+//! Basis of a plan: the measured device, a model, the settings in force.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -121,7 +121,7 @@ impl Basis {
     }
 }
 
-/// What a model expects of every task under a configuration.
+/// A model's forecast of every task under a configuration.
 ///
 /// # Errors
 /// When the model does not cover it.

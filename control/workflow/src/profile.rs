@@ -18,7 +18,7 @@ use crate::error::{Context as _, Error, Result, bail};
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// What a measurement may do to a device.
+/// Permissions of a measurement on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reads only: it holds data, and may be in use.

@@ -81,7 +81,7 @@ pub enum LoadWith<'a> {
     Command(&'a str),
 }
 
-/// What is measured.
+/// Options of the measurement.
 pub struct ProfileCpuOptions<'a> {
     /// The VM: its name in the spec or in the lab that is up, or the process id of its VMM.
     pub vm: &'a str,

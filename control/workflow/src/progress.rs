@@ -54,6 +54,6 @@ pub trait Bar {
     /// This much is done.
     fn set(&mut self, done: u64);
 
-    /// What it does now.
+    /// The current step.
     fn set_message(&mut self, text: &str);
 }

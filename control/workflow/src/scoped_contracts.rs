@@ -12,24 +12,24 @@ use rtvirtio_vmm::{Role, VmHandle};
 use crate::error::{Context as _, Result, bail};
 use crate::progress::Progress;
 
-/// What one VM is to have.
+/// The contract of one VM.
 pub struct VmContract<'a> {
     /// Its name.
     pub vm: &'a str,
-    /// What leads to its threads. They are looked for when no contract is in force: those found
-    /// under the contract before would be put back there.
+    /// Its processes and thread roles. Threads are discovered while no contract is in force: under
+    /// a previous contract its cgroups would be captured as the original ones.
     pub handle: VmHandle,
-    /// Whether only its vCPUs are to be held.
+    /// Whether the contract holds its vCPUs only.
     pub vcpus_only: bool,
-    /// What they get together.
+    /// Budget and period of all of its threads together.
     pub contract: Contract,
-    /// Their order.
+    /// Order of its threads.
     pub order: Order,
-    /// CPU time that each used in the last period of observation, for a split by use.
+    /// CPU time of each thread in the last period of observation, for a split by use.
     pub used: Vec<(u32, Duration)>,
 }
 
-/// What holds contracts, and what was set last. Dropping it puts everything back.
+/// A backend with the contracts that it holds. Dropping it reverts them.
 pub struct ScopedContracts<'a> {
     session: Session,
     probe: Probe,
@@ -38,38 +38,38 @@ pub struct ScopedContracts<'a> {
 }
 
 impl<'a> ScopedContracts<'a> {
-    /// For this mechanism. The session must not be that of settings that are to stay:
-    /// [`ScopedContracts::release`] puts back whatever is in its journal.
+    /// Contracts of a backend. [`ScopedContracts::release`] reverts everything in the session's
+    /// journal, so the session must not hold settings that are to stay.
     pub fn new(session: Session, probe: Probe, backend: Backend, progress: &'a dyn Progress) -> Self {
         Self { session, probe, backend, progress }
     }
 
-    /// The mechanism.
+    /// The backend.
     pub fn backend(&self) -> Backend {
         self.backend
     }
 
-    /// What this kernel has, as it was when the contracts were opened.
+    /// The kernel's CPU mechanisms, as probed before the first contract.
     pub fn probe(&self) -> &Probe {
         &self.probe
     }
 
-    /// Sets these in place of what was set before.
+    /// Sets these contracts in place of the previous ones.
     ///
     /// # Errors
     /// [`Kind::Infeasible`](crate::Kind::Infeasible) when they are more than the kernel grants.
     pub fn set(&self, all: &[VmContract<'_>]) -> Result<()> {
         self.release()?;
-        let found = choose(&self.probe, Some(self.backend), false).context("the mechanism is gone")?;
-        admit(&found.grant, &all.iter().map(|w| (w.vm.to_owned(), w.contract)).collect::<Vec<_>>())?;
+        let choice = choose(&self.probe, Some(self.backend), false).context("the mechanism is gone")?;
+        admit(&choice.grant, &all.iter().map(|w| (w.vm.to_owned(), w.contract)).collect::<Vec<_>>())?;
         let root = Root::default();
         let mut writes = Vec::new();
         let levels = levels(&all.iter().map(|w| (self.backend, w.order, w.contract)).collect::<Vec<_>>());
         for (w, level) in all.iter().zip(levels) {
-            let mut found =
+            let mut threads =
                 discover(&root, &w.handle).with_context(|| format!("{}: is it still running?", w.vm))?;
-            found.retain(|t| !w.vcpus_only || matches!(t.role, Role::Vcpu(_)));
-            let (vm, threads, used) = (w.vm, &found, &w.used);
+            threads.retain(|t| !w.vcpus_only || matches!(t.role, Role::Vcpu(_)));
+            let (vm, threads, used) = (w.vm, &threads, &w.used);
             let ask = Ask { vm, threads, contract: w.contract, order: w.order, level, used };
             append(&mut writes, settings(&root, &self.probe, self.backend, &ask)?.writes);
         }

@@ -32,7 +32,7 @@ const LATE: u64 = 1;
 /// Longest proof, s: a task with a request an hour shall not ask for years.
 const LONGEST_PROOF: f64 = 86_400.0;
 
-/// What tuning found.
+/// Result of tuning.
 #[derive(Serialize)]
 pub struct Outcome {
     /// Trials in order.
@@ -77,7 +77,7 @@ pub struct TuneOptions<'a> {
     pub knob_name: &'a dyn Fn(&Knob) -> String,
 }
 
-/// What tuning came to.
+/// Outcome of tuning.
 pub enum Tuned {
     /// The device cannot carry all declared rates, and no compromise is wanted: no trial was made.
     TooMuch {

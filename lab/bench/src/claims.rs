@@ -59,7 +59,7 @@ impl Claim {
     }
 }
 
-/// What `rtvirtio-lab bench ... --json` prints.
+/// The output of `rtvirtio-lab bench ... --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchFile {
     /// Version of the form: that of result files, with claims.
@@ -68,15 +68,15 @@ pub struct BenchFile {
     pub host: rtvirtio_measure::HostFacts,
     /// The runs.
     pub runs: Vec<Run>,
-    /// What was measured, as it was saved, where runs do not hold all of it.
+    /// The saved data of experiments whose runs do not hold all of it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<serde_json::Value>,
-    /// What they show.
+    /// The claims.
     pub claims: Vec<Claim>,
 }
 
 impl BenchFile {
-    /// What was measured and what it shows.
+    /// Measurements with their claims.
     #[must_use]
     pub fn new(
         host: rtvirtio_measure::HostFacts,

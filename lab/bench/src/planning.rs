@@ -208,7 +208,7 @@ fn gap(spec: &Spec, profile: &Profile) -> Result<(Missed, Missed), PlanError> {
 }
 
 impl Planning {
-    /// What it shows.
+    /// The claims of a result.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
         // Margins count up to three quarters of a target, as for the planner: more has no value.

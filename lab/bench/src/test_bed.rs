@@ -176,7 +176,7 @@ impl<'a> TestBed<'a> {
         Ok(Runs::begin(&self.device, self.stage()?, file, length, self.progress).map_err(Error::from)?)
     }
 
-    /// What a sweep may do to the device.
+    /// Permissions and device times of a sweep.
     ///
     /// # Errors
     /// When the device's settings cannot be read.

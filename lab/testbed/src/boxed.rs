@@ -25,7 +25,7 @@ use crate::image::{
     kernel_package, kind_name, libs, stamp,
 };
 
-/// What the box's first process runs.
+/// The script of the box's first process.
 const INIT: &str = include_str!("boxed/box-init.sh");
 /// Changes when the box is built in another way from the same parts.
 const FORMAT: u32 = 1;
@@ -119,7 +119,7 @@ impl<'a> BoxRun<'a> {
     }
 }
 
-/// What came out of a run.
+/// Outcome of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BoxOutcome {
     /// The script's exit status. `None` when the box ended without one: its kernel died, or it

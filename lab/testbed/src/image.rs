@@ -50,7 +50,7 @@ pub(crate) fn kind_name(kind: &str, kernel: Kernel) -> String {
     }
 }
 
-/// What the guest's first process runs.
+/// The script of the guest's first process.
 const INIT: &str = include_str!("image/guest-init.sh");
 /// Modules of a guest. Those that the kernel has built in are left out. ext4 asks for its checksum
 /// by name, not by dependency.
@@ -118,7 +118,7 @@ pub enum ImageError {
     NoTool {
         /// The program.
         tool: String,
-        /// What the user can do.
+        /// The remedy.
         remedy: &'static str,
         /// The kernel's answer.
         source: io::Error,
@@ -172,15 +172,15 @@ pub enum ImageError {
     NoSpace {
         /// Where.
         path: PathBuf,
-        /// What is free, in MiB.
+        /// Free space, in MiB.
         free_mib: u64,
-        /// What it takes, in MiB.
+        /// Required space, in MiB.
         needed_mib: u64,
     },
     /// A file could not be read or written.
     #[error("cannot {operation} {path:?}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed step.
         operation: &'static str,
         /// To which file.
         path: PathBuf,

@@ -199,7 +199,7 @@ impl Lab {
         Ok(true)
     }
 
-    /// What is up.
+    /// State of the lab.
     #[must_use]
     pub fn state(&self) -> &LabState {
         &self.state

@@ -174,7 +174,7 @@ impl QemuGuest {
         self.handle.clone()
     }
 
-    /// What another process needs to find it.
+    /// The handle by which another process finds it.
     #[must_use]
     pub fn handle(&self) -> &QemuHandle {
         &self.handle

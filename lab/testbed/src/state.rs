@@ -1,4 +1,4 @@
-//! What a lab has made, on disk before it is made: `lab down` finds it after any crash.
+//! The parts of a lab, on disk before they are made: `lab down` finds them after any crash.
 
 use std::fs;
 use std::io;

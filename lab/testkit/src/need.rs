@@ -1,4 +1,4 @@
-//! What a test needs, and the skip where it is not there.
+//! Requirements of a test, and its skip without them.
 
 use std::io::Write;
 use std::path::Path;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use rtvirtio_console::{MarginArg, ModelArg};
 
-/// What `predict` and `plan` have in common.
+/// Common options of `predict` and `plan`.
 #[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
     /// The spec file

@@ -34,7 +34,7 @@ pub struct ProfileArgs {
     pub length: Nanos,
 }
 
-/// What else than a device can be measured.
+/// Measurements of other things than a device.
 #[derive(Subcommand, Debug)]
 pub enum ProfileCommand {
     /// A VM's throughput over its CPU budget, from which `plan` and `apply` find the budget of a

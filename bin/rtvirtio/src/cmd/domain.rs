@@ -43,7 +43,7 @@ pub fn apply(path: &Path, dry_run: bool, dirs: &Dirs, ui: &Ui) -> anyhow::Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// What each VM's QEMU or libvirt needs.
+/// Options for each VM's QEMU or libvirt.
 fn how_to_connect(file: &File) -> String {
     let mut s = String::from(
         "Each VM needs shared memory and its disk, QEMU's way:\n  \

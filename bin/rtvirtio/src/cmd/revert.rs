@@ -11,7 +11,7 @@ use rtvirtio_workflow::domain::{self, Fate as DomainFate};
 
 use crate::args::RevertArgs;
 
-/// What was done, part by part.
+/// Outcome, part by part.
 struct Report {
     /// The settings; `None` when no plan was in force.
     settings: rtvirtio_workflow::Result<Option<Reverted>>,

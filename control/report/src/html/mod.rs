@@ -25,7 +25,7 @@ const GAP: &str = "\u{a0}";
 /// Between groups of three digits: a narrow space that does not break.
 const THIN: &str = "\u{202f}";
 
-/// What goes into a report.
+/// The input of a report.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportInput<'a> {
     /// Heading of the page.
@@ -100,7 +100,7 @@ fn keys<'a>(names: impl Iterator<Item = &'a str>) -> String {
     format!("<ul class=\"keys\">{items}</ul>")
 }
 
-/// What a table does on a narrow screen.
+/// Layout of a table on a narrow screen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum NarrowLayout {
     /// Scrolls sideways, by keyboard too, with its row headings in sight.

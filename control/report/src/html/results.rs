@@ -1,4 +1,4 @@
-//! What was measured: headline, plots, numbers.
+//! Measured results: headline, plots, numbers.
 
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
 use rtvirtio_units::{Nanos, Percentile};

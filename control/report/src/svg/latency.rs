@@ -17,7 +17,7 @@ pub struct LatencyPlot {
     pub series: Vec<String>,
     /// One entry per task.
     pub rows: Vec<LatencyRow>,
-    /// What the filled mark is, such as `p99.99`.
+    /// Name of the filled mark, such as `p99.99`.
     pub mark: String,
 }
 
@@ -47,7 +47,7 @@ pub struct Lane {
     pub verdict: String,
     /// Style class of the verdict: `bad`, `good`, `open` or empty.
     pub tone: &'static str,
-    /// What follows the number, such as `*` for a maximum that stands in for a percentile.
+    /// Suffix of the number, such as `*` for a maximum in place of a percentile.
     pub suffix: &'static str,
 }
 

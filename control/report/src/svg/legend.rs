@@ -7,7 +7,7 @@ const LINE: f64 = 20.0;
 /// Room for the mark before the text.
 const KEY: f64 = 26.0;
 
-/// What an entry shows.
+/// The mark of an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Key {
     /// A series' filled mark.

@@ -28,7 +28,7 @@ pub struct XyPlot {
 /// One axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it shows, with the unit.
+    /// Quantity with unit.
     pub label: String,
     /// How values are spread.
     pub spread: Spread,

@@ -37,7 +37,7 @@ impl Default for Style {
     }
 }
 
-/// What a piece of text is painted as.
+/// Colour of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Paint {
     /// Good: green.

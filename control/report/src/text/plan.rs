@@ -199,7 +199,7 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
     out
 }
 
-/// What "at most" means, and where it is a guess.
+/// The meaning of "at most", and where it is extrapolated.
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
     // Bounds of guests may have less confidence than those of processes: the lower confidence is
     // reported.

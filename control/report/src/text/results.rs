@@ -76,7 +76,7 @@ pub fn run(run: &Run, style: &Style) -> String {
     out
 }
 
-/// What p99.99 probably is, where it is not known.
+/// An estimate of p99.99 where it is not known.
 fn estimates(tasks: &[TaskResult], style: &Style) -> String {
     let mut out = String::new();
     for (t, e) in tasks.iter().filter_map(|t| t.tail.as_ref().map(|e| (t, e))) {

@@ -29,7 +29,7 @@ const RECORD: &str = "iod.json";
 /// How long a domain may take to finish what it holds.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What there is of an applied domain.
+/// Parts of an applied domain.
 pub enum Domain {
     /// None is applied.
     Absent,

@@ -36,7 +36,7 @@ pub fn is_ready(domain: &mut Child) -> bool {
     line.trim_end() == READY
 }
 
-/// What a domain is born with.
+/// Files that a domain inherits.
 pub struct Inherited<'a> {
     /// Its standard input.
     pub stdin: Stdio,

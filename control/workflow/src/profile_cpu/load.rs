@@ -1,4 +1,4 @@
-//! What loads a VM, and how many requests a second it answers.
+//! Load of a VM, and its answered requests per second.
 
 use std::cell::Cell;
 use std::fmt;
@@ -21,9 +21,9 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const LATE: (u32, Duration) = (4, Duration::from_secs(60));
 /// Time between two polls of a command.
 const POLL: Duration = Duration::from_millis(20);
-/// What of a command's output is read.
+/// Bytes of a command's output that are read.
 const TAIL: u64 = 4096;
-/// What stands for the length in a command.
+/// Placeholder of the length in a command.
 const SECONDS: &str = "{seconds}";
 
 /// A load.
@@ -43,7 +43,7 @@ pub enum Load {
     Command(String),
 }
 
-/// What was measured.
+/// The measured values.
 pub struct Throughput {
     /// Requests a second that were answered.
     pub requests_per_s: f64,

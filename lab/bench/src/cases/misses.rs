@@ -59,7 +59,7 @@ pub struct Miss {
     pub missed: Vec<(String, f64)>,
     /// Runs of the case, trials included.
     pub tried: usize,
-    /// Those that passed.
+    /// Runs of these that passed.
     pub passed: usize,
     /// What limits the case.
     pub limit: Limit,

@@ -87,7 +87,7 @@ pub struct Case {
     pub vms: Vec<Vec<Stream>>,
 }
 
-/// What the cases of a run have in common.
+/// Common options of the cases of a run.
 #[derive(Clone, Copy)]
 pub struct CaseOptions<'a> {
     /// Share of writes of the tasks with targets.

@@ -25,7 +25,7 @@ pub const TRIAL: &str = "trial";
 /// Schemes of ours, for the comparison with the others.
 pub const OURS: [&str; 3] = ["slice", "bound", "tuned"];
 
-/// What the RT-VirtIO paper reports for its 24 cases (its section VII-B), as shares.
+/// Pass rates of the RT-VirtIO paper's 24 cases (its section VII-B), as shares.
 pub const PUBLISHED: [(&str, f64); 5] = [
     ("default-bfq", 0.4042),
     ("ionice", 0.4896),
@@ -217,7 +217,7 @@ impl PassTable {
         (sum / measured.len().max(1) as f64, measured.len(), measured.iter().map(|c| c.n).sum())
     }
 
-    /// Those of the possible cases that one of ours passed in at least half of its runs.
+    /// The possible cases that one of our schemes passed in at least half of its runs.
     #[must_use]
     pub fn ours_of_possible(&self) -> Vec<String> {
         let often = |(c, s): (&Cell, &String)| OURS.contains(&s.as_str()) && c.n > 0 && 2 * c.passed >= c.n;

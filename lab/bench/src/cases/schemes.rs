@@ -21,7 +21,7 @@ pub struct Basis<'a> {
     pub baseline: &'a Config,
     /// Knobs that may be used here.
     pub space: &'a Space,
-    /// What was learned on this host.
+    /// The model learned on this host.
     pub learned: Option<&'a Arc<HostModel>>,
     /// [`PlanOptions::enough`] of our schemes.
     pub enough: Option<Ratio>,
@@ -32,7 +32,7 @@ pub trait Scheme {
     /// Its name in results.
     fn name(&self) -> &'static str;
 
-    /// What it does to the host for a spec.
+    /// Its settings of the host for a spec.
     ///
     /// # Errors
     /// [`PlanError`] when its model does not cover the spec.

@@ -183,7 +183,7 @@ fn lift(root: &Root, dev: &str, hierarchy: Hierarchy, limits: &[PathBuf]) -> Res
     limits.iter().zip(values).try_for_each(|(file, value)| root.write(file, &value))
 }
 
-/// What is written to the limits of reads and of writes.
+/// Values of the limits of reads and of writes.
 fn limit_values(dev: &str, hierarchy: Hierarchy, held: bool) -> [String; 2] {
     ["riops", "wiops"].map(|key| match (hierarchy, held) {
         (Hierarchy::V1, true) => format!("{dev} {HELD}"),

@@ -59,9 +59,9 @@ impl Figure {
 pub struct Setup {
     /// Its figure.
     pub figure: Figure,
-    /// What sets it apart in the figure.
+    /// Its label in the figure.
     pub label: String,
-    /// What the VMs do.
+    /// Streams of the VMs.
     pub vms: Vec<Vec<Stream>>,
     /// Host settings.
     pub knobs: Knobs,
@@ -144,7 +144,7 @@ impl Measured {
     }
 }
 
-/// What a set-up showed.
+/// Results of a set-up.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// Figure.

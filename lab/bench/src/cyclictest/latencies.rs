@@ -122,7 +122,7 @@ impl Latencies {
     }
 }
 
-/// What `cyclictest -q -h N` printed for one thread.
+/// Parses the output of `cyclictest -q -h N` for one thread.
 ///
 /// # Errors
 /// When it is no such output, or has no cycle.

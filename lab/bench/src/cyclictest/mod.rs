@@ -60,7 +60,7 @@ impl Setup {
     pub const ALL: [Self; 5] =
         [Self::Host, Self::Guest, Self::Prioritised, Self::AioLowered, Self::LoadMoved];
 
-    /// What it is, with the paper's figure.
+    /// Name with the paper's figure.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

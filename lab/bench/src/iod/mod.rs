@@ -369,7 +369,7 @@ pub struct IodData {
     pub pairs: Vec<(Cost, Cost)>,
     /// How late pieces went that a regulator had held: p99.99 in ns, and how many.
     pub late: Option<(u64, u64)>,
-    /// What the device declares for a read of 4 KiB.
+    /// Declared service time of a read of 4 KiB.
     #[serde(default)]
     pub read: Nanos,
     /// The scheduler without a machine.

@@ -137,7 +137,7 @@ fn regulator(twin: &TwinProfile, time: Nanos) -> Result<(u64, u64), rtvirtio_sim
     Ok((observed.worst, observed.held))
 }
 
-/// What it shows.
+/// The claims of a simulation.
 #[must_use]
 pub fn claims(s: &Simulated) -> Vec<Claim> {
     let n = |v: u64| usize::try_from(v).unwrap_or(usize::MAX);

@@ -47,7 +47,7 @@ pub struct WindowRun {
 }
 
 impl WindowRun {
-    /// What counts of a run.
+    /// The evaluated values of a run.
     #[must_use]
     pub fn of(run: &Run, window: u64) -> Self {
         Self { iops: total(run), kept: kept(run), p50_ms: middle_ms(run), p9999_ms: measured_ms(run), window }

@@ -87,7 +87,7 @@ pub fn fio(region: u64, seed: u64, again: bool) -> Vec<String> {
     args
 }
 
-/// What one run of fio in the guest showed.
+/// Result of one run of fio in the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Round {
     /// Where.
@@ -226,7 +226,7 @@ fn bad_blocks(complaints: &str) -> (u64, u64) {
     (lost, corrupt)
 }
 
-/// What the data show.
+/// The claims of a result.
 #[must_use]
 pub fn claims(data: &CrashData) -> Vec<Claim> {
     let n = data.kills.len();

@@ -74,7 +74,7 @@ const fn scheme(name: &'static str, what: &'static str, treatment: Treatment, lo
     Scheme { name, what, treatment, load, real_time: matches!(treatment, Treatment::Urgent), cold: true }
 }
 
-/// What is compared.
+/// The compared schemes.
 pub const SCHEMES: [Scheme; 6] = [
     scheme("idle", "no load, first come first served", Treatment::HandOn, false),
     scheme("idle_urgent", "no load, as under load with guest priority", Treatment::Urgent, false),
@@ -268,7 +268,7 @@ impl StartupData {
     }
 }
 
-/// What the data show.
+/// The claims of a result.
 #[must_use]
 pub fn claims(data: &StartupData) -> Vec<Claim> {
     let idle = data.seconds("idle").max(1e-9);

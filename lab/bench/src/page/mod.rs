@@ -45,7 +45,7 @@ pub enum Plot {
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// What it holds, for screen readers.
+    /// Description for screen readers.
     pub label: String,
     /// Headings.
     pub head: Vec<String>,

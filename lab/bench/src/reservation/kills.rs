@@ -22,7 +22,7 @@ use rtvirtio_workflow::{Progress, generated};
 /// Budget and period of what is applied.
 const CONTRACT: (Nanos, Nanos) = (Nanos::from_millis(20), Nanos::from_millis(100));
 
-/// What the child process does.
+/// Actions of the child process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillAction {
     /// Applies a contract.
@@ -45,7 +45,7 @@ impl KillAction {
 /// Order of the guest's threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillOrder {
-    /// That of a contract.
+    /// The order of a contract.
     Contract,
     /// The RT hypervisor paper's priorities.
     Rt,
@@ -65,7 +65,7 @@ impl KillOrder {
 /// One run of the child process.
 #[derive(Clone, Copy, Debug)]
 pub struct KillAt<'a> {
-    /// What it does.
+    /// The action.
     pub action: KillAction,
     /// Order of the guest's threads.
     pub order: KillOrder,

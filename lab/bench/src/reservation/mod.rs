@@ -50,7 +50,7 @@ pub const WEB_SHARE: f64 = 0.2;
 pub struct Alone {
     /// Its budget, in percent of the core.
     pub budget: u64,
-    /// What its clients received, in MB/s.
+    /// Throughput of its clients, MB/s.
     pub mb_per_s: f64,
     /// CPU time that all its threads used, in percent of a core.
     pub used: f64,
@@ -65,9 +65,9 @@ pub struct WithNeighbour {
     pub neighbour: u64,
     /// Whether all threads of both VMs are inside their contracts, or their vCPUs only.
     pub all_threads: bool,
-    /// What the VM's clients received, in MB/s.
+    /// Throughput of the VM's clients, MB/s.
     pub mb_per_s: f64,
-    /// What the neighbour's received, in MB/s.
+    /// Throughput of the neighbour's clients, MB/s.
     pub neighbour_mb_per_s: f64,
     /// CPU time that all of the VM's threads used, in percent of a core.
     pub used: f64,
@@ -213,10 +213,10 @@ impl ReservationData {
     }
 }
 
-/// What a request without an answer counts as, in ms: how long the client waits.
+/// Response time of a request without an answer, in ms: the client's time limit.
 const UNANSWERED_MS: f64 = 30_000.0;
 
-/// What they show.
+/// The claims of a result.
 #[must_use]
 pub fn claims(data: &ReservationData) -> Vec<Claim> {
     let budgets: Vec<u64> = data.alone.iter().map(|a| a.budget).collect();

@@ -25,7 +25,7 @@ use rtvirtio_learn::statistic::median;
 /// File name of the result.
 pub const FILE: &str = "tails.json";
 
-/// What is estimated, as a share.
+/// The estimated percentile, as a share.
 const P: f64 = 0.9999;
 /// Confidence of the evaluated bounds: what [`rtvirtio_measure::tail`] promises.
 const PROMISED: f64 = rtvirtio_measure::tail::CONFIDENCE.0;
@@ -35,7 +35,7 @@ const PROMISED: f64 = rtvirtio_measure::tail::CONFIDENCE.0;
 pub struct Setup {
     /// Its name in results.
     pub name: &'static str,
-    /// What the VMs do.
+    /// Streams of the VMs.
     pub vms: Vec<Vec<Stream>>,
     /// Host settings.
     pub knobs: Knobs,
@@ -169,12 +169,12 @@ impl Saved for TailsData {
     const SCHEMA: &str = "rtvirtio-tails/1";
 }
 
-/// What some pieces show.
+/// Summary of some pieces.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Pieces.
     pub pieces: usize,
-    /// Those with an upper bound.
+    /// Pieces with an upper bound.
     pub bounded: usize,
     /// Share of the bounds that are not below the whole run's percentile.
     pub coverage: f64,
@@ -209,7 +209,7 @@ pub fn summary<'a>(tasks: impl Iterator<Item = &'a TaskTails>) -> Summary {
     }
 }
 
-/// What they show.
+/// The claims of a result.
 #[must_use]
 pub fn claims(data: &TailsData) -> Vec<Claim> {
     let all = summary(data.runs.iter().flat_map(|r| &r.tasks));

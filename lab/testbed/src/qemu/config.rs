@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::BOOT_TIMEOUT;
 use crate::image::GuestImage;
 
-/// What runs the guest's instructions.
+/// The accelerator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
@@ -42,7 +42,7 @@ pub struct DiskRegion {
     pub size: Bytes,
 }
 
-/// What a guest's disk is.
+/// A guest's disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GuestDisk {
     /// It has none: the initramfs holds all that it needs.
@@ -70,9 +70,9 @@ impl From<DiskRegion> for GuestDisk {
 pub struct QemuConfig {
     /// Its name: letters, digits, `-`, `_`, `.`; at most 40.
     pub name: String,
-    /// What it boots.
+    /// The image that it boots.
     pub image: GuestImage,
-    /// What runs it.
+    /// The accelerator.
     pub accel: Accel,
     /// Its memory; [`GuestImage::memory`] is enough.
     pub memory: Bytes,

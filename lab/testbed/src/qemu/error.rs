@@ -1,4 +1,4 @@
-//! What can go wrong with a lab guest.
+//! Errors of lab guests.
 
 use std::io;
 use std::path::PathBuf;
@@ -112,7 +112,7 @@ pub enum QemuError {
     /// A file of the run directory.
     #[error("cannot {operation} {path:?}: {source}")]
     Io {
-        /// What was being done.
+        /// The failed step.
         operation: &'static str,
         /// To which file.
         path: PathBuf,

@@ -17,7 +17,7 @@ const THREADS: usize = 64;
 /// are busy.
 const FIFO_PRIORITY: i32 = 40;
 
-/// What a twin process is to serve.
+/// Options of a twin's process.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
     /// Built-in profile name or path.

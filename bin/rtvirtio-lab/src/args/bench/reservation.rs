@@ -66,7 +66,7 @@ impl BenchReservationArgs {
 /// `bench kill-at`.
 #[derive(Args, Debug)]
 pub struct BenchKillAtArgs {
-    /// What is killed
+    /// The killed action
     #[arg(value_enum)]
     pub action: KillActionName,
     /// Order of the guest's threads
@@ -101,7 +101,7 @@ impl BenchKillAtArgs {
     }
 }
 
-/// What is killed.
+/// The killed action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KillActionName {
     /// `apply`

@@ -70,7 +70,7 @@ pub fn run(args: &IodTraceArgs, control: &Path, ui: &Ui) -> anyhow::Result<ExitC
     anyhow::bail!("{}: the I/O domain ended, or was not read for too long", control.display())
 }
 
-/// What has to be known of every line.
+/// Required fields of every line.
 #[derive(Deserialize)]
 struct Line {
     error: Option<String>,

@@ -41,7 +41,7 @@ pub fn run(control: &Path, every: Nanos, ui: &Ui) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What every VM got in between, per second.
+/// Service of every VM in between, per second.
 fn rates(before: &Value, now: &Value, seconds: f64) -> Vec<Value> {
     let none = Vec::new();
     let vms = |v: &Value| v["vms"].as_array().unwrap_or(&none).clone();
