@@ -270,12 +270,11 @@ mod tests {
         let spec = Tspec { rate: 1 << 20, burst: 4096, peak: None };
         let cap = Cap { bytes: Some(spec), ..Cap::default() };
         let e = one(VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() }).check().unwrap_err();
-        assert_eq!(
-            e.to_string(),
-            "VM 0: Read bytes: a burst of 4096 can never let a piece of 65536 go; raise the burst to 65536 or lower the quantum"
-        );
+        let what = "VM 0: Read bytes".to_owned();
+        assert_eq!(e, ConfigError::Burst { what, burst: 4_096, piece: 65_536 });
         let e = one(VmConfig { weight: 0, ..VmConfig::default() }).check().unwrap_err();
-        assert_eq!(e.to_string(), "VM 0: weight is 0; it must be 1 to 1000");
+        let what = "VM 0: weight".to_owned();
+        assert_eq!(e, ConfigError::Range { what, value: 0, least: 1, most: 1_000 });
         assert!(Config { vms: Vec::new(), ..Config::default() }.check().is_err());
         let peak = Tspec { rate: 100, burst: 1, peak: Some(99) };
         let cap = Cap { requests: Some(peak), ..Cap::default() };

@@ -1,6 +1,6 @@
 //! The paths in a file, and their collisions.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use crate::error::FileError;
 use crate::schema::File;
@@ -73,16 +73,5 @@ impl File {
 
 fn normalize(path: &Path) -> PathBuf {
     // Without a current directory a path stays relative, and is compared as such.
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => {
-                out.pop();
-            }
-            Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
+    path_clean::clean(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }
