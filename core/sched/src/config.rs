@@ -63,9 +63,6 @@ pub struct VmConfig {
     pub normal: Option<Reservation>,
     /// How the guest's priorities are interpreted.
     pub priority: PriorityRule,
-    /// Bytes per second that the measured contract is compared with, for reads and writes; 0 for
-    /// none.
-    pub promised: [u64; 2],
 }
 
 impl Default for VmConfig {
@@ -78,7 +75,6 @@ impl Default for VmConfig {
             urgent_quantum: None,
             normal: None,
             priority: PriorityRule::default(),
-            promised: [0; 2],
         }
     }
 }
@@ -203,7 +199,7 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::check`].
-    pub fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
+    fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
         range(format!("VM {i}: depth"), vm.depth.into(), 1, 65_536)?;
         range(format!("VM {i}: weight"), vm.weight.into(), 1, 1_000)?;
         if let Some(quantum) = vm.urgent_quantum {

@@ -71,6 +71,12 @@ impl File {
     }
 }
 
+/// The directory of a path; `.` for a bare name.
+#[must_use]
+pub fn parent_dir(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn normalize(path: &Path) -> PathBuf {
     // Without a current directory a path stays relative, and is compared as such.
     path_clean::clean(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))

@@ -27,9 +27,6 @@ pub use command::{Command, EngineHandle, EngineStatus, VmStatus, VringBase, Vrin
 pub use trace::{TraceEvent, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
 
-/// Longest serial number of a disk.
-pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
-
 /// One VM's disk on this engine.
 #[derive(Debug)]
 pub struct Disk {

@@ -16,11 +16,8 @@ use vm_memory::GuestAddress;
 use super::DiskInfo;
 use crate::blk::config_space;
 use crate::engine::{Command, EngineHandle, VringStart};
-use crate::inflight::Region;
+use crate::inflight::{MAX_QUEUE_SIZE, Region};
 use crate::memory::GuestMem;
-
-/// Largest queue of virtio 1.2 and of QEMU.
-const MAX_QUEUE_SIZE: u32 = 1_024;
 
 /// Feature bits of virtio and virtio-blk (virtio 1.2, sections 6 and 5.2.3).
 mod feature {
@@ -224,7 +221,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        if num == 0 || num > MAX_QUEUE_SIZE || !num.is_power_of_two() {
+        if num == 0 || num > MAX_QUEUE_SIZE.into() || !num.is_power_of_two() {
             return Err(Error::InvalidParam);
         }
         self.queue(index)?.size = num;
@@ -332,7 +329,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn get_inflight_fd(&mut self, layout: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (layout.num_queues, layout.queue_size);
-        if queues > self.disk.queues || u32::from(size) > MAX_QUEUE_SIZE {
+        if queues > self.disk.queues || size > MAX_QUEUE_SIZE {
             return Err(Error::InvalidParam);
         }
         let (file, made) =
