@@ -117,11 +117,14 @@ impl Connection {
             return Ok(());
         }
         let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
-        let place = |what, user| {
+        let translate = |what, user| {
             mem.translate(user).ok_or_else(|| log_and_reject(&name, what, "not in the guest's memory"))
         };
-        let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) =
-            (place("descriptor table", desc)?, place("available ring", avail)?, place("used ring", used)?);
+        let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) = (
+            translate("descriptor table", desc)?,
+            translate("available ring", avail)?,
+            translate("used ring", used)?,
+        );
         let copy = |f: &Option<File>| f.as_ref().map(File::try_clone).transpose();
         let fds = copy(&setup.kick).and_then(|k| Ok((k, copy(&setup.call)?)));
         let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
