@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  VM's memory: virtqueue ─kick─► engine thread of the device ──io_uring──► file or block device
-//!                         ◄─call─   parse, scheduler (iosched)
+//!                         ◄─call─   parse, scheduler
 //!  VM's QEMU: socket ──► control thread of the VM ──commands──► engine
 //! ```
 //!

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
@@ -335,24 +335,9 @@ fn resolve_links(root: &Root, path: &Path) -> Result<PathBuf, HostError> {
             Err(source) => return Err(HostError::Read { path, source }),
         };
         let base = path.parent().unwrap_or(Path::new("/"));
-        path = normalise(&base.join(link));
+        path = path_clean::clean(base.join(link));
     }
     Ok(path)
-}
-
-/// Removes `.` and `..` without looking at the file system.
-fn normalise(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => {
-                out.pop();
-            }
-            Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 #[cfg(test)]
