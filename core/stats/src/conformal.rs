@@ -88,38 +88,6 @@ impl Quantile {
         }
         Ok(())
     }
-
-    /// The upper bound of a value: `predicted` times e to the power of the score. `scale` is that of [`normalised`]
-    /// scores for this row, 1 for plain ones. Unit of `predicted`.
-    #[must_use]
-    pub fn upper(&self, predicted: f64, scale: f64) -> f64 {
-        predicted * (self.score * scale).exp()
-    }
-}
-
-/// Scores of predictions: `ln(actual) - ln(predicted)` row by row.
-///
-/// # Errors
-/// [`ConformalError::Length`], [`ConformalError::BadNumber`] for values that are not finite and above zero.
-pub fn log_scores(actual: &[f64], predicted: &[f64]) -> Result<Vec<f64>, ConformalError> {
-    same_length(actual.len(), predicted.len())?;
-    positive(actual)?;
-    positive(predicted)?;
-    Ok(actual.iter().zip(predicted).map(|(a, p)| a.ln() - p.ln()).collect())
-}
-
-/// Scores divided by a scale for each row, such as the predictor's own uncertainty, so that bounds are wider where it is
-/// larger (Papadopoulos, Gammerman and Vovk, 2008). Bounds of new rows need the scale again: see [`Quantile::upper`].
-///
-/// # Errors
-/// [`ConformalError::Length`], [`ConformalError::BadNumber`] for scales that are not finite and above zero or scores
-/// that are not finite.
-pub fn normalised(scores: &[f64], scales: &[f64]) -> Result<Vec<f64>, ConformalError> {
-    same_length(scores.len(), scales.len())?;
-    positive(scales)?;
-    let divided: Vec<f64> = scores.iter().zip(scales).map(|(s, scale)| s / scale).collect();
-    finite(&divided)?;
-    Ok(divided)
 }
 
 /// Groups that bound a share `miss`: `ceil(1 / miss) - 1`, at least 1.
@@ -175,10 +143,6 @@ fn same_length(left: usize, right: usize) -> Result<(), ConformalError> {
 
 fn finite(values: &[f64]) -> Result<(), ConformalError> {
     refuse(values, |v| !v.is_finite(), "not a finite number")
-}
-
-fn positive(values: &[f64]) -> Result<(), ConformalError> {
-    refuse(values, |v| !(v.is_finite() && v > 0.0), "not a finite number above zero")
 }
 
 fn refuse(values: &[f64], bad: impl Fn(f64) -> bool, what: &'static str) -> Result<(), ConformalError> {

@@ -96,14 +96,6 @@ impl Iops {
     }
 }
 
-impl BytesPerSec {
-    /// Time to move `bytes` at this rate; infinite when the rate is zero.
-    #[must_use]
-    pub fn seconds_for(self, bytes: Bytes) -> f64 {
-        bytes.0 as f64 / self.0
-    }
-}
-
 impl Percentile {
     /// p99.99, the tail the project is about.
     pub const P9999: Self = Self(99.99);

@@ -38,6 +38,3 @@ pub use session::Session;
 pub use state_dir::StateDir;
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
-
-/// Where the journal lives unless the caller says otherwise.
-pub const DEFAULT_STATE_DIR: &str = "/var/lib/rtvirtio";

@@ -112,14 +112,6 @@ impl StateDir {
         self.writable(name, OFlags::RDWR | OFlags::CREATE, mode)
     }
 
-    /// Opens a file for appending, and makes it with the permissions `mode` where there is none.
-    ///
-    /// # Errors
-    /// As [`StateDir::open_file`].
-    pub fn append_file(&self, name: &str, mode: u32) -> io::Result<File> {
-        self.writable(name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE, mode)
-    }
-
     /// The whole content of a file.
     ///
     /// # Errors

@@ -130,7 +130,7 @@ fn killed_at_every_point_from_a_tuned_deadline_scheduler() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "mq-deadline").unwrap();
-    device.set_tunable(&root, "read_expire", "780").unwrap();
+    root.write(device.tunable("read_expire"), "780").unwrap();
     root.write(device.queue("nr_requests"), "100").unwrap();
     let (apply, revert) = sweep(&real.case(), &real.dirs());
     println!("points: apply {apply}, revert {revert}; 0 differences");
@@ -143,9 +143,9 @@ fn killed_at_every_point_with_bfq_tuned_before() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "bfq").unwrap();
-    device.set_tunable(&root, "slice_idle_us", "1500").unwrap();
-    device.set_tunable(&root, "timeout_sync", "60").unwrap();
-    device.set_tunable(&root, "low_latency", "0").unwrap();
+    root.write(device.tunable("slice_idle_us"), "1500").unwrap();
+    root.write(device.tunable("timeout_sync"), "60").unwrap();
+    root.write(device.tunable("low_latency"), "0").unwrap();
     if real.cgroups.hierarchy == Hierarchy::V1 {
         let dev = &device.dev;
         root.write(real.vm(0, real.weight_file()), "200").unwrap();
@@ -227,7 +227,7 @@ fn a_change_by_someone_else_is_reported_and_left() {
     device.set_elevator(&root, "bfq").unwrap();
     let before = snapshot(&real.dirs());
     act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
-    device.set_tunable(&root, "slice_idle", "5").unwrap();
+    root.write(device.tunable("slice_idle"), "5").unwrap();
     let session = Session::open(real.dir.path().join("state")).unwrap();
     let machine = Machine::new(&root, &NoGuests);
     let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
@@ -271,7 +271,7 @@ fn the_commands_of_a_damaged_journal_put_back() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "mq-deadline").unwrap();
-    device.set_tunable(&root, "read_expire", "780").unwrap();
+    root.write(device.tunable("read_expire"), "780").unwrap();
     root.write(device.queue("nr_requests"), "100").unwrap();
     let before = snapshot(&real.dirs());
     act(&real.case(), "apply", &Points::new(0, || {})).unwrap();

@@ -7,7 +7,6 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::mounts::mounts;
 use crate::text::{self, Elevators};
 use crate::{HostError, Root, is_gone};
 
@@ -26,40 +25,6 @@ pub struct BlockDevice {
     pub dev: String,
     /// The partition that was named, when it was one; settings are always the disk's.
     pub partition: Option<String>,
-}
-
-/// Why a device is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceUse {
-    /// It, or a partition of it, is mounted.
-    Mounted {
-        /// Kernel name of the disk or partition.
-        part: String,
-        /// Where.
-        point: PathBuf,
-    },
-    /// Another device, such as LVM or RAID, is built on it.
-    Held {
-        /// Kernel name of the disk or partition.
-        part: String,
-        /// Kernel name of the device above.
-        by: String,
-    },
-    /// It is swap space.
-    Swap {
-        /// Kernel name of the disk or partition.
-        part: String,
-    },
-}
-
-impl std::fmt::Display for DeviceUse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Mounted { part, point } => write!(f, "{part} is mounted on {}", point.display()),
-            Self::Held { part, by } => write!(f, "{part} is part of {by}"),
-            Self::Swap { part } => write!(f, "{part} is swap space"),
-        }
-    }
 }
 
 impl BlockDevice {
@@ -226,14 +191,6 @@ impl BlockDevice {
             .collect()
     }
 
-    /// Sets a tunable of the elevator in use.
-    ///
-    /// # Errors
-    /// When there is no such tunable or the kernel refuses the value.
-    pub fn set_tunable(&self, root: &Root, tunable: &str, value: &str) -> Result<(), HostError> {
-        root.write(self.tunable(tunable), value)
-    }
-
     /// Size in bytes.
     ///
     /// # Errors
@@ -241,14 +198,6 @@ impl BlockDevice {
     pub fn size(&self, root: &Root) -> Result<u64, HostError> {
         // The unit of this file is 512 B whatever the block size of the device.
         self.number(root, &self.sysfs().join("size")).map(|sectors| sectors.saturating_mul(512))
-    }
-
-    /// Whether it has an arm, as far as the kernel knows.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn rotational(&self, root: &Root) -> Result<bool, HostError> {
-        self.number(root, &self.queue("rotational")).map(|v| v != 0)
     }
 
     /// What tells this drive from another one of the same name: its WWID or serial number. `None` where the kernel knows none, as of a loop device.
@@ -281,41 +230,6 @@ impl BlockDevice {
     /// Devices that this one is built on.
     fn slaves(&self, root: &Root) -> Vec<String> {
         root.list(self.sysfs().join("slaves")).unwrap_or_default()
-    }
-
-    /// Everything that uses the disk or a partition of it; empty when it may be overwritten.
-    ///
-    /// # Errors
-    /// When sysfs or the mount table cannot be read.
-    pub fn uses(&self, root: &Root) -> Result<Vec<DeviceUse>, HostError> {
-        let mut parts = vec![(self.name.clone(), self.sysfs(), self.dev.clone())];
-        for name in root.list(self.sysfs())? {
-            let dir = self.sysfs().join(&name);
-            if root.exists(dir.join("partition"))? {
-                let dev = root.read(dir.join("dev"))?.trim().to_owned();
-                parts.push((name, dir, dev));
-            }
-        }
-        let mounts = mounts(root)?;
-        let swaps = root.read_optional("/proc/swaps")?.unwrap_or_default();
-        let mut uses = Vec::new();
-        for (part, dir, dev) in parts {
-            let node = format!("/dev/{}", part.replace('!', "/"));
-            // Btrfs and others have a device number of their own: the source tells.
-            for mount in mounts.iter().filter(|m| m.dev == dev || m.source == node) {
-                uses.push(DeviceUse::Mounted { part: part.clone(), point: mount.point.clone() });
-            }
-            let holders = dir.join("holders");
-            if root.exists(&holders)? {
-                uses.extend(
-                    root.list(&holders)?.into_iter().map(|by| DeviceUse::Held { part: part.clone(), by }),
-                );
-            }
-            if swaps.lines().any(|l| l.split_whitespace().next() == Some(&node)) {
-                uses.push(DeviceUse::Swap { part: part.clone() });
-            }
-        }
-        Ok(uses)
     }
 }
 

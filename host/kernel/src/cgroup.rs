@@ -180,18 +180,6 @@ impl Cgroups {
         memberships.iter().find(ours).map(|m| m.path.as_path())
     }
 
-    /// The file that takes a thread's number to move it, alone, into a cgroup: `tasks` on v1; on v2 `cgroup.threads`, which only a
-    /// threaded group takes.
-    ///
-    /// # Errors
-    /// When the path is not a cgroup's.
-    pub fn threads_file(&self, cgroup: &Path) -> Result<PathBuf, HostError> {
-        Ok(self.dir(cgroup)?.join(match self.hierarchy {
-            Hierarchy::V1 => "tasks",
-            Hierarchy::V2 => "cgroup.threads",
-        }))
-    }
-
     /// Whether a cgroup is the root, which has no weight.
     #[must_use]
     pub fn is_root(cgroup: &Path) -> bool {

@@ -20,7 +20,7 @@ pub mod task;
 pub mod text;
 
 pub use atomic_write::atomic_write;
-pub use block::{BlockDevice, DeviceUse};
+pub use block::BlockDevice;
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
 pub use error::{HostError, is_gone};

@@ -1,6 +1,12 @@
 //! A small HTTP client for load: requests that follow each other at once, and requests at a fixed period.
 //!
-//! Each request has a connection of its own (HTTP/1.0), as with the reservations paper's `ab`, so that an answer costs the server the whole of it.
+//! Each request has a connection of its own (HTTP/1.0), as with the reservations paper's `ab`, so
+//! that an answer costs the server the whole of it.
+//!
+//! A client library does not serve: [`Load::bytes`] counts bytes of the wire, heads included, while
+//! an answer still arrives, which `minreq` and `ureq` do not show (in `ureq` only a transport of its
+//! `unversioned` part could); a load must end within half a second in the middle of an answer, where
+//! both only have timeouts; and both send HTTP/1.1, whose answers may come in chunks.
 
 mod url;
 

@@ -105,21 +105,6 @@ pub fn samples_needed(k: u64, percentile: Percentile) -> Option<u64> {
     Some(high)
 }
 
-/// One-sided 95 % upper confidence bound (Clopper-Pearson) of the true share of exceedances, given `k` of `n`; 1 when `k >= n`.
-#[must_use]
-pub fn share_bound(k: u64, n: u64) -> f64 {
-    if k >= n {
-        return 1.0;
-    }
-    let (mut low, mut high) = (0.0f64, 1.0f64);
-    // 100 halvings: to the last bit of a double.
-    for _ in 0..100 {
-        let middle = 0.5 * (low + high);
-        if at_most(k, n, middle) > ALPHA { low = middle } else { high = middle }
-    }
-    high
-}
-
 /// `P(X <= k)` for `X ~ Binomial(n, p)`, exact below the mean. At or above the mean, where only "far more than 5 %" matters, it is 1/2: the
 /// median lies between `floor(np)` and `ceil(np)` (Kaas and Buhrman, Statistica Neerlandica 34, 1980).
 fn at_most(k: u64, n: u64, p: f64) -> f64 {

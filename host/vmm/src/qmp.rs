@@ -216,14 +216,6 @@ impl Qmp {
         self.typed("query-status")
     }
 
-    /// QEMU's version.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
-    pub fn query_version(&mut self) -> Result<QemuVersion, VmmError> {
-        self.typed("query-version")
-    }
-
     /// Does this machine run under KVM?
     ///
     /// # Errors

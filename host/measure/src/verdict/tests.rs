@@ -99,6 +99,20 @@ fn a_task_without_a_rate_is_judged_by_its_tail() {
     );
 }
 
+/// One-sided 95 % upper confidence bound (Clopper-Pearson) of the true share of exceedances, given `k` of `n`; 1 when `k >= n`.
+fn share_bound(k: u64, n: u64) -> f64 {
+    if k >= n {
+        return 1.0;
+    }
+    let (mut low, mut high) = (0.0f64, 1.0f64);
+    // 100 halvings: to the last bit of a double.
+    for _ in 0..100 {
+        let middle = 0.5 * (low + high);
+        if at_most(k, n, middle) > ALPHA { low = middle } else { high = middle }
+    }
+    high
+}
+
 #[test]
 fn the_bound_is_clopper_and_pearsons() {
     // One-sided 95 %: k = 0 gives 1 - 0.05^(1/n); k = n gives 1; the others from tables of the Beta distribution.
