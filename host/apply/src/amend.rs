@@ -45,7 +45,7 @@ pub(crate) fn amend(
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
     let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || journal.rest || !journal.complete || journal.is_of_another_boot(machine)? {
+    if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
     if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
@@ -80,12 +80,12 @@ pub(crate) fn amend(
         if is_new && entry.new.as_deref() == Some(&write.value) {
             continue;
         }
-        if !is_new && !entry.passing.contains(&found) && entry.old.as_ref() != Some(&found) {
+        if !is_new && !entry.also_ours.contains(&found) && entry.old.as_ref() != Some(&found) {
             out.left.push((write.knob.clone(), found));
             continue;
         }
-        if !entry.passing.contains(&found) {
-            entry.passing.push(found);
+        if !entry.also_ours.contains(&found) {
+            entry.also_ours.push(found);
         }
         entry.new = Some(write.value.clone());
         touched.push((entry.id, place));
@@ -107,7 +107,7 @@ pub(crate) fn amend(
             continue;
         }
         if let Ok(Some(own)) = before {
-            entry.passing.extend(entry.old.replace(own));
+            entry.also_ours.extend(entry.old.replace(own));
         }
         let place = writes.iter().position(|w| w.target == entry.target);
         touched.extend(place.map(|place| (entry.id, place)));
@@ -146,7 +146,7 @@ pub(crate) fn amend(
         let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
-            entry.passing.clone_from(&writes[*place].passing);
+            entry.also_ours.clone_from(&writes[*place].also_ours);
         }
     }
     // The journal on disk holds these values too, so everything can be put back from it.

@@ -37,7 +37,7 @@ pub(crate) fn apply(
         pid: std::process::id(),
         complete: false,
         reverting: false,
-        rest: false,
+        leftover: false,
         kept: Vec::new(),
         entries,
     };
@@ -112,7 +112,7 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, Ap
     let Some(new) = &entry.new else { return Ok(false) };
     let Some(found) = read_value(entry, machine)? else { return Ok(false) };
     if let Some(was) = &entry.old {
-        if found != *was && !entry.passing.contains(&found) {
+        if found != *was && !entry.also_ours.contains(&found) {
             return Err(ApplyError::Raced {
                 entry: entry.id,
                 label: entry.target.to_string(),

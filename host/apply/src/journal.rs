@@ -44,7 +44,8 @@ pub(crate) struct Entry {
     /// Value that we write; `None` for a file that only changes along.
     pub new: Option<String>,
     /// Further values that are ours, because another of our writes causes them.
-    pub passing: Vec<String>,
+    #[serde(alias = "passing")]
+    pub also_ours: Vec<String>,
     /// The entry whose write brings this file into being.
     pub created_by: Option<usize>,
     /// The entry along with which this file changes.
@@ -93,8 +94,10 @@ pub(crate) struct Journal {
     pub complete: bool,
     /// Whether putting back has begun. From then on a file that changes along may show the kernel's default.
     pub reverting: bool,
-    /// Whether this is what putting back has left, because somebody else had changed it: nothing is in force any more.
-    pub rest: bool,
+    /// Whether this is what putting back has left, because another program had changed it: nothing
+    /// is in force any more.
+    #[serde(alias = "rest")]
+    pub leftover: bool,
     /// Weights of other devices to be written again should putting back be cut off.
     pub kept: Vec<Kept>,
     /// The knobs: writes in order, then files that change along.

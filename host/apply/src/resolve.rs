@@ -52,7 +52,7 @@ pub struct Write {
     /// Position of an earlier write that brings the file into being, such as the elevator whose tunable this is.
     pub created_by: Option<usize>,
     /// Further values that the file may have because of another of our writes.
-    pub passing: Vec<String>,
+    pub also_ours: Vec<String>,
     /// Files that the kernel changes along with this one; they are captured too and put back after it.
     pub side_effects: Vec<Target>,
     /// Takes what earlier writes of the same call give: [`crate::Session::amend`] leaves it out when one of these was not done.
@@ -68,7 +68,7 @@ impl Write {
             target,
             value: value.into(),
             created_by: None,
-            passing: Vec::new(),
+            also_ours: Vec::new(),
             side_effects: Vec::new(),
             takes: false,
         }
@@ -222,7 +222,7 @@ pub(crate) fn push_tunables(
             BfqTunable::SliceIdle => {
                 write.side_effects.push(at("slice_idle_us"));
                 if strict {
-                    write.passing.push("8".to_owned());
+                    write.also_ours.push("8".to_owned());
                 }
             }
             // Setting it, now or when it is put back, raises a short slice_idle. Where the plan has that knob too, its fraction of a

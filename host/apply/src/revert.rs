@@ -142,5 +142,5 @@ fn keep_open(
     // A knob may be back although the kernel reported an error; what changed along with it is then
     // still to be put back.
     journal.reverting = journal.entries.iter().any(|e| e.unsettled);
-    journal.rest = true;
+    journal.leftover = true;
 }

@@ -109,7 +109,7 @@ fn before() -> (Sim, Vec<Write>, Attr) {
     let form = Form::Group { home: Path::new(CPU).join("vms"), scheduling: "other nice -2".to_owned() };
     let file = |name: &str, value: &str| Write {
         created_by: Some(0),
-        passing: vec!["0".to_owned()],
+        also_ours: vec!["0".to_owned()],
         ..Write::new(name, Target::host(group.join(name), Form::Plain), value)
     };
     let main = Attr { reset_on_fork: false, ..Attr::fifo(2) };

@@ -41,8 +41,8 @@ fn writes(mount: &Path, group: &str, home: &Path, cap: bool, threads: &[(u32, u3
     };
     for (file, value) in files {
         let write = Write::new(file, Target::host(dir.join(file), Form::Plain), value);
-        let passing = if file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
-        writes.push(Write { created_by: Some(0), passing, ..write });
+        let also_ours = if file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        writes.push(Write { created_by: Some(0), also_ours, ..write });
     }
     for &(pid, tid, start) in threads {
         let target = Target::thread_cgroup(pid, tid, start, "cpu", mount);

@@ -57,5 +57,5 @@ pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
     let knob = format!("policy of {} ({})", t.role, ask.vm);
     let write = Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string());
     // Cut off while a reservation is put back.
-    Write { passing: attr.released().iter().map(Attr::to_string).collect(), ..write }
+    Write { also_ours: attr.released().iter().map(Attr::to_string).collect(), ..write }
 }

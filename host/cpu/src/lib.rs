@@ -32,7 +32,7 @@ pub use contract::Contract;
 pub use control::{Control, control};
 pub use curve::{Point, Run, points};
 pub use deadline::{domain_of, has_part};
-pub use demand::{Asked, Beside, Choice, Demand, DemandError, Look, MARGIN, find, find_all};
+pub use demand::{Asked, Choice, CurveChoice, Demand, DemandError, MARGIN, Neighbours, find, find_all};
 pub use error::CpuError;
 pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};

@@ -140,8 +140,8 @@ fn own_group(
         let target = Target::host(dir.join(file), Form::Plain);
         let write = Write::new(format!("{file} of {}", ask.vm), target, value.to_string());
         // A real-time budget is given back before its group is removed: cut off in between, it shows 0.
-        let passing = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
-        out.writes.push(Write { created_by: Some(0), passing, ..write });
+        let also_ours = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        out.writes.push(Write { created_by: Some(0), also_ours, ..write });
     }
     out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
     Ok(())

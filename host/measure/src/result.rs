@@ -89,9 +89,9 @@ pub struct TaskResult {
     /// 99.99th percentile; the maximum when `n` < 10 000.
     pub p9999_ns: Nanos,
     /// The same of the latencies less the time in which a CPU of the host stood still; absent where that is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p9999_awake_ns: Option<Nanos>,
-    /// The same with these stalls a second later, when the host did not stand still: how much the method takes off by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "p9999_awake_ns")]
+    pub p9999_excl_host_stalls_ns: Option<Nanos>,
+    /// The same with these stalls a second later, when the host did not stand still: how much the method subtracts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo_ns: Option<Nanos>,
     /// Largest.

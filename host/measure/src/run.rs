@@ -66,12 +66,12 @@ impl TaskMeasurement {
     }
 
     /// Takes note of what the tail is less the time in which a CPU of the host stood still, and of what the method itself takes off.
-    pub fn take_off(&mut self, stalls: &Stalls) {
+    pub fn subtract_host_stalls(&mut self, stalls: &Stalls) {
         let tail = |stalls: &Stalls| {
             Some(self.latencies_less(stalls)?.at(Percentile::P9999).min(self.result.p9999_ns))
         };
         let (awake, placebo) = (tail(stalls), tail(&stalls.shifted(PLACEBO_NS)));
-        self.result.p9999_awake_ns = awake;
+        self.result.p9999_excl_host_stalls_ns = awake;
         self.result.p9999_placebo_ns = placebo;
     }
 
@@ -180,7 +180,7 @@ impl Measured {
             p50_ns: at(50.0),
             p99_ns: at(99.0),
             p9999_ns: at(99.99),
-            p9999_awake_ns: None,
+            p9999_excl_host_stalls_ns: None,
             p9999_placebo_ns: None,
             max_ns: self.max,
             fio_p9999_ns: self.fio_p9999,

@@ -8,7 +8,7 @@ fn entry(id: usize, created_by: Option<usize>) -> Entry {
         target: Target::host(format!("/sys/block/loop{id}/queue/scheduler"), Form::Elevator),
         old: Some("none".to_owned()),
         new: Some("bfq".to_owned()),
-        passing: Vec::new(),
+        also_ours: Vec::new(),
         created_by,
         changed_by: None,
         identity: Some(4711),
@@ -23,7 +23,7 @@ fn journal(entries: Vec<Entry>) -> Journal {
         pid: 1,
         complete: true,
         reverting: false,
-        rest: false,
+        leftover: false,
         kept: Vec::new(),
         entries,
     }

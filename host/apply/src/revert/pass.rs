@@ -77,7 +77,7 @@ impl<'a, 'm> Pass<'a, 'm> {
                 State::Gone(why) => Fate::Gone { why },
                 State::Unreadable(error) => {
                     // A thread may be in any group that was ever ours to give it.
-                    stays = entry.new.iter().chain(&entry.passing).find_map(|v| self.group_of(entry, v));
+                    stays = entry.new.iter().chain(&entry.also_ours).find_map(|v| self.group_of(entry, v));
                     Fate::Failed { error }
                 }
                 State::Foreign(_) if self.on_conflict == OnConflict::Accept => Fate::Accepted,
