@@ -1,19 +1,21 @@
 //! Conformal bounds for grouped data: upper bounds that hold whatever the predictor is worth.
 //!
-//! A score says by how much a prediction was exceeded: `ln(actual) - ln(predicted)`. A quantile of the scores of runs
-//! that the predictor has not seen turns its predictions into upper bounds, with no assumption about the predictor or
-//! the distribution (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005; Papadopoulos et al.,
-//! ECML 2002, for the split form).
+//! A score says by how much a prediction was exceeded: `ln(actual) - ln(predicted)`. A quantile of
+//! the scores of runs that the predictor has not seen turns its predictions into upper bounds, with
+//! no assumption about the predictor or the distribution (Vovk, Gammerman and Shafer, Algorithmic
+//! Learning in a Random World, 2005; Papadopoulos et al., ECML 2002, for the split form).
 //!
-//! Rows of one measured run resemble each other, so only whole runs (groups) are exchangeable. The quantile is the one
-//! of Lee, Barber and Willett (Distribution-free inference with hierarchical data, arXiv:2306.06342, 2023, section 3.1):
-//! each of K groups weighs `1 / (K + 1)`, spread evenly over its rows, and the missing `1 / (K + 1)` lies at infinity. A
-//! random row of a new group is then below its bound with probability at least `1 - miss`, on average over calibrations
-//! and new groups. It needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite, and the answer
-//! [`ConformalError::TooFewGroups`].
+//! Rows of one measured run resemble each other, so only whole runs (groups) are exchangeable. The
+//! quantile is the one of Lee, Barber and Willett (Distribution-free inference with hierarchical
+//! data, arXiv:2306.06342, 2023, section 3.1): each of K groups weighs `1 / (K + 1)`, spread evenly
+//! over its rows, and the missing `1 / (K + 1)` lies at infinity. A random row of a new group is
+//! then below its bound with probability at least `1 - miss`, on average over calibrations and new
+//! groups. It needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite, and
+//! the answer [`ConformalError::TooFewGroups`].
 //!
-//! What it does not promise: that share in every single group, or for runs of another kind than the calibrated ones. Kinds that
-//! differ are calibrated apart (Mondrian conformal prediction: Vovk, Gammerman and Shafer 2005, section 4.5).
+//! What it does not promise: that share in every single group, or for runs of another kind than the
+//! calibrated ones. Kinds that differ are calibrated apart (Mondrian conformal prediction: Vovk,
+//! Gammerman and Shafer 2005, section 4.5).
 
 use std::collections::BTreeMap;
 
@@ -104,11 +106,12 @@ pub fn groups_needed(miss: f64) -> Result<usize, ConformalError> {
 /// Undoes the rounding of 1 / 0.05 and of sums of weights; in units of one group's weight.
 const ROUNDING: f64 = 1e-9;
 
-/// The quantile of `scores` that a new row exceeds with probability at most `miss`. `groups` names the group of each
-/// row; the names are arbitrary.
+/// The quantile of `scores` that a new row exceeds with probability at most `miss`. `groups` names
+/// the group of each row; the names are arbitrary.
 ///
 /// # Errors
-/// [`ConformalError`]: too few groups, no rows, rows that do not match, scores that are not finite, a level out of range.
+/// [`ConformalError`]: too few groups, no rows, rows that do not match, scores that are not finite,
+/// a level out of range.
 pub fn calibrate(scores: &[f64], groups: &[usize], miss: f64) -> Result<Quantile, ConformalError> {
     same_length(scores.len(), groups.len())?;
     finite(scores)?;
@@ -124,7 +127,8 @@ pub fn calibrate(scores: &[f64], groups: &[usize], miss: f64) -> Result<Quantile
         return Err(too_few);
     }
     let mut weighted: Vec<(f64, usize)> = scores.iter().zip(groups).map(|(s, g)| (*s, sizes[g])).collect();
-    // Equal scores are added in the order of their weights, so that the order of rows cannot change a sum's last bit.
+    // Equal scores are added in the order of their weights, so that the order of rows cannot change
+    // a sum's last bit.
     weighted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     // In units of 1 / (K + 1), the weight of one group.
     let wanted = (1.0 - miss) * (have + 1) as f64 - ROUNDING;

@@ -18,11 +18,12 @@ use crate::target::{Form, Place, Target};
 pub struct Amended {
     /// Settings that were changed, with their values before and after.
     pub written: Vec<Line>,
-    /// Settings that somebody else has changed since, which are left to them: the setting, and what it is now.
+    /// Settings that another program has changed since, which are left to it: the setting, and what
+    /// it is now.
     pub left: Vec<(String, String)>,
     /// Settings that could not be changed, or not read back, and why.
     pub failed: Vec<(String, String)>,
-    /// What went wrong beside the settings.
+    /// What went wrong apart from the settings.
     pub warnings: Vec<String>,
 }
 
@@ -36,8 +37,9 @@ impl Amended {
 /// Why a write that [takes](Write::takes) was left out.
 const NOT_GIVEN: &str = "left out: what it takes was not given by a setting before it";
 
-/// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
-/// forgotten. A cut anywhere leaves a journal from which everything can be put back.
+/// In this order: threads that have ended are forgotten, new values are journaled along with the
+/// old ones, then written, and at last the values on the way are forgotten. A cut anywhere leaves a
+/// journal from which everything can be put back.
 pub(crate) fn amend(
     dir: &StateDir,
     writes: &[Write],
@@ -156,8 +158,9 @@ pub(crate) fn amend(
     Ok(out)
 }
 
-/// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the real-time policy
-/// that we gave to QEMU's main thread. An error when that cannot be told.
+/// What a thread would have without us, where that is not what it has: one that was started by a
+/// thread of ours in our cgroup, or with the real-time policy that we gave to QEMU's main thread.
+/// An error when that is unknown.
 fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
     let read = |target: &Target| match machine.read(target) {

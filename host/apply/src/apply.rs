@@ -63,7 +63,8 @@ pub(crate) fn apply(
             Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged })
         }
         Err(cause) => {
-            // What somebody else changed before our write was never ours: that value is the one to leave.
+            // What another program changed before our write was never ours: that value is the one
+            // to leave.
             if let ApplyError::Raced { entry, found, .. } = &cause {
                 journal.entries.retain(|e| e.changed_by != Some(*entry));
                 for raced in journal.entries.iter_mut().filter(|e| e.id == *entry) {
@@ -146,7 +147,8 @@ fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
     Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
 }
 
-/// The value now; `None` for a thread that has ended: nothing is left to be set, and that is no fault.
+/// The value now; `None` for a thread that has ended: nothing is left to be set, and that is no
+/// fault.
 fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<Option<String>, ApplyError> {
     match machine.read(&entry.target) {
         Ok(text) => value_of(&entry.target, &text).map(Some),

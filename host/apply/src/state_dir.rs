@@ -159,7 +159,7 @@ impl StateDir {
     /// Whether there is something of that name, be it a symbolic link that leads nowhere.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// As statx(2) reports.
     pub fn exists(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::statat(&self.dir, one_name(name)?, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),

@@ -9,9 +9,10 @@ use crate::profile::CpuProfile;
 use crate::supply::Surroundings;
 use crate::{Backend, Contract};
 
-/// Without a curve measured with a neighbour, a VM must be able to carry so much more than is asked: the largest loss that the paper saw when its neighbour's share
-/// grew from 10 to 40 % (section 4: 20 to 30 %). A share of the neighbours above that counts in full, which is the same slope: one percent of throughput for
-/// each percent of theirs.
+/// Without a curve measured with a neighbour, a VM must be able to carry so much more than is
+/// asked: the largest loss that the paper saw when its neighbour's share grew from 10 to 40 %
+/// (section 4: 20 to 30 %). A share of the neighbours above that counts in full, which is the same
+/// slope: one percent of throughput for each percent of theirs.
 pub const MARGIN: f64 = 0.30;
 /// Shortest budget that a contract may have, in microseconds: the spec's.
 const LEAST_BUDGET_US: u64 = 1000;
@@ -117,7 +118,8 @@ pub struct Choice {
     /// The latest answer, counted from the request.
     #[serde(rename = "latest_ns")]
     pub latest: Nanos,
-    /// Whether one CPU's share does not suffice, so that the latest answer is that of a request whose vCPU has no other one to answer.
+    /// Whether one CPU's share does not suffice, so that the latest answer is that of a request
+    /// whose vCPU has no other one to answer.
     pub parallel: bool,
 }
 
@@ -232,8 +234,9 @@ fn curve_for(points: &[Point], neighbours: &Neighbours) -> CurveChoice {
     }
 }
 
-/// Finds the smallest measured budget that carries the demand: enough throughput with 95 % confidence, and the deadline met in the worst case
-/// ([`Surroundings::latest`]). Admission is the caller's.
+/// Finds the smallest measured budget that carries the demand: enough throughput with 95 %
+/// confidence, and the deadline met in the worst case ([`Surroundings::latest`]). Admission is the
+/// caller's.
 ///
 /// # Errors
 /// [`DemandError`], with the numbers.
@@ -337,10 +340,12 @@ pub enum Asked<'a> {
     },
 }
 
-/// Finds the contracts of all VMs that have a demand. Each VM's share is a neighbour's to the others, so the search goes on until no budget grows any more;
-/// it ends, because budgets only grow and the points are few.
+/// Finds the contracts of all VMs that have a demand. Each VM's share is a neighbour's to the
+/// others, so the search goes on until no budget grows any more; it ends, because budgets only grow
+/// and the points are few.
 ///
-/// `taken` is the share of each CPU that others hold already. The result has an entry for each VM, `None` for one without a demand.
+/// `taken` is the share of each CPU that others hold already. The result has an entry for each VM,
+/// `None` for one without a demand.
 ///
 /// # Errors
 /// [`DemandError`] of the first VM whose demand cannot be carried.
@@ -370,7 +375,8 @@ pub fn find_all(asked: &[Asked<'_>], taken: f64, tick: Nanos) -> Result<Vec<Opti
             };
             let surroundings = Surroundings { backend: *backend, tick, others: neighbours.count };
             let choice = find(profile, demand, &neighbours, surroundings)?;
-            // Never back: a smaller share of one VM must not let another one's shrink and grow for ever.
+            // Never back: a smaller share of one VM must not let another one's shrink and grow for
+            // ever.
             if share(Some(choice.contract)) >= share(now[i]) {
                 next[i] = Some(choice.contract);
             }

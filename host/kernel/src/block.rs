@@ -12,8 +12,8 @@ use crate::{HostError, Root, is_gone};
 
 /// Files below `queue/` that a change of the elevator resets.
 ///
-/// Measured on Linux 6.18: `none` -> `bfq` -> `none` loses a tuned `nr_requests`; BFQ switches writeback throttling off while in
-/// use (`wbt_disable_default()` in `block/bfq-iosched.c`).
+/// Measured on Linux 6.18: `none` -> `bfq` -> `none` loses a tuned `nr_requests`; BFQ switches
+/// writeback throttling off while in use (`wbt_disable_default()` in `block/bfq-iosched.c`).
 pub const RESET_BY_ELEVATOR: [&str; 2] = ["nr_requests", "wbt_lat_usec"];
 
 /// A whole disk.
@@ -28,7 +28,8 @@ pub struct BlockDevice {
 }
 
 impl BlockDevice {
-    /// Finds the disk for `loop3`, `/dev/loop3`, a partition of it, or a symlink such as `/dev/disk/by-id/...`.
+    /// Finds the disk for `loop3`, `/dev/loop3`, a partition of it, or a symlink such as
+    /// `/dev/disk/by-id/...`.
     ///
     /// # Errors
     /// [`HostError::NoDevice`] when there is no such device or it is not a block device.
@@ -65,7 +66,8 @@ impl BlockDevice {
         Ok(Self { name: disk, dev, partition })
     }
 
-    /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a file.
+    /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a
+    /// file.
     ///
     /// # Errors
     /// When `/sys/block`, or a device in it that is there, cannot be read.
@@ -147,7 +149,8 @@ impl BlockDevice {
         })
     }
 
-    /// Puts a new instance of `elevator` in force: with the kernel's defaults, and without what BFQ remembers of its groups.
+    /// Puts a new instance of `elevator` in force: with the kernel's defaults, and without what BFQ
+    /// remembers of its groups.
     ///
     /// # Errors
     /// As [`Self::set_elevator`].
@@ -165,8 +168,9 @@ impl BlockDevice {
         if offered.is_err() && !root.is_real() {
             return offered;
         }
-        // The write makes the kernel load the module of an elevator that is not on offer yet. Linux 6.18 takes an unknown name
-        // without an error while there is none, so the read-back decides.
+        // The write makes the kernel load the module of an elevator that is not on offer yet. Linux
+        // 6.18 takes an unknown name without an error while there is none, so the read-back
+        // decides.
         let written = root.write(self.queue("scheduler"), elevator);
         if offered.is_ok() || self.elevators(root)?.current == elevator { written } else { offered }
     }
@@ -200,7 +204,8 @@ impl BlockDevice {
         self.number(root, &self.sysfs().join("size")).map(|sectors| sectors.saturating_mul(512))
     }
 
-    /// What tells this drive from another one of the same name: its WWID or serial number. `None` where the kernel knows none, as of a loop device.
+    /// What distinguishes this drive from another one of the same name: its WWID or serial number.
+    /// `None` where the kernel knows none, as of a loop device.
     ///
     /// # Errors
     /// When that cannot be read.
@@ -233,7 +238,8 @@ impl BlockDevice {
     }
 }
 
-/// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of the test's machine.
+/// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of
+/// the test's machine.
 fn resolve_links(root: &Root, path: &Path) -> Result<PathBuf, HostError> {
     let mut path = path.to_owned();
     for _ in 0..8 {

@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::Random;
 
-/// Rows of runs whose common level varies ten times as much as their rows; `size` says how many rows a level has.
+/// Rows of runs whose common level varies ten times as much as their rows; `size` says how many
+/// rows a level has.
 fn runs(count: usize, random: &mut Random, size: impl Fn(f64) -> usize) -> (Vec<f64>, Vec<usize>) {
     let (mut scores, mut groups) = (Vec::new(), Vec::new());
     for group in 0..count {
@@ -38,7 +39,8 @@ fn covered(count: usize, miss: f64, size: impl Fn(f64) -> usize + Copy) -> (f64,
     (f64::from(by_group) / seeds as f64, f64::from(by_row) / seeds as f64)
 }
 
-/// Standard error of a share here: 0.004. At most one group's weight of 1 / (K + 1) more than promised.
+/// Standard error of a share here: 0.004. At most one group's weight of 1 / (K + 1) more than
+/// promised.
 #[test]
 fn new_runs_are_covered_where_rows_as_exchangeable_fail() {
     let (hierarchical, rows) = covered(20, 0.1, |_| 6);
@@ -59,7 +61,8 @@ fn weights_are_those_of_the_groups() {
     let (scores, groups) = ([1.0, 2.0, 5.0, 7.0, 3.0, 6.0], [0, 0, 0, 0, 1, 2]);
     let at = |miss| calibrate(&scores, &groups, miss).map(|q| q.score);
     assert_eq!(at(0.25), Ok(7.0));
-    // 1 - miss = 1/4, 3/8, 1/2 of the whole are 1, 1.5 and 2 groups: rows at 1, 2 (half a group), 3 (a group and a half).
+    // 1 - miss = 1/4, 3/8, 1/2 of the whole are 1, 1.5 and 2 groups: rows at 1, 2 (half a group), 3
+    // (a group and a half).
     assert_eq!(at(0.875), Ok(2.0));
     assert_eq!(at(0.75), Ok(3.0));
     assert_eq!(at(0.625), Ok(3.0));

@@ -62,7 +62,7 @@ fn a_reference_that_leads_nowhere_is_refused() {
 }
 
 #[test]
-fn another_version_is_told_from_damage() {
+fn another_version_is_reported_from_damage() {
     let other = |text: &str| Journal::decode(text.as_bytes()).unwrap_err();
     let v1 = "{\n  \"schema\": \"rtvirtio.journal.v1\",\n  \"entries\": []\n}\n";
     assert_eq!(other(v1), Unusable::Other("rtvirtio.journal.v1".to_owned()));
