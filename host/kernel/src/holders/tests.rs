@@ -304,7 +304,7 @@ fn an_exclusive_open_is_respected_and_made() {
     drop(held);
     let claim = Claim::take(&disk.0, &[]).unwrap();
     assert_eq!(exclusively().unwrap_err().raw_os_error(), Some(libc::EBUSY));
-    assert!(open(&disk.0, true).as_raw_fd() >= 0, "who writes it opens it by itself");
+    assert!(open(&disk.0, true).as_raw_fd() >= 0, "a writer opens it by itself");
     drop(claim);
 }
 
