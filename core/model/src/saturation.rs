@@ -68,7 +68,7 @@ pub(crate) struct Kind {
 /// share = allowed / slice * time for one
 /// ```
 ///
-/// Divided by what tasks at a rate leave of the device, as an ideal server would have it, the learned bounds on top of this were wider (`docs/model.md`, A full device).
+/// Divided by what tasks at a rate leave of the device, as an ideal server would have it, the learned bounds on top of this were wider (`docs/explanation/models.md`, A full device).
 pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = Vec::new();
     for f in flows.iter().filter(|f| f.steady()) {

@@ -3,7 +3,7 @@
 //! A quantile regression forest reads the features of a task and names the measured tasks that are most alike; their tails give the median
 //! and a high quantile, their losses the share of the rate that is kept. The upper bound is the high quantile plus a score
 //! calibrated on the trees that did not see a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019;
-//! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what coverage was seen: `docs/model.md`.
+//! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what coverage was seen: `docs/explanation/models.md`.
 
 use std::borrow::Cow;
 use std::sync::Arc;

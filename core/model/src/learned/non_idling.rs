@@ -1,7 +1,7 @@
 //! What runs in which BFQ does not idle teach, by themselves.
 //!
 //! Where requests wait for requests the slice model is right within a factor of two or three, and two runs of one condition differ by a fifth; where BFQ idles, who has to wait
-//! is chance. One forest with one calibration for both gives the first the width of the second (`docs/model.md`, The learned models, has the figures). So the runs that flow have a forest of their
+//! is chance. One forest with one calibration for both gives the first the width of the second (`docs/results/rt-virtio.md`, Accuracy of the models, has the figures). So the runs that flow have a forest of their
 //! own, which learns only how far the slice model is off, and a calibration of their own.
 
 use rtvirtio_stats::conformal::Quantile;
