@@ -64,7 +64,7 @@ const STALLED: f64 = 0.25;
 
 /// From this share of CPU time on, what the machine's own hypervisor gave to others is reported. On
 /// an emulated eMMC four of four runs of 8 s in guests had tails above their bounds from 12 % on,
-/// none of three below 2.5 % (docs/bench.md, In guests).
+/// none of three below 2.5 % (docs/results/rt-virtio.md, In guests).
 const STOLEN: f64 = 0.025;
 
 /// What of a run's latencies is not the doing of the settings: the load generator's own part, the
@@ -136,7 +136,7 @@ fn busy_generators(run: &Run) -> Vec<String> {
         .map(|(vm, cpus)| {
             format!(
                 "{vm}: fio kept {cpus:.2} of a processor busy, so a part of these latencies is its own \
-                 (docs/measure.md: fio's waits)"
+                 (docs/explanation/measuring.md: fio's waits)"
             )
         })
         .collect()

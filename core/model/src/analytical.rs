@@ -3,7 +3,7 @@
 //!
 //! Units here: sizes in KiB (the paper's "KB": its 8192 KB are BFQ's 16 * 1024 sectors of 512 B),
 //! throughput in KiB/s, time in s. The paper's A is the total of one second, so A / T is a time.
-//! Every choice that the paper leaves open is explained in `docs/model.md`.
+//! Every choice that the paper leaves open is explained in `docs/explanation/models.md`.
 
 use rtvirtio_spec::{Spec, Task, Vm};
 use rtvirtio_units::Bytes;

@@ -73,7 +73,7 @@ pub(crate) struct Kind {
 /// ```
 ///
 /// Divided by what tasks at a rate leave of the device, as an ideal server would have it, the
-/// learned bounds on top of this were wider (`docs/model.md`, A full device).
+/// learned bounds on top of this were wider (`docs/explanation/models.md`, A full device).
 pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = Vec::new();
     for f in flows.iter().filter(|f| f.steady()) {

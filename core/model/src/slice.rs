@@ -3,7 +3,7 @@
 //! Two regimes. While BFQ idles ([`idling`]) it gives the device to one queue at a time and a
 //! request waits for the others' *slices*. Otherwise ([`fifo`]) requests share the device and one
 //! waits for the others' *requests*. Both add the device's own stalls and what guest and VMM add.
-//! Formulas and what they were checked against: `docs/model.md`.
+//! Formulas and what they were checked against: `docs/explanation/models.md`.
 
 mod fifo;
 mod idling;

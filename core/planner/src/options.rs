@@ -24,7 +24,7 @@ const ENOUGH: f64 = 0.75;
 /// The same of upper bounds, which have room for all but one run in a hundred already. Held down to
 /// a quarter of a target by its bound, a neighbour had 10 requests per second left where the slice
 /// model leaves 290. Not nothing, because a search that looks for what a bound just allows also
-/// finds where it errs (`docs/model.md`).
+/// finds where it errs (`docs/explanation/models.md`).
 const ENOUGH_OF_BOUND: f64 = 0.25;
 
 /// Options of a search.
@@ -94,7 +94,7 @@ impl Default for Space {
     /// The paper's space and what it leaves out: no idling, shorter slices and budgets, the other
     /// elevators, caps, guests. Weights as in the paper, although the kernel takes 1 to 1000:
     /// against a flood 700 to 1 keeps a tail of 1 ms for a minute, but not for five
-    /// (`docs/model.md`, Where it is weak).
+    /// (`docs/explanation/models.md`, Where it is weak).
     fn default() -> Self {
         Self {
             elevators: vec![Elevator::Bfq, Elevator::None, Elevator::MqDeadline, Elevator::Kyber],

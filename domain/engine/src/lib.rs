@@ -13,7 +13,7 @@
 //! control thread.
 //!
 //! Input of guests and of QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory,
-//! and `docs/threat-model.md`.
+//! and `docs/explanation/threat-model.md`.
 
 pub mod backing;
 mod backing_error;

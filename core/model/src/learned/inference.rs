@@ -5,7 +5,7 @@
 //! that is kept. The upper bound is the high quantile plus a score calibrated on the trees that did
 //! not see a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019;
 //! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what
-//! coverage was seen: `docs/model.md`.
+//! coverage was seen: `docs/explanation/models.md`.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use rtvirtio_spec::Spec;
 use crate::types::{Config, Elevator};
 
 /// Regimes in which tails behave differently. The bound is judged in each, and calibrated in two
-/// classes of them (`docs/model.md` says why).
+/// classes of them (`docs/explanation/models.md` says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Regime {
     /// BFQ idles and all tasks have a rate.

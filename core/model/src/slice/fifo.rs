@@ -125,7 +125,7 @@ fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
 /// Kyber takes reads that are slower on the device than their target for congestion, and then
 /// lowers the number of writes that may be in flight, as long as these are within their own target
 /// (`kyber_timer_fn`), down to one. Every other write before a write then costs it a wait for the
-/// reads that fill the device. Measured alongside a limited flood of reads: `docs/model.md`.
+/// reads that fill the device. Measured alongside a limited flood of reads: `docs/explanation/models.md`.
 #[derive(Default)]
 struct OneByOne {
     /// What each write before it costs a write in the tail, s; 0 where writes are not held back.

@@ -117,7 +117,7 @@ impl Pace {
     /// in flight. Their rates differ by up to 5 %, so that they do not stay in step: requests come
     /// neither evenly nor in bursts. (fio has a mode for open loops, `io_submit_mode=offload`, but
     /// before 3.42 it hangs at its start more often than not: fio commit 736c2015; see
-    /// `docs/measure.md`.)
+    /// `docs/explanation/measuring.md`.)
     ///
     /// # Errors
     /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss
