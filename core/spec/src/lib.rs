@@ -1,7 +1,7 @@
 //! The spec file: devices, VMs, tasks and targets, parsed with line and column.
 //!
 //! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]: every mistake of the
-//! file at once, each with its place, the source line and a remedy. The form of the file is in `docs/spec.md`.
+//! file at once, each with its place, the source line and a remedy. The form of the file is in `docs/reference/spec.md`.
 //!
 //! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are bounded, and nothing
 //! in it makes the parser panic.

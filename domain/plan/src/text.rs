@@ -52,7 +52,7 @@ impl DomainPlan {
         // Writing to a String cannot fail.
         let _ = writeln!(
             s,
-            "# Made by `rtvirtio plan --domain` from {}; docs/iod.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
+            "# Made by `rtvirtio plan --domain` from {}; docs/reference/iod-toml.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
             one_line(spec_name),
             toml_string(&control.display().to_string()),
             toml_string(&self.device.name),
