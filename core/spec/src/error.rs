@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::source::{Excerpt, Source, printable};
-use crate::{MAX_FILE_BYTES, Span, Spec};
+use crate::limits::MAX_FILE_BYTES;
+use crate::source::{Excerpt, Source, Span, printable};
+use crate::types::Spec;
 
 /// Most errors of one file that are shown; how many more there are is said in the text form.
 pub const MAX_SHOWN_ERRORS: usize = 100;

@@ -24,7 +24,7 @@ pub use atomic_write::atomic_write;
 pub use block::BlockDevice;
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
-pub use error::{HostError, is_gone};
+pub use error::{Gone, HostError, is_gone, unless_gone};
 pub use holders::{Claim, ClaimError, Holder, Holders};
 pub use process::ProcessId;
 pub use root::Root;

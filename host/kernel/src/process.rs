@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 use serde::{Deserialize, Serialize};
 
 use crate::task::{self, Membership};
-use crate::{HostError, Root, is_gone};
+use crate::{HostError, Root, is_gone, unless_gone};
 
 /// A process by id and start time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,16 +160,6 @@ impl Process {
 
 fn raw(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
-}
-
-/// The value; `None` when what it is read from is gone, which is no error: descriptors are closed
-/// and processes end meanwhile.
-pub(crate) fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if is_gone(&e) => Ok(None),
-        Err(e) => Err(e),
-    }
 }
 
 /// One open descriptor of a process (proc_pid_fd(5), proc_pid_fdinfo(5)).

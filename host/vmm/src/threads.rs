@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::sched::{self, Attr, Policy, Reservation};
 use rtvirtio_kernel::task::{self, Membership, TaskStat};
-use rtvirtio_kernel::{HostError, Root, is_gone, process};
+use rtvirtio_kernel::{HostError, Root, is_gone, process, unless_gone};
 use serde::Serialize;
 
 use crate::{Qmp, VmmError};
@@ -171,9 +171,9 @@ fn own_threads(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
 fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     let mut threads = Vec::new();
     for tid in task::tids(root, pid)? {
-        let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
+        let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
         let role = user_role(pid, tid, &stat.comm, &vm.named);
-        threads.extend(optional(read_thread(root, pid, tid, stat, role))?);
+        threads.extend(unless_gone(read_thread(root, pid, tid, stat, role))?);
     }
     role::name_rcu(&mut threads);
     Ok(threads)
@@ -186,21 +186,12 @@ fn kernel_thread(
     vm: &VmHandle,
     tids: &BTreeSet<u32>,
 ) -> Result<Option<Thread>, HostError> {
-    let found = optional(task::stat(root, pid, pid))?.filter(|s| s.kernel);
+    let found = unless_gone(task::stat(root, pid, pid))?.filter(|s| s.kernel);
     let Some(mut stat) = found else { return Ok(None) };
-    let Some(name) = optional(process::name(root, pid))? else { return Ok(None) };
+    let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
     let Some(role) = kernel_role(&name, &vm.pids, tids) else { return Ok(None) };
     stat.comm = name;
-    optional(read_thread(root, pid, pid, stat, role))
-}
-
-/// A thread that ended meanwhile is no error.
-fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if e.is_gone() => Ok(None),
-        Err(e) => Err(e),
-    }
+    unless_gone(read_thread(root, pid, pid, stat, role))
 }
 
 fn read_thread(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {

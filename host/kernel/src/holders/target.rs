@@ -10,7 +10,7 @@ use rustix::fs::{major, makedev, minor};
 use super::Holder;
 use crate::error::is_gone;
 use crate::mounts::{mounts, unescape};
-use crate::{HostError, Root};
+use crate::{HostError, Root, unless_gone};
 
 /// What a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -239,14 +239,6 @@ fn list(dir: &Path) -> Result<Vec<String>, HostError> {
     match Root::default().list(dir) {
         Err(e) if e.is_gone() => Ok(Vec::new()),
         other => other,
-    }
-}
-
-/// `None` for a device that has gone between two looks.
-fn unless_gone<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
-    match result {
-        Err(e) if e.is_gone() => Ok(None),
-        other => other.map(Some),
     }
 }
 
