@@ -34,8 +34,8 @@ pub struct SpecError {
 
 /// All mistakes of one spec file, in file order; never empty.
 ///
-/// Displays like a compiler's messages; serialises as a list of `{file, line, column, message,
-/// help}`.
+/// Displays like a compiler's messages; serialises as a list of
+/// `{file, line, column, message, help}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct SpecErrors {

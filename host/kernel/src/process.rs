@@ -227,8 +227,8 @@ pub fn of_thread(root: &Root, tid: u32) -> Result<u32, HostError> {
     tgid.ok_or_else(|| task::form(path, "no Tgid", "a task's status"))
 }
 
-/// CPU time that all threads of a process have used, those that have ended included, in steps of
-/// 10 ms.
+/// CPU time that all threads of a process have used, those that have ended included, in steps of 10
+/// ms.
 ///
 /// # Errors
 /// When the process is gone, or its `stat` has another form.
@@ -279,7 +279,7 @@ pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, Ho
 /// # Errors
 /// When the process is gone.
 pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
-    task::cgroups_at(root, path(pid, "cgroup"))
+    task::cgroups_at(root, &path(pid, "cgroup"))
 }
 
 /// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's

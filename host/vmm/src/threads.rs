@@ -2,8 +2,8 @@
 //! started on its behalf.
 //!
 //! QEMU's monitor says for certain which threads are vCPUs and I/O threads ([`Named`]); it serves
-//! one client only, so a VM of libvirt has to do with the threads' names (`-name
-//! VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
+//! one client only, so a VM of libvirt has to do with the threads' names
+//! (`-name VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
 
 mod role;
 mod watch;

@@ -50,8 +50,8 @@ fn fig7_under_defaults() {
 
 #[test]
 fn twin_weights() {
-    // Weights 700/300/100/50, slice_idle 2 ms, timeout_sync 32 ms: measured 84 ms for the first,
-    // 3100 ms for the last.
+    // Weights 700/300/100/50, slice_idle 2 ms, timeout_sync 32 ms: measured 84 ms for the
+    // first, 3100 ms for the last.
     let s = paper_mix(LabKind::Process, 4);
     let bfq =
         Bfq { slice_idle: Nanos::from_millis(2), timeout_sync: Nanos::from_millis(32), ..Bfq::default() };

@@ -152,8 +152,8 @@ fn clusters_are_runs_within_the_gap() {
 
 #[test]
 fn the_extremal_index_by_hand_and_of_known_processes() {
-    // Waits 1, 1, 1, 100: 2 x 99^2 / (4 x 99 x 98). Waits up to 2 take the first form: 2 x 5^2 / (3
-    // x 9).
+    // Waits 1, 1, 1, 100: 2 x 99^2 / (4 x 99 x 98). Waits up to 2 take the first form: 2 x 5^2 /
+    // (3 x 9).
     assert!((extremal_index(&[0.0, 1.0, 2.0, 3.0, 103.0]) - 99.0 / 196.0).abs() < 1e-12);
     assert_eq!(extremal_index(&[0.0, 1.0, 3.0, 5.0]), 1.0);
     assert!((extremal_index(&[5.0, 5.0, 5.0, 7.0]) - 2.0 / 3.0).abs() < 1e-12);
