@@ -70,7 +70,7 @@ pub struct ServiceLine {
 pub struct Service {
     /// Reads.
     pub read: ServiceLine,
-    /// Writes; `None` when they were not measured, which says nothing about what they cost.
+    /// Writes; `None` when they were not measured, which shows nothing about what they cost.
     pub write: Option<ServiceLine>,
     /// Size that the lines begin at.
     pub block: Bytes,
@@ -81,7 +81,7 @@ pub struct Service {
     pub stall: Nanos,
     /// The same while writing, where that is longer than while reading: a drive that erases or
     /// empties its cache stands still now and then, and all requests wait. Zero where reads were
-    /// held up as long, which says nothing about writes.
+    /// held up as long, which shows nothing about writes.
     pub write_stall: Nanos,
     /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller
     /// one.

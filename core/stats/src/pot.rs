@@ -5,8 +5,8 @@
 //! Modeling of Extreme Values, 2001, chapter 4). Four things can go wrong, and each has its guard:
 //!
 //! - **The record is not steady**: latencies that grow from part to part (more is asked for than is
-//!   served) are refused, and so are slow requests that come unevenly; the sample then says nothing
-//!   of later ones.
+//!   served) are refused, and so are slow requests that come unevenly; the sample then shows
+//!   nothing of later ones.
 //! - **Stalls cluster**: exceedances are declustered, and the likelihood counts only as many as are
 //!   independent ([`Threshold::effective`]). All exceedances, not only cluster maxima, enter the
 //!   fit, because the percentile of all requests is asked for (Fawcett and Walshaw, Environmetrics

@@ -129,7 +129,7 @@ impl HostError {
     }
 }
 
-/// Whether an I/O error says that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or
+/// Whether an I/O error means that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or
 /// `ENODEV` from an open kernel file. After any other error it may be there.
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {

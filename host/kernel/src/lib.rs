@@ -1,7 +1,7 @@
 //! Readers and writers of kernel files under a root path, and host checks.
 //!
 //! Every function takes a [`Root`]; `/` on a real machine, a temporary directory in tests. The
-//! readers return what the kernel says in a form that can be compared by meaning ([`text`]),
+//! readers return what the kernel reports in a form that can be compared by meaning ([`text`]),
 //! because the kernel seldom prints what was written.
 
 mod atomic_write;

@@ -1,4 +1,4 @@
-//! `/proc/PID/task/TID`: what the kernel says about one thread (proc_pid_stat(5), cgroups(7)).
+//! `/proc/PID/task/TID`: what the kernel reports about one thread (proc_pid_stat(5), cgroups(7)).
 //!
 //! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
 //! callers go on.
@@ -126,8 +126,8 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
     })
 }
 
-/// CPU time that a thread has used, to the nanosecond where the kernel says it (`schedstat`), else
-/// in steps of 10 ms.
+/// CPU time that a thread has used, to the nanosecond where the kernel reports it (`schedstat`),
+/// else in steps of 10 ms.
 ///
 /// # Errors
 /// When the thread is gone.

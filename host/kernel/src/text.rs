@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What `queue/scheduler` says.
+/// What `queue/scheduler` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elevators {
     /// The one in use.

@@ -1,9 +1,9 @@
 //! Every thread of the host that works for one VM: its process's own, and the kernel's that were
 //! started on its behalf.
 //!
-//! QEMU's monitor says for certain which threads are vCPUs and I/O threads ([`Named`]); it serves
-//! one client only, so a VM of libvirt has to do with the threads' names
-//! (`-name VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
+//! QEMU's monitor reports for certain which threads are vCPUs and I/O threads ([`Named`]); it
+//! serves one client only, so a VM of libvirt has to do with the threads' names (`-name
+//! VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
 
 mod role;
 mod watch;
@@ -85,7 +85,7 @@ impl Thread {
     }
 }
 
-/// What the monitor says about threads.
+/// What the monitor reports about threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     /// vCPU numbers by thread; several under TCG in one thread.
@@ -195,7 +195,7 @@ fn kernel_thread(
 }
 
 fn read_thread(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
-    // What /proc does not say; only the real machine can be asked.
+    // What /proc does not show; only the real machine can be asked.
     let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
         None => None,
         Some(Ok(attr)) => Some(attr),

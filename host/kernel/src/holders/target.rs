@@ -284,8 +284,8 @@ struct LoopInfo {
 
 const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4C05;
 
-/// What a loop device lies on: as the kernel says where the device may be opened, or by the path in
-/// sysfs. `None` when it was detached meanwhile.
+/// What a loop device lies on: as the kernel reports where the device may be opened, or by the path
+/// in sysfs. `None` when it was detached meanwhile.
 fn backing(device: &Path, path: &Path) -> Result<Option<Node>, HostError> {
     let asked = File::open(device).and_then(|file| {
         // SAFETY: the kernel writes a `struct loop_info64` of 232 bytes, the size of `LoopInfo`.

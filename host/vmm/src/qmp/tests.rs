@@ -18,7 +18,7 @@ const STOP: &str = "{\"timestamp\": {\"seconds\": 1795230146, \"microseconds\": 
 const SHUTDOWN: &str = r#"{"timestamp": {"seconds": 1795230146, "microseconds": 205996}, "event": "SHUTDOWN", "data": {"guest": false, "reason": "host-qmp-quit"}}"#;
 
 /// Plays one side of a transcript: for each (command, answer), reads a request, checks the command,
-/// answers with our id in place of `@`. An empty answer means: say nothing. Ends the connection
+/// answers with our id in place of `@`. An empty answer means: show nothing. Ends the connection
 /// after the last.
 fn play(script: &'static [(&'static str, &'static str)]) -> (Result<Qmp, VmmError>, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();

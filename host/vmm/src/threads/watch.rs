@@ -8,7 +8,7 @@ use rtvirtio_kernel::{HostError, Root, process, unless_gone};
 
 use super::{Thread, VmHandle, kernel_thread, process_threads};
 
-/// Looks at a VM's threads again and again and says what changed.
+/// Looks at a VM's threads again and again and reports what changed.
 ///
 /// It asks `/proc` and needs no privileges; the kernel's process connector would report at once,
 /// but takes `CAP_NET_ADMIN` and reports every process of the machine. So a new thread is seen at
