@@ -23,7 +23,7 @@ use crate::{ModelError, TailModel};
 pub enum SliceIdleEffect {
     /// `1 - lambda * SI / SI_default`: less idling, more throughput, as the paper's text says.
     /// Equal to the printed form at SI = default and without effect for lambda towards 0, as its
-    /// Table III says of the guest.
+    /// Table III has for the guest.
     #[default]
     Corrected,
     /// `(1 - lambda) * SI / SI_default` as printed: less idling gives *less* throughput, none at
@@ -168,7 +168,7 @@ impl TailModel for Analytical {
         let host = host_throughput(profile, &device, &flows);
         let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
         let host_budget = budget(&config.bfq);
-        // The paper says nothing of rates; a demand beyond the device cannot be carried by any
+        // The paper shows nothing of rates; a demand beyond the device cannot be carried by any
         // order.
         let kept = (host / total.max(f64::MIN_POSITIVE)).min(1.0) * cpu.kept();
 

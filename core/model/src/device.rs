@@ -70,7 +70,7 @@ pub struct ServiceLine {
 pub struct Service {
     /// Reads.
     pub read: ServiceLine,
-    /// Writes; `None` when they were not measured, which says nothing about what they cost.
+    /// Writes; `None` when they were not measured, which shows nothing about what they cost.
     pub write: Option<ServiceLine>,
     /// Size that the lines begin at.
     pub block: Bytes,
@@ -81,7 +81,7 @@ pub struct Service {
     pub stall: Nanos,
     /// The same while writing, where that is longer than while reading: a drive that erases or
     /// empties its cache stands still now and then, and all requests wait. Zero where reads were
-    /// held up as long, which says nothing about writes.
+    /// held up as long, which shows nothing about writes.
     pub write_stall: Nanos,
     /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller
     /// one.
@@ -238,10 +238,11 @@ impl Device {
 
     /// A time of the profile's size, for `block`.
     ///
-    /// With a larger size measured: plus the bytes' own time. Without: times `max(1, block /
-    /// profile.block)`, because one size cannot separate time per byte from time per request.
-    /// Charging all of it to the bytes errs on the safe side for larger blocks; on a device that
-    /// moves 1 GB/s by a factor of ten at 128 KiB. Smaller blocks are charged as the profile's.
+    /// With a larger size measured: plus the bytes' own time. Without: times
+    /// `max(1, block / profile.block)`, because one size cannot separate time per byte from time
+    /// per request. Charging all of it to the bytes errs on the safe side for larger blocks; on a
+    /// device that moves 1 GB/s by a factor of ten at 128 KiB. Smaller blocks are charged as the
+    /// profile's.
     fn sized(&self, time: f64, per_byte: Option<f64>, block: Bytes) -> f64 {
         match per_byte {
             Some(per_byte) => time + per_byte * block.0.saturating_sub(self.block.0) as f64,
@@ -319,9 +320,9 @@ impl Curve {
     /// P(arrival held longer than x)  <=  G(x) * x / (cycle * slack)
     /// ```
     ///
-    /// G is a straight line in log-log between the profile's percentiles. The answer is the largest
-    /// x at which the bound reaches `e`, at least the plain percentile, at most the profile's
-    /// maximum.
+    /// G is a straight line in log-log between the profile's percentiles. The answer is the
+    /// largest x at which the bound reaches `e`, at least the plain percentile, at most the
+    /// profile's maximum.
     pub(crate) fn stall(&self, e: f64, slack: f64) -> f64 {
         let ln_e = e.ln();
         let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
@@ -365,8 +366,8 @@ mod tests {
         // The longest at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5 -
         // 0.1 and 8 - 1.07 ms.
         assert!(s.stall > Nanos::from_micros(6_900) && s.stall < Nanos::from_micros(7_000), "{}", s.stall);
-        // Reads were held up as long as writes: nothing is said of writes. A drive that erases for
-        // 30 ms while it is written to:
+        // Reads were held up as long as writes: nothing is said of writes. A drive that erases
+        // for 30 ms while it is written to:
         assert_eq!(s.write_stall, Nanos(0));
         let mut erasing = profile.clone();
         erasing.write[1].max = Nanos::from_millis(30);

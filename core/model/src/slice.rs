@@ -35,7 +35,7 @@ pub(crate) const HORIZON: f64 = 60.0;
 /// Name of the term that is counted over [`HORIZON`].
 pub(crate) const BACKLOG: &str = "backlog";
 
-/// What one regime says of one task, in seconds.
+/// What one regime predicts of one task, in seconds.
 #[derive(Default)]
 struct Wait {
     own_vm: f64,

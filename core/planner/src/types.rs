@@ -55,8 +55,8 @@ pub enum Knob {
     HostElevator,
     /// A BFQ tunable of the device on the host (`queue/iosched/*`).
     HostBfq(BfqTunable),
-    /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1 to
-    /// 1000.
+    /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1
+    /// to 1000.
     VmWeight {
         /// VM name.
         vm: String,

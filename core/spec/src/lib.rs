@@ -11,6 +11,7 @@ mod cpu;
 mod device;
 mod error;
 mod field;
+mod limits;
 mod nesting;
 mod quantity;
 mod source;
@@ -23,29 +24,17 @@ mod vm;
 
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
 pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES};
 pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
+pub use limits::{DEFAULT_OPEN_DEPTH, MAX_FILE_BYTES, MAX_TASKS_PER_VM, MAX_VMS};
 pub use types::*;
 
 use error::Report;
 use field::Section;
-
-/// Largest spec file in bytes. 64 VMs with 64 tasks each fit several times.
-pub const MAX_FILE_BYTES: usize = 1 << 20;
-/// Most VMs in one spec.
-pub const MAX_VMS: usize = 64;
-/// Most tasks in one VM.
-pub const MAX_TASKS_PER_VM: usize = 64;
-/// `depth` of an open loop that does not give one.
-pub const DEFAULT_OPEN_DEPTH: u32 = 64;
-
-/// Byte range in the text of the spec.
-pub(crate) type Span = Range<usize>;
 
 /// Reads and validates the spec file at `path`.
 ///
@@ -128,42 +117,4 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<Spec> {
     let device = device::read(report, &file, directory);
     let vms = vm::read_all(report, &file, &device);
     Some(Spec { device: device.into_value()?, vms: vms? })
-}
-
-/// The entries of an array of tables such as `[[vm]]`; a wrong shape is reported and gives `None`.
-fn tables<'t, 'i>(
-    report: &mut Report<'_>,
-    section: &Section<'t, 'i>,
-    key: &str,
-    header: &str,
-) -> Option<Vec<(&'t DeTable<'i>, Span)>> {
-    let help = |what: &str| format!("start each {what} with a line {header} in double brackets");
-    let Some((place, value)) = section.get(key) else {
-        if section.meant(key) || section.meant(header) {
-            return None;
-        }
-        let message = format!("{} has no {header}", section.title);
-        report.add(section.span.clone(), message, help("one"));
-        return None;
-    };
-    let DeValue::Array(items) = value else {
-        let message = format!("`{key}` must be a list of tables, not {}", field::kind(value));
-        report.add(place.value, message, help(key));
-        return None;
-    };
-    if items.is_empty() {
-        report.add(place.value, format!("`{key}` is an empty list"), help(key));
-        return None;
-    }
-    let mut found = Vec::new();
-    for item in items.iter() {
-        match item.get_ref() {
-            DeValue::Table(table) => found.push((table, item.span())),
-            other => {
-                let message = format!("each `{key}` must be a table, not {}", field::kind(other));
-                report.add(item.span(), message, help(key));
-            }
-        }
-    }
-    (found.len() == items.len()).then_some(found)
 }

@@ -7,7 +7,7 @@
 use toml_parser::Source;
 use toml_parser::lexer::TokenKind;
 
-use crate::Span;
+use crate::source::Span;
 
 /// Most dots in one key. The longest path of a spec, `vm.task.target.latency`, has three.
 const MAX_DOTS: usize = 4;

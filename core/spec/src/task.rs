@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use crate::error::Report;
-use crate::field::{Field, Section};
+use crate::field::{Field, Section, tables};
+use crate::limits::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM};
 use crate::source::printable;
 use crate::types::{Arrival, Op, Pattern, Task};
-use crate::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM, device, target};
+use crate::{device, target};
 
 const KEYS: &[&str] =
     &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "burst", "target"];
@@ -71,7 +72,7 @@ const LOOPS: &[(&str, Arrival)] = &[("closed", Arrival::Closed), ("open", Arriva
 
 /// Reads all tasks of a VM; `None` when something was reported.
 pub(crate) fn read_all(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Vec<Task>> {
-    let tables = crate::tables(report, vm, "task", "[[vm.task]]")?;
+    let tables = tables(report, vm, "task", "[[vm.task]]")?;
     let mut first_lines: HashMap<&str, usize> = HashMap::new();
     let mut tasks = Vec::new();
     let mut good = true;

@@ -4,9 +4,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::error::Report;
-use crate::field::{Field, Section, quoted};
+use crate::field::{Field, Section, quoted, tables};
+use crate::limits::MAX_VMS;
+use crate::source::Span;
 use crate::types::{Device, HostHandle, Kernel, LabKind, Reach, Vm};
-use crate::{MAX_VMS, Span, cpu, task};
+use crate::{cpu, task};
 
 const KEYS: &[&str] =
     &["name", "lab", "cgroup", "pid", "qmp", "agent", "disk", "cpu", "priorities", "kernel", "task"];
@@ -57,7 +59,7 @@ pub(crate) fn read_all(
     file: &Section<'_, '_>,
     device: &Field<Device>,
 ) -> Option<Vec<Vm>> {
-    let tables = crate::tables(report, file, "vm", "[[vm]]")?;
+    let tables = tables(report, file, "vm", "[[vm]]")?;
     let mut taken = Taken::default();
     let mut vms = Vec::new();
     let mut good = true;

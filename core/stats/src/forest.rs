@@ -137,8 +137,8 @@ pub enum ForestError {
 
 impl Forest {
     /// Fits a forest. `groups` has a number for each row: rows of equal number (one measured run)
-    /// are learned from together or not at all. `levels` are the quantiles wanted out of bag, 0 to
-    /// 1.
+    /// are learned from together or not at all. `levels` are the quantiles wanted out of bag, 0
+    /// to 1.
     ///
     /// # Errors
     /// [`ForestError`]: options out of range, lists that do not match, too few groups.

@@ -5,8 +5,8 @@
 //! Modeling of Extreme Values, 2001, chapter 4). Four things can go wrong, and each has its guard:
 //!
 //! - **The record is not steady**: latencies that grow from part to part (more is asked for than is
-//!   served) are refused, and so are slow requests that come unevenly; the sample then says nothing
-//!   of later ones.
+//!   served) are refused, and so are slow requests that come unevenly; the sample then shows
+//!   nothing of later ones.
 //! - **Stalls cluster**: exceedances are declustered, and the likelihood counts only as many as are
 //!   independent ([`Threshold::effective`]). All exceedances, not only cluster maxima, enter the
 //!   fit, because the percentile of all requests is asked for (Fawcett and Walshaw, Environmetrics
@@ -24,11 +24,11 @@
 //! than 5 % of the seeds end in an error (2.5 % of the level ones because they come unevenly). The
 //! median bound is 1.2 (exponential) to 3.5 (mixtures) times the truth, 3 to 13 times for stalls,
 //! of which such a series has 25 to 70 independent ones; the median estimate for these is low, half
-//! to three quarters of the truth. Intervals keep 95 to 99 %. The block bootstrap of the fit keeps
-//! 77 to 89 % and 39 to 61 %, so bounds do not use it.
+//! to three quarters of the truth. Intervals keep 95 to 99 %. The block bootstrap of the fit
+//! keeps 77 to 89 % and 39 to 61 %, so bounds do not use it.
 //!
-//! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer for
-//! 108, of which 103 hold; the same series without the guards of steadiness: 459 and 218.
+//! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer
+//! for 108, of which 103 hold; the same series without the guards of steadiness: 459 and 218.
 //!
 //! **They do not hold** for a handful of slow requests: 25 in 5 000 (64 % of the answers; two
 //! thirds of the seeds end in [`PotError::NoFit`]); nor for a tail without a mean (shape above 1).

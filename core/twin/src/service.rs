@@ -20,9 +20,9 @@ pub enum Access {
 
 /// State of one emulated device.
 ///
-/// Each of `channels` servers takes the request that arrived first. Its service takes `base + bytes
-/// * per_byte`, times `1 + jitter * u` with `u` uniform in [0, 1), plus the arm's movement where
-/// there is an arm.
+/// Each of `channels` servers takes the request that arrived first. Its service takes
+/// `base + bytes * per_byte`, times `1 + jitter * u` with `u` uniform in [0, 1), plus the arm's
+/// movement where there is an arm.
 #[derive(Debug)]
 pub struct ServiceModel {
     profile: TwinProfile,

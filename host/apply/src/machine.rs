@@ -16,47 +16,47 @@ pub trait HostFiles {
     /// The whole text of a file.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn read(&self, path: &Path) -> io::Result<String>;
     /// Writes one whole value to a file that exists.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn write(&self, path: &Path, value: &str) -> io::Result<()>;
     /// Names in a directory, sorted.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     /// What distinguishes a directory from a later one of the same name.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn identity(&self, path: &Path) -> io::Result<u64>;
     /// Makes a directory.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
     /// Removes a directory.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn remove_dir(&self, path: &Path) -> io::Result<()>;
     /// When a thread started, in 1/100 s since boot.
     ///
     /// # Errors
-    /// As the system call says; `NotFound` when it is gone.
+    /// As the system call reports; `NotFound` when it is gone.
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64>;
     /// Policy and parameters of a thread.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     fn scheduling(&self, pid: u32, tid: u32) -> io::Result<Attr>;
     /// Sets policy and parameters of a thread.
     ///
     /// # Errors
-    /// As the system call says, with the reason where it is known.
+    /// As the system call reports, with the reason where it is known.
     fn set_scheduling(&self, pid: u32, tid: u32, attr: &Attr) -> io::Result<()>;
 }
 

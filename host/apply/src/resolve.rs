@@ -15,8 +15,8 @@ use crate::error::ApplyError;
 use crate::machine::Machine;
 use crate::target::{Form, Target};
 
-/// `slice_idle` is held in 32 bits of nanoseconds and cut off without an error (measured on 6.18:
-/// 100000 reads as 1215).
+/// `slice_idle` is held in 32 bits of nanoseconds and cut off without an error (measured on
+/// 6.18: 100000 reads as 1215).
 const SLICE_IDLE_MAX_MS: u64 = 4294;
 
 /// What a plan's names stand for on this machine.

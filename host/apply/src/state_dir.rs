@@ -94,8 +94,8 @@ impl StateDir {
     /// A file or symbolic link of that name is removed first, never written to.
     ///
     /// # Errors
-    /// As the system calls say; kind `InvalidInput` when `name` is not the name of a file in this
-    /// directory.
+    /// As the system calls report; kind `InvalidInput` when `name` is not the name of a file in
+    /// this directory.
     pub fn create_file(&self, name: &str, mode: u32) -> io::Result<File> {
         self.remove(name)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
@@ -106,7 +106,7 @@ impl StateDir {
     /// is none. Its content stays.
     ///
     /// # Errors
-    /// As the system calls say; kind `InvalidData` for a symbolic link, anything but a regular
+    /// As the system calls report; kind `InvalidData` for a symbolic link, anything but a regular
     /// file, or a file of another user.
     pub fn open_file(&self, name: &str, mode: u32) -> io::Result<File> {
         self.writable(name, OFlags::RDWR | OFlags::CREATE, mode)
@@ -128,7 +128,7 @@ impl StateDir {
     /// whole. The new content is first written to `NAME.new`.
     ///
     /// # Errors
-    /// As the system calls say; which of the two contents is there is not known then, but one of
+    /// As the system calls report; which of the two contents is there is not known then, but one of
     /// them is, whole.
     pub fn replace(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         let temp = format!("{name}.new");
@@ -148,7 +148,7 @@ impl StateDir {
     /// [`StateDir::sync`] makes it durable.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.dir, one_name(name)?, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -171,7 +171,7 @@ impl StateDir {
     /// Waits until the names in the directory are on disk.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.dir)?)
     }

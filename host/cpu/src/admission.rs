@@ -22,8 +22,8 @@ pub fn admit(grant: &Grant, contracts: &[(String, Contract)]) -> Result<Ratio, C
     for (i, (vm, contract)) in contracts.iter().enumerate() {
         let share = contract.share().0;
         if share > free + EPSILON {
-            // A millionth of a microsecond, so that 3999.999... from binary fractions counts as
-            // 4000.
+            // A millionth of a microsecond, so that 3999.999... from binary fractions counts
+            // as 4000.
             let most = (free * contract.period_us() as f64 + 1e-6).floor();
             let remedy = if most >= 1000.0 {
                 format!("write budget = \"{}us\" at most", most as u64)

@@ -4,7 +4,7 @@
 //! threads together `budget` in every `period`. Stock kernels have no such thing for a set of
 //! threads of any policy, so [`probe`] finds which of four mechanisms this one has, [`admit`]
 //! refuses what would not fit, and [`settings`] turns contract, priorities and threads into writes
-//! that `rtvirtio-apply` journals and puts back. [`control`] says of any thread what holds it now,
+//! that `rtvirtio-apply` journals and puts back. [`control`] names what holds any thread now,
 //! and how firmly.
 //!
 //! A demand, so many requests a second within a deadline, becomes a contract by [`find_all`], from

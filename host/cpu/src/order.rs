@@ -18,9 +18,10 @@ pub enum Order {
     #[default]
     Contract,
     /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers
-    /// ordinary, new threads too. Without a budget of the VM's own ([`Backend::Throttle`]) 49 and
-    /// 48: a vCPU that spins must not keep the kernel's interrupt threads, at 50, from answering
-    /// it, as it may on a kernel that threads its interrupts (the paper's live-lock, section 3.3).
+    /// ordinary, new threads too. Without a budget of the VM's own ([`Backend::Throttle`]) 49
+    /// and 48: a vCPU that spins must not keep the kernel's interrupt threads, at 50, from
+    /// answering it, as it may on a kernel that threads its interrupts (the paper's live-lock,
+    /// section 3.3).
     Rt,
 }
 
@@ -30,8 +31,8 @@ pub enum Order {
 /// At equal priorities two VMs take turns with every packet, because the service threads of each
 /// are above the vCPUs of the other: two guests that served files got a third less done in the same
 /// CPU time (docs/explanation/cpu-contracts.md). And a VM of a short period would wait for the whole budget of one with a
-/// long period. So they are ranked by period, shortest first (rate-monotonic: Liu and Layland, JACM
-/// 20, 1973), and in the order of the spec where periods are equal. That is safe only where a
+/// long period. So they are ranked by period, shortest first (rate-monotonic: Liu and Layland,
+/// JACM 20, 1973), and in the order of the spec where periods are equal. That is safe only where a
 /// budget ends what a spinning vCPU takes from the VMs below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::sched::{self, Policy};
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, task, text};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, task, text, unless_gone};
 use rtvirtio_units::Ratio;
 use serde::Serialize;
 
@@ -190,28 +190,20 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
     }
     let mut taken = 0.0;
     for pid in process::pids(root)? {
-        for tid in optional(task::tids(root, pid))?.unwrap_or_default() {
-            let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
+        for tid in unless_gone(task::tids(root, pid))?.unwrap_or_default() {
+            let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
             // Those of schedutil only look like it: the kernel lets them in without counting them
             // (SCHED_FLAG_SUGOV).
             if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
                 let path = || PathBuf::from(format!("/proc/{pid}/task/{tid}/sched"));
                 let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
-                let reservation = optional(attr)?.and_then(|a| a.reservation);
+                let reservation = unless_gone(attr)?.and_then(|a| a.reservation);
                 taken += reservation.map_or(0.0, |r| r.runtime as f64 / r.period.max(1) as f64);
             }
         }
     }
     let share = Ratio(taken / f64::from(cpus));
     Ok((taken > 0.0).then(|| Load { name: "deadline threads that run already".to_owned(), share }))
-}
-
-/// A thread that ended meanwhile takes nothing.
-fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
-    match result {
-        Err(e) if e.is_gone() => Ok(None),
-        other => other.map(Some),
-    }
 }
 
 fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {

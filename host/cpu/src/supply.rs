@@ -3,10 +3,10 @@
 //! A budget Q in every period P may come at the start of one period and at the end of the next:
 //! nothing for 2(P - Q), and from then on Q in each P. That is the supply bound function of the
 //! periodic resource model (I. Shin and I. Lee, "Periodic Resource Model for Compositional
-//! Real-Time Guarantees", RTSS 2003, section 3), whose linear lower bound is `lsbf(t) = Q/P (t -
-//! 2(P - Q))`. A request that needs the CPU time C is therefore answered within `2(P - Q) + C P/Q`,
-//! and so is every later one of a stream whose rate r satisfies `r C <= Q/P`: both sides grow by as
-//! much in each 1/r.
+//! Real-Time Guarantees", RTSS 2003, section 3), whose linear lower bound is
+//! `lsbf(t) = Q/P (t - 2(P - Q))`. A request that needs the CPU time C is therefore answered within
+//! `2(P - Q) + C P/Q`, and so is every later one of a stream whose rate r satisfies `r C <= Q/P`:
+//! both sides grow by as much in each 1/r.
 //!
 //! The kernel sees only at a tick that a budget is used up (`task_tick_rt()`, `task_tick_dl()`;
 //! `HRTICK` is off by default) and takes what was too much from the periods that follow. That debt
@@ -74,8 +74,8 @@ impl Surroundings {
 /// CPU time that groups of higher fixed priority ([`crate::levels`]) may take in one period of
 /// `own`, in microseconds. A group that has used up its budget at the end of its period may use the
 /// next one at once, so in a time t they take `ceil((t + P - Q) / P) Q` (J. K. Strosnider, J. P.
-/// Lehoczky and L. Sha, "The Deferrable Server Algorithm", IEEE Transactions on Computers 44 (1),
-/// 1995).
+/// Lehoczky and L. Sha, "The Deferrable Server Algorithm", IEEE Transactions on Computers 44
+/// (1), 1995).
 #[must_use]
 pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     let one = |o: &Contract| {

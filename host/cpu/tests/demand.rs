@@ -81,7 +81,7 @@ fn a_bound_is_students_and_falls_to_what_larger_budgets_carry() {
     assert_eq!((one[0].n, one[0].mean, one[0].sd), (3, 102.0, 2.0));
     assert!((one[0].lower.unwrap() - (102.0 - 2.92 * 2.0 / 3f64.sqrt())).abs() < 1e-9);
     assert!((one[0].cpu_per_request.unwrap() - 0.0021).abs() < 1e-12);
-    // One measurement says nothing about the next.
+    // One measurement shows nothing about the next.
     assert_eq!(of(&[(20, 100.0)])[0].lower, None);
     // Two that differ much: nothing may be relied on, but never less than nothing.
     assert_eq!(of(&[(20, 1.0), (20, 9.0)])[0].lower, Some(0.0));

@@ -208,7 +208,7 @@ fn a_v1_group_gets_its_budget_before_its_threads_and_these_before_their_policies
     // Left from another run.
     host.put(&format!("{C}/rtvirtio-plc/tasks"), "");
     let error = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap_err();
-    assert!(matches!(error, CpuError::GroupExists { .. }) && error.to_string().contains("rmdir"), "{error}");
+    assert!(matches!(error, CpuError::GroupExists { .. }), "{error}");
 }
 
 #[test]
@@ -275,5 +275,5 @@ fn every_thread_says_what_holds_it() {
 fn a_vm_without_threads_is_reported() {
     let host = Host::new(V1, "6.18.1\n");
     let error = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&[], Order::Rt)).unwrap_err();
-    assert!(error.to_string().contains("has it ended?"), "{error}");
+    assert!(matches!(error, CpuError::NoThreads { .. }), "{error}");
 }

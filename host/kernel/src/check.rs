@@ -1,4 +1,4 @@
-//! Is this host ready? Each finding says what was found, why it matters and what to do about it.
+//! Is this host ready? Each finding names what was found, why it matters and what to do about it.
 
 mod cpu;
 mod guest;

@@ -300,7 +300,7 @@ pub fn get(tid: u32) -> io::Result<Attr> {
 ///
 /// # Errors
 /// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when it is
-/// gone; [`explain`] says more.
+/// gone; [`explain`] explains more.
 pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
     let mut first = *attr;
     // Asking for a slice makes it the thread's own for good; most threads have the default, which

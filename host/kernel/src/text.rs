@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What `queue/scheduler` says.
+/// What `queue/scheduler` shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elevators {
     /// The one in use.
@@ -81,8 +81,8 @@ pub struct Weights {
     pub devices: BTreeMap<String, u64>,
 }
 
-/// Parses `io.bfq.weight` (v2) or `blkio.bfq.weight_device` (v1): `default 100` and lines `7:0
-/// 400`; also the bare number of `blkio.bfq.weight`. Returns `None` for anything else.
+/// Parses `io.bfq.weight` (v2) or `blkio.bfq.weight_device` (v1): `default 100` and lines
+/// `7:0 400`; also the bare number of `blkio.bfq.weight`. Returns `None` for anything else.
 #[must_use]
 pub fn weights(text: &str) -> Option<Weights> {
     let mut out = Weights::default();

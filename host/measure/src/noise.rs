@@ -4,7 +4,7 @@
 //! One thread per CPU sleeps to absolute times and notes by how much it woke late, as cyclictest
 //! does. It runs under SCHED_FIFO, so what delays it is not a task under test but the hypervisor
 //! below, interrupts, and the kernel where it cannot be preempted (which a load on the device takes
-//! part in). A latency tail of a run in which the host itself stood still says nothing about the
+//! part in). A latency tail of a run in which the host itself stood still shows nothing about the
 //! setting under test.
 
 use std::time::Instant;
@@ -26,8 +26,8 @@ const MOST_SPANS: usize = 1_000_000;
 /// Above the threads of an emulated device (FIFO 40), whose own time is no stall of the host, and
 /// below threaded interrupts (50).
 const PRIORITY: i32 = 42;
-/// Larger share of the time in which some CPU stood still than this, and taking it off says nothing
-/// any more.
+/// Larger share of the time in which some CPU stood still than this, and taking it off shows
+/// nothing any more.
 const MOST_STALLED: f64 = 0.05;
 /// A wake-up later than this counts as a stall of the host: above the few hundred microseconds of a
 /// stock kernel (the RT hypervisor paper's Fig. 1 has 500 us), below what matters to targets of

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// Confidence of the interval.
 pub const CONFIDENCE: Ratio = Ratio(0.95);
 
-/// What extreme-value theory says of a percentile.
+/// What extreme-value theory gives for a percentile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TailEstimate {
     /// Which percentile.

@@ -6,9 +6,9 @@
 //! - **missed** when the measured percentile lies above `T` (nearest rank: `k > n - ceil(p n)`), or
 //!   the rate was not kept;
 //! - **met** when the one-sided 95 % upper confidence bound of the true share is at most `1 - p`:
-//!   the exact binomial bound of Clopper and Pearson (Biometrika 26, 1934), that is `P(X <= k) <= 5
-//!   %` for `X ~ Binomial(n, 1 - p)`. Without any exceedance that is `p^n <= 5 %`, for p99.99 `n >=
-//!   29 956`;
+//!   the exact binomial bound of Clopper and Pearson (Biometrika 26, 1934), that is
+//!   `P(X <= k) <= 5 %` for `X ~ Binomial(n, 1 - p)`. Without any exceedance that is `p^n <= 5 %`,
+//!   for p99.99 `n >= 29 956`;
 //! - **unproven** otherwise.
 //!
 //! The bound takes requests as independent. Stalls hit neighbouring requests together, so a rare

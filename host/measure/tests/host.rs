@@ -102,7 +102,6 @@ fn a_read_task_does_not_change_its_file_and_a_missing_file_is_not_made() {
         let job = JobFile::new(&vm, options(&missing, dir.path(), MS(300))).unwrap();
         let e = run(&job, &[], &AtomicBool::new(false)).unwrap_err();
         assert!(matches!(e, MeasureError::Fio { .. }), "{e}");
-        assert!(e.to_string().contains("fio"), "{e}");
         assert!(!missing.exists(), "{op:?} made the file");
     }
 }

@@ -28,7 +28,7 @@ impl Drop for Machine {
     }
 }
 
-/// Starts a machine without a guest, or says why the test is skipped.
+/// Starts a machine without a guest, or reports why the test is skipped.
 fn machine(test: &str) -> Option<Machine> {
     if Command::new(QEMU).arg("--version").stdout(Stdio::null()).status().is_err() {
         rtvirtio_testkit::skip(test, &format!("no {QEMU}"));
@@ -76,7 +76,7 @@ fn all_commands() {
         !process::serves(&Root::default(), std::process::id(), &socket).unwrap(),
         "we are a client of it"
     );
-    // What the monitor says about threads agrees with the kernel.
+    // What the monitor reports about threads agrees with the kernel.
     let cpus = qmp.query_cpus_fast().unwrap();
     assert_eq!(cpus.len(), 2);
     for cpu in cpus {

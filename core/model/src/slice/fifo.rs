@@ -26,8 +26,8 @@ const STEPS: u32 = 60;
 
 /// The waits of all tasks.
 ///
-/// Mean: with W the time to serve everything in flight, a flow of rate r has `min(depth, r (s +
-/// W))` requests in flight (Little), each of which costs c of device time:
+/// Mean: with W the time to serve everything in flight, a flow of rate r has
+/// `min(depth, r (s + W))` requests in flight (Little), each of which costs c of device time:
 ///
 /// ```text
 /// W = sum over flows of c * min(depth, r (s + W))        flood: c * depth

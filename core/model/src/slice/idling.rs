@@ -125,8 +125,8 @@ impl Rules {
 /// The waits of all tasks.
 ///
 /// Between two services of a queue its group serves each of its queues once (equal weights inside a
-/// VM), for `G` in all. WF2Q+ meanwhile gives another group j its share of time for that, `G *
-/// phi_j / phi_i`, and at worst one whole slice that was due:
+/// VM), for `G` in all. WF2Q+ meanwhile gives another group j its share of time for that,
+/// `G * phi_j / phi_i`, and at worst one whole slice that was due:
 ///
 /// ```text
 /// wait = sum over own other queues of slice + sum over other groups of max(G * phi_j / phi_i, longest slice of j) + debt

@@ -50,8 +50,8 @@ fn fig7_under_defaults() {
 
 #[test]
 fn twin_weights() {
-    // Weights 700/300/100/50, slice_idle 2 ms, timeout_sync 32 ms: measured 84 ms for the first,
-    // 3100 ms for the last.
+    // Weights 700/300/100/50, slice_idle 2 ms, timeout_sync 32 ms: measured 84 ms for the
+    // first, 3100 ms for the last.
     let s = paper_mix(LabKind::Process, 4);
     let bfq =
         Bfq { slice_idle: Nanos::from_millis(2), timeout_sync: Nanos::from_millis(32), ..Bfq::default() };
@@ -327,13 +327,17 @@ fn a_profile_without_reads_is_refused_with_the_remedy() {
     let mut p = twin();
     p.read.clear();
     let e = Slice.forecast(&p, &s, &config(&s, Elevator::None, Bfq::default())).unwrap_err();
-    assert!(e.to_string().contains("rtvirtio profile"), "{e}");
+    assert!(matches!(e, ModelError::BadProfile { .. }), "{e}");
     let mut c = config(&s, Elevator::None, Bfq::default());
     c.vms.pop();
-    assert!(Slice.forecast(&twin(), &s, &c).unwrap_err().to_string().contains("spec order"));
+    let bad = |c: &Config| match Slice.forecast(&twin(), &s, c) {
+        Err(ModelError::BadConfig(what)) => what,
+        other => panic!("{other:?}"),
+    };
+    bad(&c);
     c = config(&s, Elevator::None, Bfq::default());
     c.vms[1].weight = 0;
-    assert!(Slice.forecast(&twin(), &s, &c).unwrap_err().to_string().contains("vm1"));
+    assert!(bad(&c).contains("vm1"));
 }
 
 /// The twin, with larger requests measured too.

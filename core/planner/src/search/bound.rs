@@ -6,12 +6,12 @@
 //! with or without caps. From the best of those by their bounds we climb.
 //!
 //! Where no bound meets all targets there is nothing to promise, and to choose by what is promised
-//! least badly is to choose by the bounds' own errors: in the strict cases such choices passed 5 of
-//! 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then decides,
-//! and the bounds only forbid: of the settings that it holds to be good, not one whose bound for
-//! some task is many times that of others. On a disk that others use, it took to be harmless a
-//! writer without a limit under which reads waited 2.2 s; its bound was 580 times the target, those
-//! of limits 2 to 5 times.
+//! least badly is to choose by the bounds' own errors: in the strict cases such choices passed 5
+//! of 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then
+//! decides, and the bounds only forbid: of the settings that it holds to be good, not one whose
+//! bound for some task is many times that of others. On a disk that others use, it took to be
+//! harmless a writer without a limit under which reads waited 2.2 s; its bound was 580 times the
+//! target, those of limits 2 to 5 times.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -151,8 +151,8 @@ impl Lists {
 
 /// The share of the host that each VM's tightest task needs; [`LEAST_SHARE`] without targets.
 ///
-/// With phi the VM's share, eqs. (1) to (5) have the form `a + b / phi`, so a target T needs `phi
-/// >= b / (T - a)`: a and b are read off the terms of one forecast.
+/// With phi the VM's share, eqs. (1) to (5) have the form `a + b / phi`, so a target T needs
+/// `phi >= b / (T - a)`: a and b are read off the terms of one forecast.
 fn needs(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> Option<Vec<f64>> {
     let forecasts = evaluator.forecast(config).ok()?;
     let total: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();

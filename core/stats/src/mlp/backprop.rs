@@ -1,5 +1,5 @@
-//! The gradient of a network's output by its weights (Rumelhart, Hinton and Williams, Nature 323,
-//! 1986).
+//! The gradient of a network's output by its weights (Rumelhart, Hinton and Williams,
+//! Nature 323, 1986).
 
 use super::{Layer, Mlp, relu};
 

@@ -18,8 +18,8 @@ pub(super) fn anderson_darling(rising: &[f64], gpd: &GpdFit) -> f64 {
 /// Upper tail probabilities of the columns of [`TABLE`].
 const LEVELS: [f64; 5] = [0.5, 0.25, 0.1, 0.05, 0.01];
 
-/// Upper tail points of the statistic by shape: the maximum of the likelihood in 20 000 samples of
-/// 400 excesses each.
+/// Upper tail points of the statistic by shape: the maximum of the likelihood in 20 000 samples
+/// of 400 excesses each.
 const TABLE: [(f64, [f64; 5]); 7] = [
     (-0.45, [0.452, 0.663, 0.942, 1.151, 1.669]),
     (-0.25, [0.424, 0.617, 0.873, 1.064, 1.530]),

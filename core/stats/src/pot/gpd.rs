@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use super::PotError;
 use super::sums::Sums;
 
-/// Shapes that a fit may have. Below -1/2 maximum likelihood is not regular (Smith, Biometrika 72,
-/// 1985); above 1 the distribution has no mean.
+/// Shapes that a fit may have. Below -1/2 maximum likelihood is not regular (Smith,
+/// Biometrika 72, 1985); above 1 the distribution has no mean.
 pub(super) const SHAPES: (f64, f64) = (-0.5, 1.0);
 
 /// How a fit was found.
@@ -101,8 +101,8 @@ pub(super) fn fit_sums(sums: &Sums, effective: f64) -> GpdFit {
     moments(sums, effective).unwrap_or(edge)
 }
 
-/// A fit with the errors of the expected information (Smith 1985; Davison and Smith, JRSS B 52,
-/// 1990, section 2).
+/// A fit with the errors of the expected information (Smith 1985; Davison and Smith, JRSS
+/// B 52, 1990, section 2).
 fn likelihood(shape: f64, scale: f64, effective: f64) -> GpdFit {
     GpdFit {
         method: Method::Likelihood,

@@ -17,9 +17,9 @@ pub fn can_carry(n: usize, p: f64) -> bool {
     valid(p) && n as f64 * (1.0 - p) + 1e-6 >= 1.0
 }
 
-/// The fewest samples with which the largest of them is an upper bound of the percentile `p` in (0,
-/// 1) at `confidence` in (0, 1): the smallest n with `p^n <= 1 - confidence`. `None` for arguments
-/// out of range.
+/// The fewest samples with which the largest of them is an upper bound of the percentile `p` in
+/// (0, 1) at `confidence` in (0, 1): the smallest n with `p^n <= 1 - confidence`. `None` for
+/// arguments out of range.
 #[must_use]
 pub fn samples_needed(p: f64, confidence: f64) -> Option<u64> {
     if !(valid(p) && valid(confidence)) {
@@ -29,9 +29,9 @@ pub fn samples_needed(p: f64, confidence: f64) -> Option<u64> {
     Some((exact * (1.0 - ROUNDING)).ceil().max(1.0) as u64)
 }
 
-/// Samples that may lie above the bound: the largest m with `P(Binomial(n, 1 - p) <= m) <= 1 -
-/// confidence`, summed in logarithms. `None` when not even m = 0 fulfils it, or for arguments out
-/// of range.
+/// Samples that may lie above the bound: the largest m with
+/// `P(Binomial(n, 1 - p) <= m) <= 1 - confidence`, summed in logarithms. `None` when not even m = 0
+/// fulfils it, or for arguments out of range.
 #[must_use]
 pub fn spare_samples(n: usize, p: f64, confidence: f64) -> Option<usize> {
     if !(valid(p) && valid(confidence)) {

@@ -1,14 +1,14 @@
 //! Profile likelihood of a quantile beyond the threshold.
 //!
 //! The quantile q with exceedance probability c lies `d = q - u` above the threshold u. With the
-//! share z of requests above u, and shape and scale of the excesses, `d = scale (( z / c)^shape -
-//! 1) / shape`. For each d the likelihood of all three is maximised under that condition; the d
-//! whose maximum is not much lower than the highest one form the interval (Coles 2001, sections
-//! 2.6.6 and 4.3.3, here with the share z as a third parameter).
+//! share z of requests above u, and shape and scale of the excesses,
+//! `d = scale (( z / c)^shape - 1) / shape`. For each d the likelihood of all three is maximised
+//! under that condition; the d whose maximum is not much lower than the highest one form the
+//! interval (Coles 2001, sections 2.6.6 and 4.3.3, here with the share z as a third parameter).
 //!
-//! With `ratio = shape / scale` and `x = 1 / scale` the condition reads `ln z = ln c + x ln(1 +
-//! ratio d) / ratio`, and for a given ratio the log-likelihood is a concave function of x whose
-//! cost does not depend on the data: see [`super::sums`].
+//! With `ratio = shape / scale` and `x = 1 / scale` the condition reads
+//! `ln z = ln c + x ln(1 + ratio d) / ratio`, and for a given ratio the log-likelihood is a concave
+//! function of x whose cost does not depend on the data: see [`super::sums`].
 
 use super::gpd::{SHAPES, grow, shrink};
 use super::sums::{Sums, maximum};

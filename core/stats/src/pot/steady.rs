@@ -1,4 +1,4 @@
-//! Is a record steady? The tail of one that is not says nothing of the next one.
+//! Is a record steady? The tail of one that is not shows nothing of the next one.
 //!
 //! Latencies that grow while they are measured are those of a queue that builds up: the next minute
 //! is worse than any sample. Slow requests that all lie in one part of the record are one event,

@@ -1,10 +1,10 @@
 //! The sums over the excesses that the likelihood of a generalised Pareto distribution consists of.
 //!
-//! With `ratio = shape / scale` the log-likelihood of N excesses y is `-N ln(scale) - L - L /
-//! (ratio scale)`, `L = sum ln(1 + ratio y)`: all data enter through a function of one number
-//! (Davison 1984; Grimshaw, Technometrics 35, 1993). Given the ratio the best shape is `L / N`,
-//! which rises with the ratio. The search runs over `t = ln(1 + ratio max(y))`, where every real
-//! number is admissible.
+//! With `ratio = shape / scale` the log-likelihood of N excesses y is
+//! `-N ln(scale) - L - L / (ratio scale)`, `L = sum ln(1 + ratio y)`: all data enter through a
+//! function of one number (Davison 1984; Grimshaw, Technometrics 35, 1993). Given the ratio the
+//! best shape is `L / N`, which rises with the ratio. The search runs over
+//! `t = ln(1 + ratio max(y))`, where every real number is admissible.
 
 use super::PotError;
 

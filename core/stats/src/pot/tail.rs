@@ -28,8 +28,8 @@ pub struct Threshold {
     pub clusters: usize,
     /// Largest distance inside a cluster, in the time of the record.
     pub gap: f64,
-    /// Extremal index by the intervals estimator, in (0, 1]; the runs estimate is `clusters /
-    /// exceedances`.
+    /// Extremal index by the intervals estimator, in (0, 1]; the runs estimate is
+    /// `clusters / exceedances`.
     pub extremal_index: f64,
     /// Independent exceedances that the `exceedances` are worth: the smaller one of
     /// [`effective_number`] of the clusters and `extremal_index * exceedances`.

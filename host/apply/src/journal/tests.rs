@@ -43,6 +43,16 @@ fn what_is_written_is_read() {
     assert!(serde_json::from_str::<serde_json::Value>(rest).unwrap().is_object());
 }
 
+/// Journals of earlier versions name some fields otherwise.
+#[test]
+fn a_journal_with_older_names_is_read() {
+    let journal = Journal { leftover: true, ..journal(vec![entry(0, None)]) };
+    let text = serde_json::to_string(&journal).unwrap();
+    let older = text.replace("\"also_ours\"", "\"passing\"").replace("\"leftover\"", "\"rest\"");
+    assert!(older.contains("passing") && older.contains("rest"));
+    assert_eq!(serde_json::from_str::<Journal>(&older).unwrap(), journal);
+}
+
 #[test]
 fn every_bit_matters() {
     let bytes = journal(vec![entry(0, None)]).encode().unwrap();

@@ -27,8 +27,8 @@ impl State {
     }
 }
 
-/// Looks at one knob. Only what the kernel says is gone counts as gone: behind any other error our
-/// value may still be in force.
+/// Reads one knob. Only what the kernel reports as gone counts as gone: after any other error
+/// our value may still be in force.
 pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> State {
     if let (Some(identity), Some(dir)) = (entry.identity, entry.target.path.parent()) {
         match machine.host().identity(dir) {

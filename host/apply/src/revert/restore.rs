@@ -31,8 +31,8 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
     if target.is_old(&found, old) {
         return Ok(());
     }
-    // With HZ=300 the kernel shows 124 for 37 ticks but takes 124 for 38: the value that shows as
-    // 124 lies a little below.
+    // With HZ=300 the kernel shows 124 for 37 ticks but takes 124 for 38: the value that shows
+    // as 124 lies a little below.
     if let (Form::Plain | Form::Jiffies, Ok(wanted), Ok(_)) =
         (&target.form, old.parse::<u64>(), found.parse::<u64>())
     {

@@ -109,7 +109,7 @@ fn group_without_budget(root: &Root, pid: u32, tid: u32) -> Option<(PathBuf, Pat
     (root.read(&file).ok()?.trim() == "0").then_some((cgroup, file))
 }
 
-/// Whether this process has `CAP_SYS_NICE`; true when `/proc` does not say.
+/// Whether this process has `CAP_SYS_NICE`; true when `/proc` does not show it.
 fn can_nice(root: &Root) -> bool {
     let Ok(status) = root.read("/proc/self/status") else { return true };
     let caps = status.lines().find_map(|l| l.strip_prefix("CapEff:"));

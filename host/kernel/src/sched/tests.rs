@@ -149,8 +149,8 @@ impl Drop for Sleeper {
     }
 }
 
-/// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three times
-/// 40 % would be refused.
+/// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three
+/// times 40 % would be refused.
 #[test]
 fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
     let test = "a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back";

@@ -11,7 +11,7 @@ use crate::MeasureError;
 /// honest output is far below.
 const MAX_BYTES: usize = 64 << 20;
 
-/// What fio says of one section.
+/// What fio reports of one section.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct JobStats {
     /// Section name.
@@ -34,7 +34,7 @@ pub struct JobStats {
     pub write: Direction,
 }
 
-/// What fio says of one direction of a section.
+/// What fio reports of one direction of a section.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Direction {
     /// Completed requests.

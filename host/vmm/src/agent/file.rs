@@ -42,9 +42,9 @@ impl GuestAgent {
         Ok(data)
     }
 
-    /// Replaces a file's content. The agent writes through a buffer, so what the kernel says to the
-    /// data (a knob that refuses a value) comes with the flush; it is returned as an error like any
-    /// other.
+    /// Replaces a file's content. The agent writes through a buffer, so what the kernel reports to
+    /// the data (a knob that refuses a value) comes with the flush; it is returned as an error like
+    /// any other.
     ///
     /// # Errors
     /// The guest refuses (no such directory, read-only, invalid value), or the connection's own

@@ -39,7 +39,7 @@ pub enum Role {
     Migration,
     /// Serves a screen or a character device to a client.
     Display,
-    /// A thread of a helper process in the VM's cgroup, or one whose name says nothing.
+    /// A thread of a helper process in the VM's cgroup, or one whose name shows nothing.
     Other,
 }
 

@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use rtvirtio_kernel::{HostError, Root, process};
+use rtvirtio_kernel::{HostError, Root, process, unless_gone};
 
-use super::{Thread, VmHandle, kernel_thread, optional, process_threads};
+use super::{Thread, VmHandle, kernel_thread, process_threads};
 
-/// Looks at a VM's threads again and again and says what changed.
+/// Looks at a VM's threads again and again and reports what changed.
 ///
 /// It asks `/proc` and needs no privileges; the kernel's process connector would report at once,
 /// but takes `CAP_NET_ADMIN` and reports every process of the machine. So a new thread is seen at
@@ -63,7 +63,7 @@ impl Watcher {
         self.last = Some(now);
         let mut seen = BTreeMap::new();
         for &pid in &self.vm.pids {
-            for thread in optional(process_threads(root, pid, &self.vm))?.unwrap_or_default() {
+            for thread in unless_gone(process_threads(root, pid, &self.vm))?.unwrap_or_default() {
                 seen.insert((thread.tid, thread.start), thread);
             }
         }
