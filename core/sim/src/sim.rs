@@ -4,10 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use rtvirtio_sched::{
-    CompletedRequest, Config, ConfigError, LatencyHistogram, Next, Op, Piece, Request, Scheduler, SubmitError,
+    CompletedRequest, Config, ConfigError, Next, Op, Piece, Request, Scheduler, SubmitError,
 };
+use rtvirtio_stats::Latencies;
 use rtvirtio_twin::{Access, ServiceModel, TwinProfile};
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, Percentile};
 
 use crate::arrival::{Load, Source};
 use crate::stats::{LoadResult, SimResult};
@@ -92,18 +93,18 @@ const LONGEST_LATENCY: Nanos = Nanos(86_400_000_000_000);
 /// Latencies of a load.
 #[derive(Debug)]
 struct LoadStats {
-    hist: LatencyHistogram,
+    hist: Latencies,
     /// Completions after the deadline.
     late: u64,
 }
 
 impl LoadStats {
     fn new() -> Self {
-        Self { hist: LatencyHistogram::new(LONGEST_LATENCY, 3), late: 0 }
+        Self { hist: Latencies::with_range(LONGEST_LATENCY, 3), late: 0 }
     }
 
     fn record(&mut self, latency: Nanos, deadline: Option<Nanos>) {
-        self.hist.record(latency);
+        self.hist.record(latency, 1);
         self.late += u64::from(deadline.is_some_and(|d| latency > d));
     }
 }
@@ -223,10 +224,10 @@ impl<O: Observer> Sim<O> {
         let loads = self.sources.iter().zip(&self.stats).map(|(source, l)| LoadResult {
             name: source.load.name.clone(),
             vm: source.load.vm,
-            n: l.hist.count(),
-            rate: if seconds > 0.0 { l.hist.count() as f64 / seconds } else { 0.0 },
-            p50: l.hist.percentile(50.0),
-            p99: l.hist.percentile(99.0),
+            n: l.hist.n(),
+            rate: if seconds > 0.0 { l.hist.n() as f64 / seconds } else { 0.0 },
+            p50: l.hist.at(Percentile(50.0)),
+            p99: l.hist.at(Percentile(99.0)),
             p9999: l.hist.tail(),
             max: l.hist.max(),
             late: l.late,

@@ -4,9 +4,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rtvirtio_sched::LatencyHistogram;
+use rtvirtio_stats::Latencies;
 use rtvirtio_stats::Random;
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, Percentile};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::client::Client;
@@ -71,14 +71,14 @@ pub struct StreamResult {
     pub unanswered: u64,
     /// Intended start and completion of each request, in ns of CLOCK_MONOTONIC.
     pub spans: Vec<(u64, u64)>,
-    hist: LatencyHistogram,
+    hist: Latencies,
 }
 
 impl StreamResult {
     /// A percentile of the latency from the intended start.
     #[must_use]
     pub fn percentile(&self, percentile: f64) -> Nanos {
-        self.hist.percentile(percentile)
+        self.hist.at(Percentile(percentile))
     }
 
     /// The longest latency.
@@ -259,7 +259,7 @@ impl StreamState {
             rate: 0.0,
             unanswered: 0,
             spans: Vec::new(),
-            hist: LatencyHistogram::new(LONGEST_LATENCY, 3),
+            hist: Latencies::with_range(LONGEST_LATENCY, 3),
         };
         Self {
             stream: stream.clone(),
@@ -311,7 +311,7 @@ impl StreamState {
     fn record(&mut self, now: u64, intended: u64, base: u64) {
         let latency = now.saturating_sub(intended);
         self.result.n += 1;
-        self.result.hist.record(Nanos(latency));
+        self.result.hist.record(Nanos(latency), 1);
         self.result.spans.push((base + intended, base + now.max(intended)));
     }
 

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, LatencyHistogram, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, VmCounters};
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
@@ -174,7 +175,7 @@ pub struct EngineStatus {
     /// The current window, in pieces.
     pub window: u32,
     /// Delay of regulated pieces beyond their exact moment.
-    pub regulator_lateness: LatencyHistogram,
+    pub regulator_lateness: Latencies,
     /// Measured discards and zeroing.
     pub deallocations: DeallocationStatus,
 }
@@ -193,7 +194,7 @@ pub struct VmStatus {
     /// Measured service, reads and writes.
     pub contracts: [Contract; 2],
     /// Latency from the fetch of a request to its completion; reads and writes.
-    pub latencies: [LatencyHistogram; 2],
+    pub latencies: [Latencies; 2],
     /// Chains that are no valid requests.
     pub malformed: u64,
     /// Requests that the device failed.

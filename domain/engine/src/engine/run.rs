@@ -11,7 +11,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use rtvirtio_sched::{Config, LatencyHistogram, Scheduler};
+use rtvirtio_sched::{Config, Scheduler};
+use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
 use super::command::Command;
@@ -27,8 +28,8 @@ use crate::blk::SEGMENTS;
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
 
 /// Two digits: some 40 kB a histogram.
-fn histogram() -> LatencyHistogram {
-    LatencyHistogram::new(LONGEST_LATENCY, 2)
+fn histogram() -> Latencies {
+    Latencies::with_range(LONGEST_LATENCY, 2)
 }
 
 struct Vm {
@@ -40,7 +41,7 @@ struct Vm {
     /// others.
     throttled: bool,
     requests: RequestTable,
-    latencies: [LatencyHistogram; 2],
+    latencies: [Latencies; 2],
     malformed: u64,
     errors: u64,
     broken_queues: u64,
@@ -79,7 +80,7 @@ pub struct EventLoop {
     had_completions: bool,
     /// The next moment at which a regulator admits a piece.
     regulator_wakeup: Option<Nanos>,
-    regulator_lateness: LatencyHistogram,
+    regulator_lateness: Latencies,
     /// The running trace.
     trace: Option<Box<TraceWriter>>,
     quit: bool,
