@@ -1,11 +1,9 @@
 //! Files that a user asked for.
 
-use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
 use rtvirtio_apply::StateDir;
-use rtvirtio_workflow::write_state;
+use rtvirtio_workflow::{write_file, write_state};
 
 use crate::Global;
 
@@ -20,33 +18,6 @@ pub fn write_result(path: &Path, content: &[u8], global: &Global) -> anyhow::Res
             StateDir::open_or_create(&global.state_dir)?;
             Ok(write_state(dir, name, content)?)
         }
-        _ => write_file(path, content),
+        _ => Ok(write_file(path, content)?),
     }
-}
-
-/// Writes a user's file so that a crash leaves the old or the new one. Where it is a symbolic link, what it leads to is written.
-///
-/// # Errors
-/// When it cannot be written.
-pub fn write_file(path: &Path, content: &[u8]) -> anyhow::Result<()> {
-    let failed = || format!("cannot write {}", path.display());
-    let is_link = match path.symlink_metadata() {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
-        looked => looked.with_context(failed)?.is_symlink(),
-    };
-    let target = if is_link { path.canonicalize().with_context(failed)? } else { path.to_owned() };
-    let path = target.as_path();
-    let dir = match path.parent() {
-        Some(dir) if !dir.as_os_str().is_empty() => dir,
-        _ => Path::new("."),
-    };
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    let mut file =
-        tempfile::NamedTempFile::new_in(dir).with_context(|| format!("cannot write in {}", dir.display()))?;
-    file.write_all(content).with_context(|| format!("cannot write {}", path.display()))?;
-    file.as_file().sync_all().with_context(|| format!("cannot write {}", path.display()))?;
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    file.as_file().set_permissions(mode)?;
-    file.persist(path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(())
 }

@@ -46,14 +46,14 @@ pub struct Global {
 }
 
 impl Global {
-    /// Where files lie.
+    /// The directories of state, sockets and locks.
     #[must_use]
     pub fn dirs(&self) -> Dirs {
         Dirs { state: self.state_dir.clone(), run: self.run_dir.clone() }
     }
 }
 
-/// What a search weighs targets against.
+/// The goal of a search beyond meeting the targets.
 #[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarginArg {
     /// Hold VMs without targets down until predictions are this far below the targets, %; more is not worth it. Less

@@ -4,14 +4,18 @@
 mod files;
 mod global;
 mod output;
+mod saved;
 mod ui;
 
 use std::process::ExitCode;
 
-pub use files::{write_file, write_result};
+pub use files::write_result;
 pub use global::{Global, MarginArg, ModelArg};
-pub use output::{finish, generated, show, style};
-pub use ui::{Bar, Cancelled, Ui};
+pub use output::{finish, show, style};
+pub use saved::{save_model, save_profile};
+pub use ui::{Bar, Ui};
+
+pub use rtvirtio_workflow::{generated, write_file};
 
 /// Exit code when a target was missed.
 pub const MISSED: u8 = 2;

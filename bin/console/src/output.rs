@@ -7,7 +7,7 @@ use rtvirtio_report::text::Style;
 use rtvirtio_workflow::Kind;
 use serde::Serialize;
 
-use crate::{Cancelled, INTERRUPTED, Ui};
+use crate::{INTERRUPTED, Ui};
 
 /// Characters of an error that are shown: a guest's program may print megabytes.
 const LONGEST_ERROR: usize = 4000;
@@ -43,13 +43,6 @@ pub fn show<T: Serialize>(ui: &Ui, value: &T, text: impl FnOnce() -> String) -> 
     }
 }
 
-/// When and by what a report is made.
-#[must_use]
-pub fn generated() -> String {
-    let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M %Z");
-    format!("{now}, rtvirtio {}", env!("CARGO_PKG_VERSION"))
-}
-
 /// The end of a program. Errors go to standard error: the spec's as they are (they hold lines of the
 /// file), others on one line; as JSON when asked.
 #[must_use]
@@ -59,7 +52,7 @@ pub fn finish(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
         Err(error) => error,
     };
     let step = error.downcast_ref::<rtvirtio_workflow::Error>();
-    if error.is::<Cancelled>() || step.is_some_and(|e| e.kind() == Kind::Cancelled) {
+    if step.is_some_and(|e| e.kind() == Kind::Cancelled) {
         eprintln!("rtvirtio: {error}");
         return ExitCode::from(INTERRUPTED);
     }

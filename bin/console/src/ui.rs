@@ -126,15 +126,3 @@ impl Drop for Bar {
         self.bar.finish_and_clear();
     }
 }
-
-/// The user asked to stop.
-#[derive(Debug)]
-pub struct Cancelled;
-
-impl std::fmt::Display for Cancelled {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("stopped as asked")
-    }
-}
-
-impl std::error::Error for Cancelled {}

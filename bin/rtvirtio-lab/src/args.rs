@@ -1,4 +1,4 @@
-//! The command line of the laboratory: what can be asked, with examples. No logic.
+//! The command line of the laboratory, with examples. No logic.
 
 mod bench;
 
@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rtvirtio_console::Global;
+use rtvirtio_testbed::AccelChoice;
 use rtvirtio_units::{Bytes, Nanos};
 
 pub use bench::*;
 
-/// What stands in for a host, and judges rtvirtio on it: emulated devices, guests, experiments.
+/// A stand-in for a host, and judge of rtvirtio on it: emulated devices, guests, experiments.
 #[derive(Parser, Debug)]
 #[command(
     name = "rtvirtio-lab",
@@ -38,7 +39,7 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// The whole loop in a lab: default BFQ, plan, apply, verify, put back, report
+    /// The whole loop in a lab: default BFQ, plan, apply, verify, revert, report
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab demo
@@ -58,10 +59,10 @@ The commands of rtvirtio then find the VMs: `rtvirtio plan examples/fig7.toml`."
     /// Run the spec's tasks in the lab that is up
     #[command(after_help = "EXAMPLES\n  sudo rtvirtio-lab run\n  sudo rtvirtio-lab run --for 20s --json")]
     Run(LabRunArgs),
-    /// Stop the VMs and remove the device; also what a crash left behind
+    /// Stop the VMs and remove the device, also after a crash
     #[command(after_help = "EXAMPLES\n  sudo rtvirtio-lab down")]
     Down,
-    /// What is up
+    /// Show the lab
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab status\n  rtvirtio-lab status --json | jq -r .device")]
     Status,
     /// Measure an emulated device and save its profile, which `rtvirtio plan` reads for specs with that twin
@@ -70,7 +71,7 @@ EXAMPLES
   sudo rtvirtio-lab profile twin:qlc-nvme                 makes the device, measures it, removes it
   sudo rtvirtio-lab profile twin:qlc-nvme --sweep 30min   also learn how tails depend on load and settings")]
     Profile(TwinProfileArgs),
-    /// Whether a stock guest really boots under KVM here, with Debian's guest kernel (downloads it once)
+    /// Test whether a stock guest boots under KVM here, with Debian's guest kernel (downloads it once)
     #[command(after_help = "EXAMPLES\n  rtvirtio-lab kvm")]
     Kvm,
     /// The experiments: datasets, the papers' cases, how well predictions hold
@@ -90,8 +91,8 @@ pub struct TwinProfileArgs {
     /// Where to save it instead of the state directory
     #[arg(long, short, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a sweep that was stopped goes on
-    /// with the same command. About 120 runs of 10 s are the least
+    /// Also measure chosen loads and settings for this long and learn a model of the host from them; a stopped sweep continues
+    /// with the same command. It needs at least about 120 runs of 10 s
     #[arg(long, value_name = "TIME")]
     pub sweep: Option<Nanos>,
     /// Time for the whole measurement of the device
@@ -124,6 +125,16 @@ pub enum AccelName {
     Kvm,
     /// Emulation
     Tcg,
+}
+
+impl From<AccelName> for AccelChoice {
+    fn from(name: AccelName) -> Self {
+        match name {
+            AccelName::Auto => Self::Auto,
+            AccelName::Kvm => Self::Kvm,
+            AccelName::Tcg => Self::Tcg,
+        }
+    }
 }
 
 /// `lab run`.

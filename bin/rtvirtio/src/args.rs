@@ -1,18 +1,27 @@
-//! The command line: what can be asked, with examples. No logic.
+//! The command line, with examples. No logic.
 
+mod apply;
+mod iod;
 mod keep;
+mod plan;
 mod profile;
+mod simulate;
 mod threads;
+mod tune;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use rtvirtio_console::{Global, MarginArg, ModelArg};
-use rtvirtio_units::Nanos;
+use clap::{Args, Parser, Subcommand};
+use rtvirtio_console::Global;
 
+pub use apply::*;
+pub use iod::*;
 pub use keep::*;
+pub use plan::*;
 pub use profile::*;
+pub use simulate::*;
 pub use threads::*;
+pub use tune::*;
 
 /// Predictable I/O for virtual machines on stock Linux with QEMU/KVM.
 #[derive(Parser, Debug)]
@@ -171,250 +180,4 @@ pub struct CheckArgs {
     /// The agent's socket of a guest: does its kernel pass on how urgent requests are? Once for each guest
     #[arg(long = "guest", value_name = "SOCKET")]
     pub guests: Vec<PathBuf>,
-}
-
-/// What `predict` and `plan` have in common.
-#[derive(Args, Debug, Clone)]
-pub struct ModelArgs {
-    /// The spec file
-    pub spec: PathBuf,
-    /// A profile file instead of the one saved for the device
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
-    /// Which model predicts
-    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
-    pub model: ModelArg,
-    /// Start from the kernel's default settings instead of those found on this host
-    #[arg(long)]
-    pub defaults: bool,
-}
-
-/// `predict`.
-#[derive(Args, Debug)]
-pub struct PredictArgs {
-    /// Spec, profile and model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-}
-
-/// `plan`.
-#[derive(Args, Debug)]
-pub struct PlanArgs {
-    /// Spec, profile and model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Save the plan
-    #[arg(long, short, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved plan is its configuration file
-    #[arg(long, conflicts_with = "margin")]
-    pub domain: bool,
-    /// A VM's disk image or device on the host, for --domain; once for each VM
-    #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
-    pub disks: Vec<String>,
-    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
-    #[arg(long = "cpu-profile", value_name = "VM=FILE")]
-    pub cpu_profiles: Vec<String>,
-    /// Targets against the neighbours' rate.
-    #[command(flatten)]
-    pub margin: MarginArg,
-}
-
-/// `simulate`.
-#[derive(Args, Debug)]
-pub struct SimulateArgs {
-    /// The spec file
-    pub spec: PathBuf,
-    /// Virtual time
-    #[arg(long = "for", value_name = "TIME", default_value = "600s")]
-    pub length: Nanos,
-    /// How requests are ordered; several are compared
-    #[arg(long = "policy", value_enum, default_values_t = [PolicyName::Edf])]
-    pub policies: Vec<PolicyName>,
-    /// The worst traffic that the plan allows for, instead of what is declared: guests that stand still and then ask at once, neighbours with the largest requests
-    #[arg(long)]
-    pub worst: bool,
-    /// Seed of phases and service times
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// A profile file, instead of what the spec's twin declares or the one saved for the device
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
-}
-
-/// Policies of the I/O domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PolicyName {
-    /// First come, first served: what a backend does that does not schedule
-    Fifo,
-    /// A piece of each VM in turn
-    RoundRobin,
-    /// Device time by weight
-    Drr,
-    /// By deadline within reservations, the rest by weight: as planned
-    Edf,
-}
-
-/// `apply`.
-#[derive(Args, Debug)]
-pub struct ApplyArgs {
-    /// A plan file, or a spec to plan first
-    #[arg(value_name = "SPEC|PLAN")]
-    pub source: PathBuf,
-    /// The spec, when it is not where it was when the plan was made
-    #[arg(long, value_name = "SPEC")]
-    pub spec: Option<PathBuf>,
-    /// Print every write as `path: old -> new` and change nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Only the CPU contracts and priorities of a spec; needs no profile of the device
-    #[arg(long, conflicts_with_all = ["spec", "compromise", "profile", "margin"])]
-    pub cpu_only: bool,
-    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
-    #[arg(long = "cpu-profile", value_name = "VM=FILE")]
-    pub cpu_profiles: Vec<String>,
-    /// Apply a compromise although some target is predicted to be missed
-    #[arg(long)]
-    pub compromise: bool,
-    /// A profile file instead of the one saved for the device
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
-    /// Which model predicts
-    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
-    pub model: ModelArg,
-    /// Targets against the neighbours' rate.
-    #[command(flatten)]
-    pub margin: MarginArg,
-}
-
-/// `revert`.
-#[derive(Args, Debug)]
-pub struct RevertArgs {
-    /// Also put back settings that were changed since
-    #[arg(long)]
-    pub force: bool,
-    /// Leave settings that were changed since as they are, for good
-    #[arg(long, conflicts_with = "force")]
-    pub keep: bool,
-    /// Stop the I/O domain also while guests are attached: their requests wait until a domain runs again
-    #[arg(long)]
-    pub stop_domain: bool,
-}
-
-/// `verify`.
-#[derive(Args, Debug)]
-pub struct VerifyArgs {
-    /// The spec file
-    pub spec: PathBuf,
-    /// How long to measure
-    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
-    pub length: Nanos,
-    /// Write the result file here as well
-    #[arg(long, short, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Write an HTML report here
-    #[arg(long, value_name = "FILE")]
-    pub html: Option<PathBuf>,
-    /// Let tasks write although the device is real: the data that they overwrite is LOST
-    #[arg(long)]
-    pub destroy_data: bool,
-}
-
-/// `tune`.
-#[derive(Args, Debug)]
-pub struct TuneArgs {
-    /// The spec file
-    pub spec: PathBuf,
-    /// Time for everything
-    #[arg(long, value_name = "TIME", default_value = "10min")]
-    pub budget: Nanos,
-    /// Length of each trial
-    #[arg(long = "for", value_name = "TIME", default_value = "10s")]
-    pub length: Nanos,
-    /// Most trials
-    #[arg(long, default_value_t = 15)]
-    pub trials: usize,
-    /// Save the settings as a plan
-    #[arg(long, short, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-    /// Put the settings back at the end, also when all targets are met
-    #[arg(long)]
-    pub put_back: bool,
-    /// Where the device cannot carry all declared rates, tune for as many VMs as it can, the most urgent first, and hold the others down
-    #[arg(long)]
-    pub compromise: bool,
-    /// A profile file instead of the one saved for the device
-    #[arg(long, value_name = "FILE")]
-    pub profile: Option<PathBuf>,
-    /// Which model says what to try first
-    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
-    pub model: ModelArg,
-    /// Targets against the neighbours' rate.
-    #[command(flatten)]
-    pub margin: MarginArg,
-    /// Let tasks write although the device is real: the data that they overwrite is LOST
-    #[arg(long)]
-    pub destroy_data: bool,
-}
-
-/// `iod`.
-#[derive(Subcommand, Debug)]
-pub enum IodCommand {
-    /// What each VM gets: rates, tails, (alpha, Delta), regulator hits
-    #[command(after_help = "\
-EXAMPLES
-  rtvirtio iod status
-  rtvirtio iod status --watch 1s
-  rtvirtio iod status --json | jq '.vms[] | {name, p9999: .read.p9999_ns}'")]
-    Status(IodStatusArgs),
-    /// Take over the changed configuration file under live guests: policy, window, weights, reservations, caps, priorities
-    #[command(after_help = "\
-A file that is wrong, cannot be admitted or needs a restart changes nothing; the answer says why.
-
-EXAMPLES
-  rtvirtio iod reload
-  rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
-    Reload(IodReloadArgs),
-    /// Each request as it is answered: how long it waited for its turn, and how long the device took
-    #[command(after_help = "\
-EXAMPLES
-  rtvirtio iod trace --for 10s
-  rtvirtio iod trace --slower-than 2ms                    until Ctrl-C
-  rtvirtio iod trace --for 10s --json | jq -s 'map(select(.vm == \"batch\") | .wait_ns) | max'
-
-One listener at a time. With --json one object a line. Requests that came faster than this program reads are counted at the end.")]
-    Trace(IodTraceArgs),
-}
-
-/// `iod status`.
-#[derive(Args, Debug)]
-pub struct IodStatusArgs {
-    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
-    #[arg(long, value_name = "SOCKET")]
-    pub control: Option<PathBuf>,
-    /// Again and again: what each VM gets in every interval, until Ctrl-C; with --json one object a line
-    #[arg(long, value_name = "TIME")]
-    pub watch: Option<Nanos>,
-}
-
-/// `iod reload`.
-#[derive(Args, Debug)]
-pub struct IodReloadArgs {
-    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
-    #[arg(long, value_name = "SOCKET")]
-    pub control: Option<PathBuf>,
-}
-
-/// `iod trace`.
-#[derive(Args, Debug)]
-pub struct IodTraceArgs {
-    /// The domain's control socket, as its configuration says [default: iod.sock in the run directory]
-    #[arg(long, value_name = "SOCKET")]
-    pub control: Option<PathBuf>,
-    /// For how long; until Ctrl-C when not given
-    #[arg(long = "for", value_name = "TIME")]
-    pub length: Option<Nanos>,
-    /// Only requests that took longer
-    #[arg(long, value_name = "TIME")]
-    pub slower_than: Option<Nanos>,
 }

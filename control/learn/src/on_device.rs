@@ -9,8 +9,9 @@ use rtvirtio_measure::local::ensure_fio;
 use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_spec::Device;
 use rtvirtio_units::Bytes;
-use rtvirtio_workflow::site::{cpus, device_config, kernel_release};
+use rtvirtio_workflow::site::device_config;
 use rtvirtio_workflow::{Dirs, Progress, Result, bfq, in_force};
+use rtvirtio_workflow::{cpus, kernel_release};
 
 use crate::design::MAX_VMS;
 use crate::process_vms::ProcessVms;

@@ -29,7 +29,8 @@ pub fn terminal(s: &str, ascii: bool) -> String {
 }
 
 /// Text for XML and HTML, in element content and in double- or single-quoted attributes.
-pub(crate) fn xml(s: &str) -> String {
+#[must_use]
+pub fn xml(s: &str) -> String {
     let mut out = String::with_capacity(s.len() + 8);
     for c in s.chars() {
         match c {

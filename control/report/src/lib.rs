@@ -17,8 +17,8 @@ pub mod svg;
 pub mod text;
 mod words;
 
-pub use clean::terminal;
-pub use html::{BenchPage, BenchSection, BenchTable, Plot, ReportInput, bench_html, html};
+pub use clean::{terminal, xml};
+pub use html::{ReportInput, html};
 pub use summary::{Tally, tally};
 pub use words::knob_name;
 

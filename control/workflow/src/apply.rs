@@ -15,12 +15,13 @@ use rtvirtio_units::Ratio;
 use crate::contracts::{self, VmCpu};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
+use crate::find::{self, load_spec};
 use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::plan::load_profile;
 use crate::progress::Progress;
-use crate::site::{Site, load_spec};
+use crate::site::Site;
 
 /// How a plan is made where none is given.
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +110,10 @@ pub fn resolve(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
-    let (cpu, held) = contracts::writes(&site.spec, cpu_profiles, dirs, progress)?;
+    let (cpu, held) = match contracts::of_spec(&site.spec, cpu_profiles, dirs, progress)? {
+        Some(admitted) => contracts::writes(admitted, &site.host_vms().collect::<Vec<_>>(), progress)?,
+        None => (Vec::new(), Vec::new()),
+    };
     let root = Root::default();
     let mut writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
     append(&mut writes, cpu);
@@ -126,10 +130,11 @@ pub fn resolve_cpu(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Resolved> {
-    let (writes, held) = contracts::writes(spec, cpu_profiles, dirs, progress)?;
-    if writes.is_empty() {
+    let Some(admitted) = contracts::of_spec(spec, cpu_profiles, dirs, progress)? else {
         bail!(Argument, "no VM of the spec has `cpu`: there is nothing to apply");
-    }
+    };
+    let vms = find::of_spec(spec, dirs)?;
+    let (writes, held) = contracts::writes(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
     Ok(Resolved { writes, held })
 }
 

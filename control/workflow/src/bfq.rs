@@ -5,8 +5,8 @@ use std::process::Command;
 use rtvirtio_kernel::{BlockDevice, Root};
 
 use crate::error::Result;
+use crate::host::kernel_release;
 use crate::progress::Progress;
-use crate::site::kernel_release;
 
 /// Loads BFQ where it is a module and reports it. The module stays loaded; it does nothing to
 /// devices that do not use it.

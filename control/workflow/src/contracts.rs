@@ -1,6 +1,6 @@
 //! The spec's CPU contracts and demands as writes on this host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::dirs::{Dirs, is_there, write_state};
 use crate::error::{Context as _, Error, Kind, Result, bail};
+use crate::find::HostVm;
+use crate::host::kernel_release;
 use crate::progress::Progress;
-use crate::site;
-use crate::vms;
 
 /// How long threads are observed before a budget is split over them: load moves between a VM's
 /// threads within seconds.
-const LOOK: Duration = Duration::from_secs(1);
+const OBSERVED: Duration = Duration::from_secs(1);
 /// A VM that uses less than this part of one CPU, all threads together, is idle.
 const IDLE: u32 = 10;
 
@@ -137,7 +137,7 @@ fn profile_of(vm: &Vm, files: &[String], dirs: &Dirs, progress: &dyn Progress) -
         );
     }
     let profile = CpuProfile::load(&path)?;
-    let (setup, kernel) = (&profile.setup, site::kernel_release());
+    let (setup, kernel) = (&profile.setup, kernel_release());
     if setup.vm != vm.name && named.is_none() {
         bail!(NotMeasured, "{} is the profile of another VM, {}", path.display(), setup.vm);
     }
@@ -165,92 +165,135 @@ fn order(vm: &Vm) -> Order {
     }
 }
 
-/// The contracts of all VMs: those that the spec gives, and those found for demands. All together are admitted.
-///
-/// # Errors
-/// [`Kind::Infeasible`] where the VMs ask for more than there is; others where something is missing.
-pub fn contracts(
-    spec: &Spec,
+/// Contracts that are admitted together.
+pub struct Admitted {
+    probe: Probe,
+    /// In spec order, without VMs that have none.
+    pub contracts: Vec<Contracted>,
+}
+
+/// A VM of the spec with `cpu`, resolved: its order, the backend that holds it, its need.
+struct VmNeed<'a> {
+    vm: &'a Vm,
+    order: Order,
+    backend: Backend,
+    need: Need,
+}
+
+/// A contract as given, or a demand with the VM's profile.
+enum Need {
+    Contract(Contract),
+    Demand { demand: Demand, profile: CpuProfile },
+}
+
+impl VmNeed<'_> {
+    fn asked(&self) -> Asked<'_> {
+        match &self.need {
+            Need::Contract(contract) => Asked::Given(*contract),
+            Need::Demand { demand, profile } => {
+                Asked::Found { profile, demand: *demand, backend: self.backend }
+            }
+        }
+    }
+}
+
+/// The VMs of a spec that have `cpu`.
+fn needs<'a>(
+    spec: &'a Spec,
+    probe: &Probe,
     files: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
-) -> Result<(Probe, Vec<Contracted>)> {
-    if let Some(wrong) =
-        files.iter().find(|f| !spec.vms.iter().any(|v| f.split_once('=').is_some_and(|(n, _)| n == v.name)))
-    {
-        bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
-    }
-    let mut probe = probe(&Root::default())?;
-    forget_own(&mut probe, spec);
+) -> Result<Vec<VmNeed<'a>>> {
     let mut profiles = BTreeMap::new();
     for vm in spec.vms.iter().filter(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         profiles.insert(vm.name.as_str(), profile_of(vm, files, dirs, progress)?);
     }
-    let (mut asked, mut backends) = (Vec::new(), Vec::new());
+    let mut all = Vec::new();
     for vm in &spec.vms {
-        let found = choose(&probe, None, order(vm) == Order::Rt);
-        let backend = match (vm.cpu.need, found) {
-            (None, _) => None,
-            (Some(_), Some(found)) => Some(found.backend),
-            (Some(_), None) => {
-                let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
-                bail!(
-                    System,
-                    "vm {}: no mechanism of this kernel can hold its contract: {}",
-                    vm.name,
-                    why.join("; ")
-                );
-            }
+        let Some(need) = vm.cpu.need else { continue };
+        let order = order(vm);
+        let Some(found) = choose(probe, None, order == Order::Rt) else {
+            let why: Vec<String> = probe.missing.iter().map(|(b, why)| format!("{b}: {why}")).collect();
+            bail!(
+                System,
+                "vm {}: no mechanism of this kernel can hold its contract: {}",
+                vm.name,
+                why.join("; ")
+            );
         };
-        backends.push(backend);
-        asked.push(match (vm.cpu.need, profiles.get(vm.name.as_str()), backend) {
-            (Some(CpuNeed::Contract { budget, period }), ..) => match Contract::new(budget, period) {
-                Some(contract) => Asked::Given(contract),
+        let need = match need {
+            CpuNeed::Contract { budget, period } => match Contract::new(budget, period) {
+                Some(contract) => Need::Contract(contract),
                 None => bail!(File, "vm {}: a budget of {budget} in {period} is impossible", vm.name),
             },
-            (Some(CpuNeed::Demand { requests, deadline }), Some(profile), Some(backend)) => {
-                Asked::Found { profile, demand: Demand { requests, deadline }, backend }
+            CpuNeed::Demand { requests, deadline } => {
+                let profile = profiles.remove(vm.name.as_str()).context("a demand without a profile")?;
+                Need::Demand { demand: Demand { requests, deadline }, profile }
             }
-            _ => Asked::Nothing,
-        });
-    }
-    // What others hold in the mechanism that any of our demands uses is beside all of them.
-    let taken = backends.iter().flatten().filter_map(|b| choose(&probe, Some(*b), false));
-    let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
-    let choices = find_all(&asked, taken, tick())?;
-    let mut out: Vec<Contracted> = Vec::new();
-    for (((vm, asked), backend), choice) in spec.vms.iter().zip(&asked).zip(backends).zip(choices) {
-        let (contract, found) = match (asked, choice) {
-            (Asked::Given(contract), _) => (*contract, None),
-            (Asked::Found { demand, .. }, Some(choice)) => {
-                let contract = choice.contract;
-                (contract, Some(Chosen { demand: *demand, choice }))
-            }
-            _ => continue,
         };
-        let Some(backend) = backend else { continue };
-        out.push(Contracted {
-            vm: vm.name.clone(),
+        all.push(VmNeed { vm, order, backend: found.backend, need });
+    }
+    Ok(all)
+}
+
+/// The contracts of all VMs: those that the spec gives, and those found for demands. All together are
+/// admitted. `None` for a spec without `cpu`.
+///
+/// # Errors
+/// [`Kind::Infeasible`] where the VMs ask for more than there is; others where something is missing.
+pub fn of_spec(
+    spec: &Spec,
+    files: &[String],
+    dirs: &Dirs,
+    progress: &dyn Progress,
+) -> Result<Option<Admitted>> {
+    if spec.vms.iter().all(|vm| vm.cpu.need.is_none()) {
+        return Ok(None);
+    }
+    let is_vm = |name: &str| spec.vms.iter().any(|vm| vm.name == name);
+    if let Some(wrong) = files.iter().find(|f| !f.split_once('=').is_some_and(|(name, _)| is_vm(name))) {
+        bail!(Argument, "--cpu-profile {wrong}: write VM=FILE with a VM of the spec");
+    }
+    let mut probe = probe(&Root::default())?;
+    forget_own(&mut probe, spec);
+    let needs = needs(spec, &probe, files, dirs, progress)?;
+    // The loads of other programs on a backend reduce what all of our demands share.
+    let taken = needs.iter().filter_map(|n| choose(&probe, Some(n.backend), false));
+    let taken = taken.map(|f| f.grant.taken.iter().map(|l| l.share.0).sum::<f64>()).fold(0.0, f64::max);
+    let asked: Vec<Asked<'_>> = needs.iter().map(VmNeed::asked).collect();
+    let choices = find_all(&asked, taken, tick())?;
+    let mut contracts: Vec<Contracted> = Vec::new();
+    for (of_vm, choice) in needs.iter().zip(choices) {
+        let (contract, found) = match (&of_vm.need, choice) {
+            (Need::Contract(contract), _) => (*contract, None),
+            (Need::Demand { demand, .. }, Some(choice)) => {
+                (choice.contract, Some(Chosen { demand: *demand, choice }))
+            }
+            (Need::Demand { .. }, None) => continue,
+        };
+        contracts.push(Contracted {
+            vm: of_vm.vm.name.clone(),
             contract,
-            order: order(vm),
+            order: of_vm.order,
             level: Level::ALONE,
-            backend,
+            backend: of_vm.backend,
             found,
             notes: Vec::new(),
         });
     }
-    let of_all: Vec<_> = out.iter().map(|c| (c.backend, c.order, c.contract)).collect();
-    out.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
-    for backend in out.iter().map(|c| c.backend).collect::<std::collections::BTreeSet<_>>() {
+    let of_all: Vec<_> = contracts.iter().map(|c| (c.backend, c.order, c.contract)).collect();
+    contracts.iter_mut().zip(levels(&of_all)).for_each(|(c, level)| c.level = level);
+    for backend in contracts.iter().map(|c| c.backend).collect::<BTreeSet<_>>() {
         let found = choose(&probe, Some(backend), false).context("the mechanism is gone")?;
-        let ours = out.iter().filter(|c| c.backend == backend);
+        let ours = contracts.iter().filter(|c| c.backend == backend);
         admit(&found.grant, &ours.map(|c| (c.vm.clone(), c.contract)).collect::<Vec<_>>())?;
     }
-    notes(&mut out);
-    Ok((probe, out))
+    notes(&mut contracts);
+    Ok(Some(Admitted { probe, contracts }))
 }
 
-/// What the VMs of this spec hold already, from an `apply` before, is not beside what they ask for.
+/// Removes the contracts of this spec's VMs from the loads of others: `apply` replaces them.
 fn forget_own(probe: &mut Probe, spec: &Spec) {
     let own: Vec<String> = spec.vms.iter().map(|vm| format!("cgroup {}", group_name(&vm.name))).collect();
     for found in &mut probe.found {
@@ -301,35 +344,34 @@ fn notes(all: &mut [Contracted]) {
     }
 }
 
-/// The writes for all VMs that have a contract, and what they are worth. Empty where none has one.
+/// The writes for all VMs that have a contract, and what they are worth.
+///
+/// # Errors
+/// [`Kind::NotRunning`] for a VM that does not run.
 pub fn writes(
-    spec: &Spec,
-    files: &[String],
-    dirs: &Dirs,
+    admitted: Admitted,
+    vms: &[&HostVm],
     progress: &dyn Progress,
 ) -> Result<(Vec<Write>, Vec<VmCpu>)> {
-    if spec.vms.iter().all(|vm| vm.cpu.need.is_none()) {
-        return Ok((Vec::new(), Vec::new()));
-    }
     let root = Root::default();
-    let (probe, contracted) = contracts(spec, files, dirs, progress)?;
-    let named = vms::of_spec(spec, dirs, progress)?;
-    let contracted: Vec<_> = contracted
+    let Admitted { probe, contracts } = admitted;
+    let contracted: Vec<_> = contracts
         .into_iter()
         .map(|one| {
-            let named = named.iter().find(|n| n.name == one.vm).context("a VM without a name")?;
+            let vm = vms.iter().find(|vm| vm.name == one.vm).context("a VM without a name")?;
+            let handle = vm.handle(progress)?;
             let before =
-                if one.backend == Backend::Deadline { discover(&root, &named.handle)? } else { Vec::new() };
-            Ok((one, named, before))
+                if one.backend == Backend::Deadline { discover(&root, &handle)? } else { Vec::new() };
+            Ok((one, handle, before))
         })
         .collect::<Result<_>>()?;
     if contracted.iter().any(|(one, ..)| one.backend == Backend::Deadline) {
-        progress.step("looking which threads use the CPU, to split the budget over them");
-        std::thread::sleep(LOOK);
+        progress.step("observing which threads use the CPU, to split the budget over them");
+        std::thread::sleep(OBSERVED);
     }
     let (mut all, mut out) = (Vec::new(), Vec::new());
-    for (one, named, before) in contracted {
-        let threads = discover(&root, &named.handle)?;
+    for (one, handle, before) in contracted {
+        let threads = discover(&root, &handle)?;
         let used = cpu_time_since(&before, &threads);
         let ask = Ask {
             vm: &one.vm,
@@ -348,16 +390,16 @@ pub fn writes(
     Ok((all, out))
 }
 
-/// CPU time that each thread used since `before`; nothing for a VM that was idle, whose threads'
-/// whole life then says more. The life of one which boots is all QEMU's start: a vCPU that got its
-/// part by that would not come up.
+/// CPU time that each thread used since `before`; empty for an idle VM, whose threads' total CPU time
+/// is the better basis. A booting VM is not idle: its total is that of QEMU's start, and a vCPU with
+/// a part by that would not come up.
 fn cpu_time_since(before: &[Thread], now: &[Thread]) -> Vec<(u32, Duration)> {
     let since = |t: &Thread| {
         let old = before.iter().find(|b| (b.tid, b.start) == (t.tid, t.start))?;
         Some((t.tid, t.cpu_time.saturating_sub(old.cpu_time)))
     };
     let used: Vec<_> = now.iter().filter_map(since).collect();
-    if used.iter().map(|u| u.1).sum::<Duration>() < LOOK / IDLE { Vec::new() } else { used }
+    if used.iter().map(|u| u.1).sum::<Duration>() < OBSERVED / IDLE { Vec::new() } else { used }
 }
 
 /// How a contract was found.

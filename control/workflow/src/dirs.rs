@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Session, StateDir};
+use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_spec::Device;
 
 use crate::error::{Context as _, Result};
 
@@ -16,7 +18,7 @@ pub struct Dirs {
 }
 
 impl Dirs {
-    /// Where the profile of a device is saved; see [`crate::site::profile_key`].
+    /// Where the profile of a device is saved; see [`profile_key`].
     #[must_use]
     pub fn profile(&self, key: &str) -> PathBuf {
         self.state.join("profiles").join(format!("{key}.json"))
@@ -55,6 +57,25 @@ impl Dirs {
     }
 }
 
+/// Name under which a device's profile is saved.
+///
+/// # Errors
+/// When the device does not exist.
+pub fn profile_key(device: &Device) -> Result<String> {
+    Ok(match device {
+        Device::Twin { profile, .. } => {
+            let name = Path::new(profile)
+                .file_stem()
+                .map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
+            format!("twin-{}", if profile.contains('/') { name } else { profile.clone() })
+        }
+        Device::File { path, .. } => {
+            format!("file-{}", path.file_name().unwrap_or_default().to_string_lossy())
+        }
+        Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
+    })
+}
+
 /// Writes a file of the state directory, or of a directory in it, so that a crash leaves the old or
 /// the new one. No symbolic link is followed, and a directory that another user owns or can write
 /// to is refused.
@@ -70,7 +91,7 @@ pub fn write_state(dir: &Path, name: &str, content: &[u8]) -> Result<()> {
 /// Whether a path exists.
 ///
 /// # Errors
-/// What cannot be told, as without permission, is not absence.
+/// When that is unknown, as without permission: this is not absence.
 pub fn is_there(path: &Path) -> Result<bool> {
     path.try_exists().with_context(|| format!("cannot look at {}: run it with sudo?", path.display()))
 }

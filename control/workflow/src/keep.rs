@@ -13,9 +13,9 @@ use rtvirtio_vmm::{Role, Thread, VmHandle, Watcher};
 use crate::contracts::{self, InForce};
 use crate::dirs::{Dirs, is_there};
 use crate::error::{Result, bail};
+use crate::find;
 use crate::in_force;
 use crate::progress::Progress;
-use crate::vms;
 
 /// Shortest time between two scans: more of them would themselves be a load.
 const SHORTEST_SCAN: Duration = Duration::from_millis(10);
@@ -107,8 +107,8 @@ pub fn keep(
             bail!(Argument, "the contracts in force are of another spec: it has a VM `{}`", of.vm);
         }
         // The others' contracts hold without it.
-        match vms::one_of_spec(spec, &of.vm, dirs, progress) {
-            Ok(vm) => kept.push(Kept::start(of, vm.handle, &keeper.root, split_every)),
+        match find::one_of_spec(spec, &of.vm, dirs).and_then(|vm| vm.handle(progress)) {
+            Ok(handle) => kept.push(Kept::start(of, handle, &keeper.root, split_every)),
             Err(e) => progress.warn(&format!("{} is not kept: {e:#}", of.vm)),
         }
     }
@@ -182,8 +182,9 @@ impl Kept {
         }
         if !self.pending.is_empty() {
             // A monitor that is taken, or a VM that is ending, only costs the certainty of the roles.
-            if let Ok(vm) = vms::one_of_spec(keeper.spec, &self.of.vm, keeper.dirs, keeper.progress) {
-                self.handle = vm.handle;
+            let vm = find::one_of_spec(keeper.spec, &self.of.vm, keeper.dirs);
+            if let Ok(handle) = vm.and_then(|vm| vm.handle(keeper.progress)) {
+                self.handle = handle;
             }
         }
         let threads = match discover(root, &self.handle) {

@@ -1,6 +1,6 @@
 //! From a spec to the host and back, one direction, each step testable alone:
 //!
-//! `load_spec -> Site::find -> plan -> resolve -> apply`.
+//! `find::load_spec -> Site::find -> plan -> resolve -> apply`.
 //!
 //! No function here touches a terminal: progress goes to a [`Progress`], errors are an [`Error`]
 //! with a [`Kind`] that a caller can act on. The command line and a daemon call the same functions.
@@ -13,9 +13,12 @@ mod dirs;
 pub mod domain;
 pub mod elevator;
 mod error;
+mod files;
+pub mod find;
 pub mod guest_point;
 pub mod guests;
 pub mod held;
+mod host;
 pub mod in_force;
 pub mod inventory;
 pub mod keep;
@@ -27,8 +30,9 @@ mod progress;
 pub mod run;
 pub mod site;
 pub mod tune;
-pub mod vms;
 
-pub use dirs::{Dirs, is_there, write_state};
+pub use dirs::{Dirs, is_there, profile_key, write_state};
 pub use error::{Context, Error, Kind, Result};
+pub use files::{generated, write_file};
+pub use host::{cpus, kernel_release};
 pub use progress::{Bar, Progress};

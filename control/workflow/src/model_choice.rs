@@ -7,10 +7,9 @@ use rtvirtio_model::{Config, HostModel, ModelKind, Profile};
 use rtvirtio_planner::PlanOptions;
 use rtvirtio_spec::Spec;
 
-use crate::dirs::{Dirs, is_there};
+use crate::dirs::{Dirs, is_there, profile_key};
 use crate::error::{Context as _, Result};
 use crate::progress::Progress;
-use crate::site;
 
 /// Models by name, as a user asks for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +108,7 @@ pub fn keep_aside(path: &Path, progress: &dyn Progress) -> Result<()> {
 
 /// The learned model of the spec's device; `None` when there is none.
 fn load(spec: &Spec, profile: &Profile, dirs: &Dirs) -> Result<Option<HostModel>> {
-    let path = dirs.model(&site::profile_key(&spec.device)?);
+    let path = dirs.model(&profile_key(&spec.device)?);
     if !is_there(&path)? {
         return Ok(None);
     }

@@ -9,7 +9,7 @@ use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, settings_of};
 use rtvirtio_spec::{CpuNeed, Device, Spec};
 
 use crate::contracts::{self, Contracted};
-use crate::dirs::{Dirs, is_there};
+use crate::dirs::{Dirs, is_there, profile_key};
 use crate::error::{Error, Kind, Result, bail, ensure};
 use crate::model_choice::{ModelChoice, ModelName};
 use crate::progress::Progress;
@@ -35,7 +35,7 @@ pub fn load_profile(spec: &Spec, file: Option<&Path>, dirs: &Dirs) -> Result<Pro
     if let Some(file) = file {
         return Ok(rtvirtio_measure::profile::load(file)?);
     }
-    let path = dirs.profile(&site::profile_key(&spec.device)?);
+    let path = dirs.profile(&profile_key(&spec.device)?);
     if !is_there(&path)? {
         let remedy = match &spec.device {
             Device::Path(path) => format!("run `rtvirtio profile {}` first", path.display()),
@@ -149,8 +149,8 @@ pub fn demands(
     if !spec.vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         return Ok(None);
     }
-    match contracts::contracts(spec, cpu_profiles, dirs, progress) {
-        Ok((_, contracts)) => Ok(Some(Ok(contracts))),
+    match contracts::of_spec(spec, cpu_profiles, dirs, progress) {
+        Ok(admitted) => Ok(admitted.map(|admitted| Ok(admitted.contracts))),
         Err(e) if e.kind() == Kind::Infeasible => Ok(Some(Err(e))),
         Err(e) => Err(e),
     }

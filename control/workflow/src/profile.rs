@@ -12,11 +12,11 @@ use rtvirtio_units::Bytes;
 
 use crate::bfq;
 use crate::data_guard;
-use crate::dirs::Dirs;
+use crate::dirs::{Dirs, profile_key};
 use crate::elevator::MeasuredElevator;
 use crate::error::{Context as _, Error, Result, bail};
 use crate::progress::Progress;
-use crate::site::{self, Site};
+use crate::site::Site;
 
 /// What a measurement may do to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub fn of_site(site: &Site, length: Duration, dirs: &Dirs, progress: &dyn Progre
     let mut profile = of_device(&site.device, length, access, dirs, progress)?;
     if made {
         // A loop device's number is chance.
-        profile.device = site::profile_key(&site.spec.device)?;
+        profile.device = profile_key(&site.spec.device)?;
     }
     if site.lab.is_some() {
         profile.guest = Some(crate::guest_point::measure(site, &profile, dirs, progress)?);

@@ -22,11 +22,11 @@ use self::load::{Background, Load};
 use self::steps::{Step, steps};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
+use crate::find;
 use crate::held::{Contracts, Wanted};
+use crate::host::kernel_release;
 use crate::in_force;
 use crate::progress::Progress;
-use crate::site::kernel_release;
-use crate::vms;
 
 /// The paper's period, where no deadline asks for another one.
 const PERIOD: Nanos = Nanos::from_millis(100);
@@ -120,10 +120,10 @@ pub fn profile_cpu(
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<(CpuProfile, PathBuf)> {
-    let vm = find(options.vm, options.load, options, dirs, progress)?;
+    let vm = find_vm(options.vm, options.load, options, dirs, progress)?;
     let neighbour = match options.neighbour {
         None => None,
-        Some((name, load)) => Some(find(name, load, options, dirs, progress)?),
+        Some((name, load)) => Some(find_vm(name, load, options, dirs, progress)?),
     };
     if neighbour.as_ref().is_some_and(|n| n.handle.pids == vm.handle.pids) {
         bail!(Argument, "the neighbour is {} itself: name another VM", vm.name);
@@ -156,7 +156,7 @@ pub fn partial(path: &Path) -> PathBuf {
 }
 
 /// A VM of the spec or the lab by its name, or any by its process.
-fn find(
+fn find_vm(
     name: &str,
     load: LoadWith<'_>,
     options: &ProfileCpuOptions<'_>,
@@ -177,9 +177,8 @@ fn find(
         Ok(_) if of_spec.is_none() => (Some(name), None, format!("pid-{name}")),
         _ => (file.as_deref(), Some(name), name.to_owned()),
     };
-    let found = vms::find(target, only, dirs, progress)?;
-    let one = found.into_iter().next().context("no such VM")?;
-    Ok(Vm { name: saved, handle: one.handle, order, load })
+    let one = find::find(target, only, dirs)?.into_iter().next().context("no such VM")?;
+    Ok(Vm { name: saved, handle: one.handle(progress)?, order, load })
 }
 
 /// The mechanism that `apply` would take.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rtvirtio_measure::Run;
 use rtvirtio_measure::workload::{self, RunOptions};
+use rtvirtio_planner::scheme_name;
 use rtvirtio_units::Nanos;
 
 use crate::data_guard;
@@ -28,7 +29,8 @@ pub fn measure(
     let loads = site.loads(predicted)?;
     let _claims = data_guard::claim_targets(site, &loads, progress)?;
     let total = length.as_secs() + 1;
-    let mut bar = progress.bar(&format!("running {} tasks ({scheme})", site.spec.tasks().count()), total);
+    let mut bar = progress
+        .bar(&format!("running {} tasks ({})", site.spec.tasks().count(), scheme_name(scheme)), total);
     let work_dir = dirs.fio();
     let disk = site.device.sysfs();
     let mut options = RunOptions {

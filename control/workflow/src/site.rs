@@ -1,4 +1,4 @@
-//! The spec's device and VMs, found on this host.
+//! The spec's device and VMs on this host, and the settings in force.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,29 +6,30 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::cgroup::Limit;
-use rtvirtio_kernel::process::{of_thread, serves};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
-use rtvirtio_spec::{Device, HostHandle, LabKind, Reach, Spec, Vm};
+use rtvirtio_spec::{Device, LabKind, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::{GuestAgent, Qmp};
+use rtvirtio_vmm::GuestAgent;
 
 use crate::bfq;
 use crate::dirs::Dirs;
-use crate::error::{Context as _, Result, bail, ensure};
+use crate::error::{Context as _, Result, bail};
+use crate::find::{self, HostVm};
+use crate::host::{cpus, kernel_release};
 use crate::inventory::Inventory;
 use crate::model_choice::ModelChoice;
 use crate::progress::Progress;
 
-/// How long a guest's agent may take to answer when it is only asked for its settings.
-const AGENT_PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit of a guest agent's answer when its settings are read.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest settings file read from a guest, bytes.
 const SMALL_FILE: usize = 4096;
 
-/// A spec and what of it exists here.
+/// A spec, with its device and VMs on this host.
 pub struct Site {
     /// The spec.
     pub spec: Spec,
@@ -38,50 +39,18 @@ pub struct Site {
     pub lab: Option<Inventory>,
     root: Root,
     cgroups: Cgroups,
-    /// Per VM in spec order.
-    vms: Vec<Found>,
-}
-
-/// One VM on this host.
-struct Found {
-    cgroup: PathBuf,
-    agent: Option<PathBuf>,
-    disk: Option<PathBuf>,
-}
-
-/// Reads a spec file.
-///
-/// # Errors
-/// [`rtvirtio_spec::SpecErrors`] with file, line and column.
-pub fn load_spec(path: &Path) -> Result<Spec> {
-    Ok(rtvirtio_spec::load(path)?)
-}
-
-/// Name under which a device's profile is saved.
-pub fn profile_key(device: &Device) -> Result<String> {
-    Ok(match device {
-        Device::Twin { profile, .. } => {
-            let name = Path::new(profile)
-                .file_stem()
-                .map_or_else(|| profile.clone(), |s| s.to_string_lossy().into());
-            format!("twin-{}", if profile.contains('/') { name } else { profile.clone() })
-        }
-        Device::File { path, .. } => {
-            format!("file-{}", path.file_name().unwrap_or_default().to_string_lossy())
-        }
-        Device::Path(path) => BlockDevice::find(&Root::default(), path)?.name,
-    })
+    /// In spec order, each with its cgroup.
+    vms: Vec<(HostVm, PathBuf)>,
 }
 
 impl Site {
     /// For steps that change settings: loads BFQ, where it is a module, so that a plan can choose it.
-    /// Whether it is offered then is for the plan to see.
     pub fn load_bfq(&self, progress: &dyn Progress) {
-        // The error says that it is not offered.
+        // An error means that the device does not offer it, which the plan takes into account.
         let _ = bfq::load(&self.device, progress);
     }
 
-    /// For steps that change nothing: warns where BFQ could be had.
+    /// For steps that change nothing: warns where BFQ is a module that is not loaded.
     pub fn warn_without_bfq(&self, progress: &dyn Progress) {
         if bfq::lacks_module(&self.device, &self.root) {
             progress.warn(&format!(
@@ -94,7 +63,7 @@ impl Site {
     /// Finds the device and every VM. Changes nothing.
     ///
     /// # Errors
-    /// [`Kind::NotRunning`](crate::Kind::NotRunning) with the VM that is not there.
+    /// [`Kind::NotRunning`](crate::Kind::NotRunning) with the missing VM.
     pub fn find(spec: Spec, dirs: &Dirs) -> Result<Self> {
         let root = Root::default();
         let cgroups = Cgroups::detect(&root)?;
@@ -109,34 +78,21 @@ impl Site {
                 bail!(NotRunning, "the device exists only in a lab")
             }
         };
-        let mut vms = Vec::new();
-        for (i, vm) in spec.vms.iter().enumerate() {
-            vms.push(match &lab {
-                Some(lab) => {
-                    let here = &lab.vms[i];
-                    Found {
-                        cgroup: here.cgroup.clone(),
-                        agent: here.guest.as_ref().map(|guest| guest.agent.clone()),
-                        disk: here.guest.as_ref().map(|guest| guest.disk.clone()),
-                    }
-                }
-                None => find_existing(vm, &root, &cgroups).with_context(|| format!("vm {}", vm.name))?,
-            });
-        }
+        let vms = find::of_spec_in(&spec, lab.as_ref())?;
+        let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
+        let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
         Ok(Self { spec, device, lab, root, cgroups, vms })
     }
 
     /// The device and the VMs as `apply` takes them.
     pub fn binding(&self) -> Result<Binding> {
         let mut vms = BTreeMap::new();
-        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
-            let guest_disk = match (&found.agent, &found.disk) {
-                (Some(_), Some(disk)) => disk.file_name().map(|n| n.to_string_lossy().into_owned()),
-                _ => None,
-            };
+        for (vm, cgroup) in &self.vms {
+            let disk = vm.agent.as_ref().and(vm.disk.as_ref()).and_then(|disk| disk.file_name());
+            let guest_disk = disk.map(|name| name.to_string_lossy().into_owned());
             vms.insert(
                 vm.name.clone(),
-                VmBinding { cgroup: Some(found.cgroup.clone()), agent: found.agent.clone(), guest_disk },
+                VmBinding { cgroup: Some(cgroup.clone()), agent: vm.agent.clone(), guest_disk },
             );
         }
         Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
@@ -148,10 +104,10 @@ impl Site {
     /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
         let mut config = device_config(&self.device, &self.root, 0)?;
-        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
-            let (weight, cap) = (self.weight(found)?, self.cap(vm, found)?);
+        for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
+            let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
-            if let Some((elevator, bfq)) = guest_settings(found) {
+            if let Some((elevator, bfq)) = guest_settings(host_vm) {
                 of_vm.guest_elevator = elevator;
                 of_vm.guest_bfq = bfq;
             }
@@ -166,13 +122,13 @@ impl Site {
         let offered: Vec<Elevator> =
             self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
         options.space.elevators.retain(|e| offered.contains(e));
-        let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|vm| &vm.cgroup).collect();
+        let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|(_, cgroup)| cgroup).collect();
         cgroups.sort();
         cgroups.dedup();
         if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
             options.mode = CgroupMode::Shared;
         }
-        options.space.guests &= self.vms.iter().all(|vm| vm.agent.is_some() && vm.disk.is_some());
+        options.space.guests &= self.host_vms().all(|vm| vm.agent.is_some() && vm.disk.is_some());
         Ok(options)
     }
 
@@ -182,14 +138,14 @@ impl Site {
             Some(lab) => self.lab_loads(lab)?,
             None => self.existing_loads()?,
         };
-        let mut rest = predicted.iter().copied();
+        let mut predicted = predicted.iter().copied();
         for load in &mut loads {
-            load.predicted = load.vm.tasks.iter().map(|_| rest.next().flatten()).collect();
+            load.predicted = load.vm.tasks.iter().map(|_| predicted.next().flatten()).collect();
         }
         Ok(loads)
     }
 
-    /// Refuses tasks that would overwrite data of a real device, unless the user has said that it may be lost.
+    /// Refuses tasks that would overwrite data of a real device, unless `may_destroy`.
     pub fn guard_data(&self, may_destroy: bool) -> Result<()> {
         let writer = self.spec.tasks().find(|(_, task)| task.op.write_share() > 0.0);
         match (writer, &self.spec.device) {
@@ -205,16 +161,16 @@ impl Site {
         }
     }
 
-    /// What kind of VM the numbers come from.
+    /// The kind of the VMs.
     pub fn kind(&self) -> VmKind {
-        if self.spec.lab_kind() == Some(LabKind::Process) || self.vms.iter().any(|vm| vm.agent.is_none()) {
+        if self.spec.lab_kind() == Some(LabKind::Process) || self.host_vms().any(|vm| vm.agent.is_none()) {
             VmKind::Process
         } else {
             VmKind::Qemu
         }
     }
 
-    /// What one needs to know of the host to read the numbers.
+    /// The host, as a result file describes it.
     pub fn facts(&self) -> HostFacts {
         let (vmm, accelerator, device) = match &self.lab {
             Some(lab) => {
@@ -230,11 +186,16 @@ impl Site {
         HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
     }
 
-    fn weight(&self, found: &Found) -> Result<u32> {
-        if Cgroups::is_root(&found.cgroup) {
+    /// The VMs on this host, in spec order.
+    pub fn host_vms(&self) -> impl Iterator<Item = &HostVm> {
+        self.vms.iter().map(|(vm, _)| vm)
+    }
+
+    fn weight(&self, cgroup: &Path) -> Result<u32> {
+        if Cgroups::is_root(cgroup) {
             return Ok(100);
         }
-        let file = self.cgroups.weight_file(&self.root, &found.cgroup)?;
+        let file = self.cgroups.weight_file(&self.root, cgroup)?;
         // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
         let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
         let weights = text::weights(&content).unwrap_or_default();
@@ -242,10 +203,10 @@ impl Site {
         Ok(u32::try_from(weight).unwrap_or(100))
     }
 
-    /// The limit on requests that is in force: of the directions that the VM's tasks use, added up as the models count them. None
-    /// when one of these directions has no limit.
-    fn cap(&self, vm: &Vm, found: &Found) -> Result<Option<Iops>> {
-        if Cgroups::is_root(&found.cgroup) {
+    /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in the
+    /// models. None when one of these directions has no limit.
+    fn cap(&self, vm: &Vm, cgroup: &Path) -> Result<Option<Iops>> {
+        if Cgroups::is_root(cgroup) {
             return Ok(None);
         }
         let uses = |limit: Limit| {
@@ -256,7 +217,7 @@ impl Site {
         };
         let mut sum = 0;
         for limit in [Limit::ReadIops, Limit::WriteIops].into_iter().filter(|limit| uses(*limit)) {
-            let path = self.cgroups.limit_file(&found.cgroup, limit)?;
+            let path = self.cgroups.limit_file(cgroup, limit)?;
             let content = self.root.read_optional(&path)?.unwrap_or_default();
             let value = match self.cgroups.hierarchy {
                 Hierarchy::V1 => text::throttle_limit(&content, &self.device.dev),
@@ -286,19 +247,19 @@ impl Site {
 
     fn existing_loads(&self) -> Result<Vec<VmLoad>> {
         let mut loads = Vec::new();
-        for (vm, found) in self.spec.vms.iter().zip(&self.vms) {
-            let Some(disk) = &found.disk else {
+        for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
+            let Some(disk) = &host_vm.disk else {
                 bail!(
                     File,
                     "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
                     vm.name,
-                    if found.agent.is_some() { " inside the guest" } else { "" }
+                    if host_vm.agent.is_some() { " inside the guest" } else { "" }
                 );
             };
-            let place = match &found.agent {
+            let place = match &host_vm.agent {
                 Some(agent) => Place::Guest { agent: agent.clone(), target: disk.clone() },
                 None => Place::Host {
-                    cgroup_procs: vec![self.cgroups.dir(&found.cgroup)?.join("cgroup.procs")],
+                    cgroup_procs: vec![self.cgroups.dir(cgroup)?.join("cgroup.procs")],
                     target: disk.clone(),
                     region: None,
                 },
@@ -332,43 +293,6 @@ fn default_vm() -> VmConfig {
     VmConfig { weight: 100, cap: None::<Iops>, guest_elevator: Elevator::None, guest_bfq: Bfq::default() }
 }
 
-fn find_existing(vm: &Vm, root: &Root, cgroups: &Cgroups) -> Result<Found> {
-    let Reach::Existing { host, agent, disk } = &vm.reach else { bail!(Argument, "it is a lab's VM") };
-    let of_pid = |pid: u32| -> Result<PathBuf> {
-        let cgroup =
-            cgroups.of_pid(root, pid).with_context(|| format!("no process {pid}: is the VM running?"))?;
-        Ok(Cgroups::unit_of(&cgroup))
-    };
-    let cgroup = match host {
-        HostHandle::Cgroup(path) => {
-            if !root.exists(cgroups.dir(path)?)? {
-                bail!(NotRunning, "cgroup {} does not exist: is the VM running?", path.display());
-            }
-            path.clone()
-        }
-        HostHandle::Pid(pid) => of_pid(*pid)?,
-        HostHandle::Qmp(socket) => of_pid(qemu_pid(socket)?)?,
-    };
-    Ok(Found { cgroup, agent: agent.clone(), disk: disk.clone() })
-}
-
-/// QEMU's process, by one of its vCPU threads: the process that listens on the socket may be libvirt's daemon, which opens it
-/// for QEMU.
-fn qemu_pid(socket: &Path) -> Result<u32> {
-    let mut qmp = Qmp::connect(socket, AGENT_PATIENCE)?;
-    let thread = qmp.query_cpus_fast()?.first().map(|cpu| cpu.thread_id).context("QEMU names no vCPU")?;
-    let root = Root::default();
-    let pid = of_thread(&root, thread.try_into()?)
-        .with_context(|| format!("no thread {thread}: is QEMU in another pid namespace?"))?;
-    ensure!(
-        serves(&root, pid, socket)?,
-        NotRunning,
-        "the monitor {} names thread {thread}, which belongs to process {pid} here, and that does not serve it: QEMU seems to run in another pid namespace (a container): name the VM by `cgroup`",
-        socket.display()
-    );
-    Ok(pid)
-}
-
 fn elevator(name: &str) -> Elevator {
     match name {
         "bfq" => Elevator::Bfq,
@@ -394,10 +318,11 @@ fn bfq_of(tunables: &BTreeMap<String, String>) -> Result<Bfq> {
     })
 }
 
-/// Elevator and BFQ tunables inside a guest; `None` without an agent or when it does not answer: the model then assumes none.
-fn guest_settings(found: &Found) -> Option<(Elevator, Bfq)> {
-    let (agent, disk) = (found.agent.as_ref()?, found.disk.as_ref()?.file_name()?.to_str()?);
-    let mut agent = GuestAgent::connect(agent, AGENT_PATIENCE).ok()?;
+/// Elevator and BFQ tunables inside a guest; `None` without an agent or its answer: the model then
+/// assumes `none`.
+fn guest_settings(vm: &HostVm) -> Option<(Elevator, Bfq)> {
+    let (agent, disk) = (vm.agent.as_ref()?, vm.disk.as_ref()?.file_name()?.to_str()?);
+    let mut agent = GuestAgent::connect(agent, AGENT_TIMEOUT).ok()?;
     let mut read = |path: &str| {
         let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
         String::from_utf8(bytes).ok()
@@ -411,14 +336,4 @@ fn guest_settings(found: &Found) -> Option<(Elevator, Bfq)> {
         bfq = bfq_of(&tunables).ok()?;
     }
     Some((elevator, bfq))
-}
-
-/// Kernel release of this host.
-pub fn kernel_release() -> String {
-    rustix::system::uname().release().to_string_lossy().into_owned()
-}
-
-/// CPUs that this process may use.
-pub fn cpus() -> u32 {
-    std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX))
 }

@@ -11,6 +11,7 @@ mod explain;
 mod infeasible;
 mod options;
 mod plan;
+mod scheme;
 mod search;
 pub mod tune;
 mod types;
@@ -18,7 +19,8 @@ mod types;
 pub use convert::{check_actable, config_of, settings_of};
 pub use error::PlanError;
 pub use options::{CgroupMode, PlanOptions, Space};
-pub use plan::{Quality, outlook, plan, quality, scheme_of};
+pub use plan::{Quality, outlook, plan, quality};
+pub use scheme::{scheme_name, scheme_of};
 pub use types::*;
 
 #[cfg(test)]

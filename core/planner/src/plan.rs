@@ -1,6 +1,6 @@
 //! From a spec and a profile to a plan.
 
-use rtvirtio_model::{ModelKind, Profile};
+use rtvirtio_model::Profile;
 use rtvirtio_spec::Spec;
 
 use crate::convert::{check_actable, settings_of};
@@ -12,7 +12,7 @@ use crate::{PlanError, PlanOptions, explain, infeasible, search};
 /// in force.
 ///
 /// The same input always gives the same plan. The model decides the search and the scheme, see
-/// [`scheme_of`]: the paper's local search for [`ModelKind::Analytical`] and [`ModelKind::Mlp`],
+/// [`scheme_of`](crate::scheme_of): the paper's local search for [`ModelKind::Analytical`] and [`ModelKind::Mlp`],
 /// ours for [`ModelKind::Slice`] and [`ModelKind::Bound`]. Without any target the plan is empty.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
     let forecasts = evaluator.forecast(&found.config)?;
     Ok(Plan {
         schema: PLAN_SCHEMA.to_owned(),
-        scheme: scheme_of(options.model).to_owned(),
+        scheme: crate::scheme_of(options.model).to_owned(),
         model: options.model,
         settings,
         tasks: outlook(spec, forecasts),
@@ -69,17 +69,6 @@ pub fn quality(
             || PlanError::BadOptions("the budget allows no evaluation".to_owned()),
             PlanError::Model,
         )),
-    }
-}
-
-/// Name of the scheme that plans with a model.
-#[must_use]
-pub fn scheme_of(model: ModelKind) -> &'static str {
-    match model {
-        ModelKind::Analytical => "rt-virtio-analytical",
-        ModelKind::Mlp => "rt-virtio-mlp",
-        ModelKind::Slice => "slice",
-        ModelKind::Bound => "bound",
     }
 }
 

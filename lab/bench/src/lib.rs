@@ -1,33 +1,33 @@
-//! The experiments: what is measured, under which settings, and what comes out, as data.
+//! The experiments: how each is run, its data, its claims, its page.
 //!
-//! Runs, datasets and what is learned from them are [`rtvirtio_learn`]'s; [`servers`] are budget
-//! servers, for the scheme that mimics RT-Xen.
+//! One folder or file for each experiment. Shared parts: [`test_bed`] makes the device and its VMs,
+//! [`backend`] and [`guest`] run the I/O domain and a QEMU guest on it, [`cores`] pins,
+//! [`interleave`] orders the measurements; [`report`] holds what an experiment shows, and [`page`]
+//! draws it. Sweeps, datasets and models that are learned from them are `rtvirtio_learn`'s.
 
-pub use rtvirtio_learn::{
-    accuracy, chooser, condition, dataset, design, load, rates, repeat, run, stage, statistic, train,
-};
-
-pub mod calibrate;
+pub mod accuracy;
+pub mod backend;
 pub mod cases;
 pub mod claims;
 pub mod contention;
-pub mod crash;
+pub mod cores;
 pub mod cyclictest;
-pub mod guests;
+pub mod directory;
+pub mod guest;
+pub mod interleave;
 pub mod iod;
-pub mod iod_sim;
-pub mod iod_window;
-pub mod misses;
-pub mod neighbours;
-pub mod networks;
-pub mod passes;
+pub mod iod_crash;
+pub mod iod_startup;
+pub mod page;
 pub mod planning;
-pub mod promises;
+pub mod report;
 pub mod reservation;
+pub mod run_basis;
 pub mod saved;
-pub mod schemes;
-pub mod servers;
-pub mod sizes;
-pub mod startup;
 pub mod stats;
+pub mod sweep;
 pub mod tails;
+pub mod test_bed;
+
+/// Run directory of experiments, below the program's.
+pub const BENCH_DIR: &str = "bench";

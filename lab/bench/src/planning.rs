@@ -1,5 +1,6 @@
 //! How long planning takes, and how near its answer is to the best there is.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,9 +13,16 @@ use rtvirtio_units::{Bytes, Nanos};
 use serde::{Deserialize, Serialize};
 
 use crate::claims::Claim;
-use crate::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
-use crate::load::{Knobs, Stream, spec};
-use crate::statistic::median;
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+use rtvirtio_learn::design::{HEAVY, LIGHT, MEDIUM, TASK_SETS};
+use rtvirtio_learn::load::{Knobs, Stream, spec};
+use rtvirtio_learn::statistic::median;
+use rtvirtio_workflow::{cpus, kernel_release};
+use rtvirtio_workflow::{generated, model_choice};
+
+/// File name of the result.
+pub const FILE: &str = "planning.json";
 
 /// A measured profile of the flash twin, for planning without a device.
 const PROFILE: &str = include_str!("../../../control/learn/data/qlc-nvme.profile.json");
@@ -46,6 +54,10 @@ pub struct Planning {
     pub small: Vec<(Missed, Missed)>,
 }
 
+impl Saved for Planning {
+    const SCHEMA: &str = "rtvirtio-planning/1";
+}
+
 /// How long planning took, s, one entry per repetition.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,11 +70,26 @@ pub struct Times {
     pub sixty_four: Vec<f64>,
 }
 
-/// Measures it, on `host` by `command` at the time `generated`.
+/// Plans built-in specs this many times, also with a learned model where one is given.
 ///
 /// # Errors
-/// [`PlanError`], which would be a defect: the inputs are built in.
-pub fn measure(
+/// A model that cannot be read.
+pub fn measure(repeat: usize, model: Option<&Path>) -> anyhow::Result<Planning> {
+    let learned = model_choice::read_if(model)?;
+    let host = HostFacts {
+        kernel: kernel_release(),
+        cpus: cpus(),
+        vmm: "none".to_owned(),
+        accelerator: "none".to_owned(),
+        device: "profile of the flash twin, built in".to_owned(),
+    };
+    let model = model.and_then(Path::file_name);
+    let model = model.map_or(String::new(), |name| format!(" --model {}", name.to_string_lossy()));
+    let command = format!("rtvirtio-lab bench plan --repeat {repeat}{model}");
+    Ok(measure_on(repeat, learned.as_ref(), host, (command, generated()))?)
+}
+
+fn measure_on(
     repetitions: usize,
     learned: Option<&Arc<HostModel>>,
     host: HostFacts,
@@ -177,9 +204,6 @@ fn gap(spec: &Spec, profile: &Profile) -> Result<(Missed, Missed), PlanError> {
 }
 
 impl Planning {
-    /// Form of the file.
-    pub const SCHEMA: &str = "rtvirtio-planning/1";
-
     /// What it shows.
     #[must_use]
     pub fn claims(&self) -> Vec<Claim> {
@@ -233,6 +257,19 @@ impl Times {
         .at_most(0.05);
         vec![claim(4, &self.four, 0.05), infeasible, claim(64, &self.sixty_four, 2.0)]
     }
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: Planning = read(path)?;
+    let lead = format!(
+        "Planning on Linux {} with {} CPUs; {}, {}.",
+        data.host.kernel, data.host.cpus, data.command, data.generated
+    );
+    ExperimentReport::of_data(&data, data.host.clone(), data.claims(), lead, Vec::new())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod app_disk;
 pub mod boxed;
 mod file_disk;
+mod host;
 pub mod image;
 mod lab;
 mod loops;
@@ -14,5 +15,6 @@ pub mod twin;
 
 pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;
+pub use host::{AccelChoice, LabHost, choose_accel};
 pub use lab::{DOMAIN_DIR, GuestImages, IodCommand, Lab, LabError, UpOptions, domain_socket, guest_kernels};
 pub use ram_disk::RamDisk;

@@ -6,22 +6,22 @@ use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rtvirtio_units::Bytes;
 use rtvirtio_vmm::agent::{ExecOutput, Process};
-use rtvirtio_vmm::spawn::{self, Lifetime};
+use rtvirtio_vmm::spawn::{self};
 use rtvirtio_vmm::{GuestAgent, Qmp, VmmError};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::image::GuestImage;
 use rtvirtio_kernel::ProcessId;
 
 mod args;
+mod config;
 mod error;
 mod files;
 #[cfg(test)]
 mod tests;
 
+pub use config::{Accel, DiskRegion, GuestDisk, QemuConfig};
 pub use error::QemuError;
 use files::Files;
 
@@ -39,115 +39,6 @@ const MONITOR_TIMEOUT: Duration = Duration::from_secs(10);
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// From `quit` to the end of the process: it must finish its requests first.
 const QUIT_PATIENCE: Duration = Duration::from_secs(5);
-
-/// What runs the guest's instructions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Accel {
-    /// The processor, through Linux.
-    Kvm,
-    /// QEMU's translator: slow, works everywhere.
-    Tcg,
-}
-
-impl Accel {
-    /// QEMU's name of it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Accel::Kvm => "kvm",
-            Accel::Tcg => "tcg",
-        }
-    }
-}
-
-/// A slice of a block device or file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskRegion {
-    /// The device or file.
-    pub path: PathBuf,
-    /// Where the slice starts, a multiple of 4 KiB.
-    pub offset: Bytes,
-    /// Its length, a multiple of 4 KiB.
-    pub size: Bytes,
-}
-
-/// What a guest's disk is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GuestDisk {
-    /// It has none: the initramfs holds all that it needs.
-    None,
-    /// QEMU's own backend on a slice of a device or file. Opened with `O_DIRECT`, Linux AIO and without QEMU's image lock: several guests share one device.
-    Region(DiskRegion),
-    /// A vhost-user-blk backend, such as the I/O domain.
-    VhostUser {
-        /// Its socket. QEMU connects again within a second when the backend is started anew.
-        socket: PathBuf,
-        /// Queues to use.
-        queues: u16,
-    },
-}
-
-impl From<DiskRegion> for GuestDisk {
-    fn from(region: DiskRegion) -> Self {
-        Self::Region(region)
-    }
-}
-
-/// How to start one guest.
-#[derive(Debug, Clone)]
-pub struct QemuConfig {
-    /// Its name: letters, digits, `-`, `_`, `.`; at most 40.
-    pub name: String,
-    /// What it boots.
-    pub image: GuestImage,
-    /// What runs it.
-    pub accel: Accel,
-    /// Its memory; [`GuestImage::memory`] is enough.
-    pub memory: Bytes,
-    /// Its disk.
-    pub disk: GuestDisk,
-    /// Whether QEMU's AIO workers do the requests of a [`GuestDisk::Region`], as where nobody asked for Linux AIO.
-    pub workers: bool,
-    /// Whether all memory of QEMU, the guest's too, is locked into RAM: no page fault joins a latency.
-    pub lock_memory: bool,
-    /// Its vCPUs.
-    pub vcpus: u16,
-    /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose network is QEMU's own: without rights, and with
-    /// no way out. All of it is work of QEMU's threads.
-    pub port: Option<u16>,
-    /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep the path short: a
-    /// socket's path has at most 107 bytes.
-    pub run_dir: PathBuf,
-    /// The `cgroup.procs` files to join before QEMU runs: one on cgroup v2, one a hierarchy on v1.
-    pub cgroup_procs: Vec<PathBuf>,
-    /// [`Lifetime::WithParent`] for a run, [`Lifetime::Detached`] for a lab that stays up.
-    pub lifetime: Lifetime,
-    /// How long its agent may take to answer.
-    pub boot_timeout: Duration,
-}
-
-impl QemuConfig {
-    /// TCG, as much memory as the image needs, no cgroup, dies with this process.
-    #[must_use]
-    pub fn new(name: &str, image: GuestImage, disk: impl Into<GuestDisk>, run_dir: &Path) -> QemuConfig {
-        QemuConfig {
-            name: name.to_owned(),
-            memory: image.memory(),
-            image,
-            accel: Accel::Tcg,
-            disk: disk.into(),
-            workers: false,
-            lock_memory: false,
-            vcpus: 1,
-            port: None,
-            run_dir: run_dir.to_path_buf(),
-            cgroup_procs: Vec::new(),
-            lifetime: Lifetime::WithParent,
-            boot_timeout: BOOT_TIMEOUT,
-        }
-    }
-}
 
 /// Enough to find a guest again from another process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

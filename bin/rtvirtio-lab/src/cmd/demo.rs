@@ -10,8 +10,9 @@ use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style,
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
-use rtvirtio_planner::{Plan, TaskOutlook, plan};
+use rtvirtio_planner::{Plan, TaskOutlook, plan, scheme_name};
 use rtvirtio_report::{ReportInput, html, tally, text};
+use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{apply_plan, revert_all};
@@ -21,7 +22,7 @@ use rtvirtio_workflow::profile::of_site;
 use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
 
-use super::lab;
+use super::lab::{DEMO_DIR, lab_host};
 use crate::args::DemoArgs;
 
 /// The paper's Fig. 7 case.
@@ -49,33 +50,33 @@ pub fn run(args: &DemoArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode
         matches!(spec.device, rtvirtio_spec::Device::Twin { .. }),
         "{name}: the demo runs on a twin only; for a real device use `rtvirtio-lab up`, `plan`, `apply`, `verify`"
     );
-    // A journal and a lab of its own: the demo never mixes with what the user has applied.
+    // A journal and a lab of its own: the demo never mixes with the user's settings.
     let _lock = global.dirs().lock_vms()?;
-    let global = lab::below(global, lab::DEMO_DIR);
-    let stage = Stage { global: &global, ui };
+    let labs = lab_host(global).below(DEMO_DIR);
+    let stage = Stage { labs: &labs, ui };
     stage.clear()?;
     let lengths = Duration::from_nanos(args.length.0);
-    let played = {
-        // Also when something panics.
+    let outcome = {
+        // Also on a panic.
         let _guard = ClearOnDrop(&stage);
-        stage.play(&spec, &name, &text, args, lengths)
+        stage.run(&spec, &name, &text, args, lengths)
     };
-    // Once more, because only here an error can be told; nothing to do when the guard has done it.
+    // Again, because only here an error can be reported; after the guard there is nothing to remove.
     let cleared = stage.clear();
-    let code = match played {
-        Ok(shown) => shown.write(&args.out, ui)?,
+    let code = match outcome {
+        Ok(demo) => demo.write(&args.out, ui)?,
         Err(e) => {
             cleared?;
             return Err(e);
         }
     };
     cleared?;
-    ui.step(&format!("everything is put back; {:.0} s in all", start.elapsed().as_secs_f64()));
+    ui.step(&format!("everything is reverted; {:.0} s in all", start.elapsed().as_secs_f64()));
     Ok(code)
 }
 
-/// What the demo measured.
-struct Shown {
+/// Result of the demo.
+struct DemoResult {
     file: ResultFile,
     plan: Plan,
     profile: Profile,
@@ -86,78 +87,78 @@ struct ClearOnDrop<'a>(&'a Stage<'a>);
 
 impl Drop for ClearOnDrop<'_> {
     fn drop(&mut self) {
-        // An error here is told by the call that follows.
+        // The following call reports the error.
         let _ = self.0.clear();
     }
 }
 
 struct Stage<'a> {
-    global: &'a Global,
+    labs: &'a LabHost,
     ui: &'a Ui,
 }
 
 impl Stage<'_> {
-    /// Puts settings back and removes the lab: at the start what an earlier, killed demo left, at the end everything.
+    /// Reverts settings and removes the lab: at the start those of a killed demo, at the end its own.
     fn clear(&self) -> anyhow::Result<()> {
-        if lab::remove(self.global)? {
+        if self.labs.remove()? {
             self.ui.step("the lab is removed");
         }
         Ok(())
     }
 
-    fn play(
+    fn run(
         &self,
         spec: &rtvirtio_spec::Spec,
         name: &str,
         text_of_spec: &str,
         args: &DemoArgs,
         length: Duration,
-    ) -> anyhow::Result<Shown> {
+    ) -> anyhow::Result<DemoResult> {
         let ui = self.ui;
-        lab::up(spec, name, text_of_spec, args.accel, None, self.global, ui)?;
-        let dirs = &self.global.dirs();
+        self.labs.up(spec, (name, text_of_spec), args.accel.into(), None, ui)?;
+        let dirs = &self.labs.dirs;
         let site = Site::find(spec.clone(), dirs)?;
         let profile = of_site(&site, PROFILE_TIME, dirs, ui)?;
         say(&text::profile(&profile, &style()), ui);
 
         // A device fresh from its driver, with BFQ as distributions set it: nothing tuned.
         site.device.set_elevator(&Root::default(), "bfq")?;
-        let found = site.config()?;
-        let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &found)?;
+        let config = site.config()?;
+        let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &config)?;
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
         say(&text::run(&default, &style()), ui);
 
-        let options = site.plan_options(found.clone(), &ModelChoice::formula(ModelKind::Slice))?;
+        let options = site.plan_options(config.clone(), &ModelChoice::formula(ModelKind::Slice))?;
         let plan = plan(spec, &profile, &options)?;
-        say(&text::plan(&plan, &old_values(spec, &found, &plan), &style()), ui);
+        say(&text::plan(&plan, &old_values(spec, &config, &plan), &style()), ui);
         let applied = apply_plan(&plan, &site, dirs, ui)?;
         ui.step(&format!("applied {applied} settings, journaled and read back"));
         let planned = measure(&site, &plan.scheme, length, &latencies(&plan.tasks), dirs, ui)?;
         say(&text::compare(&default, &planned, &style()), ui);
-        let put_back = revert_all(dirs)?;
-        ui.step(&format!("reverted {put_back} settings"));
+        let reverted = revert_all(dirs)?;
+        ui.step(&format!("reverted {reverted} settings"));
 
         let file =
             ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![default, planned] };
-        let notes = self.notes(spec, &profile, &found, &file)?;
-        Ok(Shown { file, plan, profile, notes })
+        let notes = self.notes(spec, &profile, &config, &file)?;
+        Ok(DemoResult { file, plan, profile, notes })
     }
 
     fn notes(
         &self,
         spec: &rtvirtio_spec::Spec,
         profile: &Profile,
-        found: &rtvirtio_model::Config,
+        config: &rtvirtio_model::Config,
         file: &ResultFile,
     ) -> anyhow::Result<Vec<String>> {
         let mut notes = Vec::new();
-        // The paper's own model beside ours, for the run that it covers.
-        let paper = outlook(spec, profile, &ModelChoice::formula(ModelKind::Analytical), found)?;
-        let told: Vec<String> =
+        // The paper's model covers the run under the kernel's defaults.
+        let paper = outlook(spec, profile, &ModelChoice::formula(ModelKind::Analytical), config)?;
+        let predictions: Vec<String> =
             paper.iter().map(|t| format!("{}/{} {}", t.vm, t.task, t.forecast.latency_ns)).collect();
         notes.push(format!(
             "For default BFQ the RT-VirtIO paper's equations (1)-(5), with its own coefficients, predict: {}.",
-            told.join(", ")
+            predictions.join(", ")
         ));
         if file.runs.iter().any(|r| r.kind == VmKind::Qemu) && file.host.accelerator == "tcg" {
             notes.push(
@@ -170,7 +171,7 @@ impl Stage<'_> {
     }
 }
 
-impl Shown {
+impl DemoResult {
     fn write(&self, dir: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
         let report = ReportInput {
             title: "rtvirtio-lab demo",
@@ -188,14 +189,15 @@ impl Shown {
             show(ui, &self.file, String::new)?;
         }
         for run in &self.file.runs {
-            ui.step(&format!("{}: {}", run.scheme, tally(run).sentence()));
+            ui.step(&format!("{}: {}", scheme_name(&run.scheme), tally(run).sentence()));
         }
         ui.step(&format!("wrote {} and {}", page.display(), data.display()));
         Ok(last_code(&self.file.runs))
     }
 }
 
-/// A demo is a success when the plan missed nothing: sixty seconds cannot prove every target, and the output says so.
+/// A demo succeeds when the plan misses no target: sixty seconds cannot prove every target, which the
+/// output states.
 fn last_code(runs: &[Run]) -> ExitCode {
     match runs.last() {
         Some(run) if tally(run).missed > 0 => exit_code(run),
@@ -209,7 +211,7 @@ fn latencies(tasks: &[TaskOutlook]) -> Vec<Option<Nanos>> {
 
 /// Text of the demo: to standard output, unless that is for JSON.
 fn say(text: &str, ui: &Ui) {
-    // A closed output must not end the demo before it has put everything back.
+    // A closed output must not end the demo before it has reverted everything.
     if ui.json {
         let _ = writeln!(std::io::stderr(), "{text}");
     } else {

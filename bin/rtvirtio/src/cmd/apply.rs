@@ -109,7 +109,7 @@ fn carry_out(resolved: &Resolved, plan: Option<&Plan>, dirs: &Dirs, ui: &Ui) -> 
 
 /// `apply --cpu-only`: the contracts alone; no plan is involved, so none is saved.
 fn cpu_only(args: &ApplyArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<ExitCode> {
-    let spec = rtvirtio_workflow::site::load_spec(&args.source)?;
+    let spec = rtvirtio_workflow::find::load_spec(&args.source)?;
     if !args.dry_run {
         in_force::refuse(dirs)?;
     }

@@ -9,7 +9,7 @@ use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
 use rtvirtio_vmm::{GuestAgent, KvmProbe, probe_kvm};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::site::kernel_release;
+use rtvirtio_workflow::kernel_release;
 
 use crate::args::CheckArgs;
 

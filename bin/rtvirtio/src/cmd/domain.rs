@@ -8,7 +8,7 @@ use rtvirtio_console::{INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_domain_config::File;
 use rtvirtio_report::{terminal, text};
 use rtvirtio_workflow::domain::{self, DomainStatus, process::LOG};
-use rtvirtio_workflow::site::load_spec;
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::{Dirs, Progress};
 
 use crate::args::PlanArgs;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rtvirtio_console::{Global, Ui, need_root};
 use rtvirtio_workflow::Progress;
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::keep::{Amendment, Ended, KeepOptions, keep};
-use rtvirtio_workflow::site::load_spec;
 use serde::Serialize;
 
 use crate::args::KeepArgs;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use rtvirtio_console::{Global, INFEASIBLE, Ui, show, style, write_file};
 use rtvirtio_planner::plan;
 use rtvirtio_report::text;
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::plan::{Basis, BasisOptions, demands, old_values, outlook};
-use rtvirtio_workflow::site::load_spec;
 use rtvirtio_workflow::{Dirs, Progress, contracts, domain};
 
 use crate::args::{ModelArgs, PlanArgs, PredictArgs};

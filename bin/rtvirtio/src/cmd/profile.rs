@@ -4,17 +4,15 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use rtvirtio_console::{Global, Ui, generated, need_root, show, style, write_result};
+use anyhow::bail;
+use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profile};
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_learn::on_device::on_device;
-use rtvirtio_measure::profile::to_json;
 use rtvirtio_model::Profile;
-use rtvirtio_report::text;
-use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::model_choice::keep_aside;
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
-use rtvirtio_workflow::site::{Site, load_spec, profile_key};
+use rtvirtio_workflow::profile_key;
+use rtvirtio_workflow::site::Site;
 
 use crate::args::{ProfileArgs, ProfileCommand};
 
@@ -48,13 +46,7 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         (device.name, profile)
     };
     let path = args.out.clone().unwrap_or_else(|| dirs.profile(&key));
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    }
-    // Shown first: a full disk must not cost the measurement.
-    show(ui, &profile, || text::profile(&profile, &style()))?;
-    write_result(&path, &to_json(&profile, &path)?, global)?;
-    ui.step(&format!("saved {}", path.display()));
+    save_profile(&profile, &path, global, ui)?;
     if let Some(time) = args.sweep {
         sweep(&key, &profile, Duration::from_nanos(time.0), global, ui)?;
     }
@@ -65,13 +57,5 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
 fn sweep(key: &str, profile: &Profile, time: Duration, global: &Global, ui: &Ui) -> anyhow::Result<()> {
     let dirs = &global.dirs();
     let model = on_device(key, profile, time, &generated(), dirs, ui)?;
-    let path = dirs.model(key);
-    keep_aside(&path, ui)?;
-    write_result(&path, &serde_json::to_vec(&model)?, global)?;
-    ui.step(&format!(
-        "learned from {} runs; predict and plan use {} from now on",
-        model.points,
-        path.display()
-    ));
-    Ok(())
+    save_model(&model, &dirs.model(key), global, ui)
 }

@@ -8,8 +8,8 @@ use rtvirtio_console::{Global, Ui, generated, show, style, write_result};
 use rtvirtio_cpu::{CpuProfile, Point};
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_units::{Iops, Nanos};
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::profile_cpu::{LoadWith, ProfileCpuOptions, partial, profile_cpu};
-use rtvirtio_workflow::site::load_spec;
 use rtvirtio_workflow::{Error, Kind, Progress};
 
 use crate::args::ProfileCpuArgs;

@@ -11,7 +11,7 @@ use rtvirtio_sched::Policy;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::domain::plan::for_simulation;
-use rtvirtio_workflow::site::load_spec;
+use rtvirtio_workflow::find::load_spec;
 use serde::Serialize;
 
 use crate::args::{PolicyName, SimulateArgs};

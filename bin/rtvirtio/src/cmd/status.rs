@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use rtvirtio_apply::{KnobState, Machine, Status};
 use rtvirtio_console::{CONFLICT, Global, Ui, show};
 use rtvirtio_kernel::Root;
-use rtvirtio_planner::Plan;
+use rtvirtio_planner::{Plan, scheme_name};
 use rtvirtio_report::terminal;
 use rtvirtio_workflow::guests::GuestAgents;
 use rtvirtio_workflow::{Progress, domain, in_force};
@@ -100,7 +100,7 @@ impl Count {
 
 fn text(status: &Status, plan: Option<&Plan>) -> String {
     let mut out = String::new();
-    let scheme = plan.map_or("a plan", |p| p.scheme.as_str());
+    let scheme = plan.map_or("a plan", |p| scheme_name(&p.scheme));
     let count = Count::of(status).text();
     let state = match (status.complete, status.reverting) {
         (true, false) => count,

@@ -14,7 +14,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
 use rtvirtio_vmm::{Thread, Watcher};
 use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::vms::{self, NamedVm};
+use rtvirtio_workflow::find::{HostVm, find};
 use serde::Serialize;
 
 use crate::args::ThreadsArgs;
@@ -42,19 +42,20 @@ struct VmThreads {
 /// `rtvirtio threads`.
 pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
-    let vms = vms::find(args.target.as_deref(), args.vm.as_deref(), &global.dirs(), ui)?;
+    let vms = find(args.target.as_deref(), args.vm.as_deref(), &global.dirs())?;
     let cpu = Cgroups::detect_cpu(&root);
     if let Err(e) = &cpu {
         ui.warn(&e.to_string());
     }
     let cpu = cpu.ok();
     if args.watch {
-        watch(args, &root, cpu.as_ref(), vms, ui)?;
+        watch(args, &root, cpu.as_ref(), &vms, ui)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut all = Vec::new();
     for vm in vms {
-        let threads = discover(&root, &vm.handle).with_context(|| format!("{}: is it running?", vm.name))?;
+        let threads =
+            discover(&root, &vm.handle(ui)?).with_context(|| format!("{}: is it running?", vm.name))?;
         if threads.is_empty() {
             bail!("{}: none of its processes is there: is it running?", vm.name);
         }
@@ -137,12 +138,14 @@ fn watch(
     args: &ThreadsArgs,
     root: &Root,
     cpu: Option<&Cgroups>,
-    vms: Vec<NamedVm>,
+    vms: &[HostVm],
     ui: &Ui,
 ) -> anyhow::Result<()> {
     let every = Duration::from_nanos(args.every.0).max(LEAST);
-    let mut watchers: Vec<(String, Watcher)> =
-        vms.into_iter().map(|vm| (vm.name, Watcher::new(vm.handle))).collect();
+    let mut watchers: Vec<(String, Watcher)> = Vec::new();
+    for vm in vms {
+        watchers.push((vm.name.clone(), Watcher::new(vm.handle(ui)?)));
+    }
     let mut next = Instant::now();
     while !ui.is_cancelled() {
         for (vm, watcher) in &mut watchers {

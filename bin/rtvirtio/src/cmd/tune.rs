@@ -7,7 +7,8 @@ use rtvirtio_console::{Global, INFEASIBLE, Ui, exit_code, need_root, show, style
 use rtvirtio_report::{knob_name, text};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::apply::PlanWith;
-use rtvirtio_workflow::site::{Site, load_spec};
+use rtvirtio_workflow::find::load_spec;
+use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::tune::{Outcome, TuneOptions, Tuned, tune};
 
 use crate::args::TuneArgs;

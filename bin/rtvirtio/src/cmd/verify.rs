@@ -8,10 +8,11 @@ use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
 use rtvirtio_report::{ReportInput, html, text};
 use rtvirtio_units::Nanos;
+use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::run::measure;
-use rtvirtio_workflow::site::{Site, load_spec};
+use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{Progress, in_force};
 
 use crate::args::VerifyArgs;

@@ -4,13 +4,10 @@
 //! text stayed text. Colours follow the reader's theme, and paper. Every figure has a caption,
 //! every plot a text alternative, and the numbers behind all of them stand in a table at the end.
 
-mod bench;
 mod method;
 mod plan;
 mod profile;
 mod results;
-
-pub use bench::{BenchPage, BenchSection, BenchTable, Plot, bench_html};
 
 use rtvirtio_measure::ResultFile;
 use rtvirtio_model::Profile;
@@ -61,27 +58,34 @@ pub fn html(report: &ReportInput<'_>) -> String {
     }
     main.push_str(&results::numbers(report));
     main.push_str(&method::sections(report));
+    document(report.title, &results::headline(report), &main, report.generated)
+}
+
+/// An HTML document. `lead`, below the heading, and `main` are markup; `title` and `generated` are
+/// text.
+#[must_use]
+pub fn document(title: &str, lead: &str, main: &str, generated: &str) -> String {
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"/>\
          <title>{title}</title>\n<style>\n{}{}</style></head>\n<body>\n\
-         <header><h1>{title}</h1>\n{}</header>\n<main>\n{main}</main>\n\
+         <header><h1>{title}</h1>\n{lead}</header>\n<main>\n{main}</main>\n\
          <footer>{}</footer>\n</body></html>\n",
         svg::STYLE,
         include_str!("page.css"),
-        results::headline(report),
-        xml(report.generated),
-        title = xml(report.title),
+        xml(generated),
+        title = xml(title),
     )
 }
 
 /// A section with its heading. `body` is markup.
-fn section(id: &str, title: &str, body: &str) -> String {
+#[must_use]
+pub fn section(id: &str, title: &str, body: &str) -> String {
     format!("<section aria-labelledby=\"{id}\"><h2 id=\"{id}\">{}</h2>\n{body}</section>\n", xml(title))
 }
 
 /// A figure drawn for both widths; style sheets show one of them. `caption` is markup.
-fn figure(caption: &str, draw: impl Fn(f64) -> svg::Svg) -> String {
+pub fn figure(caption: &str, draw: impl Fn(f64) -> svg::Svg) -> String {
     format!(
         "<figure><figcaption>{caption}</figcaption><div class=\"wide\">{}</div><div class=\"narrow\">{}</div></figure>\n",
         draw(WIDE).inline(),
@@ -98,7 +102,7 @@ fn keys<'a>(names: impl Iterator<Item = &'a str>) -> String {
 
 /// What a table does on a narrow screen.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Small {
+pub enum Small {
     /// Scrolls sideways, by keyboard too, with its row headings in sight.
     Scroll,
     /// Puts the last field of a row below the others. Roles are then spelled out, since a changed
@@ -107,7 +111,7 @@ enum Small {
 }
 
 /// A table under construction: headings and fields are escaped, classes are not.
-struct Rows {
+pub struct Rows {
     out: String,
     label: String,
     small: Small,
@@ -115,7 +119,8 @@ struct Rows {
 
 impl Rows {
     /// `head` holds (title, class) per column.
-    fn new(label: &str, small: Small, head: &[(&str, &str)]) -> Self {
+    #[must_use]
+    pub fn new(label: &str, small: Small, head: &[(&str, &str)]) -> Self {
         let mut rows = Self { out: String::new(), label: xml(label), small };
         let role = rows.role("columnheader");
         let cells: String = head
@@ -132,7 +137,7 @@ impl Rows {
     }
 
     /// One row of (text, class); the first `names` fields are row headings.
-    fn row<S: AsRef<str>>(&mut self, names: usize, cells: &[(S, &str)]) {
+    pub fn row<S: AsRef<str>>(&mut self, names: usize, cells: &[(S, &str)]) {
         let mut line = String::new();
         for (i, (text, class)) in cells.iter().enumerate() {
             let (tag, scope, role) =
@@ -144,7 +149,8 @@ impl Rows {
     }
 
     /// The finished table.
-    fn done(self) -> String {
+    #[must_use]
+    pub fn done(self) -> String {
         let class = if self.small == Small::Stack { "stack" } else { "pin" };
         format!(
             "<div class=\"scroll\" tabindex=\"0\" role=\"region\" aria-label=\"{}\"><table class=\"{class}\"{}>{}</tbody>\

@@ -1,6 +1,6 @@
 //! The plan: what was set and why, what it should bring, where the time goes, what does not fit.
 
-use rtvirtio_planner::{Infeasible, Plan, Strength};
+use rtvirtio_planner::{Infeasible, Plan, Strength, scheme_name};
 
 use super::{GAP, Rows, Small, THIN, figure, section};
 use crate::clean::xml;
@@ -22,7 +22,7 @@ pub(super) fn settings(plan: &Plan) -> String {
     };
     let mut body = format!(
         "{verdict}<p class=\"soft\">Scheme {}, {}; {} candidates evaluated.</p>\n",
-        xml(&plan.scheme),
+        xml(scheme_name(&plan.scheme)),
         xml(words::model(plan.model)),
         num::count(plan.evaluated, THIN)
     );

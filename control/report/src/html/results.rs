@@ -11,8 +11,9 @@ use crate::svg::{
     svg_rate, svg_xy,
 };
 use crate::{num, words};
+use rtvirtio_planner::scheme_name;
 
-/// Rows of the large plots; beyond that they are unreadable, and the table has all.
+/// Rows of the large plots; more are unreadable, and the table has all.
 const ROWS: usize = 24;
 /// Panels of percentile curves.
 const PANELS: usize = 12;
@@ -40,7 +41,7 @@ pub(super) fn headline(report: &ReportInput<'_>) -> String {
     let planned = report.plan.map(|p| p.scheme.as_str());
     let phrase = |(scheme, t, _): &(&str, Tally, usize)| {
         let subject = if planned == Some(scheme) && counts.len() > 1 { "the plan, " } else { "" };
-        format!("Under {subject}<strong>{}</strong>: {}.", xml(scheme), t.sentence())
+        format!("Under {subject}<strong>{}</strong>: {}.", xml(scheme_name(scheme)), t.sentence())
     };
     let all: Vec<String> = counts.iter().map(phrase).collect();
     out.push_str(&format!("<p class=\"lead\">{}</p>\n", all.join(" ")));
@@ -58,7 +59,7 @@ pub(super) fn headline(report: &ReportInput<'_>) -> String {
              <p><span class=\"met\">{} met</span>, <span class=\"unproven\">{} unproven</span>\
              <span class=\"soft\">{of_runs}</span></p></div>",
             i % crate::svg::SERIES,
-            xml(scheme),
+            xml(scheme_name(scheme)),
             t.missed,
             t.targets(),
             t.met,
@@ -138,7 +139,7 @@ pub(super) fn latency(report: &ReportInput<'_>) -> String {
             "Latency of {} tasks against their targets. The same numbers are in the table.",
             shown.len()
         ),
-        series: schemes(result).into_iter().map(str::to_owned).collect(),
+        series: schemes(result).into_iter().map(|s| scheme_name(s).to_owned()).collect(),
         rows,
         mark: mark.to_owned(),
     };
@@ -197,7 +198,7 @@ fn accuracy(result: &ResultFile) -> String {
         out.push_str(&format!(
             "<li><strong>{}</strong>: measured at or below the prediction in {within} of {}; the largest ratio of measured \
              to predicted is {} ({}).</li>\n",
-            xml(scheme),
+            xml(scheme_name(scheme)),
             ratios.len(),
             num::sig3(*worst),
             xml(&task_name((&task.vm, &task.task)))
@@ -228,7 +229,12 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
             limit = t.target_ns.or(limit);
             if t.n > 0 {
                 let (index, points) = (series_of(result, run), percentile_points(t));
-                series.push(Series { name: run.scheme.clone(), index, dashed: false, points });
+                series.push(Series {
+                    name: scheme_name(&run.scheme).to_owned(),
+                    index,
+                    dashed: false,
+                    points,
+                });
             }
         }
         let plot = XyPlot {
@@ -268,7 +274,7 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
     );
     let body = format!(
         "{}<figure><figcaption>{}</figcaption><div class=\"panels\">{panels}</div></figure>\n",
-        keys(schemes(result).into_iter()),
+        keys(schemes(result).into_iter().map(scheme_name)),
         xml(&caption)
     );
     section("curves", "How latency grows towards the tail", &body)
@@ -318,7 +324,7 @@ pub(super) fn rates(report: &ReportInput<'_>) -> String {
     };
     let plot = RatePlot {
         title: "Achieved over declared rate per task. The same numbers are in the table.".to_owned(),
-        series: schemes(result).into_iter().map(str::to_owned).collect(),
+        series: schemes(result).into_iter().map(|s| scheme_name(s).to_owned()).collect(),
         rows: shown.iter().map(row).collect(),
         limit: words::RATE_KEPT,
     };
@@ -335,7 +341,7 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
     let mut body = String::new();
     for run in &report.result.runs {
         let kind = words::kind(run, &report.result.host);
-        body.push_str(&format!("<h3>{}</h3>\n<p class=\"soft\">", xml(&run.scheme)));
+        body.push_str(&format!("<h3>{}</h3>\n<p class=\"soft\">", xml(scheme_name(&run.scheme))));
         body.push_str(&xml(&format!("{}{GAP}s, {kind}", num::sig3(run.seconds))));
         body.push_str("</p>\n");
         if run.tasks.is_empty() {
@@ -343,7 +349,7 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
             continue;
         }
         let mut table = Rows::new(
-            &format!("numbers of {}", run.scheme),
+            &format!("numbers of {}", scheme_name(&run.scheme)),
             Small::Scroll,
             &[
                 ("task", ""),

@@ -45,7 +45,7 @@ fn the_page_says_what_matters() {
     for want in [
         "5 of 6 missed",
         "0 of 6 missed",
-        "Under |default-bfq|: 5 of 6 targets missed, 1 unproven.",
+        "Under |kernel default|: 5 of 6 targets missed, 1 unproven.",
         "emulated device",
         "QEMU guests under TCG",
         "not missed; 0 of 6000 above 400ms; p99.99 needs 29956 samples",
@@ -58,7 +58,7 @@ fn the_page_says_what_matters() {
         assert!(text.contains(want), "{want:?} is missing");
     }
     // The plan is named as such in the sentence.
-    assert!(text.contains("Under the plan, |slice|: 0 of 6 targets missed, 3 met, 3 unproven."));
+    assert!(text.contains("Under the plan, |rtvirtio|: 0 of 6 targets missed, 3 met, 3 unproven."));
     assert_eq!(page, html(&report(&r, Some(&p), Some(&d))), "the same input must give the same bytes");
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use rtvirtio_model::{Forecast, Upper, UpperBasis};
-use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook};
+use rtvirtio_planner::{Infeasible, Knob, Plan, TaskOutlook, scheme_name};
 use rtvirtio_units::Nanos;
 use unicode_width::UnicodeWidthStr;
 
@@ -117,7 +117,7 @@ pub fn plan(plan: &Plan, old: &BTreeMap<Knob, String>, style: &Style) -> String 
     };
     let mut out = format!(
         "{}: {verdict}\n",
-        style.paint(&format!("plan {}", style.clean(&plan.scheme)), Paint::Strong)
+        style.paint(&format!("plan {}", style.clean(scheme_name(&plan.scheme))), Paint::Strong)
     );
     let basis = format!("{}; {} candidates evaluated", words::model(plan.model), plan.evaluated);
     out.push_str(&style.wrap(&basis, 0));

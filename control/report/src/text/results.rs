@@ -6,6 +6,7 @@ use rtvirtio_units::{Iops, Percentile};
 use super::{Cell, Column, Paint, Style, Table};
 use crate::summary::{self, tail_is_max, tally};
 use crate::{num, words};
+use rtvirtio_planner::scheme_name;
 
 /// All runs of a result file with the facts one needs to read them.
 #[must_use]
@@ -23,7 +24,8 @@ pub fn results(file: &ResultFile, style: &Style) -> String {
     }
     for r in &file.runs {
         out.push('\n');
-        let what = format!("{}: {} s, {}", r.scheme, num::sig3(r.seconds), words::kind(r, host));
+        let what =
+            format!("{}: {} s, {}", scheme_name(&r.scheme), num::sig3(r.seconds), words::kind(r, host));
         out.push_str(&style.heading(&what));
         out.push_str(&run(r, style));
     }
@@ -115,7 +117,11 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
         columns.extend([Column::number("p99.99"), Column::number("rate kept"), Column::word("verdict")]);
     }
     columns.push(Column::number("predicted"));
-    let groups = vec![(3, String::new()), (3, before.scheme.clone()), (4, after.scheme.clone())];
+    let groups = vec![
+        (3, String::new()),
+        (3, scheme_name(&before.scheme).to_owned()),
+        (4, scheme_name(&after.scheme).to_owned()),
+    ];
     let mut table = Table::new(columns).grouped(groups);
     let marks = [any_mark(&before.tasks), any_mark(&after.tasks)];
     for key in keys {
@@ -239,5 +245,5 @@ fn sentence(run: &Run, style: &Style) -> String {
         c if c.unproven > 0 => Paint::Open,
         _ => Paint::Good,
     };
-    format!("{}: {}\n", style.clean(&run.scheme), style.paint(&counts.sentence(), colour))
+    format!("{}: {}\n", style.clean(scheme_name(&run.scheme)), style.paint(&counts.sentence(), colour))
 }

@@ -236,7 +236,7 @@ fn a_verdict_without_a_reason_is_still_honest() {
 }
 
 const GOLDEN: &str = "
-                     ─────── default-bfq ───────  ──────────────── slice ────────────────
+                     ───── kernel default ──────  ────────────── rtvirtio ───────────────
 vm   task    target  p99.99  rate kept  verdict    p99.99  rate kept  verdict   predicted
 ───  ──────  ──────  ──────  ─────────  ────────  ───────  ─────────  ────────  ─────────
 vm1  light    400ms  628ms*      98.3%  missed    14.9ms*      99.9%  unproven       18ms
@@ -247,7 +247,7 @@ vm3  light    900ms  286ms*      99.9%  unproven  11.8ms*      99.9%  unproven  
 vm3  medium   700ms  902ms       98.3%  missed    39.7ms       99.9%  met          37.5ms
 * max of 6000: below 10000 samples p99.99 is not known and the largest stands in for it
 
-default-bfq: 5 of 6 targets missed, 1 unproven
+kernel default: 5 of 6 targets missed, 1 unproven
   missed vm1/light: 14 of 6000 above 400ms; 98.3/s instead of 100/s
   missed vm1/medium: 14 of 30000 above 300ms; 491.5/s instead of 500/s
   missed vm2/light: 14 of 6000 above 800ms; 98.3/s instead of 100/s
@@ -255,7 +255,7 @@ default-bfq: 5 of 6 targets missed, 1 unproven
   unproven vm3/light: not missed; 0 of 6000 above 900ms; p99.99 needs 29956 samples
   missed vm3/medium: 14 of 30000 above 700ms; 491.5/s instead of 500/s
 
-slice: 0 of 6 targets missed, 3 met, 3 unproven
+rtvirtio: 0 of 6 targets missed, 3 met, 3 unproven
   unproven vm1/light: not missed; 0 of 6000 above 400ms; p99.99 needs 29956 samples
   unproven vm2/light: not missed; 0 of 6000 above 800ms; p99.99 needs 29956 samples
   unproven vm3/light: not missed; 0 of 6000 above 900ms; p99.99 needs 29956 samples

@@ -1,4 +1,7 @@
+use rtvirtio_units::Bytes;
+
 use super::*;
+use crate::image::GuestImage;
 
 fn image() -> GuestImage {
     GuestImage { kernel: "/nonexistent/k".into(), initrd: "/nonexistent/i".into(), release: "r".into() }

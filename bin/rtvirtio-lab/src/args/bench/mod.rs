@@ -1,0 +1,214 @@
+//! The command line of `bench`.
+
+mod accuracy;
+mod cases;
+mod contention;
+mod cyclictest;
+mod iod;
+mod reservation;
+mod sweep;
+mod tails;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use rtvirtio_bench::run_basis::RunOptions;
+
+pub use accuracy::BenchAccuracyArgs;
+pub use cases::BenchCasesArgs;
+pub use contention::BenchContentionArgs;
+pub use cyclictest::BenchCyclictestArgs;
+pub use iod::{BenchIodArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
+pub use sweep::BenchSweepArgs;
+pub use tails::BenchTailsArgs;
+
+/// `bench`.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    /// Measure a space-filling design of loads and settings: the dataset that models learn from
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench sweep twin:qlc-nvme --points 20 --out /tmp/sweep
+  sudo rtvirtio-lab bench sweep twin:qlc-nvme twin:emmc --points 300   a stopped run continues")]
+    Sweep(BenchSweepArgs),
+    /// 1 to 4 VMs by six task sets in three tiers of targets, all schemes side by side
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench cases --tier paper --only 3vm-LM-           the paper's Fig. 7
+  sudo rtvirtio-lab bench cases --repeat 3 --model data/qlc-nvme.model.json
+  rtvirtio-lab bench cases --report-only --json | jq .claims          the results so far
+
+A stopped run continues. Exit code 2 when a claim is not met.")]
+    Cases(BenchCasesArgs),
+    /// How tails grow with contention and follow settings: the RT-VirtIO paper's Figs. 2 and 5
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench contention --repeat 3
+  rtvirtio-lab bench contention --report-only --model data/qlc-nvme.model.json --html contention.html
+
+A stopped run continues.")]
+    Contention(BenchContentionArgs),
+    /// Fit the models on a part of a dataset and judge them on the remaining runs
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-lab bench accuracy data/qlc-nvme.jsonl
+  rtvirtio-lab bench accuracy data/qlc-nvme.jsonl --model data/qlc-nvme.model.json")]
+    Accuracy(BenchAccuracyArgs),
+    /// Whether estimates of p99.99 from few samples hold: long runs cut into pieces
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench tails
+  sudo rtvirtio-lab bench tails twin:emmc --for 10min --piece 2s --out /tmp/tails
+  rtvirtio-lab bench tails --report-only --json | jq .claims
+
+Exit code 2 when a claim is not met.")]
+    Tails(BenchTailsArgs),
+    /// How long planning takes, and how near it comes to the best of an exhaustive search
+    #[command(
+        after_help = "EXAMPLES\n  rtvirtio-lab bench plan --model data/qlc-nvme.model.json\n  rtvirtio-lab bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
+    )]
+    Plan(BenchPlanArgs),
+    /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the cost of a request
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench iod --repeat 3 --html iod.html
+  rtvirtio-lab bench iod --report-only --json | jq .claims
+
+Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
+    Iod(BenchIodArgs),
+    /// The I/O domain under a real guest, killed repeatedly: no acknowledged write may be lost
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench iod-crash                       50 times `kill -9`, about five minutes under TCG
+  sudo rtvirtio-lab bench iod-crash file:/var/tmp/disk --kills 5 --seed 7
+  rtvirtio-lab bench iod-crash --report-only --json | jq .claims
+
+A guest writes and verifies with fio while the domain that serves its disk is killed at random moments and restarted. Exit code 2 when a claim is not met.")]
+    IodCrash(BenchIodCrashArgs),
+    /// How long an application takes to start in a real guest, under load in the guest and from another VM
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench iod-startup
+  sudo rtvirtio-lab bench iod-startup twin:emmc --repeat 7
+  sudo rtvirtio-lab bench iod-startup --with /usr/lib/python3.11 -- python3 -c 'import json, http.client'
+  rtvirtio-lab bench iod-startup --report-only --json | jq .claims
+
+Start-ups with a cold page cache: without load; with load first come first served; with a reservation for the VM; with a
+reservation for the requests that the guest's kernel marks real-time (`ionice -c 1`). Exit code 2 when a claim is not met.")]
+    IodStartup(BenchIodStartupArgs),
+    /// CPU contracts: throughput over budget, isolation and web requests of two guests on one core
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench reservation --repeat 3
+  sudo rtvirtio-lab bench reservation --kills
+  sudo rtvirtio-lab bench reservation --for 4s --requests 200 --html reservation.html
+  rtvirtio-lab bench reservation --report-only --json | jq .claims
+
+The experiments of the reservations paper (its Figs. 1b to 4), all through QEMU's own network; and apply and revert of
+a contract, killed (kill -9) before and after every change. Where guests are emulated, period and deadline of the web
+requests are scaled so that an unloaded response is a tenth of them. Exit code 2 when a claim is not met.")]
+    Reservation(BenchReservationArgs),
+    /// Wake-up latency of a thread in a guest under I/O and cache load: cyclictest, with and without real-time priorities
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench cyclictest
+  sudo rtvirtio-lab bench cyclictest --for 5min --repeat 3 --preempt-rt --html cyclictest.html
+  rtvirtio-lab bench cyclictest --report-only --json | jq .claims
+
+The RT hypervisor paper's Figs. 1 to 5: on the host; in a guest with default priorities; with its threads real-time; with AIO
+workers lowered; with the I/O load moved to the host. All of it shares one core. Exit code 2 when a claim is not met.")]
+    Cyclictest(BenchCyclictestArgs),
+    /// The child process that `bench reservation` kills
+    #[command(hide = true)]
+    KillAt(BenchKillAtArgs),
+    /// All claims and figures of the datasets in a directory, on one page
+    #[command(after_help = "\
+EXAMPLES
+  rtvirtio-lab bench report --html report.html
+  rtvirtio-lab bench report --json | jq '.claims[] | select(.met | not)'
+
+Measures nothing. Exit code 2 when a claim is not met.")]
+    Report(BenchReportArgs),
+}
+
+/// Where an experiment's result goes.
+#[derive(Args, Debug)]
+pub struct BenchResult {
+    /// Directory of the result
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Measure nothing: show the results in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// Options of experiments that make runs on a device.
+#[derive(Args, Debug)]
+pub struct BenchRuns {
+    /// Emulated device, or `file:PATH` for a file that is made on a disk of this machine and removed afterwards
+    #[arg(value_name = "twin:NAME", default_value = "twin:qlc-nvme")]
+    pub device: String,
+    /// Learned model: for the schemes that need one, or to draw its predictions
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// A profile of the device, instead of measuring it
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Directory of the results
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub out: PathBuf,
+    /// Continue results of another host kernel, which the file then notes, and accept a learned model of another host
+    #[arg(long)]
+    pub other_host: bool,
+    /// Measure nothing: show the results in the directory
+    #[arg(long)]
+    pub report_only: bool,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+impl BenchRuns {
+    /// For an experiment.
+    pub fn options(&self) -> RunOptions {
+        RunOptions {
+            device: self.device.clone(),
+            model: self.model.clone(),
+            profile: self.profile.clone(),
+            out: self.out.clone(),
+            other_host: self.other_host,
+        }
+    }
+}
+
+/// `bench plan`.
+#[derive(Args, Debug)]
+pub struct BenchPlanArgs {
+    /// Repetitions
+    #[arg(long, default_value_t = 20)]
+    pub repeat: usize,
+    /// Plan with this learned model too
+    #[arg(long, value_name = "FILE")]
+    pub model: Option<PathBuf>,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+/// `bench report`.
+#[derive(Args, Debug)]
+pub struct BenchReportArgs {
+    /// Directory of the datasets, and of models as DEVICE.model.json
+    #[arg(long, value_name = "DIR", default_value = "data")]
+    pub data: PathBuf,
+    /// Write the claims as a Markdown table here
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}

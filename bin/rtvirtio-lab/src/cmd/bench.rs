@@ -1,0 +1,217 @@
+//! `rtvirtio-lab bench ...`: the experiments, from arguments to reports.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
+use rtvirtio_bench::report::{ExperimentReport, read, save};
+use rtvirtio_bench::reservation::kills::{KillAt, run_child};
+use rtvirtio_bench::test_bed::device_name;
+use rtvirtio_bench::{
+    accuracy, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning, reservation,
+    sweep, tails,
+};
+use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
+use rtvirtio_learn::dataset::Dataset;
+use rtvirtio_workflow::{Progress as _, model_choice};
+
+use super::lab::lab_host;
+use crate::args::{
+    BenchAccuracyArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs, BenchCyclictestArgs, BenchIodArgs,
+    BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs,
+    BenchResult, BenchSweepArgs, BenchTailsArgs,
+};
+
+/// `rtvirtio-lab bench ...`.
+pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    match command {
+        BenchCommand::Sweep(args) => run_sweep(args, global, ui),
+        BenchCommand::Cases(args) => run_cases(args, global, ui),
+        BenchCommand::Contention(args) => run_contention(args, global, ui),
+        BenchCommand::Accuracy(args) => run_accuracy(args, ui),
+        BenchCommand::Plan(args) => run_plan(args, ui),
+        BenchCommand::Iod(args) => run_iod(args, global, ui),
+        BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
+        BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
+        BenchCommand::Tails(args) => run_tails(args, global, ui),
+        BenchCommand::Cyclictest(args) => run_cyclictest(args, global, ui),
+        BenchCommand::Reservation(args) => run_reservation(args, global, ui),
+        BenchCommand::KillAt(args) => run_child(&args.options()).map(|()| ExitCode::SUCCESS),
+        BenchCommand::Report(args) => run_report(args, ui),
+    }
+}
+
+/// Prints a report, and writes its page. Exit code 2 when a claim is not met.
+fn print(
+    mut report: ExperimentReport,
+    title: &str,
+    html: Option<&Path>,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    if let Some(out) = html {
+        write_file(out, report.html(title, generated()).as_bytes())?;
+        ui.step(&format!("wrote {}", out.display()));
+    }
+    let is_met = report.is_met();
+    let (file, text) = report.into_file();
+    show(ui, &file, || text)?;
+    Ok(if is_met { ExitCode::SUCCESS } else { ExitCode::from(MISSED) })
+}
+
+/// Prints the report of a saved result.
+fn print_result(
+    report: fn(&Path) -> anyhow::Result<ExperimentReport>,
+    path: &Path,
+    title: &str,
+    result: &BenchResult,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    print(report(path)?, title, result.html.as_deref(), ui)
+}
+
+fn run_sweep(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    need_root("bench sweep")?;
+    sweep::measure(&args.options(), &lab_host(global), ui)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_cases(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    if let Some(dir) = &args.write {
+        return write_specs(dir, ui);
+    }
+    let options = args.options();
+    if !args.runs.report_only {
+        need_root("bench cases")?;
+        cases::measure(&options, &lab_host(global), ui)?;
+    }
+    let data = Dataset::load(&options.path())?;
+    let title = format!("rtvirtio: cases on {}", data.header.host.device);
+    let report = cases::report(&options.tiers, &data).with_suffix(&options.data_name());
+    print(report, &title, args.runs.html.as_deref(), ui)
+}
+
+/// The spec files of `examples/cases`.
+fn write_specs(dir: &Path, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let mut n = 0;
+    for tier in Tier::ALL {
+        for case in cases(tier, &CaseOptions { writes: 0.0, third_of: None }) {
+            write_file(&dir.join(format!("{}.toml", case.name)), case.toml().as_bytes())?;
+            n += 1;
+        }
+    }
+    ui.step(&format!("wrote {n} specs in {}", dir.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let options = args.options();
+    let learned = model_choice::read_if(args.runs.model.as_deref())?;
+    if !args.runs.report_only {
+        need_root("bench contention")?;
+        contention::measure(&options, &lab_host(global), ui)?;
+    }
+    let data = Dataset::load(&options.path())?;
+    let title = format!("rtvirtio: contention on {}", data.header.host.device);
+    let report = contention::report(learned.as_ref(), &data, ui)?.with_suffix(device_name(&args.runs.device));
+    print(report, &title, args.runs.html.as_deref(), ui)
+}
+
+fn run_accuracy(args: &BenchAccuracyArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let reports = args.data.iter().map(|path| accuracy::report(path, &args.options(), ui));
+    let reports = reports.collect::<anyhow::Result<Vec<_>>>()?;
+    let all = reports.into_iter().reduce(ExperimentReport::and).context("no dataset was given")?;
+    print(all, "rtvirtio: accuracy of the models", args.html.as_deref(), ui)
+}
+
+fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(planning::FILE);
+    if !args.result.report_only {
+        let model = args.model.as_deref();
+        let planning = planning::measure(args.repeat.max(1), model)?;
+        save(&path, &planning, ui)?;
+    }
+    print_result(planning::report, &path, "rtvirtio: planning", &args.result, ui)
+}
+
+fn run_iod(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(iod::FILE);
+    if !args.result.report_only {
+        need_root("bench iod")?;
+        save(&path, &iod::measure(&args.options(), &lab_host(global), ui)?, ui)?;
+    }
+    let all = directory::iod_report(&args.result.out)?;
+    let all = all.with_context(|| format!("{} holds no result", args.result.out.display()))?;
+    print(all, "rtvirtio: the I/O domain", args.result.html.as_deref(), ui)
+}
+
+fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(iod_crash::FILE);
+    if !args.result.report_only {
+        need_root("bench iod-crash")?;
+        save(&path, &iod_crash::measure(&args.options(), &lab_host(global), ui)?, ui)?;
+    }
+    print_result(iod_crash::report, &path, "rtvirtio: the I/O domain, killed", &args.result, ui)
+}
+
+fn run_iod_startup(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(iod_startup::FILE);
+    if !args.result.report_only {
+        need_root("bench iod-startup")?;
+        save(&path, &iod_startup::measure(&args.options(), &lab_host(global), ui)?, ui)?;
+    }
+    print_result(iod_startup::report, &path, "rtvirtio: start-up of an application", &args.result, ui)
+}
+
+fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(tails::FILE);
+    if !args.result.report_only {
+        need_root("bench tails")?;
+        tails::measure(&args.options(), &path, &lab_host(global), ui)?;
+        ui.step(&format!("wrote {}", path.display()));
+    }
+    print_result(tails::report, &path, "rtvirtio: tails from few samples", &args.result, ui)
+}
+
+fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(cyclictest::FILE);
+    if !args.result.report_only {
+        need_root("bench cyclictest")?;
+        cyclictest::measure(&args.options(), &path, &lab_host(global), ui)?;
+    }
+    print_result(cyclictest::report, &path, "rtvirtio: latency in a guest", &args.result, ui)
+}
+
+fn run_reservation(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(reservation::FILE);
+    if !args.result.report_only {
+        need_root("bench reservation")?;
+        let labs = lab_host(global);
+        let data = if args.kills {
+            reservation::with_kills(read(&path)?, &kill_command, &labs, ui)?
+        } else {
+            reservation::measure(&args.options(), &kill_command, &labs, ui)?
+        };
+        save(&path, &data, ui)?;
+    }
+    print_result(reservation::report, &path, "rtvirtio: CPU contracts", &args.result, ui)
+}
+
+/// This program as the child process that is killed: `bench kill-at`.
+fn kill_command(run: &KillAt<'_>) -> std::io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(["bench", "kill-at", run.action.name(), run.order.name(), "--at", &run.at.to_string()])
+        .args(["--vm", run.vm, "--pid", &run.pid.to_string(), "--state"])
+        .arg(run.state);
+    Ok(command)
+}
+
+fn run_report(args: &BenchReportArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let report = directory::report(&args.data, ui)?;
+    if let Some(out) = &args.markdown {
+        write_file(out, report.markdown().as_bytes())?;
+        ui.step(&format!("wrote {}", out.display()));
+    }
+    print(report, "rtvirtio: experiments", args.html.as_deref(), ui)
+}

@@ -1,0 +1,72 @@
+//! `apply`, `revert`, `verify`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rtvirtio_console::{MarginArg, ModelArg};
+use rtvirtio_units::Nanos;
+
+/// `apply`.
+#[derive(Args, Debug)]
+pub struct ApplyArgs {
+    /// A plan file, or a spec to plan first
+    #[arg(value_name = "SPEC|PLAN")]
+    pub source: PathBuf,
+    /// The spec, when it is not where it was when the plan was made
+    #[arg(long, value_name = "SPEC")]
+    pub spec: Option<PathBuf>,
+    /// Print every write as `path: old -> new` and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Only the CPU contracts and priorities of a spec; needs no profile of the device
+    #[arg(long, conflicts_with_all = ["spec", "compromise", "profile", "margin"])]
+    pub cpu_only: bool,
+    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
+    #[arg(long = "cpu-profile", value_name = "VM=FILE")]
+    pub cpu_profiles: Vec<String>,
+    /// Apply a compromise although some target is predicted to be missed
+    #[arg(long)]
+    pub compromise: bool,
+    /// A profile file instead of the one saved for the device
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Which model predicts
+    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
+    pub model: ModelArg,
+    /// Targets against the neighbours' rate.
+    #[command(flatten)]
+    pub margin: MarginArg,
+}
+
+/// `revert`.
+#[derive(Args, Debug)]
+pub struct RevertArgs {
+    /// Also put back settings that were changed since
+    #[arg(long)]
+    pub force: bool,
+    /// Leave settings that were changed since as they are, for good
+    #[arg(long, conflicts_with = "force")]
+    pub keep: bool,
+    /// Stop the I/O domain also while guests are attached: their requests wait until a domain runs again
+    #[arg(long)]
+    pub stop_domain: bool,
+}
+
+/// `verify`.
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// How long to measure
+    #[arg(long = "for", value_name = "TIME", default_value = "60s")]
+    pub length: Nanos,
+    /// Write the result file here as well
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Write an HTML report here
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+    /// Let tasks write although the device is real: the data that they overwrite is LOST
+    #[arg(long)]
+    pub destroy_data: bool,
+}

@@ -1,0 +1,53 @@
+//! `predict` and `plan`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use rtvirtio_console::{MarginArg, ModelArg};
+
+/// What `predict` and `plan` have in common.
+#[derive(Args, Debug, Clone)]
+pub struct ModelArgs {
+    /// The spec file
+    pub spec: PathBuf,
+    /// A profile file instead of the one saved for the device
+    #[arg(long, value_name = "FILE")]
+    pub profile: Option<PathBuf>,
+    /// Which model predicts
+    #[arg(long, value_enum, default_value_t = ModelArg::Auto)]
+    pub model: ModelArg,
+    /// Start from the kernel's default settings instead of those found on this host
+    #[arg(long)]
+    pub defaults: bool,
+}
+
+/// `predict`.
+#[derive(Args, Debug)]
+pub struct PredictArgs {
+    /// Spec, profile and model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+}
+
+/// `plan`.
+#[derive(Args, Debug)]
+pub struct PlanArgs {
+    /// Spec, profile and model.
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Save the plan
+    #[arg(long, short, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Plan the I/O domain instead of the kernel's settings: reservations with bounds. The saved plan is its configuration file
+    #[arg(long, conflicts_with = "margin")]
+    pub domain: bool,
+    /// A VM's disk image or device on the host, for --domain; once for each VM
+    #[arg(long = "disk", value_name = "VM=PATH", requires = "domain")]
+    pub disks: Vec<String>,
+    /// The CPU profile of a VM with a demand, instead of the one saved under its name; once for each VM
+    #[arg(long = "cpu-profile", value_name = "VM=FILE")]
+    pub cpu_profiles: Vec<String>,
+    /// Targets against the neighbours' rate.
+    #[command(flatten)]
+    pub margin: MarginArg,
+}

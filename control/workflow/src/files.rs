@@ -1,0 +1,40 @@
+//! Files that a user asked for, and the line that dates them.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use crate::error::{Context as _, Result};
+
+/// Writes a user's file so that a crash leaves the old or the new one. A symbolic link is followed.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_file(path: &Path, content: &[u8]) -> Result<()> {
+    let failed = || format!("cannot write {}", path.display());
+    let is_link = match path.symlink_metadata() {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+        looked => looked.with_context(failed)?.is_symlink(),
+    };
+    let target = if is_link { path.canonicalize().with_context(failed)? } else { path.to_owned() };
+    let path = target.as_path();
+    let dir = match path.parent() {
+        Some(dir) if !dir.as_os_str().is_empty() => dir,
+        _ => Path::new("."),
+    };
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let mut file =
+        tempfile::NamedTempFile::new_in(dir).with_context(|| format!("cannot write in {}", dir.display()))?;
+    file.write_all(content).with_context(|| format!("cannot write {}", path.display()))?;
+    file.as_file().sync_all().with_context(|| format!("cannot write {}", path.display()))?;
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    file.as_file().set_permissions(mode)?;
+    file.persist(path).map_err(|e| e.error).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(())
+}
+
+/// When and by which version a result is made.
+#[must_use]
+pub fn generated() -> String {
+    let now = jiff::Zoned::now().strftime("%Y-%m-%d %H:%M %Z");
+    format!("{now}, rtvirtio {}", env!("CARGO_PKG_VERSION"))
+}

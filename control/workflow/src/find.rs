@@ -1,0 +1,262 @@
+//! VMs on this host, resolved once: the cgroup for I/O settings, processes and thread roles for CPU
+//! contracts.
+
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_kernel::process::{self, of_thread, serves};
+use rtvirtio_kernel::{Cgroups, ProcessId, Root};
+use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
+use rtvirtio_vmm::threads::Named;
+use rtvirtio_vmm::{Qmp, VmHandle};
+
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Error, Result, bail};
+use crate::inventory::{Inventory, ListedVm};
+use crate::progress::Progress;
+
+/// Time limit of a monitor's answer: it serves one client at a time, and QEMU's main loop may itself
+/// have a small budget.
+const QMP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Reads a spec file.
+///
+/// # Errors
+/// [`rtvirtio_spec::SpecErrors`] with file, line and column.
+pub fn load_spec(path: &Path) -> Result<Spec> {
+    Ok(rtvirtio_spec::load(path)?)
+}
+
+/// A VM on this host. Its processes are looked up at their first use, so that a step which needs only
+/// cgroups asks no monitor, and one which needs only threads needs no block I/O hierarchy.
+pub struct HostVm {
+    /// Its name in the spec, or `pid N`.
+    pub name: String,
+    /// Socket of the guest agent.
+    pub agent: Option<PathBuf>,
+    /// The disk that its tasks use: inside the guest where there is an agent.
+    pub disk: Option<PathBuf>,
+    reach: HostReach,
+    handle: OnceCell<VmHandle>,
+}
+
+/// How a VM is reached.
+enum HostReach {
+    /// The process of its VMM.
+    Process(u32),
+    /// A cgroup that holds its processes.
+    Cgroup(PathBuf),
+    /// QEMU's monitor.
+    Monitor(PathBuf),
+    /// Processes of the lab in this cgroup.
+    LabProcesses(PathBuf),
+    /// A guest of the lab.
+    LabGuest { process: ProcessId, qmp: PathBuf, cgroup: PathBuf },
+}
+
+impl HostVm {
+    fn new(name: &str, reach: HostReach) -> Self {
+        Self { name: name.to_owned(), agent: None, disk: None, reach, handle: OnceCell::new() }
+    }
+
+    /// A process that is no VM of a spec.
+    #[must_use]
+    pub fn of_pid(pid: u32) -> Self {
+        Self::new(&format!("pid {pid}"), HostReach::Process(pid))
+    }
+
+    fn of_spec(vm: &Vm) -> Result<Self> {
+        let Reach::Existing { host, agent, disk } = &vm.reach else {
+            bail!(Argument, "vm {}: it is a lab's VM", vm.name)
+        };
+        let reach = match host {
+            HostHandle::Pid(pid) => HostReach::Process(*pid),
+            HostHandle::Cgroup(path) => HostReach::Cgroup(path.clone()),
+            HostHandle::Qmp(socket) => HostReach::Monitor(socket.clone()),
+        };
+        Ok(Self { agent: agent.clone(), disk: disk.clone(), ..Self::new(&vm.name, reach) })
+    }
+
+    fn of_lab(vm: &ListedVm) -> Self {
+        let cgroup = vm.cgroup.clone();
+        match &vm.guest {
+            None => Self::new(&vm.name, HostReach::LabProcesses(cgroup)),
+            Some(guest) => {
+                let (process, qmp) = (guest.process.clone(), guest.qmp.clone());
+                Self {
+                    agent: Some(guest.agent.clone()),
+                    disk: Some(guest.disk.clone()),
+                    ..Self::new(&vm.name, HostReach::LabGuest { process, qmp, cgroup })
+                }
+            }
+        }
+    }
+
+    /// Its processes, and the roles of its threads as far as the monitor names them.
+    ///
+    /// # Errors
+    /// [`Kind::NotRunning`](crate::Kind::NotRunning) when it has ended; a monitor that does not answer
+    /// where nothing else leads to the process.
+    pub fn handle(&self, progress: &dyn Progress) -> Result<VmHandle> {
+        if let Some(handle) = self.handle.get() {
+            return Ok(handle.clone());
+        }
+        let root = Root::default();
+        let handle = match &self.reach {
+            HostReach::Process(pid) => VmHandle::of_pid(*pid),
+            HostReach::Cgroup(path) => {
+                of_cgroup(&root, &Cgroups::detect(&root)?, path).with_context(|| self.context())?
+            }
+            HostReach::LabProcesses(path) => of_cgroup(&root, &Cgroups::detect(&root)?, path)?,
+            HostReach::Monitor(socket) => of_monitor(&root, socket).with_context(|| self.context())?,
+            // Its number may be another process's by now.
+            HostReach::LabGuest { process, .. } if !process.is_alive() => bail!(
+                NotRunning,
+                "the lab's QEMU of vm {} (process {}) has ended: `rtvirtio-lab down`, then `rtvirtio-lab up` again",
+                self.name,
+                process.pid
+            ),
+            HostReach::LabGuest { process, qmp, .. } => match ask_monitor(qmp) {
+                Ok(named) => VmHandle { named, ..VmHandle::of_pid(process.pid) },
+                Err(e) => {
+                    progress.warn(&format!("{}: roles are told from thread names only: {e}", self.name));
+                    VmHandle::of_pid(process.pid)
+                }
+            },
+        };
+        Ok(self.handle.get_or_init(|| handle).clone())
+    }
+
+    /// Its cgroup in the hierarchy of the block I/O controller.
+    ///
+    /// # Errors
+    /// [`Kind::NotRunning`](crate::Kind::NotRunning) when the VM does not run.
+    pub fn io_cgroup(&self, root: &Root, cgroups: &Cgroups) -> Result<PathBuf> {
+        let of_pid = |pid: u32| -> Result<PathBuf> {
+            let cgroup =
+                cgroups.of_pid(root, pid).with_context(|| format!("no process {pid}: is the VM running?"))?;
+            Ok(Cgroups::unit_of(&cgroup))
+        };
+        match &self.reach {
+            HostReach::LabProcesses(cgroup) | HostReach::LabGuest { cgroup, .. } => Ok(cgroup.clone()),
+            HostReach::Process(pid) => of_pid(*pid),
+            HostReach::Cgroup(path) => {
+                if !root.exists(cgroups.dir(path)?)? {
+                    bail!(NotRunning, "cgroup {} does not exist: is the VM running?", path.display());
+                }
+                Ok(path.clone())
+            }
+            HostReach::Monitor(socket) => {
+                if self.handle.get().is_none() {
+                    let _ = self.handle.set(of_monitor(root, socket)?);
+                }
+                let pids = self.handle.get().map(|handle| &handle.pids);
+                let pid = pids.and_then(|pids| pids.first()).context("QEMU has no process")?;
+                of_pid(*pid)
+            }
+        }
+        .with_context(|| self.context())
+    }
+
+    fn context(&self) -> String {
+        format!("vm {}", self.name)
+    }
+}
+
+/// The VMs that `target` names: a spec file, a process, or the lab that is up.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) when none is called `only`.
+pub fn find(target: Option<&str>, only: Option<&str>, dirs: &Dirs) -> Result<Vec<HostVm>> {
+    let vms = match target {
+        Some(text) if text.parse::<u32>().is_ok() => vec![HostVm::of_pid(text.parse()?)],
+        Some(path) => of_spec(&load_spec(Path::new(path))?, dirs)?,
+        None => of_lab(dirs)?,
+    };
+    let Some(only) = only else { return Ok(vms) };
+    let names: Vec<String> = vms.iter().map(|v| v.name.clone()).collect();
+    let chosen: Vec<HostVm> = vms.into_iter().filter(|v| v.name == only).collect();
+    if chosen.is_empty() {
+        bail!(Argument, "no VM `{only}`: there is {}", names.join(", "));
+    }
+    Ok(chosen)
+}
+
+/// The VMs of a spec, in its order.
+///
+/// # Errors
+/// A lab that is not up, or has other VMs.
+pub fn of_spec(spec: &Spec, dirs: &Dirs) -> Result<Vec<HostVm>> {
+    if spec.lab_kind().is_some() {
+        let lab = of_lab(dirs)?;
+        if !lab.iter().map(|v| &v.name).eq(spec.vms.iter().map(|v| &v.name)) {
+            bail!(Argument, "the lab that is up has other VMs than this spec: `rtvirtio-lab up` with it");
+        }
+        return Ok(lab);
+    }
+    spec.vms.iter().map(HostVm::of_spec).collect()
+}
+
+/// The VMs of a spec whose lab, if it is a lab's, is this one.
+pub(crate) fn of_spec_in(spec: &Spec, lab: Option<&Inventory>) -> Result<Vec<HostVm>> {
+    match lab {
+        Some(lab) => Ok(lab.vms.iter().map(HostVm::of_lab).collect()),
+        None => spec.vms.iter().map(HostVm::of_spec).collect(),
+    }
+}
+
+/// One VM of a spec. The others need not run.
+///
+/// # Errors
+/// When there is no such VM.
+pub fn one_of_spec(spec: &Spec, name: &str, dirs: &Dirs) -> Result<HostVm> {
+    if spec.lab_kind().is_some() {
+        let lab = Inventory::load(&dirs.run).context("the lab is gone")?;
+        let vm = lab.vms.iter().find(|vm| vm.name == name);
+        return Ok(HostVm::of_lab(vm.with_context(|| format!("the lab that is up has no VM `{name}`"))?));
+    }
+    let vm = spec.vms.iter().find(|vm| vm.name == name);
+    HostVm::of_spec(vm.with_context(|| format!("the spec has no VM `{name}`"))?)
+}
+
+fn of_lab(dirs: &Dirs) -> Result<Vec<HostVm>> {
+    let lab = Inventory::load(&dirs.run).context("name a spec or a process, or start a lab")?;
+    Ok(lab.vms.iter().map(HostVm::of_lab).collect())
+}
+
+fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> Result<VmHandle> {
+    let pids = cgroups.pids(root, path).map_err(|e| {
+        let why = if e.is_unsupported() {
+            "it is threaded: name the one above it that holds the process, such as machine-qemu-....scope"
+        } else {
+            "is the VM running?"
+        };
+        Error::from(e).within(format!("cgroup {}: {why}", path.display()))
+    })?;
+    Ok(VmHandle { pids: pids.into_iter().collect(), named: Named::default() })
+}
+
+fn ask_monitor(socket: &Path) -> Result<Named, rtvirtio_vmm::VmmError> {
+    Qmp::connect(socket, QMP_TIMEOUT).and_then(|mut qmp| Named::ask(&mut qmp))
+}
+
+/// QEMU's process by one of the threads that its monitor names: the process that listens on the socket
+/// may be libvirt's daemon, which opens it for QEMU.
+fn of_monitor(root: &Root, socket: &Path) -> Result<VmHandle> {
+    const ELSEWHERE: &str =
+        "QEMU seems to run in another pid namespace (a container): name the VM by `pid` or `cgroup`";
+    let named = ask_monitor(socket).context("name the VM by `pid` or `cgroup` where its monitor is taken")?;
+    let thread = named.any_thread().context("QEMU names no vCPU")?;
+    let pid = of_thread(root, thread)
+        .with_context(|| format!("the monitor names thread {thread}, which is not here: {ELSEWHERE}"))?;
+    if !serves(root, pid, socket)? {
+        let name = process::name(root, pid).unwrap_or_default();
+        bail!(
+            NotRunning,
+            "the monitor {} names thread {thread}; here that belongs to process {pid} ({name}), which does not serve it: {ELSEWHERE}",
+            socket.display()
+        );
+    }
+    Ok(VmHandle { named, ..VmHandle::of_pid(pid) })
+}

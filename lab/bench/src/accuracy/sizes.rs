@@ -1,0 +1,83 @@
+//! How large the paper's network has to be: its Fig. 3, loss over layers and neurons.
+
+use rtvirtio_model::Profile;
+use rtvirtio_stats::ensemble::EnsembleOptions;
+use rtvirtio_stats::mlp::Loss;
+use serde::Serialize;
+
+use rtvirtio_learn::dataset::Point;
+use rtvirtio_learn::train::{TrainError, TrainSettings, fit_paper, networks, rows};
+
+/// Hidden layers.
+const LAYERS: [usize; 3] = [1, 2, 3];
+/// Neurons in each of them.
+const NEURONS: [usize; 7] = [1, 2, 5, 10, 15, 20, 30];
+
+/// A network of one size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Size {
+    /// Hidden layers.
+    pub layers: usize,
+    /// Neurons in each.
+    pub neurons: usize,
+    /// Tasks that the loss is the mean of.
+    pub n: usize,
+    /// Mean squared error over tasks, each predicted by the network of the fold that did not learn from its condition, s^2.
+    pub loss: f64,
+}
+
+/// The loss of each size on the runs of the paper's kind; empty with too few of them for the folds.
+///
+/// # Errors
+/// [`TrainError`].
+pub fn loss_by_size(
+    points: &[Point],
+    profile: &Profile,
+    settings: &TrainSettings,
+) -> Result<Vec<Size>, TrainError> {
+    let rows = rows(points, profile)?;
+    let actual: Vec<f64> = rows.iter().filter(|r| r.paper_domain).map(|r| r.actual).collect();
+    let n = actual.len();
+    let mut out = Vec::new();
+    for (layers, neurons) in LAYERS.into_iter().flat_map(|l| NEURONS.map(|n| (l, n))) {
+        let options = EnsembleOptions { hidden: vec![neurons; layers], ..networks(settings, Loss::Squared) };
+        let Some((_, report)) = fit_paper(&rows, &options)? else { return Ok(Vec::new()) };
+        let errors = actual.iter().zip(&report.out_of_fold).map(|(a, p)| (a - p) * (a - p));
+        out.push(Size { layers, neurons, n, loss: errors.sum::<f64>() / n as f64 });
+    }
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use rtvirtio_learn::made_up::{limits, made_up, profile, quick};
+    use rtvirtio_units::Nanos;
+
+    use super::*;
+    use rtvirtio_learn::dataset::Outcome;
+    use rtvirtio_learn::design::paper_conditions;
+
+    #[test]
+    fn a_network_of_one_neuron_cannot_follow_a_tail_that_rises_and_falls() {
+        let settings = TrainSettings { epochs: 60, ..quick() };
+        assert_eq!(loss_by_size(&[], &profile(), &settings).unwrap(), [], "no runs, no folds");
+        let like = made_up(1, 0.0, 6).remove(0);
+        let points: Vec<Point> = paper_conditions(80, &limits(), 6)
+            .into_iter()
+            .map(|c| {
+                // One extreme in the middle: a hinge has none.
+                let idle = c.knobs.slice_idle.0 as f64 / 1e6;
+                let tail = Nanos::from_secs_f64(2.1 - (idle - 4.5).abs() / 2.0);
+                let outcome = Outcome { p9999: tail, ..like.results[0].clone() };
+                let results = c.vms.iter().flatten().map(|_| outcome.clone()).collect();
+                Point { knobs: c.knobs, vms: c.vms, results, ..like.clone() }
+            })
+            .collect();
+        let sizes = loss_by_size(&points, &profile(), &settings).unwrap();
+        let loss = |layers, neurons| {
+            sizes.iter().find(|s| (s.layers, s.neurons) == (layers, neurons)).map(|s| s.loss).unwrap()
+        };
+        assert_eq!(sizes.len(), 21);
+        assert!(loss(1, 1) > 1.5 * loss(2, 15), "{sizes:?}");
+    }
+}

@@ -1,0 +1,121 @@
+//! The report of all datasets and results in a directory.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use rtvirtio_learn::accuracy::FOLDS;
+use rtvirtio_learn::dataset::Dataset;
+use rtvirtio_learn::train::{MISS, TrainError};
+use rtvirtio_workflow::{Progress, model_choice};
+
+use crate::accuracy::{self, AccuracyOptions};
+use crate::cases::{self, Tier};
+use crate::report::ExperimentReport;
+use crate::sweep::IN_GUESTS;
+use crate::{contention, cyclictest, iod, iod_crash, iod_startup, planning, reservation, tails};
+
+/// Extension of datasets.
+const DATASET: &str = "jsonl";
+
+/// Reads a saved result.
+type Reader = fn(&Path) -> anyhow::Result<ExperimentReport>;
+
+/// The report of every dataset and result in a directory.
+///
+/// # Errors
+/// A directory that holds none.
+pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentReport> {
+    // A file that is still being measured does not hide the others.
+    let usable = |path: &Path, report: anyhow::Result<ExperimentReport>| {
+        report.inspect_err(|e| progress.warn(&format!("{} is left out: {e:#}", path.display()))).ok()
+    };
+    let iod = iod_report(dir)?;
+    let results: [(&str, Reader); 4] = [
+        (planning::FILE, planning::report),
+        (tails::FILE, tails::report),
+        (reservation::FILE, reservation::report),
+        (cyclictest::FILE, cyclictest::report),
+    ];
+    let results = results.map(|(file, read)| (dir.join(file), read)).into_iter().filter(|(p, _)| p.exists());
+    let results: Vec<ExperimentReport> =
+        results.filter_map(|(path, read)| usable(&path, read(&path))).collect();
+    let data = datasets(dir)?.into_iter();
+    let data = data.filter_map(|(name, path)| usable(&path, of_dataset(dir, &name, &path, progress)));
+    let all = data.chain(iod).chain(results).reduce(ExperimentReport::and);
+    all.with_context(|| format!("{} holds no dataset", dir.display()))
+}
+
+/// The report of the I/O domain's results in a directory, those with guests included; `None` without
+/// results.
+///
+/// # Errors
+/// When a result cannot be read.
+pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
+    let all: [(&str, Reader); 3] = [
+        (iod::FILE, iod::report),
+        (iod_crash::FILE, iod_crash::report),
+        (iod_startup::FILE, iod_startup::report),
+    ];
+    let present =
+        all.into_iter().map(|(file, read)| (dir.join(file), read)).filter(|(path, _)| path.exists());
+    let reports = present.map(|(path, read)| read(&path)).collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(reports.into_iter().reduce(ExperimentReport::and))
+}
+
+/// Names and paths of the datasets in a directory, sorted. Runs in guests are judged with those of process VMs.
+fn datasets(dir: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
+        let path = entry?.path();
+        let Some(name) = path.file_stem().and_then(|n| n.to_str()).map(str::to_owned) else { continue };
+        if path.extension().is_some_and(|e| e == DATASET) && !name.ends_with(IN_GUESTS) {
+            all.push((name, path));
+        }
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn of_dataset(
+    dir: &Path,
+    name: &str,
+    path: &Path,
+    progress: &dyn Progress,
+) -> anyhow::Result<ExperimentReport> {
+    if let Some(suffix) = name.strip_prefix(cases::PREFIX) {
+        return Ok(cases::report(&Tier::ALL, &Dataset::load(path)?).with_suffix(suffix));
+    }
+    if let Some(device) = name.strip_prefix(contention::PREFIX) {
+        let model = dir.join(format!("{device}.model.json"));
+        let data = Dataset::load(path)?;
+        let learned = model_choice::read_if(Some(model.as_path()).filter(|m| m.exists()))?;
+        return Ok(contention::report(learned.as_ref(), &data, progress)?.with_suffix(device));
+    }
+    let guests = dir.join(format!("{name}{IN_GUESTS}.{DATASET}"));
+    let judged = |miss| {
+        let options = AccuracyOptions {
+            folds: FOLDS,
+            seed: 1,
+            miss,
+            guests: Some(guests.as_path()).filter(|g| g.exists()),
+            model: None,
+        };
+        accuracy::report(path, &options, progress)
+    };
+    // A dataset too small for a bound at 99 % is judged at a lower confidence, which its claims name.
+    let is_too_small = |e: &anyhow::Error| matches!(e.downcast_ref(), Some(TrainError::TooFew { .. }));
+    let at_lower_confidence = |miss: f64| {
+        move |e: anyhow::Error| {
+            if !is_too_small(&e) {
+                return Err(e);
+            }
+            progress.warn(&format!(
+                "{}: {e:#}; judged at {:.0} % instead",
+                path.display(),
+                100.0 * (1.0 - miss)
+            ));
+            judged(miss)
+        }
+    };
+    judged(MISS).or_else(at_lower_confidence(0.05)).or_else(at_lower_confidence(0.1))
+}

@@ -1,0 +1,87 @@
+//! The flood, windows and costs as a page.
+
+use std::path::Path;
+
+use rtvirtio_measure::Run;
+
+use super::window::{WINDOW_SCHEMES, WindowRun};
+use super::{IodData, claims};
+use crate::page::{Section, Table};
+use crate::report::{ExperimentReport, read};
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: IodData = read(path)?;
+    let lead = format!(
+        "{}: {} rounds; {}. Measured by a vhost-user-blk frontend without a VM, from the intended start of each request.",
+        data.host.device,
+        data.rounds.len(),
+        data.command
+    );
+    let report = ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, sections(&data))?;
+    Ok(ExperimentReport { runs: data.rounds.into_iter().flatten().collect(), ..report })
+}
+
+fn sections(data: &IodData) -> Vec<Section> {
+    let windows = (!data.windows.is_empty()).then(|| windows(&data.windows));
+    std::iter::once(section(&data.rounds)).chain(windows).collect()
+}
+
+fn windows(rounds: &[Vec<WindowRun>]) -> Section {
+    let head = ["round", "window", "requests/s", "rates kept", "p50 ms", "p99.99 ms", "at the end"];
+    let rows = rounds.iter().enumerate().flat_map(|(round, runs)| {
+        runs.iter().zip(&WINDOW_SCHEMES).map(move |(w, scheme)| {
+            vec![
+                (round + 1).to_string(),
+                scheme.name.to_owned(),
+                format!("{:.0}", w.iops),
+                format!("{:.3}", w.kept),
+                format!("{:.2}", w.p50_ms),
+                format!("{:.1}", w.p9999_ms),
+                w.window.to_string(),
+            ]
+        })
+    });
+    Section {
+        title: "Windows under the flood".to_owned(),
+        text: vec![
+            "Requests per second of all VMs; p50 and p99.99 of the slowest task with a reservation."
+                .to_owned(),
+        ],
+        tables: vec![Table {
+            label: "windows".to_owned(),
+            head: head.map(str::to_owned).to_vec(),
+            rows: rows.collect(),
+        }],
+        ..Section::default()
+    }
+}
+
+fn section(rounds: &[Vec<Run>]) -> Section {
+    let head =
+        ["round", "scheme", "task", "rate", "p50", "p99", "p99.99", "longest"].map(str::to_owned).to_vec();
+    let rows = rounds.iter().enumerate().flat_map(|(i, runs)| {
+        runs.iter().flat_map(move |run| {
+            run.tasks.iter().map(move |t| {
+                vec![
+                    (i + 1).to_string(),
+                    run.scheme.clone(),
+                    format!("{}/{}", t.vm, t.task),
+                    format!("{:.0}", t.achieved_rate.0),
+                    t.p50_ns.to_string(),
+                    t.p99_ns.to_string(),
+                    t.p9999_ns.to_string(),
+                    t.max_ns.to_string(),
+                ]
+            })
+        })
+    });
+    Section {
+        title: "A flood next to declared rates".to_owned(),
+        tables: vec![Table { label: "flood".to_owned(), head, rows: rows.collect() }],
+        ..Section::default()
+    }
+}

@@ -1,0 +1,115 @@
+//! A page of experiments: sections of text, plots and tables.
+
+pub mod claims;
+pub mod xy;
+
+use rtvirtio_report::html::{Rows, Small, document, figure, section};
+use rtvirtio_report::svg::{BarPlot, XyPlot, svg_bars, svg_xy};
+use rtvirtio_report::xml;
+
+/// A page.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// Heading.
+    pub title: String,
+    /// Sentences below it.
+    pub lead: Vec<String>,
+    /// Sections in order.
+    pub sections: Vec<Section>,
+    /// When and by which version it is made.
+    pub generated: String,
+}
+
+/// A section.
+#[derive(Clone, Debug, Default)]
+pub struct Section {
+    /// Heading.
+    pub title: String,
+    /// Paragraphs.
+    pub text: Vec<String>,
+    /// Plots with their captions.
+    pub plots: Vec<(String, Plot)>,
+    /// Tables.
+    pub tables: Vec<Table>,
+}
+
+/// A plot.
+#[derive(Clone, Debug)]
+pub enum Plot {
+    /// Curves.
+    Xy(Box<XyPlot>),
+    /// Bars of shares.
+    Bars(BarPlot),
+}
+
+/// A table.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// What it holds, for screen readers.
+    pub label: String,
+    /// Headings.
+    pub head: Vec<String>,
+    /// Rows; the first field is a row heading.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// The page as one HTML document.
+#[must_use]
+pub fn page_html(page: &Page) -> String {
+    let body: String = page
+        .sections
+        .iter()
+        .enumerate()
+        .map(|(i, s)| section(&format!("s{i}"), &s.title, &inner(s)))
+        .collect();
+    let lead: String = page.lead.iter().map(|l| format!("<p>{}</p>\n", xml(l))).collect();
+    document(&page.title, &lead, &body, &page.generated)
+}
+
+fn inner(s: &Section) -> String {
+    let mut out: String = s.text.iter().map(|t| format!("<p>{}</p>\n", xml(t))).collect();
+    for (caption, plot) in &s.plots {
+        let draw = |width: f64| match plot {
+            Plot::Xy(plot) => svg_xy(plot, width),
+            Plot::Bars(plot) => svg_bars(plot, width),
+        };
+        out.push_str(&figure(&xml(caption), draw));
+    }
+    for table in &s.tables {
+        let head: Vec<(&str, &str)> = table.head.iter().map(|h| (h.as_str(), "")).collect();
+        let mut rows = Rows::new(&table.label, Small::Scroll, &head);
+        for row in &table.rows {
+            let cells: Vec<(&str, &str)> = row.iter().map(|c| (c.as_str(), "")).collect();
+            rows.row(1, &cells);
+        }
+        out.push_str(&rows.done());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn foreign_text_stays_text() {
+        let page = Page {
+            title: "a <b> & c".to_owned(),
+            lead: vec!["<script>".to_owned()],
+            sections: vec![Section {
+                title: "x".to_owned(),
+                text: vec!["1 < 2".to_owned()],
+                plots: Vec::new(),
+                tables: vec![Table {
+                    label: "t".to_owned(),
+                    head: vec!["case".to_owned()],
+                    rows: vec![vec!["<i>".to_owned()]],
+                }],
+            }],
+            generated: "now".to_owned(),
+        };
+        let html = page_html(&page);
+        assert!(!html.contains("<script>") && !html.contains("<i>"), "{html}");
+        assert!(html.contains("a &lt;b&gt; &amp; c") && html.contains("1 &lt; 2"));
+    }
+}

@@ -1,0 +1,25 @@
+//! Plots and tables that need no more than names and numbers.
+
+use crate::page::{Plot, Table};
+use rtvirtio_report::svg::{Axis, Series, Spread, XyPlot};
+
+/// An axis of plain numbers, as wide as the data.
+pub fn axis(label: &str, spread: Spread) -> Axis {
+    Axis { label: label.to_owned(), spread, ends: None, marks: None, format: |v| format!("{v}") }
+}
+
+/// A plot with a legend.
+pub fn plot(title: &str, x: Axis, y: Axis, series: Vec<Series>, limit: Option<(f64, String)>) -> Plot {
+    let (title, heading) = (title.to_owned(), String::new());
+    Plot::Xy(Box::new(XyPlot { title, heading, x, y, series, limit, legend: true, height: 280.0 }))
+}
+
+/// A line of it: x, y and what is said of each point. All but the first are dashed.
+pub fn series(index: usize, name: &str, points: Vec<(f64, f64, String)>) -> Series {
+    Series { name: name.to_owned(), index, dashed: index > 0, points }
+}
+
+/// A table.
+pub fn table(label: &str, head: &[&str], rows: Vec<Vec<String>>) -> Table {
+    Table { label: label.to_owned(), head: head.iter().map(|h| (*h).to_owned()).collect(), rows }
+}

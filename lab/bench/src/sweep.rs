@@ -1,0 +1,114 @@
+//! A space-filling design of loads and settings, measured: the datasets that models learn from.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_learn::dataset::OtherHost;
+use rtvirtio_learn::design::MAX_VMS;
+use rtvirtio_learn::sweep::{Design, GUESTS, Learning, Sweep};
+use rtvirtio_model::{HostModel, Profile};
+use rtvirtio_spec::LabKind;
+use rtvirtio_testbed::LabHost;
+use rtvirtio_units::Nanos;
+use rtvirtio_workflow::{Error, Progress, generated};
+
+use crate::test_bed::{TestBed, device_name};
+
+/// Suffix of the name of a dataset of runs in QEMU guests.
+pub const IN_GUESTS: &str = "-qemu";
+
+/// Options of the experiment.
+#[derive(Clone, Debug)]
+pub struct SweepOptions {
+    /// `twin:NAME` or `file:PATH`, one dataset each.
+    pub devices: Vec<String>,
+    /// Conditions per device.
+    pub points: usize,
+    /// Length of each run.
+    pub length: Nanos,
+    /// Conditions of the RT-VirtIO paper's Table II.
+    pub paper: usize,
+    /// Conditions that run two times more.
+    pub again: usize,
+    /// Conditions that run in QEMU guests instead; 0 for process VMs.
+    pub qemu: usize,
+    /// Seed of the design.
+    pub seed: u64,
+    /// File of the device's profile; without it the device is measured.
+    pub profile: Option<PathBuf>,
+    /// Directory of the datasets.
+    pub out: PathBuf,
+}
+
+/// Measures a dataset for each device.
+///
+/// # Errors
+/// A device that cannot be made, a profile of another device, and cancellation.
+pub fn measure(options: &SweepOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<()> {
+    let _lock = labs.dirs.lock_vms()?;
+    let profile = options.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
+    for device in &options.devices {
+        let (vms, kind, suffix) = match options.qemu {
+            0 => (MAX_VMS + 1, LabKind::Process, ""),
+            _ => (GUESTS, LabKind::Qemu, IN_GUESTS),
+        };
+        let bed = TestBed::make(device, vms, kind, labs, progress)?;
+        let path = options.out.join(format!("{}{suffix}.jsonl", device_name(device)));
+        let mut command = format!(
+            "rtvirtio-lab bench sweep {device} --points {} --seed {} --for {}",
+            options.points, options.seed, options.length
+        );
+        if options.qemu > 0 {
+            command.push_str(" --qemu");
+        }
+        profile.as_ref().map_or(Ok(()), |p| bed.check_profile(p))?;
+        let measured = measure_on(options, &bed, &path, command, profile.clone(), progress);
+        bed.remove()?;
+        measured?;
+    }
+    Ok(())
+}
+
+fn measure_on(
+    options: &SweepOptions,
+    bed: &TestBed<'_>,
+    path: &Path,
+    command: String,
+    profile: Option<Profile>,
+    progress: &dyn Progress,
+) -> anyhow::Result<()> {
+    let runs = bed.runs(path, command, options.length, (profile, None), OtherHost::Refused)?;
+    let allowed = bed.allowed(&runs.profile)?;
+    let design = Design {
+        points: options.points,
+        seed: options.seed,
+        again: options.again,
+        paper: options.paper,
+        guests: (options.qemu > 0).then_some(options.qemu),
+    };
+    Ok(Sweep::new(&bed.device, allowed, runs, progress).design(&design).map_err(Error::from)?)
+}
+
+/// Learns a host model on a test bed in the given time. The dataset is kept, so that a later sweep
+/// continues it.
+///
+/// # Errors
+/// Too few runs in this time, and cancellation.
+pub fn learn(
+    bed: &TestBed<'_>,
+    profile: &Profile,
+    data: &Path,
+    time: Duration,
+    progress: &dyn Progress,
+) -> anyhow::Result<HostModel> {
+    let learning = Learning {
+        device: &bed.device,
+        allowed: bed.allowed(profile)?,
+        profile,
+        host: bed.facts(),
+        data,
+        time,
+        generated: generated(),
+    };
+    Ok(rtvirtio_learn::sweep::learn(learning, bed.stage()?, progress).map_err(Error::from)?)
+}
