@@ -94,7 +94,7 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     } else {
         let (code, applied) = site.json(&["apply", plant, "--cpu-only"]);
         let found = &applied[0]["found"];
-        assert_eq!((code, found["look"]["neighbour_percent"].as_u64()), (0, Some(20)), "{applied}");
+        assert_eq!((code, found["curve"]["neighbour_percent"].as_u64()), (0, Some(20)), "{applied}");
         let carries = |p: &&Value| number(&p["lower"]) >= asked;
         let smallest = points[2..].iter().find(carries).unwrap()["budget_percent"].as_u64();
         assert!(found["point"]["budget_percent"].as_u64() >= smallest, "{found}");

@@ -127,8 +127,8 @@ mod tests {
         );
     }
 
-    /// Table of Newcombe (Statistics in Medicine 17, 1998), method 3: 81 of 263, 15 of 148, 0 of
-    /// 20, 29 of 29.
+    /// Table of Newcombe (Statistics in Medicine 17, 1998), method 3: 81 of 263, 15 of 148, 0
+    /// of 20, 29 of 29.
     #[test]
     fn known_wilson_intervals() {
         for (covered, n, low, high) in [

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_adds_is_told_apart_from_what_settings_can_do() {
+    fn what_the_host_adds_is_reported_apart_from_what_settings_can_do() {
         use rtvirtio_model::{Upper, UpperBasis};
         use rtvirtio_units::Ratio;
         let mut t = crate::fixture::plan().tasks[0].clone();

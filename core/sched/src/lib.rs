@@ -6,7 +6,8 @@
 //! device:
 //!
 //! ```text
-//!  submit ──► per VM: 3 classes x 8 levels x 2 directions ──► caps ──► policy ──► window ──► device ──► complete
+//!  submit ──► per VM: 3 classes x 8 levels x 2 directions ──► caps ──► policy
+//!                                      complete ◄── device ◄── window ◄──┘
 //! ```
 //!
 //! - Large requests are split into *pieces* of at most one quantum, so that a 1 MiB write blocks
@@ -28,7 +29,6 @@ mod config;
 mod cost;
 mod deallocation;
 mod drr;
-mod latency;
 mod meter;
 mod priority;
 mod queue;
@@ -41,7 +41,6 @@ pub use bucket::{Bucket, Cap, Charge, Regulator, Reservation, Tspec};
 pub use config::{Config, ConfigError, Policy, VmConfig};
 pub use cost::{Cost, Line};
 pub use deallocation::DeallocationStatus;
-pub use latency::LatencyHistogram;
 pub use meter::{Contract, Meter};
 pub use priority::{Class, Priority, PriorityRule};
 pub use request::{Direction, Op, Piece, Request};

@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use rtvirtio_sched::{
-    CompletedRequest, Config, ConfigError, Direction, LatencyHistogram, Next, Op, Piece, Request, Scheduler,
-    SubmitError,
+    CompletedRequest, Config, ConfigError, Next, Op, Piece, Request, Scheduler, SubmitError,
 };
+use rtvirtio_stats::Latencies;
 use rtvirtio_twin::{Access, ServiceModel, TwinProfile};
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, Percentile};
 
 use crate::arrival::{Load, Source};
 use crate::stats::{LoadResult, SimResult};
@@ -93,18 +93,18 @@ const LONGEST_LATENCY: Nanos = Nanos(86_400_000_000_000);
 /// Latencies of a load.
 #[derive(Debug)]
 struct LoadStats {
-    hist: LatencyHistogram,
+    hist: Latencies,
     /// Completions after the deadline.
     late: u64,
 }
 
 impl LoadStats {
     fn new() -> Self {
-        Self { hist: LatencyHistogram::new(LONGEST_LATENCY, 3), late: 0 }
+        Self { hist: Latencies::with_range(LONGEST_LATENCY, 3), late: 0 }
     }
 
     fn record(&mut self, latency: Nanos, deadline: Option<Nanos>) {
-        self.hist.record(latency);
+        self.hist.record(latency, 1);
         self.late += u64::from(deadline.is_some_and(|d| latency > d));
     }
 }
@@ -221,41 +221,23 @@ impl<O: Observer> Sim<O> {
     #[must_use]
     pub fn result(&self) -> SimResult {
         let seconds = self.now.as_secs_f64();
-        let loads = self.sources.iter().zip(&self.stats).enumerate().map(|(i, (source, l))| LoadResult {
+        let loads = self.sources.iter().zip(&self.stats).map(|(source, l)| LoadResult {
             name: source.load.name.clone(),
             vm: source.load.vm,
-            n: l.hist.count(),
-            incomplete: self.incomplete(i),
-            rate: if seconds > 0.0 { l.hist.count() as f64 / seconds } else { 0.0 },
-            p50: l.hist.percentile(50.0),
-            p99: l.hist.percentile(99.0),
+            n: l.hist.n(),
+            rate: if seconds > 0.0 { l.hist.n() as f64 / seconds } else { 0.0 },
+            p50: l.hist.at(Percentile(50.0)),
+            p99: l.hist.at(Percentile(99.0)),
             p9999: l.hist.tail(),
             max: l.hist.max(),
             late: l.late,
         });
         let vms = 0..self.blocked.len();
         SimResult {
-            time: self.now,
             requests: self.requests,
             loads: loads.collect(),
-            vms: vms.clone().map(|vm| self.scheduler.counters(vm)).collect(),
-            contracts: vms
-                .map(|vm| Direction::ALL.map(|d| self.scheduler.contract(vm, d, self.now)))
-                .collect(),
-            window: self.scheduler.window(),
+            vms: vms.map(|vm| self.scheduler.counters(vm)).collect(),
         }
-    }
-
-    fn incomplete(&self, load: usize) -> u64 {
-        let free: std::collections::BTreeSet<u32> = self.free_pending.iter().copied().collect();
-        let inside = self
-            .pending
-            .iter()
-            .enumerate()
-            .filter(|(i, a)| a.load as usize == load && !free.contains(&(*i as u32)))
-            .count();
-        let blocked = self.blocked.iter().flatten().filter(|(l, _)| *l as usize == load).count();
-        (inside + blocked) as u64
     }
 
     /// The observer, with what it recorded.

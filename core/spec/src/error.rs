@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::source::{Excerpt, Source, printable};
-use crate::{MAX_FILE_BYTES, Span, Spec};
+use crate::limits::MAX_FILE_BYTES;
+use crate::source::{Excerpt, Source, Span, printable};
+use crate::types::Spec;
 
 /// Most errors of one file that are shown; how many more there are is said in the text form.
 pub const MAX_SHOWN_ERRORS: usize = 100;
@@ -33,7 +34,8 @@ pub struct SpecError {
 
 /// All mistakes of one spec file, in file order; never empty.
 ///
-/// Displays like a compiler's messages; serialises as a list of `{file, line, column, message, help}`.
+/// Displays like a compiler's messages; serialises as a list of
+/// `{file, line, column, message, help}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct SpecErrors {
@@ -158,7 +160,8 @@ impl<'a> Report<'a> {
     pub(crate) fn finish(mut self, spec: Option<Spec>) -> Result<Spec, SpecErrors> {
         match spec {
             Some(spec) if self.found.is_empty() => return Ok(spec),
-            // Readers return nothing only after a report; keep the promise of a non-empty list all the same.
+            // Readers return nothing only after a report; keep the promise of a non-empty list all
+            // the same.
             None if self.found.is_empty() => {
                 self.add(0..0, "the spec is not valid", "compare it with the specs in examples/");
             }

@@ -4,9 +4,8 @@ use std::path::{Component, Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
-use crate::Span;
 use crate::error::Report;
-use crate::source::printable;
+use crate::source::{Span, printable};
 use crate::suggest::closest;
 
 /// Longest name of a VM or task in characters.
@@ -117,8 +116,8 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 impl<'t, 'i> Section<'t, 'i> {
-    /// Takes a table and reports every key in it that is neither in `keys`; `aliases` maps what other tools call a
-    /// thing to what it is called here.
+    /// Takes a table and reports every key in it that is neither in `keys`; `aliases` maps what
+    /// other tools call a thing to what it is called here.
     pub(crate) fn open(
         report: &mut Report<'_>,
         title: &'static str,
@@ -314,7 +313,8 @@ impl<'t, 'i> Section<'t, 'i> {
     }
 }
 
-/// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence the narrow set.
+/// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence
+/// the narrow set.
 fn name_problem(name: &str) -> Option<&'static str> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() {
@@ -337,4 +337,42 @@ fn repaired(name: &str) -> Option<String> {
     let good: String =
         dashed.trim_matches(|c: char| !c.is_ascii_alphanumeric()).chars().take(MAX_NAME).collect();
     name_problem(&good).is_none().then_some(good)
+}
+
+/// The entries of an array of tables such as `[[vm]]`; a wrong shape is reported and gives `None`.
+pub(crate) fn tables<'t, 'i>(
+    report: &mut Report<'_>,
+    section: &Section<'t, 'i>,
+    key: &str,
+    header: &str,
+) -> Option<Vec<(&'t DeTable<'i>, Span)>> {
+    let help = |what: &str| format!("start each {what} with a line {header} in double brackets");
+    let Some((place, value)) = section.get(key) else {
+        if section.meant(key) || section.meant(header) {
+            return None;
+        }
+        let message = format!("{} has no {header}", section.title);
+        report.add(section.span.clone(), message, help("one"));
+        return None;
+    };
+    let DeValue::Array(items) = value else {
+        let message = format!("`{key}` must be a list of tables, not {}", kind(value));
+        report.add(place.value, message, help(key));
+        return None;
+    };
+    if items.is_empty() {
+        report.add(place.value, format!("`{key}` is an empty list"), help(key));
+        return None;
+    }
+    let mut found = Vec::new();
+    for item in items.iter() {
+        match item.get_ref() {
+            DeValue::Table(table) => found.push((table, item.span())),
+            other => {
+                let message = format!("each `{key}` must be a table, not {}", kind(other));
+                report.add(item.span(), message, help(key));
+            }
+        }
+    }
+    (found.len() == items.len()).then_some(found)
 }

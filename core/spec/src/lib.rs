@@ -1,15 +1,17 @@
 //! The spec file: devices, VMs, tasks and targets, parsed with line and column.
 //!
-//! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]: every mistake of the
-//! file at once, each with its place, the source line and a remedy. The form of the file is in `docs/spec.md`.
+//! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]:
+//! every mistake of the file at once, each with its place, the source line and a remedy. The form
+//! of the file is in `docs/reference/spec.md`.
 //!
-//! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are bounded, and nothing
-//! in it makes the parser panic.
+//! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are
+//! bounded, and nothing in it makes the parser panic.
 
 mod cpu;
 mod device;
 mod error;
 mod field;
+mod limits;
 mod nesting;
 mod quantity;
 mod source;
@@ -22,40 +24,30 @@ mod vm;
 
 use std::fs::File;
 use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
 pub use device::{DEFAULT_TWIN_SIZE, MAX_TWIN_SIZE, MIN_TWIN_SIZE, TWIN_PROFILES};
 pub use error::{MAX_SHOWN_ERRORS, SpecError, SpecErrors};
+pub use limits::{DEFAULT_OPEN_DEPTH, MAX_FILE_BYTES, MAX_TASKS_PER_VM, MAX_VMS};
 pub use types::*;
 
 use error::Report;
 use field::Section;
 
-/// Largest spec file in bytes. 64 VMs with 64 tasks each fit several times.
-pub const MAX_FILE_BYTES: usize = 1 << 20;
-/// Most VMs in one spec.
-pub const MAX_VMS: usize = 64;
-/// Most tasks in one VM.
-pub const MAX_TASKS_PER_VM: usize = 64;
-/// `depth` of an open loop that does not give one.
-pub const DEFAULT_OPEN_DEPTH: u32 = 64;
-
-/// Byte range in the text of the spec.
-pub(crate) type Span = Range<usize>;
-
 /// Reads and validates the spec file at `path`.
 ///
 /// # Errors
 ///
-/// As [`parse`]; also when the file cannot be read, is larger than [`MAX_FILE_BYTES`], or is not UTF-8.
+/// As [`parse`]; also when the file cannot be read, is larger than [`MAX_FILE_BYTES`], or is not
+/// UTF-8.
 pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
     let path = path.as_ref();
     let name = path.display().to_string();
     let mut bytes = Vec::new();
-    // One byte more than allowed tells "just fits" from "too large" without reading an endless pipe.
+    // One byte more than allowed separates "just fits" from "too large" without reading an endless
+    // pipe.
     let limit = MAX_FILE_BYTES as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
     if let Err(e) = read {
@@ -81,7 +73,8 @@ pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
 
 /// Validates the text of a spec file.
 ///
-/// `file_name` stands in the errors, and a relative path of a twin profile is relative to its directory.
+/// `file_name` stands in the errors, and a relative path of a twin profile is relative to its
+/// directory.
 ///
 /// # Errors
 ///
@@ -124,42 +117,4 @@ fn read(report: &mut Report<'_>, text: &str, directory: &Path) -> Option<Spec> {
     let device = device::read(report, &file, directory);
     let vms = vm::read_all(report, &file, &device);
     Some(Spec { device: device.into_value()?, vms: vms? })
-}
-
-/// The entries of an array of tables such as `[[vm]]`; a wrong shape is reported and gives `None`.
-fn tables<'t, 'i>(
-    report: &mut Report<'_>,
-    section: &Section<'t, 'i>,
-    key: &str,
-    header: &str,
-) -> Option<Vec<(&'t DeTable<'i>, Span)>> {
-    let help = |what: &str| format!("start each {what} with a line {header} in double brackets");
-    let Some((place, value)) = section.get(key) else {
-        if section.meant(key) || section.meant(header) {
-            return None;
-        }
-        let message = format!("{} has no {header}", section.title);
-        report.add(section.span.clone(), message, help("one"));
-        return None;
-    };
-    let DeValue::Array(items) = value else {
-        let message = format!("`{key}` must be a list of tables, not {}", field::kind(value));
-        report.add(place.value, message, help(key));
-        return None;
-    };
-    if items.is_empty() {
-        report.add(place.value, format!("`{key}` is an empty list"), help(key));
-        return None;
-    }
-    let mut found = Vec::new();
-    for item in items.iter() {
-        match item.get_ref() {
-            DeValue::Table(table) => found.push((table, item.span())),
-            other => {
-                let message = format!("each `{key}` must be a table, not {}", field::kind(other));
-                report.add(item.span(), message, help(key));
-            }
-        }
-    }
-    (found.len() == items.len()).then_some(found)
 }

@@ -1,6 +1,9 @@
 //! From byte offsets to lines, columns and printable excerpts.
 
-use crate::Span;
+use std::ops::Range;
+
+/// Byte range in the text of the spec.
+pub(crate) type Span = Range<usize>;
 
 /// Most characters of a source line that an error shows.
 const MAX_SHOWN: usize = 120;

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use rtvirtio_units::{Bytes, Iops, Nanos, Ratio};
 
 use crate::error::Report;
-use crate::field::{Field, Section};
+use crate::field::{Field, Section, tables};
+use crate::limits::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM};
 use crate::source::printable;
 use crate::types::{Arrival, Op, Pattern, Task};
-use crate::{DEFAULT_OPEN_DEPTH, MAX_TASKS_PER_VM, device, target};
+use crate::{device, target};
 
 const KEYS: &[&str] =
     &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "burst", "target"];
@@ -71,7 +72,7 @@ const LOOPS: &[(&str, Arrival)] = &[("closed", Arrival::Closed), ("open", Arriva
 
 /// Reads all tasks of a VM; `None` when something was reported.
 pub(crate) fn read_all(report: &mut Report<'_>, vm: &Section<'_, '_>) -> Option<Vec<Task>> {
-    let tables = crate::tables(report, vm, "task", "[[vm.task]]")?;
+    let tables = tables(report, vm, "task", "[[vm.task]]")?;
     let mut first_lines: HashMap<&str, usize> = HashMap::new();
     let mut tasks = Vec::new();
     let mut good = true;
@@ -216,7 +217,8 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
     })
 }
 
-/// Only a task that runs as fast as it can has bursts: a rate says already when each request is due.
+/// Only a task that runs as fast as it can has bursts: a rate says already when each request is
+/// due.
 fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> bool {
     match section.place("burst") {
         Some(place) if *rate != Field::Absent => {
@@ -229,8 +231,9 @@ fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<
     }
 }
 
-/// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request at a time, issued
-/// when it is due and its predecessor is complete. More depth would need a rule for who catches up after a stall.
+/// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request
+/// at a time, issued when it is due and its predecessor is complete. More depth would need a rule
+/// for which request catches up after a stall.
 fn check_loop(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,

@@ -3,7 +3,7 @@
 use hdrhistogram::Histogram;
 use rtvirtio_units::{Nanos, Percentile};
 
-/// Longest latency that [`Latencies::new`] tells apart; longer ones count as this: one hour.
+/// Longest latency that [`Latencies::new`] resolves; longer ones count as this: one hour.
 pub const LONGEST: Nanos = Nanos(3_600_000_000_000);
 /// Significant decimal digits of [`Latencies::new`].
 const DIGITS: u8 = 3;
@@ -68,6 +68,12 @@ impl Latencies {
     #[must_use]
     pub fn at(&self, p: Percentile) -> Nanos {
         Nanos(self.hist.value_at_quantile(p.0 / 100.0)).min(self.max)
+    }
+
+    /// p99.99; the largest sample where there are fewer than 10 000.
+    #[must_use]
+    pub fn tail(&self) -> Nanos {
+        self.at(Percentile::P9999)
     }
 
     /// Share of the samples with a latency from `low` to `high`, both included up to the precision.
@@ -138,6 +144,21 @@ mod tests {
         let h: Latencies = [Nanos(1_234_567), Nanos(9_876_543)].into_iter().collect();
         assert_eq!((h.max(), h.at(Percentile(100.0))), (Nanos(9_876_543), Nanos(9_876_543)));
         assert_eq!((Latencies::new().max(), Latencies::new().at(Percentile::P9999)), (Nanos(0), Nanos(0)));
+    }
+
+    #[test]
+    fn a_tail_of_few_samples_is_their_maximum() {
+        let mut h = Latencies::with_range(Nanos(10_000_000), 2);
+        assert_eq!((h.n(), h.at(Percentile(50.0)), h.tail()), (0, Nanos(0), Nanos(0)));
+        for i in 1..=100 {
+            h.record(Nanos(i * 1_000), 1);
+        }
+        h.record(Nanos(5_000_000), 1);
+        assert_eq!((h.n(), h.max(), h.tail()), (101, Nanos(5_000_000), Nanos(5_000_000)));
+        let p50 = h.at(Percentile(50.0)).0;
+        assert!((50_000..=52_000).contains(&p50), "{p50}");
+        h.record(Nanos(10), 10_000);
+        assert!(h.tail() < h.max());
     }
 
     #[test]

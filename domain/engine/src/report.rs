@@ -1,5 +1,6 @@
 //! The status report, for people and programs.
 
+use rtvirtio_units::Percentile;
 use serde::Serialize;
 
 use crate::engine::{Command, EngineHandle, VmStatus};
@@ -90,8 +91,8 @@ fn vm_report(device: &str, vm: VmStatus) -> VmReport {
         DirectionReport {
             requests: vm.counters.completed[i],
             bytes: vm.counters.bytes[i],
-            p50_ns: l.percentile(50.0).0,
-            p99_ns: l.percentile(99.0).0,
+            p50_ns: l.at(Percentile(50.0)).0,
+            p99_ns: l.at(Percentile(99.0)).0,
             p9999_ns: l.tail().0,
             max_ns: l.max().0,
             alpha_bytes_per_second: c.bytes_per_second,
@@ -123,8 +124,8 @@ pub fn report(handles: &[(String, EngineHandle)]) -> Report {
         all.devices.push(DeviceReport {
             name: name.clone(),
             window: status.window,
-            held: status.regulator_lateness.count(),
-            late_p50_ns: status.regulator_lateness.percentile(50.0).0,
+            held: status.regulator_lateness.n(),
+            late_p50_ns: status.regulator_lateness.at(Percentile(50.0)).0,
             late_p9999_ns: status.regulator_lateness.tail().0,
             discard_pieces: status.deallocations.pieces,
             discard_longest_ns: status.deallocations.longest.0,

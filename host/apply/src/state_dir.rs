@@ -94,8 +94,8 @@ impl StateDir {
     /// A file or symbolic link of that name is removed first, never written to.
     ///
     /// # Errors
-    /// As the system calls say; kind `InvalidInput` when `name` is not the name of a file in this
-    /// directory.
+    /// As the system calls report; kind `InvalidInput` when `name` is not the name of a file in
+    /// this directory.
     pub fn create_file(&self, name: &str, mode: u32) -> io::Result<File> {
         self.remove(name)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
@@ -106,18 +106,10 @@ impl StateDir {
     /// is none. Its content stays.
     ///
     /// # Errors
-    /// As the system calls say; kind `InvalidData` for a symbolic link, anything but a regular
+    /// As the system calls report; kind `InvalidData` for a symbolic link, anything but a regular
     /// file, or a file of another user.
     pub fn open_file(&self, name: &str, mode: u32) -> io::Result<File> {
         self.writable(name, OFlags::RDWR | OFlags::CREATE, mode)
-    }
-
-    /// Opens a file for appending, and makes it with the permissions `mode` where there is none.
-    ///
-    /// # Errors
-    /// As [`StateDir::open_file`].
-    pub fn append_file(&self, name: &str, mode: u32) -> io::Result<File> {
-        self.writable(name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE, mode)
     }
 
     /// The whole content of a file.
@@ -136,7 +128,7 @@ impl StateDir {
     /// whole. The new content is first written to `NAME.new`.
     ///
     /// # Errors
-    /// As the system calls say; which of the two contents is there is not known then, but one of
+    /// As the system calls report; which of the two contents is there is not known then, but one of
     /// them is, whole.
     pub fn replace(&self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         let temp = format!("{name}.new");
@@ -156,7 +148,7 @@ impl StateDir {
     /// [`StateDir::sync`] makes it durable.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.dir, one_name(name)?, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -167,7 +159,7 @@ impl StateDir {
     /// Whether there is something of that name, be it a symbolic link that leads nowhere.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// As statx(2) reports.
     pub fn exists(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::statat(&self.dir, one_name(name)?, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),
@@ -179,7 +171,7 @@ impl StateDir {
     /// Waits until the names in the directory are on disk.
     ///
     /// # Errors
-    /// As the system call says.
+    /// As the system call reports.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.dir)?)
     }

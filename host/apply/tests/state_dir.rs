@@ -78,7 +78,7 @@ fn a_directory_of_another_user_is_refused() {
     fs::write(ours.join(JOURNAL_FILE), "{}").unwrap();
     chown(ours.join(JOURNAL_FILE), Some(OTHER), None).unwrap();
     for error in [state.read(JOURNAL_FILE).unwrap_err(), state.open_file(JOURNAL_FILE, 0o600).unwrap_err()] {
-        assert!(error.to_string().contains("belongs to user 65534"), "{error}");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
     }
 }
 
@@ -98,24 +98,27 @@ fn a_symbolic_link_in_it_is_not_followed() {
     fs::remove_file(path.join("journal.json")).unwrap();
     symlink(&target, path.join("journal.json")).unwrap();
     let read = state.read("journal.json").unwrap_err();
-    assert!(read.to_string().contains("it is a symbolic link") && read.to_string().contains("remove it"));
+    assert_eq!(read.kind(), io::ErrorKind::InvalidData, "{read}");
     state.replace("journal.json", 0o600, b"newer").unwrap();
     assert!(!path.join("journal.json").is_symlink());
     // Refused: a lock or a log, whose content is to stay.
     for to in [&target, &dir.path().join("nothing")] {
         symlink(to, path.join("log")).unwrap();
-        for result in [state.open_file("log", 0o600), state.append_file("log", 0o600)] {
-            assert!(result.unwrap_err().to_string().contains("it is a symbolic link"));
-        }
+        let result = state.open_file("log", 0o600);
+        assert_eq!(result.unwrap_err().kind(), io::ErrorKind::InvalidData);
         assert!(state.exists("log").unwrap(), "also one that leads nowhere");
         state.remove("log").unwrap();
         assert!(!state.exists("log").unwrap());
     }
     symlink(&target, path.join("lock")).unwrap();
-    assert!(Session::open(&path).unwrap_err().to_string().contains("it is a symbolic link"));
+    let refused = || match Session::open(&path) {
+        Err(ApplyError::State { source, .. }) => source.kind() == io::ErrorKind::InvalidData,
+        _ => false,
+    };
+    assert!(refused(), "a symbolic link");
     fs::remove_file(path.join("lock")).unwrap();
     fs::hard_link(&target, path.join("lock")).unwrap();
-    assert!(Session::open(&path).unwrap_err().to_string().contains("hard link"));
+    assert!(refused(), "a hard link");
     assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
     assert!(!dir.path().join("nothing").exists());
 }
@@ -137,17 +140,15 @@ fn only_regular_files_by_their_names_are_opened() {
         done.send((state.read("fifo").unwrap_err(), state.open_file("fifo", 0o600).unwrap_err())).unwrap();
     });
     let (read, open) = finished.recv_timeout(Duration::from_secs(60)).unwrap();
-    assert!(
-        read.to_string().contains("not a regular file") && open.to_string().contains("not a regular file")
-    );
+    assert_eq!((read.kind(), open.kind()), (io::ErrorKind::InvalidData, io::ErrorKind::InvalidData));
     for name in ["", ".", "..", "/etc/passwd", "a/b", "../a", "a/", "./a"] {
         assert_eq!(state.read(name).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name}");
         assert_eq!(state.create_file(name, 0o600).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name}");
         assert_eq!(state.remove(name).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name}");
     }
     state.create_file("file", 0o600).unwrap().write_all(b"one").unwrap();
-    state.append_file("file", 0o600).unwrap().write_all(b" two").unwrap();
-    assert_eq!(state.read("file").unwrap(), b"one two");
+    state.open_file("file", 0o600).unwrap().write_all(b"two").unwrap();
+    assert_eq!(state.read("file").unwrap(), b"two");
     assert_eq!(state.path().join("file").metadata().unwrap().mode() & 0o7777, 0o600);
     assert!(matches!(StateDir::find(dir.path().join("none")), Ok(None)));
 }

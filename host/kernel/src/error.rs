@@ -100,7 +100,8 @@ impl HostError {
         }
     }
 
-    /// The I/O error below; a failure without one becomes an error of kind `Other` with the same text.
+    /// The I/O error below; a failure without one becomes an error of kind `Other` with the same
+    /// text.
     #[must_use]
     pub fn into_io(self) -> io::Error {
         match self {
@@ -114,7 +115,8 @@ impl HostError {
         self.io().is_some_and(|e| e.raw_os_error() == Some(errno.raw_os_error()))
     }
 
-    /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded cgroup.
+    /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded
+    /// cgroup.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.is_errno(Errno::OPNOTSUPP)
@@ -127,12 +129,42 @@ impl HostError {
     }
 }
 
-/// Whether an I/O error says that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or
+/// Whether an I/O error means that the thing itself is gone: `ENOENT`, `ESRCH` of a task, or
 /// `ENODEV` from an open kernel file. After any other error it may be there.
 #[must_use]
 pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound
         || [Errno::NODEV, Errno::SRCH].iter().any(|e| error.raw_os_error() == Some(e.raw_os_error()))
+}
+
+/// The value; `None` when the file, or the task or device that it belongs to, is gone, which is no
+/// error: tasks end and devices leave between two reads.
+///
+/// # Errors
+/// Any other error.
+pub fn unless_gone<T, E: Gone>(result: Result<T, E>) -> Result<Option<T>, E> {
+    match result {
+        Err(e) if e.is_gone() => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Errors that may mean that what was asked for does not exist (any more).
+pub trait Gone {
+    /// Whether this one does.
+    fn is_gone(&self) -> bool;
+}
+
+impl Gone for HostError {
+    fn is_gone(&self) -> bool {
+        Self::is_gone(self)
+    }
+}
+
+impl Gone for io::Error {
+    fn is_gone(&self) -> bool {
+        is_gone(self)
+    }
 }
 
 /// The remedy that an error number suggests, ready to be appended.

@@ -1,7 +1,7 @@
 //! The process that holds the lock (flock(2)) of a file.
 //!
-//! A name or a process id identifies nothing for sure: any user can start a process of that name, and
-//! ids are used again. The lock belongs to an open file, so only a process that could open the
+//! A name or a process id identifies nothing for sure: any user can start a process of that name,
+//! and ids are used again. The lock belongs to an open file, so only a process that could open the
 //! file, or inherited it, holds it; and the kernel drops it when the last such process ends,
 //! however it ends. A process is found by `/proc/PID/fd` and `/proc/PID/fdinfo`
 //! (proc_pid_fdinfo(5)) and signalled through a pidfd that was open before it was inspected.
@@ -18,8 +18,8 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-use crate::process::{Process, descriptors, pids, unless_gone};
-use crate::{HostError, Root};
+use crate::process::{Process, descriptors, pids};
+use crate::{HostError, Root, unless_gone};
 
 #[cfg(test)]
 mod tests;
@@ -115,11 +115,8 @@ impl Wanted<'_> {
 fn inspect(pid: u32, wanted: &Wanted<'_>) -> io::Result<Option<Process>> {
     let Some(process) = Process::open(pid)? else { return Ok(None) };
     let root = Root::default();
-    let opened = match descriptors(&root, pid) {
-        Ok(opened) => opened,
-        Err(e) if e.is_gone() => return Ok(None),
-        Err(e) => return Err(e.into_io()),
-    };
+    let opened = unless_gone(descriptors(&root, pid)).map_err(HostError::into_io)?;
+    let Some(opened) = opened else { return Ok(None) };
     for fd in opened {
         let Some(link) = unless_gone(fd.target(&root))? else { continue };
         if !wanted.may_be(&link) {

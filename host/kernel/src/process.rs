@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_se
 use serde::{Deserialize, Serialize};
 
 use crate::task::{self, Membership};
-use crate::{HostError, Root, is_gone};
+use crate::{HostError, Root, is_gone, unless_gone};
 
 /// A process by id and start time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,16 +162,6 @@ fn raw(pid: u32) -> Option<Pid> {
     i32::try_from(pid).ok().and_then(Pid::from_raw)
 }
 
-/// The value; `None` when what it is read from is gone, which is no error: descriptors are closed
-/// and processes end meanwhile.
-pub(crate) fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if is_gone(&e) => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
 /// One open descriptor of a process (proc_pid_fd(5), proc_pid_fdinfo(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
@@ -237,8 +227,8 @@ pub fn of_thread(root: &Root, tid: u32) -> Result<u32, HostError> {
     tgid.ok_or_else(|| task::form(path, "no Tgid", "a task's status"))
 }
 
-/// CPU time that all threads of a process have used, those that have ended included, in steps of
-/// 10 ms.
+/// CPU time that all threads of a process have used, those that have ended included, in steps of 10
+/// ms.
 ///
 /// # Errors
 /// When the process is gone, or its `stat` has another form.
@@ -289,7 +279,7 @@ pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, Ho
 /// # Errors
 /// When the process is gone.
 pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
-    task::cgroups_at(root, path(pid, "cgroup"))
+    task::cgroups_at(root, &path(pid, "cgroup"))
 }
 
 /// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's

@@ -1,8 +1,9 @@
-//! `/proc/PID/task/TID`: what the kernel says about one thread (proc_pid_stat(5), cgroups(7)).
+//! `/proc/PID/task/TID`: what the kernel reports about one thread (proc_pid_stat(5), cgroups(7)).
 //!
-//! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and callers go on.
+//! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
+//! callers go on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,8 @@ pub struct TaskStat {
     pub parent: u32,
     /// Whether it is a thread of the kernel, not of a process.
     pub kernel: bool,
-    /// Whether it is on its way out, or has ended and waits for its parent: what it runs under no longer means anything.
+    /// Whether it is on its way out, or has ended and waits for its parent: what it runs under no
+    /// longer means anything.
     pub ended: bool,
     /// Nice value.
     pub nice: i32,
@@ -124,7 +126,8 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
     })
 }
 
-/// CPU time that a thread has used, to the nanosecond where the kernel says it (`schedstat`), else in steps of 10 ms.
+/// CPU time that a thread has used, to the nanosecond where the kernel reports it (`schedstat`),
+/// else in steps of 10 ms.
 ///
 /// # Errors
 /// When the thread is gone.
@@ -156,17 +159,17 @@ pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
 /// # Errors
 /// When the thread is gone.
 pub fn cgroups(root: &Root, pid: u32, tid: u32) -> Result<Vec<Membership>, HostError> {
-    cgroups_at(root, dir(pid, tid).join("cgroup"))
+    cgroups_at(root, &dir(pid, tid).join("cgroup"))
 }
 
-pub(crate) fn cgroups_at(root: &Root, path: PathBuf) -> Result<Vec<Membership>, HostError> {
-    let text = root.read(&path)?;
+pub(crate) fn cgroups_at(root: &Root, path: &Path) -> Result<Vec<Membership>, HostError> {
+    let text = root.read(path)?;
     let line = |line: &str| {
         let mut parts = line.splitn(3, ':');
         let (_, controllers, cgroup) = (parts.next()?, parts.next()?, parts.next()?);
         Some(Membership { controllers: controllers.to_owned(), path: PathBuf::from(cgroup) })
     };
-    text.lines().map(|l| line(l).ok_or_else(|| form(path.clone(), l, "a list of cgroups"))).collect()
+    text.lines().map(|l| line(l).ok_or_else(|| form(path.to_owned(), l, "a list of cgroups"))).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Latency from the intended start, on a file that really stalls: what fio says, what we say, and the truth.
+//! Latency from the intended start, on a file that really stalls: what fio says, what we say, and
+//! the truth.
 
 mod common;
 
@@ -54,8 +55,8 @@ fn run_on_stalling_file(
     let stalls = Stalls::union(vec![(file.first_ns() + from, file.first_ns() + to)]);
     let less = measured.latencies_less(&stalls).unwrap();
     let result = measured.result;
-    // One server, so answers come in the order of requests: the truth needs neither fio's clock nor its log. (Of an open loop's streams
-    // the order of intended starts.)
+    // One server, so answers come in the order of requests: the truth needs neither fio's clock nor
+    // its log. (Of an open loop's streams the order of intended starts.)
     let mut intended: Vec<u64> = Pace::of(&vm.tasks[0])
         .unwrap()
         .iter()
@@ -80,16 +81,17 @@ fn run_on_stalling_file(
 }
 
 fn near(measured: Nanos, truth: Nanos) -> bool {
-    // 1 ms is the log's resolution; the rest is for a busy test machine. What is told apart differs by hundreds of ms.
+    // 1 ms is the log's resolution; the rest is for a busy test machine. What is reported apart
+    // differs by hundreds of ms.
     measured.0.abs_diff(truth.0) < 25_000_000
 }
 
 fn print(name: &str, o: &Outcome) {
     let r = &o.result;
     eprintln!("{name}: n {}, {}", r.n, r.achieved_rate);
-    for (who, l) in [("truth", &o.truth), ("fio's own", &o.own)] {
+    for (name, l) in [("truth", &o.truth), ("fio's own", &o.own)] {
         eprintln!(
-            "  {who}: p50 {} p99 {} p99.9 {} max {}",
+            "  {name}: p50 {} p99 {} p99.9 {} max {}",
             l.at(Percentile(50.0)),
             l.at(Percentile(99.0)),
             l.at(Percentile(99.9)),
@@ -124,7 +126,8 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
     assert!(r.achieved_rate.0 > 990.0, "the backlog was caught up: {}", r.achieved_rate);
     // fio itself would have called the target met: one request in 3000 was slow.
     assert!(o.own.at(Percentile(99.0)) < Nanos::from_millis(200), "{}", o.own.at(Percentile(99.0)));
-    // Less the time of the stall itself there remains the backlog behind it: 600 requests, served in far less time than it lasted.
+    // Less the time of the stall itself there remains the backlog behind it: 600 requests, served
+    // in far less time than it lasted.
     assert_eq!(o.less.n(), o.result.n);
     assert!(o.less.at(Percentile(99.0)).0 < truth.0 / 3, "{}", o.less.at(Percentile(99.0)));
 }
@@ -158,7 +161,8 @@ fn warm_up_is_left_out() {
     assert!(r.achieved_rate.0 > 495.0);
 }
 
-/// A stall that lasts until the end: the requests that were due in it were never made, and still count.
+/// A stall that lasts until the end: the requests that were due in it were never made, and still
+/// count.
 #[test]
 fn requests_that_were_never_made_count() {
     let name = "requests_that_were_never_made_count";
@@ -171,8 +175,8 @@ fn requests_that_were_never_made_count() {
     print(name, &o);
     assert!(o.result.n.abs_diff(501) <= 5, "{}", o.result.n);
     assert_eq!(o.result.verdict, Some(Verdict::Missed));
-    // 1000 were due, of which those of the last 300 ms may still wait; about 350 had waited for longer.
-    // Of 850 samples the ninth from the top: 1198 ms, then the waits 998, 996, ... so far.
+    // 1000 were due, of which those of the last 300 ms may still wait; about 350 had waited for
+    // longer. Of 850 samples the ninth from the top: 1198 ms, then the waits 998, 996, ... so far.
     assert!(near(o.result.p99_ns, Nanos::from_millis(984)), "{}", o.result.p99_ns);
     let above: u64 = o.result.why.split(' ').next().unwrap().parse().unwrap();
     assert!((340..=360).contains(&above), "{}", o.result.why);
@@ -180,7 +184,8 @@ fn requests_that_were_never_made_count() {
     assert!(o.less.at(Percentile(99.0)) < Nanos::from_millis(50), "{}", o.less.at(Percentile(99.0)));
 }
 
-/// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency nearly tells the truth.
+/// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency
+/// nearly tells the truth.
 #[test]
 fn an_open_loop_waits_only_beyond_its_depth() {
     let name = "an_open_loop_waits_only_beyond_its_depth";

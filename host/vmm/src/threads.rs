@@ -1,8 +1,9 @@
-//! Every thread of the host that works for one VM: its process's own, and the kernel's that were started on its behalf.
+//! Every thread of the host that works for one VM: its process's own, and the kernel's that were
+//! started on its behalf.
 //!
-//! QEMU's monitor says for certain which threads are vCPUs and I/O threads ([`Named`]); it serves one client only, so a VM of
-//! libvirt has to do with the threads' names (`-name VM,debug-threads=on`, which libvirt always gives). The rest comes from
-//! `/proc`.
+//! QEMU's monitor reports for certain which threads are vCPUs and I/O threads ([`Named`]); it
+//! serves one client only, so a VM of libvirt has to do with the threads' names (`-name
+//! VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
 
 mod role;
 mod watch;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::sched::{self, Attr, Policy, Reservation};
 use rtvirtio_kernel::task::{self, Membership, TaskStat};
-use rtvirtio_kernel::{HostError, Root, is_gone, process};
+use rtvirtio_kernel::{HostError, Root, is_gone, process, unless_gone};
 use serde::Serialize;
 
 use crate::{Qmp, VmmError};
@@ -84,7 +85,7 @@ impl Thread {
     }
 }
 
-/// What the monitor says about threads.
+/// What the monitor reports about threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     /// vCPU numbers by thread; several under TCG in one thread.
@@ -170,9 +171,9 @@ fn own_threads(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
 fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     let mut threads = Vec::new();
     for tid in task::tids(root, pid)? {
-        let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
+        let Some(stat) = unless_gone(task::stat(root, pid, tid))? else { continue };
         let role = user_role(pid, tid, &stat.comm, &vm.named);
-        threads.extend(optional(look(root, pid, tid, stat, role))?);
+        threads.extend(unless_gone(read_thread(root, pid, tid, stat, role))?);
     }
     role::name_rcu(&mut threads);
     Ok(threads)
@@ -185,25 +186,16 @@ fn kernel_thread(
     vm: &VmHandle,
     tids: &BTreeSet<u32>,
 ) -> Result<Option<Thread>, HostError> {
-    let found = optional(task::stat(root, pid, pid))?.filter(|s| s.kernel);
+    let found = unless_gone(task::stat(root, pid, pid))?.filter(|s| s.kernel);
     let Some(mut stat) = found else { return Ok(None) };
-    let Some(name) = optional(process::name(root, pid))? else { return Ok(None) };
+    let Some(name) = unless_gone(process::name(root, pid))? else { return Ok(None) };
     let Some(role) = kernel_role(&name, &vm.pids, tids) else { return Ok(None) };
     stat.comm = name;
-    optional(look(root, pid, pid, stat, role))
+    unless_gone(read_thread(root, pid, pid, stat, role))
 }
 
-/// A thread that ended meanwhile is no error.
-fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(e) if e.is_gone() => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
-fn look(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
-    // What /proc does not say; only the real machine can be asked.
+fn read_thread(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
+    // What /proc does not show; only the real machine can be asked.
     let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
         None => None,
         Some(Ok(attr)) => Some(attr),

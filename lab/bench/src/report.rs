@@ -18,6 +18,22 @@ use rtvirtio_workflow::Progress;
 /// The device whose claims have no device in their names.
 const FIRST: &str = "qlc-nvme";
 
+/// What stands above the table of claims.
+const CLAIMS_HEAD: &str = "\
+# Claims
+
+This page is generated from the results in a directory; it is not edited by hand:
+
+```
+rtvirtio-lab bench report --data data --markdown docs/results/claims.md
+```
+
+A claim with a limit is `met` or `NOT MET`; the others are there for comparison. What is behind `@` is the data set;
+claims without it are of the emulated flash drive `qlc-nvme`. How the figures are made, and what they are of:
+[README.md](README.md).
+
+";
+
 /// The result of one or more experiments.
 pub struct ExperimentReport {
     /// Where it was measured.
@@ -135,10 +151,11 @@ impl ExperimentReport {
         self
     }
 
-    /// The claims as a table in Markdown.
+    /// The claims as a page in Markdown, which says how it is made.
     #[must_use]
     pub fn markdown(&self) -> String {
-        let mut s = String::from("| claim | what | value | n | should be | |\n|---|---|---|---|---|---|\n");
+        let mut s = String::from(CLAIMS_HEAD);
+        s.push_str("| claim | what | value | n | should be | |\n|---|---|---|---|---|---|\n");
         for row in self.claims.iter().map(claim_rows::cells) {
             let [id, what, value, unit, n, limit, met] = row.map(|cell| cell.replace('|', "\\|"));
             s.push_str(&format!("| `{id}` | {what} | {value} {unit} | {n} | {limit} | {met} |\n"));

@@ -74,8 +74,8 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.region.point(&self.corners[0].free)
     }
 
-    /// A fresh simplex at the best corner; `false` if the remaining evaluations do not suffice to
-    /// move it.
+    /// A fresh simplex at the best corner; `false` if the evaluations left do not suffice to move
+    /// it.
     pub(super) fn restart(&mut self, direction: f64) -> bool {
         let dims = self.region.dims();
         if !self.can_afford(dims + move_cost(dims)) {

@@ -33,7 +33,8 @@ pub struct Bar {
     pub series: usize,
     /// Its length, 0 to 1.
     pub share: f64,
-    /// Text after the percentage, such as "of 24 cases".
+    /// What stands next to it after the percentage, such as "of 24 cases"; pale bars are other
+    /// people's numbers.
     pub note: String,
     /// Whether the number is from a publication.
     pub pale: bool,

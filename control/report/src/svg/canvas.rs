@@ -38,7 +38,7 @@ pub(crate) struct Canvas {
 
 impl Svg {
     /// An `<svg>` element to put into an HTML page that carries [`super::STYLE`]. Its title is the
-    /// text that a screen reader reads; the marks carry their values as titles of their own.
+    /// text that a screen reader says; the marks carry their values as titles of their own.
     #[must_use]
     pub fn inline(&self) -> String {
         self.element("", "")
@@ -127,8 +127,8 @@ impl Canvas {
         self.body.push_str("</g>");
     }
 
-    /// The mark of a series: filled, and of another shape for each, so that they differ without
-    /// colour.
+    /// The mark of a series: filled, and of another shape for each, so that colour is not needed to
+    /// distinguish them.
     pub(crate) fn mark(&mut self, series: usize, (x, y): (f64, f64), r: f64) {
         let class = format!("mark s{}", series % super::SERIES);
         let around = |angles: &[f64], r: f64| -> Vec<(f64, f64)> {

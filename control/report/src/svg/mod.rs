@@ -8,7 +8,7 @@
 //!
 //! All plots are functions from plain data, so that later reports can use them. Values are checked
 //! on the way: what is zero or not finite is drawn at the edge of its axis, never written as `NaN`.
-//! Each plot takes the width it is drawn for; below [`NARROW`] names stand above rows instead of
+//! Each plot takes the width it is drawn for; below [`NARROW`] it puts names above rows instead of
 //! next to them.
 
 mod bars;

@@ -201,8 +201,8 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 
 /// The meaning of "at most", and where it is extrapolated.
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
-    // Bounds of guests may have less confidence than those of processes: the lower confidence is
-    // reported.
+    // Bounds of guests may have less confidence than those of processes: what is said of all is
+    // what holds of all.
     let uppers = tasks.iter().filter_map(|t| t.forecast.upper.as_ref());
     let Some(first) = uppers.min_by(|a, b| a.confidence.0.total_cmp(&b.confidence.0)) else {
         return String::new();

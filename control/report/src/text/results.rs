@@ -96,7 +96,7 @@ fn estimates(tasks: &[TaskResult], style: &Style) -> String {
         out.push_str(&style.wrap(&style.clean(&line), 2));
     }
     if !out.is_empty() {
-        // Measured: of bounds from 5 s of real runs 73 % hold for six minutes (docs/measure.md,
+        // Measured: of bounds from 5 s of real runs 73 % hold for six minutes (docs/explanation/measuring.md,
         // Tails from few samples).
         let limit = "an estimate rests on what this run saw: what is rarer than the run is long is not in it";
         out.push_str(&style.wrap(limit, 2));
@@ -159,8 +159,8 @@ fn target(t: &TaskResult) -> String {
     }
 }
 
-/// p99.99, with a mark when it is the maximum. With `marks`, space is reserved for a missing mark,
-/// so that the digits of a column stay below each other.
+/// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there
+/// is none, so that the digits of a column stay below each other.
 fn tail(t: &TaskResult, marks: bool) -> String {
     let mark = match t.n {
         0 => return if marks { "- " } else { "-" }.to_owned(),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::StateDir;
 use rtvirtio_kernel::ProcessId;
-use rtvirtio_kernel::{flock, process::Process};
+use rtvirtio_kernel::{Root, flock, process::Process};
 use serde::{Deserialize, Serialize};
 
 use super::start::{self, Inherited};
@@ -102,14 +102,13 @@ fn recorded(dir: &StateDir) -> Result<Option<ProcessId>> {
     let record: Record = serde_json::from_slice(&text).with_context(|| {
         format!("{} is damaged: see that no rtvirtio-iod runs, and remove it", path.display())
     })?;
-    Ok(Some(record.process).filter(|process| record.boot_id == boot_id() && process.is_alive()))
+    let is_of_this_boot = record.boot_id == boot_id()?;
+    Ok(Some(record.process).filter(|process| is_of_this_boot && process.is_alive()))
 }
 
-/// Identifies this run of the kernel; empty when the kernel does not say.
-fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|id| id.trim().to_owned())
-        .unwrap_or_default()
+/// Identifies this run of the kernel.
+fn boot_id() -> Result<String> {
+    Ok(Root::default().read("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 /// Starts a domain on a configuration and waits until guests may connect. The state directory is
@@ -137,7 +136,7 @@ pub fn start(mut command: Command, config: &str, state_dir: &Path) -> Result<u32
     command.arg("--config").arg(config_path(state_dir));
     let started = start::start(command, None, inherited).map_err(Error::from);
     let recorded = started.and_then(|process| {
-        let record = serde_json::to_vec_pretty(&Record { boot_id: boot_id(), process: process.clone() })?;
+        let record = serde_json::to_vec_pretty(&Record { boot_id: boot_id()?, process: process.clone() })?;
         match dir.replace(RECORD, 0o644, &record).with_context(at(RECORD)) {
             Ok(()) => Ok(process.pid),
             Err(e) => {

@@ -83,7 +83,7 @@ fn values_are_in_the_kernels_units_and_in_order() {
 
 #[test]
 fn a_new_bfq_starts_from_the_kernels_defaults() {
-    // What was read while another elevator ruled says nothing of the tunables that BFQ comes with.
+    // What was read while another elevator ruled shows nothing of the tunables that BFQ comes with.
     let mut start = config(Elevator::None);
     start.bfq.timeout_sync = Nanos::from_millis(32);
     let mut end = start.clone();

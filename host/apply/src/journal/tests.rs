@@ -8,7 +8,7 @@ fn entry(id: usize, created_by: Option<usize>) -> Entry {
         target: Target::host(format!("/sys/block/loop{id}/queue/scheduler"), Form::Elevator),
         old: Some("none".to_owned()),
         new: Some("bfq".to_owned()),
-        passing: Vec::new(),
+        also_ours: Vec::new(),
         created_by,
         changed_by: None,
         identity: Some(4711),
@@ -23,7 +23,7 @@ fn journal(entries: Vec<Entry>) -> Journal {
         pid: 1,
         complete: true,
         reverting: false,
-        rest: false,
+        leftover: false,
         kept: Vec::new(),
         entries,
     }
@@ -41,6 +41,16 @@ fn what_is_written_is_read() {
     assert_eq!(first["schema"], JOURNAL_SCHEMA);
     assert_eq!(first["sha256"].as_str().unwrap().len(), 64);
     assert!(serde_json::from_str::<serde_json::Value>(rest).unwrap().is_object());
+}
+
+/// Journals of earlier versions name some fields otherwise.
+#[test]
+fn a_journal_with_older_names_is_read() {
+    let journal = Journal { leftover: true, ..journal(vec![entry(0, None)]) };
+    let text = serde_json::to_string(&journal).unwrap();
+    let older = text.replace("\"also_ours\"", "\"passing\"").replace("\"leftover\"", "\"rest\"");
+    assert!(older.contains("passing") && older.contains("rest"));
+    assert_eq!(serde_json::from_str::<Journal>(&older).unwrap(), journal);
 }
 
 #[test]
@@ -62,7 +72,7 @@ fn a_reference_that_leads_nowhere_is_refused() {
 }
 
 #[test]
-fn another_version_is_told_from_damage() {
+fn another_version_is_reported_from_damage() {
     let other = |text: &str| Journal::decode(text.as_bytes()).unwrap_err();
     let v1 = "{\n  \"schema\": \"rtvirtio.journal.v1\",\n  \"entries\": []\n}\n";
     assert_eq!(other(v1), Unusable::Other("rtvirtio.journal.v1".to_owned()));

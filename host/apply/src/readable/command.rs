@@ -76,7 +76,7 @@ fn echo(value: &str, file: &Path) -> Result<String, String> {
     Ok(format!("{print} {} > {file}", quoted(value)?))
 }
 
-/// Numbers are used again: the thread must have started when the journal says.
+/// Numbers are used again: the thread must have started at the time in the journal.
 fn same_thread(pid: u32, tid: u32, start: u64) -> String {
     // Field 22 of all; the name, in parentheses, may hold anything.
     format!("test \"$(sed 's/.*) //' /proc/{pid}/task/{tid}/stat | cut -d' ' -f20)\" = {start}")

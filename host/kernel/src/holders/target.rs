@@ -10,7 +10,7 @@ use rustix::fs::{major, makedev, minor};
 use super::Holder;
 use crate::error::is_gone;
 use crate::mounts::{mounts, unescape};
-use crate::{HostError, Root};
+use crate::{HostError, Root, unless_gone};
 
 /// What a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -189,7 +189,7 @@ impl Target {
         let mut found = Vec::new();
         for mount in mounts(&Root::default())? {
             let by_number = parse_number(&mount.dev).and_then(|rdev| self.name(Node::Block(rdev)));
-            // Btrfs has a device number of its own: the source tells.
+            // Btrfs has a device number of its own: the source shows it.
             let device = match by_number {
                 Some(name) => Some(name),
                 None if mount.source.starts_with("/dev/") => self.named(Path::new(&mount.source))?,
@@ -242,14 +242,6 @@ fn list(dir: &Path) -> Result<Vec<String>, HostError> {
     }
 }
 
-/// `None` for a device that has gone between two looks.
-fn unless_gone<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
-    match result {
-        Err(e) if e.is_gone() => Ok(None),
-        other => other.map(Some),
-    }
-}
-
 fn number_in(dir: &Path) -> Result<u64, HostError> {
     let path = dir.join("dev");
     let text = fs::read_to_string(&path).map_err(read(&path))?;
@@ -292,8 +284,8 @@ struct LoopInfo {
 
 const LOOP_GET_STATUS64: rustix::ioctl::Opcode = 0x4C05;
 
-/// What a loop device lies on: as the kernel says where the device may be opened, or by the path in
-/// sysfs. `None` when it was detached meanwhile.
+/// What a loop device lies on: as the kernel reports where the device may be opened, or by the path
+/// in sysfs. `None` when it was detached meanwhile.
 fn backing(device: &Path, path: &Path) -> Result<Option<Node>, HostError> {
     let asked = File::open(device).and_then(|file| {
         // SAFETY: the kernel writes a `struct loop_info64` of 232 bytes, the size of `LoopInfo`.

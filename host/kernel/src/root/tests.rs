@@ -19,7 +19,10 @@ fn a_missing_file_is_never_made() {
     let root = Root::new(dir.path());
     let error = root.write("/knob", "1").unwrap_err();
     assert!(error.is_gone(), "{error}");
-    assert!(error.to_string().contains("cannot write `1` to /knob"), "{error}");
+    assert!(
+        matches!(&error, HostError::Write { path, value, .. } if path.ends_with("knob") && value == "1"),
+        "{error}"
+    );
     assert!(!root.exists("/knob").unwrap());
     assert_eq!(root.read_optional("/knob").unwrap(), None);
     assert!(root.list("/none").unwrap_err().is_gone());
@@ -33,11 +36,11 @@ fn what_cannot_be_looked_at_is_not_absent() {
     std::fs::write(root.at("/file"), "").unwrap();
     assert!(root.exists("/file").unwrap());
     assert!(!root.exists("/file/below").unwrap(), "there can be nothing below a file");
-    // ELOOP and ENAMETOOLONG stand for all errors that say nothing of the thing itself.
+    // ELOOP and ENAMETOOLONG stand for all errors that show nothing of the thing itself.
     std::os::unix::fs::symlink("loop", root.at("/loop")).unwrap();
     for path in ["/loop".to_owned(), format!("/{}", "x".repeat(300))] {
         let error = root.exists(&path).unwrap_err();
-        assert!(!error.is_gone() && error.to_string().contains("cannot read /"), "{error}");
+        assert!(!error.is_gone() && matches!(error, HostError::Read { .. }), "{error}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons (`kernel/sched/syscalls.c`).
+//! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons
+//! (`kernel/sched/syscalls.c`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -77,8 +78,8 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
                     .to_owned(),
             );
         }
-        // A new cpuset moves threads that run, not those that sleep, and `__sched_setscheduler()` compares with the domain of the CPU that it finds
-        // the thread on.
+        // A new cpuset moves threads that run, not those that sleep, and `__sched_setscheduler()`
+        // compares with the domain of the CPU that it finds the thread on.
         let cpu = task::stat(root, pid, tid).ok().map(|s| s.cpu);
         if let Some(cpu) = cpu.filter(|cpu| !domain.is_empty() && !domain.contains(cpu)) {
             return (
@@ -108,7 +109,7 @@ fn group_without_budget(root: &Root, pid: u32, tid: u32) -> Option<(PathBuf, Pat
     (root.read(&file).ok()?.trim() == "0").then_some((cgroup, file))
 }
 
-/// Whether this process has `CAP_SYS_NICE`; true when `/proc` does not say.
+/// Whether this process has `CAP_SYS_NICE`; true when `/proc` does not show it.
 fn can_nice(root: &Root) -> bool {
     let Ok(status) = root.read("/proc/self/status") else { return true };
     let caps = status.lines().find_map(|l| l.strip_prefix("CapEff:"));

@@ -84,7 +84,7 @@ pub struct Bootstrap {
     pub block: f64,
 }
 
-/// Draws the series again and again and evaluates `statistic`, which is `None` where it has no
+/// Draws the series again and again and evaluates `statistic`, which says `None` where it has no
 /// value.
 ///
 /// # Errors
@@ -144,8 +144,8 @@ impl Bootstrap {
         self.replicates.get(place).copied().unwrap_or(self.estimate)
     }
 
-    /// Percentile interval: quantiles of the replicates. `None` unless `confidence` is inside (0,
-    /// 1).
+    /// Percentile interval: quantiles of the replicates. `None` unless `confidence` is inside
+    /// (0, 1).
     #[must_use]
     pub fn percentile_interval(&self, confidence: f64) -> Option<Interval> {
         let (low, high) = Interval::tails(confidence)?;

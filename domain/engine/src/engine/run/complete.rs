@@ -76,7 +76,7 @@ impl EventLoop {
         let tag = completed.request.tag as u32;
         let Some(request) = vm.requests.get(tag) else { return Ok(()) };
         let latency = Nanos(time.0.saturating_sub(completed.request.arrival.0));
-        vm.latencies[request.op.direction().index()].record(latency);
+        vm.latencies[request.op.direction().index()].record(latency, 1);
         vm.errors += u64::from(request.failed && !request.unsupported);
         let (q, generation, head, status) =
             (usize::from(request.vring), request.generation, request.head, request.status);

@@ -33,8 +33,8 @@ impl Blocks {
     /// Blocks of a mean `length` (rounded up for [`Scheme::Moving`]) from a series of `n` values.
     ///
     /// # Errors
-    /// [`BootstrapError::TooFew`] without values, [`BootstrapError::BadSetting`] for a length below
-    /// 1, or not finite. A length above `n` counts as `n`.
+    /// [`BootstrapError::TooFew`] without values, [`BootstrapError::BadSetting`] for a length
+    /// below 1, or not finite. A length above `n` counts as `n`.
     pub fn new(n: usize, scheme: Scheme, length: f64, seed: u64) -> Result<Self, BootstrapError> {
         if n == 0 {
             return Err(BootstrapError::TooFew { have: 0, need: 1 });

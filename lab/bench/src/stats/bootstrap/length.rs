@@ -4,10 +4,12 @@ use super::{BootstrapError, Scheme, check_finite};
 
 /// Mean block length, in values, that minimises the mean squared error of the bootstrap variance of
 /// the mean: Politis and White (Econometric Reviews 23, 2004, section 3) with the corrected
-/// constant of Patton, Politis and White (28, 2009). At least 1; at most `ceil(min(3 sqrt(n), n /
-/// 3))`, the cap of the latter's authors. 1 for a constant series without dependence.
+/// constant of Patton, Politis and White (28, 2009). At least 1; at most
+/// `ceil(min(3 sqrt(n), n / 3))`, the cap of the latter's authors. 1 for a constant series, which
+/// has nothing to keep together.
 ///
-/// For a tail quantile give the series of zeros and ones that marks exceeded thresholds.
+/// For a tail quantile give the series of zeros and ones that says where the threshold was
+/// exceeded.
 ///
 /// # Errors
 /// [`BootstrapError::TooFew`] below 10 values, [`BootstrapError::NotFinite`] for NaN and

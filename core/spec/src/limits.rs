@@ -1,0 +1,10 @@
+//! Bounds of what a spec may hold: its text is not trusted.
+
+/// Largest spec file in bytes. 64 VMs with 64 tasks each fit several times.
+pub const MAX_FILE_BYTES: usize = 1 << 20;
+/// Most VMs in one spec.
+pub const MAX_VMS: usize = 64;
+/// Most tasks in one VM.
+pub const MAX_TASKS_PER_VM: usize = 64;
+/// `depth` of an open loop that does not give one.
+pub const DEFAULT_OPEN_DEPTH: u32 = 64;
