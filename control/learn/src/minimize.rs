@@ -105,7 +105,7 @@ pub enum MinimizeError {
 /// empty slice is no bounds at all. A start outside is moved to the nearest point of the box. The
 /// search itself runs in free coordinates that a smooth map folds into the box, so the function is
 /// never called outside, and the simplex does not collapse onto an edge as it does where points are
-/// clamped. Coordinates with one possible value are left out of the search; magnitudes beyond
+/// clamped. Coordinates with one possible value are excluded from the search; magnitudes beyond
 /// [`MAGNITUDE_MAX`] are not reached. A NaN from the function counts as infinite.
 ///
 /// # Errors

@@ -122,7 +122,7 @@ fn times(n: u64) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
-/// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a
+/// A sentence for every VM whose paced tasks used a large part of a processor. Tasks without a
 /// rate may: they are as fast as they can be.
 fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();

@@ -5,8 +5,9 @@
 //! cyclictest, the QEMU guest agent, their libraries, and the kernel modules for virtio and the I/O
 //! schedulers. A guest therefore needs no disk of its own: its only disk is the one under test.
 //!
-//! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU, and costs more than
-//! copying the bytes; see `docs/explanation/laboratory.md` for the measured times.
+//! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU,
+//! and costs more than copying the bytes; see `docs/explanation/laboratory.md` for the measured
+//! times.
 
 use std::fs;
 use std::io;

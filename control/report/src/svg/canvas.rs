@@ -38,7 +38,7 @@ pub(crate) struct Canvas {
 
 impl Svg {
     /// An `<svg>` element to put into an HTML page that carries [`super::STYLE`]. Its title is the
-    /// text that a screen reader says; the marks carry their values as titles of their own.
+    /// text that a screen reader reads; the marks carry their values as titles of their own.
     #[must_use]
     pub fn inline(&self) -> String {
         self.element("", "")

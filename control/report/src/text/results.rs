@@ -96,8 +96,8 @@ fn estimates(tasks: &[TaskResult], style: &Style) -> String {
         out.push_str(&style.wrap(&style.clean(&line), 2));
     }
     if !out.is_empty() {
-        // Measured: of bounds from 5 s of real runs 73 % hold for six minutes (docs/explanation/measuring.md,
-        // Tails from few samples).
+        // Measured: of bounds from 5 s of real runs 73 % hold for six minutes
+        // (docs/explanation/measuring.md, Tails from few samples).
         let limit = "an estimate rests on what this run saw: what is rarer than the run is long is not in it";
         out.push_str(&style.wrap(limit, 2));
     }

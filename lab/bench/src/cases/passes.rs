@@ -15,7 +15,8 @@ use rtvirtio_planner::scheme_name;
 /// Share of the declared rate that must be kept.
 const RATE_KEPT: f64 = 0.99;
 
-/// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21, `docs/results/rt-virtio.md`): less than that does not tell schemes that miss apart.
+/// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21,
+/// `docs/results/rt-virtio.md`): a smaller difference does not separate schemes that miss.
 pub const NOISE: f64 = 1.3;
 
 /// [`Point::scheme`] of the trials of tuning.
