@@ -9,7 +9,7 @@ mod common;
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{AttackedDomain, Neighbour, completion, read, request};
 use rtvirtio_domain_client::{Client, Options};
@@ -255,6 +255,7 @@ fn replaced_memory() {
 /// Refused messages leave nothing behind but a bounded number of log lines.
 #[test]
 fn messages_that_are_refused() {
+    let begin = Instant::now();
     let mut place = AttackedDomain::new();
     let zero = File::open("/dev/zero").unwrap().into_raw_fd();
     // SAFETY: the descriptor is ours and open, and its ownership moves.
@@ -279,7 +280,8 @@ fn messages_that_are_refused() {
     let lines = stderr.lines().count();
     eprintln!("the log has {lines} lines");
     // 20 at once, one per 2 s after that, and the lines of the start.
-    assert!(lines < 120, "{lines} lines");
+    let most = 100 + begin.elapsed().as_secs() / 2;
+    assert!((lines as u64) < most, "{lines} lines, at most {most}");
 }
 
 /// A QEMU connects and disconnects, with requests in flight and a full call descriptor.

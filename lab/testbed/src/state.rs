@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_lab_is_found_again_and_forgotten() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         assert_eq!(LabState::load(dir.path()).unwrap(), None);
         let mut state = LabState::new("a.toml", "text");
         state.vms.push(LabVm {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_an_error_that_names_it() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         fs::write(dir.path().join(FILE), "{").unwrap();
         let e = LabState::load(dir.path()).unwrap_err().to_string();
         assert!(e.contains("lab.json"), "{e}");

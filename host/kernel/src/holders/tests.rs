@@ -110,7 +110,7 @@ fn open(path: &Path, writes: bool) -> File {
 
 #[test]
 fn a_process_is_named_with_what_it_has_open() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let reader = Process::with(open(&path, false));
     let writer = Process::with(open(&path, true));
@@ -136,7 +136,7 @@ fn a_mapping_counts() {
     if !has(test, &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let file = open(&path, true);
     let (ready, tell) = rustix::pipe::pipe().unwrap();
@@ -175,11 +175,11 @@ fn a_mapping_counts() {
 /// What goes within the patience, as udev's probes do, is waited for.
 #[test]
 fn a_short_use_is_waited_for() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let process = Process::with(open(&path, false));
     let ends = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(50));
         drop(process);
     });
     drop(Claim::take(&path, &[]).unwrap());
@@ -188,7 +188,7 @@ fn a_short_use_is_waited_for() {
 
 #[test]
 fn locks_are_seen_and_set() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     // Of this process, whose descriptors do not count.
     let other = open(&path, true);
@@ -212,7 +212,7 @@ fn every_name_of_the_same_bytes_counts() {
     if !can_loop(test) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let file = image(&dir, "image");
     let disk = Loop::new(&file, &["--partscan"]);
     let [first, second] = [1, 2].map(|n| PathBuf::from(format!("{}p{n}", disk.0.display())));
@@ -259,7 +259,7 @@ fn mounts_and_swap_are_uses() {
     if !can_loop(test) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let file = image(&dir, "image");
     let disk = Loop::new(&file, &[]);
     let mounted = Mounted::ext4(&disk.0, &dir.path().join("mnt"));
@@ -287,7 +287,7 @@ fn an_exclusive_open_is_respected_and_made() {
     if !can_loop(test) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let disk = Loop::new(&image(&dir, "image"), &[]);
     let exclusively = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&disk.0);
     let held = exclusively().unwrap();
@@ -306,7 +306,7 @@ fn qemu_is_seen_and_sees_the_claim() {
     if !has(test, &[Need::QEMU]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let drive = format!("file={},format=raw,if=none,id=d", path.display());
     let qemu = Process::qemu(&drive, &[]);
@@ -334,7 +334,7 @@ fn without_root_it_is_not_known() {
     if !has(test, &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let process = Process::with(open(&path, true));
