@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rtvirtio_apply::StateDir;
 use rtvirtio_workflow::write_state;
 
@@ -22,6 +22,21 @@ pub fn write_result(path: &Path, content: &[u8], global: &Global) -> anyhow::Res
         }
         _ => write_file(path, content),
     }
+}
+
+/// Whether [`write_file`] can write there, as far as it can be known without writing: for a check before a measurement that
+/// takes its time.
+///
+/// # Errors
+/// When it cannot.
+pub fn check_writable(path: &Path) -> anyhow::Result<()> {
+    let path = std::path::absolute(path).with_context(|| format!("cannot write {}", path.display()))?;
+    ensure!(!path.is_dir(), "cannot write {}: it is a directory", path.display());
+    // Missing directories are made.
+    let there = path.ancestors().skip(1).find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    ensure!(there.is_dir(), "cannot write {}: {} is no directory", path.display(), there.display());
+    rustix::fs::access(there, rustix::fs::Access::WRITE_OK)
+        .with_context(|| format!("cannot write in {}", there.display()))
 }
 
 /// Writes a user's file so that a crash leaves the old or the new one. Where it is a symbolic link, what it leads to is written.

@@ -8,7 +8,7 @@ mod ui;
 
 use std::process::ExitCode;
 
-pub use files::{write_file, write_result};
+pub use files::{check_writable, write_file, write_result};
 pub use global::{Global, MarginArg, ModelArg};
 pub use output::{finish, generated, show, style};
 pub use ui::{Bar, Cancelled, Ui};

@@ -19,6 +19,7 @@ pub mod held;
 pub mod in_force;
 pub mod inventory;
 pub mod keep;
+pub mod leftovers;
 pub mod model_choice;
 pub mod plan;
 pub mod profile;

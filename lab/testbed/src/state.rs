@@ -13,7 +13,7 @@ use crate::twin::TwinHandle;
 use rtvirtio_kernel::ProcessId;
 
 const SCHEMA: &str = "rtvirtio.lab.v1";
-const FILE: &str = "lab.json";
+use rtvirtio_workflow::leftovers::LAB_FILE as FILE;
 
 /// A lab, as it is found again from another process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_testbed::image::{self, GuestImage, Kernel};
 use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
-use rtvirtio_testkit::{Need, has, skip};
+use rtvirtio_testkit::{HANG, Need, has, skip};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::KvmProbe;
 use rtvirtio_vmm::spawn::Lifetime;

@@ -10,7 +10,7 @@ use rtvirtio_report::text;
 use rtvirtio_spec::Spec;
 use rtvirtio_testbed::image::GuestImage;
 use rtvirtio_testbed::qemu::Accel;
-use rtvirtio_testbed::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels};
+use rtvirtio_testbed::{GuestImages, IodCommand, Lab, LabError, UpOptions, guest_kernels, remove_leftovers};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::{KvmProbe, probe_kvm};
 
@@ -32,6 +32,7 @@ pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     for own in [DEMO_DIR, PROFILE_DIR, BENCH_DIR] {
         there |= remove(&below(global, own))?;
     }
+    there |= remove_leftovers()?;
     ui.step(if there { "the lab is removed" } else { "no lab was up" });
     Ok(ExitCode::SUCCESS)
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_console::{Global, Ui, need_root, show, style, write_result};
+use rtvirtio_console::{Global, Ui, check_writable, need_root, show, style, write_result};
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_measure::profile::to_json;
 use rtvirtio_model::Profile;
@@ -26,10 +26,12 @@ const TWIN_SIZE: Bytes = Bytes(1 << 30);
 
 /// `rtvirtio-lab profile`.
 pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("profile")?;
     let Some(name) = args.target.strip_prefix("twin:") else {
         bail!("{} is not twin:NAME: measure a real device with `rtvirtio profile`", args.target);
     };
+    TwinProfile::load(name)?;
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
+    need_root("profile")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };
@@ -77,7 +79,6 @@ fn sweep(
 
 /// In a lab of its own.
 fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
-    TwinProfile::load(name)?;
     let global = below(global, PROFILE_DIR);
     lab::remove(&global)?;
     let text = format!(

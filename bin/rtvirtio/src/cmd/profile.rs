@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rtvirtio_console::{Global, Ui, generated, need_root, show, style, write_result};
+use rtvirtio_console::{Global, Ui, check_writable, generated, need_root, show, style, write_result};
 use rtvirtio_kernel::{BlockDevice, Root};
-use rtvirtio_learn::on_device::on_device;
+use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_measure::profile::to_json;
 use rtvirtio_model::Profile;
 use rtvirtio_report::text;
@@ -20,6 +20,7 @@ use crate::args::{ProfileArgs, ProfileCommand};
 
 /// `rtvirtio profile`.
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
     need_root("profile")?;
     let target = match (&args.what, &args.target) {
         (Some(ProfileCommand::Cpu(args)), _) => return super::profile_cpu::run(args, global, ui),
@@ -43,6 +44,10 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         (key, of_site(&site, length, dirs, ui)?)
     } else {
         let device = BlockDevice::find(&Root::default(), target)?;
+        if args.sweep.is_some() {
+            // What refuses the sweep is known before the minute that the profile takes.
+            check_device(&device.name, dirs)?;
+        }
         let access = if args.destroy_data { Access::DestroyData } else { Access::Reads };
         let profile = of_device(&device, length, access, dirs, ui)?;
         (device.name, profile)

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use rtvirtio_console::{Global, Ui, generated, show, style, write_result};
+use rtvirtio_console::{Global, Ui, check_writable, generated, show, style, write_result};
 use rtvirtio_cpu::{CpuProfile, Point};
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_units::{Iops, Nanos};
@@ -16,6 +16,7 @@ use crate::args::ProfileCpuArgs;
 
 /// `rtvirtio profile cpu`; root is checked by the caller.
 pub fn run(args: &ProfileCpuArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let spec =

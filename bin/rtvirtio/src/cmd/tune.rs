@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use rtvirtio_console::{Global, INFEASIBLE, Ui, exit_code, need_root, show, style, write_file};
+use rtvirtio_console::{
+    Global, INFEASIBLE, Ui, check_writable, exit_code, need_root, show, style, write_file,
+};
 use rtvirtio_report::{knob_name, text};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::apply::PlanWith;
@@ -14,6 +16,7 @@ use crate::args::TuneArgs;
 
 /// `rtvirtio tune`.
 pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
     need_root("tune")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;

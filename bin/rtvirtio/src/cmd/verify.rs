@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
+use rtvirtio_console::{
+    Global, Ui, check_writable, exit_code, generated, need_root, show, style, write_file,
+};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
 use rtvirtio_report::{ReportInput, html, text};
@@ -18,6 +20,7 @@ use crate::args::VerifyArgs;
 
 /// `rtvirtio verify`.
 pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    [&args.out, &args.html].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     need_root("verify")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;

@@ -61,13 +61,7 @@ impl<'a> Bed<'a> {
         global: &Global,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        let text = match device.strip_prefix(FILE) {
-            Some(path) => {
-                let path = std::path::absolute(path)?;
-                format!("file = {:?}\nsize = \"{MADE_SIZE}\"", path.display().to_string())
-            }
-            None => format!("twin = {:?}\nsize = \"{MADE_SIZE}\"", device_name(device)),
-        };
+        let text = device_text(device)?;
         let mut bed = Self::make(device_name(device), &text, (vms, kind), global, ui)?;
         bed.awake = cores::keep_awake(ui);
         Ok(bed)
@@ -112,16 +106,6 @@ impl<'a> Bed<'a> {
     /// Whether its data may be overwritten.
     pub fn may_write(&self) -> bool {
         self.device.spec.is_made()
-    }
-
-    /// Refuses a profile, or what was learned with one, of another device.
-    pub fn owns(&self, profile: &Profile) -> anyhow::Result<()> {
-        let (theirs, ours) = (&profile.device, site::profile_key(&self.device.spec)?);
-        ensure!(
-            *theirs == ours,
-            "the profile or model is of {theirs}, this is {ours}: name one of this device, or leave it out to have the device measured"
-        );
-        Ok(())
     }
 
     /// Measures the device.
@@ -241,6 +225,33 @@ impl Drop for Bed<'_> {
         // Nothing to do after `remove`.
         let _ = lab::remove(&self.global);
     }
+}
+
+/// A device that is made, as the lines of a spec.
+fn device_text(device: &str) -> anyhow::Result<String> {
+    Ok(match device.strip_prefix(FILE) {
+        Some(path) => {
+            let path = std::path::absolute(path)?;
+            format!("file = {:?}\nsize = \"{MADE_SIZE}\"", path.display().to_string())
+        }
+        None => format!("twin = {:?}\nsize = \"{MADE_SIZE}\"", device_name(device)),
+    })
+}
+
+/// The same as a spec has it; nothing is made.
+pub fn spec_device(device: &str) -> anyhow::Result<Device> {
+    let text = idle_spec(&device_text(device)?, 1, LabKind::Process);
+    Ok(rtvirtio_spec::parse(BENCH_DIR, &text)?.device)
+}
+
+/// Refuses a profile, or what was learned with one, of another device.
+pub fn owns(device: &Device, profile: &Profile) -> anyhow::Result<()> {
+    let (theirs, ours) = (&profile.device, site::profile_key(device)?);
+    ensure!(
+        *theirs == ours,
+        "the profile or model is of {theirs}, this is {ours}: name one of this device, or leave it out to have the device measured"
+    );
+    Ok(())
 }
 
 /// A spec of VMs that are there but have next to nothing to do.

@@ -11,6 +11,7 @@ use rtvirtio_bench::dataset::Dataset;
 use rtvirtio_bench::design::MAX_VMS;
 use rtvirtio_spec::LabKind;
 
+use super::arguments;
 use super::bed::{Bed, device_name};
 use crate::args::{BenchCasesArgs, TierName};
 use play::Play;
@@ -24,7 +25,7 @@ use rtvirtio_workflow::Progress as _;
 pub const PREFIX: &str = "cases-";
 
 /// The scheme that measures as it goes.
-const TUNED: &str = "tuned";
+pub const TUNED: &str = "tuned";
 
 /// `rtvirtio-lab bench cases`.
 pub fn run(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
@@ -35,6 +36,7 @@ pub fn run(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
     if args.runs.report_only {
         return tell(args, &Dataset::load(&path)?, ui);
     }
+    arguments::of_cases(args)?;
     need_root("bench cases")?;
     let _lock = global.dirs().lock_vms()?;
     let bed = Bed::made(&args.runs.device, MAX_VMS + 1, LabKind::Process, global, ui)?;
@@ -59,7 +61,8 @@ fn data_file(args: &BenchCasesArgs) -> PathBuf {
     args.runs.out.join(format!("{PREFIX}{}.jsonl", data_name(args)))
 }
 
-fn tiers(args: &BenchCasesArgs) -> Vec<Tier> {
+/// The tiers that are asked for.
+pub fn tiers(args: &BenchCasesArgs) -> Vec<Tier> {
     let mut tiers: Vec<Tier> = args.tiers.iter().map(|t| Tier::from(*t)).collect();
     if tiers.is_empty() {
         tiers = Tier::ALL.to_vec();

@@ -16,6 +16,7 @@ use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_stats::Random;
 use rtvirtio_units::Bytes;
 
+use super::arguments;
 use super::bed::{Bed, device_name};
 use super::found::Found;
 use super::page;
@@ -53,6 +54,7 @@ pub fn run(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyhow::Resu
     let path = data_file(args);
     let learned = read_if(args.runs.model.as_deref())?;
     if !args.runs.report_only {
+        arguments::of_contention(args)?;
         need_root("bench contention")?;
         let _lock = global.dirs().lock_vms()?;
         let bed = Bed::made(&args.runs.device, MAX_VMS, LabKind::Process, global, ui)?;
@@ -80,7 +82,7 @@ fn measure(
     path: &Path,
     ui: &Ui,
 ) -> anyhow::Result<()> {
-    let profile = profile(&args.runs, model, bed)?;
+    let profile = profile(&args.runs, model, &bed.device.spec)?;
     let command = format!("rtvirtio-lab bench contention {} --for {}", args.runs.device, args.length);
     let mut runs = bed.runs(path, command, args.length, (profile, None), other_host(&args.runs))?;
     if let Some(model) = model {
@@ -88,10 +90,6 @@ fn measure(
     }
     let mut all = setups();
     all.retain(|s| args.only.as_ref().is_none_or(|only| s.id(0).contains(only.as_str())));
-    anyhow::ensure!(
-        !all.is_empty(),
-        "no set-up is named like that: names begin with fig2, fig5a, fig5b, fig5c"
-    );
     let mut todo: Vec<(usize, &Setup)> =
         (0..args.repeat).flat_map(|r| all.iter().map(move |s| (r, s))).collect();
     // Interleaved: a slow change of the host falls on all set-ups alike.

@@ -25,6 +25,7 @@ use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_vmm::threads::Named;
 use rustix::thread::{ClockId, clock_nanosleep_absolute};
 
+use super::arguments;
 use super::cores::{FairGroup, bind, bind_this_thread, core_and_others, keep_awake, on_one_core};
 use super::found::{Found, keep, read};
 use super::turns::in_turn;
@@ -52,6 +53,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn run(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
+        arguments::result(&args.result)?;
         need_root("bench cyclictest")?;
         measure(args, &path, global, ui)?;
     }

@@ -20,6 +20,7 @@ use rtvirtio_testbed::RamDisk;
 use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_units::Bytes;
 
+use super::arguments;
 use super::backend::{Backend, PEER};
 use super::bed::Bed;
 use super::found::{Found, read, save};
@@ -46,6 +47,8 @@ const WARM_UP: Duration = Duration::from_secs(1);
 pub fn run(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
+        arguments::device(&args.device)?;
+        arguments::result(&args.result)?;
         need_root("bench iod")?;
         save(&path, &measure(args, global, ui)?, ui)?;
     }

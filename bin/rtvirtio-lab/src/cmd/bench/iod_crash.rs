@@ -14,6 +14,7 @@ use rtvirtio_spec::LabKind;
 use rtvirtio_stats::Random;
 use rtvirtio_testbed::qemu::QemuGuest;
 
+use super::arguments;
 use super::backend::Backend;
 use super::bed::Bed;
 use super::found::{Found, read, save};
@@ -36,6 +37,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub fn run(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
+        arguments::device(&args.device)?;
+        arguments::result(&args.result)?;
         need_root("bench iod-crash")?;
         save(&path, &measure(args, global, ui)?, ui)?;
     }

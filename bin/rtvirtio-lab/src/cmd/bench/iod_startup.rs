@@ -24,6 +24,7 @@ use rtvirtio_testbed::twin::{Access, TwinProfile, mean_service};
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::agent::Process;
 
+use super::arguments;
 use super::backend::Backend;
 use super::bed::Bed;
 use super::found::{Found, read, save};
@@ -51,6 +52,8 @@ const FOR_EVER: Duration = Duration::from_secs(24 * 3_600);
 pub fn run(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
+        arguments::device(&args.device)?;
+        arguments::result(&args.result)?;
         need_root("bench iod-startup")?;
         save(&path, &measure(args, global, ui)?, ui)?;
     }

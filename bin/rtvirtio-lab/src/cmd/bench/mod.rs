@@ -1,6 +1,7 @@
 //! `rtvirtio-lab bench ...`: the experiments.
 
 mod accuracy;
+mod arguments;
 mod backend;
 pub mod bed;
 mod cases;

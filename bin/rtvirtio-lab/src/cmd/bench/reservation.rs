@@ -21,6 +21,7 @@ use rtvirtio_units::Nanos;
 use rtvirtio_vmm::VmHandle;
 use rtvirtio_vmm::threads::{Named, discover};
 
+use super::arguments;
 use super::cores::{FairGroup, bind, core_and_others, keep_awake, on_one_core};
 use super::found::{Found, read, save};
 use super::{cores, guest, kills, page, web};
@@ -48,6 +49,7 @@ const CALIBRATION: usize = 30;
 pub fn run(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
+        arguments::result(&args.result)?;
         need_root("bench reservation")?;
         let data =
             if args.kills { with_kills(read(&path)?, global, ui)? } else { measure(args, global, ui)? };

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rtvirtio_console::{Global, Ui, generated, need_root};
+use anyhow::Context as _;
+use rtvirtio_console::{Global, Ui, check_writable, generated, need_root};
 use rtvirtio_learn::dataset::OtherHost;
 use rtvirtio_learn::design::MAX_VMS;
 use rtvirtio_learn::sweep::{Design, GUESTS, Learning, Sweep};
@@ -12,7 +13,8 @@ use rtvirtio_model::{HostModel, Profile};
 use rtvirtio_spec::LabKind;
 use rtvirtio_workflow::Error;
 
-use super::bed::{Bed, device_name};
+use super::arguments;
+use super::bed::{Bed, device_name, owns};
 use crate::args::BenchSweepArgs;
 
 /// Ending of the name of a dataset of runs in QEMU guests.
@@ -20,9 +22,15 @@ pub const IN_GUESTS: &str = "-qemu";
 
 /// `rtvirtio-lab bench sweep`.
 pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let profile = args.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
+    // All of them before the first is swept for hours.
+    for device in &args.devices {
+        let device = arguments::device(device)?;
+        profile.as_ref().map_or(Ok(()), |p| owns(&device, p))?;
+    }
+    check_writable(&args.out.join("runs")).with_context(|| format!("--out {}", args.out.display()))?;
     need_root("bench sweep")?;
     let _lock = global.dirs().lock_vms()?;
-    let profile = args.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
     for device in &args.devices {
         let (vms, kind, suffix) = match args.qemu {
             0 => (MAX_VMS + 1, LabKind::Process, ""),
@@ -37,8 +45,6 @@ pub fn run(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<Ex
         if args.qemu > 0 {
             command.push_str(" --qemu");
         }
-        // A bed that is dropped is removed.
-        profile.as_ref().map_or(Ok(()), |p| bed.owns(p))?;
         let swept = sweep(args, &bed, &path, command, profile.clone(), ui);
         bed.remove()?;
         swept?;

@@ -12,6 +12,7 @@ use rtvirtio_bench::tails::{LongRun, Setup, TailsData, TaskTails, claims, setups
 use rtvirtio_spec::LabKind;
 use rtvirtio_units::Nanos;
 
+use super::arguments;
 use super::bed::Bed;
 use super::found::{Found, keep, read};
 use super::page;
@@ -32,13 +33,15 @@ const LEAST_PIECE: Nanos = Nanos(100_000_000);
 pub fn run(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(FILE);
     if !args.result.report_only {
-        need_root("bench tails")?;
         ensure!(
             (LEAST_PIECE..=args.length).contains(&args.piece),
             "--piece {}: from {LEAST_PIECE} to --for {}",
             args.piece,
             args.length
         );
+        arguments::device(&args.device)?;
+        arguments::result(&args.result)?;
+        need_root("bench tails")?;
         let _lock = global.dirs().lock_vms()?;
         let bed = Bed::made(&args.device, MAX_VMS, LabKind::Process, global, ui)?;
         let measured = measure(args, &bed, &path, ui);

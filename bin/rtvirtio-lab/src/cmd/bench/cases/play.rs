@@ -44,15 +44,6 @@ fn command(args: &BenchCasesArgs) -> String {
     s
 }
 
-/// Refuses a scheme that there is none of.
-fn known(names: &[String]) -> anyhow::Result<()> {
-    let all: Vec<&str> = schemes::all().iter().map(|s| s.name()).chain([TUNED]).collect();
-    match names.iter().find(|name| !all.contains(&name.as_str())) {
-        Some(name) => anyhow::bail!("--schemes: there is no scheme {name}; there are {}", all.join(", ")),
-        None => Ok(()),
-    }
-}
-
 /// A benchmark under way.
 pub struct Play<'a> {
     args: &'a BenchCasesArgs,
@@ -72,9 +63,8 @@ impl<'a> Play<'a> {
         path: &Path,
         ui: &'a Ui,
     ) -> anyhow::Result<Self> {
-        known(&args.schemes)?;
         let learned = read_if(args.runs.model.as_deref())?;
-        let profile = profile(&args.runs, learned.as_deref(), bed)?;
+        let profile = profile(&args.runs, learned.as_deref(), &bed.device.spec)?;
         let basis = (profile, learned.as_deref());
         let mut runs = bed.runs(path, command(args), args.length, basis, other_host(&args.runs))?;
         runs.tries = args.tries;
@@ -98,7 +88,6 @@ impl<'a> Play<'a> {
         if let Some(only) = &self.args.only {
             todo.retain(|c| c.name.contains(only.as_str()));
         }
-        anyhow::ensure!(!todo.is_empty(), "no case is named like that; `--write DIR` lists them");
         let total = (todo.len() * self.args.repeat) as u64;
         let mut bar = self.ui.bar(&format!("{} cases, {} repetitions", todo.len(), self.args.repeat), total);
         for repetition in 0..self.args.repeat {
