@@ -8,9 +8,10 @@
 //! | directory | `rtvirtio-test-PID-START-RANDOM` in the directory of temporary files or `/var/tmp` |
 //! | VM | `NAME-test-PID-START-N`, so the cgroup of its CPU contract is `rtvirtio-NAME-test-PID-START-N` |
 //! | cgroup made by hand | `rtvirtio-NAME-test-PID-START-N` |
-//! | process | its command line or environment names such a directory |
+//! | process | its command line, its environment or an open file names such a directory |
 //!
-//! Files, sockets, mounts, loop devices and the state of the programs lie below such a directory.
+//! The laboratory's library names its directories `rtvirtio-box-PID-START-RANDOM` and
+//! `rtvirtio-probe-...`. Files, sockets, mounts, loop devices and the state of the programs lie below such a directory.
 //! [`crate::sweep`] removes what carries the name of a process that is gone.
 
 use std::fs;
@@ -25,6 +26,8 @@ use crate::sweep;
 
 /// Stands before the process in every name.
 const MARK: &str = "test-";
+/// The same where the laboratory's library names a directory of its own.
+const OF_LIBRARIES: [&str; 2] = ["box-", "probe-"];
 
 /// A process by id and start time, in 1/100 s since boot (proc_pid_stat(5), field 22).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +48,15 @@ impl Owner {
 
     /// The process that a name holds; `None` for a name that no test gave.
     pub(crate) fn of(name: &str) -> Option<Self> {
-        let at_start = |at: usize| at == 0 || name.as_bytes()[at - 1] == b'-';
-        name.match_indices(MARK).filter(|(at, _)| at_start(*at)).find_map(|(at, _)| {
-            let mut parts = name[at + MARK.len()..].split('-');
-            let (pid, start) = (parts.next()?, parts.next()?);
-            Some(Self { pid: pid.parse().ok()?, start: start.parse().ok()? })
-        })
+        let after = |mark: &str| {
+            let at_start = |at: usize| at == 0 || name.as_bytes()[at - 1] == b'-';
+            name.match_indices(mark).filter(|(at, _)| at_start(*at)).find_map(|(at, _)| {
+                let mut parts = name[at + mark.len()..].split('-');
+                let (pid, start) = (parts.next()?, parts.next()?);
+                Some(Self { pid: pid.parse().ok()?, start: start.parse().ok()? })
+            })
+        };
+        std::iter::once(MARK).chain(OF_LIBRARIES).find_map(after)
     }
 
     /// Whether it has ended. One that only waits for its parent to reap it has.
@@ -131,6 +137,7 @@ mod tests {
         for name in ["rtvirtio-web", "rtvirtio-test-", "rtvirtio-test-1", "test-1-x", "rtvirtio-latest-1-2"] {
             assert_eq!(Owner::of(name), None, "{name}");
         }
+        assert_eq!(Owner::of("rtvirtio-box-1-2-ab"), Some(Owner { pid: 1, start: 2 }));
         assert_eq!(Owner::of("rtvirtio-test-test-1-2-ab"), Some(Owner { pid: 1, start: 2 }));
     }
 

@@ -13,8 +13,8 @@ use crate::HANG;
 use crate::name::Owner;
 
 /// Names of programs that tests start, by their first letters: the only ones that are ended for
-/// what their command line names.
-const PROGRAMS: [&str; 3] = ["rtvirtio", "qemu-system-", "fio"];
+/// what their command line names or what they have open.
+const PROGRAMS: [&str; 4] = ["rtvirtio", "qemu-system-", "fio", "sleep"];
 /// Pause between two looks at something that goes away by itself.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -111,11 +111,17 @@ fn eventually(mut condition: impl FnMut() -> bool) -> bool {
 /// Kills the processes that a test started on a directory. Each is looked at again once its pidfd is
 /// open, so that no other process with the same id is meant.
 fn end_processes(dir: &Path) {
+    let devices = loops(dir);
+    let has_open = |pid: u32| {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let mut files = entries.filter_map(|e| fs::read_link(e.path()).ok());
+        files.any(|file| file.starts_with(dir) || devices.contains(&file))
+    };
     let uses = |pid: u32| {
         let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
         let ours = PROGRAMS.iter().any(|p| file("comm").starts_with(p.as_bytes()));
         // Every program of a site has it in its environment, and passes it on.
-        names(&file("environ"), dir) || ours && names(&file("cmdline"), dir)
+        names(&file("environ"), dir) || ours && (names(&file("cmdline"), dir) || has_open(pid))
     };
     kill_while(|| pids().into_iter().filter(|pid| uses(*pid)).collect());
 }
@@ -146,15 +152,24 @@ fn kill_while(list: impl Fn() -> Vec<u32>) {
     });
 }
 
+/// The loop devices whose file lies below a directory.
+fn loops(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let ours = entries.filter(|e| {
+        let file = fs::read_to_string(e.path().join("loop/backing_file")).unwrap_or_default();
+        Path::new(file.trim_end()).starts_with(dir)
+    });
+    ours.map(|e| Path::new("/dev").join(e.file_name())).collect()
+}
+
 /// Detaches the loop devices whose file lies below a directory.
 fn detach_loops(dir: &Path) {
-    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-        let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        if Path::new(file.trim_end()).starts_with(dir) {
-            let device = Path::new("/dev").join(entry.file_name());
-            let detach = Command::new("losetup").arg("--detach").arg(device).stderr(Stdio::null()).spawn();
-            let _ = detach.and_then(|mut losetup| losetup.wait());
-        }
+    for device in loops(dir) {
+        // It keeps its queue's settings, and the next user may not expect them.
+        let queue = Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("queue");
+        let _ = fs::write(queue.join("scheduler"), "none");
+        let detach = Command::new("losetup").arg("--detach").arg(&device).stderr(Stdio::null()).spawn();
+        let _ = detach.and_then(|mut losetup| losetup.wait());
     }
 }
 
@@ -214,8 +229,9 @@ mod tests {
     struct Mortal(Child, String);
 
     impl Mortal {
-        fn new() -> Self {
-            let child = Command::new("sleep").arg("600").spawn().unwrap();
+        /// The directory in its environment lets a sweep end it too.
+        fn new(place: &Path) -> Self {
+            let child = Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", place).spawn().unwrap();
             let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
             let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
             let name = format!("rtvirtio-test-{}-{start}-x", child.id());
@@ -233,7 +249,7 @@ mod tests {
     fn directories_of_the_dead_are_found_and_no_others() {
         let place = crate::tempdir().unwrap();
         let all = [place.path().to_owned()];
-        let owner = Mortal::new();
+        let owner = Mortal::new(place.path());
         let dir = place.path().join(&owner.1);
         fs::create_dir(&dir).unwrap();
         for name in ["rtvirtio-test-x", "something-test-1-1", &crate::unique("rtvirtio")] {
@@ -268,7 +284,8 @@ mod tests {
         let Some(root) = roots.iter().find(|r| Path::new(r).join("cgroup.procs").exists()) else {
             return crate::skip(test, "no cgroups");
         };
-        let owner = Mortal::new();
+        let place = crate::tempdir().unwrap();
+        let owner = Mortal::new(place.path());
         let group = Path::new(root).join(&owner.1);
         fs::create_dir_all(group.join("below")).unwrap();
         let mut member = Command::new("sleep").arg("600").spawn().unwrap();
