@@ -1,24 +1,23 @@
 //! Token buckets against their definition: at most `burst + rate t` tokens in any interval of
-//! length t, and never a nanosecond later than that allows.
+//! length t, and no delay beyond what that requires.
 //!
-//! The definition is computed from all that was let through, in exact integers; the bucket keeps
-//! one number.
+//! The definition is computed from all admitted tokens, in exact integers; the bucket keeps one
+//! number.
 //!
-//! Layout of the input: rate (8 bytes), burst (5 bytes), then steps of 8 bytes: how far the clock
-//! goes on (4 bytes, and how far to shift them in the fifth), tokens asked for (2 bytes, times a
-//! power of two in the last).
+//! Layout of the input: rate (8 bytes), burst (5 bytes), then steps of 8 bytes: clock advance (4
+//! bytes, and its shift in the fifth), tokens (2 bytes, times a power of two in the last).
 
 use rtvirtio_sched::Bucket;
 use rtvirtio_units::Nanos;
 
-/// Nanoseconds in a second, which is also what a token counts in a level.
+/// Nanoseconds in a second, and units of a level in a token.
 const SCALE: u128 = 1_000_000_000;
-/// Steps of one input: the definition looks at all pairs.
+/// Most steps of one input: the definition checks all pairs.
 const MOST: usize = 64;
 /// Largest burst of a bucket.
 const MAX_BURST: u64 = 1 << 34;
 
-/// What was let through, and what may be.
+/// All admitted tokens, and the envelope.
 pub struct Envelope {
     rate: u64,
     burst: u64,
@@ -26,7 +25,7 @@ pub struct Envelope {
 }
 
 impl Envelope {
-    /// Nothing was let through yet.
+    /// No tokens are admitted yet.
     pub fn new(rate: u64, burst: u64) -> Self {
         Self { rate, burst: burst.min(MAX_BURST), taken: Vec::new() }
     }
@@ -39,7 +38,7 @@ impl Envelope {
         }
         let mut ready = u128::from(from);
         let mut sum = u128::from(tokens);
-        // Intervals that begin with each of those let through.
+        // Intervals that start with each admitted request.
         for (at, n) in self.taken.iter().rev() {
             sum += u128::from(*n);
             let beyond = (sum - u128::from(self.burst).min(sum)) * SCALE;
@@ -53,7 +52,7 @@ impl Envelope {
         u64::try_from(ready).unwrap_or(u64::MAX)
     }
 
-    /// Lets `tokens` through.
+    /// Admits `tokens`.
     pub fn take(&mut self, at: u64, tokens: u64) {
         self.taken.push((at, tokens));
     }
@@ -62,7 +61,7 @@ impl Envelope {
 /// Plays the steps of an input.
 ///
 /// # Panics
-/// When the bucket says another nanosecond than the definition.
+/// The bucket and the definition name different nanoseconds.
 pub fn play(data: &[u8]) {
     let Some((head, steps)) = data.split_first_chunk::<13>() else { return };
     let rate = u64::from_le_bytes(head[..8].try_into().expect("eight bytes"));
@@ -72,7 +71,7 @@ pub fn play(data: &[u8]) {
     for step in steps.chunks_exact(8).take(MOST) {
         let gap = u64::from(u32::from_le_bytes([step[0], step[1], step[2], step[3]])) << (step[4] % 33);
         let tokens = u64::from(u16::from_le_bytes([step[5], step[6]])) << (step[7] % 40);
-        // A clock that goes back is one that stands still.
+        // A clock that goes back counts as standing still.
         now = if step[4] & 0x80 != 0 { now.saturating_sub(gap) } else { now.saturating_add(gap) };
         let ready = bucket.ready_at(Nanos(now), tokens).0;
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Descriptor chains: bytes become a descriptor table, heads and memory; every chain is read by the
-//! real parser, on guest memory, behind rings that the input fills.
+//! Descriptor chains: bytes become a descriptor table, heads and memory; the real parser reads
+//! every chain, on guest memory, behind rings that the input fills.
 //!
 //! Layout of the input: flags, number of descriptors, number of heads; descriptors of 11 bytes
 //! (address, length, flags, next); heads; the rest is memory from [`DATA`] on.
@@ -16,16 +16,16 @@ use super::rings::Rings;
 
 /// Bytes of guest memory.
 const MEMORY: usize = 0x4_0000;
-/// Where the input's rest lies; the rings end before.
+/// Address of the input's rest, behind the rings.
 const DATA: u64 = 0x1_0000;
-/// Descriptors of the queue: enough for chains longer than offered.
+/// Descriptors of the queue: enough for chains longer than the offered limit.
 const QUEUE: u16 = 256;
 const LIMITS: Limits = Limits { size: 1 << 20, read_only: false, discard: true };
 
-/// Memory of zeroes: mapped once, for mapping takes longer than reading a chain.
+/// Zeroed memory, mapped once: mapping takes longer than parsing a chain.
 fn memory() -> MutexGuard<'static, GuestMemoryMmap<()>> {
     static MEM: OnceLock<Mutex<GuestMemoryMmap<()>>> = OnceLock::new();
-    // Two regions with a hole between them, so that chains may end in it.
+    // Two regions with a hole between them, for chains that end in it.
     let regions = [(GuestAddress(0), MEMORY), (GuestAddress(0x10_0000), 0x1000)];
     let mem = MEM
         .get_or_init(|| Mutex::new(GuestMemoryMmap::from_ranges(&regions).expect("two regions of memory")));
@@ -38,11 +38,11 @@ fn memory() -> MutexGuard<'static, GuestMemoryMmap<()>> {
 
 static ZEROES: [u8; MEMORY] = [0; MEMORY];
 
-/// Reads all chains of an input.
+/// Parses all chains of an input.
 ///
 /// # Panics
-/// When the parser lets something through that lies beyond the disk or what was offered, or reads a
-/// chain otherwise when it is made again after a restart.
+/// The parser accepts a range beyond the disk or the offered limits, or parses a resubmitted chain
+/// differently.
 pub fn play(data: &[u8]) {
     let [flags, descriptors, heads, rest @ ..] = data else { return };
     let mem = &*memory();
@@ -50,8 +50,7 @@ pub fn play(data: &[u8]) {
     let rings = Rings::new(mem, QUEUE);
     let (table, rest) = rest.split_at((usize::from(*descriptors) * 11).min(rest.len()));
     for (i, d) in table.chunks_exact(11).enumerate() {
-        // Small addresses are places in memory; the last byte takes them to the ends of the address
-        // space.
+        // Small addresses are in memory; the last byte moves them to the ends of the address space.
         let low = u64::from(u32::from_le_bytes([d[0], d[1], d[2], d[3] & 0x3f]));
         let addr = match d[3] >> 6 {
             3 => u64::MAX - low,
@@ -85,8 +84,7 @@ pub fn play(data: &[u8]) {
             if op.moves_data() {
                 assert_eq!(len, segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
             }
-            // What the engine does with them: an address that is not there is an error, never a
-            // panic.
+            // The engine's use of them: an unmapped address is an error, never a panic.
             for s in &segments {
                 let found = GuestMemoryBackend::get_slices(mem, s.addr, s.len as usize);
                 let _ = found.take_while(Result::is_ok).count();

@@ -1,4 +1,4 @@
-//! The configuration file: any text is a configuration that schedules, or an error with words.
+//! The configuration file: any text is a valid configuration, or an error with a message.
 
 use std::path::Path;
 
@@ -6,13 +6,13 @@ use rtvirtio_engine::config::File;
 use rtvirtio_sched::{Next, Op, Priority, Request, Scheduler};
 use rtvirtio_units::Nanos;
 
-/// Requests that the schedulers of one input may make room for.
+/// Most requests of the schedulers of one input.
 const ROOM: u64 = 20_000;
 
-/// Reads a file, and lets its schedulers run.
+/// Parses a file and runs its schedulers.
 ///
 /// # Panics
-/// When a file that was accepted makes no scheduler, or one that lets a request wait for ever.
+/// An accepted file makes no scheduler, or one that never completes a request.
 pub fn play(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let file = match File::parse(Path::new("iod.toml"), text) {

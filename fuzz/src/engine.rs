@@ -1,9 +1,9 @@
-//! The engine itself: the input is a guest's memory, rings and all, and in-flight memory as a
-//! predecessor left it. A real engine serves it by io_uring on a real file, beside a neighbour who
-//! must get every answer, and the right one.
+//! The engine: the input is a guest's memory with its rings, and in-flight memory of a previous
+//! process. A real engine serves it by io_uring on a real file, with a neighbour that must get
+//! every completion, with correct data.
 //!
-//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory when a
-//! flag says so; the rest is guest memory from address 0 on, where the rings lie.
+//! Layout of the input: flags, base (2 bytes), queue size; 112 bytes of in-flight memory if a flag
+//! is set; the rest is guest memory from address 0 on, with the rings.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,18 +18,18 @@ use rtvirtio_engine::memory::GuestMem;
 use rtvirtio_sched::{Config, VmConfig};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// Bytes of a guest's memory.
+/// Bytes of guest memory.
 const MEMORY: usize = 0x2_0000;
 /// Bytes of each disk.
 const DISK: u64 = 128 << 10;
-/// Where the attacker's available and used rings lie; the table lies at 0. Sixteen descriptors at
+/// Addresses of the attacker's available and used rings; the table is at 0. Sixteen descriptors at
 /// most.
 const AVAIL: u64 = 0x100;
 const USED: u64 = 0x140;
-/// A domain that does not answer for so long has a defect.
+/// Longest wait for a completion.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An engine with two VMs: the input's, and a neighbour.
+/// An engine with two VMs: the attacker, driven by the input, and a neighbour.
 pub struct House {
     pub handle: EngineHandle,
     attacker: Arc<GuestMem>,
@@ -47,7 +47,7 @@ fn eventfd() -> File {
     File::from(rustix::event::eventfd(0, flags).expect("an eventfd"))
 }
 
-/// The one engine of this process, and whose turn it is.
+/// The only engine of this process; inputs use it in turn.
 pub fn house() -> &'static Mutex<House> {
     static HOUSE: OnceLock<Mutex<House>> = OnceLock::new();
     HOUSE.get_or_init(|| {
@@ -78,10 +78,10 @@ pub fn house() -> &'static Mutex<House> {
     })
 }
 
-/// Gives an input to the engine.
+/// Runs an input.
 ///
 /// # Panics
-/// When the engine does not stop the queue, keeps something of it, or fails its neighbour.
+/// The engine does not stop the queue, keeps a request of it, or fails its neighbour.
 pub fn play(data: &[u8]) {
     let [flags, base @ .., size] = data.first_chunk::<4>().copied().unwrap_or_default();
     let Some(rest) = data.get(4..) else { return };
@@ -89,7 +89,7 @@ pub fn play(data: &[u8]) {
     let House { handle, attacker, neighbour, .. } = &mut *house;
     let (inflight, rest) = if flags & 1 != 0 && rest.len() > 112 {
         let (file, layout) = Region::create(1, 16).expect("in-flight memory");
-        // Head: features 0, version 1, 16 descriptors; then as the input says.
+        // Header: features 0, version 1, 16 descriptors; then from the input.
         file.write_all_at(&[1, 0, 16, 0], 8).expect("in-flight memory");
         file.write_all_at(&rest[..4], 12).expect("in-flight memory");
         for (i, d) in rest[4..112].chunks_exact(6).take(16).enumerate() {
@@ -124,7 +124,7 @@ pub fn play(data: &[u8]) {
     let started = handle.ask(|reply| Command::Start { vm: 0, index: 0, start: Box::new(start), reply });
     if started.expect("the engine lives").is_ok() {
         if flags & 16 != 0 {
-            // What is in memory changes while it is read.
+            // Memory changes while the engine reads it.
             let more: u16 = mem.read_obj(GuestAddress(AVAIL + 2)).expect("memory");
             mem.write_obj(more.wrapping_add(u16::from(size >> 5)), GuestAddress(AVAIL + 2)).expect("memory");
             rustix::io::write(&kick, &1u64.to_ne_bytes()).expect("a kick");
@@ -141,12 +141,12 @@ pub fn play(data: &[u8]) {
     let status = handle.ask(|reply| Command::Status { reply }).expect("the engine lives");
     assert_eq!((status.vms[0].outstanding, status.vms[0].queues), (0, 0), "something of the queue is left");
     neighbour.reads(u64::from(size));
-    // Where its disk begins, which is where the attacker's ends.
+    // The start of its disk, adjacent to the attacker's.
     neighbour.reads(0);
     assert_eq!((status.vms[1].malformed, status.vms[1].errors, status.vms[1].broken_queues), (0, 0, 0));
 }
 
-/// A guest that behaves: one read at a time, of its own disk.
+/// A well-behaved guest: one read at a time, on its own disk.
 struct Neighbour {
     mem: Arc<GuestMem>,
     kick: File,
@@ -195,7 +195,7 @@ impl Neighbour {
         mem.write_obj(0u64, GuestAddress(Self::HEADER)).expect("memory");
         mem.write_obj(sector.to_le(), GuestAddress(Self::HEADER + 8)).expect("memory");
         mem.write_obj(255u8, GuestAddress(Self::STATUS)).expect("memory");
-        // Every place of the ring says head 0 already.
+        // Every entry of the ring is head 0.
         self.asked = self.asked.wrapping_add(1);
         fence(Ordering::SeqCst);
         mem.write_obj(self.asked.to_le(), GuestAddress(AVAIL + 2)).expect("memory");

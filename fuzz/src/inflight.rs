@@ -1,10 +1,10 @@
-//! In-flight memory that a QEMU writes into at any time: whatever it holds, `recover` ends, names
-//! descriptors of the queue only, each once, and the other queue's memory is untouched; a region
-//! that its numbers do not fit is refused.
+//! In-flight memory that QEMU may write at any time: for any contents, `recover` ends, returns
+//! heads within the queue, each once, and leaves the other queue's memory untouched; a region whose
+//! dimensions do not match its size is refused.
 //!
-//! Layout of the input: size of the queues, index of the one that is used, numbers of the region
-//! (12 bytes, of which a flag decides whether they are used as they are), then steps of four bytes:
-//! action, descriptor or place in memory, value (2 bytes).
+//! Layout of the input: size of the queues, index of the used one, dimensions of the region (12
+//! bytes; a flag decides whether they are used unchanged), then steps of four bytes: action,
+//! descriptor or offset, value (2 bytes).
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use vhost::vhost_user::message::VhostUserInflight;
 
 /// Queues of the region.
 const QUEUES: u16 = 2;
-/// Steps of one input.
+/// Most steps of one input.
 const MOST: usize = 200;
 
-/// Plays the steps of an input on a real shared mapping.
+/// Runs the steps of an input on a real shared mapping.
 ///
 /// # Panics
-/// When `recover` names what it must not, or something is written to the other queue.
+/// `recover` returns an invalid head, or the other queue's memory is written.
 pub fn play(data: &[u8]) {
     let Some(([size, index, numbers @ ..], steps)) = data.split_first_chunk::<14>() else { return };
     let size = u16::from(size % 33).max(1);
@@ -55,20 +55,19 @@ pub fn play(data: &[u8]) {
             0 => queue.mark_inflight(head),
             1 => queue.pre_put(head),
             2 => queue.post_put(head, value),
-            // QEMU writes.
+            // A write of QEMU.
             3 => shared
                 .write_all_at(&value.to_le_bytes(), own + u64::from(at & 0xfe) % (bytes as u64 - 1))
                 .expect("memory"),
             4 => shared.write_all_at(&[low], own + u64::from(at) % bytes as u64).expect("memory"),
-            // A domain that was killed and starts anew, or one whose guest stopped and started the
-            // queue.
+            // A killed and restarted domain, or a guest that stopped and started the queue.
             5 => {
                 queue = region.queue(index).expect("one of two");
                 check(&queue.recover(value), size);
             }
             6 => check(&queue.recover(value), size),
-            // Nothing was answered between two looks, and the first one made memory of another
-            // version this one's.
+            // Nothing was completed between two recoveries, and the first one initialised memory of
+            // another version.
             _ => {
                 check(&queue.recover(value), size);
                 let second = queue.recover(value);

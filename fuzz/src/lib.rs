@@ -1,5 +1,5 @@
-//! What each target does with its bytes. The ordinary test suites play the committed corpus through
-//! the same functions (`tests/corpus.rs` of each crate).
+//! The functions of the fuzz targets. The test suites replay the committed corpus through them
+//! (`tests/corpus.rs` of each crate).
 
 pub mod agent;
 pub mod bucket;

@@ -1,5 +1,5 @@
-//! Messages of a QEMU that is none ([`qemu`] has the input's layout), through the real socket to a
-//! real control thread.
+//! vhost-user messages of a compromised QEMU ([`qemu`] has the input's layout), through the real
+//! socket to a real control thread.
 
 use std::fs::File;
 use std::io::Read;
@@ -37,17 +37,17 @@ fn door() -> &'static Mutex<Door> {
     })
 }
 
-/// Says all messages of an input, one connection for all of them.
+/// Sends all messages of an input on one connection.
 ///
 /// # Panics
-/// When the domain does not end the connection, or keeps something of it.
+/// The domain does not end the connection, or keeps a resource of it.
 pub fn play(data: &[u8]) {
     let door = door().lock().expect("a door that stands");
-    // Nobody else uses its first VM meanwhile.
+    // No other test uses its first VM meanwhile.
     let house = house().lock().expect("an engine that lives");
     qemu::say(&door.socket, &door.kinds, data);
-    // The thread closes the socket before or after it tells the engine; the next connection waits
-    // for that.
+    // The thread may close the socket before or after its command to the engine; the next
+    // connection waits for that.
     let again = UnixStream::connect(&door.socket).expect("a connection");
     let _ = again.shutdown(Shutdown::Write);
     let _ = (&again).read(&mut [0; 64]);

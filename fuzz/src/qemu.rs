@@ -1,7 +1,7 @@
-//! What a QEMU that is none says: messages with descriptors, made of bytes.
+//! Messages of a compromised QEMU, with descriptors, made of bytes.
 //!
-//! The input is a row of messages: kind, flags of the header, which descriptors go with it, length
-//! of the payload, payload. Kind 255 stands for bytes without a header.
+//! The input is a sequence of messages: kind, flags of the header, descriptors, length of the
+//! payload, payload. Kind 255 sends bytes without a header.
 
 use std::fs::File;
 use std::io::{ErrorKind, IoSlice, Read};
@@ -17,7 +17,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 /// Messages of one input.
 const MOST: usize = 40;
 
-/// Descriptors as an attacker may have them.
+/// Descriptors that an attacker may send.
 pub fn descriptors() -> Vec<File> {
     let memfd = |seal: bool| {
         let file = File::from(
@@ -36,10 +36,10 @@ pub fn descriptors() -> Vec<File> {
     vec![memfd(true), eventfd(), memfd(false), File::open("/dev/zero").expect("/dev/zero")]
 }
 
-/// Says all messages of an input, on one connection, and waits for its end.
+/// Sends all messages of an input on one connection, and waits for its end.
 ///
 /// # Panics
-/// When the backend does not end the connection.
+/// The back end does not end the connection.
 pub fn say(socket: &Path, kinds: &[File], data: &[u8]) {
     let stream = UnixStream::connect(socket).expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
@@ -52,8 +52,7 @@ pub fn say(socket: &Path, kinds: &[File], data: &[u8]) {
         let mut bytes = Vec::new();
         if *kind != 255 {
             bytes.extend(u32::from(*kind).to_le_bytes());
-            // Version 1; the input says whether an answer is wanted, and lies about the rest in the
-            // high bits.
+            // Version 1; the input decides about NEED_REPLY and sets any higher bits.
             bytes.extend((1u32 | u32::from(flags & 0x0c) | u32::from(flags >> 6) << 30).to_le_bytes());
             let lie = u32::from(flags & 1) * 0x1000;
             bytes.extend((payload.len() as u32 + lie).to_le_bytes());
@@ -62,7 +61,7 @@ pub fn say(socket: &Path, kinds: &[File], data: &[u8]) {
         if bytes.is_empty() {
             continue;
         }
-        // Two bits for each of at most four descriptors; the flags say how many.
+        // Two bits for each of at most four descriptors; the flags contain their number.
         let count = usize::from(flags >> 4 & 3) + usize::from(*fds != 0);
         let chosen: Vec<_> =
             (0..count).map(|i| kinds[usize::from(fds >> (2 * (i % 4)) & 3)].as_fd()).collect();
@@ -72,12 +71,12 @@ pub fn say(socket: &Path, kinds: &[File], data: &[u8]) {
             ancillary.push(SendAncillaryMessage::ScmRights(&chosen));
         }
         if sendmsg(&stream, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL).is_err() {
-            // Hung up on: what came before was too much.
+            // The back end closed the connection after an earlier message.
             break;
         }
     }
     let _ = stream.shutdown(Shutdown::Write);
-    // Answers, and then the end: a control thread that hangs would not come to it.
+    // Replies until the end: a control thread that hangs never gets there.
     let mut sink = [0u8; 4_096];
     loop {
         match (&stream).read(&mut sink) {

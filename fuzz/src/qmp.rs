@@ -25,7 +25,6 @@ pub fn play(data: &[u8]) {
             Err(e) => return check_error(&e),
         };
         let _ = qmp.query_status().inspect_err(check_error);
-        let _ = qmp.query_version().inspect_err(check_error);
         let _ = qmp.query_kvm().inspect_err(check_error);
         let _ = qmp.query_cpus_fast().inspect_err(check_error);
         let _ = qmp.query_iothreads().inspect_err(check_error);

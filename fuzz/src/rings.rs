@@ -1,19 +1,19 @@
-//! The driver's side of a queue in guest memory: descriptor table, available ring and used ring,
-//! one after the other from address 0 (virtio 1.2, section 2.7).
+//! The driver's side of a queue in guest memory: descriptor table, available ring and used ring, in
+//! sequence from address 0 (virtio 1.2, section 2.7).
 
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// Rings of a size in somebody's memory.
+/// The rings of a queue.
 pub struct Rings<'a> {
     mem: &'a GuestMemoryMmap<()>,
     size: u16,
 }
 
 impl<'a> Rings<'a> {
-    /// For `size` descriptors, a power of two. Memory is left as it is.
+    /// For `size` descriptors, a power of two. Memory is not changed.
     pub fn new(mem: &'a GuestMemoryMmap<()>, size: u16) -> Self {
         Self { mem, size }
     }
@@ -23,7 +23,7 @@ impl<'a> Rings<'a> {
     }
 
     fn used(&self) -> u64 {
-        // Flags, index, ring and the event's index.
+        // Flags, index, ring and event index.
         (self.available() + 6 + 2 * u64::from(self.size)).next_multiple_of(4)
     }
 
@@ -33,7 +33,7 @@ impl<'a> Rings<'a> {
         self.mem.write_obj(raw, GuestAddress(16 * u64::from(index))).expect("within the table");
     }
 
-    /// Offers chains by their first descriptors.
+    /// Adds chains, by their heads, to the available ring.
     pub fn offer(&self, heads: &[u16]) {
         for (i, head) in heads.iter().enumerate() {
             let at = GuestAddress(self.available() + 4 + 2 * i as u64);
@@ -43,7 +43,7 @@ impl<'a> Rings<'a> {
         self.mem.write_obj((heads.len() as u16).to_le(), index).expect("within memory");
     }
 
-    /// The device's side of it.
+    /// The device's side of the queue.
     pub fn queue(&self) -> Queue {
         let mut queue = Queue::new(self.size).expect("a power of two");
         queue.try_set_desc_table_address(GuestAddress(0)).expect("aligned");

@@ -1,11 +1,10 @@
-//! The scheduler of one device, in virtual time: every request is given to the device whole, in
-//! order and once, finishes once, and never waits for ever; no VM gets more than its caps in any
-//! interval; the device never holds more than the window; `Full` is said only while it holds
-//! something.
+//! The scheduler of one device under virtual time: every request is submitted whole, in order and
+//! once, completes once, and never waits for ever; no VM exceeds its caps in any interval; the
+//! device never holds more than the window; `Full` is returned only while pieces are in flight.
 //!
 //! Layout of the input: policy, number of VMs, quantum, window; 12 bytes for each VM (depth,
-//! weight, a cap on bytes, one on requests and one on time, two reservations); then steps of four
-//! bytes: action, VM, and two bytes of which the length, the priority or the time is made.
+//! weight, caps on bytes, requests and time, two reservations); then steps of four bytes: action,
+//! VM, and two bytes for length, priority or time.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +14,25 @@ use rtvirtio_sched::{
 };
 use rtvirtio_units::Nanos;
 
-/// Steps of one input.
+/// Most steps of one input.
 const MOST: usize = 300;
-/// Pieces after which the requests of an input must be through.
+/// Most pieces until all requests of an input are complete.
 const MOST_PIECES: usize = 200_000;
 const OPS: [Op; 5] = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes];
 
-/// A request that is not finished.
+/// An outstanding request.
 struct Open {
     request: Request,
     vm: usize,
     given: u64,
     at_device: u32,
-    /// Its first piece was given.
+    /// Its first piece was submitted.
     begun: bool,
-    /// What was not given is dropped.
+    /// Its rest is cancelled.
     dropped: bool,
 }
 
-/// What went through a cap beyond its rate: never more than the burst, which is the same as at most
+/// Tokens through a cap beyond its rate: never more than the burst, which is equivalent to at most
 /// `burst + rate t` in every interval of length t (Lindley's recursion).
 struct Envelope {
     rate: u64,
@@ -52,7 +51,7 @@ impl Envelope {
     }
 }
 
-/// Scheduler and device, with what the scheduler should know.
+/// Scheduler, device, and the expected state of the scheduler.
 struct World {
     scheduler: Scheduler,
     config: Config,
@@ -60,7 +59,7 @@ struct World {
     tag: u64,
     open: BTreeMap<u64, Open>,
     at_device: Vec<Piece>,
-    /// Of each VM and direction, what was let through of requests, bytes and time.
+    /// For each VM and direction, the admitted requests, bytes and time.
     envelopes: Vec<[[Option<Envelope>; 3]; 2]>,
 }
 
@@ -86,8 +85,8 @@ fn config(head: [u8; 4], bytes: &[u8]) -> Config {
 fn vm(b: &[u8], quantum: u64) -> VmConfig {
     let spec = |rate: u8, least: u64| {
         (rate & 0x80 != 0).then(|| Tspec {
-            // What a device takes beyond what was charged is owed: at a millionth of its time that
-            // is paid within the end of time.
+            // Device time beyond the charge leaves a debt: at a rate of a millionth it is paid
+            // within the range of time.
             rate: power(rate, 40).max(1 << 10),
             burst: least.saturating_add(power(b[5], 24)),
             peak: None,
@@ -119,10 +118,10 @@ fn envelopes(vm: &VmConfig) -> [[Option<Envelope>; 3]; 2] {
     })
 }
 
-/// Plays the steps of an input, and then until nothing is left.
+/// Runs the steps of an input, and then until no request is outstanding.
 ///
 /// # Panics
-/// When the scheduler breaks what is promised above.
+/// The scheduler breaks one of the properties above.
 pub fn play(data: &[u8]) {
     let Some((head, rest)) = data.split_first_chunk::<4>() else { return };
     let vms = usize::from(head[1] % 4) + 1;
@@ -172,7 +171,7 @@ impl World {
     fn next(&mut self) -> Next {
         let held = self.scheduler.inflight();
         let next = self.scheduler.next(Nanos(self.now));
-        // A flush holds no place, and a window may have become smaller since.
+        // A flush holds no place, and the window may have shrunk.
         assert!(self.scheduler.inflight() <= self.scheduler.window().max(held));
         match &next {
             Next::Piece(piece) => self.give(*piece),
@@ -260,7 +259,7 @@ impl World {
         }
     }
 
-    /// Another policy and window; other weights and full buckets for one VM.
+    /// Changes policy and window; weights and full buckets of one VM.
     fn reconfigure(&mut self, vm: usize, value: u16) {
         let mut config = self.config.clone();
         config.policy = Policy::ALL[usize::from(value % 4)];
@@ -271,7 +270,7 @@ impl World {
         self.config = config;
     }
 
-    /// What the scheduler counts.
+    /// Checks the scheduler's counters.
     fn check(&self) {
         for vm in 0..self.config.vms.len() {
             let open = self.open.values().filter(|o| o.vm == vm).count();
@@ -285,13 +284,13 @@ impl World {
         }
     }
 
-    /// The device answers at once, and time goes on to where the scheduler says.
+    /// Completes pieces at once, and advances time to the scheduler's wake-ups.
     fn drain(&mut self) {
         let mut waits = 0;
         for _ in 0..MOST_PIECES {
             match self.next() {
                 Next::Piece(_) => waits = 0,
-                // A device does not keep a piece for as long as a cap may keep a request.
+                // A device completes a piece sooner than a cap may release a request.
                 Next::Wait(_) if !self.at_device.is_empty() => self.complete(0, false),
                 Next::Wait(at) => {
                     waits += 1;
@@ -320,7 +319,7 @@ impl Open {
         self.request.len - self.given
     }
 
-    /// Whether something of it is still to give.
+    /// Whether its rest is still to be submitted.
     fn waits(&self) -> bool {
         !self.dropped && (!self.begun || self.rest() > 0)
     }

@@ -32,8 +32,8 @@ struct Args {
     /// The configuration file
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Look at all that a start looks at (the file, disks, formats, sockets, groups), change
-    /// nothing, and end; with `disks`, at the file and the disks alone
+    /// Check what a start checks (the file, disks, formats, sockets, groups), change nothing, and
+    /// end; with `disks`, check the file and the disks only
     #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
     check: Option<Check>,
 }
@@ -130,7 +130,7 @@ fn warn_of_formats(file: &File) {
     let names: Vec<&str> = undeclared.map(|d| d.name.as_str()).collect();
     if !names.is_empty() {
         eprintln!(
-            "rtvirtio-iod: no format is declared for {}: a guest that writes an image's first bytes keeps the domain from its next start; say `format = \"raw\"`",
+            "rtvirtio-iod: no format is declared for {}: a guest that writes an image's first bytes prevents the next start; set `format = \"raw\"`",
             names.join(", ")
         );
     }

@@ -16,7 +16,7 @@ use landlock::{
     ABI, Access, AccessFs, AccessNet, LandlockStatus, PathBeneath, PathFd, Ruleset, RulesetAttr,
     RulesetCreatedAttr, RulesetStatus, Scope,
 };
-use rtvirtio_domain_config::{File, Sandbox as Mode};
+use rtvirtio_domain_config::{File, Sandbox as Mode, parent_dir};
 use rtvirtio_engine::confine::{Confine, Role};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
@@ -72,11 +72,14 @@ impl Sandbox {
             .create()?;
         let disks = file.devices.iter().flat_map(|d| &d.disks);
         let sockets: BTreeSet<PathBuf> =
-            disks.map(|d| &d.socket).chain([&file.control]).map(|p| directory(p)).collect();
+            disks.map(|d| &d.socket).chain([&file.control]).map(|p| parent_dir(p).to_owned()).collect();
         // Editors replace the file, so the rule covers its directory; and that of its target where
         // it is a link.
         let file = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());
-        let mut rules = vec![(directory(config), AccessFs::ReadFile), (directory(&file), AccessFs::ReadFile)];
+        let mut rules = vec![
+            (parent_dir(config).to_owned(), AccessFs::ReadFile),
+            (parent_dir(&file).to_owned(), AccessFs::ReadFile),
+        ];
         rules.extend(sockets.into_iter().map(|dir| (dir, AccessFs::RemoveFile)));
         let rules = rules.into_iter().map(|(dir, access)| {
             PathFd::new(&dir).map(|fd| PathBeneath::new(fd, access)).map_err(anyhow::Error::from)
@@ -137,11 +140,6 @@ impl Sandbox {
         };
         format!("sandbox: {}{lacking}", in_force.join(", "))
     }
-}
-
-/// The directory of a path; `.` for a bare name.
-fn directory(path: &Path) -> PathBuf {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
 /// Keeps only the capabilities in `keep`; the others cannot be regained.

@@ -4,10 +4,10 @@ mod common;
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use common::{Iod, configure, disk, program, read, request, two_disks, write};
+use common::{Iod, LoopDevice, configure, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 use rtvirtio_testkit::{Need, has};
 
@@ -33,23 +33,6 @@ fn check(dir: &Path, config: &str) -> Result<String, String> {
     let out = program().arg("--config").arg(dir.join("iod.toml")).arg("--check").output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
-}
-
-/// Detached when dropped.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn new(file: &Path) -> Self {
-        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        Self(String::from_utf8(out.stdout).unwrap().trim().into())
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-    }
 }
 
 fn run(program: &str, args: &[&str]) {
@@ -142,7 +125,7 @@ fn kernel_users_are_refused() {
     }
     let dir = disk(32);
     let file = dir.path().join("disk");
-    let device = Loop::new(&file);
+    let device = LoopDevice::attach(&file).unwrap();
     let node = device.0.to_str().unwrap();
     let whole = one(dir.path(), &device.0, "");
     let shared = one(dir.path(), &device.0, "shared = true");

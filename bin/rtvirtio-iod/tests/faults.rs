@@ -5,32 +5,12 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{Iod, Neighbour, disk, read, request, two_disks, write};
+use common::{Iod, LoopDevice, Neighbour, disk, read, request, two_disks, write};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
 
 fn works(command: &mut Command) -> Option<String> {
     let out = command.output().ok()?;
     out.status.success().then(|| String::from_utf8_lossy(&out.stdout).trim().to_owned())
-}
-
-/// A loop device, detached when dropped.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn attach(file: &Path) -> Option<Self> {
-        works(Command::new("losetup").args(["--find", "--show"]).arg(file)).map(|d| Self(d.into()))
-    }
-
-    /// Sets the device to the current size of its file.
-    fn follow(&self) {
-        works(Command::new("losetup").arg("--set-capacity").arg(&self.0)).unwrap();
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = works(Command::new("losetup").arg("--detach").arg(&self.0));
-    }
 }
 
 /// A small tmpfs, unmounted when dropped.
@@ -79,7 +59,7 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
         std::fs::File::options().create(true).append(true).open(&file).unwrap().set_len(size).unwrap();
     };
     set_size(8 << 20);
-    let Some(device) = Loop::attach(&file) else {
+    let Some(device) = LoopDevice::attach(&file) else {
         return rtvirtio_testkit::skip(test, "no loop device can be made here");
     };
     let iod = Iod::start(
@@ -93,18 +73,18 @@ fn a_device_that_goes_away_fails_its_own_guest_only() {
         assert_eq!(request(&mut a, &write(sector, 4_096), Some(&[9; 4_096])).0, 0);
     }
     set_size(4 << 20);
-    device.follow();
+    device.update_size();
     assert_eq!(request(&mut a, &read(last, 4_096), None).0, 1, "what is cut off");
     assert_eq!(request(&mut a, &read(first, 4_096), None), (0, vec![9; 4_096]), "what is left");
     // A device of size 0, as if unplugged.
     set_size(0);
-    device.follow();
+    device.update_size();
     for i in 0..200 {
         assert_eq!(request(&mut a, &read(i * 8, 4_096), None).0, 1);
         assert_eq!(request(&mut a, &write(i * 8, 4_096), Some(&[1; 4_096])).0, 1);
     }
     set_size(8 << 20);
-    device.follow();
+    device.update_size();
     assert_eq!(request(&mut a, &write(first, 4_096), Some(&[5; 4_096])).0, 0);
     assert_eq!(request(&mut a, &read(first, 4_096), None), (0, vec![5; 4_096]));
     let (n, longest) = neighbour.end();

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{AttackedDomain, Neighbour, read, request};
+use common::{AttackedDomain, Neighbour, connect, read, request};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
 use rtvirtio_testkit::HANG;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -51,10 +51,6 @@ impl AttackedDomain {
         let without = neighbour.measured();
         eprintln!("{name}: the neighbour's pairs with {with:?}, without {without:?}");
     }
-}
-
-fn connect(socket: &Path) -> Client {
-    Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
 }
 
 /// Invalid and oversized chains.

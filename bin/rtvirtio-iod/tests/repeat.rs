@@ -8,11 +8,10 @@ mod common;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{AttackedDomain, Neighbour, completion, read, request};
-use rtvirtio_domain_client::{Client, Options};
+use common::{AttackedDomain, Neighbour, completion, connect, read, request};
+use rtvirtio_domain_client::Client;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
@@ -123,10 +122,6 @@ impl AttackedDomain {
         let mut next = connect(&socket);
         assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
     }
-}
-
-fn connect(socket: &Path) -> Client {
-    Client::connect(socket, Options { size: 256, buffer: 65_536, ..Options::default() }).unwrap()
 }
 
 /// A full call descriptor: a write to it waits for a reader.

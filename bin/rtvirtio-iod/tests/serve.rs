@@ -218,9 +218,9 @@ fn the_examples_are_valid() {
     let example = root.join("examples/iod/two-vms.toml");
     rtvirtio_domain_config::File::load(&example).unwrap();
     let text = std::fs::read_to_string(example).unwrap();
-    let shown = std::fs::read_to_string(root.join("docs/iod.md")).unwrap();
+    let shown = std::fs::read_to_string(root.join("docs/reference/iod-toml.md")).unwrap();
     let (_, body) = text.split_once('\n').unwrap();
-    assert!(shown.contains(body), "docs/iod.md shows the example as it is");
+    assert!(shown.contains(body), "docs/reference/iod-toml.md shows the example as it is");
 }
 
 /// A flush holds no place in the window, but a slot in the engine: with a window of one, no request

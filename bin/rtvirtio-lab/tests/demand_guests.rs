@@ -97,7 +97,7 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     let (code, applied) = site.json(&["apply", spec(asked), "--cpu-only"]);
     let found = &applied[0]["found"];
     // The curve measured alongside 20 % decides, because the other VM has 20 %: 30 % carries 5.25 a second.
-    assert_eq!((code, found["look"]["neighbour_percent"].as_u64()), (0, Some(20)), "{applied}");
+    assert_eq!((code, found["curve"]["neighbour_percent"].as_u64()), (0, Some(20)), "{applied}");
     assert_eq!(found["point"]["budget_percent"].as_u64(), Some(30), "{found}");
     // And it serves, next to the loaded neighbour. How soon is printed, not judged: `bench reservation` measures it.
     let load = Load::start(&Request::new(Url::find(&urls[1]).unwrap()), 4);
@@ -118,7 +118,7 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     // More than any budget carries is refused with the curve that decides.
     site.ok(&["revert"]);
     let refused = text(&site.output(&["apply", spec(1000.0), "--cpu-only"]).stderr);
-    assert!(refused.contains("beside a neighbour of 20 %"), "{refused}");
+    assert!(refused.contains("a neighbour of 20 %"), "{refused}");
     web.stop().unwrap();
     other.stop().unwrap();
     site.assert_clean();

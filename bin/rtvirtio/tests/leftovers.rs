@@ -3,10 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use rtvirtio_kernel::{Root, leftovers};
 use rtvirtio_testkit::site::Site;
 use rtvirtio_testkit::{Need, has};
+
+/// What one test leaves the other one's `revert` removes.
+static ONE: Mutex<()> = Mutex::new(());
 
 /// A cgroup of a contract as `apply` makes it.
 struct Group(PathBuf);
@@ -33,6 +37,7 @@ fn a_contracts_cgroup_without_its_journal_is_named_and_removed() {
     if !has(test, &[Need::Root, Need::RT_GROUPS]) {
         return;
     }
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let site = Site::new();
     let journal = site.dir.path().join("journal.json");
     fs::write(&journal, "{}").unwrap();
@@ -63,6 +68,7 @@ fn the_cgroups_of_a_dead_sweep_are_named_and_removed() {
     if !has(test, &[Need::Root, Need::Path("/sys/fs/cgroup/blkio", "no blkio of cgroup v1")]) {
         return;
     }
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let site = Site::new();
     let mut gone = Command::new("true").spawn().unwrap();
     gone.wait().unwrap();

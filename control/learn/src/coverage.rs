@@ -19,7 +19,8 @@ pub struct Coverage {
     pub covered: usize,
     /// `covered / n`.
     pub share: f64,
-    /// 95 % interval of the share by [`wilson`]. It takes rows as independent: rows of few runs are worth less.
+    /// 95 % interval of the share by [`wilson`]. It takes rows as independent: rows of few runs are
+    /// worth less.
     pub wilson: Interval,
 }
 
@@ -43,14 +44,16 @@ impl Evaluation {
 /// How many values are at or below their bounds. Bounds may be infinite.
 ///
 /// # Errors
-/// [`ConformalError`]: no rows, rows that do not match, values that are not finite, bounds that are NaN.
+/// [`ConformalError`]: no rows, rows that do not match, values that are not finite, bounds that are
+/// NaN.
 pub fn coverage(actual: &[f64], upper: &[f64]) -> Result<Coverage, ConformalError> {
     check(actual, upper)?;
     let covered = actual.iter().zip(upper).filter(|(a, u)| a <= u).count();
     count(actual.len(), covered)
 }
 
-/// The same, also for each category; `categories` names that of each row. Give groups instead to see the worst run.
+/// The same, also for each category; `categories` names that of each row. Give groups instead to
+/// see the worst run.
 ///
 /// # Errors
 /// Those of [`coverage`].
@@ -74,8 +77,8 @@ pub fn coverage_by(
     })
 }
 
-/// The score interval of a share (Wilson, JASA 22, 1927): `covered` of `n` at `confidence`. `None` without values, for
-/// more covered than there are, or a confidence outside (0, 1).
+/// The score interval of a share (Wilson, JASA 22, 1927): `covered` of `n` at `confidence`. `None`
+/// without values, for more covered than there are, or a confidence outside (0, 1).
 #[must_use]
 pub fn wilson(covered: usize, n: usize, confidence: f64) -> Option<Interval> {
     let (_, high) = Interval::tails(confidence)?;
@@ -124,7 +127,8 @@ mod tests {
         );
     }
 
-    /// Table of Newcombe (Statistics in Medicine 17, 1998), method 3: 81 of 263, 15 of 148, 0 of 20, 29 of 29.
+    /// Table of Newcombe (Statistics in Medicine 17, 1998), method 3: 81 of 263, 15 of 148, 0 of
+    /// 20, 29 of 29.
     #[test]
     fn known_wilson_intervals() {
         for (covered, n, low, high) in [

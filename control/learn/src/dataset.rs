@@ -175,7 +175,7 @@ impl Outcome {
             p99: m.result.p99_ns,
             p9999: m.result.p9999_ns,
             max: m.result.max_ns,
-            p9999_awake: m.result.p9999_awake_ns,
+            p9999_awake: m.result.p9999_excl_host_stalls_ns,
             p9999_placebo: m.result.p9999_placebo_ns,
             p9999_fio: Some(m.result.fio_p9999_ns),
             hist: pack(&m.latencies),

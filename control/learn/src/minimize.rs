@@ -11,18 +11,19 @@ use simplex::Simplex;
 /// How to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MinimizeOptions {
-    /// First size of the simplex in each coordinate, in (0, 0.5]: a share of the box where that is finite,
-    /// else of the start's magnitude (of 1 where the start is 0).
+    /// First size of the simplex in each coordinate, in (0, 0.5]: a share of the box where that is
+    /// finite, else of the start's magnitude (of 1 where the start is 0).
     pub step: f64,
-    /// The simplex has to shrink to this share of its first size in every coordinate (as transformed by the
-    /// bounds, see [`nelder_mead`]).
+    /// The simplex has to shrink to this share of its first size in every coordinate (as
+    /// transformed by the bounds, see [`nelder_mead`]).
     pub x_tolerance: f64,
-    /// Values at the corners have to differ by at most this times (1 + the magnitude of the lowest).
+    /// Values at the corners have to differ by at most this times (1 + the magnitude of the
+    /// lowest).
     pub f_tolerance: f64,
     /// Most evaluations of the function; at least 2 for each coordinate that can vary, plus 3.
     pub max_evaluations: usize,
-    /// Most fresh simplexes around the minimum found: they leave points where a simplex has collapsed.
-    /// A fresh one that finds nothing better ends the search.
+    /// Most fresh simplexes around the minimum found: they leave points where a simplex has
+    /// collapsed. A fresh one that finds nothing better ends the search.
     pub restarts: usize,
 }
 
@@ -41,8 +42,8 @@ pub struct Minimum {
     pub value: f64,
     /// How often the function was evaluated.
     pub evaluations: usize,
-    /// Whether the last simplex met both tolerances at a finite value, before the evaluations ran out.
-    /// It may be a local minimum.
+    /// Whether the last simplex met both tolerances at a finite value, before the evaluations ran
+    /// out. It may be a local minimum.
     pub converged: bool,
 }
 
@@ -96,16 +97,16 @@ pub enum MinimizeError {
     },
 }
 
-/// Searches a minimum of `objective` from `start` (Nelder and Mead, The Computer Journal 7, 1965), with the
-/// parameters that adapt to the number of coordinates of Gao and Han (Computational Optimization and
-/// Applications 51, 2012, equation 4.1).
+/// Searches a minimum of `objective` from `start` (Nelder and Mead, The Computer Journal 7, 1965),
+/// with the parameters that adapt to the number of coordinates of Gao and Han (Computational
+/// Optimization and Applications 51, 2012, equation 4.1).
 ///
-/// `bounds` are the lowest and highest value of each coordinate, infinite where there is none; an empty slice
-/// is no bounds at all. A start outside is moved to the nearest point of the box. The search itself runs in
-/// free coordinates that a smooth map folds into the box, so the function is never called outside, and the
-/// simplex does not collapse onto an edge as it does where points are clamped. Coordinates with one possible
-/// value are left out of the search; magnitudes beyond [`MAGNITUDE_MAX`] are not reached. A NaN from the
-/// function counts as infinite.
+/// `bounds` are the lowest and highest value of each coordinate, infinite where there is none; an
+/// empty slice is no bounds at all. A start outside is moved to the nearest point of the box. The
+/// search itself runs in free coordinates that a smooth map folds into the box, so the function is
+/// never called outside, and the simplex does not collapse onto an edge as it does where points are
+/// clamped. Coordinates with one possible value are left out of the search; magnitudes beyond
+/// [`MAGNITUDE_MAX`] are not reached. A NaN from the function counts as infinite.
 ///
 /// # Errors
 ///

@@ -127,7 +127,7 @@ pub fn as_result(point: &Point) -> Run {
         p50_ns: outcome.p50,
         p99_ns: outcome.p99,
         p9999_ns: outcome.p9999,
-        p9999_awake_ns: outcome.p9999_awake,
+        p9999_excl_host_stalls_ns: outcome.p9999_awake,
         p9999_placebo_ns: outcome.p9999_placebo,
         max_ns: outcome.max,
         // Older data lacks it.

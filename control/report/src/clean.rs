@@ -3,17 +3,19 @@
 /// Stands in for a character that must not be passed on.
 const REPLACEMENT: char = '\u{FFFD}';
 
-/// Whether a character could move the cursor, start an escape sequence, or reorder the text around it.
+/// Whether a character could move the cursor, start an escape sequence, or reorder the text around
+/// it.
 ///
-/// Besides Unicode's control characters these are the explicit direction marks (Unicode Standard Annex 9) and the two
-/// non-characters that XML 1.0 does not allow.
+/// Besides Unicode's control characters these are the explicit direction marks (Unicode Standard
+/// Annex 9) and the two non-characters that XML 1.0 does not allow.
 fn unsafe_char(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200E}' | '\u{200F}' | '\u{061C}' | '\u{2028}' | '\u{2029}')
         || matches!(c, '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' | '\u{FFFE}' | '\u{FFFF}')
 }
 
-/// Text for a terminal: one line, no escape sequences; with `ascii` every other character becomes `?`.
+/// Text for a terminal: one line, no escape sequences; with `ascii` every other character becomes
+/// `?`.
 #[must_use]
 pub fn terminal(s: &str, ascii: bool) -> String {
     s.chars()

@@ -42,7 +42,7 @@ fn task(
         p50_ns: us(180),
         p99_ns: us(p9999_us / 6),
         p9999_ns: us(tail),
-        p9999_awake_ns: None,
+        p9999_excl_host_stalls_ns: None,
         p9999_placebo_ns: None,
         max_ns: us(max),
         fio_p9999_ns: us(p9999_us / 2),

@@ -1,12 +1,13 @@
-//! What a person sees of a result, a plan or a profile: terminal tables, SVG plots and one self-contained HTML file.
+//! What a person sees of a result, a plan or a profile: terminal tables, SVG plots and one
+//! self-contained HTML file.
 //!
-//! Nothing here measures, judges or decides. Verdicts and their reasons come from `rtvirtio-measure`, settings and
-//! theirs from `rtvirtio-planner`; this crate only puts them into words, columns and marks. All functions are pure:
-//! the same input gives the same bytes.
+//! Nothing here measures, judges or decides. Verdicts and their reasons come from
+//! `rtvirtio-measure`, settings and theirs from `rtvirtio-planner`; this crate only puts them into
+//! words, columns and marks. All functions are pure: the same input gives the same bytes.
 //!
-//! Names of VMs and devices are other people's text. Everything that reaches a terminal goes through
-//! `clean::terminal` (no control or direction-changing characters), everything that reaches HTML or SVG through
-//! `clean::xml` (escaped as well).
+//! Names of VMs and devices are other people's text. Everything that reaches a terminal goes
+//! through `clean::terminal` (no control or direction-changing characters), everything that reaches
+//! HTML or SVG through `clean::xml` (escaped as well).
 
 mod clean;
 pub mod html;

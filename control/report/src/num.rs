@@ -5,11 +5,12 @@ use rtvirtio_units::{Iops, Nanos};
 /// What stands where there is no number.
 pub(crate) const MISSING: &str = "n/a";
 
-/// A latency with three significant digits, such as `412ms`, `5.2ms`, `1.74s`; `gap` stands between number and unit.
-/// Without a gap microseconds are `us`, as in spec files and safe for any terminal; with one they are `µs`.
+/// A latency with three significant digits, such as `412ms`, `5.2ms`, `1.74s`; `gap` stands between
+/// number and unit. Without a gap microseconds are `us`, as in spec files and safe for any
+/// terminal; with one they are `µs`.
 ///
-/// `Nanos` itself prints up to four or five digits, more than a column of tails can be read by, and more than they
-/// are worth.
+/// `Nanos` itself prints up to four or five digits, more than a column of tails can be read by, and
+/// more than they are worth.
 pub(crate) fn latency(ns: Nanos, gap: &str) -> String {
     if ns.0 == 0 {
         return format!("0{gap}ms");
@@ -42,7 +43,8 @@ pub(crate) fn sig3(v: f64) -> String {
     if s.contains('.') { s.trim_end_matches('0').trim_end_matches('.').to_owned() } else { s }
 }
 
-/// A rate without its unit: whole numbers from 1000 up, one decimal from 100 up, below that three digits.
+/// A rate without its unit: whole numbers from 1000 up, one decimal from 100 up, below that three
+/// digits.
 pub(crate) fn rate(r: Iops) -> String {
     if (99.95..999.95).contains(&r.0) {
         let s = format!("{:.1}", r.0);

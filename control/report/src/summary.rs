@@ -53,18 +53,22 @@ pub fn tally(run: &Run) -> Tally {
     Tally { met: count(Verdict::Met), missed: count(Verdict::Missed), unproven: count(Verdict::Unproven) }
 }
 
-/// A load generator this busy, in processors, shapes the latencies that it measures: requests of one task wait for the
-/// other's turn on the processor. At one half, a random arrival waits as long as it runs (M/M/1).
+/// A load generator this busy, in processors, shapes the latencies that it measures: requests of
+/// one task wait for the other's turn on the processor. At one half, a random arrival waits as long
+/// as it runs (M/M/1).
 const BUSY: f64 = 0.5;
 
-/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target are told.
+/// Stalls of the host, and standstills of the disk, of at least this share of the tightest target
+/// are reported.
 const STALLED: f64 = 0.25;
 
-/// From this share of its CPU time on it is told that the machine's own hypervisor gave it to others. On an emulated eMMC four of four runs of 8 s in guests had tails above
-/// their bounds from 12 % on, none of three below 2.5 % (docs/bench.md, In guests).
+/// From this share of CPU time on, what the machine's own hypervisor gave to others is reported. On
+/// an emulated eMMC four of four runs of 8 s in guests had tails above their bounds from 12 % on,
+/// none of three below 2.5 % (docs/results/rt-virtio.md, In guests).
 const STOLEN: f64 = 0.025;
 
-/// What of a run's latencies is not the doing of the settings: the load generator's own part, the host's, and the disk's.
+/// What of a run's latencies is not the doing of the settings: the load generator's own part, the
+/// host's, and the disk's.
 pub(crate) fn doubts(run: &Run) -> Vec<String> {
     let of_others = [host_stalls(run), stolen_time(run), disk_standstills(run)];
     busy_generators(run).into_iter().chain(of_others.into_iter().flatten()).collect()
@@ -117,8 +121,8 @@ fn times(n: u64) -> String {
     if n == 1 { "once".to_owned() } else { format!("{n} times") }
 }
 
-/// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a rate may: they are
-/// as fast as they can be.
+/// A sentence for every VM whose paced tasks kept a good part of a processor busy. Tasks without a
+/// rate may: they are as fast as they can be.
 fn busy_generators(run: &Run) -> Vec<String> {
     let mut vms: Vec<(&str, f64)> = Vec::new();
     for t in run.tasks.iter().filter(|t| t.declared_rate.is_some()) {
@@ -132,13 +136,14 @@ fn busy_generators(run: &Run) -> Vec<String> {
         .map(|(vm, cpus)| {
             format!(
                 "{vm}: fio kept {cpus:.2} of a processor busy, so a part of these latencies is its own \
-                 (docs/measure.md: fio's waits)"
+                 (docs/explanation/measuring.md: fio's waits)"
             )
         })
         .collect()
 }
 
-/// The schemes of a result in order of first appearance. The position is the scheme's colour and mark.
+/// The schemes of a result in order of first appearance. The position is the scheme's colour and
+/// mark.
 pub(crate) fn schemes(result: &ResultFile) -> Vec<&str> {
     let mut seen: Vec<&str> = Vec::new();
     for run in &result.runs {
@@ -167,8 +172,9 @@ pub(crate) fn find<'a>(run: &'a Run, key: (&str, &str)) -> Option<&'a TaskResult
     run.tasks.iter().find(|t| t.vm == key.0 && t.task == key.1)
 }
 
-/// The measured value that a target and a prediction are compared with, and its name. A percentile that results do
-/// not store is stood in for by p99.99; the flag says whether it is the target's own.
+/// The measured value that a target and a prediction are compared with, and its name. A percentile
+/// that results do not store is stood in for by p99.99; the flag says whether it is the target's
+/// own.
 pub(crate) fn judged(t: &TaskResult) -> (Nanos, &'static str, bool) {
     let p = t.percentile.0;
     let is = |q: f64| (p - q).abs() < 1e-9;
@@ -188,8 +194,8 @@ pub(crate) fn tail_is_max(t: &TaskResult) -> bool {
     t.n < 10_000
 }
 
-/// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or lies farthest above
-/// it. Tasks without a target come last.
+/// At most `limit` keys, in the given order: those whose worst run comes nearest to the target or
+/// lies farthest above it. Tasks without a target come last.
 pub(crate) fn most_critical<'a>(
     runs: &[Run],
     keys: &[(&'a str, &'a str)],
@@ -259,26 +265,27 @@ mod tests {
         run.tasks.iter_mut().filter(|t| t.vm == vm).for_each(|t| t.fio_cpus = 0.3);
         let notes = busy_generators(&run);
         assert!(notes.len() == 1 && notes[0].starts_with(&format!("{vm}: fio kept 0.60")), "{notes:?}");
-        // Stalls of the host are told when they matter to a target, and when it was really the host.
+        // Stalls of the host are reported when they matter to a target, and when it was really the
+        // host.
         let noise =
             |ms, realtime| Noise { max_ns: Nanos::from_millis(ms), stalls: 7, realtime, ..Noise::default() };
-        for (ms, realtime, told) in [(74, true, false), (75, true, true), (500, false, false)] {
+        for (ms, realtime, reported) in [(74, true, false), (75, true, true), (500, false, false)] {
             run.noise = Some(noise(ms, realtime));
-            assert_eq!(doubts(&run).len(), 1 + usize::from(told), "{ms}");
+            assert_eq!(doubts(&run).len(), 1 + usize::from(reported), "{ms}");
         }
-        for (stolen, told) in [(0.024, false), (0.1, true)] {
+        for (stolen, reported) in [(0.024, false), (0.1, true)] {
             run.noise = Some(Noise { stolen: Some(stolen), ..Noise::default() });
             let notes = doubts(&run);
-            assert_eq!(notes.len(), 1 + usize::from(told), "{notes:?}");
-            assert_eq!(told, notes.iter().any(|n| n.contains("10 % of its CPU time")), "{notes:?}");
+            assert_eq!(notes.len(), 1 + usize::from(reported), "{notes:?}");
+            assert_eq!(reported, notes.iter().any(|n| n.contains("10 % of its CPU time")), "{notes:?}");
         }
         run.noise = None;
-        for (ms, told) in [(74, false), (75, true)] {
+        for (ms, reported) in [(74, false), (75, true)] {
             let longest_ns = Nanos::from_millis(ms);
             run.disk = Some(Standstills { longest_ns, count: 1, total_ns: longest_ns, n: 5_000 });
             let notes = doubts(&run);
             assert_eq!(
-                told,
+                reported,
                 notes.iter().any(|n| n.contains("up to 75ms") && n.contains("(once ")),
                 "{notes:?}"
             );

@@ -119,14 +119,17 @@ pub(crate) fn kind(run: &Run, host: &HostFacts) -> String {
     }
 }
 
-/// Whether the device under test is emulated; by agreement its description then holds the word `twin`.
+/// Whether the device under test is emulated; by agreement its description then holds the word
+/// `twin`.
 pub(crate) fn is_twin(host: &HostFacts) -> bool {
     host.device.split(|c: char| !c.is_alphanumeric()).any(|w| w.eq_ignore_ascii_case("twin"))
 }
 
-/// Samples without an exceedance that a claim at 95 % takes, about: `ln 20 / (1 - p)`, to two digits.
+/// Samples without an exceedance that a claim at 95 % takes, about: `ln 20 / (1 - p)`, to two
+/// digits.
 ///
-/// Exact counts belong to the verdict's own reason; this is for prose and for results that carry no reason.
+/// Exact counts belong to the verdict's own reason; this is for prose and for results that carry no
+/// reason.
 pub(crate) fn samples_for_proof(p: Percentile) -> Option<u64> {
     let n = 20f64.ln() / p.exceedance();
     if !(1.0..=1e15).contains(&n) {
@@ -179,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_host_adds_is_told_apart_from_what_settings_can_do() {
+    fn what_the_host_adds_is_reported_apart_from_what_settings_can_do() {
         use rtvirtio_model::{Upper, UpperBasis};
         use rtvirtio_units::Ratio;
         let mut t = crate::fixture::plan().tasks[0].clone();

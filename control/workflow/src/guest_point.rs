@@ -70,7 +70,7 @@ pub fn measure(site: &Site, profile: &Profile, dirs: &Dirs, progress: &dyn Progr
             n: task.n,
             p50: task.p50_ns,
             p99: task.p99_ns,
-            p9999: task.p9999_awake_ns.unwrap_or(task.p9999_ns),
+            p9999: task.p9999_excl_host_stalls_ns.unwrap_or(task.p9999_ns),
             max: task.max_ns,
         },
         cpu_per_request,

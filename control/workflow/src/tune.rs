@@ -326,7 +326,7 @@ fn seen(run: &Run) -> Vec<Seen> {
             latency_ns: match t.percentile.0 {
                 p if p <= 50.0 => t.p50_ns,
                 p if p <= 99.0 => t.p99_ns,
-                p if p <= 99.99 => t.p9999_awake_ns.unwrap_or(t.p9999_ns),
+                p if p <= 99.99 => t.p9999_excl_host_stalls_ns.unwrap_or(t.p9999_ns),
                 _ => t.max_ns,
             }
             .0 as f64,

@@ -1,8 +1,9 @@
-//! The analytical model of the RT-VirtIO paper: equations (1) to (5) with the coefficients of its Table III.
+//! The analytical model of the RT-VirtIO paper: equations (1) to (5) with the coefficients of its
+//! Table III.
 //!
-//! Units here: sizes in KiB (the paper's "KB": its 8192 KB are BFQ's 16 * 1024 sectors of 512 B), throughput in KiB/s, time
-//! in s. The paper's A is the total of one second, so A / T is a time. Every choice that the paper leaves open is
-//! explained in `docs/model.md`.
+//! Units here: sizes in KiB (the paper's "KB": its 8192 KB are BFQ's 16 * 1024 sectors of 512 B),
+//! throughput in KiB/s, time in s. The paper's A is the total of one second, so A / T is a time.
+//! Every choice that the paper leaves open is explained in `docs/explanation/models.md`.
 
 use rtvirtio_spec::{Spec, Task, Vm};
 use rtvirtio_units::Bytes;
@@ -20,12 +21,14 @@ use crate::{ModelError, TailModel};
 /// How E(SI), the effect of `slice_idle` on throughput, is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SliceIdleEffect {
-    /// `1 - lambda * SI / SI_default`: less idling, more throughput, as the paper's text says. Equal to the printed form at
-    /// SI = default and without effect for lambda towards 0, as its Table III says of the guest.
+    /// `1 - lambda * SI / SI_default`: less idling, more throughput, as the paper's text says.
+    /// Equal to the printed form at SI = default and without effect for lambda towards 0, as its
+    /// Table III says of the guest.
     #[default]
     Corrected,
-    /// `(1 - lambda) * SI / SI_default` as printed: less idling gives *less* throughput, none at all for SI = 0, and a
-    /// lambda of 1e-6 gives the guest's `slice_idle` its largest effect. Kept to show the contradiction; not for planning.
+    /// `(1 - lambda) * SI / SI_default` as printed: less idling gives *less* throughput, none at
+    /// all for SI = 0, and a lambda of 1e-6 gives the guest's `slice_idle` its largest effect. Kept
+    /// to show the contradiction; not for planning.
     AsPrinted,
 }
 
@@ -72,11 +75,12 @@ const SLICE_IDLE_DEFAULT: f64 = 0.008;
 /// B_max of Table I, KiB: `bfq_default_max_budget` = 16 * 1024 sectors in block/bfq-iosched.c.
 const BUDGET_MAX_KIB: f64 = 8192.0;
 
-/// Least cost of a switch between queues, s: BFQ's own time per request (1.9 us, Documentation/block/bfq-iosched.rst).
+/// Least cost of a switch between queues, s: BFQ's own time per request (1.9 us,
+/// Documentation/block/bfq-iosched.rst).
 const SWITCH_FLOOR: f64 = 1.9e-6;
 
-/// E(SI) never falls to zero: a slice idle beyond default / lambda would stop the device for good. Bounds each term at
-/// 1000 times its value without idling.
+/// E(SI) never falls to zero: a slice idle beyond default / lambda would stop the device for good.
+/// Bounds each term at 1000 times its value without idling.
 const IDLE_EFFECT_FLOOR: f64 = 1e-3;
 
 impl Analytical {
@@ -98,7 +102,8 @@ impl Analytical {
     }
 }
 
-/// One tier of the system: the same four terms stand in eq. (2) for the host and in eq. (4) for the guest.
+/// One tier of the system: the same four terms stand in eq. (2) for the host and in eq. (4) for the
+/// guest.
 struct Tier<'a> {
     side: Side,
     others: &'static str,
@@ -163,7 +168,8 @@ impl TailModel for Analytical {
         let host = host_throughput(profile, &device, &flows);
         let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
         let host_budget = budget(&config.bfq);
-        // The paper says nothing of rates; a demand beyond the device cannot be carried by any order.
+        // The paper says nothing of rates; a demand beyond the device cannot be carried by any
+        // order.
         let kept = (host / total.max(f64::MIN_POSITIVE)).min(1.0) * cpu.kept();
 
         let mut out = Vec::with_capacity(flows.len());
@@ -174,7 +180,8 @@ impl TailModel for Analytical {
             let phi = f64::from(vm_config.weight) / weights;
             let guest = self.coefficients.weight * phi * host;
             if is_guest(vm) && vm_config.guest_elevator == Elevator::Bfq {
-                // Eq. (5) with equal task weights: phi_tau = 1 / n. The paper sets none inside a guest.
+                // Eq. (5) with equal task weights: phi_tau = 1 / n. The paper sets none inside a
+                // guest.
                 let tasks = vm.tasks.len();
                 Tier {
                     side: Side::Guest,
@@ -196,7 +203,8 @@ impl TailModel for Analytical {
                 }
                 .add_terms();
             } else if is_guest(vm) {
-                // Without BFQ in the guest there is no budget and no share: what is left is the measured overhead.
+                // Without BFQ in the guest there is no budget and no share: what is left is the
+                // measured overhead.
                 sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
             }
             Tier {
@@ -236,9 +244,11 @@ fn least_request(vm: &Vm) -> f64 {
     vm.tasks.iter().map(|t: &Task| t.block.as_kib_f64()).fold(f64::INFINITY, f64::min)
 }
 
-/// T_agg^H in KiB/s: best throughput over depth, reads and writes mixed by the bytes that the spec offers.
+/// T_agg^H in KiB/s: best throughput over depth, reads and writes mixed by the bytes that the spec
+/// offers.
 ///
-/// Moving w bytes of writes and 1 - w of reads takes w / T_w + (1 - w) / T_r, so the mix is the harmonic mean.
+/// Moving w bytes of writes and 1 - w of reads takes w / T_w + (1 - w) / T_r, so the mix is the
+/// harmonic mean.
 fn host_throughput(profile: &Profile, device: &Device, flows: &[Flow]) -> f64 {
     let all: f64 = flows.iter().map(kib).sum();
     let writes: f64 = flows.iter().map(|f| kib(f) * f.op.write_share()).sum();

@@ -8,10 +8,12 @@ use crate::tail_curve::{TailCurve, TailPoint};
 use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
 
-/// Requests per second that the declared rates leave to each VM under this configuration's host elevator: the share of
-/// the device's time that is left, divided equally among the VMs that have a task without a rate. `None` for other VMs.
+/// Requests per second that the declared rates leave to each VM under this configuration's host
+/// elevator: the share of the device's time that is left, divided equally among the VMs that have a
+/// task without a rate. `None` for other VMs.
 ///
-/// A planner derives caps for floods from it. At least 1 % of the device is left, so that a cap never stops a VM.
+/// A planner derives caps for floods from it. At least 1 % of the device is left, so that a cap
+/// never stops a VM.
 ///
 /// # Errors
 /// [`ModelError::BadProfile`] without a usable read measurement.
@@ -34,8 +36,9 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
         .collect())
 }
 
-/// Share of the device's time that the declared rates of each VM take under this configuration's host elevator; above 1 in sum somebody loses rate
-/// under every setting. Tasks without a rate count nothing.
+/// Share of the device's time that the declared rates of each VM take under this configuration's
+/// host elevator; above 1 in sum some VM loses rate under every setting. Tasks without a rate count
+/// nothing.
 ///
 /// # Errors
 /// [`ModelError::BadProfile`] without a usable read measurement.
@@ -46,7 +49,8 @@ pub fn declared_shares(profile: &Profile, spec: &Spec, config: &Config) -> Resul
 /// What requests of one direction take of a device that serves them in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ServiceLine {
-    /// Device time of a request of the profile's block size, s: 1 / capacity. Of writes the capacity that lasts, with most in flight: few fit a drive's cache.
+    /// Device time of a request of the profile's block size, s: 1 / capacity. Of writes the
+    /// capacity that lasts, with most in flight: few fit a drive's cache.
     pub occupancy: f64,
     /// Device time of each byte beyond that size, s.
     pub per_byte: f64,
@@ -56,10 +60,12 @@ pub struct ServiceLine {
     pub alone_per_byte: f64,
 }
 
-/// What the profile shows of the device without an elevator: the numbers that a scheduler above it needs.
+/// What the profile shows of the device without an elevator: the numbers that a scheduler above it
+/// needs.
 ///
-/// Seen from outside, k servers that take s for a request are one server that takes s / k and answers s (1 - 1/k) later. So `occupancy` is what a request costs, and what
-/// `alone` has beyond it is latency.
+/// Seen from outside, k servers that take s for a request are one server that takes s / k and
+/// answers s (1 - 1/k) later. So `occupancy` is what a request costs, and what `alone` has beyond
+/// it is latency.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Service {
     /// Reads.
@@ -70,12 +76,15 @@ pub struct Service {
     pub block: Bytes,
     /// Fewest measured requests in flight that reach 95 % of the capacity, for reads and writes.
     pub depth: u32,
-    /// Longest time that a request took beyond what those in flight with it explain, at any depth: stalls of the device and of the host together.
+    /// Longest time that a request took beyond what those in flight with it explain, at any depth:
+    /// stalls of the device and of the host together.
     pub stall: Nanos,
-    /// The same while writing, where that is longer than while reading: a drive that erases or empties its cache stands still now and then, and all
-    /// requests wait. Zero where reads were held up as long, which says nothing about writes.
+    /// The same while writing, where that is longer than while reading: a drive that erases or
+    /// empties its cache stands still now and then, and all requests wait. Zero where reads were
+    /// held up as long, which says nothing about writes.
     pub write_stall: Nanos,
-    /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller one.
+    /// Share of the capacity by requests in flight, both rising; of reads and writes the smaller
+    /// one.
     reach: Vec<(u32, f64)>,
 }
 
@@ -147,8 +156,8 @@ pub fn service(profile: &Profile) -> Result<Service, ModelError> {
     })
 }
 
-/// How much longer the longest request of a closed loop took than those in flight with it explain: that many service times, and the latency that
-/// the servers' number adds. At least 0, s.
+/// How much longer the longest request of a closed loop took than those in flight with it explain:
+/// that many service times, and the latency that the servers' number adds. At least 0, s.
 fn beyond(points: &[DepthPoint], line: &ServiceLine) -> f64 {
     let explained = |p: &DepthPoint| f64::from(p.depth) * line.occupancy + (line.alone - line.occupancy);
     points.iter().map(|p| p.max.as_secs_f64() - explained(p)).fold(0.0, f64::max)
@@ -174,7 +183,8 @@ pub(crate) struct Curve {
     cycle: f64,
     /// Of the smallest depth.
     tail: TailCurve,
-    /// What each byte beyond the profile's size adds; `None` when larger requests were not measured.
+    /// What each byte beyond the profile's size adds; `None` when larger requests were not
+    /// measured.
     byte: Option<PerByte>,
 }
 
@@ -202,7 +212,8 @@ impl Device {
         let plain = Curve::new(&profile.read, more(|l| &l.read))
             .ok_or_else(|| bad("it has no usable read measurement"))?;
         let read = match Curve::new(&profile.read_bfq, None) {
-            // The tail stays the device's own: the BFQ points are there for BFQ's cost, often with fewer samples.
+            // The tail stays the device's own: the BFQ points are there for BFQ's cost, often with
+            // fewer samples.
             Some(with) if bfq => Curve {
                 base: with.base.max(plain.base),
                 capacity: with.capacity.min(plain.capacity),
@@ -212,7 +223,8 @@ impl Device {
             },
             _ => plain.clone(),
         };
-        // BFQ's cost is CPU time and lock time per request, the same in both directions: carry the ratio over.
+        // BFQ's cost is CPU time and lock time per request, the same in both directions: carry the
+        // ratio over.
         let write = match Curve::new(&profile.write, more(|l| &l.write)) {
             Some(w) => Curve {
                 base: w.base * (read.base / plain.base),
@@ -226,9 +238,10 @@ impl Device {
 
     /// A time of the profile's size, for `block`.
     ///
-    /// With a larger size measured: plus the bytes' own time. Without: times `max(1, block / profile.block)`, because one size cannot
-    /// tell time per byte from time per request. Charging all of it to the bytes errs on the safe side for larger blocks; on a
-    /// device that moves 1 GB/s by a factor of ten at 128 KiB. Smaller blocks are charged as the profile's.
+    /// With a larger size measured: plus the bytes' own time. Without: times `max(1, block /
+    /// profile.block)`, because one size cannot separate time per byte from time per request.
+    /// Charging all of it to the bytes errs on the safe side for larger blocks; on a device that
+    /// moves 1 GB/s by a factor of ten at 128 KiB. Smaller blocks are charged as the profile's.
     fn sized(&self, time: f64, per_byte: Option<f64>, block: Bytes) -> f64 {
         match per_byte {
             Some(per_byte) => time + per_byte * block.0.saturating_sub(self.block.0) as f64,
@@ -259,7 +272,8 @@ impl Device {
         spec.vms.iter().map(of).collect()
     }
 
-    /// Latency above which the device alone holds a share `exceedance` of *arrivals*, s; see [`Curve::stall`].
+    /// Latency above which the device alone holds a share `exceedance` of *arrivals*, s; see
+    /// [`Curve::stall`].
     pub(crate) fn stall(&self, op: Op, exceedance: f64, slack: f64) -> f64 {
         let worst = |c: &Curve| c.stall(exceedance, slack);
         match op {
@@ -281,8 +295,8 @@ impl Curve {
         let tail = TailCurve::new(first, base);
         let byte = more.and_then(|(points, bytes)| {
             let large = Self::new(points, None).filter(|_| bytes > 0)?;
-            // With many in flight, not the best of all depths: large writes at depth 1 fit into a drive's cache, and a neighbour that
-            // writes as fast as it can soon finds it full.
+            // With many in flight, not the best of all depths: large writes at depth 1 fit into a
+            // drive's cache, and a neighbour that writes as fast as it can soon finds it full.
             let sustained = points.iter().filter(|p| p.iops.0 > 0.0).max_by_key(|p| p.depth)?.iops.0;
             // More bytes never take less time; where the measurement says so, it is noise.
             let slope = |small: f64, large: f64| ((large - small) / bytes as f64).max(0.0);
@@ -296,17 +310,18 @@ impl Curve {
 
     /// Latency above which a share `e` of arrivals is held by the device alone.
     ///
-    /// The profile samples in a closed loop: a stall of length x is one sample, however many arrivals it would have
-    /// held. With G(x) the profile's share of samples above x and one sample every `cycle` seconds, stalls longer than x
-    /// fill the share G(x) x / cycle of time, and the backlog they leave is worked off with the spare share `slack` of
-    /// the capacity, so that
+    /// The profile samples in a closed loop: a stall of length x is one sample, however many
+    /// arrivals it would have held. With G(x) the profile's share of samples above x and one sample
+    /// every `cycle` seconds, stalls longer than x fill the share G(x) x / cycle of time, and the
+    /// backlog they leave is worked off with the spare share `slack` of the capacity, so that
     ///
     /// ```text
     /// P(arrival held longer than x)  <=  G(x) * x / (cycle * slack)
     /// ```
     ///
-    /// G is a straight line in log-log between the profile's percentiles. The answer is the largest x at which the bound
-    /// reaches `e`, at least the plain percentile, at most the profile's maximum.
+    /// G is a straight line in log-log between the profile's percentiles. The answer is the largest
+    /// x at which the bound reaches `e`, at least the plain percentile, at most the profile's
+    /// maximum.
     pub(crate) fn stall(&self, e: f64, slack: f64) -> f64 {
         let ln_e = e.ln();
         let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
@@ -326,7 +341,8 @@ impl Curve {
     }
 }
 
-/// Least spare share that a backlog is worked off with: below it a task counts as saturated and the rate says so.
+/// Least spare share that a backlog is worked off with: below it a task counts as saturated and its
+/// rate shows it.
 pub(crate) const MIN_SLACK: f64 = 0.05;
 
 #[cfg(test)]
@@ -346,14 +362,17 @@ mod tests {
         assert!((s.share_at(1) - 0.6).abs() < 1e-9 && (s.share_at(16) - 1.0).abs() < 1e-9);
         assert!((s.share_at(8) - (0.6 + 0.4 * 7.0 / 15.0)).abs() < 1e-9, "{}", s.share_at(8));
         assert!((s.share_at(99) - 1.0).abs() < 1e-9);
-        // The longest at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5 - 0.1 and 8 - 1.07 ms.
+        // The longest at depth 1 beyond the median, and at depth 16 beyond 16 service times: 5 -
+        // 0.1 and 8 - 1.07 ms.
         assert!(s.stall > Nanos::from_micros(6_900) && s.stall < Nanos::from_micros(7_000), "{}", s.stall);
-        // Reads were held up as long as writes: nothing is said of writes. A drive that erases for 30 ms while it is written to:
+        // Reads were held up as long as writes: nothing is said of writes. A drive that erases for
+        // 30 ms while it is written to:
         assert_eq!(s.write_stall, Nanos(0));
         let mut erasing = profile.clone();
         erasing.write[1].max = Nanos::from_millis(30);
         let held = service(&erasing).unwrap();
-        // Of the 30 ms 16 in flight explain 15 times the device's time and once the time of a request alone: 1.1 ms.
+        // Of the 30 ms 16 in flight explain 15 times the device's time and once the time of a
+        // request alone: 1.1 ms.
         let one = held.write.as_ref().unwrap();
         let beyond = 30e-3 - 15.0 * one.occupancy - one.alone;
         assert!((held.write_stall.as_secs_f64() - beyond).abs() < 1e-8, "{}", held.write_stall);
@@ -365,7 +384,8 @@ mod tests {
         let two = service(&profile).unwrap();
         assert!((two.read.occupancy * 2.0 / s.read.occupancy - 1.0).abs() < 1e-9);
         assert!((two.read.alone - s.read.alone).abs() < 1e-12);
-        // Writes that fit a cache when few, and then no longer: what lasts counts. Without a measurement nothing is known of them.
+        // Writes that fit a cache when few, and then no longer: what lasts counts. Without a
+        // measurement nothing is known of them.
         profile.write[0].iops.0 = 60_000.0;
         profile.write[1].iops.0 = 4_000.0;
         let cache = service(&profile).unwrap();

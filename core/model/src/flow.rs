@@ -2,10 +2,12 @@
 
 use rtvirtio_spec::Op;
 
-/// Length over which blk-throttle counts, s (`DFL_THROTL_SLICE`, HZ / 10, `block/blk-throttle.c`; a fifth of it on disks without rotation from Linux 6.10 until it was mended, in 6.12.63 for one, and
-/// before 6.10 where `BLK_DEV_THROTTLING_LOW` is built in). It rounds the time that has passed up to whole slices
-/// (`tg_within_iops_limit`), so that what a limit allows for a slice may all come at its begin. Measured on 6.18: a neighbour of 32 in flight, held to 682/s, filled
-/// the device for others as often as its depth allows; held to 200/s, twenty requests at a time.
+/// Length over which blk-throttle counts, s (`DFL_THROTL_SLICE`, HZ / 10, `block/blk-throttle.c`; a
+/// fifth of it on disks without rotation from Linux 6.10 until it was mended, in 6.12.63 for one,
+/// and before 6.10 where `BLK_DEV_THROTTLING_LOW` is built in). It rounds the time that has passed
+/// up to whole slices (`tg_within_iops_limit`), so that what a limit allows for a slice may all
+/// come at its begin. Measured on 6.18: a neighbour of 32 in flight, held to 682/s, filled the
+/// device for others as often as its depth allows; held to 200/s, twenty requests at a time.
 pub(crate) const THROTTLE_SLICE: f64 = 0.1;
 
 /// One task as the device sees it.
@@ -20,8 +22,10 @@ pub(crate) struct Flow {
     pub(crate) rate: f64,
     /// Whether it always has a request waiting: no declared rate and no cap that limits it.
     pub(crate) flood: bool,
-    /// Where its rate is a cap's doing, the requests that the cap allows for a [`THROTTLE_SLICE`], which may all come at its begin. Those of the VM's
-    /// tasks with rates are among them: a flood takes what there is. A task with a rate that the cap is below has a request waiting at all times, as a flood has.
+    /// Where its rate is a cap's doing, the requests that the cap allows for a [`THROTTLE_SLICE`],
+    /// which may all come at its begin. Those of the VM's tasks with rates are among them: a flood
+    /// takes what there is. A task with a rate that the cap is below has a request waiting at all
+    /// times, as a flood has.
     pub(crate) allowed: Option<f64>,
     /// Most requests in flight.
     pub(crate) depth: f64,
@@ -38,7 +42,8 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    /// Whether it asks for as much as it may get: without a rate, or with one that its VM's cap is below.
+    /// Whether it asks for as much as it may get: without a rate, or with one that its VM's cap is
+    /// below.
     pub(crate) fn steady(&self) -> bool {
         self.flood || self.allowed.is_some()
     }
@@ -48,7 +53,8 @@ impl Flow {
         self.allowed.map_or(self.depth, |allowed| self.depth.min(1.0 + allowed))
     }
 
-    /// Requests of every [`THROTTLE_SLICE`] that a cap allows beyond what can be in flight at once: the flow goes unchecked until they are through.
+    /// Requests of every [`THROTTLE_SLICE`] that a cap allows beyond what can be in flight at once:
+    /// the flow goes unchecked until they are through.
     pub(crate) fn beyond_queue(&self) -> f64 {
         self.allowed.map_or(0.0, |allowed| (1.0 + allowed - self.depth).max(0.0))
     }

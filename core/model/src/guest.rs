@@ -1,4 +1,5 @@
-//! The part of the latency that arises in the guest and its VMM, from the profile's measurement of one VM alone.
+//! The part of the latency that arises in the guest and its VMM, from the profile's measurement of
+//! one VM alone.
 
 use rtvirtio_spec::{Spec, Vm};
 
@@ -6,16 +7,16 @@ use crate::flow::Flow;
 use crate::load::{JIFFY, is_guest};
 use crate::types::{Config, Elevator, GuestPoint, Profile};
 
-/// Tail of guest and VMM when no VM was measured, s: a vCPU or VMM thread that loses its CPU may wait one scheduler tick.
-/// An assumption; measure a VM to replace it.
+/// Tail of guest and VMM when no VM was measured, s: a vCPU or VMM thread that loses its CPU may
+/// wait one scheduler tick. An assumption; measure a VM to replace it.
 const UNMEASURED_TAIL: f64 = JIFFY;
 
-/// CPU load beyond which the queueing factor stops growing: 1 / (1 - 0.95) = 20. Above it a run is unstable anyway and
-/// [`CpuLoad::kept`] falls below one.
+/// CPU load beyond which the queueing factor stops growing: 1 / (1 - 0.95) = 20. Above it a run is
+/// unstable anyway and [`CpuLoad::kept`] falls below one.
 const MAX_LOAD: f64 = 0.95;
 
-/// CPU that a request costs with BFQ in a TCG guest against `none`: measured 7.7 k against 3.8 k sync 4 KiB requests/s on
-/// one guest.
+/// CPU that a request costs with BFQ in a TCG guest against `none`: measured 7.7 k against 3.8 k
+/// sync 4 KiB requests/s on one guest.
 const GUEST_BFQ_CPU: f64 = 2.0;
 
 /// Load that the VMs put on the host's CPUs.
@@ -44,7 +45,8 @@ impl CpuLoad {
         if self.rho > 1.0 { 1.0 / self.rho } else { 1.0 }
     }
 
-    /// How much a wait for the CPU grows with the load: 1 / (1 - rho), the mean sojourn of M/M/1 over its service time.
+    /// How much a wait for the CPU grows with the load: 1 / (1 - rho), the mean sojourn of M/M/1
+    /// over its service time.
     fn stretch(&self) -> f64 {
         1.0 / (1.0 - self.rho.min(MAX_LOAD))
     }
@@ -52,20 +54,22 @@ impl CpuLoad {
 
 /// Tail that guest and VMM add for a VM, s.
 ///
-/// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is what guest and VMM add when the
-/// CPUs are idle otherwise; waits for a CPU then grow with 1 / (1 - rho). Zero for a process VM.
+/// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is what
+/// guest and VMM add when the CPUs are idle otherwise; waits for a CPU then grow with 1 / (1 -
+/// rho). Zero for a process VM.
 pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad) -> f64 {
     if !is_guest(vm) {
         return 0.0;
     }
     let Some(guest) = measured_guest(profile) else { return UNMEASURED_TAIL };
-    // Two tails do not subtract: what held the guest's slowest request is rarely what held the device's. So all but a typical
-    // device time counts as the guest's, on the safe side.
+    // Two tails do not subtract: what held the guest's slowest request is rarely what held the
+    // device's. So all but a typical device time counts as the guest's, on the safe side.
     let tail = (guest.point.p9999.as_secs_f64() - typical(profile)).max(above_device(profile, guest));
     tail * load.stretch()
 }
 
-/// Time that guest and VMM add to a typical request of a VM, s: a closed loop cannot go faster than its round trip.
+/// Time that guest and VMM add to a typical request of a VM, s: a closed loop cannot go faster than
+/// its round trip.
 pub(crate) fn round_trip(profile: &Profile, vm: &Vm) -> f64 {
     match measured_guest(profile) {
         Some(guest) if is_guest(vm) => above_device(profile, guest),

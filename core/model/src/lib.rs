@@ -1,8 +1,8 @@
 //! Tail-latency models: the paper's analytical model and the slice model.
 //!
-//! Both read the same three inputs (a measured [`Profile`], the declared [`Spec`] and a [`Config`] of knobs) and answer
-//! with one [`Forecast`] per task in spec order. They are pure: no I/O, no clock, no randomness. The formulas and their
-//! sources are in `docs/model.md`.
+//! Both read the same three inputs (a measured [`Profile`], the declared [`Spec`] and a [`Config`]
+//! of knobs) and answer with one [`Forecast`] per task in spec order. They are pure: no I/O, no
+//! clock, no randomness. The formulas and their sources are in `docs/explanation/models.md`.
 
 mod analytical;
 mod device;
@@ -26,7 +26,8 @@ pub use slice::{Slice, SliceSearch, weights_act};
 pub use tail_model::{ModelError, TailModel, percentile_of};
 pub use types::*;
 
-/// The model of a kind: the formulas with the coefficients they ship with, or what was learned on this host.
+/// The model of a kind: the formulas with the coefficients they ship with, or what was learned on
+/// this host.
 ///
 /// # Errors
 /// [`ModelError::NotLearned`] for a learned kind without a learned model.
@@ -34,7 +35,8 @@ pub fn model(kind: ModelKind, learned: Option<&Arc<HostModel>>) -> Result<Box<dy
     let needed = || learned.cloned().ok_or(ModelError::NotLearned);
     Ok(match kind {
         ModelKind::Analytical => {
-            // The paper fits its coefficients on the host that it plans for; Table III is of the authors' host.
+            // The paper fits its coefficients on the host that it plans for; Table III is of the
+            // authors' host.
             let fitted = learned.and_then(|l| l.analytical);
             let coefficients = fitted.unwrap_or(Coefficients::TABLE_III);
             Box::new(Analytical { coefficients, ..Analytical::default() })

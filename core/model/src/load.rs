@@ -7,10 +7,12 @@ use crate::flow::{Flow, THROTTLE_SLICE};
 use crate::percentile_of;
 use crate::types::Config;
 
-/// One jiffy at HZ = 250 (Debian's and most distributions' kernels), s. BFQ's slice timeouts are counted in jiffies.
+/// One jiffy at HZ = 250 (Debian's and most distributions' kernels), s. BFQ's slice timeouts are
+/// counted in jiffies.
 pub(crate) const JIFFY: f64 = 0.004;
 
-/// Requests per second that stand for "as fast as it can": never reached by a device, small enough to keep sums finite.
+/// Requests per second that stand for "as fast as it can": never reached by a device, small enough
+/// to keep sums finite.
 const UNBOUNDED_RATE: f64 = 1e9;
 
 /// All flows in spec order.
@@ -60,8 +62,9 @@ pub(crate) fn flows(spec: &Spec, config: &Config, device: &Device) -> Vec<Flow> 
 
 /// How many BFQ queues a VM has on the host.
 ///
-/// QEMU with `aio=native` or `threads=1` submits all requests of a VM from one thread, and BFQ keys its queues by the
-/// submitting task's io_context, so such a VM is one queue; a process VM has a process per task, each its own queue.
+/// QEMU with `aio=native` or `threads=1` submits all requests of a VM from one thread, and BFQ keys
+/// its queues by the submitting task's io_context, so such a VM is one queue; a process VM has a
+/// process per task, each its own queue.
 pub(crate) fn queue_per_task(vm: &Vm) -> bool {
     matches!(vm.reach, Reach::Lab(LabKind::Process))
 }

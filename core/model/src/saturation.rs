@@ -1,8 +1,10 @@
-//! What a request meets while floods fill the device: latencies as the profile measured them with as many in flight.
+//! What a request meets while floods fill the device: latencies as the profile measured them with
+//! as many in flight.
 //!
-//! Requests in flight times the device's time for one is what an ideal server makes them wait. A device that others share, or whose requests take CPU time, has a
-//! tail of its own when it is full, which one request at a time never shows: on a virtual disk one in 10 000 took 0.8 ms alone and 4.4 ms among 32, of which
-//! waiting for 32 explains 0.5.
+//! Requests in flight times the device's time for one is what an ideal server makes them wait. A
+//! device that others share, or whose requests take CPU time, has a tail of its own when it is
+//! full, which one request at a time never shows: on a virtual disk one in 10 000 took 0.8 ms alone
+//! and 4.4 ms among 32, of which waiting for 32 explains 0.5.
 
 use rtvirtio_spec::Op;
 
@@ -32,9 +34,10 @@ impl DepthTails {
         Self(by_depth)
     }
 
-    /// Latency that a share of requests exceeds whose logarithm is `ln_e`, with `depth` in flight, s. Between the measured depths it is a line in logarithms;
-    /// beyond the last one it stays. The least of this and all greater depths counts: what took longer with fewer in flight was held up by something else, or is at least
-    /// not what comes of more.
+    /// Latency that a share of requests exceeds whose logarithm is `ln_e`, with `depth` in flight,
+    /// s. Between the measured depths it is a line in logarithms; beyond the last one it stays. The
+    /// least of this and all greater depths counts: what took longer with fewer in flight was held
+    /// up by something else, or is at least not what comes of more.
     fn quantile(&self, depth: f64, ln_e: f64) -> f64 {
         let mut above: Option<(f64, f64)> = None;
         for (d, curve) in self.0.iter().rev() {
@@ -62,13 +65,15 @@ pub(crate) struct Kind {
     share: f64,
 }
 
-/// What the tasks that take all they may get have in flight, by kind. The share of the time is 1 for a flood without a limit; what a limit lets through takes
+/// What the tasks that take all they may get have in flight, by kind. The share of the time is 1
+/// for a flood without a limit; what a limit lets through takes
 ///
 /// ```text
 /// share = allowed / slice * time for one
 /// ```
 ///
-/// Divided by what tasks at a rate leave of the device, as an ideal server would have it, the learned bounds on top of this were wider (`docs/model.md`, A full device).
+/// Divided by what tasks at a rate leave of the device, as an ideal server would have it, the
+/// learned bounds on top of this were wider (`docs/explanation/models.md`, A full device).
 pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
     let mut kinds: Vec<Kind> = Vec::new();
     for f in flows.iter().filter(|f| f.steady()) {
@@ -107,8 +112,8 @@ impl SaturationTails {
         }
     }
 
-    /// Latency above which a share `exceedance` of the requests of any task lies while these floods come and go, s; 0 where they are in flight more
-    /// rarely than that.
+    /// Latency above which a share `exceedance` of the requests of any task lies while these floods
+    /// come and go, s; 0 where they are in flight more rarely than that.
     ///
     /// ```text
     /// latency = quantile of the floods' kind, with as many in flight as they may have, at exceedance / share
@@ -121,7 +126,8 @@ impl SaturationTails {
         let of = |small: &DepthTails, large: Option<&DepthTails>| {
             let small = small.quantile(floods.depth, ln_e);
             let (Some(large), Some((.., more))) = (large, &self.large) else { return small };
-            // What still larger ones take is in their cost; a stall that the large ones met does not grow with bytes.
+            // What still larger ones take is in their cost; a stall that the large ones met does
+            // not grow with bytes.
             let bytes = (floods.block - self.block).clamp(0.0, *more);
             small + (large.quantile(floods.depth, ln_e) - small).max(0.0) * bytes / more
         };
@@ -142,7 +148,8 @@ mod tests {
     use super::*;
     use crate::testkit::{point, twin};
 
-    /// A virtual disk: alone 0.8 ms in one of 10 000, among 32 4.4 ms. Something else held up the run with 16 in flight.
+    /// A virtual disk: alone 0.8 ms in one of 10 000, among 32 4.4 ms. Something else held up the
+    /// run with 16 in flight.
     fn points() -> Vec<DepthPoint> {
         vec![
             point(32, 58_000.0, [519, 1_016, 4_387, 4_500]),

@@ -1,8 +1,9 @@
 //! Our model: what a request waits for under each host elevator.
 //!
-//! Two regimes. While BFQ idles ([`idling`]) it gives the device to one queue at a time and a request waits for the
-//! others' *slices*. Otherwise ([`fifo`]) requests share the device and one waits for the others' *requests*. Both add the
-//! device's own stalls and what guest and VMM add. Formulas and what they were checked against: `docs/model.md`.
+//! Two regimes. While BFQ idles ([`idling`]) it gives the device to one queue at a time and a
+//! request waits for the others' *slices*. Otherwise ([`fifo`]) requests share the device and one
+//! waits for the others' *requests*. Both add the device's own stalls and what guest and VMM add.
+//! Formulas and what they were checked against: `docs/explanation/models.md`.
 
 mod fifo;
 mod idling;
@@ -26,8 +27,9 @@ use phases::{Share, Unchecked, recovered, without_bursts};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Slice;
 
-/// Length of a run over which the lateness of a saturated task is counted, s. A task that keeps a share k of its rate is
-/// (1 - k) * HORIZON late at its end, counted from the intended start: large, finite, and falling with k.
+/// Length of a run over which the lateness of a saturated task is counted, s. A task that keeps a
+/// share k of its rate is (1 - k) * HORIZON late at its end, counted from the intended start:
+/// large, finite, and falling with k.
 pub(crate) const HORIZON: f64 = 60.0;
 
 /// Name of the term that is counted over [`HORIZON`].
@@ -46,7 +48,8 @@ struct Wait {
     service: f64,
 }
 
-/// Whether per-VM weights change anything under this configuration: BFQ must idle, or order is the device's.
+/// Whether per-VM weights change anything under this configuration: BFQ must idle, or order is the
+/// device's.
 #[must_use]
 pub fn weights_act(spec: &Spec, config: &Config) -> bool {
     spec.vms.len() > 1 && idling::acts(spec, config)
@@ -64,7 +67,8 @@ impl TailModel for Slice {
     }
 }
 
-/// The slice model asked about many configurations of the same tasks: what it takes from the profile is worked out once, and no terms are kept.
+/// The slice model asked about many configurations of the same tasks: what it takes from the
+/// profile is worked out once, and no terms are kept.
 pub struct SliceSearch<'a> {
     profile: &'a Profile,
     spec: &'a Spec,
@@ -138,7 +142,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let (mut kept, mut catch_up) = (1.0, 0.0);
         if flow.declared {
             kept = limited(wait).kept;
-            // One that a cap holds below its rate falls behind by that, whoever else is there.
+            // One that a cap holds below its rate falls behind by that, whatever the neighbours do.
             if let (Some(unchecked), None) = (&unchecked, flow.allowed) {
                 let over = resting.as_ref().map_or(HORIZON, |(length, _)| *length);
                 (kept, catch_up) = unchecked.lateness(i, over, limited);
@@ -165,7 +169,7 @@ struct Saturated<'a> {
 }
 
 impl<'a> Saturated<'a> {
-    /// Nobody while BFQ idles: then the floods wait for their slices.
+    /// None while BFQ idles: then the floods wait for their slices.
     fn of(spec: &Spec, config: &Config, flows: &[Flow], device: &'a Device) -> Self {
         let floods = if idling::acts(spec, config) { Vec::new() } else { kinds(flows) };
         Self { device, floods, known: Vec::new() }
@@ -185,10 +189,11 @@ impl<'a> Saturated<'a> {
 
 /// What a VM's own cap costs its tasks, s, and the share of the cap that is spare for catching up.
 ///
-/// On average the VM's requests are 1 / cap apart once they come faster, so a request may wait for one of each other task
-/// of its VM; with a rate close to the cap a backlog is worked off slowly. Both vanish for a cap far above the rate. That blk-throttle
-/// counts by slices, at whose end a VM that has used its allowance up may wait for the next one, is not in it: the planner limits VMs with targets only
-/// where it gives these up.
+/// On average the VM's requests are 1 / cap apart once they come faster, so a request may wait for
+/// one of each other task of its VM; with a rate close to the cap a backlog is worked off slowly.
+/// Both vanish for a cap far above the rate. That blk-throttle counts by slices, at whose end a VM
+/// that has used its allowance up may wait for the next one, is not in it: the planner limits VMs
+/// with targets only where it gives these up.
 fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     let Some(cap) = config.vms[flow.vm].cap else { return (0.0, 1.0) };
     let (mut rate, mut ahead) = (0.0, 0.0);

@@ -2,7 +2,8 @@
 
 use crate::types::DepthPoint;
 
-/// A share of the samples, and the latency in s that it lies above; with their logarithms, in which the tail is a line from point to point.
+/// A share of the samples, and the latency in s that it lies above; with their logarithms, in which
+/// the tail is a line from point to point.
 #[derive(Clone, Copy)]
 pub(crate) struct TailPoint {
     share: f64,
@@ -33,7 +34,8 @@ impl TailCurve {
         let mut tail = vec![TailPoint::new(0.5, median)];
         for (exceedance, latency) in [(1e-2, point.p99), (1e-4, point.p9999), (1.0 / n, point.max)] {
             let last = tail[tail.len() - 1];
-            // A percentile that n cannot resolve is the maximum; the maximum stands for itself as the last point.
+            // A percentile that n cannot resolve is the maximum; the maximum stands for itself as
+            // the last point.
             if exceedance < last.share && exceedance * n >= 1.0 - 1e-9 {
                 tail.push(TailPoint::new(exceedance, latency.as_secs_f64().max(last.latency)));
             }
@@ -46,7 +48,8 @@ impl TailCurve {
         self.0.windows(2).map(|pair| (&pair[0], &pair[1]))
     }
 
-    /// The latency that a share of the samples exceeds whose logarithm is `ln_e`, s: at least the median, at most the maximum.
+    /// The latency that a share of the samples exceeds whose logarithm is `ln_e`, s: at least the
+    /// median, at most the maximum.
     pub(crate) fn quantile(&self, ln_e: f64) -> f64 {
         for (near, far) in self.segments() {
             if ln_e >= far.ln_share {

@@ -21,7 +21,8 @@ pub(crate) struct Sum {
     terms: Vec<Term>,
 }
 
-/// Keeps their sum only, in ns: the same to the bit, for searches that ask about thousands of configurations.
+/// Keeps their sum only, in ns: the same to the bit, for searches that ask about thousands of
+/// configurations.
 #[derive(Default)]
 pub(crate) struct Total(u64);
 

@@ -1,4 +1,5 @@
-//! Profiles and specs for the tests: the twin and the disk whose measurements the tests compare with.
+//! Profiles and specs for the tests: the twin and the disk whose measurements the tests compare
+//! with.
 
 use rtvirtio_spec::{Arrival, Device, Kernel, LabKind, Op, Pattern, Reach, Spec, Target, Task, Vm, VmCpu};
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile};

@@ -1,4 +1,5 @@
-//! What the models read (a host profile and a configuration) and what they say (a forecast with its terms).
+//! What the models read (a host profile and a configuration) and what they say (a forecast with its
+//! terms).
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -17,7 +18,8 @@ pub struct Profile {
     pub schema: String,
     /// Device name as in `/sys/block`, such as `nvme0n1`.
     pub device: String,
-    /// WWID or serial number of the drive; `None` where the kernel knows none, and in profiles of older versions.
+    /// WWID or serial number of the drive; `None` where the kernel knows none, and in profiles of
+    /// older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// Size of the device.
@@ -30,7 +32,8 @@ pub struct Profile {
     pub write: Vec<DepthPoint>,
     /// Reads with elevator `bfq` at the same depths as `read`: what BFQ itself costs.
     pub read_bfq: Vec<DepthPoint>,
-    /// Larger requests, with elevator `none`: what a byte costs. `None` in profiles of older versions.
+    /// Larger requests, with elevator `none`: what a byte costs. `None` in profiles of older
+    /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub large: Option<LargeRequests>,
     /// I/O as seen inside a VM that runs alone; `None` when no VM was measured.
@@ -45,7 +48,8 @@ pub struct Profile {
 
 /// Largest block of a profile.
 const MAX_BLOCK: Bytes = Bytes(1 << 30);
-/// Requests per second that a device may have: above 0 at least one in a quarter of an hour, and fewer than any bus carries.
+/// Requests per second that a device may have: above 0 at least one in a quarter of an hour, and
+/// fewer than any bus carries.
 const RATES: RangeInclusive<f64> = 1e-3..=1e10;
 /// Longest latency that a profile may hold: about 11 days, as of a model's term.
 const LONGEST: Nanos = Nanos(1_000_000_000_000_000);
@@ -53,7 +57,8 @@ const LONGEST: Nanos = Nanos(1_000_000_000_000_000);
 const MOST_CPU: f64 = 1e3;
 
 impl Profile {
-    /// Checks a profile that came from a file: a number that cannot have been measured would make times that are infinite or none.
+    /// Checks a profile that came from a file: a number that cannot have been measured would make
+    /// times that are infinite or none.
     ///
     /// # Errors
     /// What is wrong first, in words.
@@ -75,7 +80,8 @@ impl Profile {
     }
 }
 
-/// Requests much larger than the profile's own: with both sizes, time per request and time per byte can be told apart.
+/// Requests much larger than the profile's own: with both sizes, time per request and time per byte
+/// can be separated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LargeRequests {
@@ -244,11 +250,13 @@ pub enum ModelKind {
 pub struct Forecast {
     /// Predicted latency at the target's percentile (p99.99 without a target).
     pub latency_ns: Nanos,
-    /// Share of the declared rate that is kept, `achieved / declared`, at most 1: as expected, or as the upper bound shows where that is more. `1.0` for tasks without a rate.
+    /// Share of the declared rate that is kept, `achieved / declared`, at most 1: as expected, or
+    /// as the upper bound shows where that is more. `1.0` for tasks without a rate.
     pub rate_kept: f64,
     /// Terms of the guest part and of the host part; they sum to `latency_ns` up to rounding.
     pub terms: Vec<Term>,
-    /// What the latency stays below, from a model that was learned on this host; `None` from the formulas.
+    /// What the latency stays below, from a model that was learned on this host; `None` from the
+    /// formulas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upper: Option<Upper>,
 }
@@ -272,13 +280,16 @@ pub struct Upper {
     pub confidence: Ratio,
     /// What the confidence rests on.
     pub basis: UpperBasis,
-    /// What must be added for the tail as measured, with the host's own stalls, which no setting changes; zero where the bound holds them.
+    /// What must be added for the tail as measured, with the host's own stalls, which no setting
+    /// changes; zero where the bound holds them.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub host_ns: Nanos,
-    /// What of the task or the settings lies outside what was measured, in words: there the bound is a guess, widened.
+    /// What of the task or the settings lies outside what was measured, in words: there the bound
+    /// is a guess, widened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outside: Vec<String>,
-    /// Length of the runs that the tail is of, s. A shorter or longer run has a shorter or longer one while it has fewer requests than the percentile needs.
+    /// Length of the runs that the tail is of, s. A shorter or longer run has a shorter or longer
+    /// one while it has fewer requests than the percentile needs.
     #[serde(default)]
     pub run_s: f64,
 }
@@ -307,8 +318,8 @@ pub enum UpperBasis {
 pub struct Term {
     /// Guest part or host part.
     pub side: Side,
-    /// Short stable name, such as `switch`, `own-service`, `other-vms`, `timeout-sync`, `device`. Those of our models
-    /// are static: a search makes millions of terms.
+    /// Short stable name, such as `switch`, `own-service`, `other-vms`, `timeout-sync`, `device`.
+    /// Those of our models are static: a search makes millions of terms.
     pub name: Cow<'static, str>,
     /// Its share of the latency.
     pub latency_ns: Nanos,
@@ -325,7 +336,8 @@ pub enum Side {
 }
 
 impl Forecast {
-    /// What a target is compared with: the upper bound where there is one, else the expected latency.
+    /// What a target is compared with: the upper bound where there is one, else the expected
+    /// latency.
     #[must_use]
     pub fn judged(&self) -> Nanos {
         self.upper.as_ref().map_or(self.latency_ns, |u| u.latency_ns)

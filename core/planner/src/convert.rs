@@ -1,4 +1,5 @@
-//! Between a configuration (what the models read) and settings (what is written), in the kernel's units.
+//! Between a configuration (what the models read) and settings (what is written), in the kernel's
+//! units.
 
 use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
@@ -7,7 +8,8 @@ use rtvirtio_units::{Bytes, Iops, Nanos};
 use crate::options::CgroupMode;
 use crate::{BfqTunable, Knob, LimitKind, PlanError, Setting, Strength};
 
-/// Bytes per sector, the unit of `max_budget` (block/bfq-iosched.c counts budgets in 512 B sectors).
+/// Bytes per sector, the unit of `max_budget` (block/bfq-iosched.c counts budgets in 512 B
+/// sectors).
 const SECTOR: u64 = 512;
 
 /// The tunables in the order in which they are written.
@@ -19,10 +21,12 @@ const TUNABLES: [BfqTunable; 5] = [
     BfqTunable::StrictGuarantees,
 ];
 
-/// The settings that lead from `start` to `config`, in the order in which they are to be written, without reasons.
+/// The settings that lead from `start` to `config`, in the order in which they are to be written,
+/// without reasons.
 ///
-/// The elevator comes first: the kernel makes new tunables with default values when it changes, so tunables are compared
-/// with the defaults then, and with `start` otherwise. Tunables of an elevator that is not chosen are not settings.
+/// The elevator comes first: the kernel makes new tunables with default values when it changes, so
+/// tunables are compared with the defaults then, and with `start` otherwise. Tunables of an
+/// elevator that is not chosen are not settings.
 #[must_use]
 pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting> {
     let mut out = Vec::new();
@@ -64,7 +68,8 @@ pub fn settings_of(spec: &Spec, start: &Config, config: &Config) -> Vec<Setting>
 /// The configuration that `settings` lead to from `start`.
 ///
 /// # Errors
-/// [`PlanError::NoSuchVm`] and [`PlanError::BadValue`] for settings that do not belong to the spec or the knob.
+/// [`PlanError::NoSuchVm`] and [`PlanError::BadValue`] for settings that do not belong to the spec
+/// or the knob.
 pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Config, PlanError> {
     let mut config = start.clone();
     // Caps arrive as up to two limits: a VM's first limit replaces what `start` said of it.
@@ -149,7 +154,7 @@ pub fn check_actable(
                 "the weight is BFQ's and the plan's elevator is another; choose bfq"
             }
             Knob::VmWeight { .. } if !idles => {
-                "with slice_idle=0 BFQ serves whoever has a request, whatever its weight; \
+                "with slice_idle=0 BFQ serves every VM that has a request, whatever its weight; \
                  raise slice_idle, or cap the neighbour"
             }
             Knob::HostBfq(_) if end.elevator != Elevator::Bfq => {
@@ -206,8 +211,9 @@ pub(crate) fn describe(knob: &Knob) -> String {
     }
 }
 
-/// A cap as limits. A VM that only reads needs one on reads, one that only writes one on writes; with both, the cap is
-/// divided by the share of writes among what it asks for, by its rates where all tasks have one, so that the two add up to it.
+/// A cap as limits. A VM that only reads needs one on reads, one that only writes one on writes;
+/// with both, the cap is divided by the share of writes among what it asks for, by its rates where
+/// all tasks have one, so that the two add up to it.
 fn limits(vm: &Vm, cap: Option<Iops>) -> Vec<(LimitKind, String)> {
     let all_rated = vm.tasks.iter().all(|t| t.rate.is_some_and(|r| r.0 > 0.0));
     let part = |t: &Task| t.rate.filter(|_| all_rated).map_or(1.0, |r| r.0);
@@ -261,7 +267,8 @@ fn set(bfq: &mut Bfq, tunable: BfqTunable, s: &Setting) -> Result<(), PlanError>
         "1" => Ok(true),
         _ => Err(bad_value(s, "0 or 1")),
     };
-    // The kernel holds these in 32 bits; the bound also keeps the conversions below from overflowing.
+    // The kernel holds these in 32 bits; the bound also keeps the conversions below from
+    // overflowing.
     let whole = |what| {
         number(s, what).and_then(|v| if v <= i32::MAX as u64 { Ok(v) } else { Err(bad_value(s, what)) })
     };

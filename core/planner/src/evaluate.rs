@@ -15,7 +15,8 @@ use crate::PlanOptions;
 /// Share of the declared rate that must be kept: a tail met by doing less work is not met.
 pub(crate) const RATE_KEPT: f64 = 0.99;
 
-/// Margins are compared in steps of this much of the target, so that a sliver of margin does not outweigh a change.
+/// Margins are compared in steps of this much of the target, so that a sliver of margin does not
+/// outweigh a change.
 const MARGIN_STEP: f64 = 0.005;
 
 /// What is asked: the spec's tasks with the targets that count in this search.
@@ -31,9 +32,11 @@ pub(crate) struct Problem<'a> {
     pub(crate) urgency: Vec<usize>,
     /// VMs that may be capped: no target declared, and a task without a rate.
     pub(crate) cappable: Vec<usize>,
-    /// VMs with rates that may be capped below these, because the device cannot carry all: none of their targets counts.
+    /// VMs with rates that may be capped below these, because the device cannot carry all: none of
+    /// their targets counts.
     pub(crate) given_up: Vec<usize>,
-    /// Whether the last bit of margin is worth a longer search: not where it is only asked whether the targets can be met.
+    /// Whether the last bit of margin is worth a longer search: not where it is only asked whether
+    /// the targets can be met.
     pub(crate) thorough: bool,
 }
 
@@ -58,7 +61,8 @@ impl<'a> Problem<'a> {
         .with_targets(targets)
     }
 
-    /// The same with other targets and the urgency that follows from them; what may be capped stays as declared.
+    /// The same with other targets and the urgency that follows from them; what may be capped stays
+    /// as declared.
     pub(crate) fn with_targets(&self, targets: Vec<Option<f64>>) -> Self {
         let mut new = Self { targets, ..self.clone() };
         let tightest = new.tightest();
@@ -152,13 +156,15 @@ pub(crate) struct Outcome {
     pub(crate) changes: usize,
     /// VMs that are held down although they declare rates, because the device cannot carry all.
     pub(crate) given_up: Vec<usize>,
-    /// Requests per second that the caps leave to the VMs that may be held down; infinite where one is not.
+    /// Requests per second that the caps leave to the VMs that may be held down; infinite where one
+    /// is not.
     pub(crate) left: f64,
 }
 
 impl Outcome {
-    /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more margin, by steps, as far
-    /// as it is worth something; then fewer changes; then looser caps; then margin to the last bit.
+    /// Best is greatest: fewer misses of the most urgent VM first, then of the next; then more
+    /// margin, by steps, as far as it is worth something; then fewer changes; then looser caps;
+    /// then margin to the last bit.
     pub(crate) fn compare(&self, other: &Self) -> Ordering {
         let step = |m: f64| (m.clamp(-1e6, self.enough) / MARGIN_STEP).floor() as i64;
         other
@@ -181,8 +187,8 @@ impl Outcome {
         self.margin >= self.enough
     }
 
-    /// For climbing: as [`Outcome::better_than`], but among equals every bit of margin counts, for far from feasible no single move
-    /// meets a target or gains a whole step.
+    /// For climbing: as [`Outcome::better_than`], but among equals every bit of margin counts, for
+    /// far from feasible no single move meets a target or gains a whole step.
     pub(crate) fn climbs_over(&self, other: &Self) -> bool {
         match other.missed_by_urgency.cmp(&self.missed_by_urgency) {
             Ordering::Equal => self.margin.min(self.enough) > other.margin.min(self.enough) + 1e-6,
@@ -195,7 +201,8 @@ impl Outcome {
     }
 }
 
-/// What the model says of a configuration: independent of the targets, so it is kept for later searches.
+/// What the model says of a configuration: independent of the targets, so it is kept for later
+/// searches.
 pub(crate) struct Judged {
     /// Predicted latency in ns.
     pub(crate) latency: Vec<f64>,
@@ -254,7 +261,8 @@ impl<'a> Evaluator<'a> {
         self.evaluated
     }
 
-    /// Allows at most `share` of the budget from here on, until [`Self::lift`] with the budget that this returns.
+    /// Allows at most `share` of the budget from here on, until [`Self::lift`] with the budget that
+    /// this returns.
     pub(crate) fn limit(&mut self, share: f64) -> u64 {
         let whole = self.budget;
         self.budget = whole.min(self.evaluated + (whole as f64 * share) as u64);
@@ -362,10 +370,11 @@ fn fingerprint(config: &Config) -> Vec<u64> {
     key
 }
 
-/// Changes that leaving BFQ counts for. No other elevator keeps shares between VMs, so a neighbour that does more than it
-/// declared is then unchecked; and the kernel drops the weights and tunables of an elevator that it leaves. Measured on a disk
-/// with a 128 KiB writer at depth 16 that nobody had declared: 10 to 53 ms with `none`, 2 to 5 ms with BFQ at `slice_idle=0`.
-/// So two tunables of BFQ are preferred to another elevator of equal worth.
+/// Changes that leaving BFQ counts for. No other elevator keeps shares between VMs, so a neighbour
+/// that does more than it declared is then unchecked; and the kernel drops the weights and tunables
+/// of an elevator that it leaves. Measured on a disk with a 128 KiB writer at depth 16 that was not
+/// declared: 10 to 53 ms with `none`, 2 to 5 ms with BFQ at `slice_idle=0`. So two tunables of BFQ
+/// are preferred to another elevator of equal worth.
 const LEAVING_BFQ: usize = 3;
 
 /// How many knobs differ, as [`crate::settings_of`] counts them but without writing values.
@@ -378,7 +387,8 @@ fn changes(start: &Config, config: &Config) -> usize {
         let (a, b) = (if old.0 == Elevator::Bfq { old.1 } else { &fresh }, new.1);
         usize::from(a.slice_idle != b.slice_idle)
             + usize::from(a.timeout_sync != b.timeout_sync)
-            // Raising works by idling, so switching it off belongs to switching idling off: one decision, one change.
+            // Raising works by idling, so switching it off belongs to switching idling off: one
+            // decision, one change.
             + usize::from(a.low_latency != b.low_latency && (b.low_latency || b.slice_idle.0 > 0))
             + usize::from(a.max_budget != b.max_budget)
             + usize::from(a.strict_guarantees != b.strict_guarantees)

@@ -64,15 +64,15 @@ fn effect(problem: &Problem<'_>, s: &Setting) -> String {
     }
 }
 
-fn tunable(t: BfqTunable, v: &str, who: &str) -> String {
+fn tunable(t: BfqTunable, v: &str, unit: &str) -> String {
     match t {
         BfqTunable::SliceIdle if v == "0" => {
-            format!("BFQ no longer keeps the device idle for one {who} while others wait")
+            format!("BFQ no longer keeps the device idle for one {unit} while others wait")
         }
         BfqTunable::SliceIdle => {
-            format!("BFQ waits {v} ms, no longer, for the next request of the {who} it serves")
+            format!("BFQ waits {v} ms, no longer, for the next request of the {unit} it serves")
         }
-        BfqTunable::TimeoutSync => format!("no {who} keeps the device longer than {v} ms at a time"),
+        BfqTunable::TimeoutSync => format!("no {unit} keeps the device longer than {v} ms at a time"),
         BfqTunable::LowLatency if v == "0" => {
             "no weight raising, which lengthens slices and overrides weights".to_owned()
         }
@@ -80,13 +80,14 @@ fn tunable(t: BfqTunable, v: &str, who: &str) -> String {
         BfqTunable::MaxBudget if v == "0" => "BFQ chooses the budget from the speed of the device".to_owned(),
         BfqTunable::MaxBudget => {
             let size = v.parse::<u64>().map_or_else(|_| v.to_owned(), |s| Bytes(s * 512).to_string());
-            format!("no {who} moves more than {size} at a time")
+            format!("no {unit} moves more than {size} at a time")
         }
         BfqTunable::StrictGuarantees => format!("strict_guarantees={v}"),
     }
 }
 
-/// The task that suffers most without the setting, with numbers; `None` when the prediction does not depend on it.
+/// The task that suffers most without the setting, with numbers; `None` when the prediction does
+/// not depend on it.
 fn without(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,

@@ -1,4 +1,4 @@
-//! What to say when not every target fits: who is given up, what conflicts, what would fit.
+//! The report when not every target fits: which VMs are given up, what conflicts, what would fit.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,8 @@ use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
 use crate::search::{self, search};
 use crate::{Infeasible, PlanError, Relaxation};
 
-/// Targets beyond this many are checked against evaluated configurations only, without a search for each.
+/// Targets beyond this many are checked against evaluated configurations only, without a search for
+/// each.
 const SEARCHED: usize = 48;
 
 /// Most searches for a smaller common relaxation.
@@ -45,7 +46,7 @@ pub(crate) fn describe(
         found.missing(problem).rev().map(|vm| problem.spec.vms[vm].name.clone()).collect();
     let conflict: Vec<String> = conflict(problem, evaluator)?.into_iter().map(name).collect();
     let asked = search::asked(problem, evaluator);
-    // With longer targets alone nobody gets a rate that is not there.
+    // Longer targets alone give no VM a rate that is not there.
     let relaxation = if asked > 1.0 { Vec::new() } else { relax(problem, evaluator, found)? };
     let starved = starved(problem, evaluator, found);
     let margin = 100.0 * problem.options.safety.0;
@@ -87,8 +88,9 @@ fn starved(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: &Outcome
         .collect()
 }
 
-/// A minimal set of targets that no searched setting is predicted to meet together: each target whose removal leaves the rest infeasible is removed, the
-/// least urgent VM's first, so that what remains is infeasible and would not be without any one of its members.
+/// A minimal set of targets that no searched setting is predicted to meet together: each target
+/// whose removal leaves the rest infeasible is removed, the least urgent VM's first, so that what
+/// remains is infeasible and would not be without any one of its members.
 fn conflict(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Vec<usize>, PlanError> {
     let mut order: Vec<usize> = Vec::new();
     for &vm in problem.urgency.iter().rev() {
@@ -115,8 +117,9 @@ fn conflict(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Result<Vec<
 
 /// The smallest targets that fit for the tasks missed, all else as declared.
 ///
-/// All missed targets are stretched by one factor, the smallest at which some configuration is known to meet everything; searches look for one
-/// that needs noticeably less. Each target is then cut back to what its task is predicted there, if a search still finds its way.
+/// All missed targets are stretched by one factor, the smallest at which some configuration is
+/// known to meet everything; searches look for one that needs noticeably less. Each target is then
+/// cut back to what its task is predicted there, if a search still finds its way.
 fn relax(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -152,7 +155,8 @@ fn relax(
     let mut low = 1.0f64;
     let mut near = true;
     for _ in 0..STEPS {
-        // Mostly there is nothing noticeably smaller, which one search says; where there is, it may be much smaller.
+        // Mostly there is nothing noticeably smaller, which one search says; where there is, it may
+        // be much smaller.
         let wanted = if near { factor / NOTICEABLE } else { (low * factor).sqrt() };
         if wanted <= low {
             break;
@@ -165,7 +169,8 @@ fn relax(
         }
         near = !near;
     }
-    // What was met on the way to something else should be found by who asks for it; where no search finds it, it holds all the same.
+    // What was met on the way to something else should be found when it is asked for; where no
+    // search finds it, it holds all the same.
     let mut relaxed = stretched(factor * ROUNDING);
     for i in 0..STEPS {
         let candidate = stretched(factor * ROUNDING * EASIER.powi(i as i32));
@@ -174,7 +179,8 @@ fn relax(
             break;
         }
     }
-    // What all of them need is the worst one's need: the others are cut back to theirs, if a search still finds its way there.
+    // What all of them need is the worst one's need: the others are cut back to theirs, if a search
+    // still finds its way there.
     let mut targets = relaxed.targets.clone();
     for &(i, t) in &missed {
         let needed = (latency[i] / (1.0 - problem.options.safety.0)).ceil() + 1.0;
@@ -199,8 +205,9 @@ fn relax(
         .collect())
 }
 
-/// The smallest factor by which the `missed` targets must be stretched so that a configuration that was already evaluated meets everything, and its latencies in
-/// ns. `None` where none of them meets the other targets and keeps the rates.
+/// The smallest factor by which the `missed` targets must be stretched so that a configuration that
+/// was already evaluated meets everything, and its latencies in ns. `None` where none of them meets
+/// the other targets and keeps the rates.
 fn least_stretch(
     problem: &Problem<'_>,
     evaluator: &Evaluator<'_>,
@@ -221,7 +228,8 @@ fn least_stretch(
         Some(factor)
     };
     let all = evaluator.judged().filter_map(|judged| Some((factor(judged)?, judged)));
-    // Among equals the latencies decide: the map has no order, and the same spec must give the same answer.
+    // Among equals the latencies decide: the map has no order, and the same spec must give the same
+    // answer.
     let latencies = |a: &Judged, b: &Judged| {
         let pairs = a.latency.iter().zip(&b.latency);
         pairs.map(|(a, b)| a.total_cmp(b)).find(|o| o.is_ne()).unwrap_or(Ordering::Equal)

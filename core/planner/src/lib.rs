@@ -1,7 +1,8 @@
 //! Plans and the search for them: pure, deterministic, no I/O.
 //!
-//! [`plan`] looks for knob settings under which every target is predicted to be met with a safety margin. When there are
-//! none it serves the VMs in order of urgency, names those it gives up, the targets that conflict, and what would fit.
+//! [`plan`] looks for knob settings under which every target is predicted to be met with a safety
+//! margin. When there are none it serves the VMs in order of urgency, names those it gives up, the
+//! targets that conflict, and what would fit.
 
 mod convert;
 mod error;

@@ -7,8 +7,8 @@ use rtvirtio_units::{Bytes, Nanos, Ratio};
 
 use crate::PlanError;
 
-/// How the VMs' host processes are placed in I/O cgroups. Weights and limits act between cgroups, I/O classes only inside
-/// one, so a host is in one mode or the other.
+/// How the VMs' host processes are placed in I/O cgroups. Weights and limits act between cgroups,
+/// I/O classes only inside one, so a host is in one mode or the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupMode {
     /// Each VM has its own: weights and limits can act.
@@ -17,12 +17,14 @@ pub enum CgroupMode {
     Shared,
 }
 
-/// Margin that is worth something where nobody says otherwise ([`PlanOptions::enough`]): a prediction four times too low still meets the target then, and the slice model
-/// aims to be within three.
+/// Margin that is worth something unless set otherwise ([`PlanOptions::enough`]): a prediction four
+/// times too low still meets the target then, and the slice model aims to be within three.
 const ENOUGH: f64 = 0.75;
 
-/// The same of upper bounds, which have room for all but one run in a hundred already. Held down to a quarter of a target by its bound, a neighbour had 10 requests per second left where the
-/// slice model leaves 290. Not nothing, because a search that looks for what a bound just allows also finds where it errs (`docs/model.md`).
+/// The same of upper bounds, which have room for all but one run in a hundred already. Held down to
+/// a quarter of a target by its bound, a neighbour had 10 requests per second left where the slice
+/// model leaves 290. Not nothing, because a search that looks for what a bound just allows also
+/// finds where it errs (`docs/explanation/models.md`).
 const ENOUGH_OF_BOUND: f64 = 0.25;
 
 /// Options of a search.
@@ -40,8 +42,9 @@ pub struct PlanOptions {
     pub mode: CgroupMode,
     /// Margin that a target needs to count as met: predicted <= target * (1 - safety).
     pub safety: Ratio,
-    /// Share of a target that is worth buying with changes and with tighter limits on VMs without targets; more margin than this is
-    /// worth nothing. `None` leaves it to the model: 75 %, 25 % of upper bounds.
+    /// Share of a target that is worth buying with changes and with tighter limits on VMs without
+    /// targets; more margin than this is worth nothing. `None` leaves it to the model: 75 %, 25 %
+    /// of upper bounds.
     pub enough: Option<Ratio>,
     /// Most configurations to evaluate, over the whole of [`crate::plan`].
     pub budget: u64,
@@ -62,14 +65,16 @@ pub struct Space {
     pub low_latency: bool,
     /// Weights of VMs, rising.
     pub weights: Vec<u32>,
-    /// Whether VMs without targets may be capped, and others where the device cannot carry all declared rates.
+    /// Whether VMs without targets may be capped, and others where the device cannot carry all
+    /// declared rates.
     pub caps: bool,
     /// Whether knobs inside guests may be set.
     pub guests: bool,
 }
 
 impl Space {
-    /// The paper's Table II: BFQ, `slice_idle` {1,2,4,6,8} ms, `timeout_sync` {32,64,124} ms, weights 50 to 700.
+    /// The paper's Table II: BFQ, `slice_idle` {1,2,4,6,8} ms, `timeout_sync` {32,64,124} ms,
+    /// weights 50 to 700.
     #[must_use]
     pub fn paper() -> Self {
         Self {
@@ -86,8 +91,10 @@ impl Space {
 }
 
 impl Default for Space {
-    /// The paper's space and what it leaves out: no idling, shorter slices and budgets, the other elevators, caps, guests. Weights as in the paper, although
-    /// the kernel takes 1 to 1000: beside a flood 700 to 1 keeps a tail of 1 ms for a minute, but not for five (`docs/model.md`, Where it is weak).
+    /// The paper's space and what it leaves out: no idling, shorter slices and budgets, the other
+    /// elevators, caps, guests. Weights as in the paper, although the kernel takes 1 to 1000:
+    /// against a flood 700 to 1 keeps a tail of 1 ms for a minute, but not for five
+    /// (`docs/explanation/models.md`, Where it is weak).
     fn default() -> Self {
         Self {
             elevators: vec![Elevator::Bfq, Elevator::None, Elevator::MqDeadline, Elevator::Kyber],
@@ -102,7 +109,8 @@ impl Default for Space {
 }
 
 impl PlanOptions {
-    /// The default search from the configuration in force: slice model, whole space, 20 % safety, margin up to 75 %.
+    /// The default search from the configuration in force: slice model, whole space, 20 % safety,
+    /// margin up to 75 %.
     #[must_use]
     pub fn new(start: Config) -> Self {
         Self {

@@ -8,14 +8,16 @@ use crate::evaluate::{Evaluator, Problem};
 use crate::types::{PLAN_SCHEMA, Plan, TaskOutlook};
 use crate::{PlanError, PlanOptions, explain, infeasible, search};
 
-/// Finds settings for `spec` on the host that `profile` describes, starting from the configuration in force.
+/// Finds settings for `spec` on the host that `profile` describes, starting from the configuration
+/// in force.
 ///
-/// The same input always gives the same plan. The model decides the search and the scheme, see [`scheme_of`]: the paper's local search
-/// for [`ModelKind::Analytical`] and [`ModelKind::Mlp`], ours for [`ModelKind::Slice`] and [`ModelKind::Bound`]. Without any target
-/// the plan is empty.
+/// The same input always gives the same plan. The model decides the search and the scheme, see
+/// [`scheme_of`]: the paper's local search for [`ModelKind::Analytical`] and [`ModelKind::Mlp`],
+/// ours for [`ModelKind::Slice`] and [`ModelKind::Bound`]. Without any target the plan is empty.
 ///
 /// # Errors
-/// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers nothing in the space.
+/// [`PlanError::Model`] when the model refuses the profile or the start configuration, or covers
+/// nothing in the space.
 pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Plan, PlanError> {
     options.check()?;
     let problem = Problem::new(spec, options);

@@ -21,11 +21,12 @@ use crate::options::CgroupMode;
 /// A setting stays when dropping it would cost more than this much of a target in margin.
 const WORTH: f64 = 0.005;
 
-/// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and before Linux 6.11 blk-throttle lets through less than limits
-/// below this.
+/// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and
+/// before Linux 6.11 blk-throttle lets through less than limits below this.
 const LEAST_CAP: f64 = 10.0;
 
-/// Most moves of the paper's local search with its network: enough to cross all levels of all knobs of a few VMs.
+/// Most moves of the paper's local search with its network: enough to cross all levels of all knobs
+/// of a few VMs.
 const MLP_STEPS: usize = 40;
 
 /// The best configuration found, with every setting that earns nothing taken back.
@@ -127,13 +128,14 @@ fn weights_allowed(problem: &Problem<'_>) -> bool {
     problem.options.mode == CgroupMode::PerVm && !problem.options.space.weights.is_empty()
 }
 
-/// The BFQ tunables that are in force before the plan writes any: the start's, or the kernel's defaults when BFQ is new.
+/// The BFQ tunables that are in force before the plan writes any: the start's, or the kernel's
+/// defaults when BFQ is new.
 fn initial_bfq(start: &Config) -> Bfq {
     if start.elevator == Elevator::Bfq { start.bfq } else { Bfq::default() }
 }
 
-/// Takes back what cannot act in `config` and adds what must go with it: weights need idling BFQ, and where they differ weight
-/// raising must be off or it overrides them.
+/// Takes back what cannot act in `config` and adds what must go with it: weights need idling BFQ,
+/// and where they differ weight raising must be off or it overrides them.
 fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
     let start = &problem.options.start;
     let acts = weights_act(problem.spec, &config);
@@ -170,7 +172,8 @@ fn consider(
     better
 }
 
-/// Takes back, one by one, every setting whose loss changes neither which targets are met nor the margin noticeably.
+/// Takes back, one by one, every setting whose loss changes neither which targets are met nor the
+/// margin noticeably.
 fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome) -> Outcome {
     let floor = best.margin - WORTH;
     loop {
@@ -210,7 +213,8 @@ impl<'a> Edits<'a> {
     }
 }
 
-/// `config` with one knob, or one kind of knob, as at the start. Whole kinds come first: they drop most.
+/// `config` with one knob, or one kind of knob, as at the start. Whole kinds come first: they drop
+/// most.
 fn without_one(problem: &Problem<'_>, config: &Config) -> Vec<Config> {
     let start = &problem.options.start;
     let mut out = Edits::of(config);

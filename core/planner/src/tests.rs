@@ -129,7 +129,7 @@ fn fig7_misses_under_defaults_and_plans_feasibly() {
 }
 
 #[test]
-fn a_flood_is_capped_and_nobody_with_a_target_is() {
+fn a_flood_is_capped_and_no_vm_with_a_target_is() {
     let s = flooded();
     let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
     assert_meets(&p, 0.2);
@@ -152,7 +152,7 @@ fn a_flood_is_capped_and_nobody_with_a_target_is() {
         c.vms[2].cap.map_or(f64::INFINITY, |c| c.0)
     };
     assert!(cap(&looser) > cap(&p), "{} {}", cap(&looser), cap(&p));
-    // Who wants less to spare leaves the flood more, and the targets are met all the same.
+    // A smaller margin leaves the flood more, and the targets are met all the same.
     let less = PlanOptions { enough: Some(Ratio(0.25)), ..PlanOptions::new(start(&s)) };
     let less = plan(&s, &profile(), &less).unwrap();
     assert_meets(&less, 0.2);
@@ -211,7 +211,7 @@ fn an_infeasible_spec_names_conflict_and_a_relaxation_that_really_fits() {
 
 #[test]
 fn the_compromise_serves_the_most_urgent_vm() {
-    // 0.36 of the device each, beside a flood that may not be capped: the shares are short.
+    // 0.36 of the device each, next to a flood that may not be capped: the shares are short.
     let heavy = |t| vec![task("heavy", 3_300.0, Some(t))];
     let s = spec(LabKind::Process, &[heavy(900), heavy(150), heavy(800), vec![flood()]]);
     let mut options = PlanOptions::new(start(&s));

@@ -1,10 +1,12 @@
-//! Tuning: which settings to try next, given what was measured of those tried before. Pure: the caller applies and measures.
+//! Tuning: which settings to try next, given what was measured of those tried before. Pure: the
+//! caller applies and measures.
 //!
-//! The models say how good each candidate should be. Measurements say where they are wrong, and by how much nearby settings are likely
-//! to be wrong too: a Gaussian process over the settings with the model's prediction as its mean (Rasmussen and Williams, Gaussian
-//! Processes for Machine Learning, 2006, eqs. 2.25 and 2.26). The next trial is the one whose score could well be the smallest (lower
-//! confidence bound; Cox and John, 1992). Settings that met all targets once are tried again before they are believed, because of
-//! many noisy trials the best one is partly lucky.
+//! The models say how good each candidate should be. Measurements say where they are wrong, and by
+//! how much nearby settings are likely to be wrong too: a Gaussian process over the settings with
+//! the model's prediction as its mean (Rasmussen and Williams, Gaussian Processes for Machine
+//! Learning, 2006, eqs. 2.25 and 2.26). The next trial is the one whose score could well be the
+//! smallest (lower confidence bound; Cox and John, 1992). Settings that met all targets once are
+//! tried again before they are believed, because of many noisy trials the best one is partly lucky.
 
 mod process;
 
@@ -83,8 +85,10 @@ struct Candidate {
 }
 
 impl Tuner {
-    /// Candidates from the space of `options`, judged by its model. Where the device cannot carry all declared rates, the plan by formulas says which VMs are given up, and is
-    /// the first candidate: those that it holds down or, where weights alone decide, those that miss a target in it. The targets of the others count.
+    /// Candidates from the space of `options`, judged by its model. Where the device cannot carry
+    /// all declared rates, the plan by formulas says which VMs are given up, and is the first
+    /// candidate: those that it holds down or, where weights alone decide, those that miss a target
+    /// in it. The targets of the others count.
     ///
     /// # Errors
     /// [`PlanError`] as for [`crate::plan`].
@@ -122,7 +126,8 @@ impl Tuner {
         // Enough is left of the budget for the candidates, whatever the plan took.
         let mut slice = Evaluator::new(profile, spec, &by_slice)?;
         let mut configs = search::diverse(&problem, &mut slice, PER_KIND, CANDIDATES);
-        // Where VMs are given up the plan was searched further than the candidates are: limits between their steps, weights one by one.
+        // Where VMs are given up the plan was searched further than the candidates are: limits
+        // between their steps, weights one by one.
         if !given_up.is_empty() {
             configs.retain(|c| *c != found.config);
             configs.insert(0, found.config);
@@ -159,25 +164,29 @@ impl Tuner {
         }
     }
 
-    /// Whether the VMs with targets declare more than the device can do, so that no setting can meet all of these.
+    /// Whether the VMs with targets declare more than the device can do, so that no setting can
+    /// meet all of these.
     #[must_use]
     pub fn is_overloaded(&self) -> bool {
         self.overloaded
     }
 
-    /// VMs whose targets do not count, because the device cannot carry all declared rates: positions in the spec.
+    /// VMs whose targets do not count, because the device cannot carry all declared rates:
+    /// positions in the spec.
     #[must_use]
     pub fn given_up(&self) -> &[usize] {
         &self.given_up
     }
 
-    /// What to try next; `None` when the goal is reached, or the trials or the candidates are used up.
+    /// What to try next; `None` when the goal is reached, or the trials or the candidates are used
+    /// up.
     #[must_use]
     pub fn next(&self) -> Option<Config> {
         if self.trials.len() >= self.goal.trials || self.reached() {
             return None;
         }
-        // Limits further down score better than the plan, and starve those that are given up for nothing: the plan is tried before them.
+        // Limits further down score better than the plan, and starve those that are given up for
+        // nothing: the plan is tried before them.
         if self.trials.is_empty() && !self.given_up.is_empty() {
             return self.candidates.first().map(|c| c.config.clone());
         }
@@ -189,7 +198,8 @@ impl Tuner {
             let (mean, deviation) = self.process.at(&c.place);
             c.prior + mean - OPTIMISM * deviation
         };
-        // One that was not good once cannot be good as often as asked, however good it is on average.
+        // One that was not good once cannot be good as often as asked, however good it is on
+        // average.
         let open = self.candidates.iter().filter(|c| self.worst(&c.config) <= self.goal.score);
         let next = open.min_by(|a, b| worth(a).total_cmp(&worth(b)))?;
         Some(next.config.clone())
@@ -218,8 +228,9 @@ impl Tuner {
         &self.trials
     }
 
-    /// The best setting tried, with its worst score: the one that was good as often as asked, else the one whose score is expected to be the
-    /// smallest after all trials. A single lucky trial counts for as much as its noise allows.
+    /// The best setting tried, with its worst score: the one that was good as often as asked, else
+    /// the one whose score is expected to be the smallest after all trials. A single lucky trial
+    /// counts for as much as its noise allows.
     #[must_use]
     pub fn best(&self) -> Option<(f64, &Config)> {
         if self.reached() {
@@ -249,7 +260,8 @@ impl Tuner {
     }
 }
 
-/// VMs of which `found` misses targets, although it gives nobody up; nobody if it meets those of no VM, for then there is no one to tune for.
+/// VMs of which `found` misses targets, although it gives none up; empty if it meets those of no
+/// VM, for then there is nothing to tune.
 fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
     let mut out: Vec<usize> = found.missing(problem).collect();
     if out.len() == problem.tightest().iter().flatten().count() {
@@ -259,7 +271,8 @@ fn left_out(problem: &Problem<'_>, found: &Outcome) -> Vec<usize> {
     out
 }
 
-/// The largest of measured over target, ns, over all tasks with targets; a lost rate counts as a missed target.
+/// The largest of measured over target, ns, over all tasks with targets; a lost rate counts as a
+/// missed target.
 fn score(targets: &[Option<f64>], seen: &[Seen]) -> f64 {
     let mut worst = 0.0f64;
     for (target, seen) in targets.iter().zip(seen) {
@@ -272,7 +285,8 @@ fn score(targets: &[Option<f64>], seen: &[Seen]) -> f64 {
     worst
 }
 
-/// A configuration as a place: settings that do much apart are far apart. One unit is the length over which the model's error is alike.
+/// A configuration as a place: settings that do much apart are far apart. One unit is the length
+/// over which the model's error is alike.
 fn place(config: &Config) -> Vec<f64> {
     let is = |e: Elevator| if config.elevator == e { 1.5 } else { 0.0 };
     let bfq = config.elevator == Elevator::Bfq;

@@ -27,7 +27,7 @@ pub struct Plan {
     pub infeasible: Option<Infeasible>,
     /// Candidate configurations that the search evaluated.
     pub evaluated: u64,
-    /// Absolute path of the spec that it was made for; whoever saves a plan fills it in.
+    /// Absolute path of the spec that it was made for; filled in where a plan is saved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec_file: Option<String>,
 }
@@ -50,17 +50,19 @@ pub struct Setting {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Knob {
-    /// The device's I/O scheduler on the host (`queue/scheduler`). Value: `bfq`, `mq-deadline`, `kyber`, `none`.
+    /// The device's I/O scheduler on the host (`queue/scheduler`). Value: `bfq`, `mq-deadline`,
+    /// `kyber`, `none`.
     HostElevator,
     /// A BFQ tunable of the device on the host (`queue/iosched/*`).
     HostBfq(BfqTunable),
-    /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1 to 1000.
+    /// BFQ weight of a VM's cgroup: `io.bfq.weight` (v2) or `blkio.bfq.weight` (v1). Value: 1 to
+    /// 1000.
     VmWeight {
         /// VM name.
         vm: String,
     },
-    /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1). Value: a whole number per
-    /// second, or `max` for none.
+    /// A limit on a VM's cgroup for the device: `io.max` (v2) or `blkio.throttle.*_device` (v1).
+    /// Value: a whole number per second, or `max` for none.
     VmLimit {
         /// VM name.
         vm: String,
@@ -137,7 +139,8 @@ pub struct TaskOutlook {
     pub target_ns: Option<Nanos>,
     /// The prediction with its terms.
     pub forecast: Forecast,
-    /// Target minus prediction (its upper bound where there is one), in nanoseconds; negative when missed. `None` without a target.
+    /// Target minus prediction (its upper bound where there is one), in nanoseconds; negative when
+    /// missed. `None` without a target.
     pub margin_ns: Option<i64>,
 }
 

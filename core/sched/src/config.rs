@@ -63,9 +63,6 @@ pub struct VmConfig {
     pub normal: Option<Reservation>,
     /// How the guest's priorities are interpreted.
     pub priority: PriorityRule,
-    /// Bytes per second that the measured contract is compared with, for reads and writes; 0 for
-    /// none.
-    pub promised: [u64; 2],
 }
 
 impl Default for VmConfig {
@@ -78,7 +75,6 @@ impl Default for VmConfig {
             urgent_quantum: None,
             normal: None,
             priority: PriorityRule::default(),
-            promised: [0; 2],
         }
     }
 }
@@ -203,7 +199,7 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::check`].
-    pub fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
+    fn check_vm(&self, i: usize, vm: &VmConfig) -> Result<(), ConfigError> {
         range(format!("VM {i}: depth"), vm.depth.into(), 1, 65_536)?;
         range(format!("VM {i}: weight"), vm.weight.into(), 1, 1_000)?;
         if let Some(quantum) = vm.urgent_quantum {
@@ -270,12 +266,11 @@ mod tests {
         let spec = Tspec { rate: 1 << 20, burst: 4096, peak: None };
         let cap = Cap { bytes: Some(spec), ..Cap::default() };
         let e = one(VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() }).check().unwrap_err();
-        assert_eq!(
-            e.to_string(),
-            "VM 0: Read bytes: a burst of 4096 can never let a piece of 65536 go; raise the burst to 65536 or lower the quantum"
-        );
+        let what = "VM 0: Read bytes".to_owned();
+        assert_eq!(e, ConfigError::Burst { what, burst: 4_096, piece: 65_536 });
         let e = one(VmConfig { weight: 0, ..VmConfig::default() }).check().unwrap_err();
-        assert_eq!(e.to_string(), "VM 0: weight is 0; it must be 1 to 1000");
+        let what = "VM 0: weight".to_owned();
+        assert_eq!(e, ConfigError::Range { what, value: 0, least: 1, most: 1_000 });
         assert!(Config { vms: Vec::new(), ..Config::default() }.check().is_err());
         let peak = Tspec { rate: 100, burst: 1, peak: Some(99) };
         let cap = Cap { requests: Some(peak), ..Cap::default() };

@@ -6,7 +6,8 @@
 //! device:
 //!
 //! ```text
-//!  submit ──► per VM: 3 classes x 8 levels x 2 directions ──► caps ──► policy ──► window ──► device ──► complete
+//!  submit ──► per VM: 3 classes x 8 levels x 2 directions ──► caps ──► policy
+//!                                      complete ◄── device ◄── window ◄──┘
 //! ```
 //!
 //! - Large requests are split into *pieces* of at most one quantum, so that a 1 MiB write blocks

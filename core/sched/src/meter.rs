@@ -4,7 +4,7 @@
 use rtvirtio_units::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// Promised or measured service of one flow.
+/// Measured service of one flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Contract {
     /// alpha: long-run bytes per second while the flow is backlogged.
@@ -12,52 +12,24 @@ pub struct Contract {
     /// Delta of the paper: longest time between two completed pieces while the flow is backlogged,
     /// in ns.
     pub longest_gap_ns: u64,
-    /// Delta of the bounded-delay model against the promised rate, in ns: in every interval t the
-    /// flow got at least `promised * (t - delay)`.
-    pub delay_ns: u64,
     /// Time in which the flow is backlogged, in ns.
     pub busy_ns: u64,
     /// Bytes completed in that time.
     pub bytes: u64,
-    /// Pieces completed in that time.
-    pub pieces: u64,
 }
 
-/// Measures a flow online, in constant time and space.
-#[derive(Clone, Debug)]
+/// Measures a flow online, in constant time and space. The default is an idle flow.
+#[derive(Clone, Debug, Default)]
 pub struct Meter {
-    /// The rate that the delay is measured against, in bytes per second.
-    promised: u64,
     /// Start of the current backlogged period.
     busy_from: Option<Nanos>,
     last: Nanos,
     busy_total: u64,
     bytes: u64,
-    pieces: u64,
     longest_gap: u64,
-    /// Smallest value so far of `busy time - served / promised`; the delay is its largest rise
-    /// since.
-    min_lag: i128,
-    delay: i128,
 }
 
 impl Meter {
-    /// Against a promised rate in bytes per second; 0 measures no delay.
-    #[must_use]
-    pub fn new(promised: u64) -> Self {
-        Self {
-            promised,
-            busy_from: None,
-            last: Nanos(0),
-            busy_total: 0,
-            bytes: 0,
-            pieces: 0,
-            longest_gap: 0,
-            min_lag: 0,
-            delay: 0,
-        }
-    }
-
     /// An idle flow submits a request.
     pub fn on_submit(&mut self, now: Nanos) {
         if self.busy_from.is_none() {
@@ -72,25 +44,11 @@ impl Meter {
         let now = now.max(self.last);
         self.longest_gap = self.longest_gap.max(now.0 - self.last.0);
         self.last = now;
-        // The lag is largest just before this piece, and smallest just after it.
-        self.lag(now.0 - from.0);
         self.bytes += bytes;
-        self.pieces += 1;
-        self.lag(now.0 - from.0);
         if !more {
             self.busy_total += now.0 - from.0;
             self.busy_from = None;
         }
-    }
-
-    fn lag(&mut self, busy_now: u64) {
-        if self.promised == 0 {
-            return;
-        }
-        let served = i128::from(self.bytes) * 1_000_000_000 / i128::from(self.promised);
-        let lag = i128::from(self.busy_total + busy_now) - served;
-        self.delay = self.delay.max(lag - self.min_lag);
-        self.min_lag = self.min_lag.min(lag);
     }
 
     /// The measurements until `now`. A backlogged flow has waited at least until now.
@@ -98,17 +56,11 @@ impl Meter {
     pub fn contract(&self, now: Nanos) -> Contract {
         let waiting = self.busy_from.map_or(0, |_| now.0.saturating_sub(self.last.0));
         let busy = self.busy_total + self.busy_from.map_or(0, |from| now.0.saturating_sub(from.0));
-        let mut seen = self.clone();
-        if let Some(from) = self.busy_from {
-            seen.lag(now.0.saturating_sub(from.0));
-        }
         Contract {
             bytes_per_second: if busy > 0 { self.bytes as f64 / (busy as f64 / 1e9) } else { 0.0 },
             longest_gap_ns: self.longest_gap.max(waiting),
-            delay_ns: u64::try_from(seen.delay.max(0)).unwrap_or(u64::MAX),
             busy_ns: busy,
             bytes: self.bytes,
-            pieces: self.pieces,
         }
     }
 }
@@ -120,8 +72,8 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_steady_flow_has_its_rate_and_one_period_of_delay() {
-        let mut m = Meter::new(1_000_000);
+    fn a_steady_flow_has_its_rate_and_gaps_of_one_period() {
+        let mut m = Meter::default();
         m.on_submit(Nanos(0));
         // 1000 bytes every millisecond are 1 MB/s.
         for i in 1..=1_000 {
@@ -129,12 +81,12 @@ mod tests {
         }
         let c = m.contract(Nanos(5_000 * MS));
         assert!((c.bytes_per_second - 1e6).abs() < 1.0);
-        assert_eq!((c.longest_gap_ns, c.delay_ns, c.busy_ns), (MS, MS, 1_000 * MS));
+        assert_eq!((c.longest_gap_ns, c.busy_ns), (MS, 1_000 * MS));
     }
 
     #[test]
     fn a_gap_counts_and_idle_time_does_not() {
-        let mut m = Meter::new(1_000_000);
+        let mut m = Meter::default();
         m.on_submit(Nanos(0));
         m.on_complete(Nanos(MS), 1_000, true);
         m.on_complete(Nanos(11 * MS), 1_000, false);
@@ -142,24 +94,13 @@ mod tests {
         m.on_complete(Nanos(501 * MS), 1_000, false);
         let c = m.contract(Nanos(900 * MS));
         assert_eq!((c.longest_gap_ns, c.busy_ns, c.bytes), (10 * MS, 12 * MS, 3_000));
-        // The lag is 10 ms before the second piece and 9 ms after it; then 1 ms more before the
-        // third.
-        assert_eq!(c.delay_ns, 10 * MS);
     }
 
     #[test]
     fn a_backlogged_flow_has_waited_until_now() {
-        let mut m = Meter::new(1_000_000);
+        let mut m = Meter::default();
         m.on_submit(Nanos(0));
         let c = m.contract(Nanos(30 * MS));
-        assert_eq!((c.longest_gap_ns, c.delay_ns, c.bytes), (30 * MS, 30 * MS, 0));
-    }
-
-    #[test]
-    fn without_a_promise_there_is_no_delay() {
-        let mut m = Meter::new(0);
-        m.on_submit(Nanos(0));
-        m.on_complete(Nanos(MS), 1, false);
-        assert_eq!(m.contract(Nanos(MS)).delay_ns, 0);
+        assert_eq!((c.longest_gap_ns, c.bytes), (30 * MS, 0));
     }
 }

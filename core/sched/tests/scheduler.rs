@@ -1,8 +1,8 @@
 //! The scheduler alone, step by step.
 
 use rtvirtio_sched::{
-    Cap, Class, Config, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request, Reservation,
-    Scheduler, Tspec, VmConfig, WindowConfig,
+    Cap, Class, Config, ConfigError, Cost, Line, Next, Op, Policy, Priority, PriorityRule, Request,
+    Reservation, Scheduler, Tspec, VmConfig, WindowConfig,
 };
 use rtvirtio_units::Nanos;
 
@@ -327,7 +327,8 @@ fn reconfigured_with_requests_in_flight() {
         new.vms[0] = VmConfig { caps: [cap, Cap::default()], weight: 300, ..VmConfig::default() };
         // An invalid configuration changes nothing.
         let quantum = Config { quantum: 4_096, ..new.clone() };
-        assert!(s.reconfigure(&quantum, &[0]).unwrap_err().to_string().contains("quantum"));
+        let refused = s.reconfigure(&quantum, &[0]).unwrap_err();
+        assert!(matches!(&refused, ConfigError::Range { what, value: 4_096, .. } if what == "quantum"));
         assert!(s.reconfigure(&new, &[2]).is_err());
         assert!(s.reconfigure(&Config { vms: new.vms[..1].to_vec(), ..new.clone() }, &[0]).is_err());
         assert_eq!(s.window(), 4);
@@ -391,7 +392,7 @@ fn urgent_requests_use_their_own_quantum() {
     assert_eq!(wrong(64 << 10), Ok(()));
     // A burst smaller than one such piece.
     let small = Config { cost: COST, vms: vec![urgent(311_999)], ..Config::default() };
-    assert!(small.check().unwrap_err().to_string().contains("raise the burst to 312000"));
+    assert!(matches!(small.check(), Err(ConfigError::Burst { burst: 311_999, piece: 312_000, .. })));
 }
 
 /// A VM that discards and reads gets no more deallocation time than one that only discards.

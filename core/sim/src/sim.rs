@@ -4,8 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use rtvirtio_sched::{
-    CompletedRequest, Config, ConfigError, Direction, LatencyHistogram, Next, Op, Piece, Request, Scheduler,
-    SubmitError,
+    CompletedRequest, Config, ConfigError, LatencyHistogram, Next, Op, Piece, Request, Scheduler, SubmitError,
 };
 use rtvirtio_twin::{Access, ServiceModel, TwinProfile};
 use rtvirtio_units::Nanos;
@@ -221,11 +220,10 @@ impl<O: Observer> Sim<O> {
     #[must_use]
     pub fn result(&self) -> SimResult {
         let seconds = self.now.as_secs_f64();
-        let loads = self.sources.iter().zip(&self.stats).enumerate().map(|(i, (source, l))| LoadResult {
+        let loads = self.sources.iter().zip(&self.stats).map(|(source, l)| LoadResult {
             name: source.load.name.clone(),
             vm: source.load.vm,
             n: l.hist.count(),
-            incomplete: self.incomplete(i),
             rate: if seconds > 0.0 { l.hist.count() as f64 / seconds } else { 0.0 },
             p50: l.hist.percentile(50.0),
             p99: l.hist.percentile(99.0),
@@ -235,27 +233,10 @@ impl<O: Observer> Sim<O> {
         });
         let vms = 0..self.blocked.len();
         SimResult {
-            time: self.now,
             requests: self.requests,
             loads: loads.collect(),
-            vms: vms.clone().map(|vm| self.scheduler.counters(vm)).collect(),
-            contracts: vms
-                .map(|vm| Direction::ALL.map(|d| self.scheduler.contract(vm, d, self.now)))
-                .collect(),
-            window: self.scheduler.window(),
+            vms: vms.map(|vm| self.scheduler.counters(vm)).collect(),
         }
-    }
-
-    fn incomplete(&self, load: usize) -> u64 {
-        let free: std::collections::BTreeSet<u32> = self.free_pending.iter().copied().collect();
-        let inside = self
-            .pending
-            .iter()
-            .enumerate()
-            .filter(|(i, a)| a.load as usize == load && !free.contains(&(*i as u32)))
-            .count();
-        let blocked = self.blocked.iter().flatten().filter(|(l, _)| *l as usize == load).count();
-        (inside + blocked) as u64
     }
 
     /// The observer, with what it recorded.

@@ -1,6 +1,6 @@
 //! Results of a simulation.
 
-use rtvirtio_sched::{Contract, VmCounters};
+use rtvirtio_sched::VmCounters;
 use rtvirtio_units::Nanos;
 
 /// Result of one load.
@@ -12,8 +12,6 @@ pub struct LoadResult {
     pub vm: usize,
     /// Requests completed.
     pub n: u64,
-    /// Requests that were due and not completed by the end.
-    pub incomplete: u64,
     /// Completions per second.
     pub rate: f64,
     /// Median latency from the moment at which the request was due.
@@ -31,16 +29,10 @@ pub struct LoadResult {
 /// Result of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SimResult {
-    /// Virtual time that passed.
-    pub time: Nanos,
     /// Requests completed, of all loads.
     pub requests: u64,
     /// Each load.
     pub loads: Vec<LoadResult>,
     /// Counters of each VM.
     pub vms: Vec<VmCounters>,
-    /// Measured service of each VM, reads and writes.
-    pub contracts: Vec<[Contract; 2]>,
-    /// The window at the end.
-    pub window: u32,
 }

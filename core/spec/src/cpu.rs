@@ -1,4 +1,5 @@
-//! `cpu` and `priorities` of a VM: the CPU time that all its threads get together, and their real-time order.
+//! `cpu` and `priorities` of a VM: the CPU time that all its threads get together, and their
+//! real-time order.
 
 use rtvirtio_units::{Iops, Nanos};
 use toml::de::DeValue;
@@ -8,10 +9,11 @@ use crate::field::{Field, Section, kind};
 use crate::source::printable;
 use crate::types::{CpuNeed, Priorities, VmCpu};
 
-/// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it a switch costs a noticeable part.
+/// Shortest budget. `cpu.cfs_quota_us` takes no less (`min_cfs_quota_period`), and below it a
+/// switch costs a noticeable part.
 const MIN_BUDGET: Nanos = Nanos::from_millis(1);
-/// Shortest and longest period: what `cpu.max` and SCHED_DEADLINE both take by default (`max_cfs_quota_period`,
-/// `sched_deadline_period_max_us`).
+/// Shortest and longest period: what `cpu.max` and SCHED_DEADLINE both take by default
+/// (`max_cfs_quota_period`, `sched_deadline_period_max_us`).
 const PERIODS: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(1000)];
 /// Rates and deadlines that a demand may have.
 const RATES: [Iops; 2] = [Iops(1.0 / 60.0), Iops(1e6)];

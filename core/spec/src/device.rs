@@ -147,7 +147,7 @@ fn profile(
     }
     if text.contains('/') || text.ends_with(".toml") {
         let path: PathBuf = directory.join(text).components().filter(|c| *c != Component::CurDir).collect();
-        // A slash in it keeps a file beside the spec apart from a built-in name.
+        // A slash in it separates a file next to the spec from a built-in name.
         let text = path.display().to_string();
         return Field::Given(if text.contains('/') { text } else { format!("./{text}") });
     }

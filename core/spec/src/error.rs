@@ -33,7 +33,8 @@ pub struct SpecError {
 
 /// All mistakes of one spec file, in file order; never empty.
 ///
-/// Displays like a compiler's messages; serialises as a list of `{file, line, column, message, help}`.
+/// Displays like a compiler's messages; serialises as a list of `{file, line, column, message,
+/// help}`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct SpecErrors {
@@ -158,7 +159,8 @@ impl<'a> Report<'a> {
     pub(crate) fn finish(mut self, spec: Option<Spec>) -> Result<Spec, SpecErrors> {
         match spec {
             Some(spec) if self.found.is_empty() => return Ok(spec),
-            // Readers return nothing only after a report; keep the promise of a non-empty list all the same.
+            // Readers return nothing only after a report; keep the promise of a non-empty list all
+            // the same.
             None if self.found.is_empty() => {
                 self.add(0..0, "the spec is not valid", "compare it with the specs in examples/");
             }

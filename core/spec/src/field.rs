@@ -117,8 +117,8 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 impl<'t, 'i> Section<'t, 'i> {
-    /// Takes a table and reports every key in it that is neither in `keys`; `aliases` maps what other tools call a
-    /// thing to what it is called here.
+    /// Takes a table and reports every key in it that is neither in `keys`; `aliases` maps what
+    /// other tools call a thing to what it is called here.
     pub(crate) fn open(
         report: &mut Report<'_>,
         title: &'static str,
@@ -314,7 +314,8 @@ impl<'t, 'i> Section<'t, 'i> {
     }
 }
 
-/// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence the narrow set.
+/// Why a name is not allowed. Names become directory names, cgroup names and fio sections, hence
+/// the narrow set.
 fn name_problem(name: &str) -> Option<&'static str> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() {

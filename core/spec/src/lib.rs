@@ -1,10 +1,11 @@
 //! The spec file: devices, VMs, tasks and targets, parsed with line and column.
 //!
-//! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]: every mistake of the
-//! file at once, each with its place, the source line and a remedy. The form of the file is in `docs/spec.md`.
+//! [`parse`] turns text into a [`Spec`] that holds no impossible value, or into [`SpecErrors`]:
+//! every mistake of the file at once, each with its place, the source line and a remedy. The form
+//! of the file is in `docs/reference/spec.md`.
 //!
-//! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are bounded, and nothing
-//! in it makes the parser panic.
+//! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are
+//! bounded, and nothing in it makes the parser panic.
 
 mod cpu;
 mod device;
@@ -50,12 +51,14 @@ pub(crate) type Span = Range<usize>;
 ///
 /// # Errors
 ///
-/// As [`parse`]; also when the file cannot be read, is larger than [`MAX_FILE_BYTES`], or is not UTF-8.
+/// As [`parse`]; also when the file cannot be read, is larger than [`MAX_FILE_BYTES`], or is not
+/// UTF-8.
 pub fn load(path: impl AsRef<Path>) -> Result<Spec, SpecErrors> {
     let path = path.as_ref();
     let name = path.display().to_string();
     let mut bytes = Vec::new();
-    // One byte more than allowed tells "just fits" from "too large" without reading an endless pipe.
+    // One byte more than allowed separates "just fits" from "too large" without reading an endless
+    // pipe.
     let limit = MAX_FILE_BYTES as u64 + 1;
     let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
     if let Err(e) = read {
@@ -81,7 +84,8 @@ pub fn parse_bytes(file_name: &str, bytes: &[u8]) -> Result<Spec, SpecErrors> {
 
 /// Validates the text of a spec file.
 ///
-/// `file_name` stands in the errors, and a relative path of a twin profile is relative to its directory.
+/// `file_name` stands in the errors, and a relative path of a twin profile is relative to its
+/// directory.
 ///
 /// # Errors
 ///

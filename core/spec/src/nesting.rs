@@ -1,7 +1,8 @@
 //! A bound on the parts of a key, checked on tokens before a tree is built.
 //!
-//! The TOML parser bounds brackets and the parts of one key by 80 each, but not their product: 12 KiB of text give a
-//! tree of 6000 levels, and dropping it overflows a thread's stack. With short keys the product is 400.
+//! The TOML parser bounds brackets and the parts of one key by 80 each, but not their product: 12
+//! KiB of text give a tree of 6000 levels, and dropping it overflows a thread's stack. With short
+//! keys the product is 400.
 
 use toml_parser::Source;
 use toml_parser::lexer::TokenKind;

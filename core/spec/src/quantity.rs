@@ -59,7 +59,7 @@ impl Quantity for Bytes {
         ("bytes", "B"),
     ];
     fn guess(number: &str) -> String {
-        // Nobody means a block of 4 bytes.
+        // A block of 4 bytes is a mistake.
         match number.parse::<u64>() {
             Ok(n) if n < 512 => format!("{n}KiB"),
             _ => format!("{number}B"),

@@ -23,7 +23,8 @@ fn distance(a: &[char], b: &[char]) -> usize {
 
 /// The candidate that `word` was probably meant to be; letter case is ignored.
 ///
-/// A third of the letters may be wrong, at least one and at most three; the first candidate wins a tie.
+/// A third of the letters may be wrong, at least one and at most three; the first candidate wins a
+/// tie.
 pub(crate) fn closest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let chars = |s: &str| s.chars().flat_map(char::to_lowercase).collect::<Vec<_>>();
     if word.len() > MAX_LEN {

@@ -8,7 +8,7 @@ use crate::field::{Field, Section, kind};
 use crate::source::printable;
 use crate::types::Target;
 
-/// Shortest target latency: below it a block layer cannot be told from the clock.
+/// Shortest target latency: below it a block layer is lost in the clock's own error.
 const MIN_LATENCY: Nanos = Nanos(1_000);
 /// Longest target latency.
 const MAX_LATENCY: Nanos = Nanos(3_600_000_000_000);

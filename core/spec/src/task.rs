@@ -216,7 +216,8 @@ fn burst(report: &mut Report<'_>, section: &Section<'_, '_>) -> Field<Nanos> {
     })
 }
 
-/// Only a task that runs as fast as it can has bursts: a rate says already when each request is due.
+/// Only a task that runs as fast as it can has bursts: a rate says already when each request is
+/// due.
 fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<Iops>) -> bool {
     match section.place("burst") {
         Some(place) if *rate != Field::Absent => {
@@ -229,8 +230,9 @@ fn check_burst(report: &mut Report<'_>, section: &Section<'_, '_>, rate: &Field<
     }
 }
 
-/// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request at a time, issued
-/// when it is due and its predecessor is complete. More depth would need a rule for who catches up after a stall.
+/// Rate, loop and depth together. A closed loop with a rate models a synchronous task: one request
+/// at a time, issued when it is due and its predecessor is complete. More depth would need a rule
+/// for which request catches up after a stall.
 fn check_loop(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,

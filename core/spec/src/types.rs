@@ -22,7 +22,8 @@ pub enum Device {
     Path(PathBuf),
     /// An emulated device that `rtvirtio-lab up` makes.
     Twin {
-        /// Name of the built-in service-time profile, such as `qlc-nvme`, or path of a profile TOML file.
+        /// Name of the built-in service-time profile, such as `qlc-nvme`, or path of a profile TOML
+        /// file.
         profile: String,
         /// Size of the device.
         size: Bytes,
@@ -37,7 +38,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Whether a lab makes it: then its content is nobody's.
+    /// Whether a lab makes it: then its content may be overwritten.
     #[must_use]
     pub fn is_made(&self) -> bool {
         !matches!(self, Self::Path(_))
@@ -47,19 +48,22 @@ impl Device {
 /// One VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Vm {
-    /// Unique name: letters, digits, `-`, `_`, `.`; starts with a letter or digit; at most 32 characters.
+    /// Unique name: letters, digits, `-`, `_`, `.`; starts with a letter or digit; at most 32
+    /// characters.
     pub name: String,
     /// How rtvirtio reaches it.
     pub reach: Reach,
     /// The CPU time that its threads get.
     pub cpu: VmCpu,
-    /// The kernel that the lab boots for it; standard unless the spec says otherwise, and only with `lab = "qemu"`.
+    /// The kernel that the lab boots for it; standard unless the spec says otherwise, and only with
+    /// `lab = "qemu"`.
     pub kernel: Kernel,
     /// Its I/O tasks in file order; names are unique within the VM. Never empty.
     pub tasks: Vec<Task>,
 }
 
-/// The CPU side of a VM: one contract for all its threads, and their real-time order. Nothing by default.
+/// The CPU side of a VM: one contract for all its threads, and their real-time order. Nothing by
+/// default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct VmCpu {
     /// What all its threads get together; `None` leaves them as they are.
@@ -79,7 +83,8 @@ pub enum CpuNeed {
         /// P, 1 ms to 1 s.
         period: Nanos,
     },
-    /// So many requests a second, each answered within the deadline; the budget is found from what was measured.
+    /// So many requests a second, each answered within the deadline; the budget is found from what
+    /// was measured.
     Demand {
         /// Requests that the VM answers.
         requests: Iops,
@@ -92,7 +97,8 @@ pub enum CpuNeed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priorities {
-    /// The RT hypervisor paper's section 3.3: I/O threads at FIFO 98, vCPUs at 97, AIO workers ordinary; memory is to be locked.
+    /// The RT hypervisor paper's section 3.3: I/O threads at FIFO 98, vCPUs at 97, AIO workers
+    /// ordinary; memory is to be locked.
     Rt,
 }
 
@@ -106,9 +112,11 @@ pub enum Reach {
     Existing {
         /// What identifies its host-side processes.
         host: HostHandle,
-        /// Socket of its QEMU guest agent; needed for guest knobs and for verifying inside the guest.
+        /// Socket of its QEMU guest agent; needed for guest knobs and for verifying inside the
+        /// guest.
         agent: Option<PathBuf>,
-        /// The block device or file inside the guest (or on the host, without an agent) that tasks use.
+        /// The block device or file inside the guest (or on the host, without an agent) that tasks
+        /// use.
         disk: Option<PathBuf>,
     },
 }
@@ -163,7 +171,8 @@ pub struct Task {
     pub depth: u32,
     /// Whether a late request delays the next.
     pub arrival: Arrival,
-    /// A task without a rate works for this long, then rests for as long, in turn; `None` means without rest.
+    /// A task without a rate works for this long, then rests for as long, in turn; `None` means
+    /// without rest.
     pub burst: Option<Nanos>,
     /// What the task must get; `None` for a best-effort task.
     pub target: Option<Target>,
@@ -198,7 +207,8 @@ pub enum Pattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrival {
-    /// A request is issued when its time has come and its predecessor (at depth 1) is complete; after a stall the task catches up.
+    /// A request is issued when its time has come and its predecessor (at depth 1) is complete;
+    /// after a stall the task catches up.
     Closed,
     /// Requests are issued at their time whatever happens, up to `depth` in flight. Needs a rate.
     Open,
@@ -220,7 +230,8 @@ impl Spec {
         self.vms.iter().find(|vm| vm.name == name)
     }
 
-    /// What the lab starts for this spec; `None` when its VMs run already. All VMs of a spec are of one kind.
+    /// What the lab starts for this spec; `None` when its VMs run already. All VMs of a spec are of
+    /// one kind.
     #[must_use]
     pub fn lab_kind(&self) -> Option<LabKind> {
         self.vms.iter().find_map(|vm| match vm.reach {
@@ -236,7 +247,8 @@ impl Spec {
 }
 
 impl Vm {
-    /// The shortest target latency among its tasks; `None` when all are best effort. The smaller, the more urgent.
+    /// The shortest target latency among its tasks; `None` when all are best effort. The smaller,
+    /// the more urgent.
     #[must_use]
     pub fn tightest_target(&self) -> Option<Nanos> {
         self.tasks.iter().filter_map(|t| t.target).map(|t| t.latency).min()

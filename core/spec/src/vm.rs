@@ -165,7 +165,7 @@ fn reach(
 /// The kernel of a guest that the lab starts; `None` when something was reported.
 fn kernel(report: &mut Report<'_>, section: &Section<'_, '_>) -> Option<Kernel> {
     let Some(place) = section.place("kernel") else { return Some(Kernel::default()) };
-    // Where it cannot be told what the VM is, that is the error to report.
+    // Where the VM's kind is unknown, that is the error to report.
     let is_other = match section.get("lab") {
         Some((_, value)) => value.as_str() == Some("process"),
         None => WAYS.iter().any(|way| section.place(way).is_some()),
@@ -191,8 +191,8 @@ fn no_host_keys(report: &mut Report<'_>, section: &Section<'_, '_>) -> bool {
     none
 }
 
-/// All VMs of a spec are of one kind: every result says which kind it came from, and the lab is started and stopped
-/// as a whole.
+/// All VMs of a spec are of one kind: every result says which kind it came from, and the lab is
+/// started and stopped as a whole.
 fn same_kind(report: &mut Report<'_>, kind: &'static str, at: Span, taken: &mut Taken<'_>) -> bool {
     let line = report.line(at.start);
     let (first, first_line) = *taken.kind.get_or_insert((kind, line));

@@ -1,4 +1,4 @@
-//! `docs/spec.md` is right: its specs are valid, and its errors are what the parser prints.
+//! `docs/reference/spec.md` is right: its specs are valid, and its errors are what the parser prints.
 
 use rtvirtio_spec::parse;
 
@@ -17,7 +17,7 @@ fn blocks(markdown: &str) -> Vec<(&str, &str)> {
 /// A `toml` block is a valid spec, unless a `text` block with its errors follows it.
 #[test]
 fn examples_in_the_reference_are_true() {
-    let blocks = blocks(include_str!("../../../docs/spec.md"));
+    let blocks = blocks(include_str!("../../../docs/reference/spec.md"));
     let mut shown = 0;
     for (i, (language, text)) in blocks.iter().enumerate() {
         let printed = match parse("plant.toml", text) {
@@ -27,7 +27,7 @@ fn examples_in_the_reference_are_true() {
         };
         let documented =
             blocks.get(i + 1).filter(|(language, _)| *language == "text").map_or("", |(_, text)| *text);
-        assert_eq!(printed, documented, "block {i} of docs/spec.md:\n{printed}");
+        assert_eq!(printed, documented, "block {i} of docs/reference/spec.md:\n{printed}");
         shown += usize::from(!printed.is_empty());
     }
     assert_eq!(shown, 3);

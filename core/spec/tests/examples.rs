@@ -105,15 +105,17 @@ fn existing_vms_are_reached_in_three_ways() {
     let spec = example("existing-vms.toml");
     assert_eq!(spec.device, Device::Path("/dev/nvme0n1".into()));
     assert_eq!(spec.lab_kind(), None);
-    let cgroup = HostHandle::Cgroup("/machine.slice/machine-qemu-1-database.scope".into());
-    assert_eq!(spec.vms[0].reach, Reach::Existing { host: cgroup, agent: None, disk: None });
+    let cgroup = HostHandle::Cgroup(r"/machine.slice/machine-qemu\x2d1\x2ddatabase.scope".into());
+    let on_host = |name: &str| Some(format!("/dev/vg0/{name}").into());
+    assert_eq!(spec.vms[0].reach, Reach::Existing { host: cgroup, agent: None, disk: on_host("database") });
     let qmp = Reach::Existing {
         host: HostHandle::Qmp("/run/plc.qmp".into()),
         agent: Some("/run/plc.qga".into()),
         disk: Some("/dev/vdb".into()),
     };
     assert_eq!(spec.vms[1].reach, qmp);
-    assert_eq!(spec.vms[2].reach, Reach::Existing { host: HostHandle::Pid(4242), agent: None, disk: None });
+    let pid = HostHandle::Pid(4242);
+    assert_eq!(spec.vms[2].reach, Reach::Existing { host: pid, agent: None, disk: on_host("build") });
     let events = &spec.vms[1].tasks[1];
     assert_eq!((events.arrival, events.depth, events.rate), (Arrival::Open, 16, Some(Iops(50.0))));
     assert_eq!(events.target.unwrap().percentile, Percentile(99.9));

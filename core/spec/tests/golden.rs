@@ -1,6 +1,7 @@
 //! Every malformed spec in `tests/bad` gives exactly the text in its `.expected` file.
 //!
-//! `UPDATE_GOLDEN=1 cargo test -p rtvirtio-spec --test golden` writes the files anew; read the difference.
+//! `UPDATE_GOLDEN=1 cargo test -p rtvirtio-spec --test golden` writes the files anew; read the
+//! difference.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -64,7 +65,8 @@ fn every_expected_text_has_its_spec() {
     }
 }
 
-/// The same facts reach a program: as many errors as the text shows, each with its place and a remedy.
+/// The same facts reach a program: as many errors as the text shows, each with its place and a
+/// remedy.
 #[test]
 fn json_agrees_with_the_text() {
     for spec in files("toml") {

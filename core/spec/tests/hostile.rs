@@ -205,7 +205,8 @@ proptest! {
     }
 }
 
-/// Each bracket and each key stays below the TOML parser's own limits; their product would overflow the stack.
+/// Each bracket and each key stays below the TOML parser's own limits; their product would overflow
+/// the stack.
 #[test]
 fn nesting_is_bounded_as_a_product() {
     let key = vec!["a"; 79].join(".");

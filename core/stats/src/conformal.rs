@@ -1,19 +1,21 @@
 //! Conformal bounds for grouped data: upper bounds that hold whatever the predictor is worth.
 //!
-//! A score says by how much a prediction was exceeded: `ln(actual) - ln(predicted)`. A quantile of the scores of runs
-//! that the predictor has not seen turns its predictions into upper bounds, with no assumption about the predictor or
-//! the distribution (Vovk, Gammerman and Shafer, Algorithmic Learning in a Random World, 2005; Papadopoulos et al.,
-//! ECML 2002, for the split form).
+//! A score says by how much a prediction was exceeded: `ln(actual) - ln(predicted)`. A quantile of
+//! the scores of runs that the predictor has not seen turns its predictions into upper bounds, with
+//! no assumption about the predictor or the distribution (Vovk, Gammerman and Shafer, Algorithmic
+//! Learning in a Random World, 2005; Papadopoulos et al., ECML 2002, for the split form).
 //!
-//! Rows of one measured run resemble each other, so only whole runs (groups) are exchangeable. The quantile is the one
-//! of Lee, Barber and Willett (Distribution-free inference with hierarchical data, arXiv:2306.06342, 2023, section 3.1):
-//! each of K groups weighs `1 / (K + 1)`, spread evenly over its rows, and the missing `1 / (K + 1)` lies at infinity. A
-//! random row of a new group is then below its bound with probability at least `1 - miss`, on average over calibrations
-//! and new groups. It needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite, and the answer
-//! [`ConformalError::TooFewGroups`].
+//! Rows of one measured run resemble each other, so only whole runs (groups) are exchangeable. The
+//! quantile is the one of Lee, Barber and Willett (Distribution-free inference with hierarchical
+//! data, arXiv:2306.06342, 2023, section 3.1): each of K groups weighs `1 / (K + 1)`, spread evenly
+//! over its rows, and the missing `1 / (K + 1)` lies at infinity. A random row of a new group is
+//! then below its bound with probability at least `1 - miss`, on average over calibrations and new
+//! groups. It needs `K >= 1 / miss - 1` groups (19 for 95 %); with fewer the bound is infinite, and
+//! the answer [`ConformalError::TooFewGroups`].
 //!
-//! What it does not promise: that share in every single group, or for runs of another kind than the calibrated ones. Kinds that
-//! differ are calibrated apart (Mondrian conformal prediction: Vovk, Gammerman and Shafer 2005, section 4.5).
+//! What it does not promise: that share in every single group, or for runs of another kind than the
+//! calibrated ones. Kinds that differ are calibrated apart (Mondrian conformal prediction: Vovk,
+//! Gammerman and Shafer 2005, section 4.5).
 
 use std::collections::BTreeMap;
 
@@ -88,38 +90,6 @@ impl Quantile {
         }
         Ok(())
     }
-
-    /// The upper bound of a value: `predicted` times e to the power of the score. `scale` is that of [`normalised`]
-    /// scores for this row, 1 for plain ones. Unit of `predicted`.
-    #[must_use]
-    pub fn upper(&self, predicted: f64, scale: f64) -> f64 {
-        predicted * (self.score * scale).exp()
-    }
-}
-
-/// Scores of predictions: `ln(actual) - ln(predicted)` row by row.
-///
-/// # Errors
-/// [`ConformalError::Length`], [`ConformalError::BadNumber`] for values that are not finite and above zero.
-pub fn log_scores(actual: &[f64], predicted: &[f64]) -> Result<Vec<f64>, ConformalError> {
-    same_length(actual.len(), predicted.len())?;
-    positive(actual)?;
-    positive(predicted)?;
-    Ok(actual.iter().zip(predicted).map(|(a, p)| a.ln() - p.ln()).collect())
-}
-
-/// Scores divided by a scale for each row, such as the predictor's own uncertainty, so that bounds are wider where it is
-/// larger (Papadopoulos, Gammerman and Vovk, 2008). Bounds of new rows need the scale again: see [`Quantile::upper`].
-///
-/// # Errors
-/// [`ConformalError::Length`], [`ConformalError::BadNumber`] for scales that are not finite and above zero or scores
-/// that are not finite.
-pub fn normalised(scores: &[f64], scales: &[f64]) -> Result<Vec<f64>, ConformalError> {
-    same_length(scores.len(), scales.len())?;
-    positive(scales)?;
-    let divided: Vec<f64> = scores.iter().zip(scales).map(|(s, scale)| s / scale).collect();
-    finite(&divided)?;
-    Ok(divided)
 }
 
 /// Groups that bound a share `miss`: `ceil(1 / miss) - 1`, at least 1.
@@ -136,11 +106,12 @@ pub fn groups_needed(miss: f64) -> Result<usize, ConformalError> {
 /// Undoes the rounding of 1 / 0.05 and of sums of weights; in units of one group's weight.
 const ROUNDING: f64 = 1e-9;
 
-/// The quantile of `scores` that a new row exceeds with probability at most `miss`. `groups` names the group of each
-/// row; the names are arbitrary.
+/// The quantile of `scores` that a new row exceeds with probability at most `miss`. `groups` names
+/// the group of each row; the names are arbitrary.
 ///
 /// # Errors
-/// [`ConformalError`]: too few groups, no rows, rows that do not match, scores that are not finite, a level out of range.
+/// [`ConformalError`]: too few groups, no rows, rows that do not match, scores that are not finite,
+/// a level out of range.
 pub fn calibrate(scores: &[f64], groups: &[usize], miss: f64) -> Result<Quantile, ConformalError> {
     same_length(scores.len(), groups.len())?;
     finite(scores)?;
@@ -156,7 +127,8 @@ pub fn calibrate(scores: &[f64], groups: &[usize], miss: f64) -> Result<Quantile
         return Err(too_few);
     }
     let mut weighted: Vec<(f64, usize)> = scores.iter().zip(groups).map(|(s, g)| (*s, sizes[g])).collect();
-    // Equal scores are added in the order of their weights, so that the order of rows cannot change a sum's last bit.
+    // Equal scores are added in the order of their weights, so that the order of rows cannot change
+    // a sum's last bit.
     weighted.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     // In units of 1 / (K + 1), the weight of one group.
     let wanted = (1.0 - miss) * (have + 1) as f64 - ROUNDING;
@@ -175,10 +147,6 @@ fn same_length(left: usize, right: usize) -> Result<(), ConformalError> {
 
 fn finite(values: &[f64]) -> Result<(), ConformalError> {
     refuse(values, |v| !v.is_finite(), "not a finite number")
-}
-
-fn positive(values: &[f64]) -> Result<(), ConformalError> {
-    refuse(values, |v| !(v.is_finite() && v > 0.0), "not a finite number above zero")
 }
 
 fn refuse(values: &[f64], bad: impl Fn(f64) -> bool, what: &'static str) -> Result<(), ConformalError> {

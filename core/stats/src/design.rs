@@ -9,12 +9,13 @@ const EFFORT: usize = 200_000_000;
 /// Keeps points off the edges of their strata, where rounding could put them into the next one.
 const EDGE: f64 = 1e-9;
 
-/// `n` points in [0, 1)^`dims`: every coordinate has exactly one point in each of `n` equal strata (McKay,
-/// Beckman and Conover, Technometrics 21, 1979).
+/// `n` points in [0, 1)^`dims`: every coordinate has exactly one point in each of `n` equal strata
+/// (McKay, Beckman and Conover, Technometrics 21, 1979).
 ///
-/// Of 16 such designs the one with the largest smallest distance between two points is taken (maximin:
-/// Johnson, Moore and Ylvisaker, Journal of Statistical Planning and Inference 26, 1990); of fewer where that
-/// would take long, above some 1100 points in 10 dimensions. Empty for `n` = 0; empty points for `dims` = 0.
+/// Of 16 such designs the one with the largest smallest distance between two points is taken
+/// (maximin: Johnson, Moore and Ylvisaker, Journal of Statistical Planning and Inference 26, 1990);
+/// of fewer where that would take long, above some 1100 points in 10 dimensions. Empty for `n` = 0;
+/// empty points for `dims` = 0.
 #[must_use]
 pub fn latin_hypercube(n: usize, dims: usize, seed: u64) -> Vec<Vec<f64>> {
     let mut random = Random::new(seed);
@@ -37,9 +38,9 @@ pub fn latin_hypercube(n: usize, dims: usize, seed: u64) -> Vec<Vec<f64>> {
 
 /// The level that a coordinate of a design stands for: [0, 1) in equal parts.
 ///
-/// With one point in each of `n` strata, levels get equally many points where their number divides `n`, else
-/// counts that differ by at most 3. Coordinates outside [0, 1) get the nearest level; `None` for no levels or
-/// a NaN.
+/// With one point in each of `n` strata, levels get equally many points where their number divides
+/// `n`, else counts that differ by at most 3. Coordinates outside [0, 1) get the nearest level;
+/// `None` for no levels or a NaN.
 #[must_use]
 pub fn level<T>(u: f64, levels: &[T]) -> Option<&T> {
     if u.is_nan() {

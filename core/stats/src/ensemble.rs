@@ -1,8 +1,9 @@
 //! Networks from k-fold cross-validation, one a fold, and their mean.
 //!
-//! The shape and the averaging are those of the RT-VirtIO paper's performance model (sections V and VII-A):
-//! 3 layers, 15 neurons in each hidden layer, ReLU, 5-fold cross-validation, the mean of the five networks.
-//! "3 layers" is read as two hidden layers and the output layer; [`EnsembleOptions::hidden`] takes others.
+//! The shape and the averaging are those of the RT-VirtIO paper's performance model (sections V and
+//! VII-A): 3 layers, 15 neurons in each hidden layer, ReLU, 5-fold cross-validation, the mean of
+//! the five networks. "3 layers" is read as two hidden layers and the output layer;
+//! [`EnsembleOptions::hidden`] takes others.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,8 @@ pub const SCHEMA: &str = "rtvirtio.ensemble.v1";
 /// Most networks that [`Ensemble::check`] accepts.
 pub const NETS_MAX: usize = 1024;
 
-/// A fitted model. Its file must be written and read with exact floats (`float_roundtrip` of `serde_json`).
+/// A fitted model. Its file must be written and read with exact floats (`float_roundtrip` of
+/// `serde_json`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ensemble {
@@ -39,8 +41,8 @@ pub struct EnsembleOptions {
     pub hidden: Vec<usize>,
     /// Folds, and so networks; at least 2.
     pub folds: usize,
-    /// How each network is trained, in scaled units: a Huber `delta` counts in deviations of the target.
-    /// The seed is that of everything: folds, first weights, order of the rows.
+    /// How each network is trained, in scaled units: a Huber `delta` counts in deviations of the
+    /// target. The seed is that of everything: folds, first weights, order of the rows.
     pub train: TrainOptions,
     /// Whether predictions hold features within the training range; see [`Scaler::clamp`].
     pub clamp: bool,
@@ -62,8 +64,8 @@ pub struct FitReport {
     pub fold: Vec<usize>,
     /// For each row the prediction of the network that did not learn from it, in the target's unit.
     ///
-    /// Slightly better than on new data: the same fold chose when that network's training ended, and the
-    /// scales come from all rows.
+    /// Slightly better than on new data: the same fold chose when that network's training ended,
+    /// and the scales come from all rows.
     pub out_of_fold: Vec<f64>,
     /// How each network's training went; losses in scaled units.
     pub nets: Vec<TrainReport>,
@@ -133,10 +135,11 @@ pub enum EnsembleError {
 }
 
 impl Ensemble {
-    /// Fits by cross-validation: network `i` learns from all folds but `i`, which decides when it stops.
+    /// Fits by cross-validation: network `i` learns from all folds but `i`, which decides when it
+    /// stops.
     ///
-    /// `groups` has a number for each row; rows of equal number (one measured run) stay in one fold.
-    /// The same rows, groups and options give the same bits.
+    /// `groups` has a number for each row; rows of equal number (one measured run) stay in one
+    /// fold. The same rows, groups and options give the same bits.
     ///
     /// # Errors
     ///
@@ -208,7 +211,8 @@ impl Ensemble {
         Ok(self.estimate_with(x, scratch)?.mean)
     }
 
-    /// The standard deviation over the networks, in the target's unit: large where the model is unsure.
+    /// The standard deviation over the networks, in the target's unit: large where the model is
+    /// unsure.
     ///
     /// It is no confidence interval: networks that share most of their rows can be wrong together.
     ///
@@ -227,7 +231,8 @@ impl Ensemble {
     pub fn estimate_with(&self, x: &[f64], scratch: &mut Scratch) -> Result<Estimate, EnsembleError> {
         mlp::check_finite("the input", x)?;
         self.scaler.scale_into(x, &mut scratch.scaled)?;
-        // Welford's running mean and squares (Technometrics 4, 1962) need no list of the predictions.
+        // Welford's running mean and squares (Technometrics 4, 1962) need no list of the
+        // predictions.
         let (mut n, mut mean, mut squares) = (0.0, 0.0, 0.0);
         for net in &self.nets {
             let value = net.predict_with(&scratch.scaled, &mut scratch.net);
@@ -271,8 +276,8 @@ fn predict_out_of_fold(scaler: &Scaler, nets: &[Mlp], scaled: &Rows, fold: &[usi
     fold.iter().enumerate().map(predict).collect()
 }
 
-/// A seed for each purpose. The odd multiplier (2^64 over the golden ratio) keeps the seeds of one ensemble
-/// apart from those of the ensemble with the next seed.
+/// A seed for each purpose. The odd multiplier (2^64 over the golden ratio) keeps the seeds of one
+/// ensemble apart from those of the ensemble with the next seed.
 fn sub_seed(seed: u64, purpose: u64) -> u64 {
     seed.wrapping_add(purpose.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }

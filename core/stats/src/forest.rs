@@ -1,13 +1,15 @@
 //! Quantile regression forest: the whole conditional distribution from few rows.
 //!
-//! Trees are grown as in a random forest (Breiman, Machine Learning 45, 2001), each on a part of the groups (measured runs) and with a
-//! random part of the features at each split. A new row falls into one leaf of each tree; the training rows in those leaves,
-//! weighted by how few share their leaf, are its neighbours, and their weighted quantiles are its quantiles (Meinshausen,
-//! Quantile Regression Forests, Journal of Machine Learning Research 7, 2006). Widths follow by themselves: where neighbours
-//! disagree, the quantiles are apart.
+//! Trees are grown as in a random forest (Breiman, Machine Learning 45, 2001), each on a part of
+//! the groups (measured runs) and with a random part of the features at each split. A new row falls
+//! into one leaf of each tree; the training rows in those leaves, weighted by how few share their
+//! leaf, are its neighbours, and their weighted quantiles are its quantiles (Meinshausen, Quantile
+//! Regression Forests, Journal of Machine Learning Research 7, 2006). Widths follow by themselves:
+//! where neighbours disagree, the quantiles are apart.
 //!
-//! Trees that did not see a row's group predict it *out of bag*: errors on unseen runs without cross-validation, as conformal
-//! calibration needs them (Johansson, Bostrom, Lofstrom and Linusson, Machine Learning 97, 2014).
+//! Trees that did not see a row's group predict it *out of bag*: errors on unseen runs without
+//! cross-validation, as conformal calibration needs them (Johansson, Bostrom, Lofstrom and
+//! Linusson, Machine Learning 97, 2014).
 
 use std::collections::BTreeMap;
 
@@ -26,7 +28,8 @@ use grow::Grower;
 pub const SCHEMA: &str = "rtvirtio.forest.v1";
 /// Most trees that [`Forest::check`] accepts.
 pub const TREES_MAX: usize = 10_000;
-/// Largest weight of a row that [`Forest::check`] accepts, and the inverse of the smallest: sums of them stay finite.
+/// Largest weight of a row that [`Forest::check`] accepts, and the inverse of the smallest: sums of
+/// them stay finite.
 const WEIGHT_MAX: f64 = 1e100;
 
 /// A fitted forest.
@@ -58,8 +61,8 @@ pub struct Tree {
     pub leaves: Vec<Vec<u32>>,
 }
 
-/// An inner node: feature, limit, and where rows up to the limit and above it go: a split's index, which is larger than this one's, or
-/// `-1 - leaf`.
+/// An inner node: feature, limit, and where rows up to the limit and above it go: a split's index,
+/// which is larger than this one's, or `-1 - leaf`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Split(pub u16, pub f64, pub i32, pub i32);
 
@@ -133,8 +136,9 @@ pub enum ForestError {
 }
 
 impl Forest {
-    /// Fits a forest. `groups` has a number for each row: rows of equal number (one measured run) are learned from together or not at
-    /// all. `levels` are the quantiles wanted out of bag, 0 to 1.
+    /// Fits a forest. `groups` has a number for each row: rows of equal number (one measured run)
+    /// are learned from together or not at all. `levels` are the quantiles wanted out of bag, 0 to
+    /// 1.
     ///
     /// # Errors
     /// [`ForestError`]: options out of range, lists that do not match, too few groups.
@@ -158,7 +162,8 @@ impl Forest {
         if of_group.len() < 4 {
             return Err(ForestError::TooFewGroups { groups: of_group.len() });
         }
-        // Rank of each row by its target: leaves hold ranks, so that a sum over ranks is a distribution function.
+        // Rank of each row by its target: leaves hold ranks, so that a sum over ranks is a
+        // distribution function.
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|a, b| rows.y[*a].total_cmp(&rows.y[*b]).then(a.cmp(b)));
         let mut rank = vec![0u32; n];
@@ -248,8 +253,8 @@ impl Forest {
         Ok(())
     }
 
-    /// The quantiles of a new row at `levels`, 0 to 1, into `out`, and the mean secondary target as the
-    /// result.
+    /// The quantiles of a new row at `levels`, 0 to 1, into `out`, and the mean secondary target as
+    /// the result.
     ///
     /// # Errors
     /// [`ForestError::BadInput`].
@@ -269,7 +274,8 @@ impl Forest {
         Ok(self.secondary_of(weights, total))
     }
 
-    /// Standard deviation of the trees' means: large where the forest is unsure. It is no confidence interval.
+    /// Standard deviation of the trees' means: large where the forest is unsure. It is no
+    /// confidence interval.
     ///
     /// # Errors
     /// [`ForestError::BadInput`].

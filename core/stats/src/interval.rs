@@ -25,7 +25,8 @@ impl Interval {
     }
 }
 
-/// Quantile of the standard normal distribution, to about 1e-12; `None` for `p` within 1e-12 of 0 or 1 or beyond.
+/// Quantile of the standard normal distribution, to about 1e-12; `None` for `p` within 1e-12 of 0
+/// or 1 or beyond.
 #[must_use]
 pub fn normal_quantile(p: f64) -> Option<f64> {
     if !(1e-12..=1.0 - 1e-12).contains(&p) {
@@ -40,8 +41,8 @@ pub fn normal_quantile(p: f64) -> Option<f64> {
     Some(sign * 0.5 * (low + high))
 }
 
-/// `P(Z > x)` for `x >= 0`: the power series of Abramowitz and Stegun (1964) 26.2.11 in the middle, the continued
-/// fraction 26.2.14 outside, where the series would cancel.
+/// `P(Z > x)` for `x >= 0`: the power series of Abramowitz and Stegun (1964) 26.2.11 in the middle,
+/// the continued fraction 26.2.14 outside, where the series would cancel.
 fn upper_tail(x: f64) -> f64 {
     let density = (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
     if x < 2.5 {

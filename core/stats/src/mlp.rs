@@ -1,7 +1,7 @@
 //! A small feed-forward network: ReLU hidden layers and one linear output, in f64.
 //!
-//! Results have the same bits for the same seed on the same build; another platform's `ln` and `cos`
-//! may differ in the last place.
+//! Results have the same bits for the same seed on the same build; another platform's `ln` and
+//! `cos` may differ in the last place.
 
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +94,8 @@ impl Layer {
 }
 
 impl Mlp {
-    /// A network with random weights: `inputs` values, hidden layers of the given widths, one output.
+    /// A network with random weights: `inputs` values, hidden layers of the given widths, one
+    /// output.
     ///
     /// # Errors
     ///
@@ -126,7 +127,8 @@ impl Mlp {
 
     /// The output for one input, without an allocation once the buffers have grown.
     ///
-    /// NaN for an input of another width, for a NaN in it, and for a network whose shape is corrupt.
+    /// NaN for an input of another width, for a NaN in it, and for a network whose shape is
+    /// corrupt.
     #[must_use]
     pub fn predict_with(&self, x: &[f64], scratch: &mut Scratch) -> f64 {
         let Some((last, hidden)) = self.layers.split_last() else { return f64::NAN };

@@ -1,33 +1,39 @@
 //! Peaks over threshold: percentiles beyond the sample, such as p99.99 from 10 000 requests.
 //!
-//! The excesses over a high threshold follow a generalised Pareto distribution (Pickands, Annals of Statistics 3, 1975),
-//! and its quantiles extend the sample (Coles, An Introduction to Statistical Modeling of Extreme Values, 2001,
-//! chapter 4). Four things can go wrong, and each has its guard:
+//! The excesses over a high threshold follow a generalised Pareto distribution (Pickands, Annals of
+//! Statistics 3, 1975), and its quantiles extend the sample (Coles, An Introduction to Statistical
+//! Modeling of Extreme Values, 2001, chapter 4). Four things can go wrong, and each has its guard:
 //!
-//! - **The record is not steady**: latencies that grow from part to part (more is asked for than is served) are refused, and so are slow requests that
-//!   come unevenly; the sample then says nothing of later ones.
-//! - **Stalls cluster**: exceedances are declustered, and the likelihood counts only as many as are independent
-//!   ([`Threshold::effective`]). All exceedances, not only cluster maxima, enter the fit, because the percentile of all
-//!   requests is asked for (Fawcett and Walshaw, Environmetrics 18, 2007).
-//! - **The threshold is too low**: the lowest candidate is taken from which on every candidate passes the
-//!   Anderson-Darling test; where none passes there is an error, not a number.
-//! - **The parameters are uncertain**: bounds are those of the profile likelihood of the quantile, with Student's
-//!   quantile for the few exceedances, and the widest among the chosen threshold and the higher ones next to it.
+//! - **The record is not steady**: latencies that grow from part to part (more is asked for than is
+//!   served) are refused, and so are slow requests that come unevenly; the sample then says nothing
+//!   of later ones.
+//! - **Stalls cluster**: exceedances are declustered, and the likelihood counts only as many as are
+//!   independent ([`Threshold::effective`]). All exceedances, not only cluster maxima, enter the
+//!   fit, because the percentile of all requests is asked for (Fawcett and Walshaw, Environmetrics
+//!   18, 2007).
+//! - **The threshold is too low**: the lowest candidate is taken from which on every candidate
+//!   passes the Anderson-Darling test; where none passes there is an error, not a number.
+//! - **The parameters are uncertain**: bounds are those of the profile likelihood of the quantile,
+//!   with Student's quantile for the few exceedances, and the widest among the chosen threshold and
+//!   the higher ones next to it.
 //!
 //! # What the bounds keep
-//! Upper bounds of p99.99 at nominal 95 %, n = 5 000 and 10 000, 600 seeds each: 93 to 97 % for independent latencies
-//! (lognormal, exponential, Pareto, lognormal with 1 %, 3 % or 5 % Pareto) and for Markov-modulated stalls (constant or
-//! falling latency, mean length 6 or 15), where fewer than 5 % of the seeds end in an error (2.5 % of the level ones because they come unevenly). The median bound is 1.2
-//! (exponential) to 3.5 (mixtures) times the truth, 3 to 13 times for stalls, of which such a series has 25 to 70
-//! independent ones; the median estimate for these is low, half to three quarters of the truth. Intervals keep 95 to
-//! 99 %. The block bootstrap of the fit keeps 77 to 89 % and 39 to 61 %, so bounds do not use it.
+//! Upper bounds of p99.99 at nominal 95 %, n = 5 000 and 10 000, 600 seeds each: 93 to 97 % for
+//! independent latencies (lognormal, exponential, Pareto, lognormal with 1 %, 3 % or 5 % Pareto)
+//! and for Markov-modulated stalls (constant or falling latency, mean length 6 or 15), where fewer
+//! than 5 % of the seeds end in an error (2.5 % of the level ones because they come unevenly). The
+//! median bound is 1.2 (exponential) to 3.5 (mixtures) times the truth, 3 to 13 times for stalls,
+//! of which such a series has 25 to 70 independent ones; the median estimate for these is low, half
+//! to three quarters of the truth. Intervals keep 95 to 99 %. The block bootstrap of the fit keeps
+//! 77 to 89 % and 39 to 61 %, so bounds do not use it.
 //!
-//! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer for 108, of which 103 hold; the same series
-//! without the guards of steadiness: 459 and 218.
+//! Of a handful of bad phases of several hundred requests each (600 seeds) there is an answer for
+//! 108, of which 103 hold; the same series without the guards of steadiness: 459 and 218.
 //!
-//! **They do not hold** for a handful of slow requests: 25 in 5 000 (64 % of the answers; two thirds of the seeds end in
-//! [`PotError::NoFit`]); nor for a tail without a mean (shape above 1). Only longer runs help, and several at different times.
-//! From 29 956 independent requests on, [`order_statistic_bound`] needs no distribution at all.
+//! **They do not hold** for a handful of slow requests: 25 in 5 000 (64 % of the answers; two
+//! thirds of the seeds end in [`PotError::NoFit`]); nor for a tail without a mean (shape above 1).
+//! Only longer runs help, and several at different times. From 29 956 independent requests on,
+//! [`order_statistic_bound`] needs no distribution at all.
 
 mod cluster;
 mod goodness;
@@ -123,11 +129,13 @@ pub enum Gap {
 pub struct Settings {
     /// What makes a cluster.
     pub gap: Gap,
-    /// Quantiles of the sample to try as thresholds, rising, each in (0, 1). By default 1 - 0.2 x 0.75^i for i in 0..24.
+    /// Quantiles of the sample to try as thresholds, rising, each in (0, 1). By default 1 - 0.2 x
+    /// 0.75^i for i in 0..24.
     pub quantiles: Vec<f64>,
     /// Fewest clusters a threshold needs, at least 10. By default 30.
     pub min_clusters: usize,
-    /// Thresholds are chosen by tests at this level, in (0, 1). By default 0.1; a larger one chooses higher thresholds.
+    /// Thresholds are chosen by tests at this level, in (0, 1). By default 0.1; a larger one
+    /// chooses higher thresholds.
     pub significance: f64,
 }
 

@@ -1,4 +1,5 @@
-//! What an emulated device does: a declared service-time model, pure and seeded. The lab's twin serves real requests by it, the simulator virtual ones.
+//! What an emulated device does: a declared service-time model, pure and seeded. The lab's twin
+//! serves real requests by it, the simulator virtual ones.
 
 mod profile;
 mod service;

@@ -203,7 +203,8 @@ mod tests {
 
     #[test]
     fn peak_read_rates_are_those_of_the_papers() {
-        // vm-storage-responsiveness, Table 1: 70, 16 and 10 MB/s. The peak is the sequential rate at 128 KiB.
+        // vm-storage-responsiveness, Table 1: 70, 16 and 10 MB/s. The peak is the sequential rate
+        // at 128 KiB.
         for (name, peak) in [("emmc", 70e6), ("microsd", 16e6), ("disk-1.8in", 10e6)] {
             let p = TwinProfile::load(name).unwrap();
             let seconds = crate::mean_service(&p, crate::Access::Read, 131_072).as_secs_f64();

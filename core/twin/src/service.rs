@@ -1,4 +1,5 @@
-//! The twin's service-time model: when does a request complete? Pure: the clock and the seed are given.
+//! The twin's service-time model: when does a request complete? Pure: the clock and the seed are
+//! given.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -19,8 +20,9 @@ pub enum Access {
 
 /// State of one emulated device.
 ///
-/// Each of `channels` servers takes the request that arrived first. Its service takes
-/// `base + bytes * per_byte`, times `1 + jitter * u` with `u` uniform in [0, 1), plus the arm's movement where there is an arm.
+/// Each of `channels` servers takes the request that arrived first. Its service takes `base + bytes
+/// * per_byte`, times `1 + jitter * u` with `u` uniform in [0, 1), plus the arm's movement where
+/// there is an arm.
 #[derive(Debug)]
 pub struct ServiceModel {
     profile: TwinProfile,
@@ -38,7 +40,8 @@ pub struct ServiceModel {
 }
 
 impl ServiceModel {
-    /// A device at rest. `size` in bytes scales the arm's movement; equal seeds give equal service times.
+    /// A device at rest. `size` in bytes scales the arm's movement; equal seeds give equal service
+    /// times.
     #[must_use]
     pub fn new(profile: TwinProfile, size: u64, seed: u64) -> Self {
         let channels = profile.channels as usize;
@@ -54,7 +57,8 @@ impl ServiceModel {
         }
     }
 
-    /// Admits a request that arrives at `now` (ns) and says when it completes. `now` must not run backwards.
+    /// Admits a request that arrives at `now` (ns) and says when it completes. `now` must not run
+    /// backwards.
     pub fn complete_at(&mut self, now: u64, access: Access, offset: u64, len: u64) -> u64 {
         match access {
             Access::Flush => self.flush(now),
@@ -78,7 +82,8 @@ impl ServiceModel {
         done
     }
 
-    /// Seek and rotation in ns; zero without an arm or when the request continues where the last one ended.
+    /// Seek and rotation in ns; zero without an arm or when the request continues where the last
+    /// one ended.
     fn arm(&mut self, offset: u64, len: u64) -> f64 {
         let Some(arm) = self.profile.arm.clone() else { return 0.0 };
         let distance = offset.abs_diff(self.head) as f64 / self.size as f64;
@@ -86,14 +91,16 @@ impl ServiceModel {
         if distance == 0.0 {
             return 0.0;
         }
-        // The square root is the usual shape of seek curves (Ruemmler and Wilkes, "An introduction to disk drive
-        // modeling", 1994). Over uniformly random pairs the mean of sqrt(distance) is 8/15.
+        // The square root is the usual shape of seek curves (Ruemmler and Wilkes, "An introduction
+        // to disk drive modeling", 1994). Over uniformly random pairs the mean of sqrt(distance) is
+        // 8/15.
         let seek = arm.settle.0 as f64
             + (arm.average_seek.0 as f64 - arm.settle.0 as f64) * distance.sqrt() * 15.0 / 8.0;
         seek.max(0.0) + arm.revolution.0 as f64 * self.unit()
     }
 
-    /// A write goes into the cache; when it does not fit, it waits until enough has drained to the medium.
+    /// A write goes into the cache; when it does not fit, it waits until enough has drained to the
+    /// medium.
     fn wait_for_cache(&mut self, start: u64, len: u64) -> u64 {
         let Some(cache) = self.profile.write_cache.clone() else { return start };
         self.drain(start, cache.drain.0);

@@ -1,7 +1,7 @@
 //! Unit newtypes: durations, sizes, rates and ratios, with their text forms.
 //!
-//! A bare number never crosses a crate boundary where its unit could be mistaken. Values are read from text
-//! ("300ms", "4KiB", "500/s", "99.99%") once at the edge and printed in the same forms.
+//! A bare number never crosses a crate boundary where its unit could be mistaken. Values are read
+//! from text ("300ms", "4KiB", "500/s", "99.99%") once at the edge and printed in the same forms.
 
 mod parse;
 
@@ -93,14 +93,6 @@ impl Iops {
     #[must_use]
     pub fn period(self) -> Option<Nanos> {
         (self.0 > 0.0).then(|| Nanos::from_secs_f64(1.0 / self.0))
-    }
-}
-
-impl BytesPerSec {
-    /// Time to move `bytes` at this rate; infinite when the rate is zero.
-    #[must_use]
-    pub fn seconds_for(self, bytes: Bytes) -> f64 {
-        bytes.0 as f64 / self.0
     }
 }
 
@@ -201,7 +193,8 @@ text_form!(
     Percentile => parse::percentile,
 );
 
-// In result and plan files values are plain numbers in the base unit (ns, bytes, per second): machines read them.
+// In result and plan files values are plain numbers in the base unit (ns, bytes, per second):
+// machines read them.
 macro_rules! number_form {
     ($($t:ident($inner:ty)),*) => {$(
         impl Serialize for $t {

@@ -105,10 +105,10 @@ struct StreamState {
     period: u64,
     outstanding: usize,
     /// Intended starts that wait for a slot.
-    late: std::collections::VecDeque<u64>,
+    overdue: std::collections::VecDeque<u64>,
     /// Completions after the warm-up.
     completions: u64,
-    got: StreamResult,
+    result: StreamResult,
 }
 
 /// Duration and mode of a run.
@@ -143,7 +143,7 @@ pub fn run_until(
     plan: &Plan,
     stop: &AtomicBool,
 ) -> std::io::Result<Vec<StreamResult>> {
-    let mut running: Vec<StreamState> = streams
+    let mut states: Vec<StreamState> = streams
         .iter()
         .enumerate()
         .map(|(i, s)| StreamState::new(s, plan.seed.wrapping_add(i as u64)))
@@ -168,18 +168,18 @@ pub fn run_until(
                         slots.get_mut(c).and_then(|s| s.get_mut(q)?.get_mut(usize::from(completion.slot)));
                     let Some((stream, intended)) = slot.and_then(Option::take) else { continue };
                     let now = begin.elapsed().as_nanos() as u64;
-                    running[stream].on_completion((now, intended), completion.status, from, base);
+                    states[stream].on_completion((now, intended), completion.status, from, base);
                 }
             }
         }
         let mut next = latest;
-        for (i, r) in running.iter_mut().enumerate() {
+        for (i, r) in states.iter_mut().enumerate() {
             let client = &mut clients[r.stream.client];
             let queue = &mut client.queues[r.stream.queue];
             let mut any = false;
             while let Some(intended) = r.next_due(now) {
                 let Some(slot) = queue.push(&r.next_request()) else {
-                    r.late.push_front(intended);
+                    r.overdue.push_front(intended);
                     break;
                 };
                 slots[r.stream.client][r.stream.queue][usize::from(slot)] = Some((i, intended));
@@ -200,20 +200,20 @@ pub fn run_until(
     let seconds = end.saturating_sub(from).max(1) as f64 / 1e9;
     // A request without a completion has waited at least until the end.
     for (stream, intended) in slots.into_iter().flatten().flatten().flatten() {
-        running[stream].record_incomplete(end, intended, from, base);
+        states[stream].record_incomplete(end, intended, from, base);
     }
-    for r in &mut running {
-        for intended in std::mem::take(&mut r.late) {
-            r.got.unanswered += 1;
+    for r in &mut states {
+        for intended in std::mem::take(&mut r.overdue) {
+            r.result.unanswered += 1;
             r.record_incomplete(end, intended, from, base);
         }
     }
-    Ok(running
+    Ok(states
         .into_iter()
         .map(|r| {
             let unanswered =
-                if r.stream.rate.is_some() { r.got.unanswered + r.outstanding as u64 } else { 0 };
-            StreamResult { rate: r.completions as f64 / seconds, unanswered, ..r.got }
+                if r.stream.rate.is_some() { r.result.unanswered + r.outstanding as u64 } else { 0 };
+            StreamResult { rate: r.completions as f64 / seconds, unanswered, ..r.result }
         })
         .collect())
 }
@@ -252,7 +252,7 @@ impl StreamState {
         let period = stream.rate.map_or(0, |r| (1e9 / r.max(1e-3)) as u64);
         // Streams start at random phases.
         let due = (random.unit() * period as f64) as u64;
-        let got = StreamResult {
+        let result = StreamResult {
             name: stream.name.clone(),
             n: 0,
             errors: 0,
@@ -267,9 +267,9 @@ impl StreamState {
             due,
             period,
             outstanding: 0,
-            late: std::collections::VecDeque::new(),
+            overdue: std::collections::VecDeque::new(),
             completions: 0,
-            got,
+            result,
         }
     }
 
@@ -277,14 +277,14 @@ impl StreamState {
     fn next_due(&mut self, now: u64) -> Option<u64> {
         if self.stream.rate.is_some() {
             while self.due <= now {
-                self.late.push_back(self.due);
+                self.overdue.push_back(self.due);
                 self.due += self.period.max(1);
             }
         }
         if self.outstanding >= self.stream.depth {
             return None;
         }
-        if self.stream.rate.is_some() { self.late.pop_front() } else { Some(now) }
+        if self.stream.rate.is_some() { self.overdue.pop_front() } else { Some(now) }
     }
 
     fn next_request(&mut self) -> BlkRequest {
@@ -310,9 +310,9 @@ impl StreamState {
 
     fn record(&mut self, now: u64, intended: u64, base: u64) {
         let latency = now.saturating_sub(intended);
-        self.got.n += 1;
-        self.got.hist.record(Nanos(latency));
-        self.got.spans.push((base + intended, base + now.max(intended)));
+        self.result.n += 1;
+        self.result.hist.record(Nanos(latency));
+        self.result.spans.push((base + intended, base + now.max(intended)));
     }
 
     fn on_completion(&mut self, (now, intended): (u64, u64), status: u8, from: u64, base: u64) {
@@ -321,7 +321,7 @@ impl StreamState {
             return;
         }
         self.completions += 1;
-        self.got.errors += u64::from(status != 0);
+        self.result.errors += u64::from(status != 0);
         self.record(now, intended, base);
     }
 }

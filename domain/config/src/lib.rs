@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 pub use error::FileError;
-pub use paths::{NamedPath, PathKind};
+pub use paths::{NamedPath, PathKind, parent_dir};
 pub use schema::{
     CapConfig, CostConfig, Device, Disk, File, Format, GuestPriorityConfig, LineConfig, ReservationConfig,
     Sandbox, Window,

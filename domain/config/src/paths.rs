@@ -1,6 +1,6 @@
 //! The paths in a file, and their collisions.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use crate::error::FileError;
 use crate::schema::File;
@@ -71,18 +71,13 @@ impl File {
     }
 }
 
+/// The directory of a path; `.` for a bare name.
+#[must_use]
+pub fn parent_dir(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn normalize(path: &Path) -> PathBuf {
     // Without a current directory a path stays relative, and is compared as such.
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => {
-                out.pop();
-            }
-            Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
+    path_clean::clean(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
 }

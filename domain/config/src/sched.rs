@@ -69,7 +69,6 @@ impl Disk {
             urgent_quantum: self.urgent_quantum.map(|b| b.0),
             normal: self.reserve.map(ReservationConfig::reservation),
             priority: rule,
-            promised: [0; 2],
         }
     }
 }

@@ -30,7 +30,7 @@ fn default_control() -> PathBuf {
     "/run/rtvirtio/iod.sock".into()
 }
 
-/// Confinement of the process (`docs/threat-model.md`).
+/// Confinement of the process (`docs/explanation/threat-model.md`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {

@@ -1,4 +1,5 @@
-use rtvirtio_sched::{Line, Reservation, Tspec};
+use rtvirtio_sched::bound::Refusal;
+use rtvirtio_sched::{ConfigError, Line, Reservation, Tspec};
 use rtvirtio_units::Nanos;
 
 use super::*;
@@ -41,56 +42,98 @@ fn a_file_becomes_a_scheduler() {
     assert_eq!(cap.requests, Some(Tspec { rate: 500, burst: 1, peak: Some(2_000) }));
 }
 
+fn parse(text: &str) -> Result<File, FileError> {
+    File::parse(Path::new("/etc/iod.toml"), text)
+}
+
+fn replaced(from: &str, to: &str) -> Result<File, FileError> {
+    assert!(TEXT.contains(from));
+    parse(&TEXT.replace(from, to))
+}
+
+fn refused(from: &str, to: &str) -> FileError {
+    replaced(from, to).unwrap_err()
+}
+
 #[test]
 fn invalid_files_are_refused_with_their_place() {
-    let of = |from: &str, to: &str| {
-        File::parse(Path::new("iod.toml"), &TEXT.replace(from, to)).unwrap_err().to_string()
+    let syntax = |from: &str, to: &str| match refused(from, to) {
+        FileError::Parse { message, .. } => message,
+        other => panic!("{other}"),
     };
-    assert!(of("window = 2", "windw = 2").contains("line 4"), "{}", of("window = 2", "windw = 2"));
-    assert!(of("\"15%\"", "\"15\"").contains("line 12"));
-    assert!(of("window = 2", "fifo = 10\npoll = \"50us\"").contains("50 ms in every second"));
-    let late = of("deadline = \"2ms\"", "deadline = \"300us\"");
-    assert!(late.contains("disk \"plc\"") && late.contains("cannot be promised 300us"), "{late}");
-    assert!(of("\"15%\"", "\"115%\"").contains("are reserved"));
+    assert!(syntax("window = 2", "windw = 2").contains("line 4"));
+    assert!(syntax("\"15%\"", "\"15\"").contains("line 12"));
+    assert!(syntax("name = \"plc\"", "name = \"plc\"\nformat = \"qcow2\"").contains("`qcow2`"));
+    let conflict = refused("window = 2", "fifo = 10\npoll = \"50us\"");
+    assert!(matches!(&conflict, FileError::Conflict { device } if device == "nvme0"), "{conflict}");
+    let twice = |from: &str, to: &str| match refused(from, to) {
+        FileError::Duplicate { what, name } => (what, name),
+        other => panic!("{other}"),
+    };
+    assert_eq!(twice("\"logger\"", "\"plc\""), ("disk", "plc".to_owned()));
+    assert_eq!(twice("logger.sock", "plc.sock"), ("socket", "/run/plc.sock".to_owned()));
+    let numbers = refused("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");
+    let FileError::Sched { device, message, source } = &numbers else { panic!("{numbers}") };
+    assert!(matches!(source, ConfigError::Burst { burst: 4_096, piece: 65_536, .. }), "{numbers}");
+    assert_eq!(device, "nvme0");
+    assert!(message.starts_with("disk \"logger\": Write bytes"), "{message}");
+}
+
+#[test]
+fn reservations_beyond_the_device_are_refused() {
+    let deadline = |e: FileError| match e {
+        FileError::Refused { device, message, source: Refusal::Deadline { deadline, .. } } => {
+            assert_eq!(device, "nvme0");
+            assert!(message.starts_with("disk \"plc\" "), "{message}");
+            deadline
+        }
+        other => panic!("{other}"),
+    };
+    let late = refused("deadline = \"2ms\"", "deadline = \"300us\"");
+    assert_eq!(deadline(late), Nanos::from_micros(300));
+    let share = refused("\"15%\"", "\"115%\"");
+    assert!(matches!(share, FileError::Refused { source: Refusal::Rate { .. }, .. }), "{share}");
     // A larger urgent piece blocks others longer, and is at least the device's quantum.
     let urgent = |quantum: &str| {
         let more = format!(
             "guest_priority = {{ ceiling = \"real-time\" }}\nurgent_quantum = \"{quantum}\"\n\
              urgent = {{ share = \"1%\", burst = \"4ms\", deadline = \"90ms\" }}"
         );
-        TEXT.replace("guest_priority = { ceiling = \"real-time\" }", &more)
+        replaced("guest_priority = { ceiling = \"real-time\" }", &more)
     };
-    let parse = |text: &str| File::parse(Path::new("iod.toml"), text).map_err(|e| e.to_string());
-    let file = parse(&urgent("128KiB")).unwrap();
+    let file = urgent("128KiB").unwrap();
     assert_eq!(file.devices[0].sched().vms[0].urgent_quantum, Some(128 << 10));
-    assert!(parse(&urgent("2MiB")).unwrap_err().contains("cannot be promised 2ms"));
-    assert!(parse(&urgent("32KiB")).unwrap_err().contains("urgent quantum"));
-    assert!(of("\"logger\"", "\"plc\"").contains("disk \"plc\" is there twice"));
-    assert!(of("logger.sock", "plc.sock").contains("twice"));
-    let burst = of("bytes = \"20MB/s\",", "bytes = \"20MB/s\", bytes_burst = \"4KiB\",");
-    assert!(burst.contains("device \"nvme0\": disk \"logger\": Write bytes: a burst of 4096"), "{burst}");
-    assert!(late.contains("device \"nvme0\": disk \"plc\" cannot be promised"), "{late}");
-    assert!(of("name = \"plc\"", "name = \"plc\"\nformat = \"qcow2\"").contains("`qcow2`"));
+    assert_eq!(deadline(urgent("2MiB").unwrap_err()), Nanos::from_millis(2));
+    let small = urgent("32KiB").unwrap_err();
+    assert!(
+        matches!(&small, FileError::Sched { source: ConfigError::Range { what, value: 32_768, .. }, .. } if what.ends_with("urgent quantum")),
+        "{small}"
+    );
 }
 
 #[test]
 fn colliding_paths_are_refused() {
-    let of = |from: &str, to: &str| {
-        assert!(TEXT.contains(from));
-        File::parse(Path::new("/etc/iod.toml"), &TEXT.replace(from, to)).map_err(|e| e.to_string())
+    let colliding = |from: &str, to: &str| match refused(from, to) {
+        FileError::Collision { first, second, .. } => (first, second),
+        other => panic!("{other}"),
     };
-    let refused = |from: &str, to: &str| of(from, to).unwrap_err();
-    let said = refused("/run/plc.sock", "/run/../etc/./iod.toml");
-    assert!(said.contains("the configuration file and `socket` of disk \"plc\" are the same path"), "{said}");
-    let said = refused("[[device]]", "control = \"/run//plc.sock\"\n[[device]]");
-    assert!(said.contains("`control` and `socket` of disk \"plc\""), "{said}");
-    let said = refused("/run/logger.sock", "/dev/loop0");
-    assert!(said.contains("`path` of disk \"plc\" and `socket` of disk \"logger\""), "{said}");
-    let said = refused("path = \"/dev/loop0\"\nsize", "path = \"/etc/iod.toml\"\nsize");
-    assert!(said.contains("the configuration file and `path` of disk \"plc\""), "{said}");
-    let said = refused("logger.sock", "x/../plc.sock");
-    assert!(said.contains("`socket` of disk \"plc\" and `socket` of disk \"logger\""), "{said}");
-    let file = of("size = \"1GiB\"", "size = \"1GiB\"\nsocket_group = \"kvm\"\nformat = \"raw\"").unwrap();
+    let pair = |first: &str, second: &str| (first.to_owned(), second.to_owned());
+    let config = "the configuration file";
+    let (socket, path) = ("`socket` of disk \"plc\"", "`path` of disk \"plc\"");
+    let other = "`socket` of disk \"logger\"";
+    assert_eq!(colliding("/run/plc.sock", "/run/../etc/./iod.toml"), pair(config, socket));
+    assert_eq!(
+        colliding("[[device]]", "control = \"/run//plc.sock\"\n[[device]]"),
+        pair("`control`", socket)
+    );
+    assert_eq!(colliding("/run/logger.sock", "/dev/loop0"), pair(path, other));
+    assert_eq!(
+        colliding("path = \"/dev/loop0\"\nsize", "path = \"/etc/iod.toml\"\nsize"),
+        pair(config, path)
+    );
+    assert_eq!(colliding("logger.sock", "x/../plc.sock"), pair(socket, other));
+    let file =
+        replaced("size = \"1GiB\"", "size = \"1GiB\"\nsocket_group = \"kvm\"\nformat = \"raw\"").unwrap();
     let disk = &file.devices[0].disks[0];
     assert_eq!((disk.socket_group.as_deref(), disk.format), (Some("kvm"), Some(Format::Raw)));
 }

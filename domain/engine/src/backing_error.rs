@@ -48,7 +48,7 @@ pub enum BackingError {
         path: PathBuf,
     },
     /// Another user holds it.
-    #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or say `shared = true` if both know of each other", path.display())]
+    #[error("{}: in use, and two writers on one image destroy it: {by}. Stop the other one, or set `shared = true` if both coordinate their writes", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
@@ -74,7 +74,7 @@ pub enum BackingError {
         len: u64,
     },
     /// An image of another format.
-    #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or say `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]
+    #[error("{}: it is an image of format {format}, and disks are served raw: the guest would see the container and destroy it. Make a raw copy (`qemu-img convert -O raw`; unpack a compressed file), or set `format = \"raw\"` for a raw disk whose guest has written such bytes", path.display())]
     Format {
         /// The file.
         path: PathBuf,

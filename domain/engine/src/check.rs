@@ -10,7 +10,7 @@ use rustix::fs::Access;
 use rustix::net::SocketAddrUnix;
 
 use crate::backing::BackingError;
-use crate::config::{File, NamedPath};
+use crate::config::{File, NamedPath, parent_dir};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
 use crate::domain::{DomainError, lock_files, open_backings};
 use crate::listen::{self, SocketState};
@@ -59,11 +59,7 @@ fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, DomainError>
         return Ok(Some(PathIdentity::Inode(dev, ino)));
     }
     let name = named.path.file_name().unwrap_or_default().into();
-    Ok(inode(directory(&named.path))?.map(|dir| PathIdentity::Name(dir, name)))
-}
-
-fn directory(path: &Path) -> &Path {
-    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    Ok(inode(parent_dir(&named.path))?.map(|dir| PathIdentity::Name(dir, name)))
 }
 
 /// Checks everything that a start checks: paths, groups, sockets, disks with their locks, formats,
@@ -142,11 +138,11 @@ fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, Do
 fn check_bindable(path: &Path, makes_directory: bool) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     SocketAddrUnix::new(path).map_err(|e| named(e.into()))?;
-    let mut dir = directory(path);
+    let mut dir = parent_dir(path);
     loop {
         match std::fs::metadata(dir) {
             // The start creates the directory of `control`.
-            Err(e) if e.kind() == io::ErrorKind::NotFound && makes_directory => dir = directory(dir),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && makes_directory => dir = parent_dir(dir),
             Err(e) => return Err(io::Error::new(e.kind(), format!("{}: {e}", dir.display()))),
             Ok(_) => break,
         }

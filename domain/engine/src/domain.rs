@@ -27,7 +27,7 @@ pub enum DomainError {
     },
     /// Two disks overlap.
     #[error(
-        "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or say `shared = true` for both if their guests know of each other"
+        "disks \"{first}\" and \"{second}\" lie on the same part of one file, and at least one of them is written; give each its own part, or set `shared = true` for both if their guests coordinate their writes"
     )]
     Overlap {
         /// The first one.

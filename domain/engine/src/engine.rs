@@ -23,12 +23,12 @@ use rtvirtio_units::Nanos;
 
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
-pub use command::{Command, EngineHandle, EngineStatus, VmStatus, VringBase, VringStart};
+pub use command::{
+    Command, EngineGone, EngineHandle, EngineStatus, ReconfigureError, StartError, VmStatus, VringBase,
+    VringStart,
+};
 pub use trace::{TraceEvent, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
-
-/// Longest serial number of a disk.
-pub const SERIAL_LEN: usize = crate::blk::ID_LEN;
 
 /// One VM's disk on this engine.
 #[derive(Debug)]

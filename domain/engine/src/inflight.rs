@@ -11,14 +11,16 @@ use std::sync::atomic::{Ordering, fence};
 use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
+use crate::memory::TMPFS;
+
 /// Bytes before the first descriptor: features, version, number of descriptors, head of the last
 /// batch, used index.
 const HEAD: usize = 16;
 /// Bytes of a descriptor: in flight, padding, next, counter.
 const DESC: usize = 16;
 const VERSION: u16 = 1;
-/// Largest supported queue (virtio 1.2).
-const MAX_SIZE: u16 = 1_024;
+/// Largest queue of virtio 1.2 and of QEMU.
+pub(crate) const MAX_QUEUE_SIZE: u16 = 1_024;
 /// Alignment of queues, by the specification.
 const ALIGN: usize = 64;
 
@@ -80,11 +82,11 @@ impl Region {
             (layout.mmap_size, layout.mmap_offset, layout.num_queues, layout.queue_size);
         let shape = InflightError::Shape { bytes, queues, size };
         let needed = queue_bytes(size) * usize::from(queues);
-        if queues == 0 || size == 0 || size > MAX_SIZE || (needed as u64) > bytes {
+        if queues == 0 || size == 0 || size > MAX_QUEUE_SIZE || (needed as u64) > bytes {
             return Err(shape);
         }
         // Ordinary pages only: touching an absent huge page would end the process.
-        let ordinary = rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type as u64 == 0x0102_1994);
+        let ordinary = rustix::fs::fstatfs(&file).is_ok_and(|fs| fs.f_type == TMPFS);
         if !ordinary {
             return Err(InflightError::Map("the memory is no memfd of ordinary pages".into()));
         }

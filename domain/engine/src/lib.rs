@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  VM's memory: virtqueue ─kick─► engine thread of the device ──io_uring──► file or block device
-//!                         ◄─call─   parse, scheduler (iosched)
+//!                         ◄─call─   parse, scheduler
 //!  VM's QEMU: socket ──► control thread of the VM ──commands──► engine
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! control thread.
 //!
 //! Input of guests and of QEMU is untrusted: see [`blk`] for requests and [`memory`] for memory,
-//! and `docs/threat-model.md`.
+//! and `docs/explanation/threat-model.md`.
 
 pub mod backing;
 mod backing_error;

@@ -14,6 +14,8 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::config::parent_dir;
+
 /// Connections waiting for accept.
 const BACKLOG: i32 = 128;
 
@@ -78,7 +80,7 @@ impl Drop for SocketListener {
 /// two concurrent starts, the second takes the first one's socket, which does not listen yet, for
 /// dead. An unavailable lock prevents nothing.
 fn lock_directory(path: &Path) -> Option<File> {
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let dir = parent_dir(path);
     // Any user with access to the directory can hold its lock, so a process waits for it only once.
     static HELD: AtomicBool = AtomicBool::new(false);
     let dir = File::open(dir).ok()?;

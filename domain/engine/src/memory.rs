@@ -8,7 +8,7 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
 /// `TMPFS_MAGIC` of `linux/magic.h`; memfds are on tmpfs.
-const TMPFS: i64 = 0x0102_1994;
+pub(crate) const TMPFS: i64 = 0x0102_1994;
 /// `HUGETLBFS_MAGIC`.
 const HUGETLBFS: i64 = 0x9584_58f6;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::config::{Device, Disk, File, FileError};
-use crate::engine::{Command, EngineHandle};
+use crate::engine::{Command, EngineHandle, ReconfigureError};
 
 /// Why a configuration is refused. Nothing is changed then, except for [`ReloadError::Engine`].
 #[derive(Debug, thiserror::Error)]
@@ -20,12 +20,12 @@ pub enum ReloadError {
         list: Vec<String>,
     },
     /// An engine refuses; devices before it in the file have the new configuration.
-    #[error("device \"{device}\": {message}")]
+    #[error("device \"{device}\": {source}")]
     Engine {
         /// Which.
         device: String,
         /// Why.
-        message: String,
+        source: ReconfigureError,
     },
 }
 
@@ -80,12 +80,12 @@ impl Reloader {
             if changes.len() == before {
                 continue;
             }
-            let refused = |message| ReloadError::Engine { device: device.clone(), message };
             let config = Box::new(new.sched());
-            handle
+            let reconfigured = handle
                 .ask(|reply| Command::Reconfigure { config, vms, poll: new.poll, reply })
-                .map_err(|e| refused(e.to_string()))?
-                .map_err(refused)?;
+                .map_err(ReconfigureError::from)
+                .and_then(|done| done);
+            reconfigured.map_err(|source| ReloadError::Engine { device: device.clone(), source })?;
         }
         *current = new;
         Ok(changes)

@@ -35,7 +35,7 @@ struct Model {
     queue: Inflight,
     size: u16,
     used: u16,
-    /// Taken and not published, in order.
+    /// Fetched and not published, in order.
     incomplete: Vec<u16>,
     /// The one between [`Step::PrePut`] and [`Step::PostPut`], and whether it was published.
     putting: Option<(u16, bool)>,

@@ -40,7 +40,7 @@ pub enum DeviceError {
     Model(#[from] ModelError),
     /// Any VM may write, and the cost of writes is unknown.
     #[error(
-        "the profile of {device} has no writes, and without them no bound holds beside a neighbour that writes: measure them on a device of the same kind without data \
+        "the profile of {device} has no writes, and without them no bound holds with a neighbour that writes: measure them on a device of the same kind without data \
          (`rtvirtio profile DEVICE --destroy-data -o FILE`) and plan with --profile FILE"
     )]
     NoWrites {

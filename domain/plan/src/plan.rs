@@ -315,6 +315,7 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::DeviceError;
     use rtvirtio_twin::TwinProfile;
 
     fn device() -> DeviceModel {
@@ -412,8 +413,9 @@ mod tests {
         assert!(one.cost.read.base_ns > device.cost.read.base_ns * 11 / 10, "{one:?} {device:?}");
         assert_eq!(device.limited_to(device.window * 2).cost.read, device.limited_to(64).cost.read);
         let unknown = rtvirtio_model::Profile { write: Vec::new(), ..profile };
-        let e = DeviceModel::measured(&unknown).unwrap_err().to_string();
-        assert!(e.contains("has no writes") && e.contains("--destroy-data"), "{e}");
+        let e = DeviceModel::measured(&unknown).unwrap_err();
+        assert!(matches!(&e, DeviceError::NoWrites { device } if *device == unknown.device), "{e}");
+        assert!(e.to_string().contains("--destroy-data"), "{e}");
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl DomainPlan {
         // Writing to a String cannot fail.
         let _ = writeln!(
             s,
-            "# Made by `rtvirtio plan --domain` from {}; docs/iod.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
+            "# Made by `rtvirtio plan --domain` from {}; docs/reference/iod-toml.md explains the keys.\ncontrol = {}\n\n[[device]]\nname = {}\npolicy = \"edf\"\nquantum = \"{}\"",
             one_line(spec_name),
             toml_string(&control.display().to_string()),
             toml_string(&self.device.name),
@@ -61,13 +61,13 @@ impl DomainPlan {
         if self.window < self.full_window {
             let _ = writeln!(
                 s,
-                "# {} keep the device busy; so few cost throughput, and are needed for the shortest target.",
+                "# A window of {} keeps the device busy; this one costs throughput, and the shortest target needs it.",
                 self.full_window
             );
         }
         let _ = writeln!(
             s,
-            "window = {}\n# What requests take of the device, pieces that it serves at once, and how long it may do nothing.\n\
+            "window = {}\n# Device time of requests, pieces served at once, longest stall.\n\
              cost = {{ read = {{ base = \"{}\", per_mib = \"{}\" }}, write = {{ base = \"{}\", per_mib = \"{}\" }}, flush = \"{}\", discard = \"{}\" }}\nparallel = {}\nstall = \"{}\"",
             self.window,
             format_exact(cost.read.base_ns),
@@ -101,9 +101,9 @@ impl DomainPlan {
                 }
             }
             (None, Some(why)) => {
-                let _ = writeln!(s, "# NO PROMISE: {}.", one_line(why));
+                let _ = writeln!(s, "# NO RESERVATION: {}.", one_line(why));
             }
-            (None, None) => s.push_str("# Nothing is declared to be kept: it shares what is left.\n"),
+            (None, None) => s.push_str("# No targets: this VM shares the unreserved device time.\n"),
         }
         let _ = writeln!(
             s,
@@ -122,7 +122,7 @@ impl DomainPlan {
         if vm.depth > DEFAULT_DEPTH {
             let _ = writeln!(
                 s,
-                "# So many may be outstanding; QEMU's device needs queue-size= as large.\ndepth = {}",
+                "# Most outstanding requests; QEMU's device needs a queue-size= of at least this.\ndepth = {}",
                 vm.depth
             );
         }
@@ -136,8 +136,8 @@ impl DomainPlan {
         if vm.urgent_only {
             let _ = writeln!(
                 s,
-                "# Tasks without a target in this VM would use up the reservation: it is for real-time requests only.\n\
-                 # Run those with a target with `ionice -c1` in the guest.\n\
+                "# Tasks without a target in this VM would use up the reservation, so it covers real-time requests only.\n\
+                 # Run the tasks with a target under `ionice -c1` in the guest.\n\
                  guest_priority = {{ ceiling = \"real-time\" }}\nurgent = {reserve}"
             );
         } else {

@@ -18,11 +18,12 @@ use crate::target::{Form, Place, Target};
 pub struct Amended {
     /// Settings that were changed, with their values before and after.
     pub written: Vec<Line>,
-    /// Settings that somebody else has changed since, which are left to them: the setting, and what it is now.
+    /// Settings that another program has changed since, which are left to it: the setting, and what
+    /// it is now.
     pub left: Vec<(String, String)>,
     /// Settings that could not be changed, or not read back, and why.
     pub failed: Vec<(String, String)>,
-    /// What went wrong beside the settings.
+    /// What went wrong apart from the settings.
     pub warnings: Vec<String>,
 }
 
@@ -36,8 +37,9 @@ impl Amended {
 /// Why a write that [takes](Write::takes) was left out.
 const NOT_GIVEN: &str = "left out: what it takes was not given by a setting before it";
 
-/// In this order: threads that have ended are forgotten, new values are journaled beside the old ones, then written, and at last the values on the way are
-/// forgotten. A cut anywhere leaves a journal from which everything can be put back.
+/// In this order: threads that have ended are forgotten, new values are journaled along with the
+/// old ones, then written, and at last the values on the way are forgotten. A cut anywhere leaves a
+/// journal from which everything can be put back.
 pub(crate) fn amend(
     dir: &StateDir,
     writes: &[Write],
@@ -45,7 +47,7 @@ pub(crate) fn amend(
     observer: &mut dyn Observer,
 ) -> Result<Amended, ApplyError> {
     let mut journal = journal::load(dir)?.ok_or(ApplyError::NothingInForce)?;
-    if journal.reverting || journal.rest || !journal.complete || journal.is_of_another_boot(machine)? {
+    if journal.reverting || journal.leftover || !journal.complete || journal.is_of_another_boot(machine)? {
         return Err(ApplyError::NotWhole { path: journal::path(dir) });
     }
     if let Some(wrong) = writes.iter().find(|w| !w.target.is_thread() || w.created_by.is_some()) {
@@ -80,12 +82,12 @@ pub(crate) fn amend(
         if is_new && entry.new.as_deref() == Some(&write.value) {
             continue;
         }
-        if !is_new && !entry.passing.contains(&found) && entry.old.as_ref() != Some(&found) {
+        if !is_new && !entry.also_ours.contains(&found) && entry.old.as_ref() != Some(&found) {
             out.left.push((write.knob.clone(), found));
             continue;
         }
-        if !entry.passing.contains(&found) {
-            entry.passing.push(found);
+        if !entry.also_ours.contains(&found) {
+            entry.also_ours.push(found);
         }
         entry.new = Some(write.value.clone());
         touched.push((entry.id, place));
@@ -107,7 +109,7 @@ pub(crate) fn amend(
             continue;
         }
         if let Ok(Some(own)) = before {
-            entry.passing.extend(entry.old.replace(own));
+            entry.also_ours.extend(entry.old.replace(own));
         }
         let place = writes.iter().position(|w| w.target == entry.target);
         touched.extend(place.map(|place| (entry.id, place)));
@@ -146,7 +148,7 @@ pub(crate) fn amend(
         let now = machine.read(&entry.target).ok().and_then(|t| entry.target.form.value(&t));
         let arrived = now.zip(entry.new.as_ref()).is_some_and(|(now, new)| entry.target.form.is(&now, new));
         if arrived {
-            entry.passing.clone_from(&writes[*place].passing);
+            entry.also_ours.clone_from(&writes[*place].also_ours);
         }
     }
     // The journal on disk holds these values too, so everything can be put back from it.
@@ -156,8 +158,9 @@ pub(crate) fn amend(
     Ok(out)
 }
 
-/// What a thread would have without us, where that is not what it has: one that was started by a thread of ours in our cgroup, or with the real-time policy
-/// that we gave to QEMU's main thread. An error when that cannot be told.
+/// What a thread would have without us, where that is not what it has: one that was started by a
+/// thread of ours in our cgroup, or with the real-time policy that we gave to QEMU's main thread.
+/// An error when that is unknown.
 fn before_us(journal: &Journal, target: &Target, machine: &Machine<'_>) -> Result<Option<String>, String> {
     let Place::Thread { pid, tid, start } = target.place else { return Ok(None) };
     let read = |target: &Target| match machine.read(target) {

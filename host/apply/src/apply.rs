@@ -39,7 +39,7 @@ pub(crate) fn apply(
         pid: std::process::id(),
         complete: false,
         reverting: false,
-        rest: false,
+        leftover: false,
         kept: Vec::new(),
         entries,
     };
@@ -65,7 +65,8 @@ pub(crate) fn apply(
             Ok(Applied { knobs: journal.entries.iter().filter_map(line).collect(), unchanged })
         }
         Err(cause) => {
-            // What somebody else changed before our write was never ours: that value is the one to leave.
+            // What another program changed before our write was never ours: that value is the one
+            // to leave.
             if let ApplyError::Raced { entry, found, .. } = &cause {
                 journal.entries.retain(|e| e.changed_by != Some(*entry));
                 for raced in journal.entries.iter_mut().filter(|e| e.id == *entry) {
@@ -118,7 +119,7 @@ pub(crate) fn write_one(entry: &Entry, machine: &Machine<'_>) -> Result<bool, Ap
     let Some(new) = &entry.new else { return Ok(false) };
     let Some(found) = read_value(entry, machine)? else { return Ok(false) };
     if let Some(was) = &entry.old {
-        if found != *was && !entry.passing.contains(&found) {
+        if found != *was && !entry.also_ours.contains(&found) {
             return Err(ApplyError::Raced {
                 entry: entry.id,
                 label: entry.target.to_string(),
@@ -152,7 +153,8 @@ fn compare(entry: &Entry, machine: &Machine<'_>) -> Result<(), ApplyError> {
     Err(ApplyError::ReadBack { label: entry.target.to_string(), wanted: new.clone(), found })
 }
 
-/// The value now; `None` for a thread that has ended: nothing is left to be set, and that is no fault.
+/// The value now; `None` for a thread that has ended: nothing is left to be set, and that is no
+/// fault.
 fn read_value(entry: &Entry, machine: &Machine<'_>) -> Result<Option<String>, ApplyError> {
     match machine.read(&entry.target) {
         Ok(text) => value_of(&entry.target, &text).map(Some),

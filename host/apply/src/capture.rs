@@ -51,8 +51,8 @@ pub fn dry_run(writes: &[Write], machine: &Machine<'_>) -> Result<Vec<Line>, App
     Ok(planned.collect())
 }
 
-/// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side effects follow. Threads that have ended are
-/// left out: they come and go by themselves.
+/// Reads every file that will be written or changes along. Entry `i` belongs to write `i`; side
+/// effects follow. Threads that have ended are left out: they come and go by themselves.
 pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>, ApplyError> {
     let (writes, values): (Vec<Write>, Vec<Option<String>>) = found(all, machine)?.into_iter().unzip();
     let mut entries = Vec::with_capacity(writes.len());
@@ -63,7 +63,7 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
             target: write.target.clone(),
             old,
             new: Some(write.value.clone()),
-            passing: write.passing.clone(),
+            also_ours: write.also_ours.clone(),
             created_by: write.created_by,
             changed_by: None,
             identity: identity(&write.target, write.created_by.is_some(), machine)?,
@@ -82,7 +82,8 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
             continue;
         }
         for target in &write.side_effects {
-            // Of several writes that change a file, the last one that happens decides what becomes of it.
+            // Of several writes that change a file, the last one that happens decides what becomes
+            // of it.
             let later =
                 (cause + 1..writes.len()).any(|i| written(i) && writes[i].side_effects.contains(target));
             if later {
@@ -102,7 +103,7 @@ pub(crate) fn capture(all: &[Write], machine: &Machine<'_>) -> Result<Vec<Entry>
                 target: target.clone(),
                 old: Some(value_of(target, &text)?),
                 new: None,
-                passing: Vec::new(),
+                also_ours: Vec::new(),
                 created_by: None,
                 changed_by: Some(cause),
                 identity: identity(target, false, machine)?,
@@ -121,8 +122,9 @@ pub(crate) fn value_of(target: &Target, text: &str) -> Result<String, ApplyError
         .ok_or_else(|| ApplyError::Form { label: target.to_string(), text: text.trim().to_owned() })
 }
 
-/// Each write with the value of its target; `None` for what an earlier write makes. Threads that have ended are left out: no other write depends on one
-/// of these. Each is read once, because it may end between two reads.
+/// Each write with the value of its target; `None` for what an earlier write makes. Threads that
+/// have ended are left out: no other write depends on one of these. Each is read once, because it
+/// may end between two reads.
 fn found(all: &[Write], machine: &Machine<'_>) -> Result<Vec<(Write, Option<String>)>, ApplyError> {
     let mut kept: Vec<(Write, Option<String>)> = Vec::with_capacity(all.len());
     // Where each write went.
@@ -141,7 +143,8 @@ fn found(all: &[Write], machine: &Machine<'_>) -> Result<Vec<(Write, Option<Stri
     Ok(kept)
 }
 
-/// Tells a cgroup from a later one of the same name; `None` for one that an earlier write makes.
+/// Distinguishes a cgroup from a later one of the same name; `None` for one that an earlier write
+/// makes.
 fn identity(target: &Target, made: bool, machine: &Machine<'_>) -> Result<Option<u64>, ApplyError> {
     match (target.in_cgroup(), target.path.parent()) {
         (true, Some(dir)) => match machine.host().identity(dir) {

@@ -64,7 +64,7 @@ pub enum ApplyError {
         /// What it shows.
         found: String,
     },
-    /// Somebody changed a knob while the plan was being applied.
+    /// Another program changed a knob while the plan was being applied.
     #[error(
         "{label} changed from `{was}` to `{found}` while the plan was being applied: stop the other program and try again"
     )]
@@ -106,7 +106,8 @@ pub enum ApplyError {
     /// There is nothing that could be added to.
     #[error("nothing is in force: `rtvirtio apply` first")]
     NothingInForce,
-    /// What is in force was cut off, is being or has been put back but for conflicts, or the host was restarted since.
+    /// What is in force was cut off, is being or has been put back but for conflicts, or the host
+    /// was restarted since.
     #[error("what is in force is not whole (journal {path}): run `rtvirtio revert`, then apply again")]
     NotWhole {
         /// The journal.

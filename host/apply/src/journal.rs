@@ -5,8 +5,8 @@
 //! for byte the one that is computed from them, so nothing in the file can change without being
 //! noticed: not a letter of a path, not the boot id, not the header. SHA-256 rather than a CRC,
 //! because damage need not be a single bit: a block of another file, or of an older journal, must
-//! not pass with a chance of 2^-32 either. It protects from damage, not from a program that may write
-//! to the file.
+//! not pass with a chance of 2^-32 either. It protects from damage, not from a program that may
+//! write to the file.
 
 use std::fmt::Write as _;
 use std::io;
@@ -44,12 +44,14 @@ pub(crate) struct Entry {
     /// Value that we write; `None` for a file that only changes along.
     pub new: Option<String>,
     /// Further values that are ours, because another of our writes causes them.
-    pub passing: Vec<String>,
+    #[serde(alias = "passing")]
+    pub also_ours: Vec<String>,
     /// The entry whose write brings this file into being.
     pub created_by: Option<usize>,
     /// The entry along with which this file changes.
     pub changed_by: Option<usize>,
-    /// Inode of the cgroup's directory: a VM that was restarted has another cgroup of the same name.
+    /// Inode of the cgroup's directory: a VM that was restarted has another cgroup of the same
+    /// name.
     pub identity: Option<u64>,
     /// Whether putting it back failed on the way, so that any value that it has now may be ours.
     pub unsettled: bool,
@@ -85,16 +87,20 @@ pub(crate) struct Kept {
 pub(crate) struct Journal {
     /// Version of the program that wrote it.
     pub version: String,
-    /// `/proc/sys/kernel/random/boot_id`: tells whether the machine was restarted since.
+    /// `/proc/sys/kernel/random/boot_id`: shows whether the machine was restarted since.
     pub boot_id: String,
     /// Process that applied.
     pub pid: u32,
-    /// Whether all writes were done and compared. Until then a file that came into being may show the kernel's default.
+    /// Whether all writes were done and compared. Until then a file that came into being may show
+    /// the kernel's default.
     pub complete: bool,
-    /// Whether putting back has begun. From then on a file that changes along may show the kernel's default.
+    /// Whether putting back has begun. From then on a file that changes along may show the kernel's
+    /// default.
     pub reverting: bool,
-    /// Whether this is what putting back has left, because somebody else had changed it: nothing is in force any more.
-    pub rest: bool,
+    /// Whether this is what putting back has left, because another program had changed it: nothing
+    /// is in force any more.
+    #[serde(alias = "rest")]
+    pub leftover: bool,
     /// Weights of other devices to be written again should putting back be cut off.
     pub kept: Vec<Kept>,
     /// The knobs: writes in order, then files that change along.
@@ -120,7 +126,7 @@ pub(crate) fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
     let text = machine.host().read(Path::new(BOOT_ID)).map_err(|source| ApplyError::Capture {
         label: BOOT_ID.to_owned(),
         source,
-        hint: "; it tells whether the host was restarted since: is /proc mounted?".to_owned(),
+        hint: "; it shows whether the host was restarted since: is /proc mounted?".to_owned(),
     })?;
     match text.trim() {
         "" => Err(ApplyError::Form { label: BOOT_ID.to_owned(), text }),
@@ -131,7 +137,7 @@ pub(crate) fn boot_id(machine: &Machine<'_>) -> Result<String, ApplyError> {
 /// Start of the schema of any version.
 const SCHEMA_FAMILY: &str = "rtvirtio.journal.v";
 
-/// The part of the first line that can be told from journals of other versions.
+/// The part of the first line that journals of all versions have.
 #[derive(Deserialize)]
 struct Header {
     schema: String,
@@ -194,7 +200,7 @@ fn header(body: &[u8]) -> String {
     line
 }
 
-/// Tells another version from damage, which may have hit the version itself.
+/// Separates another version from damage, which may have hit the version itself.
 fn unusable(bytes: &[u8], first: &[u8], expected: &str) -> Unusable {
     let found = serde_json::Deserializer::from_slice(bytes).into_iter::<Header>().next();
     let Some(Ok(Header { schema })) = found else {

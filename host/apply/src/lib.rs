@@ -1,8 +1,10 @@
-//! Applies a plan so that it can always be put back: capture, journal (fsync), write, read back, compare, roll back.
+//! Applies a plan so that it can always be put back: capture, journal (fsync), write, read back,
+//! compare, roll back.
 //!
-//! [`resolve()`] turns a plan into [`Write`]s, [`dry_run`] shows them, [`Session::apply`] carries them out and
-//! [`Session::revert`] puts everything back, also after the process was killed between any two writes. [`Session::amend`] adds threads that appear later. `docs/apply.md` says
-//! what is guaranteed and what is not.
+//! [`resolve()`] turns a plan into [`Write`]s, [`dry_run`] shows them, [`Session::apply`] carries
+//! them out and [`Session::revert`] puts everything back, also after the process was killed between
+//! any two writes. [`Session::amend`] adds threads that appear later. `docs/explanation/safety.md` says what is
+//! guaranteed and what is not.
 
 mod amend;
 mod apply;
@@ -38,6 +40,3 @@ pub use session::Session;
 pub use state_dir::StateDir;
 pub use status::{KnobState, KnobStatus, Status, status};
 pub use target::{Form, Place, Target};
-
-/// Where the journal lives unless the caller says otherwise.
-pub const DEFAULT_STATE_DIR: &str = "/var/lib/rtvirtio";

@@ -8,7 +8,8 @@ use rtvirtio_kernel::flock;
 use crate::error::ApplyError;
 use crate::state_dir::StateDir;
 
-/// Its name in the state directory. The file stays; the lock ends with the process, however it ends.
+/// Its name in the state directory. The file stays; the lock ends with the process, however it
+/// ends.
 pub const LOCK_FILE: &str = "lock";
 
 /// Holds the lock until dropped.
@@ -32,7 +33,8 @@ impl Lock {
             }
             Err(e) => return Err(failed("lock", e)),
         }
-        // The pid only serves the message to others: a full disk must not keep anyone from reverting.
+        // The pid only serves the message to others: a full disk must not keep anyone from
+        // reverting.
         let _ = record_pid(&mut file);
         Ok(Self { _file: file })
     }

@@ -28,7 +28,7 @@ pub trait HostFiles {
     /// # Errors
     /// As the system call says.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
-    /// What tells a directory from a later one of the same name.
+    /// What distinguishes a directory from a later one of the same name.
     ///
     /// # Errors
     /// As the system call says.
@@ -87,7 +87,7 @@ impl HostFiles for Root {
 
     fn thread_start(&self, pid: u32, tid: u32) -> io::Result<u64> {
         let stat = task::stat(self, pid, tid).map_err(rtvirtio_kernel::HostError::into_io)?;
-        // Its cgroup is the root's already, and would look like somebody's change.
+        // Its cgroup is the root's already, and would look like another program's change.
         if stat.ended {
             return Err(io::Error::new(io::ErrorKind::NotFound, format!("thread {tid} has ended")));
         }
@@ -199,7 +199,8 @@ impl<'a> Machine<'a> {
         Self::with_host(root, root, guests)
     }
 
-    /// The same with another way to write host files, such as one that behaves like a kernel over a temporary directory.
+    /// The same with another way to write host files, such as one that behaves like a kernel over a
+    /// temporary directory.
     #[must_use]
     pub fn with_host(root: &'a Root, host: &'a dyn HostFiles, guests: &'a dyn Guests) -> Self {
         Self { root, host, guests, open: RefCell::new(BTreeMap::new()) }
@@ -234,8 +235,9 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// A number may have been given to another thread since. Between this and the call that follows lies a moment in which that can happen,
-    /// because `sched_setattr` takes no file descriptor; the kernel gives numbers out in turn, so it would have to go round in it.
+    /// A number may have been given to another thread since. Between this and the call that follows
+    /// lies a moment in which that can happen, because `sched_setattr` takes no file descriptor;
+    /// the kernel gives numbers out in turn, so it would have to go round in it.
     fn same_thread(&self, pid: u32, tid: u32, start: u64) -> Result<(), Fault> {
         match self.host.thread_start(pid, tid).map_err(Fault::of)? {
             now if now == start => Ok(()),
@@ -307,7 +309,8 @@ impl<'a> Machine<'a> {
             return Err(Fault::Io(io::Error::other("guest connection lost")));
         };
         let result = action(guest.as_mut());
-        // After an error the agent's stream may be out of step; a missing file is an ordinary answer.
+        // After an error the agent's stream may be out of step; a missing file is an ordinary
+        // answer.
         if result.as_ref().is_err_and(|e| e.kind() != io::ErrorKind::NotFound) {
             open.remove(agent);
         }

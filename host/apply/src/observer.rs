@@ -14,7 +14,7 @@ pub enum Step {
         /// Of how many.
         of: usize,
     },
-    /// All knobs were compared again and the journal says so.
+    /// All knobs were compared again and the journal records it.
     Completed,
     /// Putting back begins.
     Reverting,
@@ -29,7 +29,8 @@ pub trait Observer {
     /// Called after each step.
     fn step(&mut self, step: Step);
 
-    /// Whether applying should stop and put everything back, for instance after Ctrl-C. Putting back itself is never stopped.
+    /// Whether applying should stop and put everything back, for instance after Ctrl-C. Putting
+    /// back itself is never stopped.
     fn stop(&mut self) -> bool {
         false
     }

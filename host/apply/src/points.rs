@@ -1,6 +1,8 @@
-//! For tests and experiments that end a process at one exact point of `apply` or `revert`: before and after every single change, and at every [`Step`].
+//! For tests and experiments that end a process at one exact point of `apply` or `revert`: before
+//! and after every single change, and at every [`Step`].
 //!
-//! Points are counted in the files and the observer that are handed in; the code that is tried knows nothing of it.
+//! Points are counted in the files and the observer that are handed in; the code that is tried
+//! knows nothing of it.
 
 use std::cell::Cell;
 use std::io;

@@ -15,7 +15,8 @@ use crate::error::ApplyError;
 use crate::machine::Machine;
 use crate::target::{Form, Target};
 
-/// `slice_idle` is held in 32 bits of nanoseconds and cut off without an error (measured on 6.18: 100000 reads as 1215).
+/// `slice_idle` is held in 32 bits of nanoseconds and cut off without an error (measured on 6.18:
+/// 100000 reads as 1215).
 const SLICE_IDLE_MAX_MS: u64 = 4294;
 
 /// What a plan's names stand for on this machine.
@@ -49,13 +50,16 @@ pub struct Write {
     pub target: Target,
     /// The value; what is written is `target.form.text(value)`.
     pub value: String,
-    /// Position of an earlier write that brings the file into being, such as the elevator whose tunable this is.
+    /// Position of an earlier write that brings the file into being, such as the elevator whose
+    /// tunable this is.
     pub created_by: Option<usize>,
     /// Further values that the file may have because of another of our writes.
-    pub passing: Vec<String>,
-    /// Files that the kernel changes along with this one; they are captured too and put back after it.
+    pub also_ours: Vec<String>,
+    /// Files that the kernel changes along with this one; they are captured too and put back after
+    /// it.
     pub side_effects: Vec<Target>,
-    /// Takes what earlier writes of the same call give: [`crate::Session::amend`] leaves it out when one of these was not done.
+    /// Takes what earlier writes of the same call give: [`crate::Session::amend`] leaves it out
+    /// when one of these was not done.
     pub takes: bool,
 }
 
@@ -68,7 +72,7 @@ impl Write {
             target,
             value: value.into(),
             created_by: None,
-            passing: Vec::new(),
+            also_ours: Vec::new(),
             side_effects: Vec::new(),
             takes: false,
         }
@@ -81,11 +85,12 @@ pub fn append(writes: &mut Vec<Write>, more: Vec<Write>) {
     writes.extend(more.into_iter().map(|w| Write { created_by: w.created_by.map(|i| i + offset), ..w }));
 }
 
-/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup controllers, weights and
-/// limits, guests.
+/// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup
+/// controllers, weights and limits, guests.
 ///
 /// # Errors
-/// [`ApplyError::CannotAct`] for a plan that would have no effect or another one than meant. Nothing is written.
+/// [`ApplyError::CannotAct`] for a plan that would have no effect or another one than meant.
+/// Nothing is written.
 pub fn resolve(plan: &Plan, binding: &Binding, machine: &Machine<'_>) -> Result<Vec<Write>, ApplyError> {
     let mut values = BTreeMap::new();
     for setting in &plan.settings {
@@ -205,7 +210,8 @@ pub(crate) fn push_tunables(
     created_by: Option<usize>,
     writes: &mut Vec<Write>,
 ) -> Result<(), ApplyError> {
-    // Setting strict_guarantees raises slice_idle to 8 ms (bfq_strict_guarantees_store()), so it goes before slice_idle.
+    // Setting strict_guarantees raises slice_idle to 8 ms (bfq_strict_guarantees_store()), so it
+    // goes before slice_idle.
     let mut order: Vec<_> = tunables.iter().collect();
     order.sort_by_key(|(t, _)| **t != BfqTunable::StrictGuarantees);
     let strict = tunables.contains_key(&BfqTunable::StrictGuarantees);
@@ -222,11 +228,12 @@ pub(crate) fn push_tunables(
             BfqTunable::SliceIdle => {
                 write.side_effects.push(at("slice_idle_us"));
                 if strict {
-                    write.passing.push("8".to_owned());
+                    write.also_ours.push("8".to_owned());
                 }
             }
-            // Setting it, now or when it is put back, raises a short slice_idle. Where the plan has that knob too, its fraction of a
-            // millisecond is still only in the other file, and not captured with a knob that has its value already.
+            // Setting it, now or when it is put back, raises a short slice_idle. Where the plan has
+            // that knob too, its fraction of a millisecond is still only in the other file, and not
+            // captured with a knob that has its value already.
             BfqTunable::StrictGuarantees => {
                 if !tunables.contains_key(&BfqTunable::SliceIdle) {
                     write.side_effects.push(at("slice_idle"));

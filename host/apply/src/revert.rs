@@ -1,6 +1,6 @@
 //! Putting back what a journal names, whichever part of it happened.
 
-mod look;
+mod inspect;
 mod pass;
 mod restore;
 mod weights;
@@ -14,10 +14,10 @@ use crate::observer::{Observer, Step};
 use crate::outcome::{Fate, Outcome, Reverted};
 use crate::state_dir::StateDir;
 
-pub(crate) use look::{State, look};
+pub(crate) use inspect::{State, inspect};
 use pass::Pass;
 
-/// What to do about a knob that somebody else changed since.
+/// What to do about a knob that another program changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnConflict {
     /// Leave it, report it, and keep it in the journal.
@@ -43,8 +43,8 @@ pub(crate) fn revert(
     let (mut fates, mut todo) = Pass::new(&journal, machine, on_conflict).decide();
 
     observer.step(Step::Reverting);
-    // On disk before the first write, so that a cut here is told from a change by someone else. Without room for it, go on: the
-    // knobs matter more.
+    // On disk before the first write, so that a cut here is not taken for a change by another
+    // program. Without room for it, go on: the knobs matter more.
     weights::remember(&mut journal, &mut todo, &mut fates, machine);
     journal.reverting = true;
     if let Err(e) = journal::store(dir, &journal) {
@@ -71,15 +71,17 @@ pub(crate) fn revert(
     } else {
         keep_open(&mut journal, &fates, &moved, machine);
         if let Err(e) = journal::store(dir, &journal) {
-            // The old journal is still there and still right: what is back already counts as untouched next time.
+            // The old journal is still there and still right: what is back already counts as
+            // untouched next time.
             warnings.push(e.to_string());
         }
     }
     Ok(Reverted { done, rebooted: false, outcomes, warnings })
 }
 
-/// After a restart of the host there is nothing to put back: the kernel has forgotten the settings, the guests with it, and the
-/// journal's names (`/sys/block/sdb`, `8:16`) may now stand for other devices.
+/// After a restart of the host there is nothing to put back: the kernel has forgotten the settings,
+/// the guests with it, and the journal's names (`/sys/block/sdb`, `8:16`) may now stand for other
+/// devices.
 fn forgotten(dir: &StateDir, journal: &Journal, observer: &mut dyn Observer) -> Reverted {
     let why = "the host was restarted since: its kernel has forgotten this setting".to_owned();
     let outcomes = journal.entries.iter().map(|e| Outcome {
@@ -142,5 +144,5 @@ fn keep_open(
     // A knob may be back although the kernel reported an error; what changed along with it is then
     // still to be put back.
     journal.reverting = journal.entries.iter().any(|e| e.unsettled);
-    journal.rest = true;
+    journal.leftover = true;
 }

@@ -39,7 +39,7 @@ impl Session {
         self.dir.path()
     }
 
-    /// The state directory, for further files beside the journal.
+    /// The state directory, for further files next to the journal.
     #[must_use]
     pub fn state(&self) -> &StateDir {
         &self.dir
@@ -56,8 +56,8 @@ impl Session {
     /// Captures, journals, writes, reads back and compares. On any failure everything is put back.
     ///
     /// # Errors
-    /// [`ApplyError::InForce`] when a journal is there; else before the first write the reason why nothing was touched, and after it
-    /// [`ApplyError::RolledBack`] with what became of each knob.
+    /// [`ApplyError::InForce`] when a journal is there; else before the first write the reason why
+    /// nothing was touched, and after it [`ApplyError::RolledBack`] with what became of each knob.
     pub fn apply(
         &self,
         writes: &[Write],
@@ -67,7 +67,8 @@ impl Session {
         apply(&self.dir, writes, machine, observer)
     }
 
-    /// Process that applied what is in force; `None` when nothing is. Whoever adds to it sees from that whether it is still the same.
+    /// Process that applied what is in force; `None` when nothing is. A caller that adds to it
+    /// compares the id.
     ///
     /// # Errors
     /// When the journal cannot be read as one.
@@ -75,12 +76,14 @@ impl Session {
         Ok(journal::load(&self.dir)?.map(|j| j.pid))
     }
 
-    /// Adds writes to threads to what is in force, or gives those that are in it another value: journaled first, so that [`Session::revert`] puts
-    /// them back too. A write that the kernel refuses undoes nothing; it is told in [`Amended`].
+    /// Adds writes to threads to what is in force, or gives those that are in it another value:
+    /// journaled first, so that [`Session::revert`] puts them back too. A write that the kernel
+    /// refuses undoes nothing; it is reported in [`Amended`].
     ///
     /// # Errors
-    /// [`ApplyError::NothingInForce`] or [`ApplyError::NotWhole`] when nothing can be added; [`ApplyError::CannotAct`] for a write to anything but
-    /// a thread; or when the journal cannot be written. No thread was touched then.
+    /// [`ApplyError::NothingInForce`] or [`ApplyError::NotWhole`] when nothing can be added;
+    /// [`ApplyError::CannotAct`] for a write to anything but a thread; or when the journal cannot
+    /// be written. No thread was touched then.
     pub fn amend(
         &self,
         writes: &[Write],

@@ -112,14 +112,6 @@ impl StateDir {
         self.writable(name, OFlags::RDWR | OFlags::CREATE, mode)
     }
 
-    /// Opens a file for appending, and makes it with the permissions `mode` where there is none.
-    ///
-    /// # Errors
-    /// As [`StateDir::open_file`].
-    pub fn append_file(&self, name: &str, mode: u32) -> io::Result<File> {
-        self.writable(name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE, mode)
-    }
-
     /// The whole content of a file.
     ///
     /// # Errors
@@ -167,7 +159,7 @@ impl StateDir {
     /// Whether there is something of that name, be it a symbolic link that leads nowhere.
     ///
     /// # Errors
-    /// When that cannot be told.
+    /// As statx(2) reports.
     pub fn exists(&self, name: &str) -> io::Result<bool> {
         match rustix::fs::statat(&self.dir, one_name(name)?, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(_) => Ok(true),

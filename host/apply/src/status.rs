@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::error::ApplyError;
 use crate::journal;
 use crate::machine::Machine;
-use crate::revert::{State, look};
+use crate::revert::{State, inspect};
 use crate::state_dir::StateDir;
 
 /// A journal held against the machine.
@@ -72,7 +72,7 @@ pub enum KnobState {
 ///
 /// # Errors
 /// When the journal cannot be read as one: [`ApplyError::BadJournal`] has what can be read of it.
-/// When it cannot be told whether the host was restarted since.
+/// When the boot id cannot be read.
 pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, ApplyError> {
     let Some(dir) = StateDir::find(dir)? else { return Ok(None) };
     let Some(journal) = journal::load(&dir)? else { return Ok(None) };
@@ -83,7 +83,7 @@ pub fn status(dir: &Path, machine: &Machine<'_>) -> Result<Option<Status>, Apply
         .filter_map(|entry| {
             let new = entry.new.clone()?;
             let in_force = |found: &str| entry.target.form.is(found, &new);
-            let state = match look(entry, true, machine) {
+            let state = match inspect(entry, true, machine) {
                 // A knob that had the plan's value already is both.
                 State::Old if entry.old.as_deref().is_some_and(in_force) => KnobState::InForce,
                 State::Old => KnobState::Original,

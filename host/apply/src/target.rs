@@ -31,7 +31,8 @@ pub enum Place {
     },
 }
 
-/// How the text of a knob's file is read, written and compared. A *value* below is one canonical word.
+/// How the text of a knob's file is read, written and compared. A *value* below is one canonical
+/// word.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -43,13 +44,15 @@ pub enum Form {
     Jiffies,
     /// A device's line in a BFQ weight file: the value is the weight, or `default` without a line.
     ///
-    /// The per-device line is used, not the group's default, because it leaves the VM's other disks alone and because writing the
-    /// default erases the lines of all devices (`bfq_io_set_weight_legacy()`).
+    /// The per-device line is used, not the group's default, because it leaves the VM's other disks
+    /// alone and because writing the default erases the lines of all devices
+    /// (`bfq_io_set_weight_legacy()`).
     DeviceWeight {
         /// `MAJ:MIN`.
         dev: String,
     },
-    /// A device's line in a v1 `blkio.throttle.*_device` file: the value is the limit, or `max` without a line.
+    /// A device's line in a v1 `blkio.throttle.*_device` file: the value is the limit, or `max`
+    /// without a line.
     Throttle {
         /// `MAJ:MIN`.
         dev: String,
@@ -72,8 +75,8 @@ pub enum Form {
         /// Where its root is mounted.
         mount: PathBuf,
     },
-    /// Whether a v1 cgroup is there: the value is `present` or `absent`. Threads that were started in it meanwhile and so are in nobody's
-    /// journal go to `home` before it is removed.
+    /// Whether a v1 cgroup is there: the value is `present` or `absent`. Threads that were started
+    /// in it meanwhile and so are in no journal go to `home` before it is removed.
     Group {
         /// Directory of another cgroup.
         home: PathBuf,
@@ -203,7 +206,8 @@ impl Target {
         Self { place: Place::Thread { pid, tid, start }, path: path.into(), form }
     }
 
-    /// Whether a value that was read is the old one, to the byte; but a policy that was to come with the kernel's own time slice may show which that is.
+    /// Whether a value that was read is the old one, to the byte; but a policy that was to come
+    /// with the kernel's own time slice may show which that is.
     pub(crate) fn is_old(&self, found: &str, old: &str) -> bool {
         found == old || (self.form == Form::Scheduling && self.form.is(found, old))
     }

@@ -1,4 +1,5 @@
-//! Threads that are added to what is in force, over a simulated kernel: cut off at every point, everything is put back all the same.
+//! Threads that are added to what is in force, over a simulated kernel: cut off at every point,
+//! everything is put back all the same.
 
 mod support;
 
@@ -85,8 +86,9 @@ impl HostFiles for Ending<'_> {
     }
 }
 
-/// A main loop whose children inherit its policy, and a vCPU that was plugged in after the contract: it was born in the VM's group, at the main loop's
-/// priority. Thread 40 is the kernel's, elsewhere.
+/// A main loop whose children inherit its policy, and a vCPU that was plugged in after the
+/// contract: it was born in the VM's group, at the main loop's priority. Thread 40 is the kernel's,
+/// elsewhere.
 fn in_force() -> Sim {
     let (sim, writes, main) = before();
     sim.session().apply(&writes, &sim.machine(), &mut Silent).unwrap();
@@ -109,7 +111,7 @@ fn before() -> (Sim, Vec<Write>, Attr) {
     let form = Form::Group { home: Path::new(CPU).join("vms"), scheduling: "other nice -2".to_owned() };
     let file = |name: &str, value: &str| Write {
         created_by: Some(0),
-        passing: vec!["0".to_owned()],
+        also_ours: vec!["0".to_owned()],
         ..Write::new(name, Target::host(group.join(name), Form::Plain), value)
     };
     let main = Attr { reset_on_fork: false, ..Attr::fifo(2) };
@@ -212,7 +214,7 @@ fn a_cut_at_any_point_loses_nothing() {
     for at in 1.. {
         let sim = in_force();
         let done = sim.amend_cut(&new_threads(), at);
-        // Whoever goes on keeping can add again; whoever puts back finds all of it.
+        // More can be added, and putting back finds all of it.
         if at % 2 == 0 {
             sim.amend(&new_threads());
             assert_eq!(sim.of(7, 30).0, "fifo 1 reset-on-fork", "cut at {at}");
@@ -243,14 +245,14 @@ fn a_value_that_changes_again_is_ours_before_and_after() {
     let sim = in_force();
     assert_eq!(sim.amend(&wanted(5)).written.len(), 1);
     assert_eq!(sim.amend(&wanted(6)).written.len(), 1);
-    // The value before the last is nobody's of us any more: somebody else must have set it.
+    // The value before the last is not ours any more: another program must have set it.
     sim.kernel.set_policy(8, &Attr::fifo(5)).unwrap();
     let amended = sim.amend(&wanted(7));
     assert_eq!(amended.left, [("policy".to_owned(), "fifo 5 reset-on-fork".to_owned())]);
     assert_eq!(sim.kernel.policy(8).unwrap(), Attr::fifo(5));
 }
 
-/// What somebody else had changed stays in the journal, and is no contract in force.
+/// What another program had changed stays in the journal, and is no contract in force.
 #[test]
 fn nothing_is_added_to_what_putting_back_has_left() {
     let sim = in_force();
@@ -263,7 +265,7 @@ fn nothing_is_added_to_what_putting_back_has_left() {
 }
 
 #[test]
-fn a_thread_that_ends_or_is_refused_is_told_and_stops_nobody() {
+fn a_thread_that_ends_or_is_refused_is_reported_and_stops_no_other() {
     let sim = in_force();
     sim.amend(&new_threads());
     sim.kernel.end(40, 40);
@@ -327,7 +329,7 @@ fn nothing_is_taken_that_was_not_given() {
     assert_eq!(sim.of(7, 8).0, "fifo 1 reset-on-fork");
     let amended = sim.amend(&[policy(7, 7, &Attr::fifo(3)), takes, fresh]);
     assert_eq!((amended.written.len(), amended.failed.len()), (3, 0), "{amended:?}");
-    // Values on the way are nobody's of us when the next one has arrived.
+    // Values on the way are not ours when the next one has arrived.
     sim.kernel.set_policy(8, &Attr::fifo(1)).unwrap();
     let amended = sim.amend(&[policy(7, 8, &Attr::fifo(5))]);
     assert_eq!(amended.left.len(), 1, "{amended:?}");

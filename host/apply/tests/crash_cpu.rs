@@ -1,5 +1,6 @@
-//! CPU settings killed at every point: a cgroup of ours with its budgets, threads moved into it, policies and priorities. Over a simulated
-//! kernel, and over the real one with the threads of a real QEMU.
+//! CPU settings killed at every point: a cgroup of ours with its budgets, threads moved into it,
+//! policies and priorities. Over a simulated kernel, and over the real one with the threads of a
+//! real QEMU.
 
 mod support;
 
@@ -41,8 +42,8 @@ fn writes(mount: &Path, group: &str, home: &Path, cap: bool, threads: &[(u32, u3
     };
     for (file, value) in files {
         let write = Write::new(file, Target::host(dir.join(file), Form::Plain), value);
-        let passing = if file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
-        writes.push(Write { created_by: Some(0), passing, ..write });
+        let also_ours = if file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        writes.push(Write { created_by: Some(0), also_ours, ..write });
     }
     for &(pid, tid, start) in threads {
         let target = Target::thread_cgroup(pid, tid, start, "cpu", mount);
@@ -119,7 +120,8 @@ fn a_cap_killed_at_every_point() {
     sweep(&sim.case, &sim.dirs);
 }
 
-/// A worker that a real-time thread started meanwhile is in nobody's journal: it must leave the group, or the group would stay.
+/// A worker that a real-time thread started meanwhile is in no journal: it must leave the group, or
+/// the group would stay.
 #[test]
 fn threads_that_were_started_in_the_group_go_home_ordinary() {
     let sim = sim(false);
@@ -132,7 +134,8 @@ fn threads_that_were_started_in_the_group_go_home_ordinary() {
     assert!(!sim.kernel.at(Path::new(CPU).join("rtvirtio-vm")).exists());
 }
 
-/// Threads end whenever they like: before the capture, between capture and write, and before the revert.
+/// Threads end whenever they like: before the capture, between capture and write, and before the
+/// revert.
 #[test]
 fn threads_that_end_are_no_error() {
     let sim = sim(false);
@@ -174,7 +177,7 @@ fn a_thread_that_ends_between_capture_and_write_is_left_out() {
 }
 
 #[test]
-fn a_thread_that_somebody_else_changed_is_left_to_them() {
+fn a_thread_that_another_program_changed_is_left_to_it() {
     let sim = sim(false);
     all(&sim.case, "apply").unwrap();
     sim.kernel.set_policy(7, &Attr::fifo(50)).unwrap();
@@ -212,7 +215,7 @@ fn a_changed_thread_whose_old_group_takes_it_goes_home_as_it_is() {
     all(&sim.case, "apply").unwrap();
     // The root group, from which it came, has a budget.
     sim.kernel.set_policy(9, &Attr::fifo(50)).unwrap();
-    // Another one was moved by somebody, and is in no group of ours.
+    // Another one was moved by another program, and is in no group of ours.
     sim.kernel.set_policy(7, &Attr::other(0)).unwrap();
     sim.kernel.attach(Path::new(CPU), "7").unwrap();
     let accepted = sim.revert(OnConflict::Accept);

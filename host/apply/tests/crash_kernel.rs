@@ -65,7 +65,7 @@ impl Real {
         let node = String::from_utf8(out.stdout).unwrap();
         let device = BlockDevice::find(&root, node.trim()).unwrap();
         real.device = Some(device.clone());
-        // Whoever used this loop device before may have left another.
+        // An earlier user of this loop device may have left another.
         device.set_elevator(&root, "none").unwrap();
         if let Err(e) = device.offers(&root, "bfq") {
             skip(test, &e.to_string());
@@ -95,7 +95,8 @@ impl Real {
         }
     }
 
-    /// What must come back to the byte: the queue with its tunables, and the cgroups' weights and limits.
+    /// What must come back to the byte: the queue with its tunables, and the cgroups' weights and
+    /// limits.
     fn dirs(&self) -> Vec<PathBuf> {
         vec![self.device().queue(""), self.cgroups.dir(&self.parent).unwrap()]
     }
@@ -130,7 +131,7 @@ fn killed_at_every_point_from_a_tuned_deadline_scheduler() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "mq-deadline").unwrap();
-    device.set_tunable(&root, "read_expire", "780").unwrap();
+    root.write(device.tunable("read_expire"), "780").unwrap();
     root.write(device.queue("nr_requests"), "100").unwrap();
     let (apply, revert) = sweep(&real.case(), &real.dirs());
     println!("points: apply {apply}, revert {revert}; 0 differences");
@@ -143,9 +144,9 @@ fn killed_at_every_point_with_bfq_tuned_before() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "bfq").unwrap();
-    device.set_tunable(&root, "slice_idle_us", "1500").unwrap();
-    device.set_tunable(&root, "timeout_sync", "60").unwrap();
-    device.set_tunable(&root, "low_latency", "0").unwrap();
+    root.write(device.tunable("slice_idle_us"), "1500").unwrap();
+    root.write(device.tunable("timeout_sync"), "60").unwrap();
+    root.write(device.tunable("low_latency"), "0").unwrap();
     if real.cgroups.hierarchy == Hierarchy::V1 {
         let dev = &device.dev;
         root.write(real.vm(0, real.weight_file()), "200").unwrap();
@@ -209,7 +210,8 @@ fn a_refused_value_undoes_the_rest() {
         let writes = [first, Write { created_by: Some(0), ..bad }];
         let error = session.apply(&writes, &machine, &mut Silent).unwrap_err();
         let ApplyError::RolledBack { cause, rollback } = &error else { panic!("{error}") };
-        // Linux 6.18 takes an unknown elevator without an error while there is none: the read-back tells.
+        // Linux 6.18 takes an unknown elevator without an error while there is none: the read-back
+        // tells.
         assert!(matches!(**cause, ApplyError::Refused { .. } | ApplyError::ReadBack { .. }), "{cause}");
         assert!(error.to_string().contains(&value) && rollback.done, "{error}");
         assert!(error.to_string().ends_with("everything was put back"), "{error}");
@@ -218,7 +220,7 @@ fn a_refused_value_undoes_the_rest() {
     }
 }
 
-/// A knob that somebody else changed stays theirs until they, or `--force`, say otherwise.
+/// A knob that another program changed is left alone, unless `--force` is given.
 #[test]
 fn a_change_by_someone_else_is_reported_and_left() {
     let Some(real) = Real::new("a_change_by_someone_else_is_reported_and_left") else { return };
@@ -227,7 +229,7 @@ fn a_change_by_someone_else_is_reported_and_left() {
     device.set_elevator(&root, "bfq").unwrap();
     let before = snapshot(&real.dirs());
     act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
-    device.set_tunable(&root, "slice_idle", "5").unwrap();
+    root.write(device.tunable("slice_idle"), "5").unwrap();
     let session = Session::open(real.dir.path().join("state")).unwrap();
     let machine = Machine::new(&root, &NoGuests);
     let reverted = session.revert(OnConflict::Report, &machine, &mut Silent).unwrap().unwrap();
@@ -271,7 +273,7 @@ fn the_commands_of_a_damaged_journal_put_back() {
     let root = Root::default();
     let device = real.device();
     device.set_elevator(&root, "mq-deadline").unwrap();
-    device.set_tunable(&root, "read_expire", "780").unwrap();
+    root.write(device.tunable("read_expire"), "780").unwrap();
     root.write(device.queue("nr_requests"), "100").unwrap();
     let before = snapshot(&real.dirs());
     act(&real.case(), "apply", &Points::new(0, || {})).unwrap();
@@ -336,8 +338,9 @@ fn an_injected_error_of_a_system_call_is_not_absence() {
     assert!(!case.state.join(JOURNAL_FILE).exists());
 }
 
-/// Once more in the box: cgroup v2 with the I/O controller still to be enabled, and Debian's kernel with BFQ as a module. Two tests above need
-/// I/O files before the plan makes them; on v2 there are none then. A box is slow: every second point.
+/// Once more in the box: cgroup v2 with the I/O controller still to be enabled, and Debian's kernel
+/// with BFQ as a module. Two tests above need I/O files before the plan makes them; on v2 there are
+/// none then. A box is slow: every second point.
 #[test]
 fn the_same_on_cgroup_v2_in_the_box() {
     let test = "the_same_on_cgroup_v2_in_the_box";

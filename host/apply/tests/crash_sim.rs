@@ -1,4 +1,5 @@
-//! Real processes killed at every point, over a directory that answers like a kernel; and random plans cut off at random points.
+//! Real processes killed at every point, over a directory that answers like a kernel; and random
+//! plans cut off at random points.
 
 mod support;
 
@@ -85,7 +86,8 @@ fn v1_killed_at_every_point_with_bfq_tuned_before() {
     sweep(&lab.case, &lab.dirs);
 }
 
-/// Both elevators and both values of a knob with a side effect, in the direction that is harder to put back.
+/// Both elevators and both values of a knob with a side effect, in the direction that is harder to
+/// put back.
 #[test]
 fn v1_killed_at_every_point_leaving_bfq_and_leaving_strict_mode() {
     let away =
@@ -210,7 +212,8 @@ proptest! {
     }
 }
 
-/// Found by the property test: a plan that writes the `slice_idle` that is shown, where the file in us holds a fraction more.
+/// Found by the property test: a plan that writes the `slice_idle` that is shown, where the file in
+/// us holds a fraction more.
 #[test]
 fn a_fraction_of_slice_idle_survives_a_plan_that_leaves_it() {
     for cut in 1..12 {

@@ -196,7 +196,7 @@ fn a_conflict_can_be_left_forced_or_accepted() {
         assert_eq!(reverted.done, policy != OnConflict::Report);
         assert_eq!(lab.journal().exists(), policy == OnConflict::Report);
         let weights = lab.kernel.get(Path::new(VM0).join("blkio.bfq.weight_device"));
-        assert_eq!(weights, "default 100\n", "what nobody else touched is put back in any case");
+        assert_eq!(weights, "default 100\n", "what no other program touched is put back in any case");
         if policy == OnConflict::Report {
             let fates: Vec<_> = reverted.outcomes.iter().map(|o| &o.fate).collect();
             assert!(matches!(fates[..2], [Fate::Blocked { .. }, Fate::Conflict { .. }]), "{fates:?}");
@@ -246,7 +246,8 @@ fn a_guest_that_is_gone_is_forgotten_and_one_that_hangs_is_not() {
     fs::remove_file(lab.dir.path().join("guests/vm0.sock")).unwrap();
     let reverted = lab.revert(OnConflict::Report);
     assert!(reverted.done);
-    // The tunable did not exist before the elevator was chosen, so there is nothing to report of it.
+    // The tunable did not exist before the elevator was chosen, so there is nothing to report of
+    // it.
     let gone: Vec<_> = reverted.outcomes.iter().filter(|o| matches!(o.fate, Fate::Gone { .. })).collect();
     assert!(gone.len() == 1 && gone[0].path == "vm0:/sys/block/vda/queue/scheduler", "{gone:?}");
 }
@@ -256,7 +257,7 @@ fn after_a_reboot_nothing_is_written() {
     let lab = Lab::new("none");
     lab.apply(&basic()).unwrap();
     lab.kernel.boot("two\n");
-    // Somebody set this one after the restart, or `loop0` is another device now.
+    // Another program set this one after the restart, or `loop0` is another device now.
     lab.kernel.write(Path::new("/sys/block/loop0/queue/scheduler"), "none").unwrap();
     assert!(status(&lab.state(), &lab.machine()).unwrap().unwrap().rebooted);
     let before = lab.snapshot();
@@ -400,7 +401,7 @@ impl HostFiles for Lying<'_> {
 }
 
 #[test]
-fn when_undoing_fails_too_both_errors_are_told_and_the_journal_stays() {
+fn when_undoing_fails_too_both_errors_are_reported_and_the_journal_stays() {
     let lab = Lab::new("none");
     let before = lab.snapshot();
     let case = lab.case(&basic());
@@ -474,7 +475,7 @@ fn an_unusable_state_directory_is_named() {
 
 /// What the state directory refuses changes nothing of what is said of the knobs.
 #[test]
-fn a_journal_that_cannot_be_written_or_removed_is_told() {
+fn a_journal_that_cannot_be_written_or_removed_is_reported() {
     let lab = Lab::new("none");
     let before = lab.snapshot();
     let temp = lab.state().join("journal.json.new");

@@ -159,7 +159,7 @@ fn writes_come_in_the_order_that_the_kernel_needs() {
         };
         assert_eq!(at("scheduler"), 0);
         assert!(at("strict_guarantees") < at("slice_idle"), "strict mode raises slice_idle");
-        assert!(writes[at("slice_idle")].passing.contains(&"8".to_owned()));
+        assert!(writes[at("slice_idle")].also_ours.contains(&"8".to_owned()));
         if v2 {
             assert!(at("cgroup/cgroup.subtree_control") < at("lab/cgroup.subtree_control"));
             assert!(at("lab/cgroup.subtree_control") < at("io.bfq.weight"));

@@ -89,7 +89,7 @@ impl Lab {
         let mut writes = vec![Write::new("cgroup", target, "present")];
         for (name, value) in [("cpu.rt_period_us", "20000"), ("cpu.rt_runtime_us", "4000")] {
             let write = Write::new(name, Target::host(group.join(name), Form::Plain), value);
-            writes.push(Write { created_by: Some(0), passing: vec!["0".to_owned()], ..write });
+            writes.push(Write { created_by: Some(0), also_ours: vec!["0".to_owned()], ..write });
         }
         for tid in [7, 8, 9] {
             let target = Target::thread_cgroup(7, tid, 1000 + u64::from(tid), "cpu", Path::new(CPU));

@@ -1,25 +1,29 @@
 //! May these contracts be promised together? Pure arithmetic over what the kernel grants.
 //!
-//! Every backend counts in shares of each CPU. The kernel makes the same test for its own mechanisms (`tg_rt_schedulable()` in
-//! `kernel/sched/rt.c`, `__dl_overflow()` in `kernel/sched/deadline.c`), but says no more than `EINVAL` or `EBUSY`, and none for `cpu.max`.
+//! Every backend counts in shares of each CPU. The kernel makes the same test for its own
+//! mechanisms (`tg_rt_schedulable()` in `kernel/sched/rt.c`, `__dl_overflow()` in
+//! `kernel/sched/deadline.c`), but says no more than `EINVAL` or `EBUSY`, and none for `cpu.max`.
 
 use rtvirtio_units::Ratio;
 
 use crate::{Contract, CpuError, Grant};
 
-/// Rounding of shares: the kernel compares them with 20 binary digits (`BW_SHIFT`), so a sum that fits to this is let in.
+/// Rounding of shares: the kernel compares them with 20 binary digits (`BW_SHIFT`), so a sum that
+/// fits to this is let in.
 const EPSILON: f64 = 1.0 / (1 << 20) as f64;
 
 /// Whether all contracts fit, in this order; returns the share of each CPU that stays free.
 ///
 /// # Errors
-/// [`CpuError::TooMuch`] for the first that does not, with the amount and the largest budget that would.
+/// [`CpuError::TooMuch`] for the first that does not, with the amount and the largest budget that
+/// would.
 pub fn admit(grant: &Grant, contracts: &[(String, Contract)]) -> Result<Ratio, CpuError> {
     let mut free = grant.free();
     for (i, (vm, contract)) in contracts.iter().enumerate() {
         let share = contract.share().0;
         if share > free + EPSILON {
-            // A millionth of a microsecond, so that 3999.999... from binary fractions counts as 4000.
+            // A millionth of a microsecond, so that 3999.999... from binary fractions counts as
+            // 4000.
             let most = (free * contract.period_us() as f64 + 1e-6).floor();
             let remedy = if most >= 1000.0 {
                 format!("write budget = \"{}us\" at most", most as u64)

@@ -23,7 +23,8 @@ pub struct Ask<'a> {
     pub order: Order,
     /// Where the VM stands among others: [`crate::levels`].
     pub level: Level,
-    /// CPU time that each used lately, for a split by use; since its start where a thread is not named.
+    /// CPU time that each has used since the last split, for a split by use; since its start where
+    /// a thread is not named.
     pub used: &'a [(u32, Duration)],
 }
 
@@ -51,11 +52,12 @@ pub(crate) fn main_of(threads: &[Thread]) -> Option<&Thread> {
 
 /// A thread's scheduling as a write.
 pub(crate) fn scheduling(ask: &Ask<'_>, t: &Thread, attr: Attr) -> Write {
-    // That of a real-time thread the kernel neither sets nor tells; it has it again when it is ordinary again.
+    // That of a real-time thread the kernel neither sets nor reports; it has it again when it is
+    // ordinary again.
     let nice = if attr.policy.is_real_time() { 0 } else { t.nice };
     let attr = Attr { nice, ..attr };
     let knob = format!("policy of {} ({})", t.role, ask.vm);
     let write = Write::new(knob, Target::scheduling(t.pid, t.tid, t.start), attr.to_string());
     // Cut off while a reservation is put back.
-    Write { passing: attr.released().iter().map(Attr::to_string).collect(), ..write }
+    Write { also_ours: attr.released().iter().map(Attr::to_string).collect(), ..write }
 }

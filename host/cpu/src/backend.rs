@@ -9,17 +9,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// `cpu.rt.max` of cgroup v2: real-time threads of a group behind one constant-bandwidth server for each CPU. Patches of 2026, not
-    /// merged when this was written.
+    /// `cpu.rt.max` of cgroup v2: real-time threads of a group behind one constant-bandwidth server
+    /// for each CPU. Patches of 2026, not merged when this was written.
     Hcbs,
-    /// `cpu.rt_runtime_us` of cgroup v1 (`CONFIG_RT_GROUP_SCHED`; `Documentation/scheduler/sched-rt-group.rst`).
+    /// `cpu.rt_runtime_us` of cgroup v1 (`CONFIG_RT_GROUP_SCHED`;
+    /// `Documentation/scheduler/sched-rt-group.rst`).
     RtGroup,
-    /// `SCHED_DEADLINE` for each thread, the budget split over them (`Documentation/scheduler/sched-deadline.rst`).
+    /// `SCHED_DEADLINE` for each thread, the budget split over them
+    /// (`Documentation/scheduler/sched-deadline.rst`).
     Deadline,
-    /// `cpu.max`, on v1 `cpu.cfs_quota_us`: an upper limit for ordinary threads (`Documentation/scheduler/sched-bwc.rst`).
+    /// `cpu.max`, on v1 `cpu.cfs_quota_us`: an upper limit for ordinary threads
+    /// (`Documentation/scheduler/sched-bwc.rst`).
     CpuMax,
-    /// Real-time priorities with no budget for each VM, only the kernel's share for ordinary threads: RT throttling, or since Linux 6.12 the
-    /// fair server.
+    /// Real-time priorities with no budget for each VM, only the kernel's share for ordinary
+    /// threads: RT throttling, or since Linux 6.12 the fair server.
     Throttle,
 }
 

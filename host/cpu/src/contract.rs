@@ -5,7 +5,8 @@ use std::fmt;
 use rtvirtio_units::{Nanos, Ratio};
 use serde::{Deserialize, Serialize};
 
-/// Every CPU gives a VM's threads together `budget` in every `period`: (Q, P) of the reservations paper, section 3.
+/// Every CPU gives a VM's threads together `budget` in every `period`: (Q, P) of the reservations
+/// paper, section 3.
 ///
 /// Both are held in whole microseconds, because that is what cgroup files take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -47,7 +47,7 @@ pub fn control(root: &Root, cpu: Option<&Cgroups>, thread: &Thread) -> Result<Co
         return Ok(Control::none(if real_time {
             "real-time without a budget"
         } else {
-            "shares with everybody"
+            "shares the root group"
         }));
     };
     for group in cgroup.ancestors().filter(|g| !Cgroups::is_root(g)) {
@@ -60,7 +60,7 @@ pub fn control(root: &Root, cpu: Option<&Cgroups>, thread: &Thread) -> Result<Co
     Ok(Control::none(if real_time {
         "real-time without a budget of its own"
     } else {
-        "shares with everybody"
+        "shares the root group"
     }))
 }
 

@@ -1,6 +1,7 @@
 //! Throughput over budget: what was measured, and what may be relied on.
 //!
-//! The paper's Fig. 1b is one curve, of a VM alone; its Fig. 2 has one for each budget of a loaded neighbour.
+//! The paper's Fig. 1b is one curve, of a VM alone; its Fig. 2 has one for each budget of a loaded
+//! neighbour.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ pub struct Run {
     pub requests_per_s: f64,
     /// CPU time that all threads of the VM used, in seconds a second.
     pub cpu: f64,
-    /// Requests a second that the neighbour answered, where its load says so.
+    /// Requests a second that the neighbour answered, where its load reports them.
     pub neighbour_requests_per_s: Option<f64>,
 }
 
@@ -37,15 +38,17 @@ pub struct Point {
     pub mean: f64,
     /// Their standard deviation (of a sample), in requests a second; 0 for one.
     pub sd: f64,
-    /// What may be relied on, in requests a second: the one-sided 95 % confidence bound of the mean (Student's t), and no more than that of any
-    /// larger budget on the same curve. `None` for a single measurement.
+    /// What may be relied on, in requests a second: the one-sided 95 % confidence bound of the mean
+    /// (Student's t), and no more than that of any larger budget on the same curve. `None` for a
+    /// single measurement.
     pub lower: Option<f64>,
-    /// CPU time of one request, in seconds: the mean over the runs, weighted by their requests. `None` when nothing was answered.
+    /// CPU time of one request, in seconds: the mean over the runs, weighted by their requests.
+    /// `None` when nothing was answered.
     pub cpu_per_request: Option<f64>,
 }
 
-/// Student's t for a one-sided bound of 95 %, by degrees of freedom from 1 (any table of it). Beyond the table its last value is taken, which is too
-/// large and so on the safe side.
+/// Student's t for a one-sided bound of 95 %, by degrees of freedom from 1 (any table of it).
+/// Beyond the table its last value is taken, which is too large and so on the safe side.
 const T95: [f64; 20] = [
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753,
     1.746, 1.740, 1.734, 1.729, 1.725,
@@ -59,7 +62,8 @@ pub fn points(runs: &[Run]) -> Vec<Point> {
         groups.entry((run.neighbour_percent, run.budget_percent)).or_default().push(run);
     }
     let mut all: Vec<Point> = groups.into_iter().map(|(key, runs)| point(key, &runs)).collect();
-    // More budget never carries less. Where the bounds fall, chance or a bottleneck elsewhere speaks, and the smaller value is the one to trust.
+    // More budget never carries less. Where the bounds fall, chance or a bottleneck elsewhere
+    // speaks, and the smaller value is the one to trust.
     let mut least: Option<(Option<u64>, f64)> = None;
     for point in all.iter_mut().rev() {
         let above = least.filter(|l| l.0 == point.neighbour_percent).map_or(f64::INFINITY, |l| l.1);

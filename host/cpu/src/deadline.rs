@@ -1,4 +1,4 @@
-//! SCHED_DEADLINE for each thread of a VM: who gets a part of the budget, and how much one may have.
+//! SCHED_DEADLINE for each thread of a VM: which threads get a part of the budget, and how much.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -87,24 +87,29 @@ pub(crate) fn reservation(ask: &Ask<'_>, t: &Thread, share: &Share) -> Write {
     scheduling(ask, t, Attr::deadline(share.runtime, ask.contract.period_us() * 1000))
 }
 
-/// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others: its own default (`sched_rt_runtime_us`).
+/// Most of a CPU that one deadline thread may have, where the kernel itself keeps less for others:
+/// its own default (`sched_rt_runtime_us`).
 const KEEP: f64 = 0.95;
 
-/// Most runtime of one thread in each period: it runs on one CPU at a time, so no more than the VM's budget there. The kernel admits the sum over all CPUs, so one thread might have a whole one, which nothing would ever take
-/// from it: RT throttling does not know deadline threads. What is kept for others on each CPU is kept here too.
+/// Most runtime of one thread in each period: it runs on one CPU at a time, so no more than the
+/// VM's budget there. The kernel admits the sum over all CPUs, so one thread might have a whole
+/// one, which nothing would ever take from it: RT throttling does not know deadline threads. What
+/// is kept for others on each CPU is kept here too.
 fn most_of_one(probe: &Probe, budget: u64, period: u64) -> u64 {
     let found = choose(probe, Some(Backend::Deadline), false);
     let grant = found.map_or(KEEP, |f| (f.grant.limit.0 - f.grant.fair_server.0).clamp(0.0, KEEP));
     budget.min((period as f64 * grant) as u64)
 }
 
-/// Why SCHED_DEADLINE gives a thread no part of the budget, which the VM has on the CPUs of `domain`; `None` where it does: to those that have a priority
-/// under the order, but for QEMU's RCU thread, and for workers, which come and go.
+/// Why SCHED_DEADLINE gives a thread no part of the budget, which the VM has on the CPUs of
+/// `domain`; `None` where it does: to those that have a priority under the order, but for QEMU's
+/// RCU thread, and for workers, which come and go.
 fn no_part(t: &Thread, order: Order, domain: &BTreeSet<u32>) -> Option<String> {
     match &t.role {
         // A worker lives for seconds, and a reservation cannot be handed down to the next.
         Role::AioWorker | Role::IoUringWorker => Some("workers come and go".to_owned()),
-        // One of the kernel's own stays in the kernel's cgroup, and so outside of a partition that the VM is in.
+        // One of the kernel's own stays in the kernel's cgroup, and so outside of a partition that
+        // the VM is in.
         _ if t.kernel && text::cpu_list(&t.affinity).is_some_and(|mask| mask.is_disjoint(domain)) => {
             Some(format!("a thread of the kernel that may run on CPUs {} only, not the VM's", t.affinity))
         }
@@ -117,7 +122,8 @@ fn left_ordinary(role: &Role) -> String {
     format!("a thread of role `{role}` is left ordinary")
 }
 
-/// Whether SCHED_DEADLINE gives a thread a part of the budget, which the VM has on the CPUs of `domain` ([`domain_of`]).
+/// Whether SCHED_DEADLINE gives a thread a part of the budget, which the VM has on the CPUs of
+/// `domain` ([`domain_of`]).
 #[must_use]
 pub fn has_part(t: &Thread, order: Order, domain: &BTreeSet<u32>) -> bool {
     no_part(t, order, domain).is_none()

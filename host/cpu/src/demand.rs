@@ -1,4 +1,5 @@
-//! From a demand to a budget: the paper's look-up (section 4), Fig. 1b for a VM alone and Fig. 2 beside neighbours.
+//! From a demand to a budget: the paper's look-up (section 4), Fig. 1b for a VM alone and Fig. 2
+//! with neighbours.
 
 use rtvirtio_units::{Iops, Nanos};
 use serde::Serialize;
@@ -8,9 +9,10 @@ use crate::profile::CpuProfile;
 use crate::supply::Surroundings;
 use crate::{Backend, Contract};
 
-/// Without a curve beside a neighbour, a VM must be able to carry so much more than is asked: the largest loss that the paper saw when its neighbour's share
-/// grew from 10 to 40 % (section 4: 20 to 30 %). A share of the neighbours above that counts in full, which is the same slope: one percent of throughput for
-/// each percent of theirs.
+/// Without a curve measured with a neighbour, a VM must be able to carry so much more than is
+/// asked: the largest loss that the paper saw when its neighbour's share grew from 10 to 40 %
+/// (section 4: 20 to 30 %). A share of the neighbours above that counts in full, which is the same
+/// slope: one percent of throughput for each percent of theirs.
 pub const MARGIN: f64 = 0.30;
 /// Shortest budget that a contract may have, in microseconds: the spec's.
 const LEAST_BUDGET_US: u64 = 1000;
@@ -24,12 +26,12 @@ pub struct Demand {
     pub deadline: Nanos,
 }
 
-/// What runs beside the VM.
+/// What runs alongside the VM.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Beside {
+pub struct Neighbours {
     /// Sum of the others' shares of each CPU, 0 to 1.
     pub share: f64,
-    /// Whether some have no contract, so that nobody knows how much they do.
+    /// Whether some have no contract, so that it is not known how much they do.
     pub unknown: bool,
     /// How many have a contract.
     pub count: u32,
@@ -38,33 +40,33 @@ pub struct Beside {
 /// Which curve was read, and how much was added to the demand.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
-pub enum Look {
-    /// Fig. 1b: nobody is beside it.
+pub enum CurveChoice {
+    /// Fig. 1b: no other VM runs.
     Alone,
-    /// Fig. 2: the curve beside a neighbour that has at least what the others have.
-    Beside {
+    /// Fig. 2: the curve with a neighbour that has at least what the others have.
+    Neighbour {
         /// The neighbour's budget, in percent.
         neighbour_percent: u64,
     },
     /// Fig. 2, its last curve, and a margin for what the others have beyond.
-    Beyond {
+    BeyondNeighbour {
         /// The neighbour's budget, in percent.
         neighbour_percent: u64,
         /// Part of the throughput that is held back.
         margin: f64,
     },
-    /// Fig. 1b with a margin, because no curve beside a neighbour was measured.
+    /// Fig. 1b with a margin, because no curve with a neighbour was measured.
     Margin {
         /// Part of the throughput that is held back.
         margin: f64,
     },
 }
 
-impl Look {
+impl CurveChoice {
     fn neighbour(self) -> Option<u64> {
         match self {
             Self::Alone | Self::Margin { .. } => None,
-            Self::Beside { neighbour_percent } | Self::Beyond { neighbour_percent, .. } => {
+            Self::Neighbour { neighbour_percent } | Self::BeyondNeighbour { neighbour_percent, .. } => {
                 Some(neighbour_percent)
             }
         }
@@ -74,8 +76,8 @@ impl Look {
     #[must_use]
     pub fn margin(self) -> f64 {
         match self {
-            Self::Alone | Self::Beside { .. } => 0.0,
-            Self::Beyond { margin, .. } | Self::Margin { margin } => margin,
+            Self::Alone | Self::Neighbour { .. } => 0.0,
+            Self::BeyondNeighbour { margin, .. } | Self::Margin { margin } => margin,
         }
     }
 
@@ -84,11 +86,11 @@ impl Look {
     pub fn words(self) -> String {
         match self {
             Self::Alone => "measured alone, as it is here".to_owned(),
-            Self::Beside { neighbour_percent } => {
-                format!("measured beside a neighbour of {neighbour_percent} %")
+            Self::Neighbour { neighbour_percent } => {
+                format!("measured alongside a neighbour of {neighbour_percent} %")
             }
-            Self::Beyond { neighbour_percent, margin } => format!(
-                "measured beside a neighbour of {neighbour_percent} %, with {:.0} % held back for what its neighbours have beyond that",
+            Self::BeyondNeighbour { neighbour_percent, margin } => format!(
+                "measured alongside a neighbour of {neighbour_percent} %, with {:.0} % held back for what its neighbours have beyond that",
                 margin * 100.0
             ),
             Self::Margin { margin } => format!(
@@ -107,7 +109,7 @@ pub struct Choice {
     /// The point of the curve that decided.
     pub point: Point,
     /// Which curve, and the margin.
-    pub look: Look,
+    pub curve: CurveChoice,
     /// Requests a second that the point must carry: the demand and the margin.
     pub needed: Iops,
     /// CPU time of one request that was reckoned with.
@@ -116,7 +118,8 @@ pub struct Choice {
     /// The latest answer, counted from the request.
     #[serde(rename = "latest_ns")]
     pub latest: Nanos,
-    /// Whether one CPU's share does not suffice, so that the latest answer is that of a request whose vCPU has no other one to answer.
+    /// Whether one CPU's share does not suffice, so that the latest answer is that of a request
+    /// whose vCPU has no other one to answer.
     pub parallel: bool,
 }
 
@@ -135,7 +138,7 @@ impl Choice {
             Iops(self.point.mean),
             Iops(self.point.lower.unwrap_or(0.0)),
             self.point.n,
-            self.look.words(),
+            self.curve.words(),
             self.work,
             self.latest,
         );
@@ -151,7 +154,7 @@ impl Choice {
 pub enum DemandError {
     /// No measured budget carries the requests.
     #[error(
-        "{vm}: no measured budget carries {asked}: {needed} are needed ({look}), and {most} is the most that may be relied on, at {percent} % of each CPU; \
+        "{vm}: no measured budget carries {asked}: {needed} are needed ({curve}), and {most} is the most that may be relied on, at {percent} % of each CPU; \
          ask for at most {fits}, give the VM more vCPUs, or move its neighbours"
     )]
     TooMany {
@@ -162,7 +165,7 @@ pub enum DemandError {
         /// With the margin.
         needed: Iops,
         /// Which curve.
-        look: String,
+        curve: String,
         /// The most that any point carries.
         most: Iops,
         /// At which budget.
@@ -210,36 +213,37 @@ impl DemandError {
     }
 }
 
-/// Which curve is to be read beside the others.
-fn look(points: &[Point], beside: &Beside) -> Look {
-    if beside.share <= 0.0 && !beside.unknown {
-        return Look::Alone;
+/// Which curve is to be read with these neighbours.
+fn curve_for(points: &[Point], neighbours: &Neighbours) -> CurveChoice {
+    if neighbours.share <= 0.0 && !neighbours.unknown {
+        return CurveChoice::Alone;
     }
     let mut measured: Vec<u64> = points.iter().filter_map(|p| p.neighbour_percent).collect();
     measured.sort_unstable();
     // Rounding of shares must not push a neighbour of exactly 40 % to the next curve.
-    let percent = beside.share * 100.0 - 1e-6;
-    let fits = measured.iter().find(|n| **n as f64 >= percent && !beside.unknown);
+    let percent = neighbours.share * 100.0 - 1e-6;
+    let fits = measured.iter().find(|n| **n as f64 >= percent && !neighbours.unknown);
     match (fits, measured.last()) {
-        (Some(n), _) => Look::Beside { neighbour_percent: *n },
-        (None, Some(last)) if percent <= *last as f64 => Look::Beside { neighbour_percent: *last },
-        (None, Some(last)) => Look::Beyond {
+        (Some(n), _) => CurveChoice::Neighbour { neighbour_percent: *n },
+        (None, Some(last)) if percent <= *last as f64 => CurveChoice::Neighbour { neighbour_percent: *last },
+        (None, Some(last)) => CurveChoice::BeyondNeighbour {
             neighbour_percent: *last,
-            margin: (beside.share - *last as f64 / 100.0).clamp(0.0, 0.99),
+            margin: (neighbours.share - *last as f64 / 100.0).clamp(0.0, 0.99),
         },
-        (None, None) => Look::Margin { margin: beside.share.clamp(MARGIN, 0.99) },
+        (None, None) => CurveChoice::Margin { margin: neighbours.share.clamp(MARGIN, 0.99) },
     }
 }
 
-/// Finds the smallest measured budget that carries the demand: enough throughput with 95 % confidence, and the deadline met in the worst case
-/// ([`Surroundings::latest`]). Admission is the caller's.
+/// Finds the smallest measured budget that carries the demand: enough throughput with 95 %
+/// confidence, and the deadline met in the worst case ([`Surroundings::latest`]). Admission is the
+/// caller's.
 ///
 /// # Errors
 /// [`DemandError`], with the numbers.
 pub fn find(
     profile: &CpuProfile,
     demand: &Demand,
-    beside: &Beside,
+    neighbours: &Neighbours,
     surroundings: Surroundings,
 ) -> Result<Choice, DemandError> {
     let (vm, points) = (&profile.setup.vm, profile.points());
@@ -252,40 +256,40 @@ pub fn find(
         return Err(unusable(why, String::new()));
     }
     if matches!(surroundings.backend, Backend::CpuMax | Backend::Throttle) {
-        let why = format!("{} gives nobody a budget, so no demand can be promised", surroundings.backend);
+        let why = format!("{} gives no VM a budget, so no demand can be promised", surroundings.backend);
         return Err(unusable(why, String::new()));
     }
-    let look = look(&points, beside);
-    let curve: Vec<&Point> = points.iter().filter(|p| p.neighbour_percent == look.neighbour()).collect();
-    if curve.is_empty() {
+    let curve = curve_for(&points, neighbours);
+    let on_curve: Vec<&Point> = points.iter().filter(|p| p.neighbour_percent == curve.neighbour()).collect();
+    if on_curve.is_empty() {
         return Err(unusable("it has no measurement of this VM alone".to_owned(), String::new()));
     }
-    if let Some(few) = curve.iter().find(|p| p.lower.is_none()) {
+    if let Some(few) = on_curve.iter().find(|p| p.lower.is_none()) {
         let why = format!("{} % was measured once only, which gives no confidence", few.budget_percent);
         return Err(unusable(why, " --repeat 3".to_owned()));
     }
-    let needed = demand.requests.0 / (1.0 - look.margin());
+    let needed = demand.requests.0 / (1.0 - curve.margin());
     let lower = |p: &Point| p.lower.unwrap_or(0.0);
-    let most = curve.iter().map(|p| lower(p)).fold(0.0, f64::max);
+    let most = on_curve.iter().map(|p| lower(p)).fold(0.0, f64::max);
     if most < needed {
         // Of the best, the smallest budget: the curve is flat from there.
-        let percent = curve.iter().find(|p| lower(p) >= most).map_or(0, |p| p.budget_percent);
-        let fits = Iops(most * (1.0 - look.margin()));
-        let (vm, asked, look) = (vm.clone(), demand.requests, look.words());
+        let percent = on_curve.iter().find(|p| lower(p) >= most).map_or(0, |p| p.budget_percent);
+        let fits = Iops(most * (1.0 - curve.margin()));
+        let (vm, asked, curve) = (vm.clone(), demand.requests, curve.words());
         return Err(DemandError::TooMany {
             vm,
             asked,
             needed: Iops(needed),
-            look,
+            curve,
             most: Iops(most),
             percent,
             fits,
         });
     }
     // The dearest request of the curve: a small budget finds the caches cold more often.
-    let work = Nanos::from_secs_f64(curve.iter().filter_map(|p| p.cpu_per_request).fold(0.0, f64::max));
+    let work = Nanos::from_secs_f64(on_curve.iter().filter_map(|p| p.cpu_per_request).fold(0.0, f64::max));
     let mut best: Option<(Nanos, u64)> = None;
-    for point in curve.iter().copied().filter(|p| lower(p) >= needed) {
+    for point in on_curve.iter().copied().filter(|p| lower(p) >= needed) {
         let budget = Nanos(profile.period().0 * point.budget_percent / 100);
         let Some(contract) = Contract::new(budget, profile.period()) else { continue };
         if contract.budget_us() < LEAST_BUDGET_US {
@@ -296,7 +300,7 @@ pub fn find(
             return Ok(Choice {
                 contract,
                 point: point.clone(),
-                look,
+                curve,
                 needed: Iops(needed),
                 work,
                 latest,
@@ -321,7 +325,7 @@ pub fn find(
 /// One VM of a spec.
 #[derive(Clone, Debug)]
 pub enum Asked<'a> {
-    /// Nothing: it runs beside the others as it likes.
+    /// Nothing: it runs alongside the others without a limit.
     Nothing,
     /// Its contract is given.
     Given(Contract),
@@ -336,10 +340,12 @@ pub enum Asked<'a> {
     },
 }
 
-/// Finds the contracts of all VMs that have a demand. Each VM's share is a neighbour's to the others, so the search goes on until no budget grows any more;
-/// it ends, because budgets only grow and the points are few.
+/// Finds the contracts of all VMs that have a demand. Each VM's share is a neighbour's to the
+/// others, so the search goes on until no budget grows any more; it ends, because budgets only grow
+/// and the points are few.
 ///
-/// `taken` is the share of each CPU that somebody else holds already. The result has an entry for each VM, `None` for one without a demand.
+/// `taken` is the share of each CPU that others hold already. The result has an entry for each VM,
+/// `None` for one without a demand.
 ///
 /// # Errors
 /// [`DemandError`] of the first VM whose demand cannot be carried.
@@ -362,14 +368,15 @@ pub fn find_all(asked: &[Asked<'_>], taken: f64, tick: Nanos) -> Result<Vec<Opti
             };
             let others = || asked.iter().zip(&now).enumerate().filter(|(j, _)| *j != i);
             let count = others().filter(|(_, (a, _))| !matches!(a, Asked::Nothing)).count();
-            let beside = Beside {
+            let neighbours = Neighbours {
                 share: taken + others().map(|(_, (_, c))| share(*c)).sum::<f64>(),
                 unknown: others().any(|(_, (a, _))| matches!(a, Asked::Nothing)),
                 count: u32::try_from(count).unwrap_or(u32::MAX),
             };
-            let surroundings = Surroundings { backend: *backend, tick, others: beside.count };
-            let choice = find(profile, demand, &beside, surroundings)?;
-            // Never back: a smaller share of one VM must not let another one's shrink and grow for ever.
+            let surroundings = Surroundings { backend: *backend, tick, others: neighbours.count };
+            let choice = find(profile, demand, &neighbours, surroundings)?;
+            // Never back: a smaller share of one VM must not let another one's shrink and grow for
+            // ever.
             if share(Some(choice.contract)) >= share(now[i]) {
                 next[i] = Some(choice.contract);
             }

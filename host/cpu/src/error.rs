@@ -20,7 +20,7 @@ pub enum CpuError {
         by: f64,
         /// What is granted and what is taken.
         grant: String,
-        /// The most that it can have, or who to ask.
+        /// The most that it can have, or where to ask.
         remedy: String,
     },
     /// No mechanism of this kernel can hold the contract.

@@ -8,19 +8,20 @@ use crate::Contract;
 /// What the kernel grants, as shares of each CPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Share for all real-time work: `sched_rt_runtime_us / sched_rt_period_us`, 0.95 unless changed; 1 for a cap.
+    /// Share for all real-time work: `sched_rt_runtime_us / sched_rt_period_us`, 0.95 unless
+    /// changed; 1 for a cap.
     pub limit: Ratio,
-    /// Share that is kept for ordinary threads and counts against `limit`: the fair server (`SCHED_DEADLINE` since Linux 6.12; the other
-    /// mechanisms do not count it).
+    /// Share that is kept for ordinary threads and counts against `limit`: the fair server
+    /// (`SCHED_DEADLINE` since Linux 6.12; the other mechanisms do not count it).
     pub fair_server: Ratio,
     /// Reservations that are there already and are not ours.
     pub taken: Vec<Load>,
 }
 
-/// Somebody's share of each CPU.
+/// A share of each CPU that is taken.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
-    /// Whose.
+    /// What holds it.
     pub name: String,
     /// How much.
     pub share: Ratio,

@@ -1,4 +1,5 @@
-//! A contract in force, and threads that appear: each gets what its role asks for. Under SCHED_DEADLINE the budget is split again.
+//! A contract in force, and threads that appear: each gets what its role asks for. Under
+//! SCHED_DEADLINE the budget is split again.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -12,7 +13,8 @@ use crate::deadline::{divide, held, reservation};
 use crate::settings::{group_name, moved, priorities};
 use crate::{Ask, Backend, Probe, Settings, Share, attr};
 
-/// Where no thread's part changes by more than this, all are left: each change is journaled and counted anew by the kernel.
+/// Where no thread's part changes by more than this, all are left: each change is journaled and
+/// counted anew by the kernel.
 const LEAST_CHANGE: f64 = 0.05;
 
 impl Settings {
@@ -27,16 +29,17 @@ impl Settings {
     }
 }
 
-/// What takes new threads of a VM into its contract, which is in force: `ask.threads` are the new ones. Under SCHED_DEADLINE a budget has to come from the
-/// other threads, so [`resplit`] does it.
+/// What takes new threads of a VM into its contract, which is in force: `ask.threads` are the new
+/// ones. Under SCHED_DEADLINE a budget has to come from the other threads, so [`resplit`] does it.
 #[must_use]
 pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
     let mut out = Settings::none(backend);
     let group = Path::new("/").join(group_name(ask.vm));
     let own = probe.cgroups.as_ref().filter(|c| c.hierarchy == Hierarchy::V1);
     if let (Backend::RtGroup | Backend::CpuMax, Some(cgroups)) = (backend, own) {
-        // Also for those that are in it already, by birth: where they go afterwards must be in the journal.
-        // Those that no role gives a policy keep what they inherited, and are left to the group's end, which gives back both.
+        // Also for those that are in it already, by birth: where they go afterwards must be in the
+        // journal. Those that no role gives a policy keep what they inherited, and are left to the
+        // group's end, which gives back both.
         let left = |t: &&Thread| {
             attr(&t.role, ask.order, ask.level, backend).is_none()
                 && cgroups.of_thread(&t.cgroups) == Some(group.as_path())
@@ -49,9 +52,11 @@ pub fn take_in(probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Settings {
     out
 }
 
-/// The budget split over all of a VM's threads by what each has used lately, a part of the way from the split in force ([`crate::split`]). `ask.threads` are all
-/// threads, `ask.used` says for each what it has used since the last split. First those that give, then those that get, so that their sum never passes
-/// what the kernel admits. `domain` has the VM's CPUs ([`crate::domain_of`]).
+/// The budget split over all of a VM's threads by what each has used since the last split, a part
+/// of the way from the split in force ([`crate::split`]). `ask.threads` are all threads, `ask.used`
+/// says for each what it has used since the last split. First those that give, then those that get,
+/// so that their sum never passes what the kernel admits. `domain` has the VM's CPUs
+/// ([`crate::domain_of`]).
 #[must_use]
 pub fn resplit(probe: &Probe, domain: &BTreeSet<u32>, ask: &Ask<'_>) -> Settings {
     let mut out = Settings::none(Backend::Deadline);

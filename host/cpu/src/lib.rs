@@ -1,11 +1,14 @@
 //! One CPU contract for all threads of a VM.
 //!
-//! A [`Contract`] is the (Q, P) of the reservations paper (section 3): every CPU gives the VM's threads together `budget` in every `period`.
-//! Stock kernels have no such thing for a set of threads of any policy, so [`probe`] finds which of four mechanisms this one has, [`admit`]
-//! refuses what would not fit, and [`settings`] turns contract, priorities and threads into writes that `rtvirtio-apply` journals and puts back.
-//! [`control`] says of any thread what holds it now, and how firmly.
+//! A [`Contract`] is the (Q, P) of the reservations paper (section 3): every CPU gives the VM's
+//! threads together `budget` in every `period`. Stock kernels have no such thing for a set of
+//! threads of any policy, so [`probe`] finds which of four mechanisms this one has, [`admit`]
+//! refuses what would not fit, and [`settings`] turns contract, priorities and threads into writes
+//! that `rtvirtio-apply` journals and puts back. [`control`] says of any thread what holds it now,
+//! and how firmly.
 //!
-//! A demand, so many requests a second within a deadline, becomes a contract by [`find_all`], from a VM's measured throughput over budget ([`CpuProfile`]).
+//! A demand, so many requests a second within a deadline, becomes a contract by [`find_all`], from
+//! a VM's measured throughput over budget ([`CpuProfile`]).
 
 mod admission;
 mod ask;
@@ -32,7 +35,7 @@ pub use contract::Contract;
 pub use control::{Control, control};
 pub use curve::{Point, Run, points};
 pub use deadline::{domain_of, has_part};
-pub use demand::{Asked, Beside, Choice, Demand, DemandError, Look, MARGIN, find, find_all};
+pub use demand::{Asked, Choice, CurveChoice, Demand, DemandError, MARGIN, Neighbours, find, find_all};
 pub use error::CpuError;
 pub use grant::{Grant, Load};
 pub use keep::{resplit, take_in};

@@ -1,7 +1,7 @@
 //! Which thread goes before which (RT hypervisor paper, sections 3.1 and 3.3).
 //!
-//! Whatever serves a vCPU stands above it: a guest that spins while it waits for its own I/O, or for a timer tick of the emulated PIT,
-//! must not keep that from happening.
+//! Whatever serves a vCPU stands above it: a guest that spins while it waits for its own I/O, or
+//! for a timer tick of the emulated PIT, must not keep that from happening.
 
 use rtvirtio_kernel::sched::{Attr, Policy};
 use rtvirtio_vmm::Role;
@@ -13,21 +13,25 @@ use crate::{Backend, Contract};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Just real-time: services at FIFO 2, vCPUs and workers at 1, and above that by [`Level`]. New threads inherit, so the whole VM stays inside the budget.
+    /// Just real-time: services at FIFO 2, vCPUs and workers at 1, and above that by [`Level`]. New
+    /// threads inherit, so the whole VM stays inside the budget.
     #[default]
     Contract,
-    /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers ordinary, new threads too. Without a budget of the VM's own
-    /// ([`Backend::Throttle`]) 49 and 48: a vCPU that spins must not keep the kernel's interrupt threads, at 50, from answering it, as it may on a kernel
-    /// that threads its interrupts (the paper's live-lock, section 3.3).
+    /// The paper's: services at FIFO 98, vCPUs at 97, and below that by [`Level`]; AIO workers
+    /// ordinary, new threads too. Without a budget of the VM's own ([`Backend::Throttle`]) 49 and
+    /// 48: a vCPU that spins must not keep the kernel's interrupt threads, at 50, from answering
+    /// it, as it may on a kernel that threads its interrupts (the paper's live-lock, section 3.3).
     Rt,
 }
 
-/// Where a VM stands among those of its [`Order`] whose budgets are enforced at fixed priorities: all its threads are above those of the VMs below it, its
-/// vCPUs too.
+/// Where a VM stands among those of its [`Order`] whose budgets are enforced at fixed priorities:
+/// all its threads are above those of the VMs below it, its vCPUs too.
 ///
-/// At equal priorities two VMs take turns with every packet, because the service threads of each are above the vCPUs of the other: two guests that served files
-/// got a third less done in the same CPU time (docs/cpu.md). And a VM of a short period would wait for the whole budget of one with a long period. So they are ranked
-/// by period, shortest first (rate-monotonic: Liu and Layland, JACM 20, 1973), and in the order of the spec where periods are equal. That is safe only where a
+/// At equal priorities two VMs take turns with every packet, because the service threads of each
+/// are above the vCPUs of the other: two guests that served files got a third less done in the same
+/// CPU time (docs/explanation/cpu-contracts.md). And a VM of a short period would wait for the whole budget of one with a
+/// long period. So they are ranked by period, shortest first (rate-monotonic: Liu and Layland, JACM
+/// 20, 1973), and in the order of the spec where periods are equal. That is safe only where a
 /// budget ends what a spinning vCPU takes from the VMs below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
@@ -40,8 +44,9 @@ pub struct Level {
 impl Level {
     /// The only VM of its order.
     pub const ALONE: Self = Self { above: 0, below: 0 };
-    /// Levels that [`Order::Contract`] and [`Order::Rt`] have: the kernel's interrupt threads are between them, at 50 (`MAX_RT_PRIO / 2`,
-    /// `sched_set_fifo()`). Further VMs, those of the longest periods, share the last one.
+    /// Levels that [`Order::Contract`] and [`Order::Rt`] have: the kernel's interrupt threads are
+    /// between them, at 50 (`MAX_RT_PRIO / 2`, `sched_set_fifo()`). Further VMs, those of the
+    /// longest periods, share the last one.
     const MOST: u32 = 23;
 
     /// Levels below this one that are used.
@@ -53,7 +58,8 @@ impl Level {
 /// The level of each VM, where all are under contracts that are enforced in this way.
 #[must_use]
 pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
-    // What has no budget must not stand above others; what is ordered by deadline (threads, or groups of `cpu.rt.max`) need not.
+    // What has no budget must not stand above others; what is ordered by deadline (threads, or
+    // groups of `cpu.rt.max`) need not.
     let ranked = |b: Backend| b == Backend::RtGroup;
     let before = |i: usize, j: usize| (all[i].2.period_us(), i) < (all[j].2.period_us(), j);
     let level = |(i, one): (usize, &(Backend, Order, Contract))| {
@@ -68,7 +74,8 @@ pub fn levels(all: &[(Backend, Order, Contract)]) -> Vec<Level> {
     all.iter().enumerate().map(level).collect()
 }
 
-/// Scheduling of a thread with this role, under what holds the contract. None is touched that only cleans up, or belongs to a helper.
+/// Scheduling of a thread with this role, under what holds the contract. None is touched that only
+/// cleans up, or belongs to a helper.
 #[must_use]
 pub fn attr(role: &Role, order: Order, level: Level, backend: Backend) -> Option<Attr> {
     let service = match order {
@@ -77,7 +84,8 @@ pub fn attr(role: &Role, order: Order, level: Level, backend: Backend) -> Option
         Order::Rt => 98 - 2 * level.above.min(Level::MOST - 1),
     };
     let vcpu = service - 1;
-    // A main loop that is FIFO 98 starts workers; with the paper's setting they must not inherit that.
+    // A main loop that is FIFO 98 starts workers; with the paper's setting they must not inherit
+    // that.
     let fifo = |priority| {
         Some(Attr { policy: Policy::Fifo, priority, reset_on_fork: order == Order::Rt, ..Attr::other(0) })
     };

@@ -64,7 +64,8 @@ pub fn probe(root: &Root) -> Result<Probe, HostError> {
     Ok(probe)
 }
 
-/// The mechanism for a contract: the one asked for, else the firmest. Real-time priorities need one that holds FIFO threads.
+/// The mechanism for a contract: the one asked for, else the firmest. Real-time priorities need one
+/// that holds FIFO threads.
 #[must_use]
 pub fn choose(probe: &Probe, wanted: Option<Backend>, real_time: bool) -> Option<&Found> {
     let fits = |f: &&Found| match wanted {
@@ -174,7 +175,8 @@ fn deadline(root: &Root, cpus: u32, global: &Option<f64>) -> Looked {
     if global.is_some_and(|g| g <= 0.0) {
         return Ok(Err("sched_rt_runtime_us is 0; sysctl kernel.sched_rt_runtime_us=950000".to_owned()));
     }
-    // Without a limit the kernel admits everything, and late deadlines are nobody's fault; we still stay below one CPU each.
+    // Without a limit the kernel admits everything, and late deadlines go unnoticed; plans still
+    // stay below one CPU each.
     let limit = Ratio(global.unwrap_or(1.0));
     let fair_server = Ratio(rtvirtio_kernel::check::fair_server(root)?.unwrap_or(0.0));
     Ok(Ok(Grant { limit, fair_server, taken: deadline_threads(root, cpus)?.into_iter().collect() }))
@@ -190,7 +192,8 @@ fn deadline_threads(root: &Root, cpus: u32) -> Result<Option<Load>, HostError> {
     for pid in process::pids(root)? {
         for tid in optional(task::tids(root, pid))?.unwrap_or_default() {
             let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
-            // Those of schedutil only look like it: the kernel lets them in without counting them (SCHED_FLAG_SUGOV).
+            // Those of schedutil only look like it: the kernel lets them in without counting them
+            // (SCHED_FLAG_SUGOV).
             if stat.policy == Some(Policy::Deadline) && !(stat.kernel && stat.comm.starts_with("sugov:")) {
                 let path = || PathBuf::from(format!("/proc/{pid}/task/{tid}/sched"));
                 let attr = sched::get(tid).map_err(|source| HostError::Read { path: path(), source });
@@ -212,7 +215,8 @@ fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
 }
 
 fn cpu_max(root: &Root, cgroups: &Cgroups) -> Looked {
-    // The root group has no limit of its own; on v2 its children show the file once the controller is enabled for them.
+    // The root group has no limit of its own; on v2 its children show the file once the controller
+    // is enabled for them.
     let there = cgroups.hierarchy == Hierarchy::V2 || root.exists(cgroups.mount.join("cpu.cfs_quota_us"))?;
     if !there {
         return Ok(Err("this kernel has no CONFIG_CFS_BANDWIDTH".to_owned()));

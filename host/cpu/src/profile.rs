@@ -43,7 +43,7 @@ pub struct Setup {
     pub repeat: usize,
 }
 
-/// The loaded VM beside.
+/// The loaded VM alongside.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Neighbour {

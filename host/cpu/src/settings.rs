@@ -19,7 +19,8 @@ pub fn group_name(vm: &str) -> String {
     format!("rtvirtio-{vm}")
 }
 
-/// Turns what is asked into writes. Nothing is written. Admission is the caller's, because it is about all VMs: [`crate::admit`].
+/// Turns what is asked into writes. Nothing is written. Admission is the caller's, because it is
+/// about all VMs: [`crate::admit`].
 ///
 /// # Errors
 /// [`CpuError::CannotHold`] where the mechanism cannot hold these threads, each with a remedy.
@@ -79,7 +80,8 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
     Ok(out)
 }
 
-/// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has threads.
+/// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has
+/// threads.
 fn reach(root: &Root, ask: &Ask<'_>) -> Result<u64, CpuError> {
     let online = root.read(ONLINE)?;
     let online = text::cpu_list(&online).ok_or_else(|| HostError::Form {
@@ -106,7 +108,8 @@ fn main_thread<'t>(ask: &Ask<'t>) -> &'t Thread {
     main_of(ask.threads).unwrap_or(&ask.threads[0])
 }
 
-/// Scheduling as it is now; DEADLINE cannot be given to whoever comes, so such a thread's heirs become ordinary.
+/// Scheduling as it is now; DEADLINE cannot be inherited, so such a thread's children become
+/// ordinary.
 fn heirs(thread: &Thread) -> Attr {
     match thread.policy {
         Some(policy) if thread.reservation.is_none() => {
@@ -117,8 +120,9 @@ fn heirs(thread: &Thread) -> Attr {
     }
 }
 
-/// A v1 group of our own with the files set, and all threads in it. The VM's own group is left alone: it may hold others, and on v1 a
-/// real-time budget would first have to be given to every group above it.
+/// A v1 group of our own with the files set, and all threads in it. The VM's own group is left
+/// alone: it may hold others, and on v1 a real-time budget would first have to be given to every
+/// group above it.
 fn own_group(
     root: &Root,
     cgroups: &Cgroups,
@@ -139,9 +143,10 @@ fn own_group(
     for (file, value) in files {
         let target = Target::host(dir.join(file), Form::Plain);
         let write = Write::new(format!("{file} of {}", ask.vm), target, value.to_string());
-        // A real-time budget is given back before its group is removed: cut off in between, it shows 0.
-        let passing = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
-        out.writes.push(Write { created_by: Some(0), passing, ..write });
+        // A real-time budget is given back before its group is removed: cut off in between, it
+        // shows 0.
+        let also_ours = if *file == "cpu.rt_runtime_us" { vec!["0".to_owned()] } else { Vec::new() };
+        out.writes.push(Write { created_by: Some(0), also_ours, ..write });
     }
     out.writes.extend(ask.threads.iter().map(|t| moved(cgroups, ask, t, &group)));
     Ok(())
@@ -193,7 +198,8 @@ fn units_file(
     Ok(())
 }
 
-/// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves it.
+/// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves
+/// it.
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
     for t in ask.threads {

@@ -11,22 +11,26 @@ pub struct Share {
     pub runtime: u64,
 }
 
-/// Least runtime that a thread gets, in nanoseconds: an idle I/O thread must be able to answer. The kernel's own least is 1024 ns
-/// (`DL_SCALE`).
+/// Least runtime that a thread gets, in nanoseconds: an idle I/O thread must be able to answer. The
+/// kernel's own least is 1024 ns (`DL_SCALE`).
 const LEAST: u64 = 50_000;
-/// Part of the budget that is divided evenly: one part in so many. What serves a vCPU has used next to nothing when its guest has asked for
-/// nothing yet, and an I/O thread or vhost with 50 us in 20 ms then takes half a second for a few packets (seen under an emulated KVM: 470 ms
-/// round trip, 5 ms at real-time priorities).
+/// Part of the budget that is divided evenly: one part in so many. What serves a vCPU has used next
+/// to nothing when its guest has asked for nothing yet, and an I/O thread or vhost with 50 us in 20
+/// ms then takes half a second for a few packets (seen under an emulated KVM: 470 ms round trip, 5
+/// ms at real-time priorities).
 pub(crate) const EVEN: u64 = 8;
-/// How far a new split moves from the old one towards what was measured. A VM's load shifts between threads within seconds; moving all the way
-/// at each look would starve the thread that just woke up.
+/// How far a new split moves from the old one towards what was measured. A VM's load shifts between
+/// threads within seconds; moving all the way at each look would starve the thread that just woke
+/// up.
 const GAIN: f64 = 0.25;
 
-/// Splits `budget` (nanoseconds of each period on each of `cpus` CPUs) over threads by the CPU time that each used in the last interval.
+/// Splits `budget` (nanoseconds of each period on each of `cpus` CPUs) over threads by the CPU time
+/// that each used in the last interval.
 ///
-/// None gets more than `most`: a thread runs on one CPU at a time, and should leave some of it to others. With `before`, the split moves a quarter of the way from
-/// there, so that it follows the load slowly. Every thread gets the same part of an eighth of the budget whatever it used, and at least 50 us;
-/// the sum never passes the budget.
+/// None gets more than `most`: a thread runs on one CPU at a time, and should leave some of it to
+/// others. With `before`, the split moves a quarter of the way from there, so that it follows the
+/// load slowly. Every thread gets the same part of an eighth of the budget whatever it used, and at
+/// least 50 us; the sum never passes the budget.
 ///
 /// Returns `None` when the budget does not give every thread its least.
 #[must_use]

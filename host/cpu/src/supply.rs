@@ -1,12 +1,17 @@
 //! The least that a contract supplies, and so the latest that a request can be answered.
 //!
-//! A budget Q in every period P may come at the start of one period and at the end of the next: nothing for 2(P - Q), and from then on Q in each P. That
-//! is the supply bound function of the periodic resource model (I. Shin and I. Lee, "Periodic Resource Model for Compositional Real-Time Guarantees",
-//! RTSS 2003, section 3), whose linear lower bound is `lsbf(t) = Q/P (t - 2(P - Q))`. A request that needs the CPU time C is therefore answered within
-//! `2(P - Q) + C P/Q`, and so is every later one of a stream whose rate r satisfies `r C <= Q/P`: both sides grow by as much in each 1/r.
+//! A budget Q in every period P may come at the start of one period and at the end of the next:
+//! nothing for 2(P - Q), and from then on Q in each P. That is the supply bound function of the
+//! periodic resource model (I. Shin and I. Lee, "Periodic Resource Model for Compositional
+//! Real-Time Guarantees", RTSS 2003, section 3), whose linear lower bound is `lsbf(t) = Q/P (t -
+//! 2(P - Q))`. A request that needs the CPU time C is therefore answered within `2(P - Q) + C P/Q`,
+//! and so is every later one of a stream whose rate r satisfies `r C <= Q/P`: both sides grow by as
+//! much in each 1/r.
 //!
-//! The kernel sees only at a tick that a budget is used up (`task_tick_rt()`, `task_tick_dl()`; `HRTICK` is off by default) and takes what was too much from
-//! the periods that follow. That debt counts as work: it is one tick for the VM, and one for each other VM whose tick may run into this one's time.
+//! The kernel sees only at a tick that a budget is used up (`task_tick_rt()`, `task_tick_dl()`;
+//! `HRTICK` is off by default) and takes what was too much from the periods that follow. That debt
+//! counts as work: it is one tick for the VM, and one for each other VM whose tick may run into
+//! this one's time.
 
 use rtvirtio_units::Nanos;
 
@@ -25,18 +30,21 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Servers that a request passes one after the other. A group has one budget for all threads; under SCHED_DEADLINE each thread has its own, and a
-    /// request goes from the device's thread to a vCPU and back.
+    /// Servers that a request passes one after the other. A group has one budget for all threads;
+    /// under SCHED_DEADLINE each thread has its own, and a request goes from the device's thread to
+    /// a vCPU and back.
     #[must_use]
     pub fn servers(self) -> u32 {
         if self.backend == Backend::Deadline { 3 } else { 1 }
     }
 
-    /// The latest that a request of so much CPU time is answered, counted from when it reaches the VM, while the VM answers no more requests than its budget
-    /// carries. What the request waits for outside of the VM's CPU time (network, disk) is not in it.
+    /// The latest that a request of so much CPU time is answered, counted from when it reaches the
+    /// VM, while the VM answers no more requests than its budget carries. What the request waits
+    /// for outside of the VM's CPU time (network, disk) is not in it.
     ///
-    /// Under SCHED_DEADLINE the split gives each thread the part of seven eighths of the budget that it has of the work ([`crate::split`]), so that both the
-    /// device's thread and the vCPU take `8/7 C P/Q`; how much of 2P each of the three waits is not known and counts in full.
+    /// Under SCHED_DEADLINE the split gives each thread the part of seven eighths of the budget
+    /// that it has of the work ([`crate::split`]), so that both the device's thread and the vCPU
+    /// take `8/7 C P/Q`; how much of 2P each of the three waits is not known and counts in full.
     #[must_use]
     pub fn latest(self, contract: Contract, work: Nanos) -> Nanos {
         let (budget, period) = (contract.budget_us() as f64 * 1e3, contract.period_us() as f64 * 1e3);
@@ -53,7 +61,8 @@ impl Surroundings {
         Nanos(latest.ceil() as u64)
     }
 
-    /// The period for a deadline: the longest whose wait takes no more than half of it, whatever the budget. The other half is for the work itself.
+    /// The period for a deadline: the longest whose wait takes no more than half of it, whatever
+    /// the budget. The other half is for the work itself.
     #[must_use]
     pub fn period_for(self, deadline: Nanos) -> Nanos {
         let period = deadline.0 / (4 * u64::from(self.servers()));
@@ -62,9 +71,11 @@ impl Surroundings {
     }
 }
 
-/// CPU time that groups of higher fixed priority ([`crate::levels`]) may take in one period of `own`, in microseconds. Whoever has used up its budget at the end of its period
-/// may use the next one at once, so in a time t they take `ceil((t + P - Q) / P) Q` (J. K. Strosnider, J. P. Lehoczky and L. Sha, "The Deferrable Server
-/// Algorithm", IEEE Transactions on Computers 44 (1), 1995).
+/// CPU time that groups of higher fixed priority ([`crate::levels`]) may take in one period of
+/// `own`, in microseconds. A group that has used up its budget at the end of its period may use the
+/// next one at once, so in a time t they take `ceil((t + P - Q) / P) Q` (J. K. Strosnider, J. P.
+/// Lehoczky and L. Sha, "The Deferrable Server Algorithm", IEEE Transactions on Computers 44 (1),
+/// 1995).
 #[must_use]
 pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     let one = |o: &Contract| {
@@ -75,7 +86,8 @@ pub fn interference_us(own: Contract, others: &[Contract]) -> u64 {
     others.iter().map(one).fold(0, u64::saturating_add)
 }
 
-/// This kernel's tick: the resolution of its coarse clock (`posix_get_coarse_res()`, `kernel/time/posix-timers.c`).
+/// This kernel's tick: the resolution of its coarse clock (`posix_get_coarse_res()`,
+/// `kernel/time/posix-timers.c`).
 #[must_use]
 pub fn tick() -> Nanos {
     let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use rtvirtio_cpu::{
-    Asked, Backend, Beside, CPU_PROFILE_SCHEMA, Contract, CpuProfile, Demand, DemandError, Look, Neighbour,
-    Order, Run, Setup, Surroundings, find, find_all, interference_us, points, tick,
+    Asked, Backend, CPU_PROFILE_SCHEMA, Contract, CpuProfile, CurveChoice, Demand, DemandError, Neighbour,
+    Neighbours, Order, Run, Setup, Surroundings, find, find_all, interference_us, points, tick,
 };
 use rtvirtio_units::{Iops, Nanos};
 
@@ -15,7 +15,8 @@ fn run(budget_percent: u64, neighbour_percent: Option<u64>, requests_per_s: f64)
     Run { round: 0, budget_percent, neighbour_percent, requests_per_s, cpu, neighbour_requests_per_s: None }
 }
 
-/// A profile of a VM that answers 4 requests a second for each percent, measured three times, and a quarter less beside 40 %.
+/// A profile of a VM that answers 4 requests a second for each percent, measured three times, and a
+/// quarter less next to 40 %.
 fn profile(period_ms: u64) -> CpuProfile {
     let mut runs = Vec::new();
     for budget in (10..=90).step_by(10) {
@@ -64,8 +65,8 @@ fn here(others: u32) -> Surroundings {
     Surroundings { backend: Backend::RtGroup, tick: TICK, others }
 }
 
-fn beside(percent: f64) -> Beside {
-    Beside { share: percent / 100.0, unknown: false, count: 1 }
+fn next_to(percent: f64) -> Neighbours {
+    Neighbours { share: percent / 100.0, unknown: false, count: 1 }
 }
 
 fn contract(budget_us: u64, period_us: u64) -> Contract {
@@ -99,11 +100,13 @@ fn the_latest_answer_is_the_supply_bound_functions() {
     // The paper's 4 ms in 20 ms and 2.1 ms: nothing for 32 ms, then a fifth.
     assert_eq!(at(0, 0, 4000, 20_000, 2100), 32_000 + 10_500);
     assert_eq!(at(0, 0, 20_000, 20_000, 2100), 2100, "a whole CPU");
-    // Measured on a kernel with a tick of 4 ms: 21.0 ms without a CPU at 1 ms in 5 ms, 9.3 ms at 2 ms in 5 ms.
+    // Measured on a kernel with a tick of 4 ms: 21.0 ms without a CPU at 1 ms in 5 ms, 9.3 ms at 2
+    // ms in 5 ms.
     assert_eq!(at(4000, 0, 1000, 5000, 0), 8000 + 20_000);
     assert_eq!(at(4000, 0, 2000, 5000, 0), 6000 + 10_000);
     assert_eq!(at(4000, 1, 2000, 5000, 0), 6000 + 20_000, "another VM's tick runs into its time");
-    // One server for each thread on the way: 3 x 2 P, and the work on two of them, by seven eighths of the budget.
+    // One server for each thread on the way: 3 x 2 P, and the work on two of them, by seven eighths
+    // of the budget.
     let deadline = Surroundings { backend: Backend::Deadline, tick: Nanos(0), others: 0 };
     assert_eq!(deadline.latest(contract(2000, 10_000), Nanos(700_000)).0, 60_000_000 + 8_000_000);
     assert_eq!(deadline.period_for(Nanos::from_millis(120)), Nanos::from_millis(10));
@@ -126,9 +129,9 @@ fn neighbours_of_one_priority_may_take_two_budgets_in_a_row() {
 fn the_smallest_budget_that_carries_the_requests_is_taken() {
     let p = profile(5);
     // 4 a second for each percent, less t(2) 1/sqrt(3) = 1.69: 20 % carries 78.3 surely.
-    let alone = find(&p, &demand(78.0, 100), &Beside::default(), here(0)).unwrap();
-    assert_eq!((alone.contract, alone.look), (contract(1000, 5000), Look::Alone));
-    let alone = find(&p, &demand(79.0, 100), &Beside::default(), here(0)).unwrap();
+    let alone = find(&p, &demand(78.0, 100), &Neighbours::default(), here(0)).unwrap();
+    assert_eq!((alone.contract, alone.curve), (contract(1000, 5000), CurveChoice::Alone));
+    let alone = find(&p, &demand(79.0, 100), &Neighbours::default(), here(0)).unwrap();
     assert_eq!(alone.contract, contract(1500, 5000), "its mean of 80 is no promise");
     assert_eq!((alone.point.budget_percent, alone.point.n), (30, 3));
     assert!((alone.work.as_millis_f64() - 2.1).abs() < 1e-6);
@@ -140,11 +143,12 @@ fn the_smallest_budget_that_carries_the_requests_is_taken() {
     }
 }
 
-/// A budget on each of two CPUs carries more than one CPU's share; then the latest answer is not everybody's.
+/// A budget on each of two CPUs carries more than one CPU's share; then the latest answer is not
+/// that of all.
 #[test]
-fn requests_that_take_several_cpus_at_once_are_told() {
+fn requests_that_take_several_cpus_at_once_are_reported() {
     let mut p = profile(10);
-    let at = |p: &CpuProfile| find(p, &demand(70.0, 200), &Beside::default(), here(0)).unwrap();
+    let at = |p: &CpuProfile| find(p, &demand(70.0, 200), &Neighbours::default(), here(0)).unwrap();
     // 70 a second of 2.1 ms are 14.7 % of a CPU, in a budget of 20 %.
     assert!(!at(&p).parallel);
     p.runs.iter_mut().for_each(|r| r.cpu *= 1.5);
@@ -153,55 +157,62 @@ fn requests_that_take_several_cpus_at_once_are_told() {
 }
 
 #[test]
-fn neighbours_are_looked_up_in_the_curve_beside_them() {
+fn neighbours_are_looked_up_in_the_curve_with_them() {
     let p = profile(10);
-    let at = |percent: f64| find(&p, &demand(70.0, 200), &beside(percent), here(1)).unwrap();
-    assert_eq!((at(10.0).look, at(10.0).point.budget_percent), (Look::Beside { neighbour_percent: 10 }, 20));
-    assert_eq!((at(11.0).look, at(11.0).point.budget_percent), (Look::Beside { neighbour_percent: 40 }, 30));
-    // 10 % more than measured: 70 / 0.9 = 77.8, of which 30 % carries 88.3 beside 40 %.
+    let at = |percent: f64| find(&p, &demand(70.0, 200), &next_to(percent), here(1)).unwrap();
+    assert_eq!(
+        (at(10.0).curve, at(10.0).point.budget_percent),
+        (CurveChoice::Neighbour { neighbour_percent: 10 }, 20)
+    );
+    assert_eq!(
+        (at(11.0).curve, at(11.0).point.budget_percent),
+        (CurveChoice::Neighbour { neighbour_percent: 40 }, 30)
+    );
+    // 10 % more than measured: 70 / 0.9 = 77.8, of which 30 % carries 88.3 next to 40 %.
     let beyond = at(50.0);
     assert!(
-        matches!(beyond.look, Look::Beyond { neighbour_percent: 40, margin } if (margin - 0.1).abs() < 1e-9)
+        matches!(beyond.curve, CurveChoice::BeyondNeighbour { neighbour_percent: 40, margin } if (margin - 0.1).abs() < 1e-9)
     );
     assert!((beyond.needed.0 - 70.0 / 0.9).abs() < 1e-9);
-    // Nobody knows what a VM without a contract does: the most that was measured.
-    let unknown = Beside { unknown: true, ..Beside::default() };
+    // What a VM without a contract does is unknown: the most that was measured.
+    let unknown = Neighbours { unknown: true, ..Neighbours::default() };
     let choice = find(&p, &demand(70.0, 200), &unknown, here(1)).unwrap();
-    assert_eq!(choice.look, Look::Beside { neighbour_percent: 40 });
-    // No curve beside a neighbour.
+    assert_eq!(choice.curve, CurveChoice::Neighbour { neighbour_percent: 40 });
+    // No curve with a neighbour.
     let alone = with(p.runs.iter().filter(|r| r.neighbour_percent.is_none()).cloned().collect(), 10);
-    let margin = |b: &Beside| find(&alone, &demand(70.0, 200), b, here(1)).unwrap();
+    let margin = |b: &Neighbours| find(&alone, &demand(70.0, 200), b, here(1)).unwrap();
     assert_eq!(
-        (margin(&beside(5.0)).look, margin(&beside(5.0)).point.budget_percent),
-        (Look::Margin { margin: 0.3 }, 30)
+        (margin(&next_to(5.0)).curve, margin(&next_to(5.0)).point.budget_percent),
+        (CurveChoice::Margin { margin: 0.3 }, 30)
     );
-    assert_eq!(margin(&beside(60.0)).look.margin(), 0.6);
-    assert_eq!(margin(&unknown).look.margin(), 0.3);
+    assert_eq!(margin(&next_to(60.0)).curve.margin(), 0.6);
+    assert_eq!(margin(&unknown).curve.margin(), 0.3);
 }
 
 #[test]
 fn what_no_budget_carries_is_refused_with_the_number() {
     let p = profile(10);
-    let error = |d: &Demand, b: &Beside| find(&p, d, b, here(1)).unwrap_err();
-    let text = error(&demand(400.0, 200), &Beside::default()).to_string();
+    let error = |d: &Demand, b: &Neighbours| find(&p, d, b, here(1)).unwrap_err();
+    let text = error(&demand(400.0, 200), &Neighbours::default()).to_string();
     assert!(
         text.contains("carries 400/s: 400/s are needed") && text.contains("358.3/s is the most"),
         "{text}"
     );
-    let beside = beside(40.0);
-    let text = error(&demand(200.0, 200), &beside).to_string();
+    let others = next_to(40.0);
+    let text = error(&demand(200.0, 200), &others).to_string();
     assert!(
-        text.contains("beside a neighbour of 40 %") && text.contains("ask for at most 148.3/s"),
+        text.contains("alongside a neighbour of 40 %") && text.contains("ask for at most 148.3/s"),
         "{text}"
     );
     // Enough throughput, but 2 (10 - 9) + 2 x 1/0.9 + 2.1/0.9 = 6.6 ms is the best at this period.
-    let late = error(&demand(10.0, 6), &Beside::default());
+    let late = error(&demand(10.0, 6), &Neighbours::default());
     let text = late.to_string();
     assert!(late.is_infeasible() && text.contains("comes after 6.556ms, with 90 %"), "{text}");
     assert!(text.contains("profile cpu web --period 1.5ms"), "{text}");
-    // A short deadline may need more than the throughput does: 2 (10 - 4) + 1/0.4 + 2.1/0.4 = 19.75 ms.
+    // A short deadline may need more than the throughput does: 2 (10 - 4) + 1/0.4 + 2.1/0.4 = 19.75
+    // ms.
     let d = demand(10.0, 20);
-    assert_eq!(find(&p, &d, &Beside::default(), here(0)).unwrap().point.budget_percent, 40);
+    assert_eq!(find(&p, &d, &Neighbours::default(), here(0)).unwrap().point.budget_percent, 40);
 }
 
 #[test]
@@ -211,11 +222,11 @@ fn a_profile_that_says_too_little_is_refused() {
     for (profile, part) in
         [(with(first, 10), "--repeat 3"), (with(Vec::new(), 10), "no measurement of this VM alone")]
     {
-        let error = find(&profile, &demand(1.0, 100), &Beside::default(), here(0)).unwrap_err();
+        let error = find(&profile, &demand(1.0, 100), &Neighbours::default(), here(0)).unwrap_err();
         assert!(!error.is_infeasible() && error.to_string().contains(part), "{error}");
     }
     let other = Surroundings { backend: Backend::Deadline, ..here(0) };
-    let text = find(&p, &demand(1.0, 100), &Beside::default(), other).unwrap_err().to_string();
+    let text = find(&p, &demand(1.0, 100), &Neighbours::default(), other).unwrap_err().to_string();
     assert!(
         text.contains("measured under cpu.rt_runtime_us") && text.contains("held by SCHED_DEADLINE"),
         "{text}"
@@ -251,14 +262,14 @@ fn two_demands_count_as_each_others_neighbours() {
     let ask = |r: f64| Asked::Found { profile: &p, demand: demand(r, 300), backend: Backend::RtGroup };
     let found = find_all(&[ask(60.0), ask(60.0), Asked::Given(contract(1000, 10_000))], 0.0, TICK).unwrap();
     let one = found[0].as_ref().unwrap();
-    // 20 % + 10 % are beside each: the curve of 40 %, on which 30 % carries 88.3.
-    assert_eq!((one.point.budget_percent, one.look), (30, Look::Beside { neighbour_percent: 40 }));
+    // 20 % + 10 % are next to each: the curve of 40 %, on which 30 % carries 88.3.
+    assert_eq!((one.point.budget_percent, one.curve), (30, CurveChoice::Neighbour { neighbour_percent: 40 }));
     assert!(found[2].is_none());
     let error = find_all(&[ask(60.0), ask(180.0)], 0.0, TICK).unwrap_err();
     assert!(matches!(error, DemandError::TooMany { .. }), "{error}");
-    // Somebody else's share counts too.
+    // Other shares count too.
     let found = find_all(&[ask(60.0)], 0.05, TICK).unwrap();
-    assert_eq!(found[0].as_ref().unwrap().look, Look::Beside { neighbour_percent: 10 });
+    assert_eq!(found[0].as_ref().unwrap().curve, CurveChoice::Neighbour { neighbour_percent: 10 });
 }
 
 fn runs() -> impl Strategy<Value = Vec<Run>> {
@@ -298,7 +309,7 @@ proptest! {
         unknown: bool,
     ) {
         let p = with([runs.clone(), runs.clone(), runs].concat(), 10);
-        let (d, b) = (demand(requests, deadline), Beside { share, unknown, count: 1 });
+        let (d, b) = (demand(requests, deadline), Neighbours { share, unknown, count: 1 });
         match find(&p, &d, &b, here(1)) {
             Ok(choice) => {
                 prop_assert!(choice.needed.0 >= requests);

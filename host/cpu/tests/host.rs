@@ -109,7 +109,8 @@ fn a_distributions_kernel_has_deadlines_and_a_cap() {
     let deadline = choose(&probe, None, false).unwrap();
     assert_eq!(deadline.backend, Backend::Deadline);
     assert!((deadline.grant.free() - 0.90).abs() < 1e-9, "the fair server counts: {deadline:?}");
-    // Priorities need a mechanism that holds FIFO threads; there is only the kernel's own share for others.
+    // Priorities need a mechanism that holds FIFO threads; there is only the kernel's own share for
+    // others.
     assert_eq!(host.chosen(true), Some(Backend::Throttle));
     let cap = choose(&probe, Some(Backend::CpuMax), false).unwrap();
     assert_eq!((cap.backend.strength(), cap.grant.limit.0), (Strength::Cap, 1.0));
@@ -233,7 +234,8 @@ fn deadlines_need_threads_that_may_run_everywhere() {
         settings(&host.root, &host.probe(), Backend::Deadline, &ask(&pinned, Order::Contract)).unwrap();
     let values: Vec<_> = made.writes.iter().map(|w| w.value.as_str()).collect();
     assert_eq!(values, ["deadline 1333333/20000000/20000000 reset-on-fork"; 3]);
-    // All of a large budget is used by one thread: it gets no CPU for itself alone, which nothing would ever take from it.
+    // All of a large budget is used by one thread: it gets no CPU for itself alone, which nothing
+    // would ever take from it.
     let contract = Contract::new(Nanos::from_millis(18), Nanos::from_millis(20)).unwrap();
     let used = [(threads[0].tid, std::time::Duration::from_secs(1))];
     let large = Ask { contract, used: &used, ..ask(&threads, Order::Contract) };
@@ -254,8 +256,8 @@ fn every_thread_says_what_holds_it() {
         let control = control(&host.root, Some(&cpu), &threads[0]).unwrap();
         (control.by, control.what)
     };
-    assert_eq!(held("/", 0), (None, "shares with everybody".to_owned()));
-    // The root's 95 % is everybody's, not this VM's.
+    assert_eq!(held("/", 0), (None, "shares the root group".to_owned()));
+    // The root's 95 % belongs to all tasks, not to this VM.
     assert_eq!(held("/", 1), (None, "real-time without a budget of its own".to_owned()));
     host.rt_group("/vm", "4000\n", "20000\n");
     host.rt_group("/vm/vcpu0", "0\n", "20000\n");
@@ -270,7 +272,7 @@ fn every_thread_says_what_holds_it() {
 }
 
 #[test]
-fn a_vm_without_threads_is_told() {
+fn a_vm_without_threads_is_reported() {
     let host = Host::new(V1, "6.18.1\n");
     let error = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&[], Order::Rt)).unwrap_err();
     assert!(error.to_string().contains("has it ended?"), "{error}");

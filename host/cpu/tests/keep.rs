@@ -1,4 +1,5 @@
-//! What threads that appear later get, and budgets that are split again: pure, over threads that are made up.
+//! What threads that appear later get, and budgets that are split again: pure, over threads that
+//! are made up.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -94,10 +95,10 @@ fn a_split_that_hardly_moves_is_not_written() {
     };
     assert_eq!(of(24, 38), []);
     let writes = of(0, 100);
-    // Who gives goes first.
+    // Threads that give up runtime come first.
     assert_eq!(writes.len(), 3);
     assert!(writes[0].0.contains("/7/sched") && writes[1].0.contains("/8/sched"), "{writes:?}");
-    // On one CPU at a time, nobody gets more than the VM's budget there.
+    // On one CPU at a time, no thread gets more than the VM's budget there.
     let alone = [thread(8, Role::Vcpu(vec![0]), Some(3_900_000))];
     let used = [(8, Duration::from_secs(1))];
     let most = values(&resplit(&probe(Hierarchy::V2), &both(), &ask(&alone, Order::Contract, &used)).writes);
@@ -114,7 +115,8 @@ fn runtime(value: &str) -> u64 {
 }
 
 proptest! {
-    /// At no moment do the parts come to more than the budget: neither at the end nor between two writes.
+    /// At no moment do the parts come to more than the budget: neither at the end nor between two
+    /// writes.
     #[test]
     fn parts_never_pass_the_budget_on_the_way(
         rounds in prop::collection::vec(prop::collection::vec(0..1000u64, 1..6), 1..8),

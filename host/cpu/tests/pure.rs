@@ -72,7 +72,7 @@ fn a_budget_follows_use_slowly() {
     for _ in 0..40 {
         shares = split(4_000_000, 1, 20_000_000, &used(0, 400), Some(&shares)).unwrap();
     }
-    // An eighth is divided evenly: who has done nothing yet can answer all the same.
+    // An eighth is divided evenly: a thread that has done nothing yet can answer all the same.
     assert!(shares[0].runtime < 251_000 && shares[1].runtime > 3_749_000, "{shares:?}");
     assert!(shares[0].runtime >= 250_000, "{shares:?}");
     assert_eq!(split(90_000, 1, 20_000_000, &used(1, 1), None), None, "less than 50 us for each");
@@ -80,7 +80,8 @@ fn a_budget_follows_use_slowly() {
     assert_eq!(even[0].runtime, even[1].runtime);
 }
 
-/// The paper's words: the main loop and I/O threads at the highest priority, vCPUs one below, AIO workers out of the class.
+/// The paper's words: the main loop and I/O threads at the highest priority, vCPUs one below, AIO
+/// workers out of the class.
 #[test]
 fn whatever_serves_a_vcpu_stands_above_it() {
     let vcpu = |order| attr(&Role::Vcpu(vec![0]), order, Level::ALONE, GROUP).unwrap();

@@ -1,4 +1,5 @@
-//! Contracts on the threads of a real QEMU whose guest spins for ever: set, read back, seen to hold, put back.
+//! Contracts on the threads of a real QEMU whose guest spins for ever: set, read back, seen to
+//! hold, put back.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -205,7 +206,8 @@ fn a_short_period_is_ranked_above_a_long_one() {
     }
 }
 
-/// The whole point: a guest that spins at real-time priority gets its budget and no more, and its own services stand above it.
+/// The whole point: a guest that spins at real-time priority gets its budget and no more, and its
+/// own services stand above it.
 #[test]
 fn a_spinning_guest_stays_inside_its_real_time_budget() {
     let test = "a_spinning_guest_stays_inside_its_real_time_budget";
@@ -220,7 +222,8 @@ fn a_spinning_guest_stays_inside_its_real_time_budget() {
             assert_eq!(main.priority, vcpu.priority + 1);
             let held = control(&Root::default(), probe.cgroups.as_ref(), vcpu).unwrap();
             assert_eq!((held.by, held.what.as_str()), (Some(Backend::RtGroup), "4ms in 20ms"));
-            // At most 4 ms of 20 ms on each CPU, whatever else runs; two periods for where the measurement cuts.
+            // At most 4 ms of 20 ms on each CPU, whatever else runs; two periods for where the
+            // measurement cuts.
             let most = 0.2 * f64::from(probe.cpus) + 0.04;
             let load = load(&spinner, Duration::from_secs(2));
             assert!(load <= most, "{load} of a CPU, at most {most}");
@@ -241,13 +244,14 @@ fn a_spinning_guest_stays_inside_its_real_time_budget() {
     }
 }
 
-/// The kernel counts a removed group's budget for some milliseconds more, unless it was given back before.
+/// The kernel counts a removed group's budget for some milliseconds more, unless it was given back
+/// before.
 #[test]
 fn a_budget_that_was_put_back_can_be_given_again_at_once() {
     let test = "a_budget_that_was_put_back_can_be_given_again_at_once";
     let Some((spinner, probe)) = with(test, Backend::RtGroup) else { return };
     for _ in 0..10 {
-        // Twice that is more than a CPU; beside the other tests it is not.
+        // Twice that is more than a CPU; next to the other tests it is not.
         let writes = spinner.writes(&probe, Backend::RtGroup, Order::Contract, 12);
         round(&spinner, &writes, || ());
     }
@@ -299,7 +303,8 @@ fn deadline_reservations_are_set_and_hold() {
     });
 }
 
-/// A vCPU that is plugged in while the contract is in force gets its role's policy, inside the budget, and goes home with the others.
+/// A vCPU that is plugged in while the contract is in force gets its role's policy, inside the
+/// budget, and goes home with the others.
 #[test]
 fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
     let test = "a_vcpu_that_is_plugged_in_is_taken_in_and_put_back";
@@ -335,7 +340,8 @@ fn a_vcpu_that_is_plugged_in_is_taken_in_and_put_back() {
     }
 }
 
-/// A new thread has no part of the budget until it is split again; then the parts follow the use, and the kernel admits each step.
+/// A new thread has no part of the budget until it is split again; then the parts follow the use,
+/// and the kernel admits each step.
 #[test]
 fn a_budget_of_single_threads_is_split_again_by_use() {
     let test = "a_budget_of_single_threads_is_split_again_by_use";
@@ -379,7 +385,8 @@ fn a_budget_of_single_threads_is_split_again_by_use() {
     let first = spinner.threads().into_iter().find(|t| t.role == Role::Vcpu(vec![0])).unwrap().tid;
     let (new, mut last) = (split(tid), 0);
     assert!(new * 3 > total, "a new thread that works gets its part at once: {new}");
-    // The work goes to the other vCPU: its part grows at each split, to the whole budget of one CPU.
+    // The work goes to the other vCPU: its part grows at each split, to the whole budget of one
+    // CPU.
     for _ in 0..20 {
         let now = split(first);
         assert!(now >= last, "{now} {last}");

@@ -3,18 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::mounts::mounts;
 use crate::text::{self, Elevators};
 use crate::{HostError, Root, is_gone};
 
 /// Files below `queue/` that a change of the elevator resets.
 ///
-/// Measured on Linux 6.18: `none` -> `bfq` -> `none` loses a tuned `nr_requests`; BFQ switches writeback throttling off while in
-/// use (`wbt_disable_default()` in `block/bfq-iosched.c`).
+/// Measured on Linux 6.18: `none` -> `bfq` -> `none` loses a tuned `nr_requests`; BFQ switches
+/// writeback throttling off while in use (`wbt_disable_default()` in `block/bfq-iosched.c`).
 pub const RESET_BY_ELEVATOR: [&str; 2] = ["nr_requests", "wbt_lat_usec"];
 
 /// A whole disk.
@@ -28,42 +27,9 @@ pub struct BlockDevice {
     pub partition: Option<String>,
 }
 
-/// Why a device is in use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum DeviceUse {
-    /// It, or a partition of it, is mounted.
-    Mounted {
-        /// Kernel name of the disk or partition.
-        part: String,
-        /// Where.
-        point: PathBuf,
-    },
-    /// Another device, such as LVM or RAID, is built on it.
-    Held {
-        /// Kernel name of the disk or partition.
-        part: String,
-        /// Kernel name of the device above.
-        by: String,
-    },
-    /// It is swap space.
-    Swap {
-        /// Kernel name of the disk or partition.
-        part: String,
-    },
-}
-
-impl std::fmt::Display for DeviceUse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Mounted { part, point } => write!(f, "{part} is mounted on {}", point.display()),
-            Self::Held { part, by } => write!(f, "{part} is part of {by}"),
-            Self::Swap { part } => write!(f, "{part} is swap space"),
-        }
-    }
-}
-
 impl BlockDevice {
-    /// Finds the disk for `loop3`, `/dev/loop3`, a partition of it, or a symlink such as `/dev/disk/by-id/...`.
+    /// Finds the disk for `loop3`, `/dev/loop3`, a partition of it, or a symlink such as
+    /// `/dev/disk/by-id/...`.
     ///
     /// # Errors
     /// [`HostError::NoDevice`] when there is no such device or it is not a block device.
@@ -100,7 +66,8 @@ impl BlockDevice {
         Ok(Self { name: disk, dev, partition })
     }
 
-    /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a file.
+    /// All disks that have storage behind them: not `ram`, not `zram`, not a loop device without a
+    /// file.
     ///
     /// # Errors
     /// When `/sys/block`, or a device in it that is there, cannot be read.
@@ -182,7 +149,8 @@ impl BlockDevice {
         })
     }
 
-    /// Puts a new instance of `elevator` in force: with the kernel's defaults, and without what BFQ remembers of its groups.
+    /// Puts a new instance of `elevator` in force: with the kernel's defaults, and without what BFQ
+    /// remembers of its groups.
     ///
     /// # Errors
     /// As [`Self::set_elevator`].
@@ -200,8 +168,9 @@ impl BlockDevice {
         if offered.is_err() && !root.is_real() {
             return offered;
         }
-        // The write makes the kernel load the module of an elevator that is not on offer yet. Linux 6.18 takes an unknown name
-        // without an error while there is none, so the read-back decides.
+        // The write makes the kernel load the module of an elevator that is not on offer yet. Linux
+        // 6.18 takes an unknown name without an error while there is none, so the read-back
+        // decides.
         let written = root.write(self.queue("scheduler"), elevator);
         if offered.is_ok() || self.elevators(root)?.current == elevator { written } else { offered }
     }
@@ -226,14 +195,6 @@ impl BlockDevice {
             .collect()
     }
 
-    /// Sets a tunable of the elevator in use.
-    ///
-    /// # Errors
-    /// When there is no such tunable or the kernel refuses the value.
-    pub fn set_tunable(&self, root: &Root, tunable: &str, value: &str) -> Result<(), HostError> {
-        root.write(self.tunable(tunable), value)
-    }
-
     /// Size in bytes.
     ///
     /// # Errors
@@ -243,15 +204,8 @@ impl BlockDevice {
         self.number(root, &self.sysfs().join("size")).map(|sectors| sectors.saturating_mul(512))
     }
 
-    /// Whether it has an arm, as far as the kernel knows.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    pub fn rotational(&self, root: &Root) -> Result<bool, HostError> {
-        self.number(root, &self.queue("rotational")).map(|v| v != 0)
-    }
-
-    /// What tells this drive from another one of the same name: its WWID or serial number. `None` where the kernel knows none, as of a loop device.
+    /// What distinguishes this drive from another one of the same name: its WWID or serial number.
+    /// `None` where the kernel knows none, as of a loop device.
     ///
     /// # Errors
     /// When that cannot be read.
@@ -282,44 +236,10 @@ impl BlockDevice {
     fn slaves(&self, root: &Root) -> Vec<String> {
         root.list(self.sysfs().join("slaves")).unwrap_or_default()
     }
-
-    /// Everything that uses the disk or a partition of it; empty when it may be overwritten.
-    ///
-    /// # Errors
-    /// When sysfs or the mount table cannot be read.
-    pub fn uses(&self, root: &Root) -> Result<Vec<DeviceUse>, HostError> {
-        let mut parts = vec![(self.name.clone(), self.sysfs(), self.dev.clone())];
-        for name in root.list(self.sysfs())? {
-            let dir = self.sysfs().join(&name);
-            if root.exists(dir.join("partition"))? {
-                let dev = root.read(dir.join("dev"))?.trim().to_owned();
-                parts.push((name, dir, dev));
-            }
-        }
-        let mounts = mounts(root)?;
-        let swaps = root.read_optional("/proc/swaps")?.unwrap_or_default();
-        let mut uses = Vec::new();
-        for (part, dir, dev) in parts {
-            let node = format!("/dev/{}", part.replace('!', "/"));
-            // Btrfs and others have a device number of their own: the source tells.
-            for mount in mounts.iter().filter(|m| m.dev == dev || m.source == node) {
-                uses.push(DeviceUse::Mounted { part: part.clone(), point: mount.point.clone() });
-            }
-            let holders = dir.join("holders");
-            if root.exists(&holders)? {
-                uses.extend(
-                    root.list(&holders)?.into_iter().map(|by| DeviceUse::Held { part: part.clone(), by }),
-                );
-            }
-            if swaps.lines().any(|l| l.split_whitespace().next() == Some(&node)) {
-                uses.push(DeviceUse::Swap { part: part.clone() });
-            }
-        }
-        Ok(uses)
-    }
 }
 
-/// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of the test's machine.
+/// Follows symlinks below the root, at most eight: absolute targets are host paths, not paths of
+/// the test's machine.
 fn resolve_links(root: &Root, path: &Path) -> Result<PathBuf, HostError> {
     let mut path = path.to_owned();
     for _ in 0..8 {
@@ -335,24 +255,9 @@ fn resolve_links(root: &Root, path: &Path) -> Result<PathBuf, HostError> {
             Err(source) => return Err(HostError::Read { path, source }),
         };
         let base = path.parent().unwrap_or(Path::new("/"));
-        path = normalise(&base.join(link));
+        path = path_clean::clean(base.join(link));
     }
     Ok(path)
-}
-
-/// Removes `.` and `..` without looking at the file system.
-fn normalise(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => {
-                out.pop();
-            }
-            Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

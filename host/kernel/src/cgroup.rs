@@ -1,8 +1,9 @@
-//! Control groups of the block I/O controller, v1 `blkio` and v2 `io`, and of the CPU controller, `cpu` on both (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
+//! Control groups of the block I/O controller, v1 `blkio` and v2 `io`, and of the CPU controller,
+//! `cpu` on both (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
 //! `Documentation/admin-guide/cgroup-v2.rst`, `Documentation/block/bfq-iosched.rst`).
 //!
-//! Only files of BFQ and of the throttling policy are named here. `io.weight` and `io.cost.*` belong to io.cost and are never
-//! written.
+//! Only files of BFQ and of the throttling policy are named here. `io.weight` and `io.cost.*`
+//! belong to io.cost and are never written.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -31,7 +32,8 @@ pub enum Hierarchy {
 
 /// The hierarchy that holds the block I/O controller, or the CPU controller.
 ///
-/// A cgroup is named by its path below the hierarchy's root, such as `/machine.slice/vm0.scope`, as `/proc/PID/cgroup` prints it.
+/// A cgroup is named by its path below the hierarchy's root, such as `/machine.slice/vm0.scope`, as
+/// `/proc/PID/cgroup` prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroups {
     /// Version of the interface.
@@ -49,7 +51,8 @@ pub struct Cgroups {
 pub struct WeightFile {
     /// The file.
     pub path: PathBuf,
-    /// Whether it takes `MAJ:MIN WEIGHT` for one device; else only the group's default for all devices (v1 before Linux 5.4).
+    /// Whether it takes `MAJ:MIN WEIGHT` for one device; else only the group's default for all
+    /// devices (v1 before Linux 5.4).
     pub per_device: bool,
 }
 
@@ -89,8 +92,9 @@ impl Limit {
         }
     }
 
-    /// Largest value that the kernel keeps as written. Request rates are held in 32 bits and cut off without an error
-    /// (measured on 6.18: 99999999999 reads back as 1215752191), with all bits set meaning none.
+    /// Largest value that the kernel keeps as written. Request rates are held in 32 bits and cut
+    /// off without an error (measured on 6.18: 99999999999 reads back as 1215752191), with all bits
+    /// set meaning none.
     #[must_use]
     pub fn largest(self) -> u64 {
         match self {
@@ -101,7 +105,8 @@ impl Limit {
 }
 
 impl Cgroups {
-    /// Finds the hierarchy: v1 `blkio` when it is mounted (a controller lives in one hierarchy only), else v2 with `io`.
+    /// Finds the hierarchy: v1 `blkio` when it is mounted (a controller lives in one hierarchy
+    /// only), else v2 with `io`.
     ///
     /// # Errors
     /// [`HostError::NoIoController`] when neither is there, with the remedy.
@@ -170,7 +175,8 @@ impl Cgroups {
         )))
     }
 
-    /// The cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is not among them.
+    /// The cgroup of a thread in this hierarchy, from its memberships; `None` when the hierarchy is
+    /// not among them.
     #[must_use]
     pub fn of_thread<'a>(&self, memberships: &'a [Membership]) -> Option<&'a Path> {
         let ours = |m: &&Membership| match self.hierarchy {
@@ -178,18 +184,6 @@ impl Cgroups {
             Hierarchy::V2 => m.controllers.is_empty(),
         };
         memberships.iter().find(ours).map(|m| m.path.as_path())
-    }
-
-    /// The file that takes a thread's number to move it, alone, into a cgroup: `tasks` on v1; on v2 `cgroup.threads`, which only a
-    /// threaded group takes.
-    ///
-    /// # Errors
-    /// When the path is not a cgroup's.
-    pub fn threads_file(&self, cgroup: &Path) -> Result<PathBuf, HostError> {
-        Ok(self.dir(cgroup)?.join(match self.hierarchy {
-            Hierarchy::V1 => "tasks",
-            Hierarchy::V2 => "cgroup.threads",
-        }))
     }
 
     /// Whether a cgroup is the root, which has no weight.
@@ -227,7 +221,8 @@ impl Cgroups {
         })
     }
 
-    /// Removes a cgroup that has no processes and no children. Waits up to a second for processes that have just died.
+    /// Removes a cgroup that has no processes and no children. Waits up to a second for processes
+    /// that have just died.
     ///
     /// # Errors
     /// When it is in use or does not exist.
@@ -246,7 +241,8 @@ impl Cgroups {
     /// The processes in a cgroup and all those below it, ascending.
     ///
     /// # Errors
-    /// When the cgroup is gone; [`HostError::is_unsupported`] when it is itself a threaded one, which has threads of processes of another.
+    /// When the cgroup is gone; [`HostError::is_unsupported`] when it is itself a threaded one,
+    /// which has threads of processes of another.
     pub fn pids(&self, root: &Root, cgroup: &Path) -> Result<Vec<u32>, HostError> {
         pids_below(root, &self.dir(cgroup)?)
     }
@@ -268,8 +264,9 @@ impl Cgroups {
         })
     }
 
-    /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd scope or service in the path
-    /// (libvirt puts QEMU into `machine-qemu-1.scope/libvirt/emulator`), else the path itself.
+    /// The cgroup that holds a whole VM, given that of one of its threads: up to the last systemd
+    /// scope or service in the path (libvirt puts QEMU into
+    /// `machine-qemu-1.scope/libvirt/emulator`), else the path itself.
     #[must_use]
     pub fn unit_of(cgroup: &Path) -> PathBuf {
         let is_unit = |p: &&Path| {
@@ -310,7 +307,8 @@ impl Cgroups {
         }))
     }
 
-    /// On v2, the `cgroup.subtree_control` files, outermost first, that must get `+io` before a cgroup has I/O files. None on v1.
+    /// On v2, the `cgroup.subtree_control` files, outermost first, that must get `+io` before a
+    /// cgroup has I/O files. None on v1.
     ///
     /// # Errors
     /// When one cannot be read.
@@ -392,7 +390,8 @@ fn collect_pids(root: &Root, dir: &Path, found: &mut BTreeSet<u32>) -> Result<()
     for child in child_dirs(root, dir)? {
         match collect_pids(root, &child, found) {
             Err(e) if e.is_gone() => {}
-            // Threaded, as libvirt makes one for each vCPU: the processes stand in the one above it (cgroup-v2.rst, "Threads").
+            // Threaded, as libvirt makes one for each vCPU: the processes stand in the one above it
+            // (cgroup-v2.rst, "Threads").
             Err(e) if e.is_unsupported() => {}
             other => other?,
         }

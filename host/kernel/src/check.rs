@@ -70,9 +70,11 @@ impl Finding {
     }
 }
 
-/// Looks at the host. `extra` are findings of the caller's own probes, such as whether KVM really runs a guest; they come last.
+/// Looks at the host. `extra` are findings of the caller's own probes, such as whether KVM really
+/// runs a guest; they come last.
 ///
-/// Programs are asked for their version only on the real root. Never fails: what cannot be read is a finding.
+/// Programs are asked for their version only on the real root. Never fails: what cannot be read is
+/// a finding.
 #[must_use]
 pub fn check(root: &Root, extra: Vec<Finding>) -> Vec<Finding> {
     let mut found = Vec::new();

@@ -100,7 +100,8 @@ impl HostError {
         }
     }
 
-    /// The I/O error below; a failure without one becomes an error of kind `Other` with the same text.
+    /// The I/O error below; a failure without one becomes an error of kind `Other` with the same
+    /// text.
     #[must_use]
     pub fn into_io(self) -> io::Error {
         match self {
@@ -114,7 +115,8 @@ impl HostError {
         self.io().is_some_and(|e| e.raw_os_error() == Some(errno.raw_os_error()))
     }
 
-    /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded cgroup.
+    /// Whether the kernel has no such operation there, as reading `cgroup.procs` of a threaded
+    /// cgroup.
     #[must_use]
     pub fn is_unsupported(&self) -> bool {
         self.is_errno(Errno::OPNOTSUPP)

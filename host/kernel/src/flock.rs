@@ -1,7 +1,7 @@
 //! The process that holds the lock (flock(2)) of a file.
 //!
-//! A name or a process id identifies nothing for sure: any user can start a process of that name, and
-//! ids are used again. The lock belongs to an open file, so only a process that could open the
+//! A name or a process id identifies nothing for sure: any user can start a process of that name,
+//! and ids are used again. The lock belongs to an open file, so only a process that could open the
 //! file, or inherited it, holds it; and the kernel drops it when the last such process ends,
 //! however it ends. A process is found by `/proc/PID/fd` and `/proc/PID/fdinfo`
 //! (proc_pid_fdinfo(5)) and signalled through a pidfd that was open before it was inspected.

@@ -1,7 +1,8 @@
 //! Readers and writers of kernel files under a root path, and host checks.
 //!
-//! Every function takes a [`Root`]; `/` on a real machine, a temporary directory in tests. The readers return what the
-//! kernel says in a form that can be compared by meaning ([`text`]), because the kernel seldom prints what was written.
+//! Every function takes a [`Root`]; `/` on a real machine, a temporary directory in tests. The
+//! readers return what the kernel says in a form that can be compared by meaning ([`text`]),
+//! because the kernel seldom prints what was written.
 
 mod atomic_write;
 pub mod block;
@@ -21,7 +22,7 @@ pub mod task;
 pub mod text;
 
 pub use atomic_write::atomic_write;
-pub use block::{BlockDevice, DeviceUse};
+pub use block::BlockDevice;
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
 pub use error::{HostError, is_gone};

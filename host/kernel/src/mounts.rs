@@ -9,7 +9,8 @@ use crate::{HostError, Root};
 pub struct Mount {
     /// Device number `MAJ:MIN` of the file system.
     pub dev: String,
-    /// The directory of that file system that is mounted; not `/` inside a container or for a bind mount.
+    /// The directory of that file system that is mounted; not `/` inside a container or for a bind
+    /// mount.
     pub root: PathBuf,
     /// Where.
     pub point: PathBuf,

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use crate::{HostError, is_gone};
 
-/// The directory below which `/proc`, `/sys` and `/dev` are looked for: `/`, or a temporary directory in tests.
+/// The directory below which `/proc`, `/sys` and `/dev` are looked for: `/`, or a temporary
+/// directory in tests.
 ///
-/// Paths given to its methods are absolute as seen on the host, such as `/sys/block/sda/queue/scheduler`.
+/// Paths given to its methods are absolute as seen on the host, such as
+/// `/sys/block/sda/queue/scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root(PathBuf);
 
@@ -66,7 +68,8 @@ impl Root {
         }
     }
 
-    /// Writes to a file that exists, in one `write(2)`: kernel files take each write as one whole value.
+    /// Writes to a file that exists, in one `write(2)`: kernel files take each write as one whole
+    /// value.
     ///
     /// # Errors
     /// [`HostError::Write`] when the file does not exist or the kernel refuses the value.
@@ -80,9 +83,11 @@ impl Root {
     }
 
     fn write_bytes(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        // Never O_CREAT: a missing kernel file must be an error. O_TRUNC is ignored by sysfs and cgroupfs.
+        // Never O_CREAT: a missing kernel file must be an error. O_TRUNC is ignored by sysfs and
+        // cgroupfs.
         let mut file = fs::OpenOptions::new().write(true).truncate(true).open(self.at(path))?;
-        // `File` is unbuffered, so this is one system call; a short write means that the kernel took part of a value.
+        // `File` is unbuffered, so this is one system call; a short write means that the kernel
+        // took part of a value.
         match file.write(bytes)? {
             n if n == bytes.len() => Ok(()),
             n => Err(io::Error::new(
@@ -95,7 +100,7 @@ impl Root {
     /// Whether a path exists; a symbolic link is followed.
     ///
     /// # Errors
-    /// [`HostError::Read`] when that cannot be told. Only `ENOENT`, `ENODEV` and `ESRCH` mean that
+    /// [`HostError::Read`] for any other failure. Only `ENOENT`, `ENODEV` and `ESRCH` mean that
     /// there is nothing, and `ENOTDIR`: below what is not a directory there can be nothing.
     pub fn exists(&self, path: impl AsRef<Path>) -> Result<bool, HostError> {
         let path = path.as_ref();
@@ -121,8 +126,8 @@ impl Root {
         Ok(names)
     }
 
-    /// Inode number of a directory or file: kernfs never reuses one while the machine runs, so a cgroup that was removed and
-    /// made again has another.
+    /// Inode number of a directory or file: kernfs never reuses one while the machine runs, so a
+    /// cgroup that was removed and made again has another.
     ///
     /// # Errors
     /// [`HostError::Read`] when there is no such path.

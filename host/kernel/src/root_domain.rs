@@ -1,9 +1,11 @@
 //! Which CPUs the kernel balances deadline threads over.
 //!
-//! A deadline thread must be allowed on all CPUs of its root domain (`Documentation/scheduler/sched-deadline.rst`, section 5). That is the machine, or
-//! since cgroup v2's cpuset a partition of it (`Documentation/admin-guide/cgroup-v2.rst`, `cpuset.cpus.partition`). CPUs that are isolated, at boot
-//! (`isolcpus=`) or by partitions of that type, form one domain together. Domains made with cpusets of cgroup v1 are not known here: there the
-//! machine is meant.
+//! A deadline thread must be allowed on all CPUs of its root domain
+//! (`Documentation/scheduler/sched-deadline.rst`, section 5). That is the machine, or since cgroup
+//! v2's cpuset a partition of it (`Documentation/admin-guide/cgroup-v2.rst`,
+//! `cpuset.cpus.partition`). CPUs that are isolated, at boot (`isolcpus=`) or by partitions of that
+//! type, form one domain together. Domains made with cpusets of cgroup v1 are not known here: there
+//! the machine is meant.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,7 +16,8 @@ use crate::{HostError, Root, text};
 
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// CPUs of the root domain of a thread that is in these cgroups and may run on these CPUs (`Cpus_allowed_list`).
+/// CPUs of the root domain of a thread that is in these cgroups and may run on these CPUs
+/// (`Cpus_allowed_list`).
 ///
 /// # Errors
 /// When the mounts or the list of CPUs that are online cannot be read.
@@ -37,7 +40,8 @@ fn cpus_in(root: &Root, path: &Path) -> Result<Option<BTreeSet<u32>>, HostError>
     text::cpu_list(&text).ok_or_else(form).map(Some)
 }
 
-/// CPUs of the nearest partition around the thread; the hierarchy's own root, which alone has no file for that, always is one.
+/// CPUs of the nearest partition around the thread; the hierarchy's own root, which alone has no
+/// file for that, always is one.
 fn partition(root: &Root, cgroups: &[Membership]) -> Result<Option<BTreeSet<u32>>, HostError> {
     let mounts = mounts(root)?;
     let whole = mounts.iter().find(|m| m.fs == "cgroup2" && m.root == Path::new("/"));
@@ -55,7 +59,7 @@ fn partition(root: &Root, cgroups: &[Membership]) -> Result<Option<BTreeSet<u32>
         // `root invalid (...)` is none.
         match kind.as_deref().map(str::trim) {
             Some("root") => return cpus(group, "cpuset.cpus.effective"),
-            // Before Linux 6.7 nobody tells of the others.
+            // Before Linux 6.7 the kernel does not list the others.
             Some("isolated") => {
                 let all = cpus(top, "cpuset.cpus.isolated")?;
                 return if all.is_some() { Ok(all) } else { cpus(group, "cpuset.cpus.effective") };
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(of(&root, "/"), [0]);
         let pinned: Vec<u32> = root_domain(&root, &[], "1").unwrap().into_iter().collect();
         assert_eq!(pinned, [1]);
-        // Somebody's view of a part of the hierarchy, which is no partition.
+        // A view of a part of the hierarchy, which is no partition.
         put(&root, &format!("{GROUPS}/cpuset.cpus.partition"), "member\n");
         assert_eq!(of(&root, "/c"), [0, 2, 3]);
     }

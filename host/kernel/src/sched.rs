@@ -1,6 +1,8 @@
-//! Scheduling attributes of one thread: `sched_getattr(2)`, `sched_setattr(2)`, and why the kernel refuses them.
+//! Scheduling attributes of one thread: `sched_getattr(2)`, `sched_setattr(2)`, and why the kernel
+//! refuses them.
 //!
-//! Attributes have one canonical text (`fifo 97 reset-on-fork`), so that they can stand in a journal and be compared.
+//! Attributes have one canonical text (`fifo 97 reset-on-fork`), so that they can stand in a
+//! journal and be compared.
 
 mod refusal;
 
@@ -69,7 +71,8 @@ impl Policy {
     }
 }
 
-/// Parameters of `SCHED_DEADLINE`, in nanoseconds: `runtime` in each `period`, used up within `deadline` of its start.
+/// Parameters of `SCHED_DEADLINE`, in nanoseconds: `runtime` in each `period`, used up within
+/// `deadline` of its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Reservation {
     /// Budget of one period.
@@ -91,9 +94,11 @@ pub struct Attr {
     pub priority: u32,
     /// Under DEADLINE; `None` else.
     pub reservation: Option<Reservation>,
-    /// Time slice of a fair thread in nanoseconds, where the kernel has one for each thread (Linux 6.12); 0 for the kernel's default.
+    /// Time slice of a fair thread in nanoseconds, where the kernel has one for each thread (Linux
+    /// 6.12); 0 for the kernel's default.
     pub slice: u64,
-    /// Children start with `SCHED_OTHER` and nice 0 instead of inheriting (`SCHED_FLAG_RESET_ON_FORK`).
+    /// Children start with `SCHED_OTHER` and nice 0 instead of inheriting
+    /// (`SCHED_FLAG_RESET_ON_FORK`).
     pub reset_on_fork: bool,
     /// Other flags of a DEADLINE thread: `SCHED_FLAG_RECLAIM`, `SCHED_FLAG_DL_OVERRUN`.
     pub flags: u64,
@@ -103,7 +108,8 @@ const RESET_ON_FORK: u64 = 1;
 /// RECLAIM and DL_OVERRUN; the kernel reports these two back (`SCHED_DL_FLAGS`).
 const DEADLINE_FLAGS: u64 = 0x02 | 0x04;
 
-/// The least runtime that the kernel takes (`DL_SCALE`) in a period so long that its share rounds to 0 of 2^20 (`to_ratio()`).
+/// The least runtime that the kernel takes (`DL_SCALE`) in a period so long that its share rounds
+/// to 0 of 2^20 (`to_ratio()`).
 const RELEASED: Reservation = Reservation { runtime: 1024, deadline: 2_000_000_000, period: 2_000_000_000 };
 
 impl Attr {
@@ -121,29 +127,32 @@ impl Attr {
         }
     }
 
-    /// `SCHED_FIFO`. Children are reset: a worker that such a thread starts must not inherit its priority by accident.
+    /// `SCHED_FIFO`. Children are reset: a worker that such a thread starts must not inherit its
+    /// priority by accident.
     #[must_use]
     pub fn fifo(priority: u32) -> Self {
         Self { policy: Policy::Fifo, priority, reset_on_fork: true, ..Self::other(0) }
     }
 
-    /// `SCHED_DEADLINE` with the deadline at the period's end. Children are reset, because the kernel refuses `fork` else.
+    /// `SCHED_DEADLINE` with the deadline at the period's end. Children are reset, because the
+    /// kernel refuses `fork` else.
     #[must_use]
     pub fn deadline(runtime: u64, period: u64) -> Self {
         let reservation = Some(Reservation { runtime, deadline: period, period });
         Self { policy: Policy::Deadline, reservation, reset_on_fork: true, ..Self::other(0) }
     }
 
-    /// The same with a reservation that takes no bandwidth; `None` for other policies. [`set`] goes through it when a thread leaves
-    /// DEADLINE.
+    /// The same with a reservation that takes no bandwidth; `None` for other policies. [`set`] goes
+    /// through it when a thread leaves DEADLINE.
     #[must_use]
     pub fn released(&self) -> Option<Self> {
         let reservation = self.reservation.map(|_| RELEASED)?;
         Some(Self { reservation: Some(reservation), ..*self })
     }
 
-    /// Whether this, read from a thread, is what setting `wanted` gives: the time slice counts only when one was asked for, and the nice value
-    /// only of a fair thread. The kernel leaves that of others alone, and tells it as 0 (`get_params()` in `kernel/sched/syscalls.c`).
+    /// Whether this, read from a thread, is what setting `wanted` gives: the time slice counts only
+    /// when one was asked for, and the nice value only of a fair thread. The kernel leaves that of
+    /// others alone, and reports it as 0 (`get_params()` in `kernel/sched/syscalls.c`).
     #[must_use]
     pub fn is(&self, wanted: &Self) -> bool {
         let slice = if wanted.slice == 0 { 0 } else { self.slice };
@@ -280,29 +289,34 @@ pub fn get(tid: u32) -> io::Result<Attr> {
     if result == 0 { Attr::of_raw(&raw) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Sets the attributes of a thread of this machine. A fair thread gets back the time slice of `attr` where the kernel shows
-/// another after its policy was set.
+/// Sets the attributes of a thread of this machine. A fair thread gets back the time slice of
+/// `attr` where the kernel shows another after its policy was set.
 ///
-/// A thread that leaves DEADLINE gives its bandwidth back first. The kernel would do so when the thread next blocks, and so never for one that
-/// is asleep already: seen on Linux 6.1 and 6.18, `switched_from_dl()` in `kernel/sched/deadline.c`. What is lost so stays lost when the
-/// thread ends, until the CPU sets change, and the next reservation is refused. Killed between the two calls, the thread has
-/// [`Attr::released`].
+/// A thread that leaves DEADLINE gives its bandwidth back first. The kernel would do so when the
+/// thread next blocks, and so never for one that is asleep already: seen on Linux 6.1 and 6.18,
+/// `switched_from_dl()` in `kernel/sched/deadline.c`. What is lost so stays lost when the thread
+/// ends, until the CPU sets change, and the next reservation is refused. Killed between the two
+/// calls, the thread has [`Attr::released`].
 ///
 /// # Errors
-/// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when it is gone; [`explain`] says more.
+/// As `sched_setattr(2)`: `EPERM`, `EBUSY` when DEADLINE bandwidth is used up, `ESRCH` when it is
+/// gone; [`explain`] says more.
 pub fn set(tid: u32, attr: &Attr) -> io::Result<()> {
     let mut first = *attr;
-    // Asking for a slice makes it the thread's own for good; most threads have the default, which needs no asking.
+    // Asking for a slice makes it the thread's own for good; most threads have the default, which
+    // needs no asking.
     first.slice = 0;
     let before = if attr.policy == Policy::Deadline { None } else { Some(get(tid)?) };
     let released = before.and_then(|b| b.released());
     if let Some(released) = released {
-        // Refused where `sched_deadline_period_max_us` is lower than usual: then the bandwidth is lost, and the policy is still right.
+        // Refused where `sched_deadline_period_max_us` is lower than usual: then the bandwidth is
+        // lost, and the policy is still right.
         let _ = set_raw(tid, &released);
     }
     if let Err(e) = set_raw(tid, &first) {
         if let (Some(_), Some(before)) = (released, before) {
-            // It held this a moment ago, so there is room for it; and the first error is the one to tell.
+            // It held this a moment ago, so there is room for it; and the first error is the one to
+            // report.
             let _ = set_raw(tid, &before);
         }
         return Err(e);

@@ -1,4 +1,5 @@
-//! Time in which this machine, itself a guest, had work for a CPU and its hypervisor ran something else (proc_stat(5), `steal`).
+//! Time in which this machine, itself a guest, had work for a CPU and its hypervisor ran something
+//! else (proc_stat(5), `steal`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,8 @@ const STEAL: usize = 7;
 /// Name of the line of all CPUs together.
 const ALL: &str = "cpu";
 
-/// Stolen time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or whose hypervisor does not tell.
+/// Stolen time of one CPU since boot, in steps of 10 ms; zero on a machine that is no guest, or
+/// whose hypervisor does not report it.
 ///
 /// # Errors
 /// When `/proc/stat` cannot be read, or has no such CPU.
@@ -49,7 +51,8 @@ impl StealWatch {
     }
 }
 
-/// The times of a line, in steps of 10 ms, up to the stolen one. Those that follow are part of others.
+/// The times of a line, in steps of 10 ms, up to the stolen one. Those that follow are part of
+/// others.
 fn times(root: &Root, name: &str) -> Result<[u64; STEAL + 1], HostError> {
     let path = PathBuf::from("/proc/stat");
     let text = root.read(&path)?;

@@ -1,6 +1,7 @@
 //! `/proc/PID/task/TID`: what the kernel says about one thread (proc_pid_stat(5), cgroups(7)).
 //!
-//! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and callers go on.
+//! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
+//! callers go on.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,7 +29,8 @@ pub struct TaskStat {
     pub parent: u32,
     /// Whether it is a thread of the kernel, not of a process.
     pub kernel: bool,
-    /// Whether it is on its way out, or has ended and waits for its parent: what it runs under no longer means anything.
+    /// Whether it is on its way out, or has ended and waits for its parent: what it runs under no
+    /// longer means anything.
     pub ended: bool,
     /// Nice value.
     pub nice: i32,
@@ -124,7 +126,8 @@ fn parse_stat(text: &str) -> Option<TaskStat> {
     })
 }
 
-/// CPU time that a thread has used, to the nanosecond where the kernel says it (`schedstat`), else in steps of 10 ms.
+/// CPU time that a thread has used, to the nanosecond where the kernel says it (`schedstat`), else
+/// in steps of 10 ms.
 ///
 /// # Errors
 /// When the thread is gone.

@@ -1,7 +1,7 @@
 //! The forms in which the kernel prints knobs, and comparison by meaning.
 //!
-//! Sources: `block/elevator.c` (scheduler), `block/bfq-iosched.c` (tunables), `block/bfq-cgroup.c` (weights),
-//! `block/blk-throttle.c` (limits), `kernel/cgroup/cgroup.c` (subtree_control).
+//! Sources: `block/elevator.c` (scheduler), `block/bfq-iosched.c` (tunables), `block/bfq-cgroup.c`
+//! (weights), `block/blk-throttle.c` (limits), `kernel/cgroup/cgroup.c` (subtree_control).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,8 @@ pub struct Elevators {
     pub available: Vec<String>,
 }
 
-/// Parses `queue/scheduler`: `mq-deadline kyber [bfq] none`, or one bare word for a device that has no choice.
+/// Parses `queue/scheduler`: `mq-deadline kyber [bfq] none`, or one bare word for a device that has
+/// no choice.
 ///
 /// Returns `None` when no word, or more than one, is marked as current.
 #[must_use]
@@ -55,11 +56,13 @@ pub fn cpu_list(text: &str) -> Option<BTreeSet<u32>> {
     Some(cpus)
 }
 
-/// What a knob in milliseconds that the kernel holds in jiffies may print after `ms` was written to it.
+/// What a knob in milliseconds that the kernel holds in jiffies may print after `ms` was written to
+/// it.
 ///
-/// `msecs_to_jiffies()` and `jiffies_to_msecs()` both round up (`kernel/time/time.c`), so with `HZ` ticks per second the value is
-/// `ceil(ceil(ms * HZ / 1000) * 1000 / HZ)`. The HZ of the running kernel is not readable without its config; the four values
-/// that `kernel/Kconfig.hz` offers are tried. BFQ raises `timeout_sync` to at least 1 ms first.
+/// `msecs_to_jiffies()` and `jiffies_to_msecs()` both round up (`kernel/time/time.c`), so with `HZ`
+/// ticks per second the value is `ceil(ceil(ms * HZ / 1000) * 1000 / HZ)`. The HZ of the running
+/// kernel is not readable without its config; the four values that `kernel/Kconfig.hz` offers are
+/// tried. BFQ raises `timeout_sync` to at least 1 ms first.
 #[must_use]
 pub fn jiffies_readbacks(ms: u64) -> [u64; 4] {
     [100, 250, 300, 1000].map(|hz: u64| {
@@ -71,14 +74,15 @@ pub fn jiffies_readbacks(ms: u64) -> [u64; 4] {
 /// Weights of a cgroup as BFQ prints them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
-    /// Weight for every device without a line of its own; `None` when BFQ has no data for this group.
+    /// Weight for every device without a line of its own; `None` when BFQ has no data for this
+    /// group.
     pub default: Option<u64>,
     /// Weight per device, by `MAJ:MIN`.
     pub devices: BTreeMap<String, u64>,
 }
 
-/// Parses `io.bfq.weight` (v2) or `blkio.bfq.weight_device` (v1): `default 100` and lines `7:0 400`; also the bare number of
-/// `blkio.bfq.weight`. Returns `None` for anything else.
+/// Parses `io.bfq.weight` (v2) or `blkio.bfq.weight_device` (v1): `default 100` and lines `7:0
+/// 400`; also the bare number of `blkio.bfq.weight`. Returns `None` for anything else.
 #[must_use]
 pub fn weights(text: &str) -> Option<Weights> {
     let mut out = Weights::default();
@@ -95,7 +99,8 @@ pub fn weights(text: &str) -> Option<Weights> {
     Some(out)
 }
 
-/// The limit that a v1 `blkio.throttle.*_device` file sets for a device; `None` without a line (no limit).
+/// The limit that a v1 `blkio.throttle.*_device` file sets for a device; `None` without a line (no
+/// limit).
 #[must_use]
 pub fn throttle_limit(text: &str, dev: &str) -> Option<u64> {
     throttle_value(text, dev).flatten()
@@ -109,7 +114,8 @@ pub fn throttle_value(text: &str, dev: &str) -> Option<Option<u64>> {
     rest.trim().parse().ok().map(Some)
 }
 
-/// One limit of a device in v2 `io.max` (`7:0 rbps=max wbps=1048576 riops=max wiops=max`), by its key; `None` for `max` or no line.
+/// One limit of a device in v2 `io.max` (`7:0 rbps=max wbps=1048576 riops=max wiops=max`), by its
+/// key; `None` for `max` or no line.
 #[must_use]
 pub fn io_max_limit(text: &str, dev: &str, key: &str) -> Option<u64> {
     io_max_value(text, dev, key).flatten()

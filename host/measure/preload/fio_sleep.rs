@@ -1,14 +1,17 @@
-//! Keeps fio from busy waiting: a shared object that `LD_PRELOAD` puts in front of the C library's `nanosleep`.
+//! Keeps fio from busy waiting: a shared object that `LD_PRELOAD` puts in front of the C library's
+//! `nanosleep`.
 //!
-//! At its start fio measures how long a sleep of a microsecond takes, ten times, and takes the *longest* for the
-//! system's granularity. Every later wait that is shorter it spends spinning (`fio_time_init` and `usec_sleep` in fio's
-//! time.c). One unlucky sleep on a busy host or in an emulated guest, and fio never sleeps again: it then measures the
-//! processor that it wastes itself.
+//! At its start fio measures how long a sleep of a microsecond takes, ten times, and takes the
+//! *longest* for the system's granularity. Every later wait that is shorter it spends spinning
+//! (`fio_time_init` and `usec_sleep` in fio's time.c). One unlucky sleep on a busy host or in an
+//! emulated guest, and fio never sleeps again: it then measures the processor that it wastes
+//! itself.
 //!
-//! Here those ten sleeps take no time. Should even then a part of the calibration take long, because the processor was
-//! given to somebody else meanwhile, fio is executed again from the start: it has done nothing yet. All other sleeps are
-//! real, and end when they should: the thread's timer slack, 50 us by default, is set to its least (`PR_SET_TIMERSLACK`
-//! in prctl(2); threads that are created later inherit it).
+//! Here those ten sleeps take no time. Should even then a part of the calibration take long,
+//! because the processor was given to another process meanwhile, fio is executed again from the
+//! start: it has done nothing yet. All other sleeps are real, and end when they should: the
+//! thread's timer slack, 50 us by default, is set to its least (`PR_SET_TIMERSLACK` in prctl(2);
+//! threads that are created later inherit it).
 //!
 //! Built by `build.rs`; no part of any crate, so it needs nothing but a C library.
 
@@ -38,11 +41,12 @@ unsafe extern "C" {
 const CLOCK_REALTIME: c_int = 0;
 const CLOCK_MONOTONIC: c_int = 1;
 const PR_SET_TIMERSLACK: c_int = 29;
-/// What fio asks for when it calibrates, and how often. It may ask for as short a sleep later; that one is real.
+/// What fio asks for when it calibrates, and how often. It may ask for as short a sleep later; that
+/// one is real.
 const CALIBRATION_NS: c_long = 1_000;
 const CALIBRATION_SLEEPS: u32 = 10;
-/// Longest time from one of these sleeps to the next. An emulated processor takes 0.03 to 0.14 ms; fio then spins for as
-/// long at the end of each wait.
+/// Longest time from one of these sleeps to the next. An emulated processor takes 0.03 to 0.14 ms;
+/// fio then spins for as long at the end of each wait.
 const UNDISTURBED_NS: i64 = 300_000;
 /// One letter in the environment counts the attempts; the last one is used as it is.
 const ATTEMPT: &core::ffi::CStr = c"RTVIRTIO_FIO_ATTEMPT";
@@ -53,16 +57,17 @@ const LAST_ATTEMPT: u8 = b'h';
 static LAST: AtomicI64 = AtomicI64::new(0);
 /// How many calibration sleeps there were.
 static SLEEPS: AtomicU32 = AtomicU32::new(0);
-/// The program's arguments; null where the C library does not tell them to initialisers (musl).
+/// The program's arguments; null where the C library does not pass them to initialisers (musl).
 static ARGV: AtomicPtr<*const c_char> = AtomicPtr::new(ptr::null_mut());
 
 extern "C" fn at_load(_argc: c_int, argv: *const *const c_char, _env: *const *const c_char) {
-    // An emulated processor has to translate code that it runs for the first time; better now than while fio looks.
+    // An emulated processor has to translate code that it runs for the first time; better now than
+    // while fio looks.
     for _ in 0..2 {
         calibration();
     }
     LAST.store(0, Ordering::Relaxed);
-    // Back to the default (prctl(2)): whoever finds the least slack knows that fio's own calls came through here.
+    // Back to the default (prctl(2)): the least slack shows that fio's own calls came through here.
     // SAFETY: prctl with this option takes one number.
     unsafe { prctl(PR_SET_TIMERSLACK, 0, 0, 0, 0) };
     if cfg!(target_env = "gnu") {
@@ -114,14 +119,16 @@ fn calibration() {
     }
 }
 
-/// Executes the program anew, as the same process; returns when that cannot be done or has been done often enough.
+/// Executes the program anew, as the same process; returns when that cannot be done or has been
+/// done often enough.
 fn start_again() {
     let argv = ARGV.load(Ordering::Relaxed);
     if argv.is_null() {
         return;
     }
-    // SAFETY: fio has one thread when it calibrates, so nobody changes the environment meanwhile. A value that getenv
-    // gives has at least its final zero. `argv` is what the program was started with.
+    // SAFETY: fio has one thread when it calibrates, so nothing changes the environment meanwhile.
+    // A value that getenv gives has at least its final zero. `argv` is what the program was started
+    // with.
     unsafe {
         let before = getenv(ATTEMPT.as_ptr());
         let attempt = if before.is_null() { FIRST_ATTEMPT } else { *before.cast::<u8>() };

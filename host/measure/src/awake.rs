@@ -1,9 +1,11 @@
 //! Keeps the host's CPUs from sleeping while something is measured.
 //!
-//! A sleeping CPU wakes late: some 100 us from a deep state of real hardware, milliseconds when it is the virtual CPU of a hypervisor
-//! that has to be scheduled first. Real-time hosts are set up without that (`idle=poll`, tuned's `force_latency`). Here the kernel's own
-//! means is used: while `/dev/cpu_dma_latency` is open, no state with a longer exit latency than the number written is entered
-//! (Documentation/power/pm_qos_interface.rst). When it is closed, also by a crash, all is as before.
+//! A sleeping CPU wakes late: some 100 us from a deep state of real hardware, milliseconds when it
+//! is the virtual CPU of a hypervisor that has to be scheduled first. Real-time hosts are set up
+//! without that (`idle=poll`, tuned's `force_latency`). Here the kernel's own means is used: while
+//! `/dev/cpu_dma_latency` is open, no state with a longer exit latency than the number written is
+//! entered (Documentation/power/pm_qos_interface.rst). When it is closed, also by a crash, all is
+//! as before.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -1,6 +1,13 @@
-//! A small HTTP client for load: requests that follow each other at once, and requests at a fixed period.
+//! A small HTTP client for load: requests that follow each other at once, and requests at a fixed
+//! period.
 //!
-//! Each request has a connection of its own (HTTP/1.0), as with the reservations paper's `ab`, so that an answer costs the server the whole of it.
+//! Each request has a connection of its own (HTTP/1.0), as with the reservations paper's `ab`, so
+//! that an answer costs the server the whole of it.
+//!
+//! A client library does not serve: [`Load::bytes`] counts bytes of the wire, heads included, while
+//! an answer still arrives, which `minreq` and `ureq` do not show (in `ureq` only a transport of
+//! its `unversioned` part could); a load must end within half a second in the middle of an answer,
+//! where both only have timeouts; and both send HTTP/1.1, whose answers may come in chunks.
 
 mod url;
 
@@ -15,13 +22,14 @@ pub use url::{Url, UrlError};
 
 /// A server that sends nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a client looks whether it shall stop.
-const LOOK: Duration = Duration::from_millis(500);
-/// How often is looked whether all answers have come.
+/// How often a client checks whether it must stop.
+const STOP_CHECK: Duration = Duration::from_millis(500);
+/// How often the answers are checked for being complete.
 const AWAIT: Duration = Duration::from_millis(20);
 /// Before a client whose request failed asks again.
 const RETRY: Duration = Duration::from_millis(100);
-/// Longest head of an answer: what a common server sends at most, and no more memory than that for a hostile one.
+/// Longest head of an answer: what a common server sends at most, and no more memory than that for
+/// a hostile one.
 const LONGEST_HEAD: usize = 64 << 10;
 
 /// What is asked for, and what must come.
@@ -47,8 +55,9 @@ impl Request {
         Self { body: Some(bytes), ..self }
     }
 
-    /// One request from connecting to the last byte, whose bytes are counted as they come; those of an answer that breaks off are taken back. The length of
-    /// the whole answer, or `None` when told to stop.
+    /// One request from connecting to the last byte, whose bytes are counted as they come; those of
+    /// an answer that breaks off are taken back. The length of the whole answer, or `None` when
+    /// stopped.
     fn get(&self, bytes: &AtomicU64, stop: &AtomicBool) -> io::Result<Option<u64>> {
         let mut whole = 0;
         let answer = self.receive(bytes, &mut whole, stop);
@@ -62,7 +71,7 @@ impl Request {
     fn receive(&self, bytes: &AtomicU64, whole: &mut u64, stop: &AtomicBool) -> io::Result<bool> {
         let bad = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
         let mut stream = TcpStream::connect_timeout(&self.url.address(), PATIENCE)?;
-        stream.set_read_timeout(Some(LOOK))?;
+        stream.set_read_timeout(Some(STOP_CHECK))?;
         stream.write_all(&self.text)?;
         let (mut head, mut body) = (Vec::new(), None::<usize>);
         let mut buffer = vec![0; 64 << 10];
@@ -163,7 +172,8 @@ impl Load {
                             counted.bytes += whole;
                         }
                         Ok(None) => return Ok(()),
-                        // A wrong answer is a fault of the set-up. A server that is too busy to answer is what load makes: ask again.
+                        // A wrong answer is a fault of the set-up. A server that is too busy to
+                        // answer is what load makes: ask again.
                         Err(e) if e.kind() == io::ErrorKind::InvalidData => return Err(e),
                         Err(e) => {
                             counted.failed += 1;
@@ -182,7 +192,8 @@ impl Load {
         Self { stop, bytes, counted, clients }
     }
 
-    /// Bytes that all received so far, those of answers that are not whole yet included. Less than before where one of these breaks off.
+    /// Bytes that all received so far, those of answers that are not whole yet included. Less than
+    /// before where one of these breaks off.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -194,7 +205,8 @@ impl Load {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a client has given up: the server gives a wrong answer, which [`Load::finish`] tells.
+    /// Whether a client has given up: the server gives a wrong answer, which [`Load::finish`]
+    /// returns.
     #[must_use]
     pub fn has_given_up(&self) -> bool {
         self.clients.iter().any(JoinHandle::is_finished)
@@ -219,8 +231,10 @@ impl Drop for Load {
     }
 }
 
-/// Sends `n` requests, one each `period`, also when earlier ones are not answered yet. Each response in ms, from the moment at which its request was due,
-/// and how many requests were refused, broken off, or not answered whole within 30 s of the last one's time. `None` when `cancelled` says so.
+/// Sends `n` requests, one each `period`, also when earlier ones are not answered yet. Each
+/// response in ms, from the moment at which its request was due, and how many requests were
+/// refused, broken off, or not answered whole within 30 s of the last one's time. `None` when
+/// `cancelled` is set.
 ///
 /// # Errors
 /// When a client panicked.
@@ -236,7 +250,7 @@ pub fn periodic(
         let mut sent = Vec::with_capacity(n);
         for i in 0..n {
             let due = begin + period.mul_f64(i as f64);
-            // Whoever comes late is answered late: nothing is skipped.
+            // A late request is answered late: none is skipped.
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             if cancelled.load(Ordering::Relaxed) {
                 stop.store(true, Ordering::Relaxed);

@@ -1,7 +1,8 @@
 //! fio as a child of this process.
 //!
-//! It must not outlive us, even when we are killed. The parent-death signal is SIGTERM, not SIGKILL, so that fio
-//! ends what it started itself. On cancel fio gets SIGTERM, then its whole process group SIGKILL.
+//! It must not outlive us, even when we are killed. The parent-death signal is SIGTERM, not
+//! SIGKILL, so that fio ends what it started itself. On cancel fio gets SIGTERM, then its whole
+//! process group SIGKILL.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -35,7 +36,8 @@ pub struct Control<'a> {
     pub cgroup_procs: &'a [PathBuf],
     /// Set by anyone to stop the run.
     pub cancel: &'a AtomicBool,
-    /// How long beyond its declared duration fio may take, for its start and for requests that are still in flight.
+    /// How long beyond its declared duration fio may take, for its start and for requests that are
+    /// still in flight.
     pub grace: Duration,
     /// Called about every 20 ms with the time since the start.
     pub on_tick: &'a mut dyn FnMut(Duration),
@@ -44,7 +46,8 @@ pub struct Control<'a> {
 /// Whether fio can be run here: to be asked before anything is made for runs of it.
 ///
 /// # Errors
-/// [`MeasureError::FioMissing`], or [`MeasureError::Start`] where it is there and cannot be started.
+/// [`MeasureError::FioMissing`], or [`MeasureError::Start`] where it is there and cannot be
+/// started.
 pub fn ensure_fio() -> Result<(), MeasureError> {
     let asked = Command::new("fio").arg("--version").stdin(Stdio::null()).output();
     asked.map(drop).map_err(|e| not_started(e, &[]))
@@ -58,13 +61,16 @@ fn not_started(source: io::Error, cgroups: &[PathBuf]) -> MeasureError {
     }
 }
 
-/// Runs a job here and waits for it. Its directory must exist; files of an earlier run in it are removed first.
+/// Runs a job here and waits for it. Its directory must exist; files of an earlier run in it are
+/// removed first.
 ///
-/// Call it from a thread that lives as long as the run: the kernel ties the parent-death signal to the thread.
+/// Call it from a thread that lives as long as the run: the kernel ties the parent-death signal to
+/// the thread.
 ///
 /// # Errors
-/// [`MeasureError::FioMissing`], [`MeasureError::Start`] (such as a cgroup that is gone), [`MeasureError::Fio`] with fio's stderr,
-/// [`MeasureError::Cancelled`], [`MeasureError::TimedOut`], or a failed file operation. fio is gone in every case.
+/// [`MeasureError::FioMissing`], [`MeasureError::Start`] (such as a cgroup that is gone),
+/// [`MeasureError::Fio`] with fio's stderr, [`MeasureError::Cancelled`],
+/// [`MeasureError::TimedOut`], or a failed file operation. fio is gone in every case.
 pub fn run_fio(job: &JobFile, control: &mut Control<'_>) -> Result<FioOutput, MeasureError> {
     if let Some(path) = job.preload_path() {
         std::fs::write(&path, PRELOAD).map_err(io_error("write", &path))?;
@@ -89,7 +95,7 @@ pub(crate) struct Load<'a> {
     /// The logs that it makes.
     pub(crate) logs: &'a [Option<PathBuf>],
     pub(crate) read_only: bool,
-    /// Variables beside those of this process.
+    /// Variables in addition to those of this process.
     pub(crate) environment: &'a [(&'static str, String)],
     /// How long it should run.
     pub(crate) duration: Duration,
@@ -137,15 +143,17 @@ struct Running {
 
 impl Running {
     fn start(command: &mut Command, cgroups: &[PathBuf]) -> Result<Self, MeasureError> {
-        // Opened here, where an error can still name the path; written by the child, so that not one request runs outside.
+        // Opened here, where an error can still name the path; written by the child, so that not
+        // one request runs outside.
         let procs = cgroups
             .iter()
             .map(|p| OpenOptions::new().write(true).open(p).map_err(io_error("open", p)))
             .collect::<Result<Vec<_>, _>>()?;
         let parent = std::process::id();
         command.process_group(0);
-        // SAFETY: between fork and exec only async-signal-safe calls are made: write, prctl and getppid on values captured before the fork;
-        // no allocation, no lock. `procs` is moved in, so its descriptors stay open.
+        // SAFETY: between fork and exec only async-signal-safe calls are made: write, prctl and
+        // getppid on values captured before the fork; no allocation, no lock. `procs` is moved in,
+        // so its descriptors stay open.
         unsafe {
             command.pre_exec(move || {
                 for file in &procs {
@@ -174,11 +182,11 @@ impl Running {
         Ok(status)
     }
 
-    /// Sends a signal to the whole group; `false` when nobody is left in it.
+    /// Sends a signal to the whole group; `false` when no process is left in it.
     fn signal(&self, signal: libc::c_int) -> bool {
         let group = self.child.id() as libc::pid_t;
-        // SAFETY: plain system call. The group id is ours: its leader is our child, and while any member lives the id is not reused;
-        // after that the call says ESRCH.
+        // SAFETY: plain system call. The group id is ours: its leader is our child, and while any
+        // member lives the id is not reused; after that the call says ESRCH.
         unsafe { libc::kill(-group, signal) == 0 }
     }
 
@@ -199,7 +207,8 @@ impl Drop for Running {
         if self.reaped {
             return;
         }
-        // SAFETY: plain system call on our own child, which has not been reaped, so its id is not reused.
+        // SAFETY: plain system call on our own child, which has not been reaped, so its id is not
+        // reused.
         unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
         if self.wait_for(TERM_GRACE) {
             return;
@@ -207,7 +216,8 @@ impl Drop for Running {
         self.signal(libc::SIGKILL);
         let start = Instant::now();
         self.wait_for(KILL_GRACE);
-        // The forked processes are init's to reap now; wait until they are gone, so that the device is free.
+        // The forked processes are init's to reap now; wait until they are gone, so that the device
+        // is free.
         while self.signal(0) && start.elapsed() < KILL_GRACE {
             std::thread::sleep(TICK);
         }

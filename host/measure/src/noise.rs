@@ -1,9 +1,11 @@
-//! How quiet the host was during a run: wake-ups that came late although nothing of the run was in their way.
+//! How quiet the host was during a run: wake-ups that came late although nothing of the run was in
+//! their way.
 //!
-//! One thread per CPU sleeps to absolute times and notes by how much it woke late, as cyclictest does. It runs under SCHED_FIFO, so
-//! what delays it is not a task under test but the hypervisor below, interrupts, and the kernel where it cannot be preempted (which a load
-//! on the device takes part in). A latency
-//! tail of a run in which the host itself stood still says nothing about the setting under test.
+//! One thread per CPU sleeps to absolute times and notes by how much it woke late, as cyclictest
+//! does. It runs under SCHED_FIFO, so what delays it is not a task under test but the hypervisor
+//! below, interrupts, and the kernel where it cannot be preempted (which a load on the device takes
+//! part in). A latency tail of a run in which the host itself stood still says nothing about the
+//! setting under test.
 
 use std::time::Instant;
 
@@ -16,16 +18,20 @@ use crate::stalls::{Span, Stalls};
 
 /// Time between two wake-ups of a probe. A stall shorter than this may fall between them.
 const PERIOD_NS: u64 = 500_000;
-/// A wake-up later than this is kept as a [`Stalls`] span: above what a stock kernel needs, so that the list stays short.
+/// A wake-up later than this is kept as a [`Stalls`] span: above what a stock kernel needs, so that
+/// the list stays short.
 const KEPT_NS: u64 = 250_000;
 /// Most spans that a probe keeps: at one every 0.5 ms, what a run of eight minutes could give.
 const MOST_SPANS: usize = 1_000_000;
-/// Above the threads of an emulated device (FIFO 40), whose own time is no stall of the host, and below threaded interrupts (50).
+/// Above the threads of an emulated device (FIFO 40), whose own time is no stall of the host, and
+/// below threaded interrupts (50).
 const PRIORITY: i32 = 42;
-/// Larger share of the time in which some CPU stood still than this, and taking it off says nothing any more.
+/// Larger share of the time in which some CPU stood still than this, and taking it off says nothing
+/// any more.
 const MOST_STALLED: f64 = 0.05;
-/// A wake-up later than this counts as a stall of the host: above the few hundred microseconds of a stock kernel (the RT hypervisor
-/// paper's Fig. 1 has 500 us), below what matters to targets of some milliseconds.
+/// A wake-up later than this counts as a stall of the host: above the few hundred microseconds of a
+/// stock kernel (the RT hypervisor paper's Fig. 1 has 500 us), below what matters to targets of
+/// some milliseconds.
 const STALL: Nanos = Nanos(1_000_000);
 
 /// What the probes saw.
@@ -45,8 +51,9 @@ pub struct Noise {
     /// Whether the CPUs were kept from sleeping meanwhile ([`crate::awake`]).
     #[serde(default)]
     pub awake: bool,
-    /// Share of all CPU time that this machine, itself a guest, had work for and its hypervisor gave to others (0 to 1), where it was looked at. Emulated guests, whose
-    /// CPUs are threads like any other, stand still meanwhile.
+    /// Share of all CPU time that this machine, itself a guest, had work for and its hypervisor
+    /// gave to others (0 to 1), where it was looked at. Emulated guests, whose CPUs are threads
+    /// like any other, stand still meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stolen: Option<f64>,
 }
@@ -67,7 +74,8 @@ impl NoiseProbe {
         Self::start_above(PRIORITY - 1)
     }
 
-    /// The same, above threads of a real-time priority that are themselves under test: what they hold a CPU for is no stall of the host.
+    /// The same, above threads of a real-time priority that are themselves under test: what they
+    /// hold a CPU for is no stall of the host.
     #[must_use]
     pub fn start_above(priority: i32) -> Self {
         let (watched, all) = watched_cpus();
@@ -76,8 +84,9 @@ impl NoiseProbe {
         Self { started: Instant::now(), all_there, probes }
     }
 
-    /// Stops the probes and gives what they saw. When the host stood still is known only where a probe ran under SCHED_FIFO on every CPU that
-    /// this process may use and kept all that it saw, and when it did so for less than a twentieth of the time.
+    /// Stops the probes and gives what they saw. When the host stood still is known only where a
+    /// probe ran under SCHED_FIFO on every CPU that this process may use and kept all that it saw,
+    /// and when it did so for less than a twentieth of the time.
     #[must_use]
     pub fn finish(self) -> (Noise, Option<Stalls>) {
         self.probes.iter().for_each(Sampler::stop);
@@ -105,8 +114,8 @@ impl NoiseProbe {
     }
 }
 
-/// CPUs that this process may use, without those that somebody has set apart: a probe there would disturb the work it is meant to watch
-/// over. Also whether these are all.
+/// CPUs that this process may use, without those that are isolated: a probe there would disturb the
+/// work it is meant to watch over. Also whether these are all.
 fn watched_cpus() -> (Vec<usize>, bool) {
     let root = Root::default();
     let apart: Vec<usize> = ["isolated", "nohz_full"]
@@ -171,7 +180,7 @@ mod tests {
         assert!(noise.n > 0, "{noise:?}");
         assert!(noise.stalled_ns.0 >= noise.stalls * STALL.0, "{noise:?}");
         assert!((noise.stalls > 0) == (noise.max_ns > STALL), "{noise:?}");
-        // Without the right to a real-time class nobody knows whose the delays are.
+        // Without the right to a real-time class the cause of the delays is unknown.
         assert!(noise.realtime || stalls.is_none());
         if let Some(stalls) = stalls {
             let all = stalls.within(0, u64::MAX);

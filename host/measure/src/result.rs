@@ -58,7 +58,8 @@ pub struct Run {
     /// How quiet the host itself was; absent in results of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<Noise>,
-    /// Whether the disk itself stood still; absent in results of older versions, and where the kernel does not count.
+    /// Whether the disk itself stood still; absent in results of older versions, and where the
+    /// kernel does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Standstills>,
     /// One entry per task in spec order.
@@ -88,20 +89,25 @@ pub struct TaskResult {
     pub p99_ns: Nanos,
     /// 99.99th percentile; the maximum when `n` < 10 000.
     pub p9999_ns: Nanos,
-    /// The same of the latencies less the time in which a CPU of the host stood still; absent where that is not known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub p9999_awake_ns: Option<Nanos>,
-    /// The same with these stalls a second later, when the host did not stand still: how much the method takes off by itself.
+    /// The same of the latencies less the time in which a CPU of the host stood still; absent where
+    /// that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "p9999_awake_ns")]
+    pub p9999_excl_host_stalls_ns: Option<Nanos>,
+    /// The same with these stalls a second later, when the host did not stand still: how much the
+    /// method subtracts by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p9999_placebo_ns: Option<Nanos>,
     /// Largest.
     pub max_ns: Nanos,
-    /// fio's own p99.99, counted from the actual start: the difference is what a stalled queue would have hidden.
+    /// fio's own p99.99, counted from the actual start: the difference is what a stalled queue
+    /// would have hidden.
     pub fio_p9999_ns: Nanos,
-    /// Processors that fio itself kept busy for this task, as their kernel counts it: 0.5 is half of one.
+    /// Processors that fio itself kept busy for this task, as their kernel counts it: 0.5 is half
+    /// of one.
     #[serde(default)]
     pub fio_cpus: f64,
-    /// What the percentile probably is, where the samples are too few to show it and enough to estimate it.
+    /// What the percentile probably is, where the samples are too few to show it and enough to
+    /// estimate it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail: Option<TailEstimate>,
     /// What the plan's model predicted, if there was a plan or prediction.

@@ -1,13 +1,15 @@
 //! The results of one VM: from its job and fio's output to judged numbers.
 //!
 //! # What counts
-//! A request counts when its intended start lies in the measured part (after the warm-up). The rate is counted at the end of
-//! the measured part: requests completed by then, over those that had come in and not just now (less than a period or the median service ago).
-//! When the end falls into a wait that the
-//! target allows, it is counted just before that wait (at most the target's latency and a tenth of the run earlier): otherwise one late
-//! request at the last moment would fail a task of low rate. Requests that fio never made although their time had come, and that had already waited for longer
-//! than the target, count as exceedances, and in the percentiles with the time
-//! waited so far (not in `n`, which is what completed). Without a target those count that had waited for longer than any that completed.
+//! A request counts when its intended start lies in the measured part (after the warm-up). The rate
+//! is counted at the end of the measured part: requests completed by then, over those that had come
+//! in and not just now (less than a period or the median service ago). When the end falls into a
+//! wait that the target allows, it is counted just before that wait (at most the target's latency
+//! and a tenth of the run earlier): otherwise one late request at the last moment would fail a task
+//! of low rate. Requests that fio never made although their time had come, and that had already
+//! waited for longer than the target, count as exceedances, and in the percentiles with the time
+//! waited so far (not in `n`, which is what completed). Without a target those count that had
+//! waited for longer than any that completed.
 
 use std::time::Duration;
 
@@ -23,15 +25,16 @@ use crate::tail::estimate;
 use crate::verdict::{Evidence, judge};
 use crate::{MeasureError, TaskResult};
 
-/// How much later the stalls are placed that show what taking them off does by itself: longer than a stall and what queues behind it.
+/// How much later the stalls are placed that show what taking them off does by itself: longer than
+/// a stall and what queues behind it.
 pub const PLACEBO_NS: u64 = 1_000_000_000;
 
-/// Results of all tasks of a VM, in the job's order. `predicted` holds what a plan expects of each task, in the same order; a
-/// missing entry means no prediction.
+/// Results of all tasks of a VM, in the job's order. `predicted` holds what a plan expects of each
+/// task, in the same order; a missing entry means no prediction.
 ///
 /// # Errors
-/// Whatever is wrong with fio's output ([`MeasureError::Json`], [`MeasureError::Log`], [`MeasureError::LogIncomplete`]), or what fio reported
-/// ([`MeasureError::Task`]).
+/// Whatever is wrong with fio's output ([`MeasureError::Json`], [`MeasureError::Log`],
+/// [`MeasureError::LogIncomplete`]), or what fio reported ([`MeasureError::Task`]).
 pub fn task_results(
     job: &JobFile,
     output: &FioOutput,
@@ -47,17 +50,20 @@ pub struct TaskMeasurement {
     pub result: TaskResult,
     /// Every latency.
     pub latencies: Latencies,
-    /// Intended start in ns since the job's start, and latency in ns, of each completed request in the order of the starts. Empty for a
-    /// task without a rate, of which only the histogram is known.
+    /// Intended start in ns since the job's start, and latency in ns, of each completed request in
+    /// the order of the starts. Empty for a task without a rate, of which only the histogram is
+    /// known.
     pub series: Vec<(u64, u64)>,
-    /// From intended start to completion in ns of the machine's CLOCK_MONOTONIC, known to 1 ms: of each completed request, and of those never made
-    /// the wait so far. Empty where the job's logs do not count by that clock, and for a task without a rate.
+    /// From intended start to completion in ns of the machine's CLOCK_MONOTONIC, known to 1 ms: of
+    /// each completed request, and of those never made the wait so far. Empty where the job's logs
+    /// do not count by that clock, and for a task without a rate.
     pub spans: Vec<(u64, u64)>,
 }
 
 impl TaskMeasurement {
-    /// The latencies less the time in which a CPU of the host stood still; `None` where it is not known of every request when it ran: those of which
-    /// it is not may be the worst, as in a stream that completed none.
+    /// The latencies less the time in which a CPU of the host stood still; `None` where it is not
+    /// known of every request when it ran: those of which it is not may be the worst, as in a
+    /// stream that completed none.
     #[must_use]
     pub fn latencies_less(&self, stalls: &Stalls) -> Option<Latencies> {
         let less = |(from, to): &(u64, u64)| Nanos(to - from - stalls.within(*from, *to));
@@ -65,13 +71,14 @@ impl TaskMeasurement {
         all.then(|| self.spans.iter().map(less).collect())
     }
 
-    /// Takes note of what the tail is less the time in which a CPU of the host stood still, and of what the method itself takes off.
-    pub fn take_off(&mut self, stalls: &Stalls) {
+    /// Takes note of what the tail is less the time in which a CPU of the host stood still, and of
+    /// what the method itself takes off.
+    pub fn subtract_host_stalls(&mut self, stalls: &Stalls) {
         let tail = |stalls: &Stalls| {
             Some(self.latencies_less(stalls)?.at(Percentile::P9999).min(self.result.p9999_ns))
         };
         let (awake, placebo) = (tail(stalls), tail(&stalls.shifted(PLACEBO_NS)));
-        self.result.p9999_awake_ns = awake;
+        self.result.p9999_excl_host_stalls_ns = awake;
         self.result.p9999_placebo_ns = placebo;
     }
 
@@ -79,11 +86,13 @@ impl TaskMeasurement {
     #[must_use]
     pub fn with_tail(mut self) -> TaskResult {
         let percentile = self.result.percentile;
-        // Requests that were never made are in the histogram only; without them the estimate would flatter.
+        // Requests that were never made are in the histogram only; without them the estimate would
+        // flatter.
         let all_made = self.latencies.n() == self.series.len() as u64;
         if all_made && !can_carry(self.series.len(), percentile.0 / 100.0) {
             let latencies: Vec<u64> = self.series.iter().map(|(_, latency)| *latency).collect();
-            // Without an estimate the result says what it says anyway: that the largest sample stands in.
+            // Without an estimate the result says what it says anyway: that the largest sample
+            // stands in.
             self.result.tail = estimate(&latencies, percentile).ok();
         }
         self.result
@@ -180,7 +189,7 @@ impl Measured {
             p50_ns: at(50.0),
             p99_ns: at(99.0),
             p9999_ns: at(99.99),
-            p9999_awake_ns: None,
+            p9999_excl_host_stalls_ns: None,
             p9999_placebo_ns: None,
             max_ns: self.max,
             fio_p9999_ns: self.fio_p9999,
@@ -204,7 +213,8 @@ fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(
         let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
         return Err(MeasureError::Task { task: task(), reason });
     }
-    // A run that was cut short must not pass for a whole one. fio's own rounding and start-up are well below 10 %.
+    // A run that was cut short must not pass for a whole one. fio's own rounding and start-up are
+    // well below 10 %.
     let asked = section.pace.map_or(job.options().runtime, |_| job.duration());
     if (stats.job_runtime as f64) < asked.as_secs_f64() * 1e3 * 0.9 {
         return Err(MeasureError::Task {
@@ -219,7 +229,7 @@ fn check_section(job: &JobFile, section: &Section, stats: &JobStats) -> Result<(
 struct Stream {
     pace: Pace,
     timed: Vec<Timed>,
-    /// The job's start in ns of CLOCK_MONOTONIC, where the log tells it.
+    /// The job's start in ns of CLOCK_MONOTONIC, where the log has it.
     start_ns: Option<u64>,
 }
 
@@ -251,7 +261,8 @@ fn stream(
     if logged.abs_diff(completed) > u64::from(depth) {
         return Err(MeasureError::LogIncomplete { task: task.name.clone(), logged, completed });
     }
-    // fio's own start is rounded down to 1 ms too: in the middle of it the error is half of that at most.
+    // fio's own start is rounded down to 1 ms too: in the middle of it the error is half of that at
+    // most.
     let start_ns = start_ms.map(|ms| ms * 1_000_000 + 500_000);
     Ok(Stream { pace: *pace, timed, start_ns })
 }
@@ -269,7 +280,8 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     if let Some(target) = task.target {
         exceedances = counted.iter().filter(|t| t.latency_ns > target.latency.0).count() as u64;
     }
-    // Without a target, a wait so far says something only when it is longer than all that is known. A starved task has nothing else.
+    // Without a target, a wait so far says something only when it is longer than all that is known.
+    // A starved task has nothing else.
     let limit = task.target.map_or(max, |t| t.latency.0);
     let mut spans = Vec::new();
     for stream in streams {
@@ -300,8 +312,8 @@ fn paced(task: &Task, streams: &[Stream], warmup: Duration, end: Duration) -> Me
     }
 }
 
-/// Calls `each` with the time waited so far, in ns, of every request that was never made although its intended start lay more than `limit` before
-/// the end.
+/// Calls `each` with the time waited so far, in ns, of every request that was never made although
+/// its intended start lay more than `limit` before the end.
 fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn FnMut(u64)) {
     for write in [false, true] {
         let made = stream.timed.iter().filter(|t| t.write == write).count() as u64;
@@ -312,8 +324,9 @@ fn never_made(stream: &Stream, warmup: u64, end: u64, limit: u64, each: &mut dyn
     }
 }
 
-/// The rate that was kept: declared rate times completed over due, see the module's text. `usual` is what a request usually takes in the
-/// device: at any time, those that came in so recently are not owed yet.
+/// The rate that was kept: declared rate times completed over due, see the module's text. `usual`
+/// is what a request usually takes in the device: at any time, those that came in so recently are
+/// not owed yet.
 fn kept_rate(
     task: &Task,
     streams: &[Stream],
@@ -353,7 +366,8 @@ fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured,
     let mut exceedances = 0u64;
     for direction in [&stats.read, &stats.write] {
         let (n, above) = add_bins(&mut latencies, direction, task.target.map(|t| t.latency))?;
-        // Requests in flight when the ramp or the run ends may be in one count and not in the other.
+        // Requests in flight when the ramp or the run ends may be in one count and not in the
+        // other.
         if n.abs_diff(direction.total_ios) > u64::from(task.depth) {
             return Err(MeasureError::Json {
                 reason: format!(
@@ -379,7 +393,8 @@ fn unpaced(task: &Task, stats: &JobStats, runtime: Duration) -> Result<Measured,
     })
 }
 
-/// Adds fio's bins of one direction; gives the number of requests and those that may lie above `limit`.
+/// Adds fio's bins of one direction; gives the number of requests and those that may lie above
+/// `limit`.
 pub(crate) fn add_bins(
     into: &mut Latencies,
     direction: &Direction,
@@ -398,7 +413,8 @@ pub(crate) fn add_bins(
     Ok((n, above))
 }
 
-/// Upper edge of the bin of fio's histogram with this middle: 64 bins per power of two (`plat_idx_to_val` in fio's stat.c).
+/// Upper edge of the bin of fio's histogram with this middle: 64 bins per power of two
+/// (`plat_idx_to_val` in fio's stat.c).
 fn bin_top(middle: u64) -> u64 {
     let error_bits = (63 - (middle | 1).leading_zeros()).saturating_sub(6);
     middle.saturating_add((1u64 << error_bits) / 2)

@@ -35,8 +35,8 @@ impl Stalls {
         Self { spans: merged, before }
     }
 
-    /// The same stalls at another time, `by` ns later: what subtracting them does where nothing stood
-    /// still, which is the method's own error.
+    /// The same stalls at another time, `by` ns later: what subtracting them does where nothing
+    /// stood still, which is the method's own error.
     #[must_use]
     pub fn shifted(&self, by: u64) -> Self {
         let spans = self.spans.iter().map(|(from, to)| (from + by, to + by)).collect();

@@ -1,13 +1,16 @@
 //! When the disk itself stood still during a run: requests were in it, and it completed none.
 //!
-//! The kernel counts both below the elevator. A disk's `inflight` in sysfs holds the requests that its driver has, not those that
-//! still wait in the elevator or under a limit (Documentation/ABI/stable/sysfs-block; of devices without a request queue, such as dm and md, all
-//! that have entered), and `stat` those that are done (Documentation/block/stat.rst). A thread reads both every 2 ms. Readings in
-//! a row that find requests in the driver and the same number of completions lie in one standstill: what is told is never longer than the
-//! truth, and less than three periods shorter, unless the thread itself was late.
+//! The kernel counts both below the elevator. A disk's `inflight` in sysfs holds the requests that
+//! its driver has, not those that still wait in the elevator or under a limit
+//! (Documentation/ABI/stable/sysfs-block; of devices without a request queue, such as dm and md,
+//! all that have entered), and `stat` those that are done (Documentation/block/stat.rst). A thread
+//! reads both every 2 ms. Readings in a row that find requests in the driver and the same number of
+//! completions lie in one standstill: what is reported is never longer than the truth, and less
+//! than three periods shorter, unless the thread itself was late.
 //!
-//! No order of requests changes a standstill. A lighter load may, of writes above all: drives stand still to erase. One long request on a
-//! disk that serves one at a time is told too, for the others wait for it as they do for a pause.
+//! No order of requests changes a standstill. A lighter load may, of writes above all: drives stand
+//! still to erase. One long request on a disk that serves one at a time is reported too, for the
+//! others wait for it as they do for a pause.
 
 use std::fs::File;
 use std::io;
@@ -22,20 +25,24 @@ use crate::stalls::{Span, Stalls};
 
 /// Time between two readings: each takes some microseconds of a processor.
 const PERIOD_NS: u64 = 2_000_000;
-/// A standstill longer than this is kept: above what two readings can mistake for one, below what matters to targets of some 10 ms.
+/// A standstill longer than this is kept: above what two readings can mistake for one, below what
+/// matters to targets of some 10 ms.
 const KEPT_NS: u64 = 5_000_000;
 /// Most that are kept: at one every 6 ms, what a run of an hour and a half could give.
 const MOST: usize = 1_000_000;
-/// Below the threads of an emulated device (FIFO 40), whose time must not be taken, and above all load.
+/// Below the threads of an emulated device (FIFO 40), whose time must not be taken, and above all
+/// load.
 const PRIORITY: i32 = 39;
-/// Fields of `stat` that count completed requests: reads, writes, discards (since Linux 4.18), flushes (since 5.5).
+/// Fields of `stat` that count completed requests: reads, writes, discards (since Linux 4.18),
+/// flushes (since 5.5).
 const COMPLETED: [usize; 4] = [0, 4, 11, 15];
 
 /// What was seen of a disk during a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Standstills {
-    /// Longest, less the time in which a CPU of the host stood still where that is known; 0 when none lasted longer than 5 ms.
+    /// Longest, less the time in which a CPU of the host stood still where that is known; 0 when
+    /// none lasted longer than 5 ms.
     pub longest_ns: Nanos,
     /// How many lasted longer than 5 ms.
     pub count: u64,
@@ -50,8 +57,9 @@ pub struct Standstills {
 pub struct DiskWatch(Sampler<Finder>);
 
 impl DiskWatch {
-    /// Watches a disk, given by its directory in sysfs such as `/sys/block/sda`, under SCHED_FIFO if `realtime` (and the kernel allows it).
-    /// `None` where its counters cannot be read or are switched off (`queue/iostats`).
+    /// Watches a disk, given by its directory in sysfs such as `/sys/block/sda`, under SCHED_FIFO
+    /// if `realtime` (and the kernel allows it). `None` where its counters cannot be read or are
+    /// switched off (`queue/iostats`).
     #[must_use]
     pub fn start(disk: &Path, realtime: bool) -> Option<Self> {
         let counters = Counters::open(disk)?;
@@ -88,7 +96,8 @@ struct Counters {
 impl Counters {
     fn open(disk: &Path) -> Option<Self> {
         let at = |file: &str| -> PathBuf { disk.join(file) };
-        // Without this file (it is a whole disk's) the counters say by themselves whether they can be read.
+        // Without this file (it is a whole disk's) the counters say by themselves whether they can
+        // be read.
         if std::fs::read_to_string(at("queue/iostats")).is_ok_and(|on| on.trim() == "0") {
             return None;
         }
@@ -201,14 +210,15 @@ mod tests {
         assert_eq!(found(&idle, None), Standstills { n: 20, ..Standstills::default() });
         let at_work: Vec<(u64, u64)> = (0..20).map(|i| (i, 3)).collect();
         assert_eq!(found(&at_work, None).count, 0);
-        // From the third reading to the ninth, then one completes; a second one lasts until the end.
+        // From the third reading to the ninth, then one completes; a second one lasts until the
+        // end.
         let mut readings = vec![(1, 0), (2, 1)];
         readings.extend([(2, 2); 6]);
         readings.extend([(3, 2); 5]);
-        let told = found(&readings, None);
-        assert_eq!((told.count, told.n), (2, 13));
-        assert_eq!(told.longest_ns, Nanos(12 * MS - MS / 10));
-        assert_eq!(told.total_ns, Nanos(12 * MS - MS / 10 + 8 * MS - MS / 10));
+        let seen = found(&readings, None);
+        assert_eq!((seen.count, seen.n), (2, 13));
+        assert_eq!(seen.longest_ns, Nanos(12 * MS - MS / 10));
+        assert_eq!(seen.total_ns, Nanos(12 * MS - MS / 10 + 8 * MS - MS / 10));
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! A tail from few samples: what p99.99 probably is when the samples are too few to show it.
 //!
-//! Peaks over threshold ([`rtvirtio_stats::pot`]): the excesses over a high threshold follow a generalised Pareto distribution, whose
-//! quantiles extend the sample; stalls that hit several requests count once. It is an estimate beside the verdict and never changes
-//! it: a verdict rests on counted requests alone.
+//! Peaks over threshold ([`rtvirtio_stats::pot`]): the excesses over a high threshold follow a
+//! generalised Pareto distribution, whose quantiles extend the sample; stalls that hit several
+//! requests count once. It is an estimate in addition to the verdict and never changes it: a
+//! verdict rests on counted requests alone.
 
 use rtvirtio_stats::pot::{Pot, Record, Settings};
 use rtvirtio_units::{Nanos, Percentile, Ratio};
@@ -66,10 +67,10 @@ mod tests {
     }
 
     #[test]
-    fn too_few_requests_are_told_and_not_guessed() {
+    fn too_few_requests_are_reported_and_not_guessed() {
         let few: Vec<u64> = (1..=50).map(|i| i * 37 % 50).collect();
-        let told = estimate(&few, Percentile::P9999).unwrap_err();
-        assert!(told.contains("measure longer"), "{told}");
+        let reported = estimate(&few, Percentile::P9999).unwrap_err();
+        assert!(reported.contains("measure longer"), "{reported}");
         assert!(estimate(&[], Percentile::P9999).is_err());
         let late = estimate(&(1..=5_000).collect::<Vec<u64>>(), Percentile::P9999).unwrap_err();
         assert!(late.contains("more is asked for than is served"), "{late}");

@@ -1,15 +1,19 @@
 //! Whether a target is met, missed, or not shown either way.
 //!
-//! A target `p <= T` allows a share `1 - p` of all requests above `T`. With `k` of `n` requests above it:
+//! A target `p <= T` allows a share `1 - p` of all requests above `T`. With `k` of `n` requests
+//! above it:
 //!
-//! - **missed** when the measured percentile lies above `T` (nearest rank: `k > n - ceil(p n)`), or the rate was not kept;
-//! - **met** when the one-sided 95 % upper confidence bound of the true share is at most `1 - p`: the exact binomial bound of Clopper and
-//!   Pearson (Biometrika 26, 1934), that is `P(X <= k) <= 5 %` for `X ~ Binomial(n, 1 - p)`. Without any exceedance that is
-//!   `p^n <= 5 %`, for p99.99 `n >= 29 956`;
+//! - **missed** when the measured percentile lies above `T` (nearest rank: `k > n - ceil(p n)`), or
+//!   the rate was not kept;
+//! - **met** when the one-sided 95 % upper confidence bound of the true share is at most `1 - p`:
+//!   the exact binomial bound of Clopper and Pearson (Biometrika 26, 1934), that is `P(X <= k) <= 5
+//!   %` for `X ~ Binomial(n, 1 - p)`. Without any exceedance that is `p^n <= 5 %`, for p99.99 `n >=
+//!   29 956`;
 //! - **unproven** otherwise.
 //!
-//! The bound takes requests as independent. Stalls hit neighbouring requests together, so a rare long stall may be missing from a run whose
-//! verdict is `met`; several runs at different times are the remedy, not a larger `n` in one run.
+//! The bound takes requests as independent. Stalls hit neighbouring requests together, so a rare
+//! long stall may be missing from a run whose verdict is `met`; several runs at different times are
+//! the remedy, not a larger `n` in one run.
 
 use rtvirtio_spec::Target;
 use rtvirtio_units::{Iops, Percentile};
@@ -24,7 +28,8 @@ pub const RATE_KEPT: f64 = 0.99;
 /// What a run showed about one target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Evidence {
-    /// Requests that count: completed ones, and those still waiting at the end for longer than the target.
+    /// Requests that count: completed ones, and those still waiting at the end for longer than the
+    /// target.
     pub n: u64,
     /// Those of them whose latency is above the target.
     pub exceedances: u64,
@@ -78,14 +83,17 @@ pub fn judge(target: Target, evidence: &Evidence) -> Judgement {
     say(Verdict::Unproven, format!("{found}; {percentile} needs {needed} samples{longer}"))
 }
 
-/// Most exceedances with which the measured percentile (sample `ceil(p n)` in rising order) still keeps the target.
+/// Most exceedances with which the measured percentile (sample `ceil(p n)` in rising order) still
+/// keeps the target.
 #[must_use]
 pub fn allowed(n: u64, percentile: Percentile) -> u64 {
-    // The margin undoes the rounding of 1 - 0.9999: at n = 10 000 one exceedance is allowed, not none.
+    // The margin undoes the rounding of 1 - 0.9999: at n = 10 000 one exceedance is allowed, not
+    // none.
     (n as f64 * percentile.exceedance() + 1e-6).floor() as u64
 }
 
-/// Smallest `n` at which `k` exceedances show the percentile at 95 %; `None` for p100, which no sample can show.
+/// Smallest `n` at which `k` exceedances show the percentile at 95 %; `None` for p100, which no
+/// sample can show.
 #[must_use]
 pub fn samples_needed(k: u64, percentile: Percentile) -> Option<u64> {
     let share = percentile.exceedance();
@@ -105,23 +113,9 @@ pub fn samples_needed(k: u64, percentile: Percentile) -> Option<u64> {
     Some(high)
 }
 
-/// One-sided 95 % upper confidence bound (Clopper-Pearson) of the true share of exceedances, given `k` of `n`; 1 when `k >= n`.
-#[must_use]
-pub fn share_bound(k: u64, n: u64) -> f64 {
-    if k >= n {
-        return 1.0;
-    }
-    let (mut low, mut high) = (0.0f64, 1.0f64);
-    // 100 halvings: to the last bit of a double.
-    for _ in 0..100 {
-        let middle = 0.5 * (low + high);
-        if at_most(k, n, middle) > ALPHA { low = middle } else { high = middle }
-    }
-    high
-}
-
-/// `P(X <= k)` for `X ~ Binomial(n, p)`, exact below the mean. At or above the mean, where only "far more than 5 %" matters, it is 1/2: the
-/// median lies between `floor(np)` and `ceil(np)` (Kaas and Buhrman, Statistica Neerlandica 34, 1980).
+/// `P(X <= k)` for `X ~ Binomial(n, p)`, exact below the mean. At or above the mean, where only
+/// "far more than 5 %" matters, it is 1/2: the median lies between `floor(np)` and `ceil(np)` (Kaas
+/// and Buhrman, Statistica Neerlandica 34, 1980).
 fn at_most(k: u64, n: u64, p: f64) -> f64 {
     if k >= n || p <= 0.0 {
         return 1.0;

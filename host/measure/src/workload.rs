@@ -192,7 +192,7 @@ pub fn measure(loads: &[VmLoad], options: &mut RunOptions<'_>) -> Result<Measure
     let disk = disk.map(|watch| watch.finish(stalls.as_ref()));
     let mut measured = Measured { tasks: tasks?, noise, stalls, disk };
     if let Some(stalls) = &measured.stalls {
-        measured.tasks.iter_mut().for_each(|t| t.take_off(stalls));
+        measured.tasks.iter_mut().for_each(|t| t.subtract_host_stalls(stalls));
     }
     Ok(measured)
 }

@@ -124,7 +124,7 @@ fn processes_of(dir: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Their threads: one per task beside fio's own two.
+/// Their threads: one per task in addition to fio's own two.
 fn threads_of(dir: &Path) -> usize {
     let count = |p: PathBuf| std::fs::read_dir(p.join("task")).map_or(0, Iterator::count);
     processes_of(dir).into_iter().map(count).sum()
@@ -188,7 +188,8 @@ fn fio_and_all_its_tasks_die_with_us() {
         .spawn()
         .unwrap();
     let wait_for = |n: std::ops::RangeInclusive<usize>| {
-        // The count that ended the wait: fio's threads come and go while it starts, so the next one may be another.
+        // The count that ended the wait: fio's threads come and go while it starts, so the next one
+        // may be another.
         let start = Instant::now();
         loop {
             let now = threads_of(dir.path());
@@ -205,8 +206,8 @@ fn fio_and_all_its_tasks_die_with_us() {
     assert_eq!(wait_for(0..=0), 0);
 }
 
-/// A sleep calibration that a busy machine spoils makes fio spin. The preloaded object takes it over, and leaves a trace: the timer
-/// slack, which every task's thread inherits.
+/// A sleep calibration that a busy machine spoils makes fio spin. The preloaded object takes it
+/// over, and leaves a trace: the timer slack, which every task's thread inherits.
 #[test]
 fn fio_does_not_calibrate_its_sleeps() {
     let name = "fio_does_not_calibrate_its_sleeps";
@@ -260,7 +261,8 @@ fn a_run_that_does_not_end_is_killed() {
         options(&file, dir.path(), MS(5_000)),
     )
     .unwrap();
-    // fio is stopped, as if it hung; it must be ended although a stopped process does not see SIGTERM.
+    // fio is stopped, as if it hung; it must be ended although a stopped process does not see
+    // SIGTERM.
     let mut stopped = false;
     let mut on_tick = |_| {
         if !stopped {
@@ -271,7 +273,8 @@ fn a_run_that_does_not_end_is_killed() {
                 if String::from_utf8_lossy(&cmdline)
                     .contains(&dir.path().join("job.fio").display().to_string())
                 {
-                    // SAFETY: plain system call on a process that this test started: its command line holds our own directory.
+                    // SAFETY: plain system call on a process that this test started: its command
+                    // line holds our own directory.
                     unsafe { libc::kill(pid, libc::SIGSTOP) };
                     stopped = true;
                 }

@@ -1,4 +1,5 @@
-//! Latency from the intended start, on a file that really stalls: what fio says, what we say, and the truth.
+//! Latency from the intended start, on a file that really stalls: what fio says, what we say, and
+//! the truth.
 
 mod common;
 
@@ -56,8 +57,8 @@ fn run_on_stalling_file(
     let stalls = Stalls::union(vec![(file.first_ns() + from, file.first_ns() + to)]);
     let less = measured.latencies_less(&stalls).unwrap();
     let result = measured.result;
-    // One server, so answers come in the order of requests: the truth needs neither fio's clock nor its log. (Of an open loop's streams
-    // the order of intended starts.)
+    // One server, so answers come in the order of requests: the truth needs neither fio's clock nor
+    // its log. (Of an open loop's streams the order of intended starts.)
     let mut intended: Vec<u64> = Pace::of(&vm.tasks[0])
         .unwrap()
         .iter()
@@ -130,16 +131,17 @@ fn until_undisturbed(name: &str, run: impl Fn() -> Outcome, timed: impl Fn(&Outc
 }
 
 fn near(measured: Nanos, truth: Nanos) -> bool {
-    // 1 ms is the log's resolution; the rest is for a busy test machine. What is told apart differs by hundreds of ms.
+    // 1 ms is the log's resolution; the rest is for a busy test machine. What is reported apart
+    // differs by hundreds of ms.
     measured.0.abs_diff(truth.0) < 25_000_000
 }
 
 fn print(name: &str, o: &Outcome) {
     let r = &o.result;
     eprintln!("{name}: n {}, {}", r.n, r.achieved_rate);
-    for (who, l) in [("truth", &o.truth), ("fio's own", &o.own)] {
+    for (name, l) in [("truth", &o.truth), ("fio's own", &o.own)] {
         eprintln!(
-            "  {who}: p50 {} p99 {} p99.9 {} max {}",
+            "  {name}: p50 {} p99 {} p99.9 {} max {}",
             l.at(Percentile(50.0)),
             l.at(Percentile(99.0)),
             l.at(Percentile(99.9)),
@@ -227,7 +229,8 @@ fn warm_up_is_left_out() {
     });
 }
 
-/// A stall that lasts until the end: the requests that were due in it were never made, and still count.
+/// A stall that lasts until the end: the requests that were due in it were never made, and still
+/// count.
 #[test]
 fn requests_that_were_never_made_count() {
     let name = "requests_that_were_never_made_count";
@@ -256,7 +259,8 @@ fn requests_that_were_never_made_count() {
     });
 }
 
-/// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency nearly tells the truth.
+/// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency
+/// nearly tells the truth.
 #[test]
 fn an_open_loop_waits_only_beyond_its_depth() {
     let name = "an_open_loop_waits_only_beyond_its_depth";

@@ -31,17 +31,19 @@ fn a_stalling_disk_is_seen_and_an_idle_one_is_not() {
         return skip(name, reason);
     }
     let ms = Duration::from_millis;
-    // Times count from the first read, which the kernel makes itself when the device appears (it looks for partitions).
+    // Times count from the first read, which the kernel makes itself when the device appears (it
+    // looks for partitions).
     let file = StallingFile::new(&[(ms(1_500), ms(2_500)), (ms(3_000), ms(3_400))]);
     let device = LoopDevice::new(&file.path());
     let seen = read_for(&device, ms(4_000));
     eprintln!("{seen:?}");
-    // At least as long as it was made, less a few readings; a busy machine adds to the truth and to what is seen.
+    // At least as long as it was made, less a few readings; a busy machine adds to the truth and to
+    // what is seen.
     assert!(seen.longest_ns > Nanos::from_millis(900), "{seen:?}");
     assert!(seen.count >= 2 && seen.total_ns > Nanos::from_millis(1_250), "{seen:?}");
 
     let watch = DiskWatch::start(&device.sysfs(), false).unwrap();
     std::thread::sleep(ms(500));
     let idle = watch.finish(None);
-    assert!(idle.n > 0 && idle.count == 0, "nobody asked anything: {idle:?}");
+    assert!(idle.n > 0 && idle.count == 0, "no request was made: {idle:?}");
 }

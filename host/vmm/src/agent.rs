@@ -1,9 +1,11 @@
-//! The QEMU guest agent: running programs and reading and writing files inside a guest, without a network.
+//! The QEMU guest agent: running programs and reading and writing files inside a guest, without a
+//! network.
 //!
-//! One JSON object a line, over virtio-serial (QEMU's `docs/interop/qemu-ga-ref`, from `qga/qapi-schema.json`). Nothing
-//! tells who answers to whom, so a client that died may have left half a request in the agent's parser and an answer in
-//! the channel. `guest-sync-delimited` clears both: a byte 0xFF (never valid JSON) resets the agent's parser, and the
-//! agent puts 0xFF before its answer, so that we can throw away all before it.
+//! One JSON object a line, over virtio-serial (QEMU's `docs/interop/qemu-ga-ref`, from
+//! `qga/qapi-schema.json`). Nothing matches replies to requests, so a client that died may have
+//! left half a request in the agent's parser and an answer in the channel. `guest-sync-delimited`
+//! clears both: a byte 0xFF (never valid JSON) resets the agent's parser, and the agent puts 0xFF
+//! before its answer, so that we can throw away all before it.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -34,8 +36,8 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to the agent in one guest.
 ///
-/// Each command has a time limit ([`GuestAgent::set_timeout`], 10 s at first) and a size limit. After an error in the
-/// middle of an exchange the next command first synchronises again.
+/// Each command has a time limit ([`GuestAgent::set_timeout`], 10 s at first) and a size limit.
+/// After an error in the middle of an exchange the next command first synchronises again.
 #[derive(Debug)]
 pub struct GuestAgent {
     wire: Wire,
@@ -50,13 +52,15 @@ struct Reply<T> {
     value: Option<T>,
 }
 
-/// Numbers that no earlier client has used: the clock, mixed with the process id and a counter. The agent's `id` is a
-/// signed 64-bit integer, so the top bit stays clear; JSON readers that use doubles lose bits beyond 53.
+/// Numbers that no earlier client has used: the clock, mixed with the process id and a counter. The
+/// agent's `id` is a signed 64-bit integer, so the top bit stays clear; JSON readers that use
+/// doubles lose bits beyond 53.
 fn fresh_id() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    // Odd multipliers (from the golden ratio and from splitmix64) spread the small numbers over the word.
+    // Odd multipliers (from the golden ratio and from splitmix64) spread the small numbers over the
+    // word.
     let mixed = nanos
         ^ u64::from(std::process::id()).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         ^ count.wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -64,8 +68,8 @@ fn fresh_id() -> u64 {
 }
 
 impl GuestAgent {
-    /// Connects to the host's end of the agent's channel and waits until the agent answers, at most `timeout`: a guest
-    /// that still boots has the time to come up.
+    /// Connects to the host's end of the agent's channel and waits until the agent answers, at most
+    /// `timeout`: a guest that still boots has the time to come up.
     ///
     /// # Errors
     /// No such socket, or no answer in time.
@@ -78,7 +82,7 @@ impl GuestAgent {
     /// Connects without waiting for the agent; the first command synchronises.
     ///
     /// # Errors
-    /// No such socket, or somebody else is connected and stays so for `timeout`.
+    /// No such socket, or another client is connected and stays so for `timeout`.
     pub fn open(path: &Path, timeout: Duration) -> Result<GuestAgent, VmmError> {
         let wire = Wire::connect("guest agent", path, timeout)?;
         Ok(GuestAgent { wire, timeout: COMMAND_TIMEOUT, in_step: false })
@@ -98,8 +102,9 @@ impl GuestAgent {
 
     /// Throws away what earlier clients left and makes sure that the agent answers *us*.
     ///
-    /// A sync can get lost while the guest boots, so it is sent again after 0.5, 1, 2, 4, ... s. Only the answer to the
-    /// latest one ends the wait; the pauses grow, so an agent slower than one pause still gets through.
+    /// A sync can get lost while the guest boots, so it is sent again after 0.5, 1, 2, 4, ... s.
+    /// Only the answer to the latest one ends the wait; the pauses grow, so an agent slower than
+    /// one pause still gets through.
     ///
     /// # Errors
     /// [`VmmError::Timeout`], or the connection's own trouble.
@@ -144,7 +149,7 @@ impl GuestAgent {
                 Err(VmmError::TooLarge { .. }) => continue,
                 Err(e) => return Err(e),
             };
-            // Anything else between two marks is an answer to somebody before us.
+            // Anything else between two marks is an answer to an earlier client.
             if let Ok(Reply { value: Some(got), .. }) = serde_json::from_slice::<Reply<u64>>(&line) {
                 if got == id {
                     return Ok(());
@@ -153,8 +158,8 @@ impl GuestAgent {
         }
     }
 
-    /// Sends one command and reads its answer, at most `limit` bytes, into `T`. Fields that `T` does not name are not
-    /// kept, so an answer costs no more memory than its own size.
+    /// Sends one command and reads its answer, at most `limit` bytes, into `T`. Fields that `T`
+    /// does not name are not kept, so an answer costs no more memory than its own size.
     fn call<T: DeserializeOwned>(
         &mut self,
         command: &str,

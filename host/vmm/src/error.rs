@@ -11,7 +11,7 @@ use std::time::Duration;
 pub enum VmmError {
     /// The socket could not be reached.
     #[error(
-        "cannot connect to {peer}: {source}; is the virtual machine running, and is nobody else connected to this socket?"
+        "cannot connect to {peer}: {source}; is the virtual machine running, and is no other client connected to this socket?"
     )]
     Connect {
         /// The other side.
@@ -94,8 +94,8 @@ pub enum VmmError {
 /// Most characters of the other side's words that an error shows.
 const MOST_SHOWN: usize = 400;
 
-/// One line of words of a guest or its QEMU, which may be hostile, for an error or a terminal: control characters are escaped, and what is beyond
-/// 400 characters is left out.
+/// One line of words of a guest or its QEMU, which may be hostile, for an error or a terminal:
+/// control characters are escaped, and what is beyond 400 characters is left out.
 #[must_use]
 pub fn shown(words: &str) -> String {
     let mut shown = String::new();

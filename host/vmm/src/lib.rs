@@ -1,9 +1,10 @@
-//! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest ([`agent`]), starting QEMU
-//! so that it cannot outlive its owner ([`spawn`]), finding out whether KVM really works here
-//! ([`probe`]), and finding every thread that works for it on the host ([`threads`]).
+//! Talking to a running virtual machine: QEMU's monitor ([`qmp`]), the agent inside the guest
+//! ([`agent`]), starting QEMU so that it cannot outlive its owner ([`spawn`]), finding out whether
+//! KVM really works here ([`probe`]), and finding every thread that works for it on the host
+//! ([`threads`]).
 //!
-//! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a deadline, and every
-//! reply has a size limit that is checked before the bytes are kept.
+//! Two rules hold everywhere, because a guest may be hostile and a VMM may hang: every call has a
+//! deadline, and every reply has a size limit that is checked before the bytes are kept.
 
 pub mod agent;
 mod error;

@@ -1,5 +1,5 @@
-//! Does KVM work here? The presence of `/dev/kvm` does not tell: some hosts offer it and cannot run a stock kernel.
-//! So start one, and look.
+//! Does KVM work here? The presence of `/dev/kvm` is no proof: some hosts offer it and cannot run a
+//! stock kernel. So start one, and look.
 
 use std::fs;
 use std::io;
@@ -15,11 +15,11 @@ mod tests;
 
 /// QEMU's binary for x86-64 guests.
 pub const QEMU: &str = "qemu-system-x86_64";
-/// Linux prints this, with the program's path before it, when it has booted as far as the first user program
-/// (`run_init_process` in `init/main.c`).
+/// Linux prints this, with the program's path before it, when it has booted as far as the first
+/// user program (`run_init_process` in `init/main.c`).
 const BOOTED: &str = " as init process";
-/// A console that stays silent this long means that the kernel hangs. Under KVM a stock kernel needs about a second for
-/// all of its boot, under a KVM that is itself emulated about nine.
+/// A console that stays silent this long means that the kernel hangs. Under KVM a stock kernel
+/// needs about a second for all of its boot, under a KVM that is itself emulated about nine.
 const SILENCE: Duration = Duration::from_secs(15);
 /// And this long is too long even for a console that goes on.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,11 +43,12 @@ pub enum KvmProbe {
     },
 }
 
-/// Boots `kernel` with `initrd` under KVM, waits for its first user program, and ends it. A kernel that hangs is given up
-/// after 15 s.
+/// Boots `kernel` with `initrd` under KVM, waits for its first user program, and ends it. A kernel
+/// that hangs is given up after 15 s.
 ///
 /// # Errors
-/// Only trouble of the probe itself (no QEMU, no room for its files). What KVM does wrong is in the result.
+/// Only trouble of the probe itself (no QEMU, no room for its files). What KVM does wrong is in the
+/// result.
 pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
     if let Err(e) = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         let remedy = match e.kind() {

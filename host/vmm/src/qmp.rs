@@ -1,7 +1,8 @@
 //! QEMU's machine monitor: one JSON object a line over a UNIX socket.
 //!
-//! The protocol is QEMU's `docs/interop/qmp-spec.rst`: a greeting, `qmp_capabilities`, then commands, each answered by
-//! `return` or `error` with our `id`; events come in between and are skipped.
+//! The protocol is QEMU's `docs/interop/qmp-spec.rst`: a greeting, `qmp_capabilities`, then
+//! commands, each answered by `return` or `error` with our `id`; events come in between and are
+//! skipped.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,7 +17,8 @@ use crate::wire::{Deadline, Wire};
 #[cfg(test)]
 mod tests;
 
-/// Largest reply we keep, in bytes. The largest that we ask for, `query-cpus-fast` of 255 vCPUs, takes about 60 KB.
+/// Largest reply we keep, in bytes. The largest that we ask for, `query-cpus-fast` of 255 vCPUs,
+/// takes about 60 KB.
 const REPLY_LIMIT: usize = 4 << 20;
 
 /// `query-status`.
@@ -122,7 +124,8 @@ impl Qmp {
     /// `timeout` bounds this and every later command.
     ///
     /// # Errors
-    /// No such socket, nobody listening, somebody else connected (QEMU serves one client), or not a monitor.
+    /// No such socket, no listener, another client connected (QEMU serves one client), or not a
+    /// monitor.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Qmp, VmmError> {
         Qmp::negotiate(Wire::connect("QMP", path, timeout)?, timeout)
     }
@@ -186,8 +189,8 @@ impl Qmp {
                 self.events_skipped += 1;
                 continue;
             }
-            // Errors about a line that QEMU could not parse carry no id; all else does. Another id is the late answer
-            // to a command that we gave up on.
+            // Errors about a line that QEMU could not parse carry no id; all else does. Another id
+            // is the late answer to a command that we gave up on.
             if reply.id.as_ref().is_some_and(|got| got.as_u64() != Some(id)) {
                 continue;
             }
@@ -216,14 +219,6 @@ impl Qmp {
         self.typed("query-status")
     }
 
-    /// QEMU's version.
-    ///
-    /// # Errors
-    /// As [`Qmp::execute`].
-    pub fn query_version(&mut self) -> Result<QemuVersion, VmmError> {
-        self.typed("query-version")
-    }
-
     /// Does this machine run under KVM?
     ///
     /// # Errors
@@ -248,7 +243,8 @@ impl Qmp {
         self.typed("query-iothreads")
     }
 
-    /// Ends QEMU at once, like pulling the plug. QEMU may be gone before its answer reaches us; that counts as done.
+    /// Ends QEMU at once, like pulling the plug. QEMU may be gone before its answer reaches us;
+    /// that counts as done.
     ///
     /// # Errors
     /// As [`Qmp::execute`].

@@ -1,4 +1,5 @@
-//! Starting a VMM so that it sits in its cgroups before it does anything, and cannot outlive its owner unless it should.
+//! Starting a VMM so that it sits in its cgroups before it does anything, and cannot outlive its
+//! owner unless it should.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,21 +17,24 @@ mod tests;
 /// How long a child lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lifetime {
-    /// The kernel kills the child when this process ends, however it ends (`PR_SET_PDEATHSIG` in prctl(2)).
+    /// The kernel kills the child when this process ends, however it ends (`PR_SET_PDEATHSIG` in
+    /// prctl(2)).
     WithParent,
-    /// The child goes on after this process; somebody else must end it.
+    /// The child goes on after this process; another process must end it.
     Detached,
 }
 
-/// Starts `command` in a session of its own, in the cgroups whose open `cgroup.procs` (v2, or one a hierarchy in v1) are
-/// given.
+/// Starts `command` in a session of its own, in the cgroups whose open `cgroup.procs` (v2, or one a
+/// hierarchy in v1) are given.
 ///
-/// The child moves *itself* (writes `0`) between fork and exec. So it is in place before the VMM opens its disk, and
-/// every thread, page and request of it is accounted there from the first; no stopped process, no race. A session of its
-/// own keeps Ctrl-C away from it: the owner decides in which order things end.
+/// The child moves *itself* (writes `0`) between fork and exec. So it is in place before the VMM
+/// opens its disk, and every thread, page and request of it is accounted there from the first; no
+/// stopped process, no race. A session of its own keeps Ctrl-C away from it: the owner decides in
+/// which order things end.
 ///
-/// The parent-death signal belongs to the *thread* that forked, not to the process: a VMM started by a worker thread
-/// would die with that thread. So all such children are forked by one thread that never ends.
+/// The parent-death signal belongs to the *thread* that forked, not to the process: a VMM started
+/// by a worker thread would die with that thread. So all such children are forked by one thread
+/// that never ends.
 ///
 /// # Errors
 /// What exec, or the write to a cgroup, returned.
@@ -50,8 +54,9 @@ pub fn spawn(mut command: Command, cgroups: Vec<File>, lifetime: Lifetime) -> io
         }
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes only system calls (setsid, prctl, getppid, write) on data made
-    // before the fork; it neither allocates nor locks: an `io::Error` from an errno or a kind holds no heap memory.
+    // SAFETY: between fork and exec the closure makes only system calls (setsid, prctl, getppid,
+    // write) on data made before the fork; it neither allocates nor locks: an `io::Error` from an
+    // errno or a kind holds no heap memory.
     unsafe { command.pre_exec(in_child) };
     match lifetime {
         Lifetime::Detached => command.spawn(),

@@ -1,8 +1,9 @@
-//! Every thread of the host that works for one VM: its process's own, and the kernel's that were started on its behalf.
+//! Every thread of the host that works for one VM: its process's own, and the kernel's that were
+//! started on its behalf.
 //!
-//! QEMU's monitor says for certain which threads are vCPUs and I/O threads ([`Named`]); it serves one client only, so a VM of
-//! libvirt has to do with the threads' names (`-name VM,debug-threads=on`, which libvirt always gives). The rest comes from
-//! `/proc`.
+//! QEMU's monitor says for certain which threads are vCPUs and I/O threads ([`Named`]); it serves
+//! one client only, so a VM of libvirt has to do with the threads' names (`-name
+//! VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
 
 mod role;
 mod watch;
@@ -172,7 +173,7 @@ fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, 
     for tid in task::tids(root, pid)? {
         let Some(stat) = optional(task::stat(root, pid, tid))? else { continue };
         let role = user_role(pid, tid, &stat.comm, &vm.named);
-        threads.extend(optional(look(root, pid, tid, stat, role))?);
+        threads.extend(optional(read_thread(root, pid, tid, stat, role))?);
     }
     role::name_rcu(&mut threads);
     Ok(threads)
@@ -190,7 +191,7 @@ fn kernel_thread(
     let Some(name) = optional(process::name(root, pid))? else { return Ok(None) };
     let Some(role) = kernel_role(&name, &vm.pids, tids) else { return Ok(None) };
     stat.comm = name;
-    optional(look(root, pid, pid, stat, role))
+    optional(read_thread(root, pid, pid, stat, role))
 }
 
 /// A thread that ended meanwhile is no error.
@@ -202,7 +203,7 @@ fn optional<T>(result: Result<T, HostError>) -> Result<Option<T>, HostError> {
     }
 }
 
-fn look(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
+fn read_thread(root: &Root, pid: u32, tid: u32, stat: TaskStat, role: Role) -> Result<Thread, HostError> {
     // What /proc does not say; only the real machine can be asked.
     let attr: Option<Attr> = match root.is_real().then(|| sched::get(tid)) {
         None => None,

@@ -56,8 +56,8 @@ impl Wire {
         Wire { stream, peer, buf: Vec::new() }
     }
 
-    /// Connects to `path`. QEMU serves one client per socket: a second one waits in the listen queue, so a full queue
-    /// (`EAGAIN`) is tried again until `timeout`.
+    /// Connects to `path`. QEMU serves one client per socket: a second one waits in the listen
+    /// queue, so a full queue (`EAGAIN`) is tried again until `timeout`.
     pub(crate) fn connect(kind: &str, path: &Path, timeout: Duration) -> Result<Wire, VmmError> {
         let peer = format!("{kind} {}", path.display());
         let len = path.as_os_str().len();
@@ -67,7 +67,8 @@ impl Wire {
         let failed = |e: Errno| VmmError::Connect { peer: peer.clone(), source: io::Error::from(e) };
         let addr = SocketAddrUnix::new(path).map_err(failed)?;
         let deadline = Deadline::after(timeout);
-        // Non-blocking for the connect only: a blocking connect to a full listen queue has no deadline.
+        // Non-blocking for the connect only: a blocking connect to a full listen queue has no
+        // deadline.
         let fd: OwnedFd = rustix::net::socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -141,7 +142,8 @@ impl Wire {
         }
     }
 
-    /// Throws away everything up to and including the next `mark`. Keeps nothing, so it needs no size limit.
+    /// Throws away everything up to and including the next `mark`. Keeps nothing, so it needs no
+    /// size limit.
     pub(crate) fn skip_past(
         &mut self,
         mark: u8,

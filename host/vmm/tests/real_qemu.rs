@@ -1,4 +1,5 @@
-//! The monitor client against a real QEMU. It needs neither root nor a guest image: the machine sits in its firmware.
+//! The monitor client against a real QEMU. It needs neither root nor a guest image: the machine
+//! sits in its firmware.
 
 use std::fs;
 use std::path::Path;
@@ -48,7 +49,7 @@ fn machine(test: &str) -> Option<Machine> {
     let child = spawn(command, Vec::new(), Lifetime::WithParent).unwrap();
     let machine = Machine { child, dir };
     let start = Instant::now();
-    // The path is there from bind(2) on, but nobody is let in before listen(2).
+    // The path is there from bind(2) on, but no client is let in before listen(2).
     while let Err(error) = Qmp::connect(&machine.dir.path().join("qmp"), LIMIT) {
         assert!(start.elapsed() < LIMIT, "QEMU's monitor does not answer: {error}");
         thread::sleep(Duration::from_millis(10));
@@ -67,7 +68,7 @@ fn all_commands() {
     let mut qmp = Qmp::connect(&socket, LIMIT).unwrap();
     let pid = machine.child.id();
     assert!(qmp.query_status().unwrap().running);
-    assert!(qmp.query_version().unwrap().qemu.major >= 7);
+    assert!(qmp.version().qemu.major >= 7);
     assert!(!qmp.query_kvm().unwrap().enabled);
     assert!(process::serves(&Root::default(), pid, &socket).unwrap());
     assert!(!process::serves(&Root::default(), pid, &machine.dir.path().join("other")).unwrap());
@@ -96,8 +97,8 @@ fn all_commands() {
 }
 
 #[test]
-fn second_client_is_told() {
-    let Some(machine) = machine("second_client_is_told") else { return };
+fn second_client_is_reported() {
+    let Some(machine) = machine("second_client_is_reported") else { return };
     let socket = machine.dir.path().join("qmp");
     let _first = Qmp::connect(&socket, LIMIT).unwrap();
     let start = Instant::now();
@@ -110,7 +111,7 @@ fn second_client_is_told() {
 }
 
 #[test]
-fn killed_machine_is_told_as_closed() {
+fn killed_machine_is_reported_as_closed() {
     let Some(mut machine) = machine("killed_machine_is_told_as_closed") else { return };
     let socket = machine.dir.path().join("qmp");
     let mut qmp = Qmp::connect(&socket, LIMIT).unwrap();
@@ -130,7 +131,8 @@ fn guest_without_an_agent_times_out() {
     assert!(start.elapsed() < LIMIT);
 }
 
-/// Every thread of a real machine with its role, from the monitor and from names alone; a worker that comes and goes is taken in.
+/// Every thread of a real machine with its role, from the monitor and from names alone; a worker
+/// that comes and goes is taken in.
 #[test]
 fn threads_of_a_machine_with_their_roles() {
     let Some(machine) = machine("threads_of_a_machine_with_their_roles") else { return };

@@ -130,7 +130,7 @@ impl Case {
     #[must_use]
     pub fn toml(&self) -> String {
         let mut s = format!(
-            "# {} VMs with tasks {}, targets of the {} tier{}.\n# Written by `rtvirtio-lab bench cases --write`; see docs/bench.md.\n\n\
+            "# {} VMs with tasks {}, targets of the {} tier{}.\n# Written by `rtvirtio-lab bench cases --write`; see docs/explanation/laboratory.md.\n\n\
              [device]\ntwin = \"qlc-nvme\"\n",
             self.targeted,
             self.set,

@@ -147,7 +147,7 @@ pub fn as_run(
             p50_ns: got.percentile(50.0),
             p99_ns: got.percentile(99.0),
             p9999_ns: got.tail(),
-            p9999_awake_ns: less(got, 0),
+            p9999_excl_host_stalls_ns: less(got, 0),
             p9999_placebo_ns: less(got, PLACEBO_NS),
             max_ns: got.max(),
             fio_p9999_ns: got.tail(),
@@ -170,7 +170,9 @@ pub fn as_run(
 
 /// Worst tail of the protected tasks of a run in ms, less the time in which a CPU of the host stood still, where that is known.
 fn worst_ms(run: &Run) -> f64 {
-    protected(run).map(|t| t.p9999_awake_ns.unwrap_or(t.p9999_ns).as_millis_f64()).fold(0.0, f64::max)
+    protected(run)
+        .map(|t| t.p9999_excl_host_stalls_ns.unwrap_or(t.p9999_ns).as_millis_f64())
+        .fold(0.0, f64::max)
 }
 
 /// Slowest median of the protected tasks of a run, in ms.

@@ -15,7 +15,7 @@ use crate::statistic::median;
 /// Share of the declared rate that must be kept.
 const RATE_KEPT: f64 = 0.99;
 
-/// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21, `docs/model.md`): less than that does not tell schemes that miss apart.
+/// A little more than two runs of one condition differ in the median where BFQ does not idle (1.21, `docs/results/rt-virtio.md`): less than that does not tell schemes that miss apart.
 pub const NOISE: f64 = 1.3;
 
 /// [`Point::scheme`] of the trials of tuning.

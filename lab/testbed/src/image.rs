@@ -6,7 +6,7 @@
 //! under test.
 //!
 //! The initramfs is not compressed. Under TCG unpacking is the guest's own work on an emulated CPU, and costs more than
-//! copying the bytes; see `docs/design.md` for the measured times.
+//! copying the bytes; see `docs/explanation/laboratory.md` for the measured times.
 
 use std::fs;
 use std::io;

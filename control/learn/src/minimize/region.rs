@@ -1,7 +1,7 @@
 //! The box of a search, and the smooth map into it from coordinates without bounds.
 //!
-//! The maps are in the manner of MINUIT (James and Roos, Computer Physics Communications 10, 1975, section
-//! 4). They are even around a bound, so a minimum on the edge is a smooth minimum inside.
+//! The maps are in the manner of MINUIT (James and Roos, Computer Physics Communications 10, 1975,
+//! section 4). They are even around a bound, so a minimum on the edge is a smooth minimum inside.
 
 use super::MAGNITUDE_MAX;
 
@@ -108,7 +108,8 @@ impl Region {
         point
     }
 
-    /// The free number one first size along an axis, forwards or backwards, whichever stays in the box.
+    /// The free number one first size along an axis, forwards or backwards, whichever stays in the
+    /// box.
     pub(super) fn neighbour(&self, axis: usize, free: f64, direction: f64) -> f64 {
         let axis = &self.axes[axis];
         let x = axis.map.inwards(free);

@@ -9,7 +9,8 @@ struct Corner {
     free: Vec<f64>,
 }
 
-/// Lengths of the moves, in units of the distance between the worst corner and the centroid of the others.
+/// Lengths of the moves, in units of the distance between the worst corner and the centroid of the
+/// others.
 struct Moves {
     expand: f64,
     contract: f64,
@@ -33,14 +34,15 @@ pub(super) fn first_cost(dims: usize) -> usize {
     dims + 1
 }
 
-/// Most evaluations of one move: a reflection, a contraction, and a shrink of all but the best corner.
+/// Most evaluations of one move: a reflection, a contraction, and a shrink of all but the best
+/// corner.
 pub(super) fn move_cost(dims: usize) -> usize {
     dims + 2
 }
 
 impl Moves {
-    /// Gao and Han's equation 4.1. It shrinks to a point in 1 dimension, where that of 2 is the original
-    /// method's.
+    /// Gao and Han's equation 4.1. It shrinks to a point in 1 dimension, where that of 2 is the
+    /// original method's.
     fn of(dims: usize) -> Self {
         let n = dims.max(2) as f64;
         Self { expand: 1.0 + 2.0 / n, contract: 0.75 - 0.5 / n, shrink: 1.0 - 1.0 / n }
@@ -72,7 +74,8 @@ impl<'a, F: FnMut(&[f64]) -> f64> Simplex<'a, F> {
         self.region.point(&self.corners[0].free)
     }
 
-    /// A fresh simplex at the best corner; `false` if the evaluations left do not suffice to move it.
+    /// A fresh simplex at the best corner; `false` if the evaluations left do not suffice to move
+    /// it.
     pub(super) fn restart(&mut self, direction: f64) -> bool {
         let dims = self.region.dims();
         if !self.can_afford(dims + move_cost(dims)) {
@@ -223,7 +226,8 @@ mod tests {
             let off = corners[0].iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             assert!(corners.len() == 1 && off < 1e-15 && evaluations == cost, "{corners:?} {evaluations}");
         };
-        // From (0, 0), (0.1, 0) and (0, 0.1): the reflection is (0.1, 0.1), the expansion twice as far.
+        // From (0, 0), (0.1, 0) and (0, 0.1): the reflection is (0.1, 0.1), the expansion twice as
+        // far.
         near(new_corner(|x| -x[0] - x[1]), [0.15, 0.15], 5);
         // The worst is (0, 0.1); contracted inside if (0.1, -0.1) is not better, else outside.
         near(new_corner(|x| x[0].powi(2) + 2.0 * x[1].powi(2)), [0.025, 0.05], 5);

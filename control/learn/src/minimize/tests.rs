@@ -79,7 +79,8 @@ fn nan_counts_as_infinite() {
 
 #[test]
 fn restarts_look_around_the_minimum_again() {
-    // A pit one first size of the simplex away from the minimum, too narrow to be met on the way there.
+    // A pit one first size of the simplex away from the minimum, too narrow to be met on the way
+    // there.
     let pit = |x: &[f64]| x[0] < -0.05 && x[1].abs() < 1e-3;
     let objective = |x: &[f64]| if pit(x) { -1.0 } else { x[0] * x[0] + x[1] * x[1] };
     let run = |restarts| {

@@ -13,7 +13,7 @@ use super::{
 
 /// What bounds start from here. What the slice model leaves has short tails, so a quantile that
 /// several neighbours carry is as good a start as one that few do, and what is left to learn is
-/// smoother than latency itself (`docs/model.md` has the figures of others).
+/// smoother than latency itself (`docs/results/rt-virtio.md` has the figures of others).
 const START: Start = Start {
     high: 0.9,
     leaf: 6,

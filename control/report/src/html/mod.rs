@@ -1,8 +1,8 @@
 //! One self-contained HTML file: no network, no scripts, no fonts of its own.
 //!
-//! The file is also well-formed XML, so that a strict parser can check that every piece of foreign text stayed text.
-//! Colours follow the reader's theme, and paper. Every figure has a caption, every plot a text alternative, and the
-//! numbers behind all of them stand in a table at the end.
+//! The file is also well-formed XML, so that a strict parser can check that every piece of foreign
+//! text stayed text. Colours follow the reader's theme, and paper. Every figure has a caption,
+//! every plot a text alternative, and the numbers behind all of them stand in a table at the end.
 
 mod bench;
 mod method;
@@ -101,8 +101,8 @@ fn keys<'a>(names: impl Iterator<Item = &'a str>) -> String {
 enum Small {
     /// Scrolls sideways, by keyboard too, with its row headings in sight.
     Scroll,
-    /// Puts the last field of a row below the others. Roles are then spelled out, since a changed `display` takes them
-    /// from a table in some browsers.
+    /// Puts the last field of a row below the others. Roles are then spelled out, since a changed
+    /// `display` takes them from a table in some browsers.
     Stack,
 }
 

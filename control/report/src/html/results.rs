@@ -12,7 +12,7 @@ use crate::svg::{
 };
 use crate::{num, words};
 
-/// Rows of the large plots; beyond that nobody can read them, and the table has all.
+/// Rows of the large plots; beyond that they are unreadable, and the table has all.
 const ROWS: usize = 24;
 /// Panels of percentile curves.
 const PANELS: usize = 12;
@@ -39,8 +39,8 @@ pub(super) fn headline(report: &ReportInput<'_>) -> String {
     }
     let planned = report.plan.map(|p| p.scheme.as_str());
     let phrase = |(scheme, t, _): &(&str, Tally, usize)| {
-        let who = if planned == Some(scheme) && counts.len() > 1 { "the plan, " } else { "" };
-        format!("Under {who}<strong>{}</strong>: {}.", xml(scheme), t.sentence())
+        let subject = if planned == Some(scheme) && counts.len() > 1 { "the plan, " } else { "" };
+        format!("Under {subject}<strong>{}</strong>: {}.", xml(scheme), t.sentence())
     };
     let all: Vec<String> = counts.iter().map(phrase).collect();
     out.push_str(&format!("<p class=\"lead\">{}</p>\n", all.join(" ")));
@@ -178,7 +178,8 @@ fn latency_row(result: &ResultFile, key: (&str, &str)) -> LatencyRow {
     LatencyRow { name: task_name(key), second, target, lanes }
 }
 
-/// Measured over predicted, per scheme, in one sentence each. Only where results hold the predicted percentile.
+/// Measured over predicted, per scheme, in one sentence each. Only where results hold the predicted
+/// percentile.
 fn accuracy(result: &ResultFile) -> String {
     let mut out = String::new();
     for scheme in schemes(result) {
@@ -202,7 +203,7 @@ fn accuracy(result: &ResultFile) -> String {
             xml(&task_name((&task.vm, &task.task)))
         ));
     }
-    if out.is_empty() { out } else { format!("<h3>Predicted beside measured</h3>\n<ul>{out}</ul>\n") }
+    if out.is_empty() { out } else { format!("<h3>Predicted and measured</h3>\n<ul>{out}</ul>\n") }
 }
 
 /// Percentile curves, a panel per task, all on one latency axis.
@@ -273,7 +274,8 @@ pub(super) fn curves(report: &ReportInput<'_>) -> String {
     section("curves", "How latency grows towards the tail", &body)
 }
 
-/// Stored percentiles over `-log10(1 - p)`: 50 % at 0.3, 99 % at 2, 99.99 % at 4. The maximum of n stands at `log10 n`.
+/// Stored percentiles over `-log10(1 - p)`: 50 % at 0.3, 99 % at 2, 99.99 % at 4. The maximum of n
+/// stands at `log10 n`.
 fn percentile_points(t: &TaskResult) -> Vec<(f64, f64, String)> {
     let mut points = vec![(0.301, "p50", t.p50_ns)];
     if t.n >= 100 {

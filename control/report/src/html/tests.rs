@@ -11,7 +11,8 @@ fn report<'a>(
     ReportInput { title: "rtvirtio-lab demo", result, plan, profile, notes: &[], generated: "rtvirtio 0.1.0" }
 }
 
-/// Parses as strict XML; every id once; nothing from outside; no broken numbers. Returns the visible text.
+/// Parses as strict XML; every id once; nothing from outside; no broken numbers. Returns the
+/// visible text.
 fn check(page: &str) -> String {
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
     let doc = roxmltree::Document::parse_with_options(page, options).unwrap_or_else(|e| panic!("{e}"));
@@ -68,7 +69,8 @@ fn all_plots_have_text_alternatives() {
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
     let doc = roxmltree::Document::parse_with_options(&page, options).unwrap();
     let svgs: Vec<_> = doc.descendants().filter(|n| n.has_tag_name("svg")).collect();
-    // Latency, rate and terms twice (wide and narrow), six panels, two of the profile, two legend keys.
+    // Latency, rate and terms twice (wide and narrow), six panels, two of the profile, two legend
+    // keys.
     assert_eq!(svgs.len(), 6 + 6 + 2 + 2);
     for s in svgs {
         let named = s.attribute("aria-label").is_some_and(|l| !l.is_empty());

@@ -33,7 +33,8 @@ pub struct Bar {
     pub series: usize,
     /// Its length, 0 to 1.
     pub share: f64,
-    /// What stands beside it after the percentage, such as "of 24 cases"; pale bars are other people's numbers.
+    /// What stands next to it after the percentage, such as "of 24 cases"; pale bars are other
+    /// people's numbers.
     pub note: String,
     /// Whether the number is not ours.
     pub pale: bool,

@@ -1,4 +1,5 @@
-//! A small SVG writer: escapes all text, writes no number that is not finite, takes colours only from CSS classes.
+//! A small SVG writer: escapes all text, writes no number that is not finite, takes colours only
+//! from CSS classes.
 
 use unicode_width::UnicodeWidthStr;
 
@@ -6,7 +7,8 @@ use crate::clean;
 
 /// Size of labels in pixels; the style sheet says the same.
 pub(crate) const FONT: f64 = 12.0;
-/// Width of an average character of a system font, in ems, on the wide side (DejaVu Sans; others are narrower).
+/// Width of an average character of a system font, in ems, on the wide side (DejaVu Sans; others
+/// are narrower).
 const EM: f64 = 0.62;
 /// The same for the bold names of rows.
 pub(crate) const BOLD: f64 = FONT * 1.12;
@@ -35,8 +37,8 @@ pub(crate) struct Canvas {
 }
 
 impl Svg {
-    /// An `<svg>` element to put into an HTML page that carries [`super::STYLE`]. Its title is the text that a screen
-    /// reader says; the marks carry their values as titles of their own.
+    /// An `<svg>` element to put into an HTML page that carries [`super::STYLE`]. Its title is the
+    /// text that a screen reader says; the marks carry their values as titles of their own.
     #[must_use]
     pub fn inline(&self) -> String {
         self.element("", "")
@@ -125,7 +127,8 @@ impl Canvas {
         self.body.push_str("</g>");
     }
 
-    /// The mark of a series: filled, and of another shape for each, so that colour is not needed to tell them apart.
+    /// The mark of a series: filled, and of another shape for each, so that colour is not needed to
+    /// distinguish them.
     pub(crate) fn mark(&mut self, series: usize, (x, y): (f64, f64), r: f64) {
         let class = format!("mark s{}", series % super::SERIES);
         let around = |angles: &[f64], r: f64| -> Vec<(f64, f64)> {
@@ -148,7 +151,8 @@ impl Canvas {
     }
 }
 
-/// An upper estimate of a label's width. A browser's font is unknown here, so layouts must not depend on it closely.
+/// An upper estimate of a label's width. A browser's font is unknown here, so layouts must not
+/// depend on it closely.
 pub(crate) fn text_width(s: &str, size: f64) -> f64 {
     s.width() as f64 * size * EM
 }
@@ -159,8 +163,8 @@ pub(crate) fn fit(s: &str, room: f64, size: f64) -> String {
     style.shorten(s, (room / (size * EM)).floor().max(3.0) as usize)
 }
 
-/// A coordinate with at most one decimal. What is not finite becomes 0: a mark in the corner can be seen, `NaN` makes
-/// browsers drop the element.
+/// A coordinate with at most one decimal. What is not finite becomes 0: a mark in the corner can be
+/// seen, `NaN` makes browsers drop the element.
 fn number(v: f64) -> String {
     let v = if v.is_finite() { (v * 10.0).round() / 10.0 } else { 0.0 };
     let s = format!("{v}");

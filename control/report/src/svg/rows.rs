@@ -30,7 +30,7 @@ impl Frame {
         Self { width, narrow, left, right: width - values, top: 0.0, lane: if narrow { 17.0 } else { 18.0 } }
     }
 
-    /// Height of a row: its lanes, and its name above or beside them.
+    /// Height of a row: its lanes, and its name above or next to them.
     pub(crate) fn row_height(&self, lanes: usize) -> f64 {
         let lanes = self.lane * lanes.max(1) as f64;
         if self.narrow { lanes + 26.0 } else { lanes.max(32.0) + 12.0 }
@@ -52,7 +52,7 @@ impl Frame {
         (first, first + self.lane * lanes.max(1) as f64)
     }
 
-    /// The row's name, and below or beside it a second text.
+    /// The row's name, and below or next to it a second text.
     pub(crate) fn names(&self, c: &mut Canvas, row_top: f64, lanes: usize, name: &str, second: &str) {
         if self.narrow {
             let room = self.width - self.left - text_width(second, 11.0) - 16.0;

@@ -18,8 +18,8 @@ pub enum Spread {
     Log,
 }
 
-/// Maps the values `lo..hi` to the coordinates `from..to`. Values outside are moved to the nearer end, so that a
-/// latency of zero on a log scale stands at the axis and not at minus infinity.
+/// Maps the values `lo..hi` to the coordinates `from..to`. Values outside are moved to the nearer
+/// end, so that a latency of zero on a log scale stands at the axis and not at minus infinity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     spread: Spread,
@@ -30,7 +30,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// A log scale over the positive values among `values`, widened to the next 1, 2 or 5 on either side.
+    /// A log scale over the positive values among `values`, widened to the next 1, 2 or 5 on either
+    /// side.
     ///
     /// Without any positive value it spans one decade from 1.
     #[must_use]
@@ -102,7 +103,8 @@ impl Scale {
         }
     }
 
-    /// Ticks at every digit of every decade; numbers at 1, 2, 5, or at 1, or at 1 of every n-th decade, as room allows.
+    /// Ticks at every digit of every decade; numbers at 1, 2, 5, or at 1, or at 1 of every n-th
+    /// decade, as room allows.
     fn log_ticks(&self, length: f64, room: f64) -> Vec<Tick> {
         let per_decade = length / (self.hi / self.lo).log10();
         let first = self.lo.log10().floor() as i32;

@@ -154,7 +154,8 @@ fn curve(c: &mut Canvas, s: &Series, x: &Scale, y: &Scale) {
     }
 }
 
-/// The mark of a series alone, for a legend in HTML. It has no text alternative: its name must stand beside it.
+/// The mark of a series alone, for a legend in HTML. It has no text alternative: its name must
+/// stand next to it.
 #[must_use]
 pub fn svg_key(series: usize) -> String {
     let mut c = Canvas::default();

@@ -1,7 +1,7 @@
 //! Tables and bars for a terminal.
 //!
-//! Verdicts are always words; colour only underlines them, and only when the caller asks. Lines keep to
-//! [`Style::width`] columns by shortening names in their middle; numbers are never cut.
+//! Verdicts are always words; colour only underlines them, and only when the caller asks. Lines
+//! keep to [`Style::width`] columns by shortening names in their middle; numbers are never cut.
 
 mod domain;
 mod plan;
@@ -92,7 +92,8 @@ impl Style {
         out + &" ".repeat(pad)
     }
 
-    /// Words of `text` on as many lines as needed, each with `indent` spaces before it and a newline after it.
+    /// Words of `text` on as many lines as needed, each with `indent` spaces before it and a
+    /// newline after it.
     pub fn wrap(&self, text: &str, indent: usize) -> String {
         let room = self.width.saturating_sub(indent).max(20);
         let (mut out, mut line) = (String::new(), String::new());
@@ -112,8 +113,8 @@ impl Style {
         out
     }
 
-    /// The text cut in its middle to at most `room` columns. Names that share a prefix differ at their end, and the
-    /// other way round, so both ends are kept.
+    /// The text cut in its middle to at most `room` columns. Names that share a prefix differ at
+    /// their end, and the other way round, so both ends are kept.
     pub(crate) fn shorten(&self, s: &str, room: usize) -> String {
         if s.width() <= room {
             return s.to_owned();

@@ -34,7 +34,8 @@ pub fn forecast(tasks: &[TaskOutlook], style: &Style) -> String {
     out
 }
 
-/// Name, prediction, target, margin and rate: on one line where they fit, else the name on a line of its own.
+/// Name, prediction, target, margin and rate: on one line where they fit, else the name on a line
+/// of its own.
 fn forecast_head(t: &TaskOutlook, style: &Style) -> String {
     let name = style.clean(&format!("{}/{}", t.vm, t.task));
     let mut parts = vec![(format!("{} {}", t.percentile, num::latency(t.forecast.latency_ns, "")), None)];
@@ -200,7 +201,8 @@ fn outlook(tasks: &[TaskOutlook], style: &Style) -> String {
 
 /// What "at most" means, and where it is a guess.
 fn bound_note(tasks: &[TaskOutlook], style: &Style) -> String {
-    // Bounds of guests may have less confidence than those of processes: what is said of all is what holds of all.
+    // Bounds of guests may have less confidence than those of processes: what is said of all is
+    // what holds of all.
     let uppers = tasks.iter().filter_map(|t| t.forecast.upper.as_ref());
     let Some(first) = uppers.min_by(|a, b| a.confidence.0.total_cmp(&b.confidence.0)) else {
         return String::new();

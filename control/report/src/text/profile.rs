@@ -96,7 +96,7 @@ fn depths(title: &str, none: &[DepthPoint], bfq: &[DepthPoint], style: &Style) -
         table.row(row);
     }
     let mut out =
-        style.heading(&format!("{title}, elevator none{}", if bfq.is_empty() { "" } else { " beside bfq" }));
+        style.heading(&format!("{title}, elevator none{}", if bfq.is_empty() { "" } else { " and bfq" }));
     out.push_str(&table.draw(style));
     if none.iter().chain(bfq).any(|p| p.n < 10_000) {
         out.push_str("* the largest of fewer than 10000 samples\n");

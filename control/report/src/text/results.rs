@@ -94,7 +94,8 @@ fn estimates(tasks: &[TaskResult], style: &Style) -> String {
         out.push_str(&style.wrap(&style.clean(&line), 2));
     }
     if !out.is_empty() {
-        // Measured: of bounds from 5 s of real runs 73 % hold for six minutes (docs/measure.md, Tails from few samples).
+        // Measured: of bounds from 5 s of real runs 73 % hold for six minutes (docs/explanation/measuring.md,
+        // Tails from few samples).
         let limit = "an estimate rests on what this run saw: what is rarer than the run is long is not in it";
         out.push_str(&style.wrap(limit, 2));
     }
@@ -152,8 +153,8 @@ fn target(t: &TaskResult) -> String {
     }
 }
 
-/// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there is none, so that
-/// the digits of a column stay below each other.
+/// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there
+/// is none, so that the digits of a column stay below each other.
 fn tail(t: &TaskResult, marks: bool) -> String {
     let mark = match t.n {
         0 => return if marks { "- " } else { "-" }.to_owned(),
@@ -208,7 +209,8 @@ fn footnote(tasks: &[TaskResult], style: &Style) -> String {
     )
 }
 
-/// The reasons of all verdicts that are not `met`; tasks that share a verdict and its reason share the line.
+/// The reasons of all verdicts that are not `met`; tasks that share a verdict and its reason share
+/// the line.
 fn reasons(run: &Run, style: &Style) -> String {
     let mut groups: Vec<(&str, String, Vec<String>)> = Vec::new();
     for t in run.tasks.iter().filter(|t| matches!(t.verdict, Some(Verdict::Missed | Verdict::Unproven))) {

@@ -122,7 +122,8 @@ impl Table {
         out
     }
 
-    /// Natural widths, then names shortened from the widest until the table fits or no name can give more.
+    /// Natural widths, then names shortened from the widest until the table fits or no name can
+    /// give more.
     fn widths(&self, rows: &[Vec<(String, Option<Paint>)>], room: usize) -> Vec<usize> {
         let mut widths: Vec<usize> = self.columns.iter().map(|c| c.title.width()).collect();
         for row in rows {

@@ -65,7 +65,7 @@ fn long_names_do_not_widen_lines() {
     let (mut r, mut p, mut d) = (fixture::result(), fixture::infeasible_plan(), fixture::profile());
     r.host.vmm = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u16)".into();
     r.host.device.push_str(&" long".repeat(30));
-    r.runs[0].scheme = "a-scheme-with-a-name-that-somebody-made-far-too-long".into();
+    r.runs[0].scheme = "a-scheme-with-a-name-that-a-user-has-made-far-too-long".into();
     for t in r.runs.iter_mut().flat_map(|r| &mut r.tasks) {
         (t.vm, t.task) = (long.clone(), format!("{}{}", long, t.vm));
     }

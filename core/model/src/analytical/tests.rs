@@ -35,9 +35,9 @@ fn equations_by_hand_with_the_papers_numbers() {
     }
     let f = &Analytical::default().forecast(&paper_profile(), &s, &c).unwrap()[0];
 
-    // T_H = 245e6 / 1024 KiB/s = 239257.8125; A = 1500 * 4 = 6000 KiB; phi = 1/4.
-    // (3): T_G = 0.36 * 0.25 * T_H = 21533.203125 KiB/s. (5): T_tau = 0.36 * 1 * T_G = 7751.953125 KiB/s.
-    // E(SI_H) = 1 - 0.5 * 4/8 = 0.75; E(SI_G) = 1 - 1e-6 / 2 = 0.9999995.
+    // T_H = 245e6 / 1024 KiB/s = 239257.8125; A = 1500 * 4 = 6000 KiB; phi = 1/4. (3): T_G = 0.36 *
+    // 0.25 * T_H = 21533.203125 KiB/s. (5): T_tau = 0.36 * 1 * T_G = 7751.953125 KiB/s. E(SI_H) = 1
+    // - 0.5 * 4/8 = 0.75; E(SI_G) = 1 - 1e-6 / 2 = 0.9999995.
     close(term(f, Side::Host, "switch"), 4.0 * 1.9e-6);
     close(term(f, Side::Host, "own-service"), (6000.0 + 8192.0 - 4.0) / (0.75 * 21_533.203_125));
     close(term(f, Side::Host, "own-service"), 0.878_519_3);
@@ -56,7 +56,8 @@ fn equations_by_hand_with_the_papers_numbers() {
 
 #[test]
 fn the_printed_slice_idle_effect_contradicts_the_papers_text() {
-    // The text: reducing slice_idle raises throughput and lowers latency, and lambda near 0 means "minimal impact".
+    // The text: reducing slice_idle raises throughput and lowers latency, and lambda near 0 means
+    // "minimal impact".
     let s = paper_mix(LabKind::Process, 4);
     let at = |effect, ms| {
         let bfq = Bfq { slice_idle: Nanos::from_millis(ms), ..Bfq::default() };

@@ -8,10 +8,12 @@ use rtvirtio_units::Nanos;
 
 use super::features::{MEANINGS, WIDTH};
 
-/// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30 s are 300 000 years, and still a number.
+/// Largest logarithm of a latency in s, of a ratio of two or of a score that a file may hold; e^30
+/// s are 300 000 years, and still a number.
 const LN_MOST: f64 = 30.0;
 
-/// Checks a forest and the level of its high quantile, as read from a file; the error says what is damaged. Shares of lost rates lie in `lost`.
+/// Checks a forest and the level of its high quantile, as read from a file; the error says what is
+/// damaged. Shares of lost rates lie in `lost`.
 pub(super) fn check_forest(forest: &Forest, high: f64, lost: RangeInclusive<f64>) -> Result<(), String> {
     if !(high > 0.5 && high < 1.0) {
         return Err("its high quantile is none".to_owned());
@@ -43,7 +45,8 @@ pub(super) fn outside(forest: &Forest, row: &[f64; WIDTH], unlike: Option<&'stat
     features.chain(unlike).map(str::to_owned).collect()
 }
 
-/// What a forest says: logarithms of the median and of the high quantile, mean share of the rate that is lost.
+/// What a forest says: logarithms of the median and of the high quantile, mean share of the rate
+/// that is lost.
 pub(super) struct Estimate {
     pub(super) middle: f64,
     pub(super) high: f64,
@@ -56,7 +59,8 @@ impl Estimate {
         Self { middle: self.middle + ln, high: self.high + ln, lost: self.lost + lost }
     }
 
-    /// Upper bound, s: never below the expected tail, also where the calibrated score is negative, and the `stall` that any run may meet and most do not.
+    /// Upper bound, s: never below the expected tail, also where the calibrated score is negative,
+    /// and the `stall` that any run may meet and most do not.
     pub(super) fn upper(&self, score: f64, stall: Nanos) -> f64 {
         (self.high + score).exp().max(self.middle.exp() + stall.as_secs_f64())
     }

@@ -1,8 +1,9 @@
 //! What learned models see of a task: numbers that carry the physics, not raw knobs alone.
 //!
-//! The paper's network reads the raw values of its Table I. Ours also reads what the slice model and the paper's equations say, the
-//! utilisation, and who else is there; logarithms where a quantity acts by ratio. A network then learns where the formulas are
-//! wrong instead of learning queueing from nothing, which takes far fewer points.
+//! The paper's network reads the raw values of its Table I. Ours also reads what the slice model
+//! and the paper's equations say, the utilisation, and the neighbours; logarithms where a quantity
+//! acts by ratio. A network then learns where the formulas are wrong instead of learning queueing
+//! from nothing, which takes far fewer points.
 
 use rtvirtio_spec::Spec;
 
@@ -14,7 +15,8 @@ use crate::slice::{BACKLOG, HORIZON, Slice};
 use crate::types::{Config, Elevator, Forecast, Profile};
 use crate::{ModelError, TailModel};
 
-/// Names of the features, in order. A model file lists them, so that one of another version is refused.
+/// Names of the features, in order. A model file lists them, so that one of another version is
+/// refused.
 pub const NAMES: [&str; 37] = [
     "ln_slice",
     "ln_slice_other_vms",
@@ -61,7 +63,7 @@ pub const LN_SLICE: usize = 0;
 /// Index of `slice_kept`, the share of the declared rate that the slice model says is kept, 0 to 1.
 pub const SLICE_KEPT: usize = 4;
 
-/// The same in words, for those who read that something lies outside what was measured.
+/// The same in words, for reports of what lies outside what was measured.
 pub const MEANINGS: [&str; WIDTH] = [
     "predicted latency",
     "wait for other VMs",
@@ -88,7 +90,7 @@ pub const MEANINGS: [&str; WIDTH] = [
     "load",
     "load of the VM",
     "share of the weights",
-    "weight beside the heaviest",
+    "weight relative to the heaviest",
     "neighbour's queue",
     "neighbour's writes",
     "bursts",
@@ -111,8 +113,8 @@ const TINY: f64 = 1e-7;
 /// What a run's length adds: a percentile that n cannot resolve is the maximum, which grows with n.
 const RESOLVED: f64 = 1e4;
 
-/// Feature rows, one per task in spec order, with the slice forecasts that they are built on. `seconds` is the length of the
-/// run whose tail is meant.
+/// Feature rows, one per task in spec order, with the slice forecasts that they are built on.
+/// `seconds` is the length of the run whose tail is meant.
 ///
 /// # Errors
 /// As the slice model's.
@@ -123,7 +125,8 @@ pub fn features(
     seconds: f64,
 ) -> Result<(Vec<[f64; WIDTH]>, Vec<Forecast>), ModelError> {
     let slice = Slice.forecast(profile, spec, config)?;
-    // The paper's equations know BFQ only; for other elevators they say what BFQ without idling would do.
+    // The paper's equations know BFQ only; for other elevators they say what BFQ without idling
+    // would do.
     let mut as_bfq = config.clone();
     as_bfq.elevator = Elevator::Bfq;
     if config.elevator != Elevator::Bfq {
@@ -212,7 +215,8 @@ fn row(
     let requests = (flow.rate * seconds).clamp(1.0, RESOLVED);
     let of_vm = spec.vms[flow.vm].tasks.len();
     let budget = config.bfq.max_budget.map_or(8192.0, rtvirtio_units::Bytes::as_kib_f64);
-    // Lateness of a saturated task grows until the run ends; the slice model counts it over a run of its own length.
+    // Lateness of a saturated task grows until the run ends; the slice model counts it over a run
+    // of its own length.
     let late = term(slice, BACKLOG);
     let in_run = slice.latency_ns.as_secs_f64() - late + late * seconds / HORIZON;
     [
@@ -253,13 +257,14 @@ fn row(
         flag(config.vms.windows(2).any(|w| w[0].weight != w[1].weight)),
         ln(base),
         c.write_load,
-        // What all ask for together, where a limit says how much a neighbour may: from 1 on somebody starves.
+        // What all ask for together, where a limit says how much a neighbour may: from 1 on some
+        // task starves.
         c.load + c.neighbour_cap,
     ]
 }
 
-/// The raw values that the RT-VirtIO paper's network reads (its Tables I and II): VM count, tasks, IOPS, weight, `slice_idle`,
-/// `timeout_sync`. For the scheme `rt-virtio-mlp`.
+/// The raw values that the RT-VirtIO paper's network reads (its Tables I and II): VM count, tasks,
+/// IOPS, weight, `slice_idle`, `timeout_sync`. For the scheme `rt-virtio-mlp`.
 #[must_use]
 pub fn paper_features(spec: &Spec, config: &Config) -> Vec<[f64; PAPER_WIDTH]> {
     let weights: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();

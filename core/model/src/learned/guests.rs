@@ -1,7 +1,9 @@
-//! What runs in QEMU guests teach, beside what process VMs teach.
+//! The part of a model that is learned from runs in QEMU guests.
 //!
-//! A guest is not a process with a delay: all its tasks are one queue of the host's scheduler, so under idling BFQ, or beside a writer, the same load has other tails, a
-//! hundred times shorter or longer (`docs/bench.md`, In guests). A forest of its own, on runs in guests alone, keeps what is said of process VMs as it is.
+//! A guest is not a process with a delay: all its tasks are one queue of the host's scheduler, so
+//! under idling BFQ, or next to a writer, the same load has other tails, a hundred times shorter or
+//! longer (`docs/results/rt-virtio.md`, In guests). A forest of its own, on runs in guests alone, keeps what is
+//! said of process VMs as it is.
 
 use rtvirtio_spec::{Kernel, Vm, VmCpu};
 use rtvirtio_stats::conformal::Quantile;
@@ -25,11 +27,13 @@ pub struct GuestModel {
     pub points: usize,
     /// Tasks in them.
     pub rows: usize,
-    /// ln(latency in s) of the measured tasks as measured, because nobody knows when the host stood still while a guest waited; each with the share of its declared rate that was lost.
+    /// ln(latency in s) of the measured tasks as measured, because it is unknown when the host
+    /// stood still while a guest waited; each with the share of its declared rate that was lost.
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
-    /// Calibrated score `ln(latency) - high quantile`. Its confidence is lower than that of the bound for process VMs where guests ran fewer conditions.
+    /// Calibrated score `ln(latency) - high quantile`. Its confidence is lower than that of the
+    /// bound for process VMs where guests ran fewer conditions.
     pub bound: Quantile,
 }
 
@@ -51,12 +55,13 @@ impl GuestModel {
         check_bound(&self.bound).map_err(|what| in_guests(&what))
     }
 
-    /// Whether the guests of a profile may be of the kind that was learned from: a profile without one does not contradict, see [`unlike_measured`].
+    /// Whether the guests of a profile may be of the kind that was learned from: a profile without
+    /// one does not contradict, see [`unlike_measured`].
     pub(super) fn is_of(&self, profile: &Profile) -> bool {
         measured_guest(profile).is_none_or(|g| g.kind == self.guest.kind)
     }
 
-    /// What it says of one row.
+    /// Its estimate of one row.
     pub(super) fn estimate(&self, row: &[f64; WIDTH], scratch: &mut Scratch) -> Result<Estimate, String> {
         estimate(&self.forest, self.high, row, scratch).map_err(|e| e.to_string())
     }
@@ -67,8 +72,9 @@ impl GuestModel {
     }
 }
 
-/// What of a guest no measured run had, although no feature shows it: in sweeps guests have the standard kernel, no elevator of their own and all the CPU time that
-/// they want. And nobody knows what a guest is of which none was measured.
+/// What of a guest no measured run had, although no feature shows it: in sweeps guests have the
+/// standard kernel, no elevator of their own and all the CPU time that they want. A kind of guest
+/// that was not measured is unknown.
 pub(super) fn unlike_measured(vm: &Vm, set: &VmConfig, given: &Profile) -> Option<&'static str> {
     if !is_guest(vm) {
         None

@@ -1,9 +1,11 @@
 //! A model of one device on one host, learned from measured runs.
 //!
-//! A quantile regression forest reads the features of a task and names the measured tasks that are most alike; their tails give the median
-//! and a high quantile, their losses the share of the rate that is kept. The upper bound is the high quantile plus a score
-//! calibrated on the trees that did not see a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019;
-//! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what coverage was seen: `docs/model.md`.
+//! A quantile regression forest reads the features of a task and names the measured tasks that are
+//! most alike; their tails give the median and a high quantile, their losses the share of the rate
+//! that is kept. The upper bound is the high quantile plus a score calibrated on the trees that did
+//! not see a run (conformalised quantile regression: Romano, Patterson and Candes, NeurIPS 2019;
+//! out of bag: Johansson and others, Machine Learning 97, 2014). How it is fitted, and what
+//! coverage was seen: `docs/explanation/models.md`.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -24,11 +26,12 @@ use crate::load::is_guest;
 use crate::types::{Config, Elevator, Forecast, ModelKind, Profile, Upper, UpperBasis, VmConfig};
 use crate::{ModelError, TailModel};
 
-/// How much wider a bound is outside of what was measured. Not proven; it is said wherever the bound is shown.
+/// How much wider a bound is outside of what was measured. Not proven; it is said wherever the
+/// bound is shown.
 const EXTRAPOLATED: f64 = 2.0;
 
 impl HostModel {
-    /// What runs of processes say of one row.
+    /// The estimate of one row from runs of process VMs.
     fn estimate(
         &self,
         row: &[f64; WIDTH],
@@ -91,8 +94,9 @@ impl HostModel {
         }
     }
 
-    /// What runs in guests say of a task in one. Outside of what guests were measured with, the worse of that and of what process VMs say, which ran more VMs and
-    /// more load; the bound of guests is widened there, as that of processes is.
+    /// What runs in guests say of a task in one. Outside of what guests were measured with, the
+    /// worse of that and of what process VMs say, which ran more VMs and more load; the bound of
+    /// guests is widened there, as that of processes is.
     fn in_guest(
         &self,
         guests: &GuestModel,
@@ -132,9 +136,10 @@ struct Load {
     stall: Nanos,
 }
 
-/// How long a request may be held up because the drive stands still while it arrives, or stood still before and works off what has come since: no longer than
-/// the busy period that the stall begins, `stall / (1 - load)`, whatever the order of service, as long as the device does not idle (fluid limit of
-/// the busy period: Kleinrock, Queueing Systems I, 1975, chapter 5).
+/// How long a request may be held up because the drive stands still while it arrives, or stood
+/// still before and works off what has come since: no longer than the busy period that the stall
+/// begins, `stall / (1 - load)`, whatever the order of service, as long as the device does not idle
+/// (fluid limit of the busy period: Kleinrock, Queueing Systems I, 1975, chapter 5).
 fn held_up(profile: &Profile, spec: &Spec, config: &Config) -> Result<Nanos, ModelError> {
     let load: f64 = declared_shares(profile, spec, config)?.iter().sum();
     let stall = service(profile)?.write_stall.as_secs_f64();
@@ -147,7 +152,8 @@ pub fn writes(spec: &Spec) -> bool {
     spec.tasks().any(|(_, task)| task.op.write_share() > 0.0)
 }
 
-/// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound, or the paper's network.
+/// [`TailModel`] of a [`HostModel`]: the expected tail with its upper bound, or the paper's
+/// network.
 #[derive(Clone, Debug)]
 pub struct Learned {
     model: Arc<HostModel>,
@@ -183,7 +189,8 @@ impl Learned {
             .zip(slice)
             .map(|(row, slice)| {
                 let s = paper.predict_with(row, &mut scratch).map_err(|e| self.model.unusable(&e))?;
-                // It knows nothing of rates: our model's view of them is no part of the paper's planner.
+                // It knows nothing of rates: our model's view of them is no part of the paper's
+                // planner.
                 Ok(rescaled(slice, Nanos::from_secs_f64(s.max(1e-6)), Some(1.0), None))
             })
             .collect()
@@ -195,7 +202,8 @@ impl TailModel for Learned {
         self.kind
     }
 
-    /// From the profile that the model was learned with. Of the one given only the guest's part counts, unless runs in such guests were learned from.
+    /// From the profile that the model was learned with. Of the one given only the guest's part
+    /// counts, unless runs in such guests were learned from.
     fn forecast(&self, given: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
         if self.kind == ModelKind::Mlp {
             return self.forecast_paper(spec, config);
@@ -240,21 +248,26 @@ impl TailModel for Learned {
     }
 }
 
-/// Share of the declared rate that is kept, 0 to 1: what is expected, or what the bound shows where that is more. A request's latency counts from when it was due, so a task
-/// that loses a share of its rate through a run is late by that share of the run at its end: a tail of p99.99 below the bound leaves no room for a larger loss, but in a run that ends
-/// within a wait. Outside of what was measured a bound shows nothing. `capped` is what a limit below the VM's rates leaves, which no run was measured with.
+/// Share of the declared rate that is kept, 0 to 1: what is expected, or what the bound shows where
+/// that is more. A request's latency counts from when it was due, so a task that loses a share of
+/// its rate through a run is late by that share of the run at its end: a tail of p99.99 below the
+/// bound leaves no room for a larger loss, but in a run that ends within a wait. Outside of what
+/// was measured a bound shows nothing. `capped` is what a limit below the VM's rates leaves, which
+/// no run was measured with.
 fn kept(estimate: &Estimate, upper: &Upper, capped: Option<f64>) -> f64 {
     let latest = upper.latency_ns.as_secs_f64() + upper.host_ns.as_secs_f64();
     let room = if upper.outside.is_empty() { latest / upper.run_s } else { 1.0 };
     (1.0 - estimate.lost.clamp(0.0, 1.0).min(room)).min(capped.unwrap_or(1.0))
 }
 
-/// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with rates so far down.
+/// Whether a VM may do less than it declares, as one that a plan gives up: no sweep holds a VM with
+/// rates so far down.
 fn held_below_its_rates(vm: &Vm, set: &VmConfig) -> bool {
     set.cap.is_some_and(|cap| cap.0 < vm.declared_rate().0)
 }
 
-/// What of a task no measured run had, although no feature shows it: sweeps run synchronous random tasks and learn p99.99.
+/// What of a task no measured run had, although no feature shows it: sweeps run synchronous random
+/// tasks and learn p99.99.
 fn unlike_measured(task: &Task) -> Option<&'static str> {
     if crate::percentile_of(task) != Percentile::P9999 {
         Some("percentile")
@@ -267,7 +280,8 @@ fn unlike_measured(task: &Task) -> Option<&'static str> {
     }
 }
 
-/// A slice forecast with another total: its terms keep their proportions, so that one still sees where the time goes.
+/// A slice forecast with another total: its terms keep their proportions, so that one still sees
+/// where the time goes.
 fn rescaled(mut f: Forecast, total: Nanos, kept: Option<f64>, upper: Option<Upper>) -> Forecast {
     let factor = total.0 as f64 / (f.latency_ns.0 as f64).max(1.0);
     for term in &mut f.terms {

@@ -1,4 +1,5 @@
-//! Models learned from measured runs of this host: the expected tail, and an upper bound that holds.
+//! Models learned from measured runs of this host: the expected tail, and an upper bound that
+//! holds.
 
 mod estimate;
 mod features;

@@ -1,8 +1,10 @@
 //! What runs in which BFQ does not idle teach, by themselves.
 //!
-//! Where requests wait for requests the slice model is right within a factor of two or three, and two runs of one condition differ by a fifth; where BFQ idles, who has to wait
-//! is chance. One forest with one calibration for both gives the first the width of the second (`docs/model.md`, The learned models, has the figures). So the runs that flow have a forest of their
-//! own, which learns only how far the slice model is off, and a calibration of their own.
+//! Where requests wait for requests the slice model is right within a factor of two or three, and
+//! two runs of one condition differ by a fifth; where BFQ idles, which task waits is chance. One
+//! forest with one calibration for both gives the first the width of the second (`docs/explanation/models.md`,
+//! The learned models, has the figures). So these runs have a forest of their own, which learns
+//! only how far the slice model is off, and a calibration of their own.
 
 use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::forest::{Forest, ForestError, Scratch};
@@ -16,7 +18,8 @@ use super::features::{LN_SLICE, SLICE_KEPT, WIDTH};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NonIdlingModel {
-    /// ln(latency / latency by the slice model) of the measured tasks, each with the share of its declared rate that was lost beyond what the slice model says, -1 to 1.
+    /// ln(latency / latency by the slice model) of the measured tasks, each with the share of its
+    /// declared rate that was lost beyond what the slice model says, -1 to 1.
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
@@ -27,7 +30,8 @@ pub struct NonIdlingModel {
 }
 
 impl NonIdlingModel {
-    /// Checks what was read; the error says what is damaged. `miss` is the share of runs that the whole model's bound may miss.
+    /// Checks what was read; the error says what is damaged. `miss` is the share of runs that the
+    /// whole model's bound may miss.
     pub(super) fn check(&self, miss: f64) -> Result<(), String> {
         let here = |what: String| format!("where BFQ does not idle, {what}");
         if self.bound.miss != miss {
@@ -38,7 +42,7 @@ impl NonIdlingModel {
             .map_err(here)
     }
 
-    /// What it says of one row.
+    /// Its estimate of one row.
     pub(super) fn estimate(
         &self,
         row: &[f64; WIDTH],

@@ -4,16 +4,17 @@ use rtvirtio_spec::Spec;
 
 use crate::types::{Config, Elevator};
 
-/// Regimes in which tails behave differently. The bound is judged in each, and calibrated in two classes of them (`docs/model.md` says why).
+/// Regimes in which tails behave differently. The bound is judged in each, and calibrated in two
+/// classes of them (`docs/explanation/models.md` says why).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Regime {
     /// BFQ idles and all tasks have a rate.
     Idling,
-    /// BFQ idles, and a neighbour has none.
+    /// BFQ idles, and a neighbour has no rate.
     IdlingWithUnpacedNeighbour,
     /// Requests wait for requests.
     NonIdling,
-    /// The same beside a neighbour without a rate.
+    /// The same with a neighbour without a rate.
     NonIdlingWithUnpacedNeighbour,
 }
 
@@ -31,8 +32,8 @@ impl Regime {
     pub fn of(spec: &Spec, config: &Config) -> Self {
         let idles =
             config.elevator == Elevator::Bfq && (config.bfq.slice_idle.0 > 0 || config.bfq.strict_guarantees);
-        let beside = spec.tasks().any(|(_, t)| t.rate.is_none());
-        match (idles, beside) {
+        let unpaced = spec.tasks().any(|(_, t)| t.rate.is_none());
+        match (idles, unpaced) {
             (true, false) => Self::Idling,
             (true, true) => Self::IdlingWithUnpacedNeighbour,
             (false, false) => Self::NonIdling,
@@ -46,7 +47,7 @@ impl Regime {
         self as usize
     }
 
-    /// Whether requests wait for requests and for nobody's idling.
+    /// Whether requests wait for requests only, never for BFQ's idling.
     #[must_use]
     pub fn is_non_idling(self) -> bool {
         matches!(self, Self::NonIdling | Self::NonIdlingWithUnpacedNeighbour)

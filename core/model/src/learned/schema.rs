@@ -25,8 +25,8 @@ pub const MAX_MODEL_BYTES: usize = 64 << 20;
 pub struct HostModel {
     /// Always [`HOST_MODEL_SCHEMA`].
     pub schema: String,
-    /// The device and host as measured before the runs. Forecasts rest on this profile, not on a later one: where the
-    /// formulas err was learned with its numbers.
+    /// The device and host as measured before the runs. Forecasts rest on this profile, not on a
+    /// later one: where the formulas err was learned with its numbers.
     pub profile: Profile,
     /// Names of the features in order.
     pub features: Vec<String>,
@@ -38,23 +38,29 @@ pub struct HostModel {
     pub rows: usize,
     /// When it was fitted.
     pub generated: String,
-    /// ln(latency in s) of the measured tasks, each with the share of its declared rate that was lost.
+    /// ln(latency in s) of the measured tasks, each with the share of its declared rate that was
+    /// lost.
     pub forest: Forest,
     /// Level of the forest's quantile that the bound starts from, 0 to 1.
     pub high: f64,
-    /// Calibrated score `ln(latency) - high quantile`: of all runs, or of those in which BFQ idles where [`HostModel::non_idling`] speaks of the others.
+    /// Calibrated score `ln(latency) - high quantile`: of all runs, or of those in which BFQ idles
+    /// where [`HostModel::non_idling`] speaks of the others.
     pub bound: Quantile,
-    /// What runs in which BFQ does not idle say by themselves; `None` when there were too few, or when one forest for all is sharper.
+    /// What runs in which BFQ does not idle say by themselves; `None` when there were too few, or
+    /// when one forest for all is sharper.
     #[serde(default, skip_serializing_if = "Option::is_none", alias = "flowing")]
     pub non_idling: Option<NonIdlingModel>,
-    /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are learned without the host's own stalls,
-    /// because no setting of ours changes them. `None` where the runs could not tell them apart; the tails then hold them.
+    /// What must be added to the bound to hold, at its confidence, for tails as measured: tails are
+    /// learned without the host's own stalls, because no setting of ours changes them. `None` where
+    /// the runs could not separate them; the tails then hold them.
     pub host_stalls: Option<Nanos>,
     /// The RT-VirtIO paper's network on its own features, in s; `None` when not fitted.
     pub paper: Option<Ensemble>,
-    /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were under BFQ.
+    /// The coefficients of the paper's equations as fitted on these runs; `None` when too few were
+    /// under BFQ.
     pub analytical: Option<Coefficients>,
-    /// What runs in QEMU guests taught; `None` when all runs were of process VMs: what is said of guests is then what is said of processes, doubled.
+    /// What runs in QEMU guests taught; `None` when all runs were of process VMs: what is said of
+    /// guests is then what is said of processes, doubled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guests: Option<GuestModel>,
 }
@@ -83,7 +89,8 @@ impl HostModel {
     /// Reads and checks a model file's text.
     ///
     /// # Errors
-    /// [`ModelFileError`] for another form, for more than [`MAX_MODEL_BYTES`] and for numbers that cannot be.
+    /// [`ModelFileError`] for another form, for more than [`MAX_MODEL_BYTES`] and for numbers that
+    /// cannot be.
     pub fn from_json(text: &str) -> Result<Self, ModelFileError> {
         if text.len() > MAX_MODEL_BYTES {
             return Err(ModelFileError::Form(format!("it is larger than {} MiB", MAX_MODEL_BYTES >> 20)));
@@ -137,7 +144,8 @@ impl HostModel {
         if ours == theirs { Ok(()) } else { Err(ModelFileError::Elsewhere { theirs, ours }) }
     }
 
-    /// What tells it from another model: FNV-1a (Fowler, Noll, Vo) over what was learned, in hexadecimal digits. When it was fitted does not count.
+    /// What identifies it: FNV-1a (Fowler, Noll, Vo) over what was learned, in hexadecimal digits.
+    /// When it was fitted does not count.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         let timeless = Self { generated: String::new(), ..self.clone() };

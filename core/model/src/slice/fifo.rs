@@ -1,4 +1,5 @@
-//! `none`, `mq-deadline`, `kyber`, and BFQ while it does not idle: requests share the device, none is held back.
+//! `none`, `mq-deadline`, `kyber`, and BFQ while it does not idle: requests share the device, none
+//! is held back.
 
 use rtvirtio_spec::Spec;
 
@@ -10,11 +11,13 @@ use crate::types::{Config, Elevator};
 /// Requests of one direction that mq-deadline sends in a row (`fifo_batch`, block/mq-deadline.c).
 const DEADLINE_BATCH: f64 = 16.0;
 
-/// With low_latency a weight-raised queue may pass the others once more than its turn (weight raising acts inside a group
-/// only, so never for long without idling). Not measured on its own; it makes the planner prefer `low_latency=0`.
+/// With low_latency a weight-raised queue may pass the others once more than its turn (weight
+/// raising acts inside a group only, so never for long without idling). Not measured on its own; it
+/// makes the planner prefer `low_latency=0`.
 const RAISED_TURNS: f64 = 2.0;
 
-/// Latencies that Kyber aims at for reads and for writes, s (`kyber_latency_targets`, block/kyber-iosched.c).
+/// Latencies that Kyber aims at for reads and for writes, s (`kyber_latency_targets`,
+/// block/kyber-iosched.c).
 const KYBER_READ_TARGET: f64 = 0.002;
 const KYBER_WRITE_TARGET: f64 = 0.010;
 
@@ -23,19 +26,21 @@ const STEPS: u32 = 60;
 
 /// The waits of all tasks.
 ///
-/// Mean: with W the time to serve everything in flight, a flow of rate r has `min(depth, r (s + W))` requests in flight
-/// (Little), each of which costs c of device time:
+/// Mean: with W the time to serve everything in flight, a flow of rate r has `min(depth, r (s +
+/// W))` requests in flight (Little), each of which costs c of device time:
 ///
 /// ```text
 /// W = sum over flows of c * min(depth, r (s + W))        flood: c * depth
 /// ```
 ///
-/// The right side is concave in W and positive at 0, so the positive solution is unique; it is found by bisection below
-/// the population bound `sum of c * depth`. A task gets `depth / (s + W)` requests per second at most: at depth 1 beside a
-/// flood of depth 32 that is a third of 1500/s on a device with one channel, although its tail looks fine.
+/// The right side is concave in W and positive at 0, so the positive solution is unique; it is
+/// found by bisection below the population bound `sum of c * depth`. A task gets `depth / (s + W)`
+/// requests per second at most: at depth 1 next to a flood of depth 32 that is a third of 1500/s on
+/// a device with one channel, although its tail looks fine.
 ///
-/// Tail: a flood is in flight with its full depth (with what blk-throttle lets through at once, when capped); the others queue like M/D/1, whose wait decays by
-/// `exp(-2 (1 - rho) t / c)`, and never beyond their own depths:
+/// Tail: a flood is in flight with its full depth (with what blk-throttle lets through at once,
+/// when capped); the others queue like M/D/1, whose wait decays by `exp(-2 (1 - rho) t / c)`, and
+/// never beyond their own depths:
 ///
 /// ```text
 /// t = sum over floods c * depth + min( sum over others c * depth,  c_max ln(1 / e) / (2 (1 - rho)) )
@@ -55,7 +60,7 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     }
     let mean = high;
 
-    // What the tail must expect in flight: per VM, so that own and others' can be told apart.
+    // What the tail must expect in flight: per VM, so that own and others' stay separate.
     let mut floods = vec![0.0; spec.vms.len()];
     let mut rated = vec![0.0; spec.vms.len()];
     let (mut rho, mut longest) = (0.0, 0.0f64);
@@ -78,7 +83,8 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .iter()
         .map(|f| {
             let queueing = longest * (1.0 / f.exceedance).ln() / (2.0 * spare);
-            // The bound on the others' requests, then shared among VMs in proportion to what each may have in flight.
+            // The bound on the others' requests, then shared among VMs in proportion to what each
+            // may have in flight.
             let steady = f.steady();
             let self_cost = if steady { 0.0 } else { f.cost };
             let bound = (all_rated - self_cost).max(0.0);
@@ -100,7 +106,8 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .collect()
 }
 
-/// mq-deadline sends requests of one direction in batches, so a read may wait for a batch of writes and the other way.
+/// mq-deadline sends requests of one direction in batches, so a read may wait for a batch of writes
+/// and the other way.
 fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
     if config.elevator != Elevator::MqDeadline {
         return 0.0;
@@ -115,9 +122,10 @@ fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
 
 /// Kyber while reads are slow: writes pass one by one.
 ///
-/// Kyber takes reads that are slower on the device than their target for congestion, and then lowers the number of writes that may be in flight, as long as these are
-/// within their own target (`kyber_timer_fn`), down to one. Every other write before a write then costs it a wait for the reads that fill the device. Measured beside
-/// a limited flood of reads: `docs/model.md`.
+/// Kyber takes reads that are slower on the device than their target for congestion, and then
+/// lowers the number of writes that may be in flight, as long as these are within their own target
+/// (`kyber_timer_fn`), down to one. Every other write before a write then costs it a wait for the
+/// reads that fill the device. Measured alongside a limited flood of reads: `docs/explanation/models.md`.
 #[derive(Default)]
 struct OneByOne {
     /// What each write before it costs a write in the tail, s; 0 where writes are not held back.
@@ -148,7 +156,8 @@ impl OneByOne {
         Self { tail, mean, rho, writers: writers(flows, |_| true) }
     }
 
-    /// What a write of `me` waits for in the tail, s: for writes of its own VM, and for those of others.
+    /// What a write of `me` waits for in the tail, s: for writes of its own VM, and for those of
+    /// others.
     fn tail(&self, flows: &[Flow], me: &Flow) -> (f64, f64) {
         if self.tail <= 0.0 || me.op.write_share() <= 0.0 {
             return (0.0, 0.0);
@@ -157,7 +166,8 @@ impl OneByOne {
         (self.tail * (own - 1.0).max(0.0), self.tail * (self.writers - own))
     }
 
-    /// What a request of `me` waits for in the mean, s: as in M/D/1, and never for more writes than there can be.
+    /// What a request of `me` waits for in the mean, s: as in M/D/1, and never for more writes than
+    /// there can be.
     fn mean(&self, me: &Flow) -> f64 {
         let turns = if self.rho < 1.0 { 1.0 + self.rho / (2.0 * (1.0 - self.rho)) } else { f64::INFINITY };
         me.op.write_share() * self.mean * turns.min((self.writers - 1.0).max(0.0))

@@ -9,19 +9,23 @@ use crate::flow::Flow;
 use crate::load::{JIFFY, queue_per_task};
 use crate::types::{Bfq, Config, Elevator, VmConfig};
 
-/// Timeouts that a queue may have to wait for being charged too much, see [`waits`]. Fitted: 3 VMs with 3 or 6 queues in all, under
-/// defaults, measured 0.25 to 2.0 s (12 runs of 10 to 60 s) where their slices add up to 0.25 and 0.62 s; with `low_latency` on and
-/// off alike, so weight raising is not the reason.
+/// Timeouts that a queue may have to wait for being charged too much, see [`waits`]. Fitted: 3 VMs
+/// with 3 or 6 queues in all, under defaults, measured 0.25 to 2.0 s (12 runs of 10 to 60 s) where
+/// their slices add up to 0.25 and 0.62 s; with `low_latency` on and off alike, so weight raising
+/// is not the reason.
 const DEBT: f64 = 10.0;
 
-/// BFQ waits at least this long for the next request of a weight-raised queue, s (`bfq_arm_slice_timer`).
+/// BFQ waits at least this long for the next request of a weight-raised queue, s
+/// (`bfq_arm_slice_timer`).
 const RAISED_IDLE: f64 = 0.020;
 
-/// `slice_idle` below which the kernel raises it when `strict_guarantees` is set, s (`bfq_strict_guarantees_store`).
+/// `slice_idle` below which the kernel raises it when `strict_guarantees` is set, s
+/// (`bfq_strict_guarantees_store`).
 const STRICT_IDLE: f64 = 0.008;
 
-/// Whether BFQ idles: it must be the elevator with `slice_idle` > 0 (or strict), and the scenario must be asymmetric, which
-/// it is as soon as requests of two groups are pending, or a queue is weight-raised among others.
+/// Whether BFQ idles: it must be the elevator with `slice_idle` > 0 (or strict), and the scenario
+/// must be asymmetric, which it is as soon as requests of two groups are pending, or a queue is
+/// weight-raised among others.
 pub(super) fn acts(spec: &Spec, config: &Config) -> bool {
     let bfq = &config.bfq;
     let idles = bfq.strict_guarantees || bfq.slice_idle.0 > 0;
@@ -63,7 +67,8 @@ impl Queue {
         q
     }
 
-    /// Whether BFQ, idling for `idle`, sees the next request before it gives up: think time = 1 / rate - service.
+    /// Whether BFQ, idling for `idle`, sees the next request before it gives up: think time = 1 /
+    /// rate - service.
     fn holds(&self, idle: f64) -> bool {
         self.flood || (self.rate > 0.0 && 1.0 / self.rate - self.service < idle)
     }
@@ -73,7 +78,8 @@ impl Queue {
 struct Rules {
     idle: f64,
     timeout: f64,
-    /// Bytes; infinite while BFQ tunes it (to what the device moves in `timeout_sync`, so it never ends a slice first).
+    /// Bytes; infinite while BFQ tunes it (to what the device moves in `timeout_sync`, so it never
+    /// ends a slice first).
     budget: f64,
 }
 
@@ -118,19 +124,21 @@ impl Rules {
 
 /// The waits of all tasks.
 ///
-/// Between two services of a queue its group serves each of its queues once (equal weights inside a VM), for `G` in all. WF2Q+
-/// meanwhile gives another group j its share of time for that, `G * phi_j / phi_i`, and at worst one whole slice that was due:
+/// Between two services of a queue its group serves each of its queues once (equal weights inside a
+/// VM), for `G` in all. WF2Q+ meanwhile gives another group j its share of time for that, `G *
+/// phi_j / phi_i`, and at worst one whole slice that was due:
 ///
 /// ```text
 /// wait = sum over own other queues of slice + sum over other groups of max(G * phi_j / phi_i, longest slice of j) + debt
 /// debt = DEBT * timeout * largest phi of the other groups that keep the device / phi_i      when i keeps it too
 /// ```
 ///
-/// The debt: a queue whose slice ends by timeout is charged a whole budget, however little it moved (`bfq_bfqq_charge_time`), and
-/// is served again only when the others have been charged as much by weight. Those whose requests come slowly need many slices
-/// for that.
+/// The debt: a queue whose slice ends by timeout is charged a whole budget, however little it moved
+/// (`bfq_bfqq_charge_time`), and is served again only when the others have been charged as much by
+/// weight. Those whose requests come slowly need many slices for that.
 ///
-/// A group none of whose queues keeps the device serves at most one slice of each meanwhile, if that is less.
+/// A group none of whose queues keeps the device serves at most one slice of each meanwhile, if
+/// that is less.
 pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let rules = Rules::new(&config.bfq);
     let mut queues = Vec::with_capacity(flows.len());
@@ -184,15 +192,15 @@ pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
         .map(|(f, &q)| {
             let (queue, share) = (&queues[q], shares[q]);
             // Requests of the VM's other tasks in the same queue go first come, first served.
-            let beside = (queue.depth - f.burst()).max(0.0) * queue.cost;
+            let alongside = (queue.depth - f.burst()).max(0.0) * queue.cost;
             let need = queue.rate * per_request(queue);
             let mut kept = if need > 0.0 { (share / need).min(1.0) } else { 1.0 };
             if queue.flood && !f.flood && f.rate > 0.0 {
                 // Behind a flood in its own queue it gets one turn per pass of that queue.
-                kept = (share * f.depth / (f.service + beside) / f.rate).min(1.0);
+                kept = (share * f.depth / (f.service + alongside) / f.rate).min(1.0);
             }
             Wait {
-                own_vm: groups[f.vm].total - slices[q] + beside,
+                own_vm: groups[f.vm].total - slices[q] + alongside,
                 other_vms: other_vms[f.vm],
                 kept,
                 slack: 1.0 - need / share.max(f64::MIN_POSITIVE),
@@ -214,8 +222,8 @@ struct Group {
     phi: f64,
 }
 
-/// What group `i` may wait for having been charged too much; none while no other group keeps the device, or when its own slices
-/// never end by timeout.
+/// What group `i` may wait for having been charged too much; none while no other group keeps the
+/// device, or when its own slices never end by timeout.
 fn debt(i: usize, timeout: f64, groups: &[Group]) -> f64 {
     let others = groups.iter().enumerate().filter(|&(j, other)| j != i && other.greedy);
     let heaviest = others.map(|(_, other)| other.phi).fold(0.0, f64::max);
@@ -224,9 +232,10 @@ fn debt(i: usize, timeout: f64, groups: &[Group]) -> f64 {
 
 /// Share of the device's time that each queue can count on.
 ///
-/// Without a flood, time that a queue leaves is given to the others (BFQ injects their requests while it idles), so
-/// demands are filled from the smallest up, by weight. Beside a flood nothing is left over: a queue that keeps the device gets its
-/// VM's share by weight, divided by the queues that do.
+/// Without a flood, time that a queue leaves is given to the others (BFQ injects their requests
+/// while it idles), so demands are filled from the smallest up, by weight. With a flood nothing is
+/// left over: a queue that keeps the device gets its VM's share by weight, divided by the queues
+/// that do.
 fn shares(
     (queues, of_vm): (&[Queue], &[Range<usize>]),
     groups: &[Group],
@@ -254,8 +263,9 @@ fn shares(
     out
 }
 
-/// Weighted max-min fair division: everyone gets what they need or their weight's share of what the others leave, whichever
-/// is less; what nobody needs is spread by weight. The shares go to the end of `out`.
+/// Weighted max-min fair division: everyone gets what they need or their weight's share of what the
+/// others leave, whichever is less; what no queue needs is spread by weight. The shares go to the
+/// end of `out`.
 fn fill(whole: f64, needs: &[f64], weight: impl Fn(usize) -> f64, out: &mut Vec<f64>) {
     let mut order: Vec<usize> = (0..needs.len()).collect();
     order.sort_by(|&a, &b| (needs[a] / weight(a)).total_cmp(&(needs[b] / weight(b))));
@@ -277,8 +287,9 @@ fn fill(whole: f64, needs: &[f64], weight: impl Fn(usize) -> f64, out: &mut Vec<
 
 /// What a task waits for inside its own guest, s.
 ///
-/// All tasks of a guest are in one group, so its BFQ idles only for weight-raised queues. Then a task waits for the other
-/// tasks' slices; otherwise, and with every other guest elevator, for their requests, which the host part counts.
+/// All tasks of a guest are in one group, so its BFQ idles only for weight-raised queues. Then a
+/// task waits for the other tasks' slices; otherwise, and with every other guest elevator, for
+/// their requests, which the host part counts.
 pub(super) fn guest_wait(config: &Config, flows: &[Flow], me: usize) -> f64 {
     let vm = &config.vms[flows[me].vm];
     let bfq = &vm.guest_bfq;

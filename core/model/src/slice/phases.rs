@@ -1,5 +1,5 @@
-//! Neighbours that come and go: bursts, and floods that a limit lets through for a part of every tenth of a second. A task that loses rate
-//! in one phase catches up in the other.
+//! Neighbours that come and go: bursts, and floods that a limit lets through for a part of every
+//! tenth of a second. A task that loses rate in one phase catches up in the other.
 
 use rtvirtio_spec::Spec;
 
@@ -26,7 +26,8 @@ pub(super) fn without_bursts(spec: &Spec, flows: &[Flow]) -> Vec<Flow> {
     flows
 }
 
-/// Share of the rate that is kept over a busy phase of `length` s and the `rest` that follows it, and how late the task is at the end of the busy one, s.
+/// Share of the rate that is kept over a busy phase of `length` s and the `rest` that follows it,
+/// and how late the task is at the end of the busy one, s.
 pub(super) fn recovered(busy: f64, quiet: Share, (length, rest): (f64, f64)) -> (f64, f64) {
     let owed = (1.0 - busy.min(1.0)) * length;
     let slack = quiet.slack.clamp(0.0, 0.99);
@@ -34,7 +35,8 @@ pub(super) fn recovered(busy: f64, quiet: Share, (length, rest): (f64, f64)) -> 
     ((1.0 - (owed - caught_up).max(0.0) / (length + rest)).clamp(0.0, 1.0), owed)
 }
 
-/// Loose limits let floods go unchecked for a part of every slice, and hold them back in the rest of it.
+/// Loose limits let floods go unchecked for a part of every slice, and hold them back in the rest
+/// of it.
 pub(super) struct Unchecked {
     /// The part, s.
     length: f64,
@@ -52,8 +54,9 @@ impl Unchecked {
     /// beyond = 1 + allowed - depth                    rounds = beyond / depth
     /// ```
     ///
-    /// In each round every task that keeps its rate is served too, at most; of their depths counts what comes in a slice. Beside a flood without a limit it is the
-    /// whole slice. What fits into a flood's queue counts as even in both parts.
+    /// In each round every task that keeps its rate is served too, at most; of their depths counts
+    /// what comes in a slice. With a flood without a limit it is the whole slice. What fits into a
+    /// flood's queue counts as even in both parts.
     pub(super) fn of(flows: &[Flow], regime: &dyn Fn(&[Flow]) -> Vec<Wait>) -> Option<Self> {
         let tasks: f64 = flows
             .iter()
@@ -77,8 +80,9 @@ impl Unchecked {
         Some(Self { length, busy: regime(&busy), rest: regime(&rest) })
     }
 
-    /// The share of a task's rate that gets through, and how late it is when the floods are held back again, s. What is lost for good makes it late too, by
-    /// a share of `over` s; both together are at most what floods without a limit would cause.
+    /// The share of a task's rate that gets through, and how late it is when the floods are held
+    /// back again, s. What is lost for good makes it late too, by a share of `over` s; both
+    /// together are at most what floods without a limit would cause.
     pub(super) fn lateness(&self, task: usize, over: f64, limited: impl Fn(&Wait) -> Share) -> (f64, f64) {
         let worst = limited(&self.busy[task]).kept;
         let phases = (self.length, THROTTLE_SLICE - self.length);

@@ -38,7 +38,8 @@ fn twin_four_busy_vms() {
 
 #[test]
 fn fig7_under_defaults() {
-    // Worst task of a run of 10 to 60 s, over 12 runs: process VMs 735 to 1979 ms, QEMU guests 249 to 1280 ms.
+    // Worst task of a run of 10 to 60 s, over 12 runs: process VMs 735 to 1979 ms, QEMU guests 249
+    // to 1280 ms.
     for kind in [LabKind::Process, LabKind::Qemu] {
         let mix = || vec![task("light", 100.0, 400), task("medium", 500.0, 300)];
         let s = spec(kind, &[mix(), mix(), mix()]);
@@ -49,7 +50,8 @@ fn fig7_under_defaults() {
 
 #[test]
 fn twin_weights() {
-    // Weights 700/300/100/50, slice_idle 2 ms, timeout_sync 32 ms: measured 84 ms for the first, 3100 ms for the last.
+    // Weights 700/300/100/50, slice_idle 2 ms, timeout_sync 32 ms: measured 84 ms for the first,
+    // 3100 ms for the last.
     let s = paper_mix(LabKind::Process, 4);
     let bfq =
         Bfq { slice_idle: Nanos::from_millis(2), timeout_sync: Nanos::from_millis(32), ..Bfq::default() };
@@ -69,7 +71,8 @@ fn twin_flood() {
     let f = run(&twin(), &s, &config(&s, Elevator::Bfq, Bfq::default()));
     assert!((2000.0..).contains(&worst(&f[..9])), "{}", worst(&f[..9]));
     assert!(f[0].rate_kept > 0.99 && ms(&f[0]) < 3.0 * 2300.0, "{:?}", f[0]);
-    // Measured about 4 ms from fio's start, but the 1500/s task got 400/s: its tail from the intended start is unbounded.
+    // Measured about 4 ms from fio's start, but the 1500/s task got 400/s: its tail from the
+    // intended start is unbounded.
     let f = run(&twin(), &s, &config(&s, Elevator::Bfq, Bfq { slice_idle: Nanos(0), ..Bfq::default() }));
     let got = 1500.0 * f[2].rate_kept;
     assert!((300.0..500.0).contains(&got), "{got}");
@@ -77,8 +80,8 @@ fn twin_flood() {
     assert!((4.0..20.0).contains(&ms(&f[0])) && f[0].rate_kept > 0.99, "{:?}", f[0]);
 }
 
-/// A task of 1500/s beside a flood of 32 in flight under a limit, with BFQ that does not idle.
-fn beside_a_flood(cap: f64) -> Forecast {
+/// A task of 1500/s next to a flood of 32 in flight under a limit, with BFQ that does not idle.
+fn with_a_flood(cap: f64) -> Forecast {
     let s = spec(LabKind::Process, &[vec![task("heavy", 1500.0, 5)], vec![flood(32)]]);
     let mut c = config(&s, Elevator::Bfq, quick());
     c.vms[1].cap = Some(Iops(cap));
@@ -87,9 +90,10 @@ fn beside_a_flood(cap: f64) -> Forecast {
 
 #[test]
 fn a_limit_lets_through_what_it_allows_for_a_tenth_of_a_second_at_once() {
-    // Beside a flood of 32 held to 682/s, with BFQ and with none, measured 3.3 to 3.6 ms (n = 6); held to 200/s 1.3 to 2.0 ms (n = 3).
+    // Next to a flood of 32 held to 682/s, with BFQ and with none, measured 3.3 to 3.6 ms (n = 6);
+    // held to 200/s 1.3 to 2.0 ms (n = 3).
     let others = |cap: f64| {
-        let f = beside_a_flood(cap);
+        let f = with_a_flood(cap);
         f.terms.iter().find(|t| t.name == "other-vms").unwrap().latency_ns.as_millis_f64()
     };
     assert!((2.0..3.0).contains(&others(682.0)), "{}", others(682.0));
@@ -98,17 +102,18 @@ fn a_limit_lets_through_what_it_allows_for_a_tenth_of_a_second_at_once() {
 
 #[test]
 fn a_loose_limit_lets_the_flood_go_unchecked_for_a_part_of_every_tenth() {
-    // Beside a flood of 32 held to 9552/s a task of 1500/s measured 45 ms less the host's stalls (n = 2), and kept its rate.
-    let loose = beside_a_flood(9552.0);
+    // Next to a flood of 32 held to 9552/s a task of 1500/s measured 45 ms less the host's stalls
+    // (n = 2), and kept its rate.
+    let loose = with_a_flood(9552.0);
     assert!((40.0..60.0).contains(&ms(&loose)) && loose.rate_kept > 0.99, "{loose:?}");
     // What all fits into the depth of the queue is never unchecked.
-    let tight = beside_a_flood(300.0);
+    let tight = with_a_flood(300.0);
     assert!(tight.terms.iter().all(|t| t.name != "catch-up" || t.latency_ns.0 == 0), "{tight:?}");
     // Nor is anything worse than no limit at all.
-    let free = beside_a_flood(1e6);
+    let free = with_a_flood(1e6);
     let mut before = 0.0;
     for cap in (1..40).map(|i| 500.0 * f64::from(i)) {
-        let f = beside_a_flood(cap);
+        let f = with_a_flood(cap);
         assert!(ms(&f) >= before && ms(&f) <= ms(&free), "{cap}: {f:?}");
         before = ms(&f);
     }
@@ -116,8 +121,8 @@ fn a_loose_limit_lets_the_flood_go_unchecked_for_a_part_of_every_tenth() {
 
 #[test]
 fn kyber_lets_writes_pass_one_by_one_while_reads_are_slow() {
-    // 12 tasks that write 30 % of their requests, beside a flood of 32 held to 8749/s, n = 4: 39/s measured 19 to 28 ms, 196/s 29 to 41, 589/s 50 to 57; all kept
-    // their rates.
+    // 12 tasks that write 30 % of their requests, next to a flood of 32 held to 8749/s, n = 4: 39/s
+    // measured 19 to 28 ms, 196/s 29 to 41, 589/s 50 to 57; all kept their rates.
     let case = |writes: f64, cap: f64, elevator| {
         let mixed = |rate: f64| {
             let write_share = Ratio(writes);
@@ -164,7 +169,7 @@ fn disk_facts() {
     assert!((2000.0..3.0 * 2120.0).contains(&worst(&f)), "{}", worst(&f));
 
     let s = flooded(LabKind::Process, 32);
-    // Measured 0.6 to 2.3 ms with none beside the flood, rates kept.
+    // Measured 0.6 to 2.3 ms with none next to the flood, rates kept.
     let f = run(&disk(), &s, &config(&s, Elevator::None, Bfq::default()));
     assert!(least(&f[..9]) > 0.6 && worst(&f[..9]) < 6.9, "{} {}", least(&f[..9]), worst(&f[..9]));
     assert!(f[..9].iter().all(|f| f.rate_kept > 0.99));
@@ -191,9 +196,10 @@ fn a_full_virtual_disk_has_a_tail_that_one_request_never_shows() {
             c.vms[1].cap = cap.map(Iops);
             ms(&run(&disk, &s, &c)[0])
         };
-        // Measured beside 70 000/s: 4.2 to 9.4 ms, less the host's stalls the same (n = 7).
+        // Measured next to 70 000/s: 4.2 to 9.4 ms, less the host's stalls the same (n = 7).
         assert!((4.2..9.4).contains(&with(None)), "{}", with(None));
-        // Held to 3000/s: 0.8 to 2.0 ms (n = 3; 0.8 to 1.0 less these), to 280/s 0.3 to 1.4 (n = 3; 0.3 to 0.6).
+        // Held to 3000/s: 0.8 to 2.0 ms (n = 3; 0.8 to 1.0 less these), to 280/s 0.3 to 1.4 (n = 3;
+        // 0.3 to 0.6).
         assert!((0.8..3.0).contains(&with(Some(3_000.0))), "{}", with(Some(3_000.0)));
         assert!((0.3..1.8).contains(&with(Some(280.0))), "{}", with(Some(280.0)));
     }
@@ -264,7 +270,8 @@ fn a_cap_below_the_declared_rate_loses_it() {
 
 #[test]
 fn a_vm_below_its_rates_comes_as_a_held_flood() {
-    // 32 in flight at 8000/s, held to 2000/s: as a flood that is held to that, not as requests that come one by one.
+    // 32 in flight at 8000/s, held to 2000/s: as a flood that is held to that, not as requests that
+    // come one by one.
     let mut s = spec(LabKind::Process, &[vec![task("light", 100.0, 50)], vec![task("deep", 8_000.0, 50)]]);
     s.vms[1].tasks[0].depth = 32;
     let mut as_flood = s.clone();
@@ -400,7 +407,8 @@ fn any_case() -> impl Strategy<Value = (Spec, Config)> {
     )
 }
 
-/// Latency may not fall, nor the kept rate rise, from `better` to `worse` (rounding of a nanosecond per term aside).
+/// Latency may not fall, nor the kept rate rise, from `better` to `worse` (rounding of a nanosecond
+/// per term aside).
 fn no_better(better: &Forecast, worse: &Forecast) -> Result<(), TestCaseError> {
     prop_assert!(worse.latency_ns.0 + 20 >= better.latency_ns.0, "{better:?} then {worse:?}");
     prop_assert!(worse.rate_kept <= better.rate_kept + 1e-9, "{better:?} then {worse:?}");
@@ -418,7 +426,7 @@ proptest! {
     }
 
     #[test]
-    fn a_search_is_told_what_a_forecast_says((s, c) in any_case(), cap in proptest::option::of(10.0f64..20_000.0)) {
+    fn a_search_is_reported_what_a_forecast_says((s, c) in any_case(), cap in proptest::option::of(10.0f64..20_000.0)) {
         let mut c = c;
         c.vms[0].cap = cap.map(Iops);
         let search = SliceSearch::new(&measured(), &s).unwrap().briefs(&c).unwrap();
@@ -429,7 +437,8 @@ proptest! {
 
     #[test]
     fn more_load_elsewhere_never_helps((s, mut c) in any_case(), factor in 1.0f64..4.0, cap in proptest::option::of(10.0f64..20_000.0)) {
-        // With a fixed budget a faster queue uses it up sooner and its slice ends earlier: no such promise then.
+        // With a fixed budget a faster queue uses it up sooner and its slice ends earlier: no such
+        // promise then.
         c.bfq.max_budget = None;
         let mut more = s.clone();
         let last = more.vms.len() - 1;
@@ -470,7 +479,8 @@ proptest! {
 
     #[test]
     fn longer_idling_never_shortens_the_tail((s, mut c) in any_case(), more in 0u64..20) {
-        // Among idling configurations; to stop idling is another regime, where a flood takes the rate instead.
+        // Among idling configurations; to stop idling is another regime, where a flood takes the
+        // rate instead.
         c.bfq.slice_idle = Nanos(c.bfq.slice_idle.0.max(1));
         let mut up = c.clone();
         up.bfq.slice_idle = Nanos(c.bfq.slice_idle.0 + more * 1_000_000);
@@ -482,7 +492,8 @@ proptest! {
     #[test]
     fn a_looser_cap_on_another_vm_never_helps((s, c) in any_case(), cap in 1.0f64..20_000.0, more in 0.0f64..20_000.0) {
         let last = s.vms.len() - 1;
-        // A VM below its rates always has a request waiting: what it is let through comes at once, and not spread as it was declared.
+        // A VM below its rates always has a request waiting: what it is let through comes at once,
+        // and not spread as it was declared.
         let declared: f64 = s.vms[last].tasks.iter().filter_map(|t| t.rate).map(|r| r.0).sum();
         let looser = if cap < declared { (cap + more).min(0.999 * declared).max(cap) } else { cap + more };
         let (mut tight, mut loose) = (c.clone(), c);

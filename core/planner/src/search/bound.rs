@@ -1,12 +1,17 @@
-//! The search of the scheme `bound`: the slice model is asked about everything, the learned bound about the best of it.
+//! The search of the scheme `bound`: the slice model is asked about everything, the learned bound
+//! about the best of it.
 //!
-//! A network costs a hundred times what the slice model costs. So the slice model ranks the whole space, of which the best of each
-//! kind go on: one kind is an elevator, with or without idling, with or without caps. From the best of those by their bounds we climb.
+//! A network costs a hundred times what the slice model costs. So the slice model ranks the whole
+//! space, of which the best of each kind go on: one kind is an elevator, with or without idling,
+//! with or without caps. From the best of those by their bounds we climb.
 //!
-//! Where no bound meets all targets there is nothing to promise, and to choose by what is promised least badly is to choose by the bounds' own errors: in the strict cases such
-//! choices passed 5 of 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then decides, and the bounds only forbid: of the settings that it holds to be
-//! good, not one whose bound for some task is many times that of others. On a disk that others use, it took to be harmless a writer without a limit beside which reads waited 2.2 s; its bound was
-//! 580 times the target, those of limits 2 to 5 times.
+//! Where no bound meets all targets there is nothing to promise, and to choose by what is promised
+//! least badly is to choose by the bounds' own errors: in the strict cases such choices passed 5 of
+//! 16, those of the slice model 9 (all 16 less the host's stalls). So the slice model then decides,
+//! and the bounds only forbid: of the settings that it holds to be good, not one whose bound for
+//! some task is many times that of others. On a disk that others use, it took to be harmless a
+//! writer without a limit under which reads waited 2.2 s; its bound was 580 times the target, those
+//! of limits 2 to 5 times.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,8 +31,9 @@ const CLIMBED: usize = 2;
 /// What a target must be met by where only the expected tail is known, as for the scheme `slice`.
 pub(crate) const SAFETY: Ratio = Ratio(0.2);
 
-/// How many times the least bound that is known for a task, over its target, the bound of a choice of the slice model may be. Bounds are up to 20 times the tails
-/// that they hold for, in the median of a dataset, so smaller differences say little; the ones that matter are by hundreds.
+/// How many times the least bound that is known for a task, over its target, the bound of a choice
+/// of the slice model may be. Bounds are up to 20 times the tails that they hold for, in the median
+/// of a dataset, so smaller differences say little; the ones that matter are by hundreds.
 const FAR: f64 = 20.0;
 
 /// The same for what is taken instead.
@@ -59,7 +65,8 @@ pub(super) fn search(
     Some(best)
 }
 
-/// What the slice model would choose, as the learned model judges it; something else that it holds to be good where the learned model knows that to be far better.
+/// What the slice model would choose, as the learned model judges it; something else that it holds
+/// to be good where the learned model knows that to be far better.
 pub(super) fn expected(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Option<Outcome> {
     let mut asked = problem.options.clone();
     asked.start = as_learned(problem, asked.start);
@@ -107,7 +114,8 @@ impl Seen {
     }
 }
 
-/// Of the settings by which `problem` has all targets met, the best of each kind and of each set of caps, best first.
+/// Of the settings by which `problem` has all targets met, the best of each kind and of each set of
+/// caps, best first.
 fn good_ones(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Vec<Config> {
     let start = evaluator.outcome(problem, problem.options.start.clone());
     let mut taken = BTreeSet::new();
@@ -119,9 +127,11 @@ fn good_ones(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>) -> Vec<Config
     candidates.filter(|o| o.missed == 0).map(|o| o.config).filter(|c| new(c)).collect()
 }
 
-/// Which of these is taken, the first of which the slice model chose and prefers to the others in their order: that, unless the bounds of another meet all targets, or its bound for some task
-/// is more than [`FAR`] times the least that is known for it; then the first that is near to those least ones in all tasks. What loses rate that the choice keeps is nothing to
-/// compare with: so tails are always short.
+/// Which of these is taken, the first of which the slice model chose and prefers to the others in
+/// their order: that, unless the bounds of another meet all targets, or its bound for some task is
+/// more than [`FAR`] times the least that is known for it; then the first that is near to those
+/// least ones in all tasks. What loses rate that the choice keeps is nothing to compare with: so
+/// tails are always short.
 fn unless_far_worse(all: &[Seen]) -> usize {
     if let Some(proven) = all.iter().position(|s| s.outcome.missed == 0) {
         return proven;
@@ -140,7 +150,8 @@ fn unless_far_worse(all: &[Seen]) -> usize {
     all.iter().position(|s| keeps(&s) && worse(s) <= NEAR * nearest).unwrap_or(0)
 }
 
-/// `config` without the elevators that guests have of their own, where the learned model knows guests: it knows them so, and its bounds prove nothing of others.
+/// `config` without the elevators that guests have of their own, where the learned model knows
+/// guests: it knows them so, and its bounds prove nothing of others.
 fn as_learned(problem: &Problem<'_>, mut config: Config) -> Config {
     if problem.options.learned.as_ref().is_some_and(|model| model.guests.is_some()) {
         for i in settable_guests(problem) {
@@ -160,7 +171,7 @@ fn shortlist(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     diverse(problem, &mut by_slice, PER_KIND, usize::MAX)
 }
 
-/// Elevator, whether it idles, whether anybody is capped, and whether weights differ.
+/// Elevator, whether it idles, whether any VM is capped, and whether weights differ.
 fn kind(c: &Config) -> (u8, bool, bool, bool) {
     (
         c.elevator as u8,

@@ -1,4 +1,5 @@
-//! Hill climbing over all knobs: one knob, one level at a time, while it helps. For models that can only be asked, not inverted.
+//! Hill climbing over all knobs: one knob, one level at a time, while it helps. For models that can
+//! only be asked, not inverted.
 
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
 
@@ -39,11 +40,11 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
     let mut push = |edit: &dyn Fn(&mut Config)| out.push(edit);
     let space = &problem.options.space;
     if config.elevator == Elevator::Bfq {
-        for value in beside(&space.slice_idle, config.bfq.slice_idle) {
+        for value in adjacent(&space.slice_idle, config.bfq.slice_idle) {
             push(&|c| c.bfq.slice_idle = value);
         }
         if config.bfq.slice_idle.0 > 0 {
-            for value in beside(&space.timeout_sync, config.bfq.timeout_sync) {
+            for value in adjacent(&space.timeout_sync, config.bfq.timeout_sync) {
                 push(&|c| c.bfq.timeout_sync = value);
             }
             for &value in &space.max_budget {
@@ -73,7 +74,7 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
     }
     if weights_allowed(problem) && weights_act(problem.spec, config) {
         for i in candidates(problem, evaluator, at) {
-            for value in beside(&space.weights, config.vms[i].weight) {
+            for value in adjacent(&space.weights, config.vms[i].weight) {
                 push(&|c| c.vms[i].weight = value);
             }
         }
@@ -95,7 +96,7 @@ fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
 }
 
 /// The nearest levels below and above a value.
-fn beside<T: Copy + Ord>(levels: &[T], value: T) -> Vec<T> {
+fn adjacent<T: Copy + Ord>(levels: &[T], value: T) -> Vec<T> {
     below(levels, value).into_iter().chain(above(levels, value)).collect()
 }
 
@@ -131,12 +132,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_beside_a_value() {
+    fn levels_adjacent_to_a_value() {
         let levels = [0, 1, 2, 4, 8].map(Nanos::from_millis);
         let ms = Nanos::from_millis;
-        assert_eq!(beside(&levels, ms(2)), [ms(1), ms(4)]);
-        assert_eq!(beside(&levels, ms(3)), [ms(2), ms(4)], "a value between levels");
-        assert_eq!(beside(&levels, ms(0)), [ms(1)]);
-        assert_eq!(beside(&levels, ms(9)), [ms(8)]);
+        assert_eq!(adjacent(&levels, ms(2)), [ms(1), ms(4)]);
+        assert_eq!(adjacent(&levels, ms(3)), [ms(2), ms(4)], "a value between levels");
+        assert_eq!(adjacent(&levels, ms(0)), [ms(1)]);
+        assert_eq!(adjacent(&levels, ms(9)), [ms(8)]);
     }
 }

@@ -1,6 +1,6 @@
-//! The paper's search (its section VI): from the current configuration, predict; while a target is missed, give the VMs
-//! that need it more weight and try neighbouring tunables; when the weights would add up to more than the host has, serve the
-//! most urgent VM first.
+//! The paper's search (its section VI): from the current configuration, predict; while a target is
+//! missed, give the VMs that need it more weight and try neighbouring tunables; when the weights
+//! would add up to more than the host has, serve the most urgent VM first.
 
 use rtvirtio_model::{Config, Elevator};
 use rtvirtio_units::{Bytes, Nanos};
@@ -11,11 +11,12 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 /// Largest weight written: BFQ's range is 1 to 1000.
 const TOP_WEIGHT: f64 = 1000.0;
 
-/// Least share of the host that a VM keeps when shares are short: weight 1 of 1000 would starve it outright.
+/// Least share of the host that a VM keeps when shares are short: weight 1 of 1000 would starve it
+/// outright.
 const LEAST_SHARE: f64 = 0.01;
 
-/// What a target that no share can meet counts in the sum of needs: more than any that some share can, so that the walk first makes
-/// targets reachable, yet finite so that the others still count.
+/// What a target that no share can meet counts in the sum of needs: more than any that some share
+/// can, so that the walk first makes targets reachable, yet finite so that the others still count.
 const OUT_OF_REACH: f64 = 1e3;
 
 /// Terms of eqs. (2) and (4) that are inversely proportional to the VM's share phi.
@@ -39,8 +40,9 @@ pub(super) fn search(
     if best.as_ref().is_some_and(|b| b.missed == 0) {
         return best;
     }
-    // Walk to where the targets need the smallest sum of shares. Each move lowers it, so the walk ends. The outcome itself is
-    // no guide: far from feasible, better tunables change neither who is served nor the worst margin.
+    // Walk to where the targets need the smallest sum of shares. Each move lowers it, so the walk
+    // ends. The outcome itself is no guide: far from feasible, better tunables change neither which
+    // VMs are served nor the worst margin.
     let mut here = visit(problem, evaluator, &mut best, &lists, at);
     while best.as_ref().is_none_or(|b| b.missed > 0) {
         let mut moved = None;
@@ -58,8 +60,9 @@ pub(super) fn search(
     best
 }
 
-/// Evaluates one point of the tunables, with the weights at the start and with the weights that the targets need there.
-/// Returns the sum of the shares needed; infinite where the model covers nothing or some target is out of reach.
+/// Evaluates one point of the tunables, with the weights at the start and with the weights that the
+/// targets need there. Returns the sum of the shares needed; infinite where the model covers
+/// nothing or some target is out of reach.
 fn visit(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -148,8 +151,8 @@ impl Lists {
 
 /// The share of the host that each VM's tightest task needs; [`LEAST_SHARE`] without targets.
 ///
-/// With phi the VM's share, eqs. (1) to (5) have the form `a + b / phi`, so a target T needs `phi >= b / (T - a)`: a and b are
-/// read off the terms of one forecast.
+/// With phi the VM's share, eqs. (1) to (5) have the form `a + b / phi`, so a target T needs `phi
+/// >= b / (T - a)`: a and b are read off the terms of one forecast.
 fn needs(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> Option<Vec<f64>> {
     let forecasts = evaluator.forecast(config).ok()?;
     let total: f64 = config.vms.iter().map(|v| f64::from(v.weight)).sum();
@@ -172,8 +175,9 @@ fn needs(problem: &Problem<'_>, evaluator: &Evaluator<'_>, config: &Config) -> O
     Some(need)
 }
 
-/// Shares of 1 by need: in proportion when the needs fit, else in order of urgency (the paper's compromise), the VMs that do not fit
-/// sharing what is left. Every VM keeps [`LEAST_SHARE`], or an equal part if that is less.
+/// Shares of 1 by need: in proportion when the needs fit, else in order of urgency (the paper's
+/// compromise), the VMs that do not fit sharing what is left. Every VM keeps [`LEAST_SHARE`], or an
+/// equal part if that is less.
 fn divide(need: &[f64], urgency: &[usize]) -> Vec<f64> {
     let total: f64 = need.iter().sum();
     if total <= 1.0 {

@@ -46,7 +46,8 @@ pub(super) fn search(
     weighed.filter(|w| w.better_than(&best)).or(Some(best))
 }
 
-/// Every combination of elevator, tunables, caps and guest elevators that the space allows, weights as at the start.
+/// Every combination of elevator, tunables, caps and guest elevators that the space allows, weights
+/// as at the start.
 fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     let (start, space) = (&problem.options.start, &problem.options.space);
     let mut elevators = vec![start.elevator];
@@ -69,7 +70,8 @@ fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
     out
 }
 
-/// BFQ tunables of the space. Without idling there are no slices, so their lengths stay as they are.
+/// BFQ tunables of the space. Without idling there are no slices, so their lengths stay as they
+/// are.
 fn tunables(problem: &Problem<'_>) -> Vec<Bfq> {
     let (initial, space) = (initial_bfq(&problem.options.start), &problem.options.space);
     let mut idles = vec![initial.slice_idle];
@@ -127,7 +129,8 @@ impl Room {
         Some(Self { spare, kept })
     }
 
-    /// `config` with all these VMs held to a share of what is left to them, in whole requests per second.
+    /// `config` with all these VMs held to a share of what is left to them, in whole requests per
+    /// second.
     fn caps(&self, problem: &Problem<'_>, config: &Config) -> Vec<Config> {
         CAP_SHARES
             .iter()
@@ -156,7 +159,8 @@ fn guests(problem: &Problem<'_>, config: Config) -> Vec<Config> {
     if plain == config { vec![config] } else { vec![config, plain] }
 }
 
-/// Weights in inverse proportion to each VM's tightest target, on the levels of the space; the lowest without target.
+/// Weights in inverse proportion to each VM's tightest target, on the levels of the space; the
+/// lowest without target.
 fn by_urgency(problem: &Problem<'_>, mut config: Config) -> Config {
     let levels = &problem.options.space.weights;
     let (least, most) = (levels[0], levels[levels.len() - 1]);

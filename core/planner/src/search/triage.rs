@@ -1,7 +1,10 @@
-//! Where the device cannot carry all declared rates: who is served, and who is held down so that these are.
+//! Where the device cannot carry all declared rates: which VMs are served, and which are held down
+//! for them.
 //!
-//! Somebody loses rate then under every setting. Weights leave it to the elevator who does, and mostly everybody misses; limits decide it. VMs are admitted
-//! by urgency while the device carries them, one that is too much for what is left is passed over, and those that are not admitted share the rest.
+//! Some VM loses rate then under every setting. Weights leave the choice to the elevator, and
+//! mostly all miss; limits decide it. VMs are admitted by urgency while the device carries them,
+//! one that is too much for what is left is passed over, and those that are not admitted share the
+//! rest.
 
 use rtvirtio_model::{Config, Elevator, declared_shares};
 use rtvirtio_units::Ratio;
@@ -11,14 +14,15 @@ use crate::PlanOptions;
 use crate::evaluate::{Evaluator, Outcome, Problem};
 use crate::options::CgroupMode;
 
-/// Shares of the device up to which VMs are admitted, in turn. Nobody is given up where the declared rates take no more than all of it: then it is targets that do not
-/// fit, and a VM that loses its rate for those of another has lost more than the other gains.
+/// Shares of the device up to which VMs are admitted, in turn. No VM is given up where the declared
+/// rates take no more than all of it: then it is targets that do not fit, and a VM that loses its
+/// rate for those of another has lost more than the other gains.
 const CEILINGS: [f64; 6] = [0.95, 0.85, 0.75, 0.65, 0.5, 0.35];
 
 /// Share of the budget of evaluations for each of them.
 const EACH: f64 = 0.1;
 
-/// The same for the search that comes before, in which nobody is given up.
+/// The same for the search that comes before, in which no VM is given up.
 const BEFORE: f64 = 0.35;
 
 /// Limits are searched in steps of at most this factor.
@@ -27,11 +31,12 @@ const WIDEST: f64 = 3.0;
 /// Steps of the search between two of these: to within 7 %.
 const STEPS: u32 = 4;
 
-/// Margin that is worth holding a VM down further that declared rates itself: a prediction of half the truth still meets the target then. A flood is held down for
-/// more ([`PlanOptions::enough`]).
+/// Margin that is worth holding a VM down further that declared rates itself: a prediction of half
+/// the truth still meets the target then. A flood is held down for more ([`PlanOptions::enough`]).
 pub(crate) const ENOUGH: f64 = 0.5;
 
-/// The share of the device that the rates of each VM take: of what the device can do, not of what some elevator lets it do.
+/// The share of the device that the rates of each VM take: of what the device can do, not of what
+/// some elevator lets it do.
 fn shares(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<f64> {
     let config = Config { elevator: Elevator::None, ..problem.options.start.clone() };
     declared_shares(evaluator.profile(), problem.spec, &config).unwrap_or_default()
@@ -56,7 +61,8 @@ fn too_much(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Option<Vec<f64>
     (may && shares.iter().sum::<f64>() > 1.0).then_some(shares)
 }
 
-/// `problem` with other targets, in which VMs that none is left of may be held down where more is declared than the device can do.
+/// `problem` with other targets, in which VMs that none is left of may be held down where more is
+/// declared than the device can do.
 pub(crate) fn released<'a>(
     problem: &Problem<'a>,
     evaluator: &Evaluator<'_>,
@@ -72,7 +78,8 @@ pub(crate) fn released<'a>(
     Problem { given_up, ..new }
 }
 
-/// What `first` finds; where that misses targets and more is declared than the device can do, what serves more urgent VMs by giving up others.
+/// What `first` finds; where that misses targets and more is declared than the device can do, what
+/// serves more urgent VMs by giving up others.
 pub(super) fn search(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -119,7 +126,8 @@ pub(super) fn search(
     Some(best)
 }
 
-/// `found` with the limits of the VMs that are given up as loose as they can be: between the steps in which they were searched.
+/// `found` with the limits of the VMs that are given up as loose as they can be: between the steps
+/// in which they were searched.
 fn loosen(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: Outcome) -> Outcome {
     if found.missed > 0 || !found.has_enough() {
         return found;
@@ -139,7 +147,8 @@ fn loosen(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, found: Outcome) 
     best
 }
 
-/// The VMs that are not admitted, in spec order: those that no longer fit when the more urgent ones are served.
+/// The VMs that are not admitted, in spec order: those that no longer fit when the more urgent ones
+/// are served.
 fn beyond(problem: &Problem<'_>, shares: &[f64], ceiling: f64) -> Vec<usize> {
     let mut taken = 0.0;
     let mut given_up = Vec::new();

@@ -1,4 +1,5 @@
-//! The search of weights: enumerated where they are few, else on fewer levels, and from the best of those a local search.
+//! The search of weights: enumerated where they are few, else on fewer levels, and from the best of
+//! those a local search.
 
 use rtvirtio_model::{Bfq, Config, weights_act};
 
@@ -8,7 +9,8 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 /// Most settings of the other knobs whose weights are searched.
 const SEEDS: usize = 24;
 
-/// Most combinations of weights that are enumerated, for all settings of the other knobs together: for each of 24 all of 2 VMs on 7 levels, 4 VMs on 3.
+/// Most combinations of weights that are enumerated, for all settings of the other knobs together:
+/// for each of 24 all of 2 VMs on 7 levels, 4 VMs on 3.
 const ENUMERATED: usize = 2400;
 
 /// The best of these, from which all levels are searched.
@@ -20,11 +22,12 @@ const FEW_STARTS: usize = 2;
 /// Share of the budget of evaluations that the last of the search may take.
 const POLISH: f64 = 0.25;
 
-/// Of the best weights at other scales and with other lengths of idling, how many are searched from.
+/// Of the best weights at other scales and with other lengths of idling, how many are searched
+/// from.
 const SCALED: usize = 12;
 
 /// VMs up to which all of them are moved at once, by a level each.
-const ALL_BESIDE: usize = 5;
+const MOST_VMS_IN_FULL: usize = 5;
 
 /// Most rounds of moves of several VMs and of other scales.
 const ROUNDS: usize = 4;
@@ -37,7 +40,7 @@ pub(super) fn seeds(problem: &Problem<'_>, found: &[Outcome]) -> Vec<Outcome> {
     let mut seeds: Vec<Outcome> = Vec::new();
     for o in found.iter().filter(|o| weights_act(problem.spec, &o.config)) {
         let same = |s: &Outcome| {
-            // Raising goes off with unequal weights, so it does not tell two seeds apart.
+            // Raising goes off with unequal weights, so it does not separate two seeds.
             let bfq = Bfq { low_latency: o.config.bfq.low_latency, ..s.config.bfq };
             bfq == o.config.bfq
                 && s.config.vms.iter().zip(&o.config.vms).all(|(a, b)| {
@@ -54,8 +57,9 @@ pub(super) fn seeds(problem: &Problem<'_>, found: &[Outcome]) -> Vec<Outcome> {
     seeds
 }
 
-/// The best weights for the other settings of any of the `seeds`. Combinations of all levels where that is not too many, else of fewer levels; from the
-/// best of those the levels are searched one VM at a time, and at last several at a time.
+/// The best weights for the other settings of any of the `seeds`. Combinations of all levels where
+/// that is not too many, else of fewer levels; from the best of those the levels are searched one
+/// VM at a time, and at last several at a time.
 pub(super) fn weigh(
     problem: &Problem<'_>,
     evaluator: &mut Evaluator<'_>,
@@ -99,7 +103,8 @@ fn polish(
     for _ in 0..ROUNDS {
         let mut next = refine(problem, evaluator, best.clone(), &several);
         let mut judge = |config: Config| evaluator.outcome(problem, settle(problem, config));
-        // What is best with these weights need not be what was best without: with each length of idling the best of the rest.
+        // What is best with these weights need not be what was best without: with each length of
+        // idling the best of the rest.
         let others = seeds.iter().map(|seed| with_weights(seed.config.clone(), &next.config));
         let mut others = first(others.filter_map(&mut judge).collect(), SEEDS);
         others.insert(0, next.clone());
@@ -137,7 +142,8 @@ fn with_weights(mut config: Config, of: &Config) -> Config {
     config
 }
 
-/// The same weights at other scales, as near as the levels come: only their ratios act, and between two scales no few VMs' moves lead.
+/// The same weights at other scales, as near as the levels come: only their ratios act, and between
+/// two scales no few VMs' moves lead.
 fn scaled(levels: &[u32], config: &Config) -> Vec<Config> {
     let most = config.vms.iter().map(|vm| vm.weight).max().unwrap_or(1).max(1);
     let at = |&level: &u32| {
@@ -205,8 +211,8 @@ fn refine(
     best
 }
 
-/// Any level for any one VM. With many VMs only the next level: up for the one with the least margin and the most urgent one that misses, down for the one
-/// with the most margin.
+/// Any level for any one VM. With many VMs only the next level: up for the one with the least
+/// margin and the most urgent one that misses, down for the one with the most margin.
 fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
     let levels = &problem.options.space.weights;
     let vms = problem.spec.vms.len();
@@ -221,16 +227,17 @@ fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) ->
     up.chain(down).collect()
 }
 
-/// Any levels for any two VMs; and, with few VMs, every combination of one level up, one down, or as it is.
+/// Any levels for any two VMs; and, with few VMs, every combination of one level up, one down, or
+/// as it is.
 fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
     let levels = &problem.options.space.weights;
     let mut out = Vec::new();
-    if problem.spec.vms.len() <= ALL_BESIDE {
-        let beside = |w: u32| [Some(w), above(levels, w), below(levels, w)];
+    if problem.spec.vms.len() <= MOST_VMS_IN_FULL {
+        let adjacent = |w: u32| [Some(w), above(levels, w), below(levels, w)];
         out.push(Vec::new());
         for (i, vm) in at.config.vms.iter().enumerate() {
             let with = |step: Move| {
-                beside(vm.weight).into_iter().flatten().map(move |w| [step.as_slice(), &[(i, w)]].concat())
+                adjacent(vm.weight).into_iter().flatten().map(move |w| [step.as_slice(), &[(i, w)]].concat())
             };
             out = out.into_iter().flat_map(with).collect();
         }

@@ -92,7 +92,8 @@ mod tests {
         let mut p = Process::default();
         p.add(vec![0.0], 1.0);
         p.add(vec![1.0], -1.0);
-        // By symmetry the middle is 0, and with c = exp(-1/2): mean at 0 is (1 - c) / (1 + noise^2 - c).
+        // By symmetry the middle is 0, and with c = exp(-1/2): mean at 0 is (1 - c) / (1 + noise^2
+        // - c).
         let c = (-0.5f64).exp();
         assert!(p.at(&[0.5]).0.abs() < 1e-12);
         assert!((p.at(&[0.0]).0 - (1.0 - c) / (1.0 + NOISE * NOISE - c)).abs() < 1e-12);

@@ -47,7 +47,8 @@ fn a_hopeless_case_ends_with_the_budget_and_names_the_best() {
 
 #[test]
 fn a_setting_that_fails_now_and_then_is_left_for_one_that_does_not() {
-    // The first choice is far below its targets, but for every second trial; all others are good, and not as good.
+    // The first choice is far below its targets, but for every second trial; all others are good,
+    // and not as good.
     let spec = fig7();
     let options = PlanOptions::new(start(&spec));
     let first = Tuner::new(&spec, &profile(), &options, TuneGoal::default()).unwrap().next().unwrap();
@@ -79,7 +80,8 @@ fn luck_is_not_believed() {
         square > 4.0
     };
     let lucky = tuner.candidates.iter().find(far).unwrap().config.clone();
-    // One setting is a little above its targets every time; another was there by luck once, and far off twice.
+    // One setting is a little above its targets every time; another was there by luck once, and far
+    // off twice.
     for _ in 0..3 {
         tuner.observe(&steady, &seen(1.2));
     }
@@ -137,7 +139,7 @@ fn where_weights_alone_decide_it_tunes_for_the_vms_that_the_plan_serves() {
     let first = tuner.next().unwrap();
     assert_eq!(first, planned.config(&spec, &options.start).unwrap());
     assert!(first.vms[1].weight > first.vms[0].weight, "{first:?}");
-    // Who is left out loses nearly everything, and the tuning is done all the same.
+    // A VM that is left out loses nearly everything, and the tuning is done all the same.
     while let Some(config) = tuner.next() {
         let seen: Vec<Seen> = (0..3)
             .map(|vm| match given_up.contains(&vm) {
@@ -165,7 +167,7 @@ fn the_plan_is_tried_before_limits_that_starve_whom_it_leaves_something() {
 }
 
 #[test]
-fn where_nobody_can_be_served_all_targets_count() {
+fn where_no_vm_can_be_served_all_targets_count() {
     // 0.41 of the device each, and no target that the device reaches alone.
     let vm = |t: u64| vec![Task { depth: 4, arrival: Arrival::Open, ..task("a", 6_000.0, Some(t)) }];
     let mut spec = spec(LabKind::Process, &[vm(1), vm(1), vm(1)]);

@@ -90,7 +90,7 @@ impl Vm {
             caps: [cap(Direction::Read), cap(Direction::Write)],
             reservations: [state(&config.urgent), state(&config.normal)],
             quanta: [largest, splitter.quantum],
-            meters: [Meter::new(config.promised[0]), Meter::new(config.promised[1])],
+            meters: [Meter::default(), Meter::default()],
             outstanding: [0; 2],
             counters: VmCounters::default(),
             flush_inflight: false,

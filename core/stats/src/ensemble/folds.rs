@@ -7,8 +7,9 @@ use crate::Random;
 
 /// The fold of each row, in `0..folds`: rows of one group share a fold, every fold has a group.
 ///
-/// The seed decides among groups of equal size; the largest groups go first, each to the fold with the fewest
-/// rows so far (Graham's rule, SIAM Journal on Applied Mathematics 17, 1969), so folds are of similar size.
+/// The seed decides among groups of equal size; the largest groups go first, each to the fold with
+/// the fewest rows so far (Graham's rule, SIAM Journal on Applied Mathematics 17, 1969), so folds
+/// are of similar size.
 ///
 /// # Errors
 ///

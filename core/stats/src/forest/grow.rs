@@ -1,4 +1,5 @@
-//! Growing one tree: at each node the split that lowers the weighted variance most (CART; Breiman, Friedman, Olshen and Stone, 1984).
+//! Growing one tree: at each node the split that lowers the weighted variance most (CART; Breiman,
+//! Friedman, Olshen and Stone, 1984).
 
 use super::{ForestOptions, Split, Tree, row_of};
 use crate::Random;

@@ -38,7 +38,8 @@ fn quantiles_follow_mean_and_spread() {
             let secondary = forest.predict_with(&[a, b, 0.5, 7.0], &LEVELS, &mut scratch, &mut q).unwrap();
             assert!((secondary - a).abs() < 0.15, "{a}: {secondary}");
             off += (q[1] - 2.0 * a) / 9.0;
-            // 5 % to 95 % of a normal distribution are 3.29 deviations; x[0] differs inside a leaf too.
+            // 5 % to 95 % of a normal distribution are 3.29 deviations; x[0] differs inside a leaf
+            // too.
             width += (q[2] - q[0]) / (3.29 * scale(b)) / 9.0;
         }
         assert!(off.abs() < 0.3 * scale(b) + 0.05 && (0.6..3.0).contains(&width), "{b}: {off} {width}");
@@ -69,7 +70,8 @@ fn the_same_seed_gives_the_same_forest_and_a_file_brings_it_back() {
 
 #[test]
 fn rows_of_a_group_stay_together_out_of_bag() {
-    // Every group has a target of its own and its name as a feature: whoever has seen a group's row knows the other's target.
+    // Every group has a target of its own and its name as a feature: a row that has been seen gives
+    // its group's target away.
     let mut table = Rows::new(1);
     let mut groups = Vec::new();
     let mut random = Random::new(3);

@@ -1,5 +1,5 @@
-//! Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1), with the
-//! decoupled weight decay of Loshchilov and Hutter (ICLR 2019, algorithm 2).
+//! Adam (Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1), with
+//! the decoupled weight decay of Loshchilov and Hutter (ICLR 2019, algorithm 2).
 
 use super::Mlp;
 
@@ -63,7 +63,8 @@ mod tests {
 
     #[test]
     fn the_first_step_of_adam_is_the_learning_rate() {
-        // In the paper, bias correction makes the first step's size the rate, whatever the gradient.
+        // In the paper, bias correction makes the first step's size the rate, whatever the
+        // gradient.
         let mut net =
             Mlp { layers: vec![Layer { inputs: 1, outputs: 1, weights: vec![2.0], biases: vec![1.0] }] };
         let mut gradient = net.clone();

@@ -1,4 +1,5 @@
-//! The gradient of a network's output by its weights (Rumelhart, Hinton and Williams, Nature 323, 1986).
+//! The gradient of a network's output by its weights (Rumelhart, Hinton and Williams, Nature 323,
+//! 1986).
 
 use super::{Layer, Mlp, relu};
 
@@ -34,7 +35,8 @@ impl Backprop {
         self.values[last + 1].first().copied().unwrap_or(f64::NAN)
     }
 
-    /// Adds `slope` times the gradient of the output of the last [`Backprop::forward`] to `gradient`.
+    /// Adds `slope` times the gradient of the output of the last [`Backprop::forward`] to
+    /// `gradient`.
     pub(super) fn backward(&mut self, net: &Mlp, slope: f64, gradient: &mut Mlp) {
         self.delta.clear();
         self.delta.push(slope);

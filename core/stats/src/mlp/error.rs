@@ -50,7 +50,8 @@ pub enum MlpError {
     /// There is nothing to learn from.
     #[error("no rows of positive weight")]
     NoRows,
-    /// The loss or a weight overflowed; the data may need scaling, or the learning rate is too high.
+    /// The loss or a weight overflowed; the data may need scaling, or the learning rate is too
+    /// high.
     #[error("training diverged in epoch {epoch}: scale the data or lower the learning rate")]
     Diverged {
         /// The epoch, from 0.

@@ -16,8 +16,9 @@ pub enum Loss {
         /// In (0, 1); 0.9 has 90 % of the targets below the prediction.
         quantile: f64,
     },
-    /// e² / 2 up to `delta`, linear with the same slope beyond: the mean, with less weight for outliers
-    /// (Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical Statistics 35, 1964).
+    /// e² / 2 up to `delta`, linear with the same slope beyond: the mean, with less weight for
+    /// outliers (Huber, "Robust Estimation of a Location Parameter", Annals of Mathematical
+    /// Statistics 35, 1964).
     Huber {
         /// Where it becomes linear, in the target's unit; positive.
         delta: f64,
@@ -55,7 +56,8 @@ impl Loss {
         }
     }
 
-    /// The derivative of [`Loss::value`] by the prediction; at the kink of the pinball loss 0, a subgradient.
+    /// The derivative of [`Loss::value`] by the prediction; at the kink of the pinball loss 0, a
+    /// subgradient.
     #[must_use]
     pub fn slope(self, prediction: f64, target: f64) -> f64 {
         let e = target - prediction;

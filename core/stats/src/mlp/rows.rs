@@ -63,8 +63,8 @@ impl Rows {
     ///
     /// # Errors
     ///
-    /// No features, lists that do not fit each other, NaN or infinite values, a negative weight, no row
-    /// of positive weight.
+    /// No features, lists that do not fit each other, NaN or infinite values, a negative weight, no
+    /// row of positive weight.
     pub fn check(&self) -> Result<(), MlpError> {
         super::check_width(self.width)?;
         if self.is_empty() {

@@ -76,8 +76,8 @@ impl Scaler {
     ///
     /// # Errors
     ///
-    /// What [`Rows::check`] refuses, a margin that is negative or not finite, values so large that their
-    /// squares overflow.
+    /// What [`Rows::check`] refuses, a margin that is negative or not finite, values so large that
+    /// their squares overflow.
     pub fn fit(rows: &Rows, clamp: bool, margin: f64) -> Result<Self, MlpError> {
         rows.check()?;
         let column = |index| Column::fit(rows.x.iter().skip(index).step_by(rows.width).copied());
@@ -91,7 +91,8 @@ impl Scaler {
     ///
     /// # Errors
     ///
-    /// No features, a NaN or infinite number, a negative deviation, an empty range, a negative margin.
+    /// No features, a NaN or infinite number, a negative deviation, an empty range, a negative
+    /// margin.
     pub fn check(&self) -> Result<(), MlpError> {
         super::check_width(self.features.len())?;
         self.features.iter().try_for_each(|column| column.check("scale of a feature"))?;
@@ -102,7 +103,8 @@ impl Scaler {
         Err(MlpError::Option { name: "margin", value: self.margin, allowed: "finite and not negative" })
     }
 
-    /// Writes the scaled features of `x` to `out`, clamped if [`Scaler::clamp`] says so. A NaN stays one.
+    /// Writes the scaled features of `x` to `out`, clamped if [`Scaler::clamp`] is set. A NaN stays
+    /// one.
     ///
     /// # Errors
     ///
@@ -131,7 +133,8 @@ impl Scaler {
         self.target.mean + scaled * self.target.deviation
     }
 
-    /// The columns of `x` that lie outside what training saw: there, a prediction is an extrapolation.
+    /// The columns of `x` that lie outside what training saw: there, a prediction is an
+    /// extrapolation.
     ///
     /// A NaN is outside; so is every column that `x` lacks or has too many.
     #[must_use]

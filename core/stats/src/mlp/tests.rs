@@ -50,7 +50,8 @@ fn parameter(net: &mut Mlp, mut index: usize) -> Option<&mut f64> {
     None
 }
 
-/// Largest difference between back-propagation and central differences, over all weights and biases.
+/// Largest difference between back-propagation and central differences, over all weights and
+/// biases.
 fn gradient_error(net: &Mlp, loss: Loss, x: &[f64], y: f64) -> f64 {
     let mut gradient = net.zeros_like();
     let mut pass = backprop::Backprop::new(net);

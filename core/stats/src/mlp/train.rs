@@ -19,8 +19,9 @@ pub struct TrainOptions {
     pub batch: usize,
     /// Adam's learning rate in the first epoch.
     pub learning_rate: f64,
-    /// Learning rate of the last epoch as a share of the first's, in [0, 1]; the way there is half a cosine
-    /// (Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts). 1 keeps it constant.
+    /// Learning rate of the last epoch as a share of the first's, in [0, 1]; the way there is half
+    /// a cosine (Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts). 1 keeps
+    /// it constant.
     pub final_rate: f64,
     /// Share of each weight that a step takes away, times the learning rate.
     pub weight_decay: f64,
@@ -72,7 +73,8 @@ impl TrainOptions {
     ///
     /// # Errors
     ///
-    /// A size of zero, a rate that is not finite or out of range, a loss that [`Loss::check`] refuses.
+    /// A size of zero, a rate that is not finite or out of range, a loss that [`Loss::check`]
+    /// refuses.
     pub fn check(&self) -> Result<(), MlpError> {
         self.loss.check()?;
         for (what, found) in [("epochs", self.epochs), ("batch", self.batch), ("patience", self.patience)] {
@@ -103,13 +105,13 @@ impl TrainOptions {
 
 /// Trains a network, from the weights that it has.
 ///
-/// With `validation` rows it ends with the weights of their lowest loss, without them with the last ones.
-/// Features and target should be near mean 0 and deviation 1: see [`super::Scaler`].
+/// With `validation` rows it ends with the weights of their lowest loss, without them with the last
+/// ones. Features and target should be near mean 0 and deviation 1: see [`super::Scaler`].
 ///
 /// # Errors
 ///
-/// Options, rows or a network that their `check` refuses, rows of another width than the network's input, or
-/// a loss that overflows. The network is then as it was.
+/// Options, rows or a network that their `check` refuses, rows of another width than the network's
+/// input, or a loss that overflows. The network is then as it was.
 pub fn train(
     net: &mut Mlp,
     rows: &Rows,
@@ -150,7 +152,8 @@ struct Trainer<'a> {
     gradient: Mlp,
     order: Vec<usize>,
     random: Random,
-    /// Brings the mean weight of a row to 1, so that steps do not depend on the unit of the weights.
+    /// Brings the mean weight of a row to 1, so that steps do not depend on the unit of the
+    /// weights.
     unit: f64,
 }
 

@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-/// Runs declustering (Coles, An Introduction to Statistical Modeling of Extreme Values, 2001, section 5.3.2):
-/// exceedances at most `gap` apart belong to one cluster. `times` in rising order, in the unit of `gap`. Returns index
-/// ranges in the order of time.
+/// Runs declustering (Coles, An Introduction to Statistical Modeling of Extreme Values, 2001,
+/// section 5.3.2): exceedances at most `gap` apart belong to one cluster. `times` in rising order,
+/// in the unit of `gap`. Returns index ranges in the order of time.
 #[must_use]
 pub fn clusters(times: &[f64], gap: f64) -> Vec<Range<usize>> {
     let mut found: Vec<Range<usize>> = Vec::new();
@@ -17,9 +17,10 @@ pub fn clusters(times: &[f64], gap: f64) -> Vec<Range<usize>> {
     found
 }
 
-/// The extremal index by the intervals estimator of Ferro and Segers (JRSS B 65, 2003, equations 5 and 6): the reciprocal of
-/// the mean cluster size, 1 for independent exceedances. `times` in rising order, in units of the mean distance between
-/// two requests. 1 for fewer than two exceedances, of which nothing can be said.
+/// The extremal index by the intervals estimator of Ferro and Segers (JRSS B 65, 2003, equations 5
+/// and 6): the reciprocal of the mean cluster size, 1 for independent exceedances. `times` in
+/// rising order, in units of the mean distance between two requests. 1 for fewer than two
+/// exceedances, of which nothing can be said.
 #[must_use]
 pub fn extremal_index(times: &[f64]) -> f64 {
     let waits = || times.windows(2).map(|t| t[1] - t[0]);
@@ -33,20 +34,21 @@ pub fn extremal_index(times: &[f64]) -> f64 {
     if square > 0.0 { (2.0 * sum * sum / (count * square)).min(1.0) } else { 1.0 }
 }
 
-/// The gap that makes `extremal_index` times the number of exceedances the number of clusters (Ferro and Segers 2003,
-/// section 4). Unit of `times`.
+/// The gap that makes `extremal_index` times the number of exceedances the number of clusters
+/// (Ferro and Segers 2003, section 4). Unit of `times`.
 #[must_use]
 pub fn automatic_gap(times: &[f64], extremal_index: f64) -> f64 {
     let mut waits: Vec<f64> = times.windows(2).map(|t| t[1] - t[0]).collect();
     waits.sort_unstable_by(|a, b| b.total_cmp(a));
-    // The longest C - 1 waits separate clusters, the next one is the gap; among equal waits none separates.
+    // The longest C - 1 waits separate clusters, the next one is the gap; among equal waits none
+    // separates.
     let separating = (extremal_index * times.len() as f64).floor() as usize;
     waits.get(separating).copied().unwrap_or(0.0)
 }
 
-/// How many independent exceedances the clusters are worth when all of one cluster say the same: `N^2 / sum size^2`
-/// (Kish, Survey Sampling, 1965, section 8.2, with full correlation). At most the number of clusters, and less where
-/// their sizes differ.
+/// How many independent exceedances the clusters are worth when all of one cluster say the same:
+/// `N^2 / sum size^2` (Kish, Survey Sampling, 1965, section 8.2, with full correlation). At most
+/// the number of clusters, and less where their sizes differ.
 #[must_use]
 pub fn effective_number(clusters: &[Range<usize>]) -> f64 {
     let n: usize = clusters.iter().map(Range::len).sum();

@@ -6,7 +6,8 @@ use super::gpd::{GpdFit, shrink};
 #[must_use]
 pub(super) fn anderson_darling(rising: &[f64], gpd: &GpdFit) -> f64 {
     let n = rising.len();
-    // -ln(1 - z) of every excess; a point beyond the end of the distribution counts as very far out.
+    // -ln(1 - z) of every excess; a point beyond the end of the distribution counts as very far
+    // out.
     let depths: Vec<f64> = rising.iter().map(|y| shrink(gpd.shape, y / gpd.scale).min(700.0)).collect();
     let sum: f64 = (0..n)
         .map(|i| (2 * i + 1) as f64 * ((-(-depths[i]).exp_m1()).max(1e-300).ln() - depths[n - 1 - i]))
@@ -17,7 +18,8 @@ pub(super) fn anderson_darling(rising: &[f64], gpd: &GpdFit) -> f64 {
 /// Upper tail probabilities of the columns of [`TABLE`].
 const LEVELS: [f64; 5] = [0.5, 0.25, 0.1, 0.05, 0.01];
 
-/// Upper tail points of the statistic by shape: the maximum of the likelihood in 20 000 samples of 400 excesses each.
+/// Upper tail points of the statistic by shape: the maximum of the likelihood in 20 000 samples of
+/// 400 excesses each.
 const TABLE: [(f64, [f64; 5]); 7] = [
     (-0.45, [0.452, 0.663, 0.942, 1.151, 1.669]),
     (-0.25, [0.424, 0.617, 0.873, 1.064, 1.530]),
@@ -28,8 +30,9 @@ const TABLE: [(f64, [f64; 5]); 7] = [
     (0.95, [0.338, 0.470, 0.636, 0.766, 1.070]),
 ];
 
-/// Probability of a statistic at least this large when the distribution fits and both its parameters were estimated
-/// (the test of Choulakian and Stephens, Technometrics 43, 2001; table of our own). Interpolated in the logarithm.
+/// Probability of a statistic at least this large when the distribution fits and both its
+/// parameters were estimated (the test of Choulakian and Stephens, Technometrics 43, 2001; table of
+/// our own). Interpolated in the logarithm.
 #[must_use]
 pub(super) fn p_value(statistic: f64, shape: f64) -> f64 {
     let points = points(shape);

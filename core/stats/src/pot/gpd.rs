@@ -1,12 +1,13 @@
-//! The generalised Pareto distribution `P(Y > y) = (1 + shape y / scale)^(-1 / shape)` of excesses, and its fit.
+//! The generalised Pareto distribution `P(Y > y) = (1 + shape y / scale)^(-1 / shape)` of excesses,
+//! and its fit.
 
 use serde::{Deserialize, Serialize};
 
 use super::PotError;
 use super::sums::Sums;
 
-/// Shapes that a fit may have. Below -1/2 maximum likelihood is not regular (Smith, Biometrika 72, 1985); above 1 the
-/// distribution has no mean.
+/// Shapes that a fit may have. Below -1/2 maximum likelihood is not regular (Smith, Biometrika 72,
+/// 1985); above 1 the distribution has no mean.
 pub(super) const SHAPES: (f64, f64) = (-0.5, 1.0);
 
 /// How a fit was found.
@@ -17,8 +18,9 @@ pub enum Method {
     Likelihood,
     /// Probability-weighted moments: the likelihood had no maximum with a shape inside (-1/2, 1).
     Moments,
-    /// Maximum likelihood with the shape held at the edge of the admissible ones, because the moments gave none
-    /// either. In practice that is -1/2 for a tail that is shorter: quantiles are then too high rather than too low.
+    /// Maximum likelihood with the shape held at the edge of the admissible ones, because the
+    /// moments gave none either. In practice that is -1/2 for a tail that is shorter: quantiles are
+    /// then too high rather than too low.
     Edge,
 }
 
@@ -69,13 +71,13 @@ pub(super) fn shrink(shape: f64, x: f64) -> f64 {
     }
 }
 
-/// Fits excesses, all above zero, by maximum likelihood, else by probability-weighted moments. `effective` is the
-/// number of independent excesses they are worth, for the standard errors.
+/// Fits excesses, all above zero, by maximum likelihood, else by probability-weighted moments.
+/// `effective` is the number of independent excesses they are worth, for the standard errors.
 ///
 /// # Errors
-/// [`PotError::TooFew`] below 5 excesses or when fewer than 3 of them differ, [`PotError::NotFinite`] and
-/// [`PotError::BadRecord`] for excesses that are not finite or not above zero, [`PotError::BadSetting`] for an
-/// `effective` number that is not.
+/// [`PotError::TooFew`] below 5 excesses or when fewer than 3 of them differ,
+/// [`PotError::NotFinite`] and [`PotError::BadRecord`] for excesses that are not finite or not
+/// above zero, [`PotError::BadSetting`] for an `effective` number that is not.
 pub fn fit(excesses: &[f64], effective: f64) -> Result<GpdFit, PotError> {
     let sums = Sums::new(excesses)?;
     if !(effective.is_finite() && effective > 0.0) {
@@ -99,7 +101,8 @@ pub(super) fn fit_sums(sums: &Sums, effective: f64) -> GpdFit {
     moments(sums, effective).unwrap_or(edge)
 }
 
-/// A fit with the errors of the expected information (Smith 1985; Davison and Smith, JRSS B 52, 1990, section 2).
+/// A fit with the errors of the expected information (Smith 1985; Davison and Smith, JRSS B 52,
+/// 1990, section 2).
 fn likelihood(shape: f64, scale: f64, effective: f64) -> GpdFit {
     GpdFit {
         method: Method::Likelihood,
@@ -110,8 +113,9 @@ fn likelihood(shape: f64, scale: f64, effective: f64) -> GpdFit {
     }
 }
 
-/// Probability-weighted moments (Hosking and Wallis, Technometrics 29, 1987, section 3.2 with unbiased moments; there
-/// k is minus the shape). `None` for a shape outside [`SHAPES`] or a tail that ends before the largest excess.
+/// Probability-weighted moments (Hosking and Wallis, Technometrics 29, 1987, section 3.2 with
+/// unbiased moments; there k is minus the shape). `None` for a shape outside [`SHAPES`] or a tail
+/// that ends before the largest excess.
 pub(super) fn moments(sums: &Sums, effective: f64) -> Option<GpdFit> {
     let (a0, a1) = sums.weighted_moments();
     let k = a0 / (a0 - 2.0 * a1) - 2.0;

@@ -1,22 +1,25 @@
-//! What order statistics alone can say of a percentile: no distribution assumed, only independent requests.
+//! What order statistics alone can say of a percentile: no distribution assumed, only independent
+//! requests.
 //!
-//! Of n independent requests the number above the percentile p is at most `Binomial(n, 1 - p)`; so the sample with m
-//! samples above it is an upper confidence bound of the percentile when `P(Binomial(n, 1 - p) <= m) <= 1 - confidence`
-//! (David and Nagaraja, Order Statistics, 2003, section 7.1). Even the largest sample needs `p^n <= 1 - confidence`:
-//! 29 956 requests for p99.99 at 95 %.
+//! Of n independent requests the number above the percentile p is at most `Binomial(n, 1 - p)`; so
+//! the sample with m samples above it is an upper confidence bound of the percentile when
+//! `P(Binomial(n, 1 - p) <= m) <= 1 - confidence` (David and Nagaraja, Order Statistics, 2003,
+//! section 7.1). Even the largest sample needs `p^n <= 1 - confidence`: 29 956 requests for p99.99
+//! at 95 %.
 
 /// Undoes the rounding of 1 - 0.95 and of the sums, relative.
 const ROUNDING: f64 = 1e-12;
 
-/// Whether `n` samples carry the nearest-rank percentile `p` in (0, 1): at least one sample has to lie above rank
-/// `ceil(n p)`, otherwise the percentile is only the maximum under another name.
+/// Whether `n` samples carry the nearest-rank percentile `p` in (0, 1): at least one sample has to
+/// lie above rank `ceil(n p)`, otherwise the percentile is only the maximum under another name.
 #[must_use]
 pub fn can_carry(n: usize, p: f64) -> bool {
     valid(p) && n as f64 * (1.0 - p) + 1e-6 >= 1.0
 }
 
-/// The fewest samples with which the largest of them is an upper bound of the percentile `p` in (0, 1) at `confidence`
-/// in (0, 1): the smallest n with `p^n <= 1 - confidence`. `None` for arguments out of range.
+/// The fewest samples with which the largest of them is an upper bound of the percentile `p` in (0,
+/// 1) at `confidence` in (0, 1): the smallest n with `p^n <= 1 - confidence`. `None` for arguments
+/// out of range.
 #[must_use]
 pub fn samples_needed(p: f64, confidence: f64) -> Option<u64> {
     if !(valid(p) && valid(confidence)) {
@@ -26,8 +29,9 @@ pub fn samples_needed(p: f64, confidence: f64) -> Option<u64> {
     Some((exact * (1.0 - ROUNDING)).ceil().max(1.0) as u64)
 }
 
-/// Samples that may lie above the bound: the largest m with `P(Binomial(n, 1 - p) <= m) <= 1 - confidence`, summed in
-/// logarithms. `None` when not even m = 0 fulfils it, or for arguments out of range.
+/// Samples that may lie above the bound: the largest m with `P(Binomial(n, 1 - p) <= m) <= 1 -
+/// confidence`, summed in logarithms. `None` when not even m = 0 fulfils it, or for arguments out
+/// of range.
 #[must_use]
 pub fn spare_samples(n: usize, p: f64, confidence: f64) -> Option<usize> {
     if !(valid(p) && valid(confidence)) {
@@ -52,8 +56,9 @@ pub fn spare_samples(n: usize, p: f64, confidence: f64) -> Option<usize> {
     spare
 }
 
-/// Distribution-free upper confidence bound of the percentile `p` in (0, 1): an order statistic of `sorted`, which is in
-/// rising order. `None` when so few samples cannot carry it at this confidence, or for arguments out of range or NaN.
+/// Distribution-free upper confidence bound of the percentile `p` in (0, 1): an order statistic of
+/// `sorted`, which is in rising order. `None` when so few samples cannot carry it at this
+/// confidence, or for arguments out of range or NaN.
 ///
 /// Holds for independent requests; stalls that hit neighbours together make it too low.
 #[must_use]

@@ -1,13 +1,14 @@
 //! Profile likelihood of a quantile beyond the threshold.
 //!
-//! The quantile q with exceedance probability c lies `d = q - u` above the threshold u. With the share z of requests
-//! above u, and shape and scale of the excesses, `d = scale (( z / c)^shape - 1) / shape`. For each d the likelihood of
-//! all three is maximised under that condition; the d whose maximum is not much lower than the highest one form the
-//! interval (Coles 2001, sections 2.6.6 and 4.3.3, here with the share z as a third parameter).
+//! The quantile q with exceedance probability c lies `d = q - u` above the threshold u. With the
+//! share z of requests above u, and shape and scale of the excesses, `d = scale (( z / c)^shape -
+//! 1) / shape`. For each d the likelihood of all three is maximised under that condition; the d
+//! whose maximum is not much lower than the highest one form the interval (Coles 2001, sections
+//! 2.6.6 and 4.3.3, here with the share z as a third parameter).
 //!
-//! With `ratio = shape / scale` and `x = 1 / scale` the condition reads `ln z = ln c + x ln(1 + ratio d) / ratio`, and
-//! for a given ratio the log-likelihood is a concave function of x whose cost does not depend on the data: see
-//! [`super::sums`].
+//! With `ratio = shape / scale` and `x = 1 / scale` the condition reads `ln z = ln c + x ln(1 +
+//! ratio d) / ratio`, and for a given ratio the log-likelihood is a concave function of x whose
+//! cost does not depend on the data: see [`super::sums`].
 
 use super::gpd::{SHAPES, grow, shrink};
 use super::sums::{Sums, maximum};
@@ -17,8 +18,8 @@ pub(super) struct Profile<'a> {
     pub(super) sums: &'a Sums,
     /// Number of requests.
     pub(super) n: f64,
-    /// Independent exceedances for each exceedance, in (0, 1]: the log-likelihood counts that much (the magnitude
-    /// adjustment of Ribatet, Cooley and Davison, Statistica Sinica 22, 2012).
+    /// Independent exceedances for each exceedance, in (0, 1]: the log-likelihood counts that much
+    /// (the magnitude adjustment of Ribatet, Cooley and Davison, Statistica Sinica 22, 2012).
     pub(super) weight: f64,
     /// Exceedance probability of the quantile, below the share of exceedances.
     pub(super) exceedance: f64,
@@ -26,7 +27,8 @@ pub(super) struct Profile<'a> {
 
 /// Farthest quantile that is looked at, in units of the best one.
 const FARTHEST: f64 = 1e9;
-/// How closely an end is found, in standard errors; and a ratio, on the logarithmic scale of the search.
+/// How closely an end is found, in standard errors; and a ratio, on the logarithmic scale of the
+/// search.
 const CLOSE: f64 = 1e-3;
 /// Range of the search over the ratio, as in [`super::sums`].
 const SEARCH: (f64, f64) = (-10.0, 25.0);
@@ -43,8 +45,8 @@ struct Point {
 }
 
 impl Profile<'_> {
-    /// The end of the likelihood interval above (`up`) or below the most likely distance: where the square root of the
-    /// adjusted deviance reaches `z`. Infinite, or zero, where it never does.
+    /// The end of the likelihood interval above (`up`) or below the most likely distance: where the
+    /// square root of the adjusted deviance reaches `z`. Infinite, or zero, where it never does.
     pub(super) fn end(&self, z: f64, up: bool) -> f64 {
         let best = self.best();
         if z <= 0.0 {
@@ -69,8 +71,8 @@ impl Profile<'_> {
         (2.0 * self.weight * (best.log_likelihood - point.log_likelihood)).max(0.0).sqrt()
     }
 
-    /// Where `z` standard errors are reached between two points. They grow nearly linearly with the logarithm of the
-    /// distance, so false position needs a few steps.
+    /// Where `z` standard errors are reached between two points. They grow nearly linearly with the
+    /// logarithm of the distance, so false position needs a few steps.
     fn between(&self, best: &Point, mut inner: Point, mut outer: Point, z: f64) -> f64 {
         for _ in 0..60 {
             let (low, high) = (self.errors(best, &inner), self.errors(best, &outer));
@@ -99,7 +101,8 @@ impl Profile<'_> {
         }
     }
 
-    /// The highest log-likelihood with the quantile at `distance`, looked for around the ratio `near` first.
+    /// The highest log-likelihood with the quantile at `distance`, looked for around the ratio
+    /// `near` first.
     fn at(&self, distance: f64, near: f64) -> Point {
         let longest = self.sums.max().max(distance);
         let value = |t: f64| self.at_ratio(Sums::ratio(t, longest), distance);
@@ -136,8 +139,8 @@ impl Profile<'_> {
     }
 }
 
-/// Where a falling function crosses zero in `low..high`, or the end nearest to that: Newton's method on `(f, f')`, by
-/// halves where it would leave the bracket.
+/// Where a falling function crosses zero in `low..high`, or the end nearest to that: Newton's
+/// method on `(f, f')`, by halves where it would leave the bracket.
 fn falling_root(low: f64, high: f64, f: impl Fn(f64) -> (f64, f64)) -> f64 {
     let (mut low, mut high) = (low, high);
     let mut x = 0.5 * (low + high);

@@ -8,10 +8,10 @@ use super::sums::Sums;
 use super::{Pot, PotError, Threshold};
 use crate::{Interval, normal_quantile};
 
-/// Higher thresholds count for the bounds while they have this share of the exceedances of the chosen one. The test of
-/// fit sees the many excesses just above the threshold, the percentile depends on the few far out: with stalls whose
-/// latency falls towards their end the chosen threshold alone keeps 70 to 85 % instead of 95 %, with the next four
-/// candidates 95 %.
+/// Higher thresholds count for the bounds while they have this share of the exceedances of the
+/// chosen one. The test of fit sees the many excesses just above the threshold, the percentile
+/// depends on the few far out: with stalls whose latency falls towards their end the chosen
+/// threshold alone keeps 70 to 85 % instead of 95 %, with the next four candidates 95 %.
 const NEIGHBOURS: f64 = 0.3;
 /// A threshold must be exceeded at least this many times as often as the percentile.
 const ABOVE: f64 = 2.0;
@@ -25,19 +25,21 @@ pub struct TailQuantile {
     pub confidence: f64,
     /// Best guess, in the unit of the values.
     pub estimate: f64,
-    /// Two-sided interval; around the estimate. Its lower end is the threshold where the fit is held at its edge.
+    /// Two-sided interval; around the estimate. Its lower end is the threshold where the fit is
+    /// held at its edge.
     pub interval: Interval,
     /// One-sided upper bound, not below the estimate. Infinite where the data give none.
     pub upper: f64,
 }
 
 impl Pot {
-    /// The percentile `p` with bounds at `confidence`. What the bounds keep, and when they do not, is said in
-    /// [`crate::pot`].
+    /// The percentile `p` with bounds at `confidence`. What the bounds keep, and when they do not,
+    /// is said in [`crate::pot`].
     ///
     /// # Errors
-    /// [`PotError::BadSetting`] for `p` outside (0, 1) or a confidence outside [0.5, 1), [`PotError::BelowThreshold`] for
-    /// a percentile that half of the exceedances or more lie above.
+    /// [`PotError::BadSetting`] for `p` outside (0, 1) or a confidence outside [0.5, 1),
+    /// [`PotError::BelowThreshold`] for a percentile that half of the exceedances or more lie
+    /// above.
     pub fn tail_quantile(&self, p: f64, confidence: f64) -> Result<TailQuantile, PotError> {
         let (one, two) = levels(p, confidence)?;
         let usable = |t: &Threshold| self.share(t) >= ABOVE * (1.0 - p);
@@ -62,7 +64,8 @@ impl Pot {
         Ok(found)
     }
 
-    /// Widens bounds to those of one more threshold. `levels` are normal quantiles, one- and two-sided.
+    /// Widens bounds to those of one more threshold. `levels` are normal quantiles, one- and
+    /// two-sided.
     fn widen(&self, found: &mut TailQuantile, threshold: &Threshold, sums: &Sums, levels: (f64, f64)) {
         let profile = Profile {
             sums,
@@ -93,8 +96,9 @@ fn levels(p: f64, confidence: f64) -> Result<(f64, f64), PotError> {
     both.filter(|(one, _)| *one >= 0.0).ok_or(PotError::BadSetting("the confidence lies in [0.5, 1)"))
 }
 
-/// Student's quantile for a normal one, by the expansion of Fisher and Cornish (Abramowitz and Stegun 1964, 26.7.5).
-/// Two of the `effective` exceedances pay for the parameters; the expansion needs 3 degrees of freedom.
+/// Student's quantile for a normal one, by the expansion of Fisher and Cornish (Abramowitz and
+/// Stegun 1964, 26.7.5). Two of the `effective` exceedances pay for the parameters; the expansion
+/// needs 3 degrees of freedom.
 fn student(z: f64, effective: f64) -> f64 {
     let freedom = (effective - 2.0).max(3.0);
     let first = (z.powi(3) + z) / 4.0;

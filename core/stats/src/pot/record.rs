@@ -2,8 +2,8 @@
 
 use super::PotError;
 
-/// Latencies in the order of time, or only the largest of them. Unit-free: thresholds, scales and quantiles come out
-/// in the unit of the values.
+/// Latencies in the order of time, or only the largest of them. Unit-free: thresholds, scales and
+/// quantiles come out in the unit of the values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     n: usize,
@@ -35,13 +35,14 @@ impl Record {
         Self::new(latencies.len(), latencies.len() as f64, f64::NEG_INFINITY, times, latencies.to_vec())
     }
 
-    /// The latencies above `floor` among `n` requests over a time `span`, as (time, latency) in the order of time. Time
-    /// runs from 0 to `span` in any unit; requests are taken as evenly spread over it.
+    /// The latencies above `floor` among `n` requests over a time `span`, as (time, latency) in the
+    /// order of time. Time runs from 0 to `span` in any unit; requests are taken as evenly spread
+    /// over it.
     ///
     /// # Errors
     /// [`PotError::TooFew`] without exceedances, [`PotError::NotFinite`] for NaN and infinities,
-    /// [`PotError::BadRecord`] for times out of order or outside the span, values not above the floor, or more of them
-    /// than requests.
+    /// [`PotError::BadRecord`] for times out of order or outside the span, values not above the
+    /// floor, or more of them than requests.
     pub fn from_exceedances(
         n: usize,
         span: f64,
@@ -87,8 +88,8 @@ impl Record {
         (self.values.len() == self.n).then_some(&self.values)
     }
 
-    /// The level that `floor(n (1 - quantile))` values exceed (fewer where values are equal); `None` where the record
-    /// does not reach down to it, or nothing lies above.
+    /// The level that `floor(n (1 - quantile))` values exceed (fewer where values are equal);
+    /// `None` where the record does not reach down to it, or nothing lies above.
     #[must_use]
     pub fn threshold(&self, quantile: f64) -> Option<f64> {
         if !(quantile > 0.0 && quantile < 1.0) {

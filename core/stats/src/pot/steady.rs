@@ -1,19 +1,22 @@
 //! Is a record steady? The tail of one that is not says nothing of the next one.
 //!
-//! Latencies that grow while they are measured are those of a queue that builds up: the next minute is worse than any sample. Slow requests that
-//! all lie in one part of the record are one event, however many clusters declustering makes of them (the intervals
-//! estimator takes a single bad phase for independent exceedances, because nothing lies around it).
+//! Latencies that grow while they are measured are those of a queue that builds up: the next minute
+//! is worse than any sample. Slow requests that all lie in one part of the record are one event,
+//! however many clusters declustering makes of them (the intervals estimator takes a single bad
+//! phase for independent exceedances, because nothing lies around it).
 
 /// Parts of a record.
 const BLOCKS: usize = 10;
-/// Kendall's S of ten values in random order reaches this with probability 0.0046 (16 599 of the 10! orders).
+/// Kendall's S of ten values in random order reaches this with probability 0.0046 (16 599 of the
+/// 10! orders).
 const GROWS: i32 = 29;
 /// S of ten values that rise throughout.
 pub(super) const MOST: i32 = (BLOCKS * (BLOCKS - 1) / 2) as i32;
 
-/// Kendall's S of the medians of ten equal blocks (Mann, Econometrica 13, 1945), where it shows growth: pairs of blocks of which the later one
-/// has the larger median, less those of which it has the smaller one. `values` in the order of time. Latencies that fall are no
-/// danger to an upper bound and are not told.
+/// Kendall's S of the medians of ten equal blocks (Mann, Econometrica 13, 1945), where it shows
+/// growth: pairs of blocks of which the later one has the larger median, less those of which it has
+/// the smaller one. `values` in the order of time. Latencies that fall are no danger to an upper
+/// bound and are not reported.
 #[must_use]
 pub(super) fn growth(values: &[f64]) -> Option<i32> {
     let size = values.len() / BLOCKS;
@@ -26,11 +29,13 @@ pub(super) fn growth(values: &[f64]) -> Option<i32> {
     (s >= GROWS).then_some(s)
 }
 
-/// Up to this clusters are as even as chance makes them in 99 of 100 records: quantile of chi-square with nine degrees of freedom.
+/// Up to this clusters are as even as chance makes them in 99 of 100 records: quantile of
+/// chi-square with nine degrees of freedom.
 pub(super) const EVEN: f64 = 21.666;
 
-/// How unevenly clusters are spread over ten equal parts of a record of `n` requests: the Poisson dispersion statistic (Cochran, Biometrics 10,
-/// 1954), 9 on average for clusters that come independently. `starts` in requests, in [0, n].
+/// How unevenly clusters are spread over ten equal parts of a record of `n` requests: the Poisson
+/// dispersion statistic (Cochran, Biometrics 10, 1954), 9 on average for clusters that come
+/// independently. `starts` in requests, in [0, n].
 #[must_use]
 pub(super) fn unevenness(starts: impl Iterator<Item = f64>, n: usize) -> f64 {
     let mut counts = [0.0; BLOCKS];

@@ -1,9 +1,10 @@
 //! The sums over the excesses that the likelihood of a generalised Pareto distribution consists of.
 //!
-//! With `ratio = shape / scale` the log-likelihood of N excesses y is
-//! `-N ln(scale) - L - L / (ratio scale)`, `L = sum ln(1 + ratio y)`: all data enter through a function of one number
-//! (Davison 1984; Grimshaw, Technometrics 35, 1993). Given the ratio the best shape is `L / N`, which rises with the
-//! ratio. The search runs over `t = ln(1 + ratio max(y))`, where every real number is admissible.
+//! With `ratio = shape / scale` the log-likelihood of N excesses y is `-N ln(scale) - L - L /
+//! (ratio scale)`, `L = sum ln(1 + ratio y)`: all data enter through a function of one number
+//! (Davison 1984; Grimshaw, Technometrics 35, 1993). Given the ratio the best shape is `L / N`,
+//! which rises with the ratio. The search runs over `t = ln(1 + ratio max(y))`, where every real
+//! number is admissible.
 
 use super::PotError;
 
@@ -25,7 +26,8 @@ pub(super) struct Peak {
     pub(super) inside: bool,
 }
 
-/// Range of `t` that is searched: beyond it 1 + ratio y has no digits left, or one excess outweighs 10^17 others.
+/// Range of `t` that is searched: beyond it 1 + ratio y has no digits left, or one excess outweighs
+/// 10^17 others.
 const SEARCH: (f64, f64) = (-30.0, 40.0);
 /// Points of the first, coarse look.
 const COARSE: usize = 32;
@@ -73,7 +75,8 @@ impl Sums {
             let sum: f64 = self.excesses.iter().map(|y| (ratio * y).ln_1p()).sum();
             return (sum, sum / ratio);
         }
-        // One logarithm for eight factors: each is below 1e18 and above 1e-14, so no product overflows.
+        // One logarithm for eight factors: each is below 1e18 and above 1e-14, so no product
+        // overflows.
         let sum: f64 = self
             .excesses
             .chunks(8)
@@ -123,8 +126,8 @@ impl Sums {
     }
 }
 
-/// Place and value of the maximum of `f` in `low..=high`: the best of `coarse` + 1 even steps, then golden section
-/// around it until it is known to `close`.
+/// Place and value of the maximum of `f` in `low..=high`: the best of `coarse` + 1 even steps, then
+/// golden section around it until it is known to `close`.
 pub(super) fn maximum(low: f64, high: f64, coarse: usize, close: f64, f: impl Fn(f64) -> f64) -> (f64, f64) {
     let place = |i: usize| low + (high - low) * i as f64 / coarse as f64;
     let mut best = (0, f64::NEG_INFINITY);

@@ -9,7 +9,8 @@ use super::steady::{EVEN, growth, unevenness};
 use super::sums::Sums;
 use super::{Gap, PotError, Record, Settings};
 
-/// The highest threshold stands in where none passes at the level of the settings, unless it fails at this one.
+/// The highest threshold stands in where none passes at the level of the settings, unless it fails
+/// at this one.
 const HOPELESS: f64 = 0.01;
 /// Thresholds with more exceedances are skipped: they only cost time, p99.99 needs no such bulk.
 const MOST_EXCEEDANCES: usize = 20_000;
@@ -27,10 +28,11 @@ pub struct Threshold {
     pub clusters: usize,
     /// Largest distance inside a cluster, in the time of the record.
     pub gap: f64,
-    /// Extremal index by the intervals estimator, in (0, 1]; the runs estimate is `clusters / exceedances`.
+    /// Extremal index by the intervals estimator, in (0, 1]; the runs estimate is `clusters /
+    /// exceedances`.
     pub extremal_index: f64,
-    /// Independent exceedances that the `exceedances` are worth: the smaller one of [`effective_number`] of the clusters
-    /// and `extremal_index * exceedances`.
+    /// Independent exceedances that the `exceedances` are worth: the smaller one of
+    /// [`effective_number`] of the clusters and `extremal_index * exceedances`.
     pub effective: f64,
     /// How unevenly the clusters lie over ten parts of the record: 9 on average by chance.
     pub dispersion: f64,
@@ -38,8 +40,8 @@ pub struct Threshold {
     pub gpd: GpdFit,
     /// Anderson-Darling statistic of the fit.
     pub anderson_darling: f64,
-    /// Its p-value, after division by `exceedances / effective`: the first-order correction for clusters of Rao and
-    /// Scott (JASA 76, 1981).
+    /// Its p-value, after division by `exceedances / effective`: the first-order correction for
+    /// clusters of Rao and Scott (JASA 76, 1981).
     pub p_value: f64,
 }
 
@@ -55,14 +57,18 @@ pub struct Pot {
 impl Pot {
     /// Finds the threshold and fits the tail.
     ///
-    /// The threshold is the lowest one from which on all candidates with enough clusters pass the Anderson-Darling
-    /// test; the highest one when it fails by little. (Bader, Yan and Zhang, Annals of Applied Statistics 12, 2018, stop
-    /// by the false discovery rate instead; after ten rejected thresholds that rejects a good one too.) A threshold
-    /// whose shape is held at its lower edge passes: the tail is shorter than the fit, the bounds are too high. One whose clusters lie unevenly fails.
+    /// The threshold is the lowest one from which on all candidates with enough clusters pass the
+    /// Anderson-Darling test; the highest one when it fails by little. (Bader, Yan and Zhang,
+    /// Annals of Applied Statistics 12, 2018, stop by the false discovery rate instead; after ten
+    /// rejected thresholds that rejects a good one too.) A threshold whose shape is held at its
+    /// lower edge passes: the tail is shorter than the fit, the bounds are too high. One whose
+    /// clusters lie unevenly fails.
     ///
     /// # Errors
-    /// [`PotError::BadSetting`], [`PotError::TooFew`] clusters at every candidate, [`PotError::Grows`] for a complete series whose latencies
-    /// grow, [`PotError::Uneven`] where the slow requests lie in few parts of the record, [`PotError::NoFit`] when none fits, [`PotError::BadRecord`] for a record that reaches down to none.
+    /// [`PotError::BadSetting`], [`PotError::TooFew`] clusters at every candidate,
+    /// [`PotError::Grows`] for a complete series whose latencies grow, [`PotError::Uneven`] where
+    /// the slow requests lie in few parts of the record, [`PotError::NoFit`] when none fits,
+    /// [`PotError::BadRecord`] for a record that reaches down to none.
     pub fn fit(record: Record, settings: &Settings) -> Result<Self, PotError> {
         settings.check()?;
         if let Some(s) = record.series().and_then(growth) {

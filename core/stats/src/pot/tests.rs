@@ -46,7 +46,8 @@ fn a_queue_that_builds_up_has_no_tail() {
     assert!(!matches!(Pot::fit(record, &Settings::default()), Err(PotError::Grows { .. })));
 }
 
-/// Nothing lies around a single bad phase, and the extremal index takes its requests for independent.
+/// Nothing lies around a single bad phase, and the extremal index takes its requests for
+/// independent.
 #[test]
 fn a_single_bad_phase_has_no_tail() {
     let mut series = exponential(3_000, 6);
@@ -56,7 +57,8 @@ fn a_single_bad_phase_has_no_tail() {
     assert!(error.to_string().contains("measure longer"), "{error}");
 }
 
-/// 25 slow requests among 5 000: too few for a threshold of their own, too many for the tail of the rest.
+/// 25 slow requests among 5 000: too few for a threshold of their own, too many for the tail of the
+/// rest.
 #[test]
 fn what_no_distribution_fits_is_refused() {
     let refused = (0..40).filter(|seed| {
@@ -152,7 +154,8 @@ fn clusters_are_runs_within_the_gap() {
 
 #[test]
 fn the_extremal_index_by_hand_and_of_known_processes() {
-    // Waits 1, 1, 1, 100: 2 x 99^2 / (4 x 99 x 98). Waits up to 2 take the first form: 2 x 5^2 / (3 x 9).
+    // Waits 1, 1, 1, 100: 2 x 99^2 / (4 x 99 x 98). Waits up to 2 take the first form: 2 x 5^2 / (3
+    // x 9).
     assert!((extremal_index(&[0.0, 1.0, 2.0, 3.0, 103.0]) - 99.0 / 196.0).abs() < 1e-12);
     assert_eq!(extremal_index(&[0.0, 1.0, 3.0, 5.0]), 1.0);
     assert!((extremal_index(&[5.0, 5.0, 5.0, 7.0]) - 2.0 / 3.0).abs() < 1e-12);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_sched::{Config, Contract, DeallocationStatus, LatencyHistogram, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, LatencyHistogram, VmCounters};
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
@@ -44,6 +44,52 @@ pub struct VringStart {
 /// The index in the available ring at which a queue stopped.
 pub type VringBase = u16;
 
+/// Why a queue is not started.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The disk has no such queue.
+    #[error("there is no queue {0}")]
+    NoQueue(u16),
+    /// The queue is served already.
+    #[error("queue {0} runs already")]
+    Running(u16),
+    /// An invalid number of descriptors.
+    #[error("queue of {size} descriptors: {source}")]
+    Size {
+        /// The number.
+        size: u16,
+        /// Why.
+        source: virtio_queue::Error,
+    },
+    /// A misaligned or unreadable ring address.
+    #[error("ring addresses: {0}")]
+    Address(#[source] virtio_queue::Error),
+    /// A ring outside of guest memory.
+    #[error("the rings do not lie in the guest's memory")]
+    OutsideMemory,
+}
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReconfigureError {
+    /// A window larger than the table of pieces.
+    #[error("a window of {most} needs a restart: there is room for {room}")]
+    Window {
+        /// The window, in pieces.
+        most: u32,
+        /// The largest window of this engine.
+        room: usize,
+    },
+    /// An invalid scheduler configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The engine has ended.
+    #[error(transparent)]
+    Gone(#[from] EngineGone),
+}
+
 /// A command.
 #[derive(Debug)]
 pub enum Command {
@@ -56,7 +102,7 @@ pub enum Command {
         /// Its rings and descriptors.
         start: Box<VringStart>,
         /// Why the command is refused.
-        reply: SyncSender<Result<(), String>>,
+        reply: SyncSender<Result<(), StartError>>,
     },
     /// Completes what was fetched from a queue, then stops serving it.
     Stop {
@@ -97,7 +143,7 @@ pub enum Command {
         /// How long the thread polls before it sleeps.
         poll: Nanos,
         /// Why the command is refused.
-        reply: SyncSender<Result<(), String>>,
+        reply: SyncSender<Result<(), ReconfigureError>>,
     },
     /// Snapshot of all counters.
     Status {

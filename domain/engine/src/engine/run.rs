@@ -169,43 +169,42 @@ impl EventLoop {
     pub fn run(&mut self) {
         let mut last_work = now();
         while !self.quit {
-            let mut busy = self.fetch();
-            let wake = match self.dispatch() {
-                Ok(wake) => wake,
-                Err(e) => self.abort_on_ring_failure(&e),
-            };
-            if let Err(e) = self.notify_guests() {
+            if let Err(e) = self.run_once(&mut last_work) {
                 self.abort_on_ring_failure(&e);
-            }
-            busy |=
-                self.commands_pending || self.failed_submissions > 0 || self.vms.iter().any(Vm::needs_fetch);
-            let time = now();
-            if busy {
-                last_work = time;
-            }
-            let polling = time.0 - last_work.0 < self.config.poll.0;
-            if let Err(e) = self.ring.enter(!busy && !polling, time, wake) {
-                self.abort_on_ring_failure(&e);
-            }
-            let time = now();
-            if std::mem::take(&mut self.commands_pending) {
-                if let Err(e) = self.run_commands(time) {
-                    self.abort_on_ring_failure(&e);
-                }
-            }
-            let mut completed = false;
-            while let Some(completion) = self.ring.next_completion() {
-                completed = true;
-                if let Err(e) = self.handle_cqe(time, completion) {
-                    self.abort_on_ring_failure(&e);
-                }
-            }
-            if completed {
-                last_work = time;
-            } else if polling {
-                self.poll_avail_rings();
             }
         }
+    }
+
+    /// One round. It sleeps only without work, and `poll` after the last work.
+    fn run_once(&mut self, last_work: &mut Nanos) -> io::Result<()> {
+        let fetched = self.fetch();
+        let wake = self.dispatch()?;
+        self.notify_guests()?;
+        let busy = fetched
+            || self.commands_pending
+            || self.failed_submissions > 0
+            || self.vms.iter().any(Vm::needs_fetch);
+        let time = now();
+        if busy {
+            *last_work = time;
+        }
+        let polling = time.0 - last_work.0 < self.config.poll.0;
+        self.ring.enter(!busy && !polling, time, wake)?;
+        let time = now();
+        if std::mem::take(&mut self.commands_pending) {
+            self.run_commands(time)?;
+        }
+        let mut completed = false;
+        while let Some(completion) = self.ring.next_completion() {
+            completed = true;
+            self.handle_cqe(time, completion)?;
+        }
+        if completed {
+            *last_work = time;
+        } else if polling {
+            self.poll_avail_rings();
+        }
+        Ok(())
     }
 
     fn abort_on_ring_failure(&self, e: &io::Error) -> ! {

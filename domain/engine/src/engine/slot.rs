@@ -10,7 +10,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
-use super::command::VringStart;
+use super::command::{StartError, VringStart};
 use super::vring::Vring;
 
 /// A stopped queue with operations in flight in the kernel.
@@ -34,7 +34,7 @@ impl Draining {
 }
 
 /// A start that waits for the kernel, and where to send its result.
-pub type PendingStart = (Box<VringStart>, SyncSender<Result<(), String>>);
+pub type PendingStart = (Box<VringStart>, SyncSender<Result<(), StartError>>);
 
 /// The slot of one queue of one VM.
 #[derive(Debug, Default)]

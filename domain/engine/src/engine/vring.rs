@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-use virtio_queue::{Queue, QueueT};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::command::{VringBase, VringStart};
+use super::command::{StartError, VringBase, VringStart};
+use crate::blk::{self, Limits, Malformed, Parsed, Segment};
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
 
@@ -45,7 +46,7 @@ pub struct Vring {
 
 impl Vring {
     /// Checks the rings and recovers requests in flight.
-    pub fn new(start: VringStart, generation: u32) -> Result<Self, String> {
+    pub fn new(start: VringStart, generation: u32) -> Result<Self, StartError> {
         let VringStart {
             mem,
             size,
@@ -59,15 +60,15 @@ impl Vring {
             call,
             mut inflight,
         } = start;
-        let mut queue = Queue::new(size.max(1)).map_err(|e| format!("queue of {size} descriptors: {e}"))?;
-        let wrong = |e: virtio_queue::Error| format!("ring addresses: {e}");
+        let mut queue = Queue::new(size.max(1)).map_err(|source| StartError::Size { size, source })?;
+        let wrong = StartError::Address;
         queue.try_set_desc_table_address(desc).map_err(wrong)?;
         queue.try_set_avail_ring_address(avail).map_err(wrong)?;
         queue.try_set_used_ring_address(used).map_err(wrong)?;
         queue.set_event_idx(event_idx);
         queue.set_ready(true);
         if avail == GuestAddress(0) || !queue.is_valid(&mem.mem) {
-            return Err("the rings do not lie in the guest's memory".into());
+            return Err(StartError::OutsideMemory);
         }
         let used = queue.used_idx(&mem.mem, Ordering::Acquire).map_err(wrong)?.0;
         queue.set_next_used(used);
@@ -96,6 +97,42 @@ impl Vring {
             stopping: None,
             resubmit: resubmit.into_iter().rev().collect(),
         })
+    }
+
+    /// Takes the next chain and parses it; its data segments replace what `segments` held. `None`
+    /// when the ring is empty, for which the guest then kicks, or corrupted.
+    pub fn pop_request(
+        &mut self,
+        mem: &GuestMem,
+        limits: &Limits,
+        segments: &mut Vec<Segment>,
+    ) -> Option<(u16, Result<Parsed, Malformed>)> {
+        if let Some(head) = self.resubmit.pop() {
+            let table = GuestAddress(self.queue.desc_table());
+            let chain = blk::chain_at(&mem.mem, table, self.queue.size(), head);
+            return Some((head, blk::parse(&mem.mem, chain, limits, segments)));
+        }
+        for retry in [false, true] {
+            let Ok(mut chains) = self.queue.iter(&mem.mem) else { break };
+            if let Some(chain) = chains.next() {
+                let head = chain.head_index();
+                if let Some(inflight) = &mut self.inflight {
+                    inflight.mark_inflight(head);
+                }
+                return Some((head, blk::parse(&mem.mem, chain, limits, segments)));
+            }
+            match self.queue.enable_notification(&mem.mem) {
+                Ok(false) => {
+                    self.active = false;
+                    return None;
+                }
+                // The ring holds something; when it cannot be read after this, it never can.
+                Ok(true) if !retry && self.queue.disable_notification(&mem.mem).is_ok() => {}
+                _ => break,
+            }
+        }
+        self.broken = true;
+        None
     }
 
     /// Puts a completion of `len` bytes into the used ring.

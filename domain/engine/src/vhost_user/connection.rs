@@ -16,11 +16,8 @@ use vm_memory::GuestAddress;
 use super::DiskInfo;
 use crate::blk::config_space;
 use crate::engine::{Command, EngineHandle, VringStart};
-use crate::inflight::Region;
+use crate::inflight::{MAX_QUEUE_SIZE, Region};
 use crate::memory::GuestMem;
-
-/// Largest queue of virtio 1.2 and of QEMU.
-const MAX_QUEUE_SIZE: u32 = 1_024;
 
 /// Feature bits of virtio and virtio-blk (virtio 1.2, sections 6 and 5.2.3).
 mod feature {
@@ -120,11 +117,14 @@ impl Connection {
             return Ok(());
         }
         let (Some(mem), Some((desc, avail, used))) = (mem, setup.addresses) else { return Ok(()) };
-        let place = |what, user| {
+        let translate = |what, user| {
             mem.translate(user).ok_or_else(|| log_and_reject(&name, what, "not in the guest's memory"))
         };
-        let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) =
-            (place("descriptor table", desc)?, place("available ring", avail)?, place("used ring", used)?);
+        let (desc, avail, used): (GuestAddress, GuestAddress, GuestAddress) = (
+            translate("descriptor table", desc)?,
+            translate("available ring", avail)?,
+            translate("used ring", used)?,
+        );
         let copy = |f: &Option<File>| f.as_ref().map(File::try_clone).transpose();
         let fds = copy(&setup.kick).and_then(|k| Ok((k, copy(&setup.call)?)));
         let (kick, call) = fds.map_err(|e| log_and_reject(&name, "descriptors", e))?;
@@ -224,7 +224,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
-        if num == 0 || num > MAX_QUEUE_SIZE || !num.is_power_of_two() {
+        if num == 0 || num > MAX_QUEUE_SIZE.into() || !num.is_power_of_two() {
             return Err(Error::InvalidParam);
         }
         self.queue(index)?.size = num;
@@ -332,7 +332,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn get_inflight_fd(&mut self, layout: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, size) = (layout.num_queues, layout.queue_size);
-        if queues > self.disk.queues || u32::from(size) > MAX_QUEUE_SIZE {
+        if queues > self.disk.queues || size > MAX_QUEUE_SIZE {
             return Err(Error::InvalidParam);
         }
         let (file, made) =

@@ -8,7 +8,7 @@ fn entry(id: usize, created_by: Option<usize>) -> Entry {
         target: Target::host(format!("/sys/block/loop{id}/queue/scheduler"), Form::Elevator),
         old: Some("none".to_owned()),
         new: Some("bfq".to_owned()),
-        passing: Vec::new(),
+        also_ours: Vec::new(),
         created_by,
         changed_by: None,
         identity: Some(4711),
@@ -23,7 +23,7 @@ fn journal(entries: Vec<Entry>) -> Journal {
         pid: 1,
         complete: true,
         reverting: false,
-        rest: false,
+        leftover: false,
         kept: Vec::new(),
         entries,
     }
@@ -62,7 +62,7 @@ fn a_reference_that_leads_nowhere_is_refused() {
 }
 
 #[test]
-fn another_version_is_told_from_damage() {
+fn another_version_is_reported_from_damage() {
     let other = |text: &str| Journal::decode(text.as_bytes()).unwrap_err();
     let v1 = "{\n  \"schema\": \"rtvirtio.journal.v1\",\n  \"entries\": []\n}\n";
     assert_eq!(other(v1), Unusable::Other("rtvirtio.journal.v1".to_owned()));

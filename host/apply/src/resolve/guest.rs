@@ -12,7 +12,8 @@ use crate::error::ApplyError;
 use crate::machine::{Fault, Machine};
 use crate::target::{Form, Place, Target};
 
-/// Tunables by elevator. An agent cannot list a directory; names that a guest's kernel does not have are left out.
+/// Tunables by elevator. An agent cannot list a directory; names that a guest's kernel does not
+/// have are left out.
 const TUNABLES: [(&str, &[&str]); 3] = [
     (
         "bfq",

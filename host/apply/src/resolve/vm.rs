@@ -123,7 +123,8 @@ fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), Apply
     Ok(())
 }
 
-/// On v2, writes that give the VMs' cgroups their I/O files; returns the last such write for each cgroup that needs one.
+/// On v2, writes that give the VMs' cgroups their I/O files; returns the last such write for each
+/// cgroup that needs one.
 fn enable_io(
     asks: &[Ask<'_>],
     cgroups: &Cgroups,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rtvirtio_kernel::sched::Attr;
 
-use super::{OnConflict, State, look, restore};
+use super::{OnConflict, State, inspect, restore};
 use crate::journal::{Entry, Journal};
 use crate::machine::{Fault, Machine};
 use crate::observer::{Observer, Step};
@@ -68,7 +68,7 @@ impl<'a, 'm> Pass<'a, 'm> {
         // From the last to the first: a file comes after the one that brings it into being.
         for entry in self.journal.entries.iter().rev().filter(|e| e.changed_by.is_none()) {
             let id = entry.id;
-            let mut state = look(entry, self.journal.complete, self.machine);
+            let mut state = inspect(entry, self.journal.complete, self.machine);
             if let (State::Foreign(found), OnConflict::Force) = (&state, self.on_conflict) {
                 state = State::Ours(found.clone());
             }
@@ -77,7 +77,7 @@ impl<'a, 'm> Pass<'a, 'm> {
                 State::Gone(why) => Fate::Gone { why },
                 State::Unreadable(error) => {
                     // A thread may be in any group that was ever ours to give it.
-                    stays = entry.new.iter().chain(&entry.passing).find_map(|v| self.group_of(entry, v));
+                    stays = entry.new.iter().chain(&entry.also_ours).find_map(|v| self.group_of(entry, v));
                     Fate::Failed { error }
                 }
                 State::Foreign(_) if self.on_conflict == OnConflict::Accept => Fate::Accepted,
@@ -146,8 +146,8 @@ impl<'a, 'm> Pass<'a, 'm> {
 
     /// What keeps a thread in the group of ours that it is in: a real-time policy that is not ours
     /// to put back, where its old group has no budget for one and so lets it in no more
-    /// (`sched_rt_can_attach()`). With force it loses that policy. An error when that cannot be
-    /// told.
+    /// (`sched_rt_can_attach()`). With force it loses that policy. An error when that is
+    /// unknown.
     fn stuck(&self, entry: &Entry) -> Result<Option<String>, String> {
         let (Form::ThreadCgroup { mount, .. }, Place::Thread { pid, tid, start }, Some(old)) =
             (&entry.target.form, &entry.target.place, &entry.old)
@@ -199,7 +199,7 @@ impl<'a, 'm> Pass<'a, 'm> {
                 Some(Fate::Untouched) => self.journal.reverting,
                 _ => continue,
             };
-            let fate = match look(entry, true, self.machine) {
+            let fate = match inspect(entry, true, self.machine) {
                 State::Old => Fate::Untouched,
                 State::Gone(_) if ours => Fate::Untouched,
                 State::Gone(why) => Fate::Gone { why },
@@ -226,7 +226,7 @@ impl<'a, 'm> Pass<'a, 'm> {
                 continue;
             }
             // Without an old value the file vanishes with the one that brought it into being; a
-            // cgroup's must be unset first, to tell that nobody relies on it.
+            // cgroup's must be unset first, to see that nothing else relies on it.
             let Some(old) = entry.old.as_deref().or(entry.target.form.unset()) else { continue };
             if let Err(error) = restore::restore(&entry.target, old, self.machine) {
                 self.fail(entry, error);
@@ -282,7 +282,7 @@ impl<'a, 'm> Pass<'a, 'm> {
         }
         for entry in &self.journal.entries {
             let Some(old) = self.to_settle(entry) else { continue };
-            match look(entry, true, self.machine) {
+            match inspect(entry, true, self.machine) {
                 State::Old | State::Gone(_) => {}
                 State::Ours(found) | State::Foreign(found) => {
                     let error = format!("`{old}` was written again and again, but it shows `{found}`");
@@ -304,7 +304,7 @@ impl<'a, 'm> Pass<'a, 'm> {
         let mut moved = false;
         for entry in &self.journal.entries {
             let Some(old) = self.to_settle(entry) else { continue };
-            let found = match look(entry, true, self.machine) {
+            let found = match inspect(entry, true, self.machine) {
                 State::Old => continue,
                 State::Ours(found) | State::Foreign(found) => found,
                 State::Gone(why) => {

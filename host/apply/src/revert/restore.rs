@@ -11,7 +11,8 @@ use crate::machine::{ABSENT, Fault, Machine};
 use crate::outcome::Fate;
 use crate::target::{Form, Target};
 
-/// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far above one that was not.
+/// The kernel's tick is at most 10 ms, so a value in ms that was rounded up lies at most so far
+/// above one that was not.
 const TICK_MS: u64 = 10;
 
 /// Puts `old` back, and reads it back.
@@ -30,7 +31,8 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
     if target.is_old(&found, old) {
         return Ok(());
     }
-    // With HZ=300 the kernel shows 124 for 37 ticks but takes 124 for 38: the value that shows as 124 lies a little below.
+    // With HZ=300 the kernel shows 124 for 37 ticks but takes 124 for 38: the value that shows as
+    // 124 lies a little below.
     if let (Form::Plain | Form::Jiffies, Ok(wanted), Ok(_)) =
         (&target.form, old.parse::<u64>(), found.parse::<u64>())
     {
@@ -47,9 +49,10 @@ pub(super) fn restore(target: &Target, old: &str, machine: &Machine<'_>) -> Resu
 
 /// Removes a device's weight line.
 ///
-/// `MAJ:MIN default` hides the line, but `bfq_io_set_device_weight()` then keeps the weight that was in effect (measured on 6.18:
-/// 1000 against 100 went on sharing 7.9 to 1). Writing the group's
-/// default makes every device follow it at once, and erases the lines of other devices, which are therefore written again.
+/// `MAJ:MIN default` hides the line, but `bfq_io_set_device_weight()` then keeps the weight that
+/// was in effect (measured on 6.18: 1000 against 100 went on sharing 7.9 to 1). Writing the group's
+/// default makes every device follow it at once, and erases the lines of other devices, which are
+/// therefore written again.
 fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     let file = machine.read(target).map_err(|f| failed(f.into_io().to_string()))?;
     let Some(weights) = text::weights(&file) else {
@@ -65,7 +68,7 @@ fn default_weight(target: &Target, dev: &str, machine: &Machine<'_>) -> Result<(
     Ok(())
 }
 
-/// Takes the I/O controller from the groups below, unless somebody has come to rely on it.
+/// Takes the I/O controller from the groups below, unless another program has come to rely on it.
 fn disable_io(target: &Target, machine: &Machine<'_>) -> Result<(), Fate> {
     let dir = target.path.parent().unwrap_or(Path::new("/"));
     let unknown =

@@ -58,7 +58,8 @@ fn settings_of_threads_are_read_and_compared_by_meaning() {
     let thread = Target::scheduling(7, 8, 99);
     assert!(thread.is_thread() && !thread.in_cgroup());
     assert_eq!(thread.to_string(), "/proc/7/task/8/sched");
-    // A group's own directory is not a file in a cgroup: its parent's identity says nothing about it.
+    // A group's own directory is not a file in a cgroup: its parent's identity says nothing about
+    // it.
     let form = Form::Group { home: "/sys/fs/cgroup/cpu".into(), scheduling: "other nice 0".into() };
     assert!(!Target::host("/sys/fs/cgroup/cpu/rtvirtio-vm", form).in_cgroup());
 }

@@ -1,7 +1,8 @@
 //! A process that applies or reverts and kills itself with SIGKILL at one exact point.
 //!
-//! The test binary runs itself again with one ignored test that calls [`main`]. Points are counted in the injected files
-//! (before and after every single write) and in the injected observer; the code under test knows nothing of it.
+//! The test binary runs itself again with one ignored test that calls [`main`]. Points are counted
+//! in the injected files (before and after every single write) and in the injected observer; the
+//! code under test knows nothing of it.
 
 use std::env;
 use std::fs;
@@ -99,7 +100,8 @@ pub fn command(case: &Case, action: &str, at: u64) -> Command {
     command
 }
 
-/// Runs a child to its end; `true` when it killed itself, `false` when it finished. Any other end is a failure.
+/// Runs a child to its end; `true` when it killed itself, `false` when it finished. Any other end
+/// is a failure.
 pub fn killed(case: &Case, action: &str, at: u64) -> bool {
     let output = command(case, action, at).stderr(Stdio::piped()).output().unwrap();
     let status: ExitStatus = output.status;
@@ -114,7 +116,8 @@ pub fn killed(case: &Case, action: &str, at: u64) -> bool {
 /// Which points are tried: every one, or with 2 every second one.
 pub const STEP: &str = "RTVIRTIO_CRASH_STEP";
 
-/// Kills `apply` at every point ([`STEP`]), and each time reverts and compares; then kills `revert` at every point. Returns the last of both.
+/// Kills `apply` at every point ([`STEP`]), and each time reverts and compares; then kills `revert`
+/// at every point. Returns the last of both.
 pub fn sweep(case: &Case, dirs: &[std::path::PathBuf]) -> (u64, u64) {
     let snapshot = || case.snapshot(dirs);
     let before = snapshot();

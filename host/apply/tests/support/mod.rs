@@ -27,10 +27,11 @@ pub struct Case {
     /// VM `vmN` is in the cgroup `parent/vmN`.
     pub parent: PathBuf,
     pub vms: usize,
-    /// VM `vmN` has a simulated guest in this directory below `guests/vmN`, and an agent socket beside it.
+    /// VM `vmN` has a simulated guest in this directory below `guests/vmN`, and an agent socket
+    /// next to it.
     pub guests: Option<PathBuf>,
     pub plan: Plan,
-    /// Writes beside the plan's.
+    /// Writes in addition to the plan's.
     pub cpu: Vec<Write>,
     /// A process of the real kernel whose threads are part of the snapshot.
     pub threads_of: Option<u32>,
@@ -123,9 +124,11 @@ pub fn full_plan(guests: bool) -> Plan {
     plan(&settings)
 }
 
-/// Every file below some directories that can be set, by path: not the kernel's counters. Links are not followed.
+/// Every file below some directories that can be set, by path: not the kernel's counters. Links are
+/// not followed.
 ///
-/// `memory.peak` and `memory.swap.peak` are counters too, although they can be written since Linux 6.12 (a write resets them for the writer).
+/// `memory.peak` and `memory.swap.peak` are counters too, although they can be written since Linux
+/// 6.12 (a write resets them for the writer).
 pub fn snapshot(dirs: &[PathBuf]) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     for dir in dirs {

@@ -1,5 +1,6 @@
-//! A directory that answers writes as the kernel does. Every rule was measured on Linux 6.18 or read in its source
-//! (`block/bfq-iosched.c`, `block/bfq-cgroup.c`, `block/blk-throttle.c`, `block/elevator.c`).
+//! A directory that answers writes as the kernel does. Every rule was measured on Linux 6.18 or
+//! read in its source (`block/bfq-iosched.c`, `block/bfq-cgroup.c`, `block/blk-throttle.c`,
+//! `block/elevator.c`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -340,7 +341,7 @@ impl HostFiles for SimKernel {
     }
 }
 
-/// A guest whose agent is the file `X.sock` and whose files are in the directory `X` beside it.
+/// A guest whose agent is the file `X.sock` and whose files are in the directory `X` next to it.
 pub struct SimGuests;
 
 struct SimGuest {

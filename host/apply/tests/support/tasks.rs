@@ -1,5 +1,6 @@
-//! Threads and v1 CPU cgroups of the simulated kernel. Rules read in `kernel/sched/rt.c` (`tg_rt_schedulable()`, `sched_rt_can_attach()`),
-//! `kernel/sched/syscalls.c` and `kernel/cgroup/cgroup-v1.c`, and measured on Linux 6.18.
+//! Threads and v1 CPU cgroups of the simulated kernel. Rules read in `kernel/sched/rt.c`
+//! (`tg_rt_schedulable()`, `sched_rt_can_attach()`), `kernel/sched/syscalls.c` and
+//! `kernel/cgroup/cgroup-v1.c`, and measured on Linux 6.18.
 
 use std::fs;
 use std::io;
@@ -48,7 +49,8 @@ impl SimKernel {
         fs::remove_dir_all(self.at(format!("/proc/{pid}/task/{tid}"))).unwrap();
     }
 
-    /// The directory of a thread, whichever of its process's threads `pid` is: `/proc/TID` exists for every thread.
+    /// The directory of a thread, whichever of its process's threads `pid` is: `/proc/TID` exists
+    /// for every thread.
     fn task_dir(&self, tid: u32) -> io::Result<PathBuf> {
         for process in fs::read_dir(self.at("/proc"))? {
             let dir = process?.path().join("task").join(tid.to_string());

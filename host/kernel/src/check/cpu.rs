@@ -9,7 +9,8 @@ use crate::mounts::{Mount, mounts};
 use crate::{HostError, Root, process};
 
 const CPUS: &str = "/sys/devices/system/cpu";
-/// Exit latency above which an idle state shows in the tail of a fast flash device, in microseconds.
+/// Exit latency above which an idle state shows in the tail of a fast flash device, in
+/// microseconds.
 const DEEP_US: u64 = 50;
 
 pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {

@@ -1,4 +1,5 @@
-//! What spends or withholds a real-time budget: the fair server, polling before a halt, a group budget that is used up.
+//! What spends or withholds a real-time budget: the fair server, polling before a halt, a group
+//! budget that is used up.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,8 @@ use super::Finding;
 use crate::mounts::mounts;
 use crate::{HostError, Root, process};
 
-/// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root only.
+/// Values of the fair server, one directory a CPU (`kernel/sched/debug.c`). debugfs is for root
+/// only.
 const SERVERS: &str = "/sys/kernel/debug/sched/fair_server";
 /// The kernel's default, 50 ms in 1 s (`fair_server_init()`).
 const DEFAULT_SHARE: f64 = 0.05;
@@ -23,11 +25,12 @@ pub(super) fn check(root: &Root, found: &mut Vec<Finding>) {
     hcbs(root, found);
 }
 
-/// Share of each CPU that the fair server takes from the deadline class for ordinary threads: the largest of all CPUs, or the default
-/// where debugfs is not mounted or not for this user. `None` on a kernel without one.
+/// Share of each CPU that the fair server takes from the deadline class for ordinary threads: the
+/// largest of all CPUs, or the default where debugfs is not mounted or not for this user. `None` on
+/// a kernel without one.
 ///
 /// # Errors
-/// When it cannot be told.
+/// When the files cannot be read.
 pub fn fair_server(root: &Root) -> Result<Option<f64>, HostError> {
     of_servers(root, f64::max)
 }
@@ -182,7 +185,8 @@ fn hcbs(root: &Root, found: &mut Vec<Finding>) {
     });
 }
 
-/// What can be said of the VMs that run: is their memory locked, and is a QCOW2 image among their disks?
+/// What can be said of the VMs that run: is their memory locked, and is a QCOW2 image among their
+/// disks?
 ///
 /// Processes that have ended meanwhile, and those that may not be looked at, are left out.
 #[must_use]
@@ -237,7 +241,8 @@ fn qcow2(root: &Root, pid: u32) -> Option<Finding> {
     let mut images = Vec::new();
     for descriptor in process::descriptors(root, pid).ok()? {
         let path = root.at(descriptor.link());
-        // Through the link, so that a file in another mount namespace is found too; only what is a file is opened.
+        // Through the link, so that a file in another mount namespace is found too; only what is a
+        // file is opened.
         if !std::fs::metadata(&path).is_ok_and(|m| m.is_file()) {
             continue;
         }

@@ -189,7 +189,7 @@ impl Target {
         let mut found = Vec::new();
         for mount in mounts(&Root::default())? {
             let by_number = parse_number(&mount.dev).and_then(|rdev| self.name(Node::Block(rdev)));
-            // Btrfs has a device number of its own: the source tells.
+            // Btrfs has a device number of its own: the source shows it.
             let device = match by_number {
                 Some(name) => Some(name),
                 None if mount.source.starts_with("/dev/") => self.named(Path::new(&mount.source))?,

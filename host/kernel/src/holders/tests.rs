@@ -110,6 +110,9 @@ fn open(path: &Path, writes: bool) -> File {
 
 #[test]
 fn a_process_is_named_with_what_it_has_open() {
+    if !has("a_process_is_named_with_what_it_has_open", &[Need::Root]) {
+        return;
+    }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let reader = Process::with(open(&path, false));
@@ -175,6 +178,9 @@ fn a_mapping_counts() {
 /// What goes within the patience, as udev's probes do, is waited for.
 #[test]
 fn a_short_use_is_waited_for() {
+    if !has("a_short_use_is_waited_for", &[Need::Root]) {
+        return;
+    }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let process = Process::with(open(&path, false));
@@ -188,6 +194,9 @@ fn a_short_use_is_waited_for() {
 
 #[test]
 fn locks_are_seen_and_set() {
+    if !has("locks_are_seen_and_set", &[Need::Root]) {
+        return;
+    }
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     // Of this process, whose descriptors do not count.
@@ -295,7 +304,7 @@ fn an_exclusive_open_is_respected_and_made() {
     drop(held);
     let claim = Claim::take(&disk.0, &[]).unwrap();
     assert_eq!(exclusively().unwrap_err().raw_os_error(), Some(libc::EBUSY));
-    assert!(open(&disk.0, true).as_raw_fd() >= 0, "who writes it opens it by itself");
+    assert!(open(&disk.0, true).as_raw_fd() >= 0, "a writer opens it by itself");
     drop(claim);
 }
 
@@ -303,7 +312,7 @@ fn an_exclusive_open_is_respected_and_made() {
 #[test]
 fn qemu_is_seen_and_sees_the_claim() {
     let test = "qemu_is_seen_and_sees_the_claim";
-    if !has(test, &[Need::QEMU]) {
+    if !has(test, &[Need::Root, Need::QEMU]) {
         return;
     }
     let dir = rtvirtio_testkit::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons (`kernel/sched/syscalls.c`).
+//! Why the kernel refuses a scheduling policy: its one word `EPERM` has five reasons
+//! (`kernel/sched/syscalls.c`).
 
 use std::collections::BTreeSet;
 use std::io;
@@ -77,8 +78,8 @@ fn permission(root: &Root, pid: u32, tid: u32, wanted: &Attr) -> (String, String
                     .to_owned(),
             );
         }
-        // A new cpuset moves threads that run, not those that sleep, and `__sched_setscheduler()` compares with the domain of the CPU that it finds
-        // the thread on.
+        // A new cpuset moves threads that run, not those that sleep, and `__sched_setscheduler()`
+        // compares with the domain of the CPU that it finds the thread on.
         let cpu = task::stat(root, pid, tid).ok().map(|s| s.cpu);
         if let Some(cpu) = cpu.filter(|cpu| !domain.is_empty() && !domain.contains(cpu)) {
             return (

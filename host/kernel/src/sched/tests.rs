@@ -56,7 +56,8 @@ fn a_slice_counts_only_when_asked_for() {
     assert!(Attr::fifo(97).is(&Attr { nice: -5, ..Attr::fifo(97) }));
 }
 
-/// Without privileges a thread may still make itself nicer, and never get less nice again unless root.
+/// Without privileges a thread may still make itself nicer, and never get less nice again unless
+/// root.
 #[test]
 fn this_thread_is_set_and_read_back() {
     let spawned = std::thread::spawn(|| {
@@ -77,7 +78,7 @@ fn this_thread_is_set_and_read_back() {
 }
 
 #[test]
-fn a_thread_that_is_gone_is_told_as_such() {
+fn a_thread_that_is_gone_is_reported_as_such() {
     // Beyond the kernel's PID_MAX_LIMIT.
     assert_eq!(get(1 << 23).unwrap_err().raw_os_error(), Some(libc::ESRCH));
     let error = set(1 << 23, &Attr::other(0)).unwrap_err();
@@ -96,7 +97,7 @@ fn put(root: &Root, path: &str, text: &str) {
 }
 
 #[test]
-fn each_reason_of_eperm_is_told_from_the_others() {
+fn each_reason_of_eperm_is_reported_from_the_others() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     let all = "CapEff:\t000001ffffffffff\n";
@@ -106,17 +107,17 @@ fn each_reason_of_eperm_is_told_from_the_others() {
     put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0\n");
     put(&root, "/sys/devices/system/cpu/online", "0-1\n");
     put(&root, "/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "0\n");
-    let told = |attr: &Attr| explain(&root, 7, 7, attr, perm()).to_string();
+    let reported = |attr: &Attr| explain(&root, 7, 7, attr, perm()).to_string();
 
-    let budget = told(&Attr::fifo(97));
+    let budget = reported(&Attr::fifo(97));
     assert!(budget.contains("/vms/a has a real-time budget of 0"), "{budget}");
     assert!(budget.contains("echo 400000 >/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us"), "{budget}");
-    let mask = told(&Attr::deadline(1_000_000, 2_000_000));
+    let mask = reported(&Attr::deadline(1_000_000, 2_000_000));
     assert!(mask.contains("affinity 0 is narrower") && mask.contains("cpuset"), "{mask}");
 
     put(&root, "/sys/fs/cgroup/cpu/vms/a/cpu.rt_runtime_us", "400000\n");
     put(&root, "/proc/7/task/7/status", "Cpus_allowed_list:\t0-1\n");
-    let other = told(&Attr::fifo(97));
+    let other = reported(&Attr::fifo(97));
     assert!(other.contains("the kernel does not allow it"), "{other}");
     let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17";
     put(
@@ -124,14 +125,14 @@ fn each_reason_of_eperm_is_told_from_the_others() {
         "/proc/7/task/7/stat",
         &format!("7 (IO) S 1 1 1 0 -1 0 0 0 0 0 5 5 0 0 20 0 1 0 7 {tail} 3 0 0 0\n"),
     );
-    let asleep = told(&Attr::deadline(1_000_000, 2_000_000));
+    let asleep = reported(&Attr::deadline(1_000_000, 2_000_000));
     assert!(
         asleep.contains("it has not run since its CPUs were changed") && asleep.contains("CPU 3"),
         "{asleep}"
     );
     put(&root, "/proc/self/status", "CapEff:\t0000000000000000\n");
     for attr in [Attr::fifo(97), Attr::deadline(1_000_000, 2_000_000), Attr::other(-5)] {
-        let text = told(&attr);
+        let text = reported(&attr);
         assert!(text.contains("CAP_SYS_NICE") && text.contains("run as root"), "{text}");
     }
     let busy = explain(&root, 7, 7, &Attr::deadline(1, 2), io::Error::from_raw_os_error(libc::EBUSY));
@@ -148,7 +149,8 @@ impl Drop for Sleeper {
     }
 }
 
-/// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three times 40 % would be refused.
+/// The kernel forgets the bandwidth of a thread that is asleep when it leaves DEADLINE; three times
+/// 40 % would be refused.
 #[test]
 fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
     let test = "a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back";

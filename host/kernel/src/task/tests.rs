@@ -41,7 +41,7 @@ fn the_other_files_are_read() {
 }
 
 #[test]
-fn a_thread_that_ended_is_gone_and_another_form_is_told() {
+fn a_thread_that_ended_is_gone_and_another_form_is_reported() {
     let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     assert!(stat(&root, 5, 6).unwrap_err().is_gone());

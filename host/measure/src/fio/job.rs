@@ -17,8 +17,8 @@ pub struct JobOptions {
     pub target: PathBuf,
     /// The part of it that they may touch; `None` means all.
     pub region: Option<Region>,
-    /// Time before the measured part: tasks run, but nothing of it counts. Best at least 500 ms, because files are
-    /// opened and processes placed in this time.
+    /// Time before the measured part: tasks run, but nothing of it counts. Best at least 500 ms,
+    /// because files are opened and processes placed in this time.
     pub warmup: Duration,
     /// Length of the measured part.
     pub runtime: Duration,
@@ -62,7 +62,7 @@ pub enum IoClass {
     RealTime(u8),
     /// The usual one.
     BestEffort(u8),
-    /// Only when nobody else wants the device.
+    /// Only when no other task wants the device.
     Idle,
 }
 
@@ -86,10 +86,12 @@ pub struct Region {
     pub size: Bytes,
 }
 
-/// How fio spaces the requests of a task: bytes per second and direction, as fio itself holds a rate.
+/// How fio spaces the requests of a task: bytes per second and direction, as fio itself holds a
+/// rate.
 ///
-/// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us after its start
-/// (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced apart from each other.
+/// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us
+/// after its start (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced
+/// apart from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     read: Option<u64>,
@@ -97,8 +99,9 @@ pub struct Pace {
     block: u64,
 }
 
-/// A shared object for fio's `LD_PRELOAD`, for Linux with glibc or musl and this machine's kind of processor; its source,
-/// and why it is needed, are in `preload/fio_sleep.rs`. Where it cannot be loaded fio says so on stderr and runs without.
+/// A shared object for fio's `LD_PRELOAD`, for Linux with glibc or musl and this machine's kind of
+/// processor; its source, and why it is needed, are in `preload/fio_sleep.rs`. Where it cannot be
+/// loaded fio reports it on stderr and runs without.
 pub const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/fio_sleep.so"));
 
 /// Most streams that an open task is made of.
@@ -109,20 +112,24 @@ const DRIFT: f64 = 0.05;
 impl Pace {
     /// How a task's requests are spaced, one pace per fio section; empty when it has no rate.
     ///
-    /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at most one per request and second) that
-    /// together have the declared rate, each with one request in flight. Their rates differ by up to 5 %, so that they do not stay in
-    /// step: requests come neither evenly nor in bursts. (fio has a mode for open loops, `io_submit_mode=offload`, but before 3.42 it hangs at its
-    /// start more often than not: fio commit 736c2015; see `docs/measure.md`.)
+    /// A closed loop is one section. An open loop of depth `d` is `d` sections (at most 64, and at
+    /// most one per request and second) that together have the declared rate, each with one request
+    /// in flight. Their rates differ by up to 5 %, so that they do not stay in step: requests come
+    /// neither evenly nor in bursts. (fio has a mode for open loops, `io_submit_mode=offload`, but
+    /// before 3.42 it hangs at its start more often than not: fio commit 736c2015; see
+    /// `docs/explanation/measuring.md`.)
     ///
     /// # Errors
-    /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss it by more than 0.1 %.
+    /// [`MeasureError::Unsupported`] when a rate is so low that fio's whole bytes per second miss
+    /// it by more than 0.1 %.
     pub fn of(task: &Task) -> Result<Vec<Self>, MeasureError> {
         let Some(rate) = task.rate else { return Ok(Vec::new()) };
         let streams = match task.arrival {
             Arrival::Closed => 1,
             Arrival::Open => (rate.0 as u32).clamp(1, MAX_STREAMS).min(task.depth.max(1)),
         };
-        // Multiples of the golden ratio: no two streams ever get the same rate, and no number of periods brings all of them together.
+        // Multiples of the golden ratio: no two streams ever get the same rate, and no number of
+        // periods brings all of them together.
         let weight = |k: u32| {
             let fraction = (f64::from(k) * 0.618_033_988_749_895).fract();
             if streams == 1 { 1.0 } else { 1.0 + DRIFT * (2.0 * fraction - 1.0) }
@@ -150,8 +157,8 @@ impl Pace {
         Ok(Self { read: direction(1.0 - writes)?, write: direction(writes)?, block: task.block.0 })
     }
 
-    /// Intended start of request `i` (from 0) of one direction, in ns since the job's start; `None` when the task has no
-    /// requests of this direction.
+    /// Intended start of request `i` (from 0) of one direction, in ns since the job's start; `None`
+    /// when the task has no requests of this direction.
     #[must_use]
     pub fn intended_ns(&self, write: bool, i: u64) -> Option<u64> {
         let bps = if write { self.write } else { self.read }?;
@@ -163,7 +170,8 @@ impl Pace {
     #[must_use]
     pub fn due_before(&self, write: bool, ns: u64) -> u64 {
         let Some(bps) = (if write { self.write } else { self.read }) else { return 0 };
-        // A first guess by division, then at most two steps: the intended starts are rounded down to whole microseconds.
+        // A first guess by division, then at most two steps: the intended starts are rounded down
+        // to whole microseconds.
         let guess = u128::from(ns) * u128::from(bps) / (u128::from(self.block) * 1_000_000_000);
         let mut n = u64::try_from(guess).unwrap_or(u64::MAX);
         while self.intended_ns(write, n).is_some_and(|t| t < ns) {
@@ -182,7 +190,8 @@ impl Pace {
     }
 }
 
-/// The job of one VM: one fio process with one thread per section. A task is one section, an open task several.
+/// The job of one VM: one fio process with one thread per section. A task is one section, an open
+/// task several.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JobFile {
     vm: String,
@@ -194,7 +203,8 @@ pub struct JobFile {
 /// One section of a job file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Section {
-    /// Name, which fio repeats as `jobname`. A prefix keeps a task called `global` from being fio's own section.
+    /// Name, which fio repeats as `jobname`. A prefix keeps a task called `global` from being fio's
+    /// own section.
     pub name: String,
     /// Index of its task in [`JobFile::tasks`].
     pub task: usize,
@@ -206,8 +216,8 @@ impl JobFile {
     /// The job of a VM's tasks.
     ///
     /// # Errors
-    /// [`MeasureError::JobFile`] for a path or region that a job file cannot hold, [`MeasureError::Unsupported`] for a task
-    /// that fio cannot run as declared.
+    /// [`MeasureError::JobFile`] for a path or region that a job file cannot hold,
+    /// [`MeasureError::Unsupported`] for a task that fio cannot run as declared.
     pub fn new(vm: &Vm, options: JobOptions) -> Result<Self, MeasureError> {
         check_options(vm, &options)?;
         let mut sections = Vec::new();
@@ -276,8 +286,8 @@ impl JobFile {
         self.sections.iter().any(|s| s.pace.is_some()).then(|| self.options.dir.join("fio_sleep.so"))
     }
 
-    /// The variables that load [`PRELOAD`] into fio; none for a job without it. Symbols are looked up at the start and not in
-    /// the middle of fio's clock calibration.
+    /// The variables that load [`PRELOAD`] into fio; none for a job without it. Symbols are looked
+    /// up at the start and not in the middle of fio's clock calibration.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         self.preload_path().map_or_else(Vec::new, |path| {
@@ -291,8 +301,8 @@ impl JobFile {
         self.options.dir.join("fio.json")
     }
 
-    /// Where fio writes the latency log of each section; `None` for a section without a pace, whose latencies need no correction.
-    /// fio numbers the logs by section, from 1.
+    /// Where fio writes the latency log of each section; `None` for a section without a pace, whose
+    /// latencies need no correction. fio numbers the logs by section, from 1.
     #[must_use]
     pub fn log_paths(&self) -> Vec<Option<PathBuf>> {
         let path = |i: usize| self.options.dir.join(format!("rtvirtio_lat.{}.log", i + 1));
@@ -362,7 +372,8 @@ impl JobFile {
             s.push_str("ioengine=psync\n");
         }
         let _ = writeln!(s, "{}\nrate_process=linear", pace.option());
-        // No ramp_time here: fio forgets a task's backlog when it ends. The log lets us cut the warm-up off ourselves.
+        // No ramp_time here: fio forgets a task's backlog when it ends. The log lets us cut the
+        // warm-up off ourselves.
         let _ = writeln!(s, "runtime={}ms", ms(self.duration()));
         let _ = writeln!(s, "write_lat_log={}", escaped(&self.options.dir.join("rtvirtio")));
         s
@@ -371,9 +382,10 @@ impl JobFile {
 
 /// Options of every job that we give to fio.
 ///
-/// `lat` (submission + completion) is the latency of record; `slat` and `clat` are off because their logs would triple the
-/// volume. `allow_file_create=0`: a mistyped path is an error and not a new file. `thread`: a switch between tasks then
-/// changes no address space, which costs an emulated guest its whole TLB (3 flushes a request without, 0.05 with it).
+/// `lat` (submission + completion) is the latency of record; `slat` and `clat` are off because
+/// their logs would triple the volume. `allow_file_create=0`: a mistyped path is an error and not a
+/// new file. `thread`: a switch between tasks then changes no address space, which costs an
+/// emulated guest its whole TLB (3 flushes a request without, 0.05 with it).
 pub(crate) const COMMON: &str = "\
 direct=1
 time_based=1

@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use crate::MeasureError;
 
-/// Most bytes that the JSON may have. fio's histogram has at most 1856 bins per direction, so honest output is far below.
+/// Most bytes that the JSON may have. fio's histogram has at most 1856 bins per direction, so
+/// honest output is far below.
 const MAX_BYTES: usize = 64 << 20;
 
 /// What fio says of one section.
@@ -68,8 +69,8 @@ impl Direction {
         Nanos(self.lat_ns.max)
     }
 
-    /// fio's latency histogram: bin value and count, in rising order. A bin is known to about 1.6 % (fio's stat.h: 64 bins per
-    /// power of two); its value is the bin's middle.
+    /// fio's latency histogram: bin value and count, in rising order. A bin is known to about 1.6 %
+    /// (fio's stat.h: 64 bins per power of two); its value is the bin's middle.
     ///
     /// # Errors
     /// [`MeasureError::Json`] when a bin's key is not a number.

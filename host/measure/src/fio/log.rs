@@ -23,9 +23,10 @@ pub struct Sample {
     pub write: bool,
 }
 
-/// Reads a latency log (`write_lat_log` without averaging). Lines are `time, latency, direction, block size, ...`; fio 3.33
-/// adds the priority, newer versions may add an offset and an issue time as well: further columns are checked to be numbers and
-/// otherwise left alone. (fio's HOWTO, "Log File Formats".)
+/// Reads a latency log (`write_lat_log` without averaging). Lines are `time, latency, direction,
+/// block size, ...`; fio 3.33 adds the priority, newer versions may add an offset and an issue time
+/// as well: further columns are checked to be numbers and otherwise left alone. (fio's HOWTO, "Log
+/// File Formats".)
 ///
 /// # Errors
 /// [`MeasureError::Log`] with the line number for anything else; [`MeasureError::TooBig`].

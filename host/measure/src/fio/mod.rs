@@ -14,7 +14,8 @@ pub use log::{Sample, parse_log};
 pub struct FioOutput {
     /// Contents of [`JobFile::json_path`].
     pub json: Vec<u8>,
-    /// Contents of [`JobFile::log_paths`], one for each section in order; `None` for sections without a log.
+    /// Contents of [`JobFile::log_paths`], one for each section in order; `None` for sections
+    /// without a log.
     pub logs: Vec<Option<Vec<u8>>>,
     /// What fio wrote to stderr (its end, when long).
     pub stderr: String,

@@ -86,7 +86,7 @@ fn what_came_of_a_broken_answer_is_not_counted() {
     assert_eq!(bytes.into_inner(), 7);
 }
 
-/// Nor does a server that never ends keep anybody.
+/// Also when a server never ends an answer.
 #[test]
 fn ctrl_c_ends_the_wait_for_the_last_answers() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -104,7 +104,7 @@ fn ctrl_c_ends_the_wait_for_the_last_answers() {
 }
 
 #[test]
-fn a_server_that_is_not_there_is_told() {
+fn a_server_that_is_not_there_is_reported() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let load = Load::start(&request(port), 1);
     while load.counted().failed == 0 {

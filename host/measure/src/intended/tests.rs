@@ -19,8 +19,9 @@ fn pace(op: Op, rate: f64) -> Pace {
     Pace::of(&task).unwrap()[0]
 }
 
-/// What a closed loop at depth 1 does, request by request: the truth, and the log that fio would write of it. `service` holds direction, time in
-/// the device and time by which the program itself was late, all in ns.
+/// What a closed loop at depth 1 does, request by request: the truth, and the log that fio would
+/// write of it. `service` holds direction, time in the device and time by which the program itself
+/// was late, all in ns.
 fn simulate(pace: &Pace, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Sample>) {
     let (mut clock, mut next) = (0u64, [0u64; 2]);
     let (mut truth, mut log) = (Vec::new(), Vec::new());
@@ -57,7 +58,8 @@ fn a_stall_is_spread_over_the_requests_that_were_due_in_it() {
 
 #[test]
 fn the_recursion_is_lindleys() {
-    // W_i = max(0, W_(i-1) + l_(i-1) - T), L_i = W_i + l_i with a whole period T, without the time stamps.
+    // W_i = max(0, W_(i-1) + l_(i-1) - T), L_i = W_i + l_i with a whole period T, without the time
+    // stamps.
     let period = 2_000_000u64;
     let lat = [500_000u64, 9_000_000, 100_000, 2_500_000, 0, 100_000, 7_000_000, 1_999_999];
     let log: Vec<_> = lat.iter().map(|l| Sample { time_ms: 0, lat_ns: *l, write: false }).collect();
@@ -87,8 +89,8 @@ fn fio_rounds_intended_starts_down_to_microseconds() {
 }
 
 proptest! {
-    /// Reads and writes with random stalls, against the simulation: never above the truth, never more than 1 ms below, and exact when
-    /// the program itself is never late.
+    /// Reads and writes with random stalls, against the simulation: never above the truth, never
+    /// more than 1 ms below, and exact when the program itself is never late.
     #[test]
     fn correction_bounds_the_truth(
         rate in 20.0f64..5_000.0,
@@ -110,7 +112,8 @@ proptest! {
         prop_assert_eq!(latencies(&from_intended_start(&log, &pace, 1)), truth);
     }
 
-    /// Several in flight: `depth` servers, requests made in order when a server is free. The log is in the order of completion.
+    /// Several in flight: `depth` servers, requests made in order when a server is free. The log is
+    /// in the order of completion.
     #[test]
     fn correction_with_depth_is_within_its_bound(
         rate in 100.0f64..3_000.0,
@@ -146,7 +149,8 @@ proptest! {
         }
     }
 
-    /// A log by the machine's clock tells when the job began, as long as one request was made in time.
+    /// A log by the machine's clock tells when the job began, as long as one request was made in
+    /// time.
     #[test]
     fn the_start_of_a_job_is_found_in_its_log(
         rate in 20.0f64..5_000.0,

@@ -64,14 +64,15 @@ pub(super) fn doubts(series: &str, summary: &[DepthPoint], points: &[Point]) -> 
     doubts
 }
 
-/// The deepest point says what a full device does to others, and no deeper one corrects it. One standstill holds up all that is in flight, so it alone can make
-/// one request in 10 000 slow there.
+/// The deepest point says what a full device does to others, and no deeper one corrects it. One
+/// standstill holds up all that is in flight, so it alone can make one request in 10 000 slow
+/// there.
 pub(super) fn held_up(series: &str, summary: &[DepthPoint]) -> Option<String> {
     let [.., a, b] = summary else { return None };
     let deeper = f64::from(b.depth) / f64::from(a.depth.max(1));
     (b.p9999.0 as f64 > HELD_UP * deeper * a.p9999.0 as f64).then(|| {
         format!(
-            "{series}: one request in 10 000 took {} at depth {} and {} at depth {}: something stood still; what is predicted beside VMs without a limit rests on that, so measure again",
+            "{series}: one request in 10 000 took {} at depth {} and {} at depth {}: something stood still; what is predicted next to VMs without a limit rests on that, so measure again",
             a.p9999, a.depth, b.p9999, b.depth
         )
     })
@@ -84,8 +85,8 @@ fn identical(series: &str, summary: &[DepthPoint], points: &[Point]) -> Option<S
     (repeated || across).then(|| format!("{series}: identical numbers in several measurements"))
 }
 
-/// The signature of a token bucket: most requests are fast, at least one in a hundred is slow, and a factor of four between them is empty.
-/// Gives the median and the lower edge of the slow group.
+/// The signature of a token bucket: most requests are fast, at least one in a hundred is slow, and
+/// a factor of four between them is empty. Gives the median and the lower edge of the slow group.
 fn two_groups(latencies: &Latencies) -> Option<(Nanos, Nanos)> {
     const EMPTY: f64 = 0.001;
     const SLOW: f64 = 0.01;

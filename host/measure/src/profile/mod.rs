@@ -1,9 +1,11 @@
-//! What a device can do, measured: throughput and latency over depth, and what BFQ itself costs on it.
+//! What a device can do, measured: throughput and latency over depth, and what BFQ itself costs on
+//! it.
 //!
-//! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same under `bfq`, and writes where they are allowed; under
-//! `none` also with larger requests, so that time per request and time per byte can be told apart. The three
-//! series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what does not
-//! look right becomes a line in [`Profile::doubts`] and is left as it was measured.
+//! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same
+//! under `bfq`, and writes where they are allowed; under `none` also with larger requests, so that
+//! time per request and time per byte can be separated. The three series alternate, so that a slow
+//! change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what
+//! does not look right becomes a line in [`Profile::doubts`] and is left as it was measured.
 
 mod checks;
 mod store;
@@ -32,7 +34,8 @@ use crate::run::add_bins;
 pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
 /// Depths at which larger requests are measured: alone, and enough of them for the best throughput.
 pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
-/// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4 KiB.
+/// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4
+/// KiB.
 pub const LARGE: Bytes = Bytes(128 << 10);
 /// Repetitions of each point.
 const REPETITIONS: usize = 3;
@@ -40,9 +43,10 @@ const REPETITIONS: usize = 3;
 const RAMP: Duration = Duration::from_millis(100);
 /// Pause between two points, so that they do not overlap when fio starts one late.
 const GAP: Duration = Duration::from_millis(30);
-/// Shortest time of a point that says something.
+/// Shortest time of a point that is meaningful.
 const SHORTEST: Duration = Duration::from_millis(50);
-/// What one fio process costs beyond its runs (start, clock calibration, end): 0.4 s measured on two cores with fio 3.33.
+/// What one fio process costs beyond its runs (start, clock calibration, end): 0.4 s measured on
+/// two cores with fio 3.33.
 const START_COST: Duration = Duration::from_millis(500);
 
 /// What is to be measured, and how long that may take.
@@ -54,8 +58,8 @@ pub struct ProfileOptions {
     pub size: Bytes,
     /// Block size; [`Bytes::from_kib`]`(4)` is what the models expect.
     pub block: Bytes,
-    /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and that is taken off the latencies. Not on a
-    /// machine that does real work.
+    /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and
+    /// that is taken off the latencies. Not on a machine that does real work.
     pub watch: bool,
     /// Time for everything; at least 11 s, with writes 17 s. The default is 36 s.
     pub budget: Duration,
@@ -83,7 +87,8 @@ impl ProfileOptions {
 
 /// What the measurement needs from its caller.
 pub struct ProfileControl<'a> {
-    /// Sets the device's elevator to `none` or `bfq`. The caller reads the old one before and restores it afterwards, whatever happens.
+    /// Sets the device's elevator to `none` or `bfq`. The caller reads the old one before and
+    /// restores it afterwards, whatever happens.
     #[expect(clippy::type_complexity, reason = "the error is the caller's; it is only shown")]
     pub set_elevator: &'a mut dyn FnMut(&str) -> Result<(), Box<dyn std::error::Error + Send + Sync>>,
     /// A claim on the device: then writes are measured too, which **destroys the data on it**.
@@ -107,7 +112,8 @@ impl Series {
         if self == Self::ReadBfq { "bfq" } else { "none" }
     }
 
-    /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would add nothing there.
+    /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would
+    /// add nothing there.
     fn points(self, block: Bytes) -> Vec<(u32, Bytes)> {
         let large = if self == Self::ReadBfq || block >= LARGE { &[][..] } else { &LARGE_DEPTHS[..] };
         let own = DEPTHS.iter().map(|d| (*d, block));
@@ -232,7 +238,8 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     })
 }
 
-/// Measured time of each point, so that everything fits into the budget; `None` when less than [`SHORTEST`] would be left.
+/// Measured time of each point, so that everything fits into the budget; `None` when less than
+/// [`SHORTEST`] would be left.
 fn point_time(budget: Duration, series: usize, points: usize) -> Option<Duration> {
     let runs = (REPETITIONS * series) as u32;
     let per_point = budget.checked_sub(START_COST * runs)? / (REPETITIONS * points) as u32;
@@ -300,8 +307,8 @@ fn run_series(
     Ok(out)
 }
 
-/// One section per point, one after the other by `startdelay`. (`stonewall` would say the same, but fio 3.33 then takes a quarter of a
-/// second to start each next section.)
+/// One section per point, one after the other by `startdelay`. (`stonewall` would say the same, but
+/// fio 3.33 then takes a quarter of a second to start each next section.)
 fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: Duration) -> String {
     let mut s = format!("[global]\n{COMMON}");
     // Cannot fail: writing to a String.

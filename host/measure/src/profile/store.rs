@@ -18,7 +18,7 @@ pub const MAX_FILE_BYTES: usize = 1 << 20;
 /// As [`parse`]; [`MeasureError::Io`] when it cannot be read.
 pub fn load(path: &Path) -> Result<Profile, MeasureError> {
     let mut bytes = Vec::new();
-    // One byte more than allowed tells "just fits" from "too large".
+    // One byte more than allowed separates "just fits" from "too large".
     File::open(path)
         .and_then(|file| file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes))
         .map_err(io_error("read", path))?;
@@ -28,8 +28,8 @@ pub fn load(path: &Path) -> Result<Profile, MeasureError> {
 /// The profile that the bytes of the file at `path` hold; the path stands in errors only.
 ///
 /// # Errors
-/// [`MeasureError::Profile`] when it is not a profile of this version, holds numbers that cannot be ([`Profile::check`]), or is larger than
-/// [`MAX_FILE_BYTES`].
+/// [`MeasureError::Profile`] when it is not a profile of this version, holds numbers that cannot be
+/// ([`Profile::check`]), or is larger than [`MAX_FILE_BYTES`].
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<Profile, MeasureError> {
     let refuse = |reason: String| MeasureError::Profile { path: path.to_owned(), reason };
     if bytes.len() > MAX_FILE_BYTES {

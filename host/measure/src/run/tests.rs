@@ -38,7 +38,8 @@ fn recorded_run() {
         assert_eq!((r.p9999_ns, r.verdict), (r.max_ns, None));
         assert!(r.fio_p9999_ns <= r.p9999_ns);
     }
-    // The flood has no log: its numbers are fio's. p99.99 as fio's own JSON has it, within the histograms' resolution.
+    // The flood has no log: its numbers are fio's. p99.99 as fio's own JSON has it, within the
+    // histograms' resolution.
     let json: serde_json::Value = serde_json::from_slice(&output.json).unwrap();
     let read = &json["jobs"][6]["read"];
     let write = &json["jobs"][6]["write"];
@@ -86,7 +87,8 @@ fn incomplete_or_foreign_output_is_refused() {
     assert!(task_results(&job, &whole, &[]).unwrap_err().to_string().contains("7 sections instead of 1"));
 }
 
-/// fio runs inside the guest, so its numbers may be anything: sums stay at the end of what 64 bits hold.
+/// fio runs inside the guest, so its numbers may be anything: sums stay at the end of what 64 bits
+/// hold.
 #[test]
 fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
     let (job, mut output) = recorded();
@@ -101,7 +103,8 @@ fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
     let result = &task_results(&job, &output, &[]).unwrap()[0];
     assert_eq!((result.n, result.verdict), (u64::MAX, Some(Verdict::Missed)));
 
-    // 10 000 requests of a month each, one after the other, by a clock that counts since the machine's start.
+    // 10 000 requests of a month each, one after the other, by a clock that counts since the
+    // machine's start.
     let mut busy = job.tasks()[0].clone();
     (busy.op, busy.rate, busy.depth) = (Op::Read, Some(Iops(10_000.0)), 1);
     let vm = Vm { tasks: vec![busy], ..crate::fio::tests::recorded_vm() };
@@ -118,7 +121,8 @@ fn counts_and_latencies_of_a_hostile_guest_do_not_overflow() {
     assert!(m.result.max_ns.0 > u64::MAX / 2 && m.spans.iter().all(|(from, to)| from < to));
 }
 
-/// A task of 100/s for 10 s, target p99 <= 400 ms, at which request `i` takes `lat(i)` ms and only `made` are made.
+/// A task of 100/s for 10 s, target p99 <= 400 ms, at which request `i` takes `lat(i)` ms and only
+/// `made` are made.
 fn synthetic(made: u64, lat: impl Fn(u64) -> u64) -> TaskResult {
     let target = Target { percentile: Percentile(99.0), latency: Nanos::from_millis(400) };
     synthetic_with(Some(target), made, lat)
@@ -128,7 +132,8 @@ fn synthetic_with(target: Option<Target>, made: u64, lat: impl Fn(u64) -> u64) -
     measured(target, made, lat, None).result
 }
 
-/// The same with all that is measured; `up_ms` is how long the machine has been up at the job's start, for a log by its clock.
+/// The same with all that is measured; `up_ms` is how long the machine has been up at the job's
+/// start, for a log by its clock.
 fn measured(
     target: Option<Target>,
     made: u64,
@@ -179,20 +184,22 @@ fn measured(
 
 #[test]
 fn stalls_of_the_host_can_be_taken_off() {
-    // The machine has been up for 1000 s. At 3 s into the job the host stands still for 480 ms; the backlog behind it takes 53 requests.
+    // The machine has been up for 1000 s. At 3 s into the job the host stands still for 480 ms; the
+    // backlog behind it takes 53 requests.
     let measured = measured(None, 1_000, |i| if i == 300 { 480 } else { 1 }, Some(1_000_000));
     let at = |ms: u64| (1_003_000 + ms) * 1_000_000;
     let less = |stalls: &[(u64, u64)]| measured.latencies_less(&Stalls::union(stalls.to_vec())).unwrap();
     let max = |l: &Latencies| l.at(Percentile(100.0)).0 as f64 / 1e6;
     assert_eq!(measured.result.max_ns, Nanos::from_millis(480));
-    // Nothing is left of the first, and of those behind it what they waited after the stall, to the 0.5 ms to which the start is known.
+    // Nothing is left of the first, and of those behind it what they waited after the stall, to the
+    // 0.5 ms to which the start is known.
     let all = less(&[(at(0), at(480))]);
     assert!(max(&all) < 60.0 && all.n() == 1_000, "{}", max(&all));
     // A stall at another time takes nothing off.
     assert!(max(&less(&[(at(2_000), at(2_400))])) > 479.0);
     // One that ends early leaves those that came behind it with all of their wait.
     assert!((max(&less(&[(at(0), at(100))])) - 390.0).abs() < 1.5);
-    // By the job's own clock nobody knows.
+    // By the job's own clock it is unknown.
     let relative = self::measured(None, 1_000, |_| 1, None);
     assert!(relative.latencies_less(&Stalls::default()).is_none());
 }
@@ -208,10 +215,11 @@ fn waits_of_requests_never_made_lose_stalls_too() {
 }
 
 #[test]
-fn a_request_of_which_nobody_knows_when_it_ran_leaves_the_rest_unknown() {
+fn a_request_of_unknown_time_leaves_the_rest_unknown() {
     let mut measured = measured(None, 1_000, |_| 1, Some(5_000));
     assert!(measured.latencies_less(&Stalls::default()).is_some());
-    // As from a stream that completed none: its waits count, and the clock of their start is not known.
+    // As from a stream that completed none: its waits count, and the clock of their start is not
+    // known.
     measured.latencies.record(Nanos::from_millis(9_000), 1);
     assert!(measured.latencies_less(&Stalls::default()).is_none());
 }
@@ -220,14 +228,15 @@ fn a_request_of_which_nobody_knows_when_it_ran_leaves_the_rest_unknown() {
 fn rate_and_tail_are_judged_together() {
     let r = synthetic(1_000, |_| 1);
     assert_eq!((r.n, r.achieved_rate, r.verdict), (1_000, Iops(100.0), Some(Verdict::Met)), "{}", r.why);
-    // One stall of 480 ms, then a backlog that shrinks by 9 ms a request: 480, 471, ... 408 are above 400. Nine of 1000 are allowed at p99,
-    // but that is too near to ten to be shown.
+    // One stall of 480 ms, then a backlog that shrinks by 9 ms a request: 480, 471, ... 408 are
+    // above 400. Nine of 1000 are allowed at p99, but that is too near to ten to be shown.
     let r = synthetic(1_000, |i| if i == 300 { 480 } else { 1 });
     assert_eq!((r.achieved_rate, r.verdict), (Iops(100.0), Some(Verdict::Unproven)));
     assert!(r.why.starts_with("9 of 1000 above 400ms; p99 needs "), "{}", r.why);
     assert_eq!((r.max_ns, r.fio_p9999_ns), (Nanos::from_millis(480), Nanos::from_millis(480)));
     assert!(r.p99_ns < Nanos::from_millis(400));
-    // The end of the run falls into a wait of 300 ms, which the target allows: 29 were not made, the rate was kept until then.
+    // The end of the run falls into a wait of 300 ms, which the target allows: 29 were not made,
+    // the rate was kept until then.
     let r = synthetic(971, |i| if i == 970 { 300 } else { 1 });
     assert_eq!((r.achieved_rate, r.verdict), (Iops(100.0), Some(Verdict::Met)), "{}", r.why);
     // A steady loss of 10 % has no such moment.

@@ -13,8 +13,8 @@ fn judged(percentile: f64, n: u64, k: u64, declared: f64, achieved: f64) -> (Ver
     (j.verdict, j.why)
 }
 
-/// Exact binomial values, computed independently by a forward sum in double precision. (The rule of thumb -ln(0.05) / 1e-4 gives 29 957 for
-/// the first, one more than the exact value.)
+/// Exact binomial values, computed independently by a forward sum in double precision. (The rule of
+/// thumb -ln(0.05) / 1e-4 gives 29 957 for the first, one more than the exact value.)
 #[test]
 fn samples_that_p9999_needs() {
     for (k, n) in [(0, 29_956), (1, 47_437), (2, 62_956), (3, 77_535), (4, 91_533), (5, 105_128)] {
@@ -99,9 +99,25 @@ fn a_task_without_a_rate_is_judged_by_its_tail() {
     );
 }
 
+/// One-sided 95 % upper confidence bound (Clopper-Pearson) of the true share of exceedances, given
+/// `k` of `n`; 1 when `k >= n`.
+fn share_bound(k: u64, n: u64) -> f64 {
+    if k >= n {
+        return 1.0;
+    }
+    let (mut low, mut high) = (0.0f64, 1.0f64);
+    // 100 halvings: to the last bit of a double.
+    for _ in 0..100 {
+        let middle = 0.5 * (low + high);
+        if at_most(k, n, middle) > ALPHA { low = middle } else { high = middle }
+    }
+    high
+}
+
 #[test]
 fn the_bound_is_clopper_and_pearsons() {
-    // One-sided 95 %: k = 0 gives 1 - 0.05^(1/n); k = n gives 1; the others from tables of the Beta distribution.
+    // One-sided 95 %: k = 0 gives 1 - 0.05^(1/n); k = n gives 1; the others from tables of the Beta
+    // distribution.
     let closed = |n: f64| 1.0 - 0.05f64.powf(1.0 / n);
     for n in [1u64, 10, 1_000, 1_000_000] {
         assert!((share_bound(0, n) / closed(n as f64) - 1.0).abs() < 1e-9, "{n}");

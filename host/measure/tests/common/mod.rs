@@ -33,7 +33,8 @@ pub fn no_loop() -> Option<&'static str> {
     open.is_err().then_some("/dev/loop-control cannot be opened: root is needed")
 }
 
-/// A directory on a real file system (tmpfs has no direct I/O on older kernels), removed when dropped.
+/// A directory on a real file system (tmpfs has no direct I/O on older kernels), removed when
+/// dropped.
 pub fn disk_dir() -> tempfile::TempDir {
     rtvirtio_testkit::disk_dir().unwrap()
 }
@@ -70,8 +71,8 @@ pub fn vm(tasks: Vec<Task>) -> Vm {
     Vm { name: "vm0".to_owned(), reach, cpu: VmCpu::default(), kernel: Kernel::Standard, tasks }
 }
 
-/// A FUSE file that serves reads one after the other and stands still in given periods after its first read. It notes
-/// when each read was answered: the truth to compare with.
+/// A FUSE file that serves reads one after the other and stands still in given periods after its
+/// first read. It notes when each read was answered: the truth to compare with.
 pub struct StallingFile {
     session: Option<fuser::BackgroundSession>,
     dir: tempfile::TempDir,

@@ -11,10 +11,11 @@ use serde_json::json;
 use super::{GuestAgent, SMALL_REPLY};
 use crate::VmmError;
 
-/// Largest answer of `guest-exec-status`, in bytes. The agent keeps up to 16 MiB of each output stream
-/// (`GUEST_EXEC_MAX_OUTPUT` in `qga/commands.c`); 24 MiB hold one of them in base64.
+/// Largest answer of `guest-exec-status`, in bytes. The agent keeps up to 16 MiB of each output
+/// stream (`GUEST_EXEC_MAX_OUTPUT` in `qga/commands.c`); 24 MiB hold one of them in base64.
 const OUTPUT_REPLY: usize = 24 << 20;
-/// First and longest pause between two polls. A poll costs the guest CPU time, which disturbs what is measured there.
+/// First and longest pause between two polls. A poll costs the guest CPU time, which disturbs what
+/// is measured there.
 const POLL_FIRST: Duration = Duration::from_millis(10);
 const POLL_LAST: Duration = Duration::from_millis(500);
 
@@ -82,11 +83,12 @@ impl GuestAgent {
         Ok(Process { pid })
     }
 
-    /// The program's result, or `None` while it runs. The agent forgets a program once it has told its result.
+    /// The program's result, or `None` while it runs. The agent forgets a program once it has
+    /// reported its result.
     ///
     /// # Errors
-    /// The agent does not know the program (it was restarted, or the result was fetched before), or the connection's
-    /// own trouble.
+    /// The agent does not know the program (it was restarted, or the result was fetched before), or
+    /// the connection's own trouble.
     pub fn poll(&mut self, process: Process) -> Result<Option<ExecOutput>, VmmError> {
         const OP: &str = "guest-exec-status";
         let status: Status = self.call(OP, Some(&json!({ "pid": process.pid })), OUTPUT_REPLY)?;
@@ -105,7 +107,8 @@ impl GuestAgent {
         }))
     }
 
-    /// Runs a program to its end and returns what it wrote. When it takes longer than `timeout` it is killed.
+    /// Runs a program to its end and returns what it wrote. When it takes longer than `timeout` it
+    /// is killed.
     ///
     /// # Errors
     /// As [`GuestAgent::spawn`], and [`VmmError::Timeout`]. A failing program is no error: look at
@@ -133,8 +136,8 @@ impl GuestAgent {
         }
     }
 
-    /// Asks a program in the guest to end (SIGTERM), and kills it when it has not ended within `patience`. A program that is
-    /// killed cannot end its own children, so this comes first.
+    /// Asks a program in the guest to end (SIGTERM), and kills it when it has not ended within
+    /// `patience`. A program that is killed cannot end its own children, so this comes first.
     ///
     /// # Errors
     /// As [`GuestAgent::spawn`] and [`GuestAgent::poll`].
@@ -151,7 +154,8 @@ impl GuestAgent {
         Ok(())
     }
 
-    /// Kills a program in the guest (SIGKILL, through the guest's own `kill`: the agent has no command for it).
+    /// Kills a program in the guest (SIGKILL, through the guest's own `kill`: the agent has no
+    /// command for it).
     ///
     /// # Errors
     /// As [`GuestAgent::spawn`].

@@ -9,8 +9,8 @@ use serde_json::json;
 use super::{GuestAgent, SMALL_REPLY};
 use crate::VmmError;
 
-/// Bytes of file data in one message. In base64 that is 64 KiB on the channel; more does not make it faster, and keeps
-/// a slow guest from exceeding one command's time limit.
+/// Bytes of file data in one message. In base64 that is 64 KiB on the channel; more does not make
+/// it faster, and keeps a slow guest from exceeding one command's time limit.
 const CHUNK: usize = 48 * 1024;
 /// Room for a chunk in base64 and the JSON around it.
 const CHUNK_REPLY: usize = CHUNK / 3 * 4 + 1024;
@@ -42,11 +42,13 @@ impl GuestAgent {
         Ok(data)
     }
 
-    /// Replaces a file's content. The agent writes through a buffer, so what the kernel says to the data (a knob that
-    /// refuses a value) comes with the flush; it is returned as an error like any other.
+    /// Replaces a file's content. The agent writes through a buffer, so what the kernel says to the
+    /// data (a knob that refuses a value) comes with the flush; it is returned as an error like any
+    /// other.
     ///
     /// # Errors
-    /// The guest refuses (no such directory, read-only, invalid value), or the connection's own trouble.
+    /// The guest refuses (no such directory, read-only, invalid value), or the connection's own
+    /// trouble.
     pub fn write_file(&mut self, path: &str, data: &[u8]) -> Result<(), VmmError> {
         let handle = self.open_file(path, "w")?;
         let written = self.write_all(handle, path, data);
@@ -84,8 +86,9 @@ impl GuestAgent {
                 });
             }
             data.extend_from_slice(&chunk);
-            // The agent's fread(3) gives less than asked for only at the end. So a short chunk ends it too: a guest that sends one
-            // byte at a time, each just within the time limit, must not keep us here.
+            // The agent's fread(3) gives less than asked for only at the end. So a short chunk ends
+            // it too: a guest that sends one byte at a time, each just within the time limit, must
+            // not keep us here.
             if reply.eof || chunk.len() < CHUNK {
                 return Ok(data);
             }

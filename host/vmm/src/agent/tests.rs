@@ -6,7 +6,8 @@ use rtvirtio_testkit::HANG;
 
 use super::*;
 
-/// A scripted agent: answers syncs by itself, and the other commands from `answer`. Returns the requests it saw.
+/// A scripted agent: answers syncs by itself, and the other commands from `answer`. Returns the
+/// requests it saw.
 fn scripted(
     mut answer: impl FnMut(&str, &Value) -> Option<String> + Send + 'static,
 ) -> (GuestAgent, JoinHandle<Vec<String>>) {
@@ -217,7 +218,7 @@ fn ids_are_fresh_and_exact_in_a_double() {
 }
 
 #[test]
-fn hang_up_is_told_as_such() {
+fn hang_up_is_reported_as_such() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let player = thread::spawn(move || {
         let mut some = [0; 10];

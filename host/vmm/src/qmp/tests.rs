@@ -19,8 +19,9 @@ const UNKNOWN: &str =
 const STOP: &str = "{\"timestamp\": {\"seconds\": 1795230146, \"microseconds\": 205641}, \"event\": \"STOP\"}\r\n{\"return\": {}, \"id\": @}";
 const SHUTDOWN: &str = r#"{"timestamp": {"seconds": 1795230146, "microseconds": 205996}, "event": "SHUTDOWN", "data": {"guest": false, "reason": "host-qmp-quit"}}"#;
 
-/// Plays one side of a transcript: for each (command, answer), reads a request, checks the command, answers with our id
-/// in place of `@`. An empty answer means: say nothing. Ends the connection after the last.
+/// Plays one side of a transcript: for each (command, answer), reads a request, checks the command,
+/// answers with our id in place of `@`. An empty answer means: say nothing. Ends the connection
+/// after the last.
 fn play(script: &'static [(&'static str, &'static str)]) -> (Result<Qmp, VmmError>, JoinHandle<()>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let player = thread::spawn(move || {
@@ -55,7 +56,6 @@ fn recorded_session() {
     let mut qmp = qmp.unwrap();
     assert_eq!(qmp.version().qemu, VersionTriple { major: 7, minor: 2, micro: 22 });
     assert_eq!(qmp.query_status().unwrap(), RunStatus { running: true, status: "running".into() });
-    assert_eq!(qmp.query_version().unwrap(), *qmp.version());
     assert_eq!(qmp.query_kvm().unwrap(), KvmInfo { enabled: false, present: true });
     let cpus = qmp.query_cpus_fast().unwrap();
     assert_eq!(cpus.iter().map(|c| (c.cpu_index, c.thread_id)).collect::<Vec<_>>(), [(0, 18065), (1, 18066)]);

@@ -1,8 +1,9 @@
-//! What a thread does for its VM, told from the monitor's word and from its name.
+//! What a thread does for its VM, from the monitor's reply and from its name.
 //!
-//! Names: QEMU `system/cpus.c`, `accel/*/`, `iothread.c`, `util/thread-pool.c` (`worker`), `util/rcu.c` (`call_rcu`); Linux
-//! `drivers/vhost/vhost.c` and `kernel/vhost_task.c` (`vhost-PID`), `arch/x86/kvm/i8254.c` (`kvm-pit/PID`),
-//! `arch/x86/kvm/mmu/mmu.c` (`kvm-nx-lpage-recovery-PID`), `io_uring/io-wq.c` (`iou-wrk-PID`).
+//! Names: QEMU `system/cpus.c`, `accel/*/`, `iothread.c`, `util/thread-pool.c` (`worker`),
+//! `util/rcu.c` (`call_rcu`); Linux `drivers/vhost/vhost.c` and `kernel/vhost_task.c`
+//! (`vhost-PID`), `arch/x86/kvm/i8254.c` (`kvm-pit/PID`), `arch/x86/kvm/mmu/mmu.c`
+//! (`kvm-nx-lpage-recovery-PID`), `io_uring/io-wq.c` (`iou-wrk-PID`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +26,8 @@ pub enum Role {
     AioWorker,
     /// A worker of io_uring in the kernel, inside the process.
     IoUringWorker,
-    /// Moves packets of vhost-net and vhost-scsi: a thread of QEMU since Linux 6.4, a kernel thread before.
+    /// Moves packets of vhost-net and vhost-scsi: a thread of QEMU since Linux 6.4, a kernel thread
+    /// before.
     Vhost,
     /// Injects ticks of the emulated PIT (KVM on x86); a kernel thread.
     KvmPit,
@@ -63,7 +65,8 @@ impl fmt::Display for Role {
     }
 }
 
-/// The role of a thread in one of the VM's processes. The monitor's word goes before the name, because a name can be anything.
+/// The role of a thread in one of the VM's processes. The monitor's word goes before the name,
+/// because a name can be anything.
 #[must_use]
 pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
     if let Some(cpus) = named.vcpus.get(&tid) {
@@ -94,8 +97,9 @@ pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
     }
 }
 
-/// Finds QEMU's RCU thread among a process's threads where its name does not tell: it is started before QEMU has read whether threads
-/// are to be named (`rcu_init()`, a constructor), and so is the first after the main thread and has its name.
+/// Finds QEMU's RCU thread among a process's threads where its name does not show it: it is started
+/// before QEMU has read whether threads are to be named (`rcu_init()`, a constructor), and so is
+/// the first after the main thread and has its name.
 pub(super) fn name_rcu(threads: &mut [Thread]) {
     let Some(main) = threads.iter().find(|t| t.role == Role::Emulator).map(|t| (t.tid, t.name.clone()))
     else {
@@ -114,7 +118,8 @@ fn is_qemu(name: &str) -> bool {
     name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" || name == "qemu"
 }
 
-/// `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for all, whose numbers only the monitor knows.
+/// `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for all, whose numbers only the monitor
+/// knows.
 fn vcpus(name: &str) -> Option<Vec<u32>> {
     if name.starts_with("ALL CPUs/") {
         return Some(Vec::new());
@@ -123,8 +128,8 @@ fn vcpus(name: &str) -> Option<Vec<u32>> {
     Some(vec![number.parse().ok()?])
 }
 
-/// The role of a kernel thread that was started for a VM; `None` for any other. Its name ends in the number of the process, or for
-/// vhost of the thread, that started it.
+/// The role of a kernel thread that was started for a VM; `None` for any other. Its name ends in
+/// the number of the process, or for vhost of the thread, that started it.
 #[must_use]
 pub fn kernel_role(name: &str, pids: &BTreeSet<u32>, tids: &BTreeSet<u32>) -> Option<Role> {
     let of = |prefix: &str| name.strip_prefix(prefix)?.parse::<u32>().ok();

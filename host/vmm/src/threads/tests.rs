@@ -106,7 +106,8 @@ fn every_thread_has_its_role_by_name() {
     assert!(found.iter().filter(|t| t.kernel).map(|t| t.tid).eq([200, 201, 203]));
 }
 
-/// Without `debug-threads=on` all threads have one name; the monitor's word is enough, and goes before any name.
+/// Without `debug-threads=on` all threads have one name; the monitor's word is enough, and goes
+/// before any name.
 #[test]
 fn the_monitors_word_goes_before_names() {
     let proc = Proc::new();
@@ -128,7 +129,7 @@ fn the_monitors_word_goes_before_names() {
 }
 
 #[test]
-fn a_vm_that_ended_is_told_and_a_thread_that_ended_is_not() {
+fn a_vm_that_ended_is_reported_and_a_thread_that_ended_is_not() {
     let proc = Proc::new();
     let vm = proc.vm();
     // The directory is listed, but its files are gone: the moment between listing and reading.

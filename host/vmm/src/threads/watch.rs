@@ -1,4 +1,5 @@
-//! Threads that come and go: QEMU's workers live for seconds, vhost tasks start with the guest's driver, vCPUs are plugged in.
+//! Threads that come and go: QEMU's workers live for seconds, vhost tasks start with the guest's
+//! driver, vCPUs are plugged in.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -9,29 +10,30 @@ use super::{Thread, VmHandle, kernel_thread, optional, process_threads};
 
 /// Looks at a VM's threads again and again and says what changed.
 ///
-/// It asks `/proc` and needs no privileges; the kernel's process connector would tell at once, but takes `CAP_NET_ADMIN` and reports
-/// every process of the machine. So a new thread is seen at most one interval late, which [`Appeared::late`] states, and one that comes
-/// and goes between two looks is not seen. What such a thread may do is therefore settled before: it inherits cgroup and policy from the
-/// thread that starts it, and reset-on-fork makes it an ordinary one.
+/// It asks `/proc` and needs no privileges; the kernel's process connector would report at once,
+/// but takes `CAP_NET_ADMIN` and reports every process of the machine. So a new thread is seen at
+/// most one interval late, which [`Appeared::late`] states, and one that comes and goes between two
+/// polls is not seen. What such a thread may do is therefore settled before: it inherits cgroup and
+/// policy from the thread that starts it, and reset-on-fork makes it an ordinary one.
 #[derive(Debug)]
 pub struct Watcher {
     vm: VmHandle,
     known: BTreeMap<(u32, u64), Thread>,
-    /// Processes that are nobody's: not opened again at every look.
+    /// Processes of no VM: not opened again at every poll.
     strangers: BTreeSet<u32>,
     last: Option<Instant>,
 }
 
-/// A thread that was not there at the last look.
+/// A thread that was not there at the last poll.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Appeared {
     /// The thread.
     pub thread: Thread,
-    /// It has existed for at most so long: the time since the last look. Zero at the first.
+    /// It has existed for at most so long: the time since the last poll. Zero at the first.
     pub late: Duration,
 }
 
-/// What changed between two looks.
+/// What changed between two polls.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
     /// New threads.
@@ -41,18 +43,18 @@ pub struct Changes {
 }
 
 impl Watcher {
-    /// Watches a VM; the first look reports all its threads as new.
+    /// Watches a VM; the first poll reports all its threads as new.
     #[must_use]
     pub fn new(vm: VmHandle) -> Self {
         Self { vm, known: BTreeMap::new(), strangers: BTreeSet::new(), last: None }
     }
 
-    /// The threads at the last look.
+    /// The threads at the last poll.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.known.values()
     }
 
-    /// Looks. `now` is the time of this look.
+    /// Reads the threads again. `now` is the time of this poll.
     ///
     /// # Errors
     /// When `/proc` cannot be read. A VM that has ended is no error: its threads are gone.

@@ -1,11 +1,12 @@
 //! Block bootstrap of a dependent series: how far a statistic moves when the series is drawn again.
 //!
-//! Neighbouring latencies depend on each other, so single values must not be drawn; whole blocks are. Two ways of
-//! drawing them ([`Scheme`]), a block length chosen from the data ([`block_length`]) and two intervals (Davison and
-//! Hinkley, Bootstrap Methods and their Application, 1997, sections 5.2 and 5.3).
+//! Neighbouring latencies depend on each other, so single values must not be drawn; whole blocks
+//! are. Two ways of drawing them ([`Scheme`]), a block length chosen from the data
+//! ([`block_length`]) and two intervals (Davison and Hinkley, Bootstrap Methods and their
+//! Application, 1997, sections 5.2 and 5.3).
 //!
-//! Resampling cannot produce what the series lacks: for a percentile beyond the sample the intervals are too short,
-//! and [`rtvirtio_stats::pot`] therefore does not rest on them.
+//! Resampling cannot produce what the series lacks: for a percentile beyond the sample the
+//! intervals are too short, and [`rtvirtio_stats::pot`] therefore does not rest on them.
 
 mod blocks;
 mod length;
@@ -83,11 +84,12 @@ pub struct Bootstrap {
     pub block: f64,
 }
 
-/// Draws the series again and again and evaluates `statistic`, which says `None` where it has no value.
+/// Draws the series again and again and evaluates `statistic`, which says `None` where it has no
+/// value.
 ///
 /// # Errors
-/// [`BootstrapError`]: an empty series, values that are not finite, settings out of range, or a statistic without a
-/// value for the series itself or too many replicates.
+/// [`BootstrapError`]: an empty series, values that are not finite, settings out of range, or a
+/// statistic without a value for the series itself or too many replicates.
 pub fn bootstrap(
     series: &[f64],
     plan: &Plan,
@@ -129,8 +131,9 @@ fn resample(
 }
 
 impl Bootstrap {
-    /// Quantile of the replicates at `level` in 0..1: the one with rank `(R + 1) level` (Davison and Hinkley 1997,
-    /// section 5.2.1), rounded outwards from the median, so that few replicates widen an interval. The estimate where there are none.
+    /// Quantile of the replicates at `level` in 0..1: the one with rank `(R + 1) level` (Davison
+    /// and Hinkley 1997, section 5.2.1), rounded outwards from the median, so that few replicates
+    /// widen an interval. The estimate where there are none.
     #[must_use]
     pub fn quantile(&self, level: f64) -> f64 {
         let r = self.replicates.len();
@@ -141,14 +144,16 @@ impl Bootstrap {
         self.replicates.get(place).copied().unwrap_or(self.estimate)
     }
 
-    /// Percentile interval: quantiles of the replicates. `None` unless `confidence` is inside (0, 1).
+    /// Percentile interval: quantiles of the replicates. `None` unless `confidence` is inside (0,
+    /// 1).
     #[must_use]
     pub fn percentile_interval(&self, confidence: f64) -> Option<Interval> {
         let (low, high) = Interval::tails(confidence)?;
         Some(Interval { low: self.quantile(low), high: self.quantile(high) })
     }
 
-    /// Basic interval: the same quantiles mirrored at the estimate. `None` unless `confidence` is inside (0, 1).
+    /// Basic interval: the same quantiles mirrored at the estimate. `None` unless `confidence` is
+    /// inside (0, 1).
     #[must_use]
     pub fn basic_interval(&self, confidence: f64) -> Option<Interval> {
         let (low, high) = Interval::tails(confidence)?;

@@ -44,7 +44,7 @@ fn the_least_urgent_is_held_down_to_what_is_left() {
     let limit = p.settings.iter().find(|x| matches!(x.knob, Knob::VmLimit { .. })).unwrap();
     assert!(limit.reason.contains("vm2 is given up"), "{}", limit.reason);
 
-    // Where limits may not be used, nobody is held down.
+    // Where limits may not be used, no VM is held down.
     let mut options = PlanOptions::new(start(&s));
     options.space.caps = false;
     let p = plan(&s, &profile(), &options).unwrap();
@@ -52,7 +52,7 @@ fn the_least_urgent_is_held_down_to_what_is_left() {
 }
 
 #[test]
-fn a_target_that_cannot_be_met_takes_nobodys_rate() {
+fn a_target_that_cannot_be_met_takes_no_rate() {
     // The rates fit; the first target is below what the device alone does.
     let mut s = vms(&[(3_000.0, 1), (3_000.0, 40), (3_000.0, 40)]);
     s.vms[0].tasks[0].target.as_mut().unwrap().latency.0 = 50_000;
@@ -70,7 +70,8 @@ fn who_has_no_target_is_given_up_first() {
     s.vms[3].tasks = vec![flood()];
     let p = plan(&s, &profile(), &PlanOptions::new(start(&s))).unwrap();
     let caps = caps(&s, &p);
-    // It misses nothing, so the plan meets all targets and asks for no consent; the flood is held as always.
+    // It misses nothing, so the plan meets all targets and asks for no consent; the flood is held
+    // as always.
     assert_eq!(met(&p), [true, true], "{p:?}");
     assert!(p.feasible && caps[..2] == [None, None], "{caps:?}");
     assert!(caps[2].is_some_and(|c| c < 6_000.0) && caps[3].is_some(), "{caps:?}");
@@ -132,7 +133,8 @@ fn one_that_is_too_much_is_passed_over() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
-    /// With limits the most urgent VM is never worse off, and nobody is held down who is told to be met.
+    /// With limits the most urgent VM is never worse off, and no VM is held down that is reported
+    /// to be met.
     #[test]
     fn limits_never_cost_the_more_urgent(of in proptest::collection::vec((2_000.0f64..12_000.0, 5u64..200), 2..5)) {
         let s = vms(&of);

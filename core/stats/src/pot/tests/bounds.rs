@@ -39,8 +39,8 @@ const LENGTH: f64 = 6.0;
 /// Geometric, from 1.
 const ON: f64 = 1.0 - 1.0 / LENGTH;
 
-/// Markov-modulated stalls: one begins at a free request with probability 1 %, lasts a geometric number of requests
-/// (mean 6) and has a Pareto height from 10 with index 3.
+/// Markov-modulated stalls: one begins at a free request with probability 1 %, lasts a geometric
+/// number of requests (mean 6) and has a Pareto height from 10 with index 3.
 fn stalls(n: usize, seed: u64, kind: Stall) -> Vec<f64> {
     let mut random = Random::new(seed);
     let (mut left, mut length, mut height) = (0usize, 1usize, 0.0);
@@ -63,8 +63,8 @@ fn stalls(n: usize, seed: u64, kind: Stall) -> Vec<f64> {
     (0..n).map(|_| next()).collect()
 }
 
-/// p99.99 of [`stalls`]: far above 10 a share `stalled E[V^3] (10 / x)^3` of all requests is above x, V being the
-/// height's factor.
+/// p99.99 of [`stalls`]: far above 10 a share `stalled E[V^3] (10 / x)^3` of all requests is above
+/// x, V being the height's factor.
 fn stalls_p9999(kind: Stall) -> f64 {
     let stalled = LENGTH / (LENGTH + (1.0 - START) / START);
     let cubes = match kind {
@@ -79,8 +79,8 @@ fn stalls_p9999(kind: Stall) -> f64 {
     10.0 * (stalled * cubes / (1.0 - P)).cbrt()
 }
 
-/// Shares of seeds that give an answer, and of those whose upper bound and interval hold; the median bound in units of
-/// the truth.
+/// Shares of seeds that give an answer, and of those whose upper bound and interval hold; the
+/// median bound in units of the truth.
 struct Kept {
     answers: f64,
     upper: f64,
@@ -164,7 +164,8 @@ fn clusters_have_to_count_less() {
     assert!(counted >= 80 && plain <= 65, "{counted} and {plain} of 100");
 }
 
-/// Exact: p^n = 0.05 and 0.01 at n = 29 955.8 and 46 049.4. (-ln(0.05) / 1e-4 = 29 957.3 is the rule of thumb.)
+/// Exact: p^n = 0.05 and 0.01 at n = 29 955.8 and 46 049.4. (-ln(0.05) / 1e-4 = 29 957.3 is the
+/// rule of thumb.)
 #[test]
 fn samples_that_order_statistics_need() {
     assert_eq!(samples_needed(0.9999, 0.95), Some(29_956));
@@ -184,7 +185,8 @@ fn samples_that_order_statistics_need() {
     assert!(!can_carry(100, f64::NAN) && !can_carry(0, 0.5));
 }
 
-/// Against the binomial distribution summed the other way round: by Pascal's rule over n, in plain numbers.
+/// Against the binomial distribution summed the other way round: by Pascal's rule over n, in plain
+/// numbers.
 #[test]
 fn spare_samples_are_those_of_the_binomial_distribution() {
     for p in [0.3, 0.5, 0.9, 0.97] {
@@ -206,7 +208,8 @@ fn spare_samples_are_those_of_the_binomial_distribution() {
             assert_eq!(spare_samples(n, p, 0.95), exact, "{n} {p}");
         }
     }
-    // The probabilities themselves underflow here: 0.5^20 000. The normal approximation is good to one.
+    // The probabilities themselves underflow here: 0.5^20 000. The normal approximation is good to
+    // one.
     let spare = spare_samples(20_000, 0.5, 0.95).unwrap();
     assert!((spare as f64 - (10_000.0 - 0.5 - 1.644_854 * 5_000f64.sqrt())).abs() < 1.5, "{spare}");
 }

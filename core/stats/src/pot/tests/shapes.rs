@@ -41,8 +41,8 @@ fn a_fit_recovers_shape_and_scale() {
     }
 }
 
-/// The same for the moments, whose errors are larger. (From -0.3 on every tenth fit would end before the largest excess
-/// and be refused.)
+/// The same for the moments, whose errors are larger. (From -0.3 on every tenth fit would end
+/// before the largest excess and be refused.)
 #[test]
 fn moments_recover_shape_and_scale() {
     let (n, seeds, scale) = (600, 200, 3.0);
@@ -127,7 +127,8 @@ fn sums_and_their_peak_are_those_of_the_likelihood() {
     }
 }
 
-/// The profile against a search over shape and share on a fine grid, with the scale from the quantile.
+/// The profile against a search over shape and share on a fine grid, with the scale from the
+/// quantile.
 #[test]
 fn the_profile_is_the_highest_likelihood_for_a_quantile() {
     let y = sample(0.2, 1.0, 150, 9);

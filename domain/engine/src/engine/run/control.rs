@@ -9,7 +9,7 @@ use rtvirtio_units::Nanos;
 use virtio_queue::QueueT;
 
 use super::{EventLoop, max_inflight_pieces, now};
-use crate::engine::command::{Command, EngineStatus, VmStatus, VringStart};
+use crate::engine::command::{Command, EngineStatus, ReconfigureError, StartError, VmStatus, VringStart};
 use crate::engine::slot::{Draining, QueueSlot};
 use crate::engine::uring::CompletionToken;
 use crate::engine::vring::Vring;
@@ -81,17 +81,17 @@ impl EventLoop {
         vm: usize,
         index: u16,
         start: Box<VringStart>,
-        reply: SyncSender<Result<(), String>>,
+        reply: SyncSender<Result<(), StartError>>,
     ) -> io::Result<()> {
-        let refuse = |why: String| {
+        let refuse = |why: StartError| {
             let _ = reply.send(Err(why));
             Ok(())
         };
         let Some(slot) = self.queue_slot(vm, index) else {
-            return refuse(format!("there is no queue {index}"));
+            return refuse(StartError::NoQueue(index));
         };
         if slot.vring.is_some() || slot.pending.is_some() {
-            return refuse(format!("queue {index} runs already"));
+            return refuse(StartError::Running(index));
         }
         if slot.draining.is_some() {
             slot.pending = Some((start, reply));
@@ -109,7 +109,7 @@ impl EventLoop {
         vm: usize,
         index: u16,
         start: VringStart,
-    ) -> io::Result<Result<(), String>> {
+    ) -> io::Result<Result<(), StartError>> {
         self.generation = self.generation.wrapping_add(1);
         let mut vring = match Vring::new(start, self.generation) {
             Ok(vring) => vring,
@@ -169,14 +169,14 @@ impl EventLoop {
         Ok(())
     }
 
-    fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Nanos) -> Result<(), String> {
+    fn reconfigure(&mut self, config: &Config, vms: &[usize], poll: Nanos) -> Result<(), ReconfigureError> {
         // The table of pieces has a fixed size.
         let most = config.window.most.max(config.window.start);
         let room = self.pieces.len() - max_inflight_pieces(0, self.vms.len()) as usize;
         if most as usize > room {
-            return Err(format!("a window of {most} needs a restart: there is room for {room}"));
+            return Err(ReconfigureError::Window { most, room });
         }
-        self.scheduler.reconfigure(config, vms).map_err(|e| e.to_string())?;
+        self.scheduler.reconfigure(config, vms)?;
         (self.config.poll, self.regulator_wakeup) = (poll, None);
         Ok(())
     }

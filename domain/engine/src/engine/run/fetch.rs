@@ -11,8 +11,7 @@ use std::sync::Arc;
 
 use rtvirtio_sched::{Op, Request};
 use rtvirtio_units::Nanos;
-use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::GuestAddress;
+use virtio_queue::QueueT;
 
 use super::{EventLoop, Vm, now};
 use crate::blk::{self, Parsed};
@@ -137,7 +136,6 @@ impl EventLoop {
             vring.broken = true;
         }
         let rule = scheduler.rule(vm);
-        let mut unreadable = 0;
         while fetched.chains < FETCH_BATCH && fetched.immediate < immediate && !vring.broken && now() < until
         {
             let Some((slot, request)) = requests.first_free() else {
@@ -146,39 +144,8 @@ impl EventLoop {
                 *depth_exhausted = true;
                 break;
             };
-            let (head, parsed) = if let Some(head) = vring.resubmit.pop() {
-                let chain =
-                    blk::chain_at(&mem.mem, GuestAddress(vring.queue.desc_table()), vring.queue.size(), head);
-                (head, blk::parse(&mem.mem, chain, &disk.backing.limits, &mut request.segments))
-            } else {
-                let chain = match vring.queue.iter(&mem.mem) {
-                    Ok(mut chains) => chains.next(),
-                    Err(_) => {
-                        vring.broken = true;
-                        break;
-                    }
-                };
-                let Some(chain) = chain else {
-                    match vring.queue.enable_notification(&mem.mem) {
-                        Ok(true) => {
-                            // The ring holds something; when it still cannot be read, it never can.
-                            unreadable += 1;
-                            vring.broken |=
-                                unreadable > 1 || vring.queue.disable_notification(&mem.mem).is_err();
-                            continue;
-                        }
-                        Ok(false) => vring.active = false,
-                        Err(_) => vring.broken = true,
-                    }
-                    break;
-                };
-                unreadable = 0;
-                let head = chain.head_index();
-                if let Some(inflight) = &mut vring.inflight {
-                    inflight.mark_inflight(head);
-                }
-                (head, blk::parse(&mem.mem, chain, &disk.backing.limits, &mut request.segments))
-            };
+            let limits = &disk.backing.limits;
+            let Some((head, parsed)) = vring.pop_request(&mem, limits, &mut request.segments) else { break };
             fetched.chains += 1;
             fetched.immediate += 1;
             match parsed {

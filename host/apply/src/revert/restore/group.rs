@@ -1,4 +1,5 @@
-//! Removing a cgroup of ours: threads that were started in it while it stood are in no journal, and must leave it first.
+//! Removing a cgroup of ours: threads that were started in it while it stood are in no journal, and
+//! must leave it first.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +13,14 @@ use super::{Fate, failed};
 use crate::machine::{Machine, TASKS};
 use crate::target::Target;
 
-/// A thread that is moved may start another meanwhile, which then is still there: so often we look again.
+/// A thread that is moved may start another meanwhile, which then is still there: so often we look
+/// again.
 const ROUNDS: u32 = 20;
 /// A group stays busy for a moment after its last thread has ended.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Gives every thread that is left the scheduling of the VM's other threads, and moves it to `home`.
+/// Gives every thread that is left the scheduling of the VM's other threads, and moves it to
+/// `home`.
 pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine<'_>) -> Result<(), Fate> {
     let attr = scheduling.parse::<Attr>().map_err(|e| failed(e.to_string()))?;
     let host = machine.host();
@@ -47,9 +50,10 @@ pub(super) fn empty(dir: &Path, home: &Path, scheduling: &str, machine: &Machine
     Err(failed("threads keep starting in it; stop the VM, or try again".to_owned()))
 }
 
-/// Takes the real-time budget from a group that is about to go. The kernel counts a removed group's until its last reference is dropped, some
-/// milliseconds later (`cpu_cgroup_css_released()`), and refuses the next group's meanwhile. The journal knows 0 as a value on the way, so that
-/// one who is cut off here can go on.
+/// Takes the real-time budget from a group that is about to go. The kernel counts a removed group's
+/// until its last reference is dropped, some milliseconds later (`cpu_cgroup_css_released()`), and
+/// refuses the next group's meanwhile. The journal knows 0 as a value on the way, so that a run
+/// that is cut off here can be resumed.
 pub(super) fn give_back(dir: &Path, machine: &Machine<'_>) {
     let file = dir.join("cpu.rt_runtime_us");
     // A kernel without such budgets has no such file. Where it cannot be read or is refused, the

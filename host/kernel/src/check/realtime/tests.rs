@@ -52,7 +52,7 @@ fn without_fair_server_and_throttling_nothing_saves_the_shell() {
 }
 
 #[test]
-fn polling_before_a_halt_is_told_when_it_is_long() {
+fn polling_before_a_halt_is_reported_when_it_is_long() {
     let (_d, root) = host();
     let file = "/sys/module/kvm/parameters/halt_poll_ns";
     assert!(finding(&root, "kvm.halt_poll").what.contains("not loaded"));
@@ -87,15 +87,15 @@ fn vm(root: &Root, locked_kb: u32) {
 }
 
 #[test]
-fn memory_that_is_not_locked_is_told_of_each_vm() {
+fn memory_that_is_not_locked_is_reported_of_each_vm() {
     let (_d, root) = host();
     vm(&root, 0);
     let found = vms(&root);
     assert_eq!(found.len(), 1, "bash is no VM: {found:?}");
-    let told = &found[0];
-    assert_eq!((told.id.as_str(), told.level), ("vm.memlock.42", Level::Warn));
-    assert!(told.what.contains("0 MiB of 100 MiB") && told.what.contains("8388608"), "{told:?}");
-    assert!(told.remedy.contains("mem-lock=on"));
+    let reported = &found[0];
+    assert_eq!((reported.id.as_str(), reported.level), ("vm.memlock.42", Level::Warn));
+    assert!(reported.what.contains("0 MiB of 100 MiB") && reported.what.contains("8388608"), "{reported:?}");
+    assert!(reported.remedy.contains("mem-lock=on"));
     vm(&root, 102_400);
     assert_eq!(vms(&root)[0].level, Level::Ok);
     fs::remove_file(root.at("/proc/42/status")).unwrap();
@@ -103,7 +103,7 @@ fn memory_that_is_not_locked_is_told_of_each_vm() {
 }
 
 #[test]
-fn an_open_qcow2_image_is_told_and_a_raw_one_is_not() {
+fn an_open_qcow2_image_is_reported_and_a_raw_one_is_not() {
     let (dir, root) = host();
     vm(&root, 102_400);
     let image = dir.path().join("disk.img");

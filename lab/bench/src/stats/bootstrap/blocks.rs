@@ -13,12 +13,13 @@ use rtvirtio_stats::Random;
 pub enum Scheme {
     /// Blocks of one length, anywhere inside the series (Künsch, Annals of Statistics 17, 1989).
     Moving,
-    /// Blocks of geometric length on the series closed to a circle, which keeps the resample stationary (Politis and
-    /// Romano, JASA 89, 1994).
+    /// Blocks of geometric length on the series closed to a circle, which keeps the resample
+    /// stationary (Politis and Romano, JASA 89, 1994).
     Stationary,
 }
 
-/// A generator of resamples: each one is a list of runs of the series that together have its length.
+/// A generator of resamples: each one is a list of runs of the series that together have its
+/// length.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     n: usize,
@@ -32,8 +33,8 @@ impl Blocks {
     /// Blocks of a mean `length` (rounded up for [`Scheme::Moving`]) from a series of `n` values.
     ///
     /// # Errors
-    /// [`BootstrapError::TooFew`] without values, [`BootstrapError::BadSetting`] for a length below 1, or not finite.
-    /// A length above `n` counts as `n`.
+    /// [`BootstrapError::TooFew`] without values, [`BootstrapError::BadSetting`] for a length below
+    /// 1, or not finite. A length above `n` counts as `n`.
     pub fn new(n: usize, scheme: Scheme, length: f64, seed: u64) -> Result<Self, BootstrapError> {
         if n == 0 {
             return Err(BootstrapError::TooFew { have: 0, need: 1 });
@@ -65,7 +66,8 @@ impl Blocks {
         length
     }
 
-    /// Adds one block of at most `missing` values, in two runs where it passes the end; returns how many.
+    /// Adds one block of at most `missing` values, in two runs where it passes the end; returns how
+    /// many.
     fn stationary(&mut self, missing: usize, runs: &mut Vec<Range<usize>>) -> usize {
         let start = self.random.below(self.n);
         let length = self.geometric().min(missing);

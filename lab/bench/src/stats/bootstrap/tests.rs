@@ -7,7 +7,8 @@ fn mean(x: &[f64]) -> Option<f64> {
     (!x.is_empty()).then(|| x.iter().sum::<f64>() / x.len() as f64)
 }
 
-/// An autoregression of order 1 with unit innovations; its mean has the variance 1 / (1 - phi)^2 / n for large n.
+/// An autoregression of order 1 with unit innovations; its mean has the variance 1 / (1 - phi)^2 /
+/// n for large n.
 fn autoregression(phi: f64, n: usize, seed: u64) -> Vec<f64> {
     let mut random = Random::new(seed);
     let mut x = random.normal() / (1.0 - phi * phi).sqrt();
@@ -19,7 +20,8 @@ fn autoregression(phi: f64, n: usize, seed: u64) -> Vec<f64> {
         .collect()
 }
 
-/// For autocovariances phi^k the two sums have the ratio 2 phi / (1 - phi^2), so the best length is known exactly.
+/// For autocovariances phi^k the two sums have the ratio 2 phi / (1 - phi^2), so the best length is
+/// known exactly.
 #[test]
 fn the_block_length_is_that_of_an_autoregression() {
     let (n, phi) = (20_000usize, 0.6f64);
@@ -53,8 +55,8 @@ fn blocks_keep_the_dependence_that_single_draws_lose() {
     }
 }
 
-/// Nominal 90 % on 300 autoregressions of 300 values; so short a series keeps a little less. Blocks of one value would
-/// keep 72 %: their interval is shorter by sqrt(0.6 / 1.4).
+/// Nominal 90 % on 300 autoregressions of 300 values; so short a series keeps a little less. Blocks
+/// of one value would keep 72 %: their interval is shorter by sqrt(0.6 / 1.4).
 #[test]
 fn intervals_of_the_mean_cover_it() {
     let repetitions = 300;

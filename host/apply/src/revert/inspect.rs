@@ -3,7 +3,7 @@
 use crate::journal::Entry;
 use crate::machine::{Fault, Machine};
 
-/// What a knob's file says, seen from the journal.
+/// A knob's value as compared with the journal.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     /// As before the plan (or absent, as before).
@@ -14,7 +14,7 @@ pub(crate) enum State {
     Foreign(String),
     /// The thing itself is gone.
     Gone(String),
-    /// It cannot be told.
+    /// It cannot be read.
     Unreadable(String),
 }
 
@@ -29,7 +29,7 @@ impl State {
 
 /// Looks at one knob. Only what the kernel says is gone counts as gone: behind any other error our
 /// value may still be in force.
-pub(crate) fn look(entry: &Entry, complete: bool, machine: &Machine<'_>) -> State {
+pub(crate) fn inspect(entry: &Entry, complete: bool, machine: &Machine<'_>) -> State {
     if let (Some(identity), Some(dir)) = (entry.identity, entry.target.path.parent()) {
         match machine.host().identity(dir) {
             Ok(now) if now == identity => {}
@@ -57,7 +57,7 @@ pub(crate) fn look(entry: &Entry, complete: bool, machine: &Machine<'_>) -> Stat
         return State::Old;
     }
     let ours = entry.new.as_ref().is_some_and(|new| form.is(&found, new))
-        || entry.passing.contains(&found)
+        || entry.also_ours.contains(&found)
         || entry.unsettled
         // Cut off between the write that made the file and our own: it shows the kernel's default.
         || (entry.old.is_none() && !complete);
