@@ -10,7 +10,7 @@ use rtvirtio_measure::http::{Load, Request, Url, periodic};
 use rtvirtio_testbed::image;
 use rtvirtio_testbed::qemu::{GUEST_PORT, GuestDisk, QemuConfig, QemuGuest};
 use rtvirtio_testkit::site::{Site, text};
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{HANG, Need, has};
 use serde_json::Value;
 
 const DEADLINE_MS: f64 = 400.0;
@@ -27,7 +27,7 @@ fn guest(name: &str, site: &Site) -> (QemuGuest, u16) {
         "ip link set lo up && ip addr add 10.0.2.15/24 dev eth0 && ip link set eth0 up && mkdir -p /srv && \
          dd if=/dev/zero of=/srv/file bs=20000 count=1 2>/dev/null && httpd -p {GUEST_PORT} -h /srv"
     );
-    let done = vm.exec(&["sh", "-c", &script], Duration::from_secs(30)).unwrap();
+    let done = vm.exec(&["sh", "-c", &script], HANG).unwrap();
     assert!(done.success(), "{}", text(&done.stderr));
     (vm, port)
 }

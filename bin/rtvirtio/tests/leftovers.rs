@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 
 use rtvirtio_kernel::{Root, leftovers};
@@ -14,6 +14,16 @@ static ONE: Mutex<()> = Mutex::new(());
 
 /// A cgroup of a contract as `apply` makes it.
 struct Group(PathBuf);
+
+/// A process in it.
+struct Vm(Child);
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 impl Group {
     fn new(site: &Site, journal: &Path) -> Self {
@@ -49,11 +59,10 @@ fn a_contracts_cgroup_without_its_journal_is_named_and_removed() {
     fs::remove_file(&journal).unwrap();
     assert!(group.is_named(&site));
     // Not while something runs in it.
-    let mut vm = Command::new("sleep").arg("600").spawn().unwrap();
-    fs::write(group.0.join("cgroup.procs"), vm.id().to_string()).unwrap();
+    let vm = Vm(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", site.run_dir()).spawn().unwrap());
+    fs::write(group.0.join("cgroup.procs"), vm.0.id().to_string()).unwrap();
     site.ok(&["revert"]);
-    vm.kill().unwrap();
-    vm.wait().unwrap();
+    drop(vm);
     assert!(group.0.exists());
     let (code, reverted) = site.json(&["revert"]);
     let removed = reverted["leftovers"].as_array().unwrap();

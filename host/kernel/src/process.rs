@@ -298,7 +298,7 @@ pub fn memlock_limit(root: &Root, pid: Option<u32>) -> Result<Option<String>, Ho
 /// # Errors
 /// When the process is gone.
 pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
-    task::cgroups_at(root, path(pid, "cgroup"))
+    task::cgroups_at(root, &path(pid, "cgroup"))
 }
 
 /// Whether a process has a UNIX socket open that is bound to this path, as QEMU has its monitor's

@@ -3,7 +3,7 @@
 //! A thread may end between any two reads. Then the error satisfies [`HostError::is_gone`], and
 //! callers go on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -159,17 +159,17 @@ pub fn affinity(root: &Root, pid: u32, tid: u32) -> Result<String, HostError> {
 /// # Errors
 /// When the thread is gone.
 pub fn cgroups(root: &Root, pid: u32, tid: u32) -> Result<Vec<Membership>, HostError> {
-    cgroups_at(root, dir(pid, tid).join("cgroup"))
+    cgroups_at(root, &dir(pid, tid).join("cgroup"))
 }
 
-pub(crate) fn cgroups_at(root: &Root, path: PathBuf) -> Result<Vec<Membership>, HostError> {
-    let text = root.read(&path)?;
+pub(crate) fn cgroups_at(root: &Root, path: &Path) -> Result<Vec<Membership>, HostError> {
+    let text = root.read(path)?;
     let line = |line: &str| {
         let mut parts = line.splitn(3, ':');
         let (_, controllers, cgroup) = (parts.next()?, parts.next()?, parts.next()?);
         Some(Membership { controllers: controllers.to_owned(), path: PathBuf::from(cgroup) })
     };
-    text.lines().map(|l| line(l).ok_or_else(|| form(path.clone(), l, "a list of cgroups"))).collect()
+    text.lines().map(|l| line(l).ok_or_else(|| form(path.to_owned(), l, "a list of cgroups"))).collect()
 }
 
 #[cfg(test)]

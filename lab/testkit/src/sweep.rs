@@ -225,23 +225,35 @@ mod tests {
     use super::*;
     use crate::{Need, has};
 
-    /// A process that stands for a test's, and the name that such a test gives.
-    struct Mortal(Child, String);
+    /// Ended when dropped.
+    struct Sleeper(Child);
 
-    impl Mortal {
+    impl Sleeper {
         /// The directory in its environment lets a sweep end it too.
-        fn new(place: &Path) -> Self {
-            let child = Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", place).spawn().unwrap();
-            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-            let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
-            let name = format!("rtvirtio-test-{}-{start}-x", child.id());
-            Self(child, name)
+        fn new(dir: &Path) -> Self {
+            Self(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", dir).spawn().unwrap())
         }
     }
 
-    impl Drop for Mortal {
+    impl Drop for Sleeper {
         fn drop(&mut self) {
             end(&mut self.0);
+        }
+    }
+
+    /// A process that stands for a test's, and the name that such a test gives.
+    struct Mortal {
+        _process: Sleeper,
+        name: String,
+    }
+
+    impl Mortal {
+        fn new(place: &Path) -> Self {
+            let child = Sleeper::new(place);
+            let pid = child.0.id();
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
+            Self { _process: child, name: format!("rtvirtio-test-{pid}-{start}-x") }
         }
     }
 
@@ -250,7 +262,7 @@ mod tests {
         let place = crate::tempdir().unwrap();
         let all = [place.path().to_owned()];
         let owner = Mortal::new(place.path());
-        let dir = place.path().join(&owner.1);
+        let dir = place.path().join(&owner.name);
         fs::create_dir(&dir).unwrap();
         for name in ["rtvirtio-test-x", "something-test-1-1", &crate::unique("rtvirtio")] {
             fs::create_dir(place.path().join(name)).unwrap();
@@ -265,12 +277,10 @@ mod tests {
         let place = crate::tempdir().unwrap();
         let dir = place.path().join("rtvirtio-test-1-1-x");
         fs::create_dir(&dir).unwrap();
-        let sleep = |value: &Path| Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", value).spawn();
-        let (mut ours, mut other) = (sleep(&dir.join("run")).unwrap(), sleep(place.path()).unwrap());
+        let (mut ours, mut other) = (Sleeper::new(&dir.join("run")), Sleeper::new(place.path()));
         remove_site(&dir);
-        assert!(ours.wait().unwrap().code().is_none(), "killed");
-        assert!(other.try_wait().unwrap().is_none(), "another's is left alone");
-        end(&mut other);
+        assert!(ours.0.wait().unwrap().code().is_none(), "killed");
+        assert!(other.0.try_wait().unwrap().is_none(), "another's is left alone");
         assert!(!dir.exists());
     }
 
@@ -286,15 +296,15 @@ mod tests {
         };
         let place = crate::tempdir().unwrap();
         let owner = Mortal::new(place.path());
-        let group = Path::new(root).join(&owner.1);
+        let group = Path::new(root).join(&owner.name);
         fs::create_dir_all(group.join("below")).unwrap();
-        let mut member = Command::new("sleep").arg("600").spawn().unwrap();
-        fs::write(group.join("below/cgroup.procs"), member.id().to_string()).unwrap();
+        let mut member = Sleeper::new(place.path());
+        fs::write(group.join("below/cgroup.procs"), member.0.id().to_string()).unwrap();
         assert!(groups().contains(&group) && !is_of_the_dead(&group));
         drop(owner);
         assert!(is_of_the_dead(&group));
         remove_group(&group);
         assert!(!group.exists());
-        assert!(member.wait().unwrap().code().is_none(), "killed");
+        assert!(member.0.wait().unwrap().code().is_none(), "killed");
     }
 }
