@@ -132,7 +132,7 @@ fn a_cap_is_kept_and_used() {
     let n = run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
     assert!(n > 0 && n <= 801 + 32, "{n}");
     let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
-    assert!(status["vms"][0]["cap_hits"].as_u64().unwrap() > 0, "{status}");
+    assert!(status["vms"][0]["read"]["cap_hits"].as_u64().unwrap() > 0, "{status}");
 }
 
 /// Missed kicks and late completions: every request completes.

@@ -9,20 +9,19 @@ use rtvirtio_testkit::{Need, has};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// A site whose temporary files are its own too, so that what stays is seen.
 fn site(test: &str) -> Option<Site> {
     if !can_run(test) || !has(test, &[Need::QEMU]) {
         return None;
     }
-    let site = Site::new();
-    std::fs::create_dir(site.dir.path().join("tmp")).unwrap();
-    Some(site)
+    Some(Site::new())
 }
 
 fn start(site: &Site, args: &[&str]) -> Child {
-    let mut command = site.command(args);
-    command.env("TMPDIR", site.dir.path().join("tmp"));
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+    site.command(args)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 /// Runs it to its end: its JSON, whatever the exit code.
@@ -39,6 +38,7 @@ fn claim<'a>(result: &'a Value, id: &str) -> &'a Value {
 
 fn assert_clean(site: &Site) {
     site.assert_clean();
+    // The programs' temporary files are in the site too.
     let left: Vec<_> = std::fs::read_dir(site.dir.path().join("tmp")).unwrap().flatten().collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 }
