@@ -1,13 +1,14 @@
 //! What dead processes left is named by `check` and removed by `revert`; what is known is left alone.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::{Mutex, PoisonError};
 
 use rtvirtio_kernel::{Root, leftovers};
 use rtvirtio_testkit::site::Site;
-use rtvirtio_testkit::{Need, has};
+use rtvirtio_testkit::{Machine, Need, has};
 
 /// What one test leaves the other one's `revert` removes.
 static ONE: Mutex<()> = Mutex::new(());
@@ -86,4 +87,34 @@ fn the_cgroups_of_a_dead_sweep_are_named_and_removed() {
     assert!(group.is_named(&site));
     site.ok(&["revert"]);
     assert!(!group.0.exists());
+}
+
+/// The tests' own duty: a real-time budget that stays is taken from everything else on the machine.
+#[test]
+fn a_test_that_panics_leaves_no_budget() {
+    let test = "a_test_that_panics_leaves_no_budget";
+    if !has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU]) {
+        return;
+    }
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut group = PathBuf::new();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let site = Site::new();
+        let machine = Machine::start(site.dir.path(), "plc", &[]);
+        let vm = site.vm("plc");
+        group = Path::new("/sys/fs/cgroup/cpu").join(format!("rtvirtio-{vm}"));
+        let spec = site.dir.path().join("plant.toml");
+        let text = format!(
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \
+             \"20ms\" }}\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
+            machine.qmp().display()
+        );
+        fs::write(&spec, text).unwrap();
+        site.ok(&["apply", spec.to_str().unwrap(), "--cpu-only"]);
+        assert_eq!(fs::read_to_string(group.join("cpu.rt_runtime_us")).unwrap(), "4000\n");
+        // Its journal is lost too.
+        fs::remove_dir_all(site.state_dir()).unwrap();
+        panic!("as a test that fails");
+    }));
+    assert!(panicked.is_err() && !group.exists());
 }

@@ -19,6 +19,7 @@ impl Host {
         let dir = rtvirtio_testkit::tempdir().unwrap();
         let host = Self { root: Root::new(dir.path()), dir };
         host.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n");
+        fs::create_dir_all(host.root.at(CPU)).unwrap();
         host
     }
 
