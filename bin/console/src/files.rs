@@ -24,8 +24,8 @@ pub fn write_result(path: &Path, content: &[u8], global: &Global) -> anyhow::Res
     }
 }
 
-/// Whether [`write_file`] can write there, as far as it can be known without writing: for a check before a measurement that
-/// takes its time.
+/// Whether [`write_file`] can write there, as far as it can be known without writing: for a check
+/// before a measurement that takes its time.
 ///
 /// # Errors
 /// When it cannot.

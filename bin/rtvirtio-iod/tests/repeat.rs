@@ -76,7 +76,8 @@ impl AttackedDomain {
     }
 
     fn repeat_on(&mut self, name: &str, mut steps: impl FnMut(usize)) {
-        // What a step leaves behind it leaves each time. Other programs of the machine open files too, but not each time.
+        // What a step leaves behind it leaves each time. Other programs of the machine open files
+        // too, but not each time.
         for attempt in (0..ATTEMPTS).rev() {
             if self.leaves_no_files(name, &mut steps) {
                 return;
@@ -85,7 +86,8 @@ impl AttackedDomain {
         }
     }
 
-    /// Whether no more files are open on this machine after the steps than before. Everything else is asserted.
+    /// Whether no more files are open on this machine after the steps than before. Everything else
+    /// is asserted.
     fn leaves_no_files(&mut self, name: &str, steps: &mut dyn FnMut(usize)) -> bool {
         let n = repetitions();
         // One connection first: memory that is kept after the first use does not count.

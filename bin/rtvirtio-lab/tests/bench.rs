@@ -387,8 +387,8 @@ fn the_io_domain_in_small() {
         let claim = claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
         claim["value"].as_f64().unwrap()
     };
-    // Who goes first is shown in virtual time (`core/sim`), and how much it gives is what this benchmark measures; half a second of
-    // it on a busy machine proves neither.
+    // Who goes first is shown in virtual time (`core/sim`), and how much it gives is what this
+    // benchmark measures; half a second of it on a busy machine proves neither.
     let result = site.json(&args).1;
     assert_eq!(result["runs"].as_array().unwrap().len(), 4, "four schemes");
     for id in ["rate_kept", "of_the_rest", "p50_ms.edf", "p50_ms.fifo"] {

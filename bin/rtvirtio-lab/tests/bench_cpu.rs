@@ -87,7 +87,8 @@ fn latencies_are_measured_in_a_guest_and_on_its_host() {
         for round in rounds {
             let counts = round["counts"].as_array().unwrap();
             let n: u64 = counts.iter().map(|c| c[1].as_u64().unwrap()).sum();
-            // A wake-up each millisecond at most; a busy machine misses some, and ends the run later.
+            // A wake-up each millisecond at most; a busy machine misses some, and ends the run
+            // later.
             assert!((1..=length).contains(&n), "{n} in {s}");
             assert_eq!(round["floor"]["counts"].is_array(), s["setup"] != "host", "{s}");
         }

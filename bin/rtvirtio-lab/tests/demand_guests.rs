@@ -83,8 +83,9 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
         assert!(cpu <= (budget / 100.0 * 1.2 + 0.02) * cpus, "{run}");
     }
 
-    // What the machine gave is its own affair. The look-up is shown on the same profile with figures that do not depend on it: a fifth
-    // of a request a second for each percent, and an eighth less alongside the neighbour.
+    // What the machine gave is its own affair. The look-up is shown on the same profile with
+    // figures that do not depend on it: a fifth of a request a second for each percent, and an
+    // eighth less alongside the neighbour.
     let mut certain = profile.clone();
     for run in certain["runs"].as_array_mut().unwrap() {
         let each = if run["neighbour_percent"].is_null() { 0.2 } else { 0.175 };
@@ -96,10 +97,12 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     let asked = 5.0;
     let (code, applied) = site.json(&["apply", spec(asked), "--cpu-only"]);
     let found = &applied[0]["found"];
-    // The curve measured alongside 20 % decides, because the other VM has 20 %: 30 % carries 5.25 a second.
+    // The curve measured alongside 20 % decides, because the other VM has 20 %: 30 % carries 5.25 a
+    // second.
     assert_eq!((code, found["curve"]["neighbour_percent"].as_u64()), (0, Some(20)), "{applied}");
     assert_eq!(found["point"]["budget_percent"].as_u64(), Some(30), "{found}");
-    // And it serves, next to the loaded neighbour. How soon is printed, not judged: `bench reservation` measures it.
+    // And it serves, next to the loaded neighbour. How soon is printed, not judged: `bench
+    // reservation` measures it.
     let load = Load::start(&Request::new(Url::find(&urls[1]).unwrap()), 4);
     let web_server = Request::new(Url::find(&urls[0]).unwrap());
     let never = AtomicBool::new(false);

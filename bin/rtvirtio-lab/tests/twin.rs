@@ -46,8 +46,8 @@ fn measured_service_times_follow_the_model() {
         "none",
     )
     .unwrap();
-    // No request is faster than the model, on any machine. How much FUSE, the loop device and wake-ups add is a measurement:
-    // `rtvirtio-lab profile twin:microsd`.
+    // No request is faster than the model, on any machine. How much FUSE, the loop device and
+    // wake-ups add is a measurement: `rtvirtio-lab profile twin:microsd`.
     for (rw, read) in [("randread", true), ("randwrite", false)] {
         for bytes in [4096, 32_768, 131_072] {
             let model = microsd(read, bytes);

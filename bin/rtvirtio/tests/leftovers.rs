@@ -1,4 +1,5 @@
-//! What dead processes left is named by `check` and removed by `revert`; what is known is left alone.
+//! What dead processes left is named by `check` and removed by `revert`; what is known is left
+//! alone.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};

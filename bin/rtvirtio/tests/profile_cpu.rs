@@ -122,8 +122,9 @@ fn a_demand_gets_the_smallest_measured_budget() {
         assert!(mean > 0.0 && mean <= (10.0 * budget * 1.2 + 10.0) * cpus, "{p}");
     }
 
-    // What the machine gave is its own affair. The look-up is shown on the same profile with figures that do not depend on it: half
-    // the most that each budget can answer, and nearly the same in each round.
+    // What the machine gave is its own affair. The look-up is shown on the same profile with
+    // figures that do not depend on it: half the most that each budget can answer, and nearly the
+    // same in each round.
     let mut certain = profile.clone();
     for run in certain["runs"].as_array_mut().unwrap() {
         let rate = 5.0 * number(&run["budget_percent"]) * cpus + 0.01 * number(&run["round"]);

@@ -54,7 +54,8 @@ pub fn remove_contracts(root: &Root) -> Result<Vec<PathBuf>> {
     let mut removed = Vec::new();
     for group in left(root, leftovers::groups(root)?)? {
         if is_known_by(&group, JOURNAL_FILE) && group.pids.is_empty() {
-            // The kernel counts a removed group's budget for some milliseconds more, unless it was given back before.
+            // The kernel counts a removed group's budget for some milliseconds more, unless it was
+            // given back before.
             let budget = group.dir.join("cpu.rt_runtime_us");
             if root.exists(&budget)? {
                 root.write(&budget, "0")?;

@@ -100,7 +100,8 @@ fn write_all(
             unchanged += 1;
         }
         if matches!(entry.target.form, Form::Group { .. }) {
-            // So that it is known for a leftover should the journal be lost. Where it takes no mark it never is.
+            // So that it is known for a leftover should the journal be lost. Where it takes no mark
+            // it never is.
             let _ = leftovers::mark(machine.root(), &entry.target.path, &journal::path(dir));
         }
         observer.step(Step::Wrote { index: index + 1, of });

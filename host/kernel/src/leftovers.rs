@@ -1,8 +1,9 @@
-//! What rtvirtio left on this host although nothing knows of it any more: cgroups, by name and mark.
+//! What rtvirtio left on this host although nothing knows of it any more: cgroups, by name and
+//! mark.
 //!
 //! A cgroup of ours bears the path of the file that remembers it, a journal or a lab's state, as an
-//! extended attribute (xattr(7)). Where that file is gone, nothing will put the cgroup back. One that
-//! is named after its process needs no mark.
+//! extended attribute (xattr(7)). Where that file is gone, nothing will put the cgroup back. One
+//! that is named after its process needs no mark.
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -18,7 +19,8 @@ use crate::{HostError, Root, task};
 const PREFIX: &str = "rtvirtio-";
 /// Begins the names of those that are named after their process: `PID-START` follows.
 const OF_A_PROCESS: &str = "learn-";
-/// The attribute; `trusted.` ones are for root on every file system with attributes, cgroups of both versions among them.
+/// The attribute; `trusted.` ones are for root on every file system with attributes, cgroups of
+/// both versions among them.
 const ATTRIBUTE: &str = "trusted.rtvirtio.known_by";
 /// Longest path (`PATH_MAX`).
 const LONGEST: usize = 4096;
@@ -66,7 +68,8 @@ impl OurGroup {
 /// Marks a cgroup's directory as known by a file.
 ///
 /// # Errors
-/// Without root, and where the file system takes no attributes. The cgroup is then never taken for a leftover.
+/// Without root, and where the file system takes no attributes. The cgroup is then never taken for
+/// a leftover.
 pub fn mark(root: &Root, dir: &Path, file: &Path) -> Result<(), HostError> {
     let path = root.at(dir);
     let failed = |source: std::io::Error| HostError::Write {
@@ -195,7 +198,7 @@ mod tests {
         put(&root, "/state/journal.json", "{}");
         let one = || groups(&root).unwrap().remove(0);
         assert_eq!((one().known_by, one().pids), (KnownBy::Unknown, vec![12]));
-        assert!(!one().is_left(&root).unwrap(), "what bears no mark is nobody's to remove");
+        assert!(!one().is_left(&root).unwrap(), "without a mark it is never removed");
         if mark(&root, dir, Path::new("/state/journal.json")).is_err() {
             return rtvirtio_testkit::skip("a_marked_group_is_left_when_its_file_is_gone", "needs root");
         }

@@ -38,8 +38,9 @@ impl ProcessId {
         Ok(start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
-    /// Begins the name of a directory of this process's, `rtvirtio-WHAT-PID-START-`: what is left of it after `kill -9` can be told
-    /// from what a living one uses.
+    /// Begins the name of a directory of this process's, `rtvirtio-WHAT-PID-START-`: what is left
+    /// of it after `kill -9` can be
+    /// distinguished from what a living one uses.
     #[must_use]
     pub fn prefix(what: &str) -> String {
         let pid = std::process::id();

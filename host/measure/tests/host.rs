@@ -71,12 +71,14 @@ fn every_kind_of_task_on_a_real_file() {
         assert!(r.p50_ns.0 > 0 && r.p50_ns <= r.p99_ns && r.p99_ns <= r.p9999_ns && r.p9999_ns <= r.max_ns);
     }
     for (r, n) in results.iter().zip([400u64, 200, 600, 400]) {
-        // At most one sample per period of the measured part. The periods of an open loop's streams are cut at both ends.
+        // At most one sample per period of the measured part. The periods of an open loop's streams
+        // are cut at both ends.
         let cut = if r.task == "open" { 8 } else { 0 };
         assert!(r.n > 0 && r.n <= n + cut, "{}: {} instead of {n}", r.task, r.n);
         assert!(r.achieved_rate.0 > 0.0, "{}", r.task);
     }
-    // Whether the target is met is the machine's affair; that the verdict is what was measured is not.
+    // Whether the target is met is the machine's affair; that the verdict is what was measured is
+    // not.
     let light = &results[0];
     assert!(light.verdict.is_some());
     if light.p99_ns > Nanos::from_millis(500) {

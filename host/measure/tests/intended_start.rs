@@ -83,7 +83,8 @@ fn run_on_stalling_file(
     Outcome { result, truth, own, less, disturbed }
 }
 
-/// The longest time by which a request outside the stall reached the file late, or by which fio saw an answer late.
+/// The longest time by which a request outside the stall reached the file late, or by which fio saw
+/// an answer late.
 fn disturbance(
     file: &StallingFile,
     stall: (Duration, Duration),
@@ -112,8 +113,9 @@ const RUNS: usize = 6;
 /// Disturbance of a machine that is quiet enough to be judged.
 const QUIET: Nanos = Nanos::from_millis(10);
 
-/// Repeats a run until `timed`, which depends on the machine, holds. It has to where the machine is quiet: it fails when it fails in
-/// every run and none was disturbed. A machine that is busy all the time is not judged, and that is printed.
+/// Repeats a run until `timed`, which depends on the machine, holds. It has to where the machine is
+/// quiet: it fails when it fails in every run and none was disturbed. A machine that is busy all
+/// the time is not judged, and that is printed.
 fn until_undisturbed(name: &str, run: impl Fn() -> Outcome, timed: impl Fn(&Outcome) -> Vec<(bool, String)>) {
     let mut wrong = Vec::new();
     for _ in 0..RUNS {
@@ -166,7 +168,8 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
     task.target = p99(200);
     let run = || {
         let o = run_on_stalling_file(task.clone(), STALL, MS(0), MS(3_000));
-        // 600 of 3000 requests were due in the stall, and none is answered before its end: the true p99 is near its length.
+        // 600 of 3000 requests were due in the stall, and none is answered before its end: the true
+        // p99 is near its length.
         let truth = o.truth.at(Percentile(99.0));
         assert!(truth > Nanos::from_millis(500), "{truth}");
         assert_eq!(o.result.verdict, Some(Verdict::Missed));
@@ -183,8 +186,8 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
             (r.achieved_rate.0 > 990.0, format!("the backlog was caught up: {}", r.achieved_rate)),
             // fio itself would have called the target met: one request in 3000 was slow.
             (own < Nanos::from_millis(200), format!("fio's own {own}")),
-            // Less the time of the stall itself there remains the backlog behind it: 600 requests, served in far less time than
-            // it lasted.
+            // Less the time of the stall itself there remains the backlog behind it: 600 requests,
+            // served in far less time than it lasted.
             (less.0 < truth.0 / 3, format!("{less} without the stall")),
         ]
     });
@@ -249,8 +252,9 @@ fn requests_that_were_never_made_count() {
         let above: u64 = o.result.why.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default();
         vec![
             (o.result.n.abs_diff(501) <= 5, format!("n {}", o.result.n)),
-            // 1000 were due, of which those of the last 300 ms may still wait; about 350 had waited for longer.
-            // Of 850 samples the ninth from the top: 1198 ms, then the waits 998, 996, ... so far.
+            // 1000 were due, of which those of the last 300 ms may still wait; about 350 had waited
+            // for longer. Of 850 samples the ninth from the top: 1198 ms, then the waits 998, 996,
+            // ... so far.
             (near(o.result.p99_ns, Nanos::from_millis(984)), format!("{}", o.result.p99_ns)),
             ((340..=360).contains(&above), o.result.why.clone()),
             // They waited for nothing but the stall.

@@ -10,13 +10,13 @@ use std::time::Duration;
 use rtvirtio_kernel::holders::describe_unseen;
 use rtvirtio_kernel::leftovers::mark;
 use rtvirtio_kernel::process::Process;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root, cgroup};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, ClaimError, HostError, Root};
 use rtvirtio_spec::{Device, Kernel, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
 use rtvirtio_workflow::domain::start::{self, Inherited, IodError};
 use rtvirtio_workflow::inventory::{Inventory, ListedGuest, ListedVm};
-use rtvirtio_workflow::leftovers::{LAB_FILE, lab_groups, lab_twins};
+use rtvirtio_workflow::leftovers::LAB_FILE;
 
 use crate::FileDisk;
 use crate::image::{GuestImage, ImageError};
@@ -37,7 +37,7 @@ const ALIGNMENT: u64 = 1 << 20;
 /// Smallest part of the device for one VM.
 const SMALLEST_PART: u64 = 16 << 20;
 /// How long a stray process may take to end.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a lab cannot be made or removed.
 #[derive(Debug, thiserror::Error)]
@@ -359,7 +359,8 @@ impl Lab {
         for cgroup in self.state.cgroups.clone() {
             cgroups.create(root, &cgroup)?;
         }
-        // So that it is known for a leftover should the state be lost. Where it takes no mark it never is.
+        // So that it is known for a leftover should the state be lost. Where it takes no mark it
+        // never is.
         if let Some(parent) = self.state.cgroups.first() {
             let _ = mark(root, &cgroups.dir(parent)?, &self.run_dir.join(LAB_FILE));
         }
@@ -523,48 +524,6 @@ impl Lab {
     fn state_error(&self, source: io::Error) -> LabError {
         LabError::State { path: self.run_dir.clone(), source }
     }
-}
-
-/// Removes what labs left whose state is gone: their cgroups with what runs in them, and their
-/// twins. False when there was nothing.
-///
-/// # Errors
-/// The first part that cannot be removed.
-pub fn remove_leftovers() -> Result<bool, LabError> {
-    let root = Root::default();
-    let mut any = false;
-    for group in lab_groups(&root)? {
-        remove_group(&root, &group.dir)?;
-        any = true;
-    }
-    for mount in lab_twins(&root)? {
-        TwinHandle { mount, ..TwinHandle::default() }.remove()?;
-        any = true;
-    }
-    Ok(any)
-}
-
-/// Removes a cgroup, those below it, and what runs in them.
-fn remove_group(root: &Root, dir: &Path) -> Result<(), LabError> {
-    for name in root.list(dir)? {
-        let below = dir.join(name);
-        if root.at(&below).is_dir() {
-            remove_group(root, &below)?;
-        }
-    }
-    let pids = || -> Result<Vec<u32>, LabError> {
-        let text = root.read(dir.join("cgroup.procs"))?;
-        Ok(text.lines().filter_map(|pid| pid.trim().parse().ok()).collect())
-    };
-    for pid in pids()? {
-        let failed = |source| LabError::State { path: format!("/proc/{pid}").into(), source };
-        let Some(process) = Process::open(pid).map_err(failed)? else { continue };
-        // The pidfd is of the process that is in the list now.
-        if pids()?.contains(&pid) {
-            process.stop(STOP_PATIENCE).map_err(failed)?;
-        }
-    }
-    Ok(cgroup::remove_dir(root, dir)?)
 }
 
 fn load(run_dir: &Path) -> Result<Option<LabState>, LabError> {

@@ -5,6 +5,7 @@ pub mod boxed;
 mod file_disk;
 pub mod image;
 mod lab;
+mod leftovers;
 mod loops;
 pub mod qemu;
 mod ram_disk;
@@ -14,8 +15,6 @@ pub mod twin;
 
 pub use app_disk::AppDisk;
 pub use file_disk::FileDisk;
-pub use lab::{
-    DOMAIN_DIR, GuestImages, IodCommand, Lab, LabError, UpOptions, domain_socket, guest_kernels,
-    remove_leftovers,
-};
+pub use lab::{DOMAIN_DIR, GuestImages, IodCommand, Lab, LabError, UpOptions, domain_socket, guest_kernels};
+pub use leftovers::remove_leftovers;
 pub use ram_disk::RamDisk;

@@ -39,7 +39,8 @@ impl Machine {
             .stderr(Stdio::null())
             .spawn();
         let machine = Self { child: child.expect("qemu-system-x86_64"), qmp };
-        // Also where the tests run at another: the kernel gives 0 to the heirs of real-time threads. Without root it stays.
+        // Also where the tests run at another: the kernel gives 0 to the heirs of real-time
+        // threads. Without root it stays.
         let pid = rustix::process::Pid::from_child(&machine.child);
         let _ = rustix::process::setpriority_process(Some(pid), 0);
         let start = Instant::now();

@@ -11,8 +11,9 @@
 //! | process | its command line, its environment or an open file names such a directory |
 //!
 //! The laboratory's library names its directories `rtvirtio-box-PID-START-RANDOM` and
-//! `rtvirtio-probe-...`. Files, sockets, mounts, loop devices and the state of the programs lie below such a directory.
-//! [`crate::sweep`] removes what carries the name of a process that is gone.
+//! `rtvirtio-probe-...`. Files, sockets, mounts, loop devices and the state of the programs lie
+//! below such a directory. [`crate::sweep`] removes what carries the name of a process that is
+//! gone.
 
 use std::fs;
 use std::io;
@@ -107,8 +108,8 @@ pub fn disk_dir() -> io::Result<TempDir> {
     tempdir_in("/var/tmp")
 }
 
-/// The same below `parent`, which must be a directory that the sweep looks into: `/tmp`, `/var/tmp`,
-/// `/dev/shm` or the environment's directory of temporary files.
+/// The same below `parent`, which must be a directory that the sweep looks into: `/tmp`,
+/// `/var/tmp`, `/dev/shm` or the environment's directory of temporary files.
 ///
 /// # Errors
 /// When it cannot be made.

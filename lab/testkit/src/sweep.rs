@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// for a test calls it: [`crate::tempdir`], [`crate::unique`], [`crate::has`], [`crate::Machine`],
 /// [`crate::site::Site`].
 ///
-/// What a living process made is left alone, and so is what carries no name of a test. Two sweeps at
-/// once do each other no harm. What cannot be removed, without root for instance, stays.
+/// What a living process made is left alone, and so is what carries no name of a test. Two sweeps
+/// at once do each other no harm. What cannot be removed, without root for instance, stays.
 pub fn sweep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -52,7 +52,8 @@ fn is_of_the_dead(path: &Path) -> bool {
     name.and_then(Owner::of).is_some_and(Owner::is_gone)
 }
 
-/// Removes a directory or a file, and on the machine all that names it: settings, processes, loop devices, mounts.
+/// Removes a directory or a file, and on the machine all that names it: settings, processes, loop
+/// devices, mounts.
 fn remove_site(dir: &Path) {
     put_back(dir);
     end_processes(dir);
@@ -108,8 +109,8 @@ fn eventually(mut condition: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Kills the processes that a test started on a directory. Each is looked at again once its pidfd is
-/// open, so that no other process with the same id is meant.
+/// Kills the processes that a test started on a directory. Each is looked at again once its pidfd
+/// is open, so that no other process with the same id is meant.
 fn end_processes(dir: &Path) {
     let devices = loops(dir);
     let has_open = |pid: u32| {
