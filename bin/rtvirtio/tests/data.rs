@@ -20,7 +20,7 @@ struct Disk {
 
 impl Disk {
     fn new() -> Self {
-        let dir = tempfile::Builder::new().prefix("rtv-data-").tempdir_in("/var/tmp").unwrap();
+        let dir = rtvirtio_testkit::disk_dir().unwrap();
         let file = dir.path().join("disk");
         let bytes: Vec<u8> = (0..SIZE as u64 / 8).flat_map(|i| (i ^ 0x5555).to_le_bytes()).collect();
         std::fs::write(&file, bytes).unwrap();

@@ -8,30 +8,31 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use rtvirtio_testkit::site::{Site, signal, text, wait_for};
-use rtvirtio_testkit::{Machine, Need, has};
+use rtvirtio_testkit::{HANG, Machine, Need, has};
 use rtvirtio_vmm::Qmp;
 use rustix::process::Signal;
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_secs(20);
-
 /// A machine with room for one more vCPU.
-struct Plc(Machine);
+struct Plc {
+    machine: Machine,
+    name: String,
+}
 
 impl Plc {
     fn start(test: &str, site: &Site) -> Option<Self> {
         let options = ["-machine", "q35", "-smp", "1,maxcpus=2"];
         has(test, &[Need::Root, Need::RT_GROUPS, Need::QEMU])
-            .then(|| Self(Machine::start(site.dir.path(), "plc", &options)))
+            .then(|| Self { machine: Machine::start(site.dir.path(), "plc", &options), name: site.vm("plc") })
     }
 
     fn spec(&self, site: &Site) -> String {
         let path = site.dir.path().join("plant.toml");
         let spec = format!(
-            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc-{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
+            "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{}\"\nqmp = \"{}\"\ncpu = {{ budget = \"4ms\", period = \"20ms\" }}\n\
              priorities = \"rt\"\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-            std::process::id(),
-            self.0.qmp().display()
+            self.name,
+            self.machine.qmp().display()
         );
         fs::write(&path, spec).unwrap();
         path.to_str().unwrap().to_owned()
@@ -39,7 +40,7 @@ impl Plc {
 
     /// Plugs the second vCPU in. The monitor serves one client at a time, and `keep` asks it too.
     fn plug(&self) {
-        let mut qmp = Qmp::connect(self.0.qmp(), PATIENCE).unwrap();
+        let mut qmp = Qmp::connect(self.machine.qmp(), HANG).unwrap();
         let all = qmp.execute("query-hotpluggable-cpus", None).unwrap();
         let free = all.as_array().unwrap().iter().find(|c| c.get("qom-path").is_none()).unwrap();
         let mut arguments = free["props"].clone();
@@ -49,7 +50,7 @@ impl Plc {
 
     /// The vCPUs' policy, priority and CPU cgroup, by name.
     fn vcpus(&self, site: &Site) -> Vec<(String, String, u64)> {
-        let all = site.json(&["threads", &self.0.pid().to_string()]).1;
+        let all = site.json(&["threads", &self.machine.pid().to_string()]).1;
         let threads = all[0]["threads"].as_array().unwrap().iter();
         let vcpus = threads.filter(|t| t["role"]["kind"] == "vcpu");
         let one = |t: &Value| {
@@ -57,15 +58,6 @@ impl Plc {
             (t["name"].as_str().unwrap().to_owned(), policy, t["priority"].as_u64().unwrap())
         };
         vcpus.map(one).collect()
-    }
-}
-
-impl Drop for Plc {
-    fn drop(&mut self) {
-        self.0.kill();
-        let group = format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id());
-        let _ = fs::write(format!("{group}/cpu.rt_runtime_us"), "0");
-        let _ = fs::remove_dir(group);
     }
 }
 
@@ -102,9 +94,9 @@ fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
 
     let (mut keeper, lines) = keep(&site, &spec);
     machine.plug();
-    let set = lines.recv_timeout(PATIENCE).unwrap();
+    let set = lines.recv_timeout(HANG).unwrap();
     assert_eq!(set["event"], "set", "{set}");
-    wait_for("the policy", PATIENCE, || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
+    wait_for("the policy", || machine.vcpus(&site) == [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
     keeper.kill().unwrap();
     keeper.wait().unwrap();
 
@@ -113,11 +105,11 @@ fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
     assert!(lines.recv_timeout(Duration::from_millis(800)).is_err());
     assert!(site.ok(&["status"]).contains("policy of vcpu 1"));
     // The lock may be held for a moment while it looks.
-    wait_for("the revert", PATIENCE, || site.output(&["revert"]).status.success());
+    wait_for("the revert", || site.output(&["revert"]).status.success());
     assert!(keeper.wait().unwrap().success());
     let other = |name: &str| (name.to_owned(), "other".to_owned(), 0);
     assert_eq!(machine.vcpus(&site), [other("CPU 0/TCG"), other("CPU 1/TCG")]);
-    assert!(!Path::new(&format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id())).exists());
+    assert!(!Path::new(&format!("/sys/fs/cgroup/cpu/rtvirtio-{}", machine.name)).exists());
 
     // Ctrl-C leaves the contracts in force.
     site.ok(&["apply", &spec, "--cpu-only"]);
@@ -126,7 +118,7 @@ fn a_plugged_vcpu_is_kept_and_put_back_after_kill_9() {
     signal(&keeper, Signal::INT);
     assert!(keeper.wait().unwrap().success());
     assert_eq!(machine.vcpus(&site), [fifo("CPU 0/TCG"), fifo("CPU 1/TCG")]);
-    wait_for("the revert", PATIENCE, || site.output(&["revert"]).status.success());
+    wait_for("the revert", || site.output(&["revert"]).status.success());
     drop(machine);
     site.assert_clean();
 }

@@ -15,13 +15,12 @@ fn machine(test: &str, site: &Site) -> Option<Machine> {
     has(test, &[Need::Root, Need::QEMU]).then(|| Machine::start(site.dir.path(), "plc", &options))
 }
 
-fn spec(site: &Site, cpu: &str) -> String {
+fn spec(site: &Site, vm: &str, cpu: &str) -> String {
     let path = site.dir.path().join("plant.toml");
     let qmp = site.dir.path().join("qmp");
     let spec = format!(
-        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"plc-{}\"\nqmp = \"{}\"\n{cpu}\n\
+        "[device]\npath = \"/dev/sdz\"\n[[vm]]\nname = \"{vm}\"\nqmp = \"{}\"\n{cpu}\n\
          [[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n",
-        std::process::id(),
         qmp.display()
     );
     fs::write(&path, spec).unwrap();
@@ -39,7 +38,7 @@ fn threads_of_a_machine_are_shown_and_watched() {
     let Some(mut machine) = machine("threads_of_a_machine_are_shown_and_watched", &site) else {
         return;
     };
-    let spec = spec(&site, "");
+    let spec = spec(&site, &site.vm("plc"), "");
     for target in [spec.as_str(), &machine.pid().to_string()] {
         let (code, json) = site.json(&["threads", target]);
         let threads = &json[0]["threads"];
@@ -87,7 +86,8 @@ fn a_contract_is_applied_shown_and_put_back() {
     if !has(test, &[Need::RT_GROUPS]) {
         return;
     }
-    let spec = spec(&site, "cpu = { budget = \"4ms\", period = \"20ms\" }\npriorities = \"rt\"");
+    let vm = site.vm("plc");
+    let spec = spec(&site, &vm, "cpu = { budget = \"4ms\", period = \"20ms\" }\npriorities = \"rt\"");
     let before = site.json(&["threads", &spec]).1;
     let dry = site.ok(&["apply", &spec, "--cpu-only", "--dry-run"]);
     assert!(dry.contains(" -> fifo 98 reset-on-fork"), "{dry}");
@@ -113,16 +113,16 @@ fn a_contract_is_applied_shown_and_put_back() {
         all[0]["threads"].as_array().unwrap().iter().map(pick).collect()
     };
     assert_eq!(still(&before), still(&after));
-    let group = format!("/sys/fs/cgroup/cpu/rtvirtio-plc-{}", std::process::id());
+    let group = format!("/sys/fs/cgroup/cpu/rtvirtio-{vm}");
     assert!(!Path::new(&group).exists());
     // More than there is.
-    let spec = self::spec(&site, "cpu = { budget = \"199ms\", period = \"200ms\" }");
+    let spec = self::spec(&site, &vm, "cpu = { budget = \"199ms\", period = \"200ms\" }");
     let error = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
     assert!(
         error.contains("4.5 % of each CPU too much") && error.contains("kernel grants 95.0 %"),
         "{error}"
     );
-    let spec = self::spec(&site, "cpu = { requests = \"50/s\", deadline = \"20ms\" }");
+    let spec = self::spec(&site, &vm, "cpu = { requests = \"50/s\", deadline = \"20ms\" }");
     let error = text(&site.output(&["apply", &spec, "--cpu-only"]).stderr);
     assert!(error.contains("has not been measured"), "{error}");
 }
@@ -156,7 +156,7 @@ fn numbers_of_another_pid_namespace_are_not_taken_for_threads_here() {
     // As in a container: the number that its monitor tells is another process's here.
     let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     monitor(&site.dir.path().join("qmp"), other.id());
-    let told = site.output(&["threads", &spec(&site, "")]);
+    let told = site.output(&["threads", &spec(&site, &site.vm("plc"), "")]);
     other.kill().unwrap();
     other.wait().unwrap();
     let told = text(&told.stderr);

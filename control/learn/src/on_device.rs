@@ -1,5 +1,6 @@
 //! A sweep of a real device of this host by process VMs.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::NoGuests;
@@ -18,6 +19,20 @@ use crate::process_vms::ProcessVms;
 use crate::runs::MeasuredDevice;
 use crate::stage::Stage;
 use crate::sweep::{Allowed, Learning, learn};
+
+/// Whether [`on_device`] would begin now; nothing is made.
+///
+/// # Errors
+/// As [`on_device`], before its first run.
+pub fn check_device(name: &str, dirs: &Dirs) -> Result<()> {
+    ensure_fio()?;
+    in_force::refuse(dirs)?;
+    Ok(ProcessVms::check(&node(name), MAX_VMS + 1)?)
+}
+
+fn node(name: &str) -> PathBuf {
+    Path::new("/dev").join(name.replace('!', "/"))
+}
 
 /// Learns a model of the device of this name in the given time. Its data is only read; settings are
 /// journaled in the state directory, so that `rtvirtio revert` puts them back after a crash.
@@ -39,7 +54,7 @@ pub fn on_device(
     in_force::refuse(dirs)?;
     in_force::forget(&dirs.state)?;
     let vms = MAX_VMS + 1;
-    let path = std::path::Path::new("/dev").join(name.replace('!', "/"));
+    let path = node(name);
     let rig = ProcessVms::new(&path, vms)?;
     if let Some(unseen) = rig.unseen() {
         progress.warn(&format!("whether {} is in use: {unseen}", path.display()));

@@ -210,6 +210,17 @@ impl ProcessVms {
         Ok(made)
     }
 
+    /// Whether [`ProcessVms::new`] would make them now; nothing is made.
+    ///
+    /// # Errors
+    /// When anything uses the disk, or it is too small.
+    pub fn check(path: &Path, vms: usize) -> Result<(), ProcessVmsError> {
+        let root = Root::default();
+        let device = BlockDevice::find(&root, path)?;
+        drop(Claim::take(&node(&device), &[])?);
+        parts(&node(&device), Bytes(device.size(&root)?), vms).map(drop)
+    }
+
     fn make(root: Root, device: BlockDevice, vms: usize) -> Result<Self, ProcessVmsError> {
         let parts = parts(&node(&device), Bytes(device.size(&root)?), vms)?;
         let cgroups = Cgroups::detect(&root)?;

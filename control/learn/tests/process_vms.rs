@@ -73,7 +73,7 @@ impl Disk {
         }
         let root = Root::default();
         Cgroups::detect(&root).map_err(|e| skip(test, &e.to_string())).ok()?;
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let data: Vec<u8> = (0..SIZE).map(|i| (i / 4096) as u8).collect();
         fs::write(dir.path().join("disk"), &data).unwrap();
         let disk = Loop::new(&dir.path().join("disk"));

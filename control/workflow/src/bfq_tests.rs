@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn a_module_is_found_by_its_name_alone() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     assert!(!has_module(&root, "6.1.0", "bfq"));
     std::fs::create_dir_all(root.at("/lib/modules/6.1.0")).unwrap();

@@ -3,7 +3,29 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use crate::error::{Context as _, Result};
+use crate::error::{Context as _, Error, Kind, Result, ensure};
+
+/// Whether [`write_file`] can write there, as far as it can be known without writing: for a check
+/// before a measurement that takes its time.
+///
+/// # Errors
+/// [`Kind::Argument`](crate::Kind::Argument) when it cannot.
+pub fn check_writable(path: &Path) -> Result<()> {
+    let path = std::path::absolute(path).with_context(|| format!("cannot write {}", path.display()))?;
+    ensure!(!path.is_dir(), Argument, "cannot write {}: it is a directory", path.display());
+    // Missing directories are made.
+    let existing = path.ancestors().skip(1).find(|dir| dir.exists()).unwrap_or(Path::new("/"));
+    ensure!(
+        existing.is_dir(),
+        Argument,
+        "cannot write {}: {} is no directory",
+        path.display(),
+        existing.display()
+    );
+    rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
+        .map_err(|e| Error::from_source(Kind::Argument, e))
+        .with_context(|| format!("cannot write in {}", existing.display()))
+}
 
 /// Writes a user's file so that a crash leaves the old or the new one. A symbolic link is followed.
 ///

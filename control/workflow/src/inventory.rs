@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_list_is_found_again_and_removed() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         assert_eq!(Inventory::load(dir.path()).unwrap_err().kind(), Kind::NotRunning);
         let list = Inventory::new("a.toml", "text", Path::new("/dev/loop0"));
         list.save(dir.path()).unwrap();

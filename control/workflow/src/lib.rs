@@ -21,6 +21,7 @@ mod host;
 pub mod in_force;
 pub mod inventory;
 pub mod keep;
+pub mod leftovers;
 pub mod model_choice;
 pub mod plan;
 pub mod profile;
@@ -33,6 +34,6 @@ pub mod tune;
 
 pub use dirs::{Dirs, is_there, profile_key, write_state};
 pub use error::{Context, Error, Kind, Result};
-pub use files::{generated, write_file};
+pub use files::{check_writable, generated, write_file};
 pub use host::{cpus, kernel_release};
 pub use progress::{Bar, Progress};

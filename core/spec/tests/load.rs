@@ -17,7 +17,7 @@ fn a_missing_file_is_one_clear_error() {
 
 #[test]
 fn a_directory_is_no_spec() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let text = load(dir.path()).unwrap_err().to_string();
     assert!(text.contains("Is a directory") && text.contains("give the path of a spec file in it"), "{text}");
 }
@@ -30,14 +30,16 @@ fn an_endless_file_is_not_read_to_its_end() {
 
 #[test]
 fn the_largest_file_is_read_whole() {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
+    let path = dir.path().join("largest.toml");
+    let mut file = std::fs::File::create(&path).unwrap();
     let mut text = include_str!("../../../examples/fig7.toml").to_owned();
     text.push('#');
     text.push_str(&"x".repeat(MAX_FILE_BYTES - text.len()));
     file.write_all(text.as_bytes()).unwrap();
-    assert_eq!(load(file.path()).unwrap().vms.len(), 3);
+    assert_eq!(load(&path).unwrap().vms.len(), 3);
     file.write_all(b"x").unwrap();
-    assert!(load(file.path()).unwrap_err().to_string().contains("larger than 1 MiB"));
+    assert!(load(&path).unwrap_err().to_string().contains("larger than 1 MiB"));
 }
 
 #[test]

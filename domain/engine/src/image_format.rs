@@ -145,7 +145,7 @@ mod tests {
         if Command::new("qemu-img").arg("--version").output().is_err() {
             return rtvirtio_testkit::skip(test, "qemu-img is not installed");
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let kinds: [(&str, &str, &str); 11] = [
             ("qcow", "", "qcow"),
             ("qcow2", "compat=0.10", "qcow2"),

@@ -213,12 +213,15 @@ mod tests {
         pause: Duration::from_millis(50),
     };
 
+    /// No peer that does something meets it, however slow the machine is.
+    const PATIENT: Limits = Limits { deadline: Duration::from_secs(600), ..QUICK };
+
     /// A server that replies `len` copies of each line.
-    fn start(path: &Path, len: usize) {
+    fn start(path: &Path, len: usize, limits: Limits) {
         let listener = UnixListener::bind(path).unwrap();
         listener.set_nonblocking(true).unwrap();
         std::thread::spawn(move || {
-            serve(&listener, QUICK, |line, stream| Reply::Line(stream, line.repeat(len) + "\n"))
+            serve(&listener, limits, |line, stream| Reply::Line(stream, line.repeat(len) + "\n"))
         });
     }
 
@@ -232,9 +235,9 @@ mod tests {
 
     #[test]
     fn silent_peers_hold_no_place() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
-        start(&path, 1);
+        start(&path, 1, PATIENT);
         // Many more than the limit.
         let idle: Vec<UnixStream> = (0..50).map(|_| UnixStream::connect(&path).unwrap()).collect();
         for _ in 0..5 {
@@ -247,19 +250,19 @@ mod tests {
     /// Slow bytes do not extend the deadline.
     #[test]
     fn one_deadline_for_the_whole_connection() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
-        start(&path, 1);
+        start(&path, 1, QUICK);
         let mut slow = UnixStream::connect(&path).unwrap();
         let begin = Instant::now();
-        let closed = (0..200).any(|_| {
+        let closed = (0..6_000).any(|_| {
             std::thread::sleep(Duration::from_millis(50));
             slow.write_all(b"x").is_err()
         });
         assert!(closed && begin.elapsed() >= QUICK.deadline, "{:?}", begin.elapsed());
         // A line without an end.
         let mut endless = UnixStream::connect(&path).unwrap();
-        assert!((0..100).any(|_| {
+        assert!((0..100_000).any(|_| {
             std::thread::sleep(Duration::from_millis(2));
             endless.write_all(&[b'x'; 1_024]).is_err()
         }));
@@ -268,14 +271,15 @@ mod tests {
     /// A peer that does not read its reply delays no other connection.
     #[test]
     fn a_long_reply_is_sent_in_parts() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
-        start(&path, 1 << 20);
+        start(&path, 1 << 20, PATIENT);
         let slow_reader = UnixStream::connect(&path).unwrap();
         (&slow_reader).write_all(b"ping\n").unwrap();
         std::thread::sleep(Duration::from_millis(50));
         assert_eq!(request(&path).len(), (4 << 20) + 1);
         let mut rest = Vec::new();
-        let _ = (&slow_reader).read_to_end(&mut rest);
+        (&slow_reader).read_to_end(&mut rest).unwrap();
+        assert_eq!(rest.len(), (4 << 20) + 1);
     }
 }

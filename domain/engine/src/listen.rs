@@ -223,7 +223,7 @@ mod tests {
     /// Files other than sockets stay, and the error names their kind.
     #[test]
     fn only_a_socket_is_replaced() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
         std::fs::write(&path, "precious").unwrap();
         let refused = SocketListener::bind(&path).unwrap_err();
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn only_its_own_name_is_removed_at_the_end() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
         let first = SocketListener::bind(&path).unwrap();
         std::fs::rename(&path, dir.path().join("moved")).unwrap();
@@ -260,7 +260,7 @@ mod tests {
     /// A listener with a full backlog is detected at once: a blocking connect would wait for ever.
     #[test]
     fn a_full_backlog_is_a_listener() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
         let address = SocketAddrUnix::new(&path).unwrap();
         let busy = socket(SocketFlags::CLOEXEC).unwrap();
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_socket_of_another_type_is_in_use() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
         let _log = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
         assert_eq!(SocketListener::bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn modes_are_explicit() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("s");
         let listening = SocketListener::bind(&path).unwrap();
         assert_eq!(mode(&path), 0o600);

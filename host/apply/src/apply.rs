@@ -1,5 +1,6 @@
 //! Journal, write, read back, compare; undo on failure.
 
+use rtvirtio_kernel::leftovers;
 use serde::Serialize;
 
 use crate::capture::{Line, capture, value_of};
@@ -10,6 +11,7 @@ use crate::observer::{Observer, Step};
 use crate::resolve::Write;
 use crate::revert::{OnConflict, revert};
 use crate::state_dir::StateDir;
+use crate::target::Form;
 
 /// What was applied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -96,6 +98,11 @@ fn write_all(
         }
         if !write_one(entry, machine)? {
             unchanged += 1;
+        }
+        if matches!(entry.target.form, Form::Group { .. }) {
+            // So that it is known for a leftover should the journal be lost. Where it takes no mark
+            // it never is.
+            let _ = leftovers::mark(machine.root(), &entry.target.path, &journal::path(dir));
         }
         observer.step(Step::Wrote { index: index + 1, of });
     }

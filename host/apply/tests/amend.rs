@@ -98,7 +98,7 @@ fn in_force() -> Sim {
 
 /// The same before the contract, the contract's writes, and the main loop's policy under it.
 fn before() -> (Sim, Vec<Write>, Attr) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let kernel = SimKernel::new(dir.path().join("root"));
     kernel.v1(&["/lab"]);
     kernel.boot("one\n");

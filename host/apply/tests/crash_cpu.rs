@@ -64,7 +64,7 @@ struct Sim {
 }
 
 fn sim(cap: bool) -> Sim {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = dir.path().join("root");
     let kernel = SimKernel::new(&root);
     kernel.v1(&["/lab"]);
@@ -266,14 +266,14 @@ impl Qemu {
             skip(test, "no RT_GROUP_SCHED");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let machine =
             rtvirtio_testkit::Machine::start(dir.path(), "vm", &["-S", "-object", "iothread,id=io0"]);
-        let group = format!("rtvirtio-{}-{test}", std::process::id());
+        let group = format!("rtvirtio-{}", rtvirtio_testkit::unique(test));
         let qemu = Self { machine, _dir: dir, mount: cpu.mount, group };
         let start = Instant::now();
         while qemu.threads().len() < 4 {
-            assert!(start.elapsed() < Duration::from_secs(20), "QEMU did not start its threads");
+            assert!(start.elapsed() < rtvirtio_testkit::HANG, "QEMU did not start its threads");
             thread::sleep(Duration::from_millis(20));
         }
         Some(qemu)
@@ -297,7 +297,7 @@ impl Drop for Qemu {
 fn the_threads_of_a_real_qemu_killed_at_every_point() {
     let test = "the_threads_of_a_real_qemu_killed_at_every_point";
     let Some(qemu) = Qemu::start(test) else { return };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let threads = qemu.threads();
     let case = Case {
         root: "/".into(),

@@ -47,8 +47,8 @@ impl Real {
                 return None;
             }
         };
-        let parent = PathBuf::from(format!("/rtvirtio-{}-{test}", std::process::id()));
-        let mut real = Self { dir: tempfile::tempdir().unwrap(), device: None, cgroups, parent };
+        let parent = PathBuf::from(format!("/rtvirtio-{}", rtvirtio_testkit::unique(test)));
+        let mut real = Self { dir: rtvirtio_testkit::tempdir().unwrap(), device: None, cgroups, parent };
         let file = real.dir.path().join("disk");
         fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
         let out = match Command::new("losetup").args(["--find", "--show"]).arg(&file).output() {

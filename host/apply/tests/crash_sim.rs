@@ -31,7 +31,7 @@ struct Lab {
 }
 
 fn lab(v2: bool, elevator: &str, plan: Plan) -> Lab {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let (root, guests) = (dir.path().join("root"), dir.path().join("guests"));
     let kernel = SimKernel::new(&root);
     if v2 {

@@ -36,7 +36,7 @@ const VM0: &str = "/sys/fs/cgroup/blkio/lab/vm0";
 
 impl Lab {
     fn new(elevator: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = dir.path().join("root");
         let kernel = SimKernel::new(&root);
         kernel.v1(&["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2"]);

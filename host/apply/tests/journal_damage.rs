@@ -26,7 +26,7 @@ struct Lab {
 /// With a plan in force for settings of the kernel, of cgroups and of guests, or with a contract
 /// for threads.
 fn in_force(v2: bool, threads: bool) -> Lab {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let (root, guests, state) =
         (dir.path().join("root"), dir.path().join("guests"), dir.path().join("state"));
     let kernel = SimKernel::new(&root);

@@ -18,7 +18,7 @@ struct Lab {
 }
 
 fn lab(v2: bool, elevator: &str) -> Lab {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("root");
     let kernel = SimKernel::new(&path);
     let groups = ["/lab", "/lab/vm0", "/lab/vm1", "/lab/vm2", "/else", "/else/vm2"];

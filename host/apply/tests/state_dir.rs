@@ -40,7 +40,7 @@ fn refused(dir: &Path) -> String {
 
 #[test]
 fn a_directory_that_others_can_write_to_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     for mode in [0o777, 0o1777, 0o775, 0o720, 0o702] {
         chmod(dir.path(), mode);
         let why = refused(dir.path());
@@ -57,7 +57,7 @@ fn a_directory_that_others_can_write_to_is_refused() {
 #[test]
 fn a_directory_of_another_user_is_refused() {
     const NAME: &str = "a_directory_of_another_user_is_refused";
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let theirs = dir.path().join("theirs");
     fs::create_dir(&theirs).unwrap();
     if let Err(e) = chown(&theirs, Some(OTHER), None) {
@@ -84,7 +84,7 @@ fn a_directory_of_another_user_is_refused() {
 
 #[test]
 fn a_symbolic_link_in_it_is_not_followed() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let target = dir.path().join("target");
     fs::write(&target, "precious").unwrap();
     let path = dir.path().join("state");
@@ -125,7 +125,7 @@ fn a_symbolic_link_in_it_is_not_followed() {
 
 #[test]
 fn only_regular_files_by_their_names_are_opened() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let state = StateDir::open_or_create(dir.path().join("state")).unwrap();
     assert!(!state.exists("a").unwrap());
     assert_eq!(state.read("a").unwrap_err().kind(), io::ErrorKind::NotFound);

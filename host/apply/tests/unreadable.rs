@@ -41,7 +41,9 @@ impl Lab {
     fn new(v2: bool, elevator: &str, plan: Plan, before: &[(&str, &str)]) -> Self {
         // Journals are synced often: on a disk that would take most of the time.
         let memory = Path::new("/dev/shm");
-        let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let dir =
+            if memory.is_dir() { rtvirtio_testkit::tempdir_in(memory) } else { rtvirtio_testkit::tempdir() }
+                .unwrap();
         let (root, guests) = (dir.path().join("root"), dir.path().join("guests"));
         let kernel = SimKernel::new(&root);
         if v2 {

@@ -235,7 +235,7 @@ fn a_profile_that_says_too_little_is_refused() {
 
 #[test]
 fn a_file_comes_back_as_it_was_saved() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("web.json");
     let mut p = profile(10);
     p.runs[0].requests_per_s = 0.1 + 0.2;

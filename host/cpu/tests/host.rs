@@ -21,7 +21,7 @@ const C: &str = "/sys/fs/cgroup/cpu";
 
 impl Host {
     fn new(mountinfo: &str, kernel: &str) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let host = Self { root: Root::new(dir.path()), _dir: dir };
         host.put("/proc/self/mountinfo", mountinfo);
         host.put("/proc/sys/kernel/osrelease", kernel);

@@ -33,7 +33,7 @@ fn thread(tid: u32, role: Role, reservation: Option<u64>) -> Thread {
 }
 
 fn probe(hierarchy: Hierarchy) -> Probe {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let put = |path: &str, text: &str| {
         let path = dir.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();

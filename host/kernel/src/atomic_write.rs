@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn a_file_is_replaced_and_nothing_else_is_left() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("x");
         for content in ["old", "new"] {
             atomic_write(&path, content.as_bytes()).unwrap();

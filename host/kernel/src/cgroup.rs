@@ -227,23 +227,7 @@ impl Cgroups {
     /// # Errors
     /// When it is in use or does not exist.
     pub fn remove(&self, root: &Root, cgroup: &Path) -> Result<(), HostError> {
-        let dir = self.dir(cgroup)?;
-        let mut tries = 0;
-        loop {
-            match fs::remove_dir(root.at(&dir)) {
-                Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tries < REMOVE_TRIES => {
-                    tries += 1;
-                    thread::sleep(REMOVE_PAUSE);
-                }
-                result => {
-                    return result.map_err(|source| HostError::Directory {
-                        action: "remove",
-                        path: dir,
-                        source,
-                    });
-                }
-            }
-        }
+        remove_dir(root, &self.dir(cgroup)?)
     }
 
     /// Moves a process with all its threads.
@@ -260,9 +244,7 @@ impl Cgroups {
     /// When the cgroup is gone; [`HostError::is_unsupported`] when it is itself a threaded one,
     /// which has threads of processes of another.
     pub fn pids(&self, root: &Root, cgroup: &Path) -> Result<Vec<u32>, HostError> {
-        let mut found = BTreeSet::new();
-        collect_pids(root, &self.dir(cgroup)?, &mut found)?;
-        Ok(found.into_iter().collect())
+        pids_below(root, &self.dir(cgroup)?)
     }
 
     /// The cgroup of a process in this hierarchy.
@@ -363,6 +345,36 @@ impl Cgroups {
         }
         Ok(out)
     }
+}
+
+/// The same by its directory, of any hierarchy.
+///
+/// # Errors
+/// As [`Cgroups::remove`].
+pub fn remove_dir(root: &Root, dir: &Path) -> Result<(), HostError> {
+    let mut tries = 0;
+    loop {
+        match fs::remove_dir(root.at(dir)) {
+            Err(e) if e.kind() == io::ErrorKind::ResourceBusy && tries < REMOVE_TRIES => {
+                tries += 1;
+                thread::sleep(REMOVE_PAUSE);
+            }
+            result => {
+                return result.map_err(|source| HostError::Directory {
+                    action: "remove",
+                    path: dir.to_owned(),
+                    source,
+                });
+            }
+        }
+    }
+}
+
+/// The processes in a cgroup's directory and below it, ascending.
+pub(crate) fn pids_below(root: &Root, dir: &Path) -> Result<Vec<u32>, HostError> {
+    let mut found = BTreeSet::new();
+    collect_pids(root, dir, &mut found)?;
+    Ok(found.into_iter().collect())
 }
 
 fn collect_pids(root: &Root, dir: &Path, found: &mut BTreeSet<u32>) -> Result<(), HostError> {

@@ -38,6 +38,16 @@ impl ProcessId {
         Ok(start_time(pid)?.map(|start_time| Self { pid, start_time }))
     }
 
+    /// Begins the name of a directory of this process's, `rtvirtio-WHAT-PID-START-`: what is left
+    /// of it after `kill -9` can be
+    /// distinguished from what a living one uses.
+    #[must_use]
+    pub fn prefix(what: &str) -> String {
+        let pid = std::process::id();
+        let start = start_time(pid).ok().flatten().unwrap_or_default();
+        format!("rtvirtio-{what}-{pid}-{start}-")
+    }
+
     /// Whether it still runs. A zombie does not. One whose `stat` cannot be read counts as running.
     #[must_use]
     pub fn is_alive(&self) -> bool {

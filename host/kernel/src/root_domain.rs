@@ -78,7 +78,7 @@ mod tests {
     const GROUPS: &str = "/sys/fs/cgroup";
 
     fn host() -> (tempfile::TempDir, Root) {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
         put(&root, "/sys/devices/system/cpu/online", "0-3\n");
         put(&root, "/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");

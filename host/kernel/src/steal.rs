@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn the_right_cpu_and_field_are_read() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
         std::fs::create_dir_all(root.at("/proc")).unwrap();
         let text =
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn the_share_is_of_the_time_that_passed() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
         std::fs::create_dir_all(root.at("/proc")).unwrap();
         let put = |line: &str| std::fs::write(root.at("/proc/stat"), line).unwrap();

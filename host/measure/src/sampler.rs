@@ -106,13 +106,18 @@ mod tests {
 
     #[test]
     fn it_samples_in_order_until_it_is_stopped() {
-        let sample = |seen: &mut Vec<(u64, u64)>, due: u64| {
+        let sampled = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let has_sampled = std::sync::Arc::clone(&sampled);
+        let sample = move |seen: &mut Vec<(u64, u64)>, due: u64| {
             let taken = now();
             seen.push((due, taken));
+            has_sampled.store(true, std::sync::atomic::Ordering::Relaxed);
             Some(taken)
         };
         let sampler = Sampler::start(options(), |_| Vec::new(), sample).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        while !sampled.load(std::sync::atomic::Ordering::Relaxed) {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
         let seen = sampler.finish().unwrap();
         assert!(!seen.is_empty() && seen.iter().all(|(due, taken)| taken >= due), "{seen:?}");
         assert!(seen.windows(2).all(|w| w[1].0 >= w[0].0 + 100_000 && w[1].0 >= w[0].1), "{seen:?}");

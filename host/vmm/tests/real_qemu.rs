@@ -14,7 +14,7 @@ use rtvirtio_vmm::spawn::{Lifetime, spawn};
 use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_vmm::{GuestAgent, Qmp, Role, VmHandle, VmmError, Watcher};
 
-const LIMIT: Duration = Duration::from_secs(10);
+const LIMIT: Duration = rtvirtio_testkit::HANG;
 
 struct Machine {
     child: Child,
@@ -34,7 +34,7 @@ fn machine(test: &str) -> Option<Machine> {
         rtvirtio_testkit::skip(test, &format!("no {QEMU}"));
         return None;
     }
-    let dir = tempfile::Builder::new().prefix("rtvirtio-qmp-").tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let mut command = Command::new(QEMU);
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "q35", "-accel", "tcg"])
@@ -97,8 +97,8 @@ fn all_commands() {
 }
 
 #[test]
-fn second_client_is_reported_in_time() {
-    let Some(machine) = machine("second_client_is_told_in_time") else { return };
+fn second_client_is_reported() {
+    let Some(machine) = machine("second_client_is_reported") else { return };
     let socket = machine.dir.path().join("qmp");
     let _first = Qmp::connect(&socket, LIMIT).unwrap();
     let start = Instant::now();
@@ -107,7 +107,7 @@ fn second_client_is_reported_in_time() {
         let error = Qmp::connect(&socket, Duration::from_millis(200)).unwrap_err();
         assert!(error.is_timeout(), "{error}");
     }
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < LIMIT);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn guest_without_an_agent_times_out() {
     let error =
         GuestAgent::connect(Path::new(&machine.dir.path().join("qga")), Duration::from_secs(1)).unwrap_err();
     assert!(error.is_timeout() && error.to_string().contains("1000 ms"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(3));
+    assert!(start.elapsed() < LIMIT);
 }
 
 /// Every thread of a real machine with its role, from the monitor and from names alone; a worker

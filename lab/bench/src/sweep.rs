@@ -12,7 +12,8 @@ use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::{Error, Progress, generated};
 
-use crate::test_bed::{TestBed, device_name};
+use crate::run_basis::check_out;
+use crate::test_bed::{TestBed, check_profile, device_name, spec_device};
 
 /// Suffix of the name of a dataset of runs in QEMU guests.
 pub const IN_GUESTS: &str = "-qemu";
@@ -40,13 +41,30 @@ pub struct SweepOptions {
     pub out: PathBuf,
 }
 
+impl SweepOptions {
+    /// Refuses what cannot be measured or written, before the first device is swept for hours; the
+    /// profile that is named.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> anyhow::Result<Option<Profile>> {
+        let profile = self.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
+        for device in &self.devices {
+            let device = spec_device(device)?;
+            profile.as_ref().map_or(Ok(()), |p| check_profile(&device, p))?;
+        }
+        check_out(&self.out)?;
+        Ok(profile)
+    }
+}
+
 /// Measures a dataset for each device.
 ///
 /// # Errors
 /// A device that cannot be made, a profile of another device, and cancellation.
 pub fn measure(options: &SweepOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<()> {
+    let profile = options.check()?;
     let _lock = labs.dirs.lock_vms()?;
-    let profile = options.profile.as_deref().map(rtvirtio_measure::profile::load).transpose()?;
     for device in &options.devices {
         let (vms, kind, suffix) = match options.qemu {
             0 => (MAX_VMS + 1, LabKind::Process, ""),
@@ -61,7 +79,6 @@ pub fn measure(options: &SweepOptions, labs: &LabHost, progress: &dyn Progress) 
         if options.qemu > 0 {
             command.push_str(" --qemu");
         }
-        profile.as_ref().map_or(Ok(()), |p| bed.check_profile(p))?;
         let measured = measure_on(options, &bed, &path, command, profile.clone(), progress);
         bed.remove()?;
         measured?;

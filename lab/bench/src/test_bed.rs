@@ -62,13 +62,7 @@ impl<'a> TestBed<'a> {
         labs: &LabHost,
         progress: &'a dyn Progress,
     ) -> anyhow::Result<Self> {
-        let text = match device.strip_prefix(FILE) {
-            Some(path) => {
-                let path = std::path::absolute(path)?;
-                format!("file = {:?}\nsize = \"{DEVICE_SIZE}\"", path.display().to_string())
-            }
-            None => format!("twin = {:?}\nsize = \"{DEVICE_SIZE}\"", device_name(device)),
-        };
+        let text = device_text(device)?;
         let mut bed = Self::make_on(device_name(device), &text, (vms, kind), labs, progress)?;
         bed.awake = cores::keep_awake(progress);
         Ok(bed)
@@ -114,19 +108,6 @@ impl<'a> TestBed<'a> {
     #[must_use]
     pub fn may_write(&self) -> bool {
         self.device.spec.is_made()
-    }
-
-    /// Refuses a profile, or a model learned with one, of another device.
-    ///
-    /// # Errors
-    /// Names both devices.
-    pub fn check_profile(&self, profile: &Profile) -> anyhow::Result<()> {
-        let (profiled, device) = (&profile.device, rtvirtio_workflow::profile_key(&self.device.spec)?);
-        ensure!(
-            *profiled == device,
-            "the profile or model is of {profiled}, this is {device}: name one of this device, or leave it out to have the device measured"
-        );
-        Ok(())
     }
 
     /// Measures the device.
@@ -277,6 +258,43 @@ impl Drop for TestBed<'_> {
         // Nothing to do after `remove`.
         let _ = self.labs.remove();
     }
+}
+
+/// A device that is made, as the lines of a spec.
+fn device_text(device: &str) -> anyhow::Result<String> {
+    Ok(match device.strip_prefix(FILE) {
+        Some(path) => {
+            let path = std::path::absolute(path)?;
+            format!("file = {:?}\nsize = \"{DEVICE_SIZE}\"", path.display().to_string())
+        }
+        None => format!("twin = {:?}\nsize = \"{DEVICE_SIZE}\"", device_name(device)),
+    })
+}
+
+/// A device of this name as specs have it; nothing is made.
+///
+/// # Errors
+/// When there is no such twin.
+pub fn spec_device(device: &str) -> anyhow::Result<Device> {
+    let text = idle_spec(&device_text(device)?, 1, LabKind::Process);
+    let device = rtvirtio_spec::parse(BENCH_DIR, &text)?.device;
+    if let Device::Twin { profile, .. } = &device {
+        TwinProfile::load(profile)?;
+    }
+    Ok(device)
+}
+
+/// Refuses a profile, or a model learned with one, of another device.
+///
+/// # Errors
+/// Names both devices.
+pub fn check_profile(device: &Device, profile: &Profile) -> anyhow::Result<()> {
+    let (profiled, device) = (&profile.device, rtvirtio_workflow::profile_key(device)?);
+    ensure!(
+        *profiled == device,
+        "the profile or model is of {profiled}, this is {device}: name one of this device, or leave it out to have the device measured"
+    );
+    Ok(())
 }
 
 /// A spec of VMs whose only task reads once a second.

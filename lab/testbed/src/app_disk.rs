@@ -100,7 +100,7 @@ mod tests {
         if find_program(MKFS).is_none() || find_program("debugfs").is_none() {
             return rtvirtio_testkit::skip(test, "e2fsprogs is not installed");
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let more = dir.path().join("more");
         fs::create_dir(&more).unwrap();
         fs::write(more.join("data"), "here").unwrap();

@@ -276,7 +276,7 @@ pub fn run_with_guests(
 pub fn run(image: &BoxImage, run: &BoxRun, on_line: &dyn Fn(&str)) -> Result<BoxOutcome, BoxError> {
     let start = Instant::now();
     let dir = tempfile::Builder::new()
-        .prefix("rtvirtio-box-")
+        .prefix(&rtvirtio_kernel::ProcessId::prefix("box"))
         .tempdir()
         .map_err(io_at("make a directory in", &std::env::temp_dir()))?;
     let files = RunFiles::new(dir.path());

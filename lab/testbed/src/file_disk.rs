@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_file_is_written_in_full_and_blocks_differ() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("disk");
         let mut file = File::create(&path).unwrap();
         let size = Bytes((3 << 20) + 8192);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_file_of_somebody_else_is_neither_overwritten_nor_removed() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("disk");
         fs::write(&path, "precious").unwrap();
         let made = FileDisk::make(&path, Bytes(1 << 20), &AtomicBool::new(false), &mut |_| Ok(()));

@@ -33,7 +33,7 @@ const ALIGNMENT: u64 = 1 << 20;
 /// Smallest part of the device for one VM.
 const SMALLEST_PART: u64 = 16 << 20;
 /// How long a stray process may take to end.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a lab cannot be made or removed.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,7 @@ use crate::twin::TwinHandle;
 use rtvirtio_kernel::ProcessId;
 
 const SCHEMA: &str = "rtvirtio.lab.v1";
-const FILE: &str = "lab.json";
+use rtvirtio_workflow::leftovers::LAB_FILE as FILE;
 
 /// A lab, as it is found again from another process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_lab_is_found_again_and_forgotten() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         assert_eq!(LabState::load(dir.path()).unwrap(), None);
         let mut state = LabState::new("a.toml", "text");
         state.vms.push(LabVm {
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_broken_file_is_an_error_that_names_it() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         fs::write(dir.path().join(FILE), "{").unwrap();
         let e = LabState::load(dir.path()).unwrap_err().to_string();
         assert!(e.contains("lab.json"), "{e}");

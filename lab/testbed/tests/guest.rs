@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_testbed::image::{self, GuestImage, Kernel};
 use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
-use rtvirtio_testkit::{Need, has, skip};
+use rtvirtio_testkit::{HANG, Need, has, skip};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::KvmProbe;
 use rtvirtio_vmm::spawn::Lifetime;
@@ -37,7 +37,7 @@ fn fixture_of(test: &str, kernel: Kernel) -> Option<Fixture> {
         }
     };
     // Not on tmpfs: the disk is opened for direct I/O.
-    let dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir_in("/var/tmp").unwrap();
+    let dir = rtvirtio_testkit::disk_dir().unwrap();
     Some(Fixture { dir, image })
 }
 
@@ -142,14 +142,16 @@ fn fio_knobs_and_a_clean_end() {
     assert_eq!(guest.read_file("/tmp/big", 1 << 20).unwrap(), big);
     assert!(guest.read_file("/tmp/big", 1000).is_err());
     assert!(guest.read_file("/dev/zero", 100_000).is_err());
-    let out = guest.exec(&["sh", "-c", "echo out; echo err >&2; exit 3"], Duration::from_secs(10)).unwrap();
+    let out = guest.exec(&["sh", "-c", "echo out; echo err >&2; exit 3"], HANG).unwrap();
     assert_eq!((out.code, out.stdout, out.stderr), (Some(3), b"out\n".to_vec(), b"err\n".to_vec()));
-    assert!(guest.exec(&["no-such-program"], Duration::from_secs(10)).is_err());
+    assert!(guest.exec(&["no-such-program"], HANG).is_err());
     let start = Instant::now();
-    assert!(guest.exec(&["sleep", "100"], Duration::from_millis(300)).is_err());
-    assert!(start.elapsed() < Duration::from_secs(10));
-    let left = guest.exec(&["sh", "-c", "sleep 0.2; pgrep -x sleep"], Duration::from_secs(10)).unwrap();
-    assert!(!left.success(), "the program that timed out still runs: {left:?}");
+    assert!(guest.exec(&["sleep", "1000"], Duration::from_millis(300)).is_err());
+    assert!(start.elapsed() < HANG);
+    let gone =
+        "n=0; while pgrep -f 'sleep 100[0]'; do n=$((n + 1)); test $n -lt 300 || exit 1; sleep 0.2; done";
+    let left = guest.exec(&["sh", "-c", gone], HANG).unwrap();
+    assert!(left.success(), "the program that timed out still runs: {left:?}");
 
     // A second one of the same name is refused, and does not harm the first.
     let error = QemuGuest::start(&fixture.config("vm1")).unwrap_err();
@@ -173,9 +175,9 @@ fn guest_that_dies_mid_run_is_told_with_the_cause() {
         process.signal(rustix::process::Signal::KILL);
     });
     let start = Instant::now();
-    let error = guest.exec(&["sleep", "100"], Duration::from_secs(200)).unwrap_err();
+    let error = guest.exec(&["sleep", "1000"], HANG * 2).unwrap_err();
     killer.join().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(start.elapsed() < HANG);
     let text = error.to_string();
     assert!(text.contains("guest vm1 is gone (signal: 9 (SIGKILL))"), "{text}");
     assert!(text.contains("rtvirtio-guest: ready after"), "{text}");
@@ -211,7 +213,7 @@ fn three_at_once_and_found_again_from_a_handle() {
     for handle in &handles {
         assert!(handle.is_alive());
         let mut guest = QemuGuest::attach(handle).unwrap();
-        let out = guest.exec(&["uname", "-r"], Duration::from_secs(20)).unwrap();
+        let out = guest.exec(&["uname", "-r"], HANG).unwrap();
         assert_eq!(String::from_utf8(out.stdout).unwrap().trim(), fixture.image.release);
         // Dropping one that was attached to leaves it running.
         drop(guest);
@@ -230,7 +232,7 @@ fn kvm_probe_gives_an_answer_with_a_reason() {
     let start = Instant::now();
     let probe = rtvirtio_vmm::probe_kvm(&fixture.image.kernel, &fixture.image.initrd).unwrap();
     eprintln!("KVM here: {probe:?}, found in {:.1} s", start.elapsed().as_secs_f64());
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < HANG);
     match probe {
         KvmProbe::Works => {
             let config = QemuConfig { accel: rtvirtio_testbed::qemu::Accel::Kvm, ..fixture.config("vm1") };

@@ -1,9 +1,17 @@
 //! What the tests of several crates share: skipping by name, the programs in directories of their
-//! own, and a QEMU without a system.
+//! own, a QEMU without a system, and the removal of what dead tests left.
 
 mod machine;
+mod name;
 mod need;
 pub mod site;
+mod sweep;
 
 pub use machine::Machine;
+pub use name::{disk_dir, tempdir, tempdir_in, unique};
 pub use need::{Need, has, skip};
+pub use sweep::{remove_vm_group, sweep};
+
+/// When a test takes something for a hang. No test asserts that anything is fast: a busy machine is
+/// slow, and what has to hold in time is a benchmark.
+pub const HANG: std::time::Duration = std::time::Duration::from_secs(300);

@@ -45,6 +45,7 @@ impl Need {
 /// Whether all is there that the test needs; [`skip`]s it by name if not.
 #[must_use]
 pub fn has(test: &str, needs: &[Need]) -> bool {
+    crate::sweep();
     let missing = needs.iter().find_map(|n| n.missing());
     if let Some(why) = &missing {
         skip(test, why);

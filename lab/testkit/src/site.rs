@@ -1,5 +1,6 @@
 //! The programs with directories of their own, and a check that nothing remains.
 
+use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{Need, has};
+use crate::{HANG, Need, has};
 
 /// Profile of the flash twin, measured once; measuring it again would take longer than a test.
 pub const PROFILE: &str =
@@ -26,20 +27,25 @@ pub fn lines(path: &Path) -> Vec<Value> {
 /// When it is not built: `cargo build --workspace`.
 #[must_use]
 pub fn program(name: &str) -> PathBuf {
+    find_program(name).unwrap_or_else(|| panic!("{name} is not built: cargo build --workspace"))
+}
+
+/// The same; `None` when it is not built.
+pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     // A test program lies in `deps` of the directory that holds the others.
-    let test = std::env::current_exe().expect("the test's own path");
-    let dir = test.parent().and_then(Path::parent).expect("target directory");
-    let program = dir.join(name);
-    assert!(program.exists(), "{} is not built: cargo build --workspace", program.display());
-    program
+    let test = std::env::current_exe().ok()?;
+    let program = test.parent()?.parent()?.join(name);
+    program.exists().then_some(program)
 }
 
 /// State and run directories for the programs under test. Dropping it puts back what is in force,
-/// removes its lab, and then the directories.
+/// removes its lab and the cgroups of its VMs, and then the directories.
 #[derive(Debug)]
 pub struct Site {
     /// Holds them.
     pub dir: tempfile::TempDir,
+    /// Names given by [`Site::vm`].
+    vms: RefCell<Vec<String>>,
 }
 
 impl Default for Site {
@@ -55,7 +61,18 @@ impl Site {
     /// When `/tmp` cannot be written.
     #[must_use]
     pub fn new() -> Self {
-        Self { dir: tempfile::Builder::new().prefix("rtvirtio-test-").tempdir_in("/tmp").unwrap() }
+        // Short, because sockets below it have to fit into 107 bytes (unix(7)).
+        let dir = crate::tempdir_in("/tmp").unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        Self { dir, vms: RefCell::default() }
+    }
+
+    /// A name for a VM that no other test has. The cgroup of its CPU contract goes with the site.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> String {
+        let name = crate::unique(name);
+        self.vms.borrow_mut().push(name.clone());
+        name
     }
 
     /// Sockets and labs.
@@ -82,6 +99,8 @@ impl Site {
             .args(args)
             .env("RTVIRTIO_RUN_DIR", self.run_dir())
             .env("RTVIRTIO_STATE_DIR", self.state_dir())
+            // So that a killed one leaves nothing outside.
+            .env("TMPDIR", self.dir.path().join("tmp"))
             .current_dir(project())
             .stdin(Stdio::null());
         command
@@ -203,6 +222,7 @@ impl Drop for Site {
         let _ = self.output(&["lab", "down", "--quiet"]);
         let demo = self.run_dir().join("demo");
         let _ = self.command(&["lab", "down", "--quiet"]).env("RTVIRTIO_RUN_DIR", demo).output();
+        self.vms.borrow().iter().for_each(|vm| crate::remove_vm_group(vm));
     }
 }
 
@@ -234,11 +254,11 @@ pub fn can_run(test: &str) -> bool {
 /// Waits for a condition.
 ///
 /// # Panics
-/// When it does not come true.
-pub fn wait_for(what: &str, patience: Duration, mut condition: impl FnMut() -> bool) {
+/// When it does not come true before it is taken for a hang ([`HANG`]).
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < patience, "{what} did not happen within {patience:?}");
+        assert!(start.elapsed() < HANG, "{what} did not happen within {HANG:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

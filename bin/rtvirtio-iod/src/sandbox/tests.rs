@@ -128,7 +128,7 @@ fn config(dir: &Path) -> (File, PathBuf) {
 /// The control role may open files; landlock limits them to the configuration's directory.
 #[test]
 fn paths_and_capabilities_are_given_up() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let (file, path) = config(dir.path());
     std::fs::write(dir.path().join("disk"), "x").unwrap();
     std::fs::write(dir.path().join("run/a"), "x").unwrap();
@@ -177,7 +177,7 @@ fn paths_and_capabilities_are_given_up() {
 
 #[test]
 fn off_is_off() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let (mut file, path) = config(dir.path());
     file.sandbox = Mode::Off;
     let end = child(|| {

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rtvirtio_domain_client::{BlkCompletion, BlkRequest, Client, ClientQueue, Options};
+use rtvirtio_testkit::HANG;
 use rustix::process::{Pid, Signal};
 
 /// A running process; ended when dropped.
@@ -180,7 +181,7 @@ impl Neighbour {
 
 /// A directory on a file system with direct I/O, with a disk file of `mib` MiB.
 pub fn disk(mib: u64) -> tempfile::TempDir {
-    let dir = tempfile::Builder::new().prefix("rtv-iod-").tempdir_in("/var/tmp").unwrap();
+    let dir = rtvirtio_testkit::disk_dir().unwrap();
     let file = std::fs::File::create(dir.path().join("disk")).unwrap();
     file.set_len(mib << 20).unwrap();
     dir
@@ -197,9 +198,10 @@ pub fn two_disks(dir: &Path, mib: u64, more: &str) -> String {
     )
 }
 
-/// The next completion, within 10 s.
+/// The next completion; `None` when it hangs.
 pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
-    for _ in 0..100_000 {
+    let begin = Instant::now();
+    while begin.elapsed() < HANG {
         if let Some(answer) = queue.pop_used() {
             return Some(answer);
         }

@@ -7,14 +7,15 @@ use anyhow::Context;
 use rtvirtio_bench::cases::{CaseOptions, Tier, cases};
 use rtvirtio_bench::report::{ExperimentReport, read, save};
 use rtvirtio_bench::reservation::kills::{KillAt, run_child};
-use rtvirtio_bench::test_bed::device_name;
+use rtvirtio_bench::run_basis::check_out;
+use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
     accuracy, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning, reservation,
     sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
-use rtvirtio_workflow::{Progress as _, model_choice};
+use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 
 use super::lab::lab_host;
 use crate::args::{
@@ -70,9 +71,21 @@ fn print_result(
     print(report(path)?, title, result.html.as_deref(), ui)
 }
 
+/// Refuses a result that cannot be written, before anything is measured.
+fn check_result(result: &BenchResult) -> anyhow::Result<()> {
+    check_out(&result.out)?;
+    check_page(result.html.as_deref())
+}
+
+fn check_page(html: Option<&Path>) -> anyhow::Result<()> {
+    html.map_or(Ok(()), check_writable).context("--html")
+}
+
 fn run_sweep(args: &BenchSweepArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let options = args.options();
+    options.check()?;
     need_root("bench sweep")?;
-    sweep::measure(&args.options(), &lab_host(global), ui)?;
+    sweep::measure(&options, &lab_host(global), ui)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -82,6 +95,8 @@ fn run_cases(args: &BenchCasesArgs, global: &Global, ui: &Ui) -> anyhow::Result<
     }
     let options = args.options();
     if !args.runs.report_only {
+        options.check()?;
+        check_page(args.runs.html.as_deref())?;
         need_root("bench cases")?;
         cases::measure(&options, &lab_host(global), ui)?;
     }
@@ -108,6 +123,8 @@ fn run_contention(args: &BenchContentionArgs, global: &Global, ui: &Ui) -> anyho
     let options = args.options();
     let learned = model_choice::read_if(args.runs.model.as_deref())?;
     if !args.runs.report_only {
+        options.check()?;
+        check_page(args.runs.html.as_deref())?;
         need_root("bench contention")?;
         contention::measure(&options, &lab_host(global), ui)?;
     }
@@ -137,6 +154,8 @@ fn run_plan(args: &BenchPlanArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
 fn run_iod(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(iod::FILE);
     if !args.result.report_only {
+        spec_device(&args.device)?;
+        check_result(&args.result)?;
         need_root("bench iod")?;
         save(&path, &iod::measure(&args.options(), &lab_host(global), ui)?, ui)?;
     }
@@ -148,6 +167,8 @@ fn run_iod(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(iod_crash::FILE);
     if !args.result.report_only {
+        spec_device(&args.device)?;
+        check_result(&args.result)?;
         need_root("bench iod-crash")?;
         save(&path, &iod_crash::measure(&args.options(), &lab_host(global), ui)?, ui)?;
     }
@@ -157,6 +178,8 @@ fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::
 fn run_iod_startup(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(iod_startup::FILE);
     if !args.result.report_only {
+        spec_device(&args.device)?;
+        check_result(&args.result)?;
         need_root("bench iod-startup")?;
         save(&path, &iod_startup::measure(&args.options(), &lab_host(global), ui)?, ui)?;
     }
@@ -166,6 +189,8 @@ fn run_iod_startup(args: &BenchIodStartupArgs, global: &Global, ui: &Ui) -> anyh
 fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(tails::FILE);
     if !args.result.report_only {
+        spec_device(&args.device)?;
+        check_result(&args.result)?;
         need_root("bench tails")?;
         tails::measure(&args.options(), &path, &lab_host(global), ui)?;
         ui.step(&format!("wrote {}", path.display()));
@@ -176,6 +201,7 @@ fn run_tails(args: &BenchTailsArgs, global: &Global, ui: &Ui) -> anyhow::Result<
 fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(cyclictest::FILE);
     if !args.result.report_only {
+        check_result(&args.result)?;
         need_root("bench cyclictest")?;
         cyclictest::measure(&args.options(), &path, &lab_host(global), ui)?;
     }
@@ -185,6 +211,7 @@ fn run_cyclictest(args: &BenchCyclictestArgs, global: &Global, ui: &Ui) -> anyho
 fn run_reservation(args: &BenchReservationArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let path = args.result.out.join(reservation::FILE);
     if !args.result.report_only {
+        check_result(&args.result)?;
         need_root("bench reservation")?;
         let labs = lab_host(global);
         let data = if args.kills {

@@ -8,7 +8,7 @@ use anyhow::Context;
 use rtvirtio_bench::BENCH_DIR;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_report::text;
-use rtvirtio_testbed::{Lab, LabHost};
+use rtvirtio_testbed::{Lab, LabHost, remove_leftovers};
 use rtvirtio_units::Bytes;
 
 use crate::args::{LabRunArgs, LabUpArgs};
@@ -27,6 +27,7 @@ pub fn down(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     for dir in [DEMO_DIR, PROFILE_DIR, BENCH_DIR] {
         was_up |= lab_host(global).below(dir).remove()?;
     }
+    was_up |= remove_leftovers()?;
     ui.step(if was_up { "the lab is removed" } else { "no lab was up" });
     Ok(ExitCode::SUCCESS)
 }

@@ -14,9 +14,9 @@ use rtvirtio_spec::{Device, LabKind};
 use rtvirtio_testbed::AccelChoice;
 use rtvirtio_testbed::twin::TwinProfile;
 use rtvirtio_units::Bytes;
-use rtvirtio_workflow::Error;
 use rtvirtio_workflow::profile::{Access, of_device};
 use rtvirtio_workflow::profile_key;
+use rtvirtio_workflow::{Error, check_writable};
 
 use super::lab::{PROFILE_DIR, lab_host};
 use crate::args::TwinProfileArgs;
@@ -26,10 +26,12 @@ const TWIN_SIZE: Bytes = Bytes(1 << 30);
 
 /// `rtvirtio-lab profile`.
 pub fn run(args: &TwinProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
-    need_root("profile")?;
     let Some(name) = args.target.strip_prefix("twin:") else {
         bail!("{} is not twin:NAME: measure a real device with `rtvirtio profile`", args.target);
     };
+    TwinProfile::load(name)?;
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
+    need_root("profile")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let device = Device::Twin { profile: name.to_owned(), size: TWIN_SIZE };
@@ -63,7 +65,6 @@ fn sweep(
 
 /// In a lab of its own.
 fn of_twin(name: &str, length: Duration, global: &Global, ui: &Ui) -> anyhow::Result<Profile> {
-    TwinProfile::load(name)?;
     let labs = lab_host(global).below(PROFILE_DIR);
     labs.remove()?;
     let text = format!(

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rtvirtio_console::{Ui, show, style};
+use rtvirtio_console::{Global, Ui, show, style};
 use rtvirtio_kernel::{Finding, Level, Root, check, guest_priority};
 use rtvirtio_report::text::Paint;
 use rtvirtio_vmm::{GuestAgent, KvmProbe, probe_kvm};
-use rtvirtio_workflow::Progress;
-use rtvirtio_workflow::kernel_release;
+use rtvirtio_workflow::{Progress, kernel_release, leftovers};
 
 use crate::args::CheckArgs;
 
@@ -21,8 +20,9 @@ const KVM_WHY: &str =
     "guests under emulation are about ten times slower and noisier, so their tails say little";
 
 /// Looks at the host; exit code 1 when something keeps plans from being applied.
-pub fn run(args: &CheckArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+pub fn run(args: &CheckArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let mut extra = rtvirtio_kernel::check::vms(&Root::default());
+    extra.extend(leftovers::findings(&Root::default(), &global.dirs()));
     extra.push(kvm(ui));
     extra.extend(args.guests.iter().map(|socket| guest(socket)));
     let findings = check(&Root::default(), extra);

@@ -7,17 +7,18 @@ use std::time::Duration;
 use anyhow::bail;
 use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profile};
 use rtvirtio_kernel::{BlockDevice, Root};
-use rtvirtio_learn::on_device::on_device;
+use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
 use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
-use rtvirtio_workflow::profile_key;
 use rtvirtio_workflow::site::Site;
+use rtvirtio_workflow::{check_writable, profile_key};
 
 use crate::args::{ProfileArgs, ProfileCommand};
 
 /// `rtvirtio profile`.
 pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
     need_root("profile")?;
     let target = match (&args.what, &args.target) {
         (Some(ProfileCommand::Cpu(args)), _) => return super::profile_cpu::run(args, global, ui),
@@ -41,6 +42,10 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         (key, of_site(&site, length, dirs, ui)?)
     } else {
         let device = BlockDevice::find(&Root::default(), target)?;
+        if args.sweep.is_some() {
+            // What refuses the sweep is known before the minute that the profile takes.
+            check_device(&device.name, dirs)?;
+        }
         let access = if args.destroy_data { Access::DestroyData } else { Access::Reads };
         let profile = of_device(&device, length, access, dirs, ui)?;
         (device.name, profile)

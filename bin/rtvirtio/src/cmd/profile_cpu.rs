@@ -8,6 +8,7 @@ use rtvirtio_console::{Global, Ui, generated, show, style, write_result};
 use rtvirtio_cpu::{CpuProfile, Point};
 use rtvirtio_report::text::{Column, Table};
 use rtvirtio_units::{Iops, Nanos};
+use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::profile_cpu::{LoadWith, ProfileCpuOptions, partial, profile_cpu};
 use rtvirtio_workflow::{Error, Kind, Progress};
@@ -16,6 +17,7 @@ use crate::args::ProfileCpuArgs;
 
 /// `rtvirtio profile cpu`; root is checked by the caller.
 pub fn run(args: &ProfileCpuArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let spec =

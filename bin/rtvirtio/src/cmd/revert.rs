@@ -1,13 +1,18 @@
 //! `rtvirtio revert`: the settings, and the I/O domain, each by itself.
 
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use rtvirtio_apply::{Fate, OnConflict, Reverted};
 use rtvirtio_console::{CONFLICT, Global, Ui, need_root, show};
+use rtvirtio_kernel::Root;
+use rtvirtio_learn::process_vms;
 use rtvirtio_report::terminal;
+use rtvirtio_workflow::Progress as _;
 use rtvirtio_workflow::apply::{open_session, put_back};
 use rtvirtio_workflow::domain::{self, Fate as DomainFate};
+use rtvirtio_workflow::leftovers;
 
 use crate::args::RevertArgs;
 
@@ -16,6 +21,8 @@ struct Report {
     /// The settings; `None` when no plan was in force.
     settings: rtvirtio_workflow::Result<Option<Reverted>>,
     domain: DomainFate,
+    /// Cgroups that processes which are gone had left.
+    leftovers: Vec<PathBuf>,
 }
 
 /// `rtvirtio revert`.
@@ -32,8 +39,9 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         Some(session) => Report {
             settings: put_back(&session, on_conflict, dirs),
             domain: domain::stop(dirs, args.stop_domain),
+            leftovers: remove_leftovers(ui),
         },
-        None => Report { settings: Ok(None), domain: DomainFate::None },
+        None => Report { settings: Ok(None), domain: DomainFate::None, leftovers: remove_leftovers(ui) },
     };
     show(ui, &report.json()?, || report.text())?;
     if let Err(e) = report.settings {
@@ -41,6 +49,14 @@ pub fn revert(args: &RevertArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exi
         return if ui.json { Ok(ExitCode::FAILURE) } else { Err(e.into()) };
     }
     Ok(if report.is_done() { ExitCode::SUCCESS } else { ExitCode::from(CONFLICT) })
+}
+
+/// What cannot be removed keeps nothing else from going back.
+fn remove_leftovers(ui: &Ui) -> Vec<PathBuf> {
+    let root = Root::default();
+    let contracts = leftovers::remove_contracts(&root).inspect_err(|e| ui.warn(&format!("{e:#}")));
+    let learned = process_vms::remove_leftovers(&root).inspect_err(|e| ui.warn(&e.to_string()));
+    [contracts.unwrap_or_default(), learned.unwrap_or_default()].concat()
 }
 
 impl Report {
@@ -57,6 +73,7 @@ impl Report {
         };
         value["plan"] = (!matches!(self.settings, Ok(None))).into();
         value["done"] = self.is_done().into();
+        value["leftovers"] = serde_json::to_value(&self.leftovers)?;
         value["domain"] = serde_json::to_value(&self.domain)?;
         Ok(value)
     }
@@ -81,6 +98,11 @@ impl Report {
                     if pids.is_empty() { String::new() } else { format!(" (process {})", pids.join(", ")) };
                 let _ = writeln!(out, "the I/O domain{process} was left: {}", terminal(why, false));
             }
+        }
+        for group in &self.leftovers {
+            let group = group.display().to_string();
+            let _ =
+                writeln!(out, "removed {}, which a process that is gone had left", terminal(&group, false));
         }
         match (&self.settings, &self.domain) {
             (Err(_), _) => {}

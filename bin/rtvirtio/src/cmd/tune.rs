@@ -7,6 +7,7 @@ use rtvirtio_console::{Global, INFEASIBLE, Ui, exit_code, need_root, show, style
 use rtvirtio_report::{knob_name, text};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::apply::PlanWith;
+use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::tune::{Outcome, TuneOptions, Tuned, tune};
@@ -15,6 +16,7 @@ use crate::args::TuneArgs;
 
 /// `rtvirtio tune`.
 pub fn run(args: &TuneArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    args.out.as_deref().map_or(Ok(()), check_writable)?;
     need_root("tune")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;

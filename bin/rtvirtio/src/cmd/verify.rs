@@ -8,6 +8,7 @@ use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
 use rtvirtio_report::{ReportInput, html, text};
 use rtvirtio_units::Nanos;
+use rtvirtio_workflow::check_writable;
 use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
@@ -19,6 +20,7 @@ use crate::args::VerifyArgs;
 
 /// `rtvirtio verify`.
 pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
+    [&args.out, &args.html].into_iter().flatten().try_for_each(|path| check_writable(path))?;
     need_root("verify")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;

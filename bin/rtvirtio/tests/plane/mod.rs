@@ -10,7 +10,7 @@ use std::process::Command;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, PLAN_SCHEMA, Plan, Setting, Strength};
-use rtvirtio_testkit::{Need, has, skip};
+use rtvirtio_testkit::{Need, has, skip, unique};
 
 use rtvirtio_testkit::site::{Site, text};
 
@@ -41,7 +41,7 @@ impl Plane {
             return None;
         }
         let device = BlockDevice::find(&root, text(&out.stdout).trim()).unwrap();
-        let parent = PathBuf::from(format!("/rtvirtio-{}-{test}", std::process::id()));
+        let parent = PathBuf::from(format!("/rtvirtio-{}", unique(test)));
         let plan = site.dir.path().join("plane.plan");
         let plane = Self { device, cgroups, parent, plan };
         // An earlier user of this loop device may have left another.

@@ -66,7 +66,7 @@ fn a_packed_histogram_keeps_counts_and_percentiles() {
 
 #[test]
 fn a_cut_off_recording_goes_on_where_it_stopped() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
     let (mut recorder, old) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
     assert!(old.is_empty());
@@ -91,7 +91,7 @@ fn a_cut_off_recording_goes_on_where_it_stopped() {
 
 #[test]
 fn what_cannot_be_a_dataset_is_refused_with_its_line() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
     let refused = |rows: &[String]| {
         std::fs::write(&path, rows.iter().map(|r| format!("{r}\n")).collect::<String>()).unwrap();
@@ -147,7 +147,7 @@ fn runs_of_one_condition_are_known_by_what_they_ran() {
 
 #[test]
 fn another_host_goes_on_only_when_asked_and_is_noted() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("d.jsonl");
     let (mut recorder, _) = Recorder::open(&path, &header(), OtherHost::Refused).unwrap();
     recorder.add(&point("a")).unwrap();

@@ -10,7 +10,7 @@ const V2: &str = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
 
 /// A machine with a disk of 100 MiB, on which this process has started at 77.
 fn machine(mountinfo: &str) -> (tempfile::TempDir, Root) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     file(&root, "/proc/self/mountinfo", mountinfo);
     if mountinfo == V1 {

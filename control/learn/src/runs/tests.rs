@@ -49,7 +49,7 @@ fn file(path: &Path, profile: Profile) -> RunsFile<'_> {
 
 #[test]
 fn runs_are_kept_with_what_was_predicted_and_under_other_names() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("runs.jsonl");
     let spec = Device::Twin { profile: "qlc-nvme".to_owned(), size: Bytes(1 << 30) };
     let device = MeasuredDevice { name: "qlc-nvme".to_owned(), spec };

@@ -134,7 +134,7 @@ fn design(
 
 #[test]
 fn a_design_that_was_stopped_goes_on_where_it_was() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("deep/d.jsonl");
     let (stopped, shown, made) = design(&path, &DESIGN, (5, Nanos(0)));
     assert!(matches!(stopped, Err(SweepError::Runs(RunsError::Cancelled))) && made == 5);
@@ -160,7 +160,7 @@ fn a_design_that_was_stopped_goes_on_where_it_was() {
 
 #[test]
 fn guests_get_what_they_can_carry() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let in_guests = Design { points: 60, again: 9, paper: 0, guests: Some(4), ..DESIGN };
     let points = design(&dir.path().join("d"), &in_guests, (99, Nanos(0))).0.unwrap();
     assert_eq!(points.len(), 4);
@@ -172,7 +172,7 @@ fn guests_get_what_they_can_carry() {
 
 #[test]
 fn a_busy_host_is_a_warning() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let (_, shown, _) = design(&dir.path().join("quiet"), &DESIGN, (99, Nanos::from_millis(20)));
     assert!(shown.warnings.borrow().is_empty());
     let (_, shown, _) = design(&dir.path().join("busy"), &DESIGN, (99, Nanos::from_millis(21)));
@@ -202,7 +202,7 @@ fn learned(
 
 #[test]
 fn learning_needs_enough_runs_and_then_asks_the_model() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let data = dir.path().join("sda.jsonl");
     let shown = Shown::default();
     // The runs of the design, and no time for a model of which more could be asked.
@@ -226,7 +226,7 @@ fn learning_needs_enough_runs_and_then_asks_the_model() {
 
 #[test]
 fn too_short_a_time_is_a_warning_before_the_first_run() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let shown = Shown::default();
     let (none, _) = learned(&dir.path().join("d"), Duration::from_millis(1), 0, &shown);
     assert!(none.is_err());
@@ -236,7 +236,7 @@ fn too_short_a_time_is_a_warning_before_the_first_run() {
 
 #[test]
 fn a_sweep_of_elsewhere_is_kept_under_another_name() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let data = dir.path().join("sda.jsonl");
     let begin = || drop(design(&data, &Design { points: 1, again: 0, paper: 0, ..DESIGN }, (9, Nanos(0))));
     let aside = |host: &HostFacts, profile: &Profile| {

@@ -109,7 +109,7 @@ fn nothing_from_the_file_is_taken_for_shell() {
         "é",
     ];
     for text in hostile {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let file = format!("/sys/{text}/y");
         let command = one(&host(&file, &json!("plain")), text).unwrap().remove(0);
         // The same words, without a file of that name.

@@ -17,7 +17,7 @@ impl Fixture {
 
 /// An NVMe disk with one partition, laid out as sysfs does it.
 fn nvme() -> Fixture {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     let f = Fixture { dir, root };
     let disk = "sys/devices/pci/nvme0n1";

@@ -5,7 +5,7 @@ const V1: &str = "38 31 0:35 / /sys/fs/cgroup/blkio rw - cgroup cgroup rw,blkio\
 const V2: &str = "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
 
 fn fixture(mountinfo: &str) -> (tempfile::TempDir, Root) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     file(&root, "/proc/self/mountinfo", mountinfo);
     (dir, root)

@@ -14,7 +14,7 @@ fn finding(root: &Root, id: &str) -> Finding {
 
 /// A host on which nothing is to be done.
 fn good() -> (tempfile::TempDir, Root) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     for (path, text) in [
         ("/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n"),
@@ -119,7 +119,7 @@ fn missing_tools_are_named_with_their_package() {
 
 #[test]
 fn an_empty_root_gives_findings_and_no_panic() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let found = check(&Root::new(dir.path()), Vec::new());
     assert!(found.iter().any(|f| f.level == Level::Fail));
     assert!(found.iter().all(|f| f.level == Level::Ok || !f.remedy.is_empty()));

@@ -23,7 +23,7 @@ fn holders(search: &Search) -> Vec<u32> {
 
 #[test]
 fn the_holder_is_the_process_with_the_locked_open_file() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("held.lock");
     let file = File::create_new(&path).unwrap();
     assert!(lock(&file).unwrap());
@@ -57,7 +57,7 @@ fn the_holder_is_the_process_with_the_locked_open_file() {
 
 #[test]
 fn a_lock_that_this_process_holds_is_held_and_found_in_no_other() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("held.lock");
     let file = File::create_new(&path).unwrap();
     assert!(lock(&file).unwrap());

@@ -140,7 +140,7 @@ mod tests {
     /// The same table as QEMU's.
     #[test]
     fn users_that_go_together() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let path = dir.path().join("image");
         std::fs::write(&path, "").unwrap();
         let goes = |first: Sharing, second: Sharing| {

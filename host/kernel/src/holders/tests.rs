@@ -113,7 +113,7 @@ fn a_process_is_named_with_what_it_has_open() {
     if !has("a_process_is_named_with_what_it_has_open", &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let reader = Process::with(open(&path, false));
     let writer = Process::with(open(&path, true));
@@ -139,7 +139,7 @@ fn a_mapping_counts() {
     if !has(test, &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let file = open(&path, true);
     let (ready, tell) = rustix::pipe::pipe().unwrap();
@@ -181,11 +181,11 @@ fn a_short_use_is_waited_for() {
     if !has("a_short_use_is_waited_for", &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let process = Process::with(open(&path, false));
     let ends = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(50));
         drop(process);
     });
     drop(Claim::take(&path, &[]).unwrap());
@@ -197,7 +197,7 @@ fn locks_are_seen_and_set() {
     if !has("locks_are_seen_and_set", &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     // Of this process, whose descriptors do not count.
     let other = open(&path, true);
@@ -221,7 +221,7 @@ fn every_name_of_the_same_bytes_counts() {
     if !can_loop(test) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let file = image(&dir, "image");
     let disk = Loop::new(&file, &["--partscan"]);
     let [first, second] = [1, 2].map(|n| PathBuf::from(format!("{}p{n}", disk.0.display())));
@@ -268,7 +268,7 @@ fn mounts_and_swap_are_uses() {
     if !can_loop(test) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let file = image(&dir, "image");
     let disk = Loop::new(&file, &[]);
     let mounted = Mounted::ext4(&disk.0, &dir.path().join("mnt"));
@@ -296,7 +296,7 @@ fn an_exclusive_open_is_respected_and_made() {
     if !can_loop(test) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let disk = Loop::new(&image(&dir, "image"), &[]);
     let exclusively = || OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(&disk.0);
     let held = exclusively().unwrap();
@@ -315,7 +315,7 @@ fn qemu_is_seen_and_sees_the_claim() {
     if !has(test, &[Need::Root, Need::QEMU]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     let drive = format!("file={},format=raw,if=none,id=d", path.display());
     let qemu = Process::qemu(&drive, &[]);
@@ -343,7 +343,7 @@ fn without_root_it_is_not_known() {
     if !has(test, &[Need::Root]) {
         return;
     }
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = image(&dir, "image");
     std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let process = Process::with(open(&path, true));

@@ -1,7 +1,7 @@
 use super::*;
 
 fn root_with(text: &str) -> (tempfile::TempDir, Root) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join("proc/self")).unwrap();
     std::fs::write(dir.path().join("proc/self/mountinfo"), text).unwrap();
     let root = Root::new(dir.path());

@@ -30,7 +30,7 @@ fn a_reused_id_is_another_process() {
 
 #[test]
 fn the_files_of_a_process_are_read() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     put(&root, "/proc/5/status", "Tgid:\t4\nVmLck:\t    2048 kB\nVmRSS:\t    8192 kB\n");
     put(&root, "/proc/5/comm", "kvm-nx-lpage-recovery-4242\n");
@@ -55,7 +55,7 @@ fn the_files_of_a_process_are_read() {
 
 #[test]
 fn descriptors_name_their_files() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     put(&root, "/proc/5/fdinfo/7", "pos:\t0\n");
     fs::create_dir_all(root.at("/proc/5/fd")).unwrap();
@@ -74,7 +74,7 @@ fn this_process_has_memory() {
 
 #[test]
 fn the_peer_of_a_client_is_the_listener() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("s");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let stream = UnixStream::connect(&path).unwrap();

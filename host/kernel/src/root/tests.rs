@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn reads_and_overwrites_whole_files_below_the_root() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     fs::create_dir_all(dir.path().join("sys")).unwrap();
     fs::write(dir.path().join("sys/knob"), "a long old value\n").unwrap();
     let root = Root::new(dir.path());
@@ -15,7 +15,7 @@ fn reads_and_overwrites_whole_files_below_the_root() {
 
 #[test]
 fn a_missing_file_is_never_made() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     let error = root.write("/knob", "1").unwrap_err();
     assert!(error.is_gone(), "{error}");
@@ -31,7 +31,7 @@ fn a_missing_file_is_never_made() {
 
 #[test]
 fn what_cannot_be_looked_at_is_not_absent() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     std::fs::write(root.at("/file"), "").unwrap();
     assert!(root.exists("/file").unwrap());

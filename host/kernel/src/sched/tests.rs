@@ -98,7 +98,7 @@ fn put(root: &Root, path: &str, text: &str) {
 
 #[test]
 fn each_reason_of_eperm_is_reported_from_the_others() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     let all = "CapEff:\t000001ffffffffff\n";
     put(&root, "/proc/self/status", all);
@@ -163,9 +163,13 @@ fn a_sleeping_thread_that_leaves_deadline_gives_its_bandwidth_back() {
             assert_eq!(round, 0, "{}", explain(&Root::default(), tid, tid, &Attr::deadline(1, 2), e));
             return rtvirtio_testkit::skip(test, &format!("no SCHED_DEADLINE: {e}"));
         }
+        let start = std::time::Instant::now();
+        while !asleep() {
+            assert!(start.elapsed() < rtvirtio_testkit::HANG, "it does not sleep");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         // Past its deadline, when nothing is left that would give it back later.
         std::thread::sleep(std::time::Duration::from_millis(60));
-        assert!(asleep());
         let attr = Attr { nice: 3, ..Attr::other(0) };
         set(tid, &attr).unwrap();
         assert!(get(tid).unwrap().is(&attr));

@@ -26,7 +26,7 @@ fn a_stat_line_is_read_field_by_field() {
 
 #[test]
 fn the_other_files_are_read() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     put(&root, "/proc/5/task/6/status", "Name:\tx\nCpus_allowed_list:\t0-1,3\n");
     put(&root, "/proc/5/task/6/cgroup", "3:cpu,cpuacct:/vm:0\n1:name=systemd:/a\n0::/b.scope\n");
@@ -42,7 +42,7 @@ fn the_other_files_are_read() {
 
 #[test]
 fn a_thread_that_ended_is_gone_and_another_form_is_reported() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     assert!(stat(&root, 5, 6).unwrap_err().is_gone());
     assert!(tids(&root, 5).unwrap_err().is_gone() && cgroups(&root, 5, 6).unwrap_err().is_gone());

@@ -139,7 +139,7 @@ fn profile() -> Profile {
 
 #[test]
 fn profiles_come_back_as_saved_and_replace_the_old_one_whole() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("p.json");
     std::fs::write(&path, "old").unwrap();
     save(&profile(), &path).unwrap();
@@ -151,7 +151,7 @@ fn profiles_come_back_as_saved_and_replace_the_old_one_whole() {
 
 #[test]
 fn other_profiles_are_refused_with_the_reason() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let path = dir.path().join("p.json");
     let e = |text: &str| {
         std::fs::write(&path, text).unwrap();

@@ -36,7 +36,7 @@ pub fn no_loop() -> Option<&'static str> {
 /// A directory on a real file system (tmpfs has no direct I/O on older kernels), removed when
 /// dropped.
 pub fn disk_dir() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("rtvirtio-measure-").tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+    rtvirtio_testkit::disk_dir().unwrap()
 }
 
 /// A fully written file.

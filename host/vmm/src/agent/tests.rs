@@ -2,6 +2,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use rtvirtio_testkit::HANG;
+
 use super::*;
 
 /// A scripted agent: answers syncs by itself, and the other commands from `answer`. Returns the
@@ -58,7 +60,7 @@ fn stale_answers_of_a_dead_client_are_thrown_away() {
         writeln!(theirs, "{{\"return\": {{}}}}").unwrap();
     });
     let mut agent = GuestAgent::from_stream(ours, "stale");
-    agent.synchronise(Duration::from_secs(5)).unwrap();
+    agent.synchronise(HANG).unwrap();
     agent.ping().unwrap();
     player.join().unwrap();
 }
@@ -77,7 +79,7 @@ fn lost_sync_is_sent_again() {
         out.write_all(&[RESET]).unwrap();
         writeln!(out, "{}", json!({ "return": request["arguments"]["id"] })).unwrap();
     });
-    GuestAgent::from_stream(ours, "booting").synchronise(Duration::from_secs(10)).unwrap();
+    GuestAgent::from_stream(ours, "booting").synchronise(HANG).unwrap();
     player.join().unwrap();
 }
 
@@ -92,7 +94,8 @@ fn silent_agent_times_out_and_is_synchronised_again() {
     let start = Instant::now();
     let error = agent.ping().unwrap_err();
     assert!(error.is_timeout(), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < HANG);
+    agent.set_timeout(HANG);
     agent.ping().unwrap();
     drop(agent);
     let seen = player.join().unwrap();

@@ -3,6 +3,8 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rtvirtio_testkit::HANG;
+
 use super::*;
 
 /// What QEMU 7.2.22 of Debian 12 sent, 2 vCPUs and one I/O thread, as recorded.
@@ -36,7 +38,7 @@ fn play(script: &'static [(&'static str, &'static str)]) -> (Result<Qmp, VmmErro
             }
         }
     });
-    (Qmp::from_stream(ours, "transcript", Duration::from_secs(5)), player)
+    (Qmp::from_stream(ours, "transcript", HANG), player)
 }
 
 #[test]
@@ -81,7 +83,7 @@ fn late_answer_to_an_abandoned_command_is_skipped() {
     let mut qmp = qmp.unwrap();
     qmp.timeout = Duration::from_millis(50);
     assert!(qmp.query_status().unwrap_err().is_timeout());
-    qmp.timeout = Duration::from_secs(5);
+    qmp.timeout = HANG;
     assert!(qmp.query_kvm().unwrap().enabled);
     player.join().unwrap();
 }
@@ -93,14 +95,14 @@ fn silence_is_a_timeout() {
     let error = Qmp::from_stream(ours, "silent", Duration::from_millis(100)).unwrap_err();
     assert!(error.is_timeout(), "{error}");
     assert!(error.to_string().contains("QMP silent: greeting: no answer within 100 ms"), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < HANG);
 }
 
 #[test]
 fn something_else_on_the_socket_is_named() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(b"SSH-2.0-OpenSSH_9.2\n").unwrap();
-    let error = Qmp::from_stream(ours, "wrong", Duration::from_secs(5)).unwrap_err();
+    let error = Qmp::from_stream(ours, "wrong", HANG).unwrap_err();
     assert!(matches!(error, VmmError::Protocol { .. }), "{error}");
 }
 
@@ -112,7 +114,7 @@ fn endless_line_is_refused_and_the_connection_not_used_again() {
         // Ends with an error when the client hangs up.
         while theirs.write_all(&[b'x'; 65536]).is_ok() {}
     });
-    let mut qmp = Qmp::from_stream(ours, "flood", Duration::from_secs(20)).unwrap();
+    let mut qmp = Qmp::from_stream(ours, "flood", HANG).unwrap();
     assert!(matches!(qmp.query_status(), Err(VmmError::TooLarge { .. })));
     assert!(qmp.wire.buffered() <= REPLY_LIMIT, "kept {} bytes", qmp.wire.buffered());
     assert!(matches!(qmp.query_status(), Err(VmmError::Protocol { .. })));

@@ -54,7 +54,7 @@ fn child_is_killed_with_its_parent() {
     let alive =
         |pid: &str| fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|s| !s.contains(") Z "));
     while alive(&pid) {
-        assert!(start.elapsed() < Duration::from_secs(5), "child {pid} outlived its parent");
+        assert!(start.elapsed() < rtvirtio_testkit::HANG, "child {pid} outlived its parent");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -80,7 +80,7 @@ fn child_is_in_its_cgroup_before_its_first_instruction() {
     let name = "child_is_in_its_cgroup_before_its_first_instruction";
     let skip = |reason: String| rtvirtio_testkit::skip(name, &reason);
     let Some(root) = cgroup_root() else { return skip("no cgroup file system".into()) };
-    let group = Group(root.join(format!("rtvirtio-spawn-{}", std::process::id())));
+    let group = Group(root.join(format!("rtvirtio-{}", rtvirtio_testkit::unique("spawn"))));
     if let Err(e) = fs::create_dir(&group.0) {
         return skip(format!("{}: {e}", group.0.display()));
     }

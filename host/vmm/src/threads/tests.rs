@@ -14,7 +14,7 @@ const USER: u64 = 0x0040_0040;
 
 impl Proc {
     fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let root = Root::new(dir.path());
         Self { _dir: dir, root }
     }

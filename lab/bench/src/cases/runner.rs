@@ -59,6 +59,21 @@ impl RunnerOptions {
         format!("{}{writes}", device_name(&self.runs.device))
     }
 
+    /// Refuses what cannot be measured or written, before anything is made.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> anyhow::Result<()> {
+        check_schemes(&self.schemes)?;
+        // A case's name does not depend on its load.
+        let unscaled = CaseOptions { writes: 0.0, third_of: None };
+        anyhow::ensure!(
+            !chosen_cases(self, &unscaled).is_empty(),
+            "--only: no case is named like that; `--write DIR` lists them"
+        );
+        self.runs.check()
+    }
+
     /// The dataset.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -72,12 +87,7 @@ impl RunnerOptions {
 /// An unknown scheme or case, a device that cannot be made, a dataset of another host, and
 /// cancellation.
 pub fn measure(options: &RunnerOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<()> {
-    check_schemes(&options.schemes)?;
-    let unscaled = CaseOptions { writes: 0.0, third_of: None };
-    anyhow::ensure!(
-        !chosen_cases(options, &unscaled).is_empty(),
-        "no case is named like that; `--write DIR` lists them"
-    );
+    options.check()?;
     let _lock = labs.dirs.lock_vms()?;
     let bed = TestBed::make(&options.runs.device, MAX_VMS + 1, LabKind::Process, labs, progress)?;
     let path = options.path();
@@ -140,7 +150,7 @@ impl<'a> CaseRunner<'a> {
         progress: &'a dyn Progress,
     ) -> anyhow::Result<Self> {
         let learned = read_if(options.runs.model.as_deref())?;
-        let profile = profile(&options.runs, learned.as_deref(), bed)?;
+        let profile = profile(&options.runs, learned.as_deref(), &bed.device.spec)?;
         let basis = (profile, learned.as_deref());
         let mut runs = bed.runs(path, command(options), options.length, basis, other_host(&options.runs))?;
         runs.tries = options.tries;

@@ -34,6 +34,20 @@ pub struct ContentionOptions {
 }
 
 impl ContentionOptions {
+    /// Refuses what cannot be measured or written, before anything is made.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let is_chosen =
+            |setup: &Setup| self.only.as_ref().is_none_or(|only| setup.id(0).contains(only.as_str()));
+        anyhow::ensure!(
+            setups().iter().any(is_chosen),
+            "--only: no set-up is named like that: names begin with fig2, fig5a, fig5b, fig5c"
+        );
+        self.runs.check()
+    }
+
     /// The dataset.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -46,6 +60,7 @@ impl ContentionOptions {
 /// # Errors
 /// An unknown set-up, a device that cannot be made, a dataset of another host, and cancellation.
 pub fn measure(options: &ContentionOptions, labs: &LabHost, progress: &dyn Progress) -> anyhow::Result<()> {
+    options.check()?;
     let model = read_if(options.runs.model.as_deref())?;
     let _lock = labs.dirs.lock_vms()?;
     let bed = TestBed::make(&options.runs.device, MAX_VMS, LabKind::Process, labs, progress)?;
@@ -60,7 +75,7 @@ fn measure_on(
     bed: &TestBed<'_>,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let profile = profile(&options.runs, model, bed)?;
+    let profile = profile(&options.runs, model, &bed.device.spec)?;
     let command = format!("rtvirtio-lab bench contention {} --for {}", options.runs.device, options.length);
     let mut runs =
         bed.runs(&options.path(), command, options.length, (profile, None), other_host(&options.runs))?;
@@ -69,10 +84,6 @@ fn measure_on(
     }
     let mut all = setups();
     all.retain(|s| options.only.as_ref().is_none_or(|only| s.id(0).contains(only.as_str())));
-    anyhow::ensure!(
-        !all.is_empty(),
-        "no set-up is named like that: names begin with fig2, fig5a, fig5b, fig5c"
-    );
     let mut todo: Vec<(usize, &Setup)> =
         (0..options.repeat).flat_map(|r| all.iter().map(move |s| (r, s))).collect();
     // Interleaved: a slow change of the host affects all set-ups alike.

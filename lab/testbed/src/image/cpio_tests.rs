@@ -25,7 +25,7 @@ fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
 
 #[test]
 fn directories_come_first_and_all_lengths_are_padded() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let host = dir.path().join("host");
     fs::write(&host, "from the host").unwrap();
     let mut tree = Tree::default();
@@ -63,7 +63,7 @@ fn directories_come_first_and_all_lengths_are_padded() {
 
 #[test]
 fn same_files_give_the_same_bytes() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let write = |name: &str| {
         let mut tree = Tree::default();
         tree.data("b/x", b"1".to_vec(), 0o644);
@@ -76,7 +76,7 @@ fn same_files_give_the_same_bytes() {
 
 #[test]
 fn missing_host_file_is_named() {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let mut tree = Tree::default();
     tree.file("x", Path::new("/nonexistent/library.so"), 0o755);
     let error = tree.write(&dir.path().join("archive")).unwrap_err();

@@ -18,7 +18,7 @@ fn small_build(work: &Path) -> Result<String, ImageError> {
 
 #[test]
 fn image_is_built_once_also_by_four_at_once() {
-    let cache = tempfile::tempdir().unwrap();
+    let cache = rtvirtio_testkit::tempdir().unwrap();
     let builds = AtomicU32::new(0);
     thread::scope(|scope| {
         for _ in 0..4 {
@@ -42,7 +42,7 @@ fn image_is_built_once_also_by_four_at_once() {
 
 #[test]
 fn failed_build_leaves_nothing_and_the_next_one_works() {
-    let cache = tempfile::tempdir().unwrap();
+    let cache = rtvirtio_testkit::tempdir().unwrap();
     let failed = build_once(cache.path(), "guest", &Key::new(7), &quiet, &mut |work| {
         fs::write(work.join("vmlinuz"), "half").unwrap();
         Err(ImageError::NoPackage { package: "p".into() })
@@ -61,7 +61,7 @@ fn failed_build_leaves_nothing_and_the_next_one_works() {
 
 #[test]
 fn old_images_of_the_same_kind_go() {
-    let cache = tempfile::tempdir().unwrap();
+    let cache = rtvirtio_testkit::tempdir().unwrap();
     let old = std::time::SystemTime::now() - OLD_AGE - Duration::from_secs(60);
     for (name, aged) in
         [("guest-old", true), ("guest-young", false), ("box-old", true), ("rt-guest-old", true)]

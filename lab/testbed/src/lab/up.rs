@@ -5,12 +5,14 @@ use std::process::Stdio;
 use std::sync::atomic::Ordering;
 
 use rtvirtio_kernel::holders::describe_unseen;
+use rtvirtio_kernel::leftovers::mark;
 use rtvirtio_kernel::{BlockDevice, Cgroups, Claim, Root};
 use rtvirtio_spec::{Device, LabKind, Priorities, Reach, Spec};
 use rtvirtio_units::Bytes;
 use rtvirtio_vmm::spawn::Lifetime;
 use rtvirtio_workflow::domain::start::{self, Inherited};
 use rtvirtio_workflow::inventory::{Inventory, ListedGuest, ListedVm};
+use rtvirtio_workflow::leftovers::LAB_FILE;
 
 use crate::FileDisk;
 use crate::qemu::{DiskRegion, GUEST_DISK, GuestDisk, QemuConfig, QemuError, QemuGuest, QemuHandle};
@@ -148,6 +150,11 @@ impl Lab {
         self.save()?;
         for cgroup in self.state.cgroups.clone() {
             cgroups.create(root, &cgroup)?;
+        }
+        // So that it is known for a leftover should the state be lost. Where it takes no mark it
+        // never is.
+        if let Some(parent) = self.state.cgroups.first() {
+            let _ = mark(root, &cgroups.dir(parent)?, &self.run_dir.join(LAB_FILE));
         }
         // On v2 a cgroup has I/O files only when its parents pass the controller on.
         if let Some(first) = ours.first() {

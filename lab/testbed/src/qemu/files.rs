@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn last_words_are_short_and_clean() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let files = Files::new(dir.path(), "vm1");
         assert_eq!(files.last_words(), "");
         let noise: String = (0..10_000).map(|i| format!("line {i}\r\n")).collect();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_dead_socket_is_cleared_and_a_live_one_refused() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = rtvirtio_testkit::tempdir().unwrap();
         let files = Files::new(&dir.path().join("run"), "vm1");
         files.prepare().unwrap();
         let listener = std::os::unix::net::UnixListener::bind(&files.qmp).unwrap();

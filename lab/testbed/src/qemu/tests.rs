@@ -14,7 +14,10 @@ fn config(name: &str, disk: &Path, size: u64) -> QemuConfig {
 
 /// On a real file system: tmpfs may not do direct I/O.
 fn disk_file() -> tempfile::NamedTempFile {
-    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    let file = tempfile::Builder::new()
+        .prefix(&format!("rtvirtio-{}-", rtvirtio_testkit::unique("disk")))
+        .tempfile_in("/var/tmp")
+        .unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     file
 }
@@ -56,7 +59,7 @@ fn handle_of_a_gone_process_is_refused_and_killing_it_touches_nobody() {
     let me = ProcessId::of(std::process::id()).unwrap().unwrap();
     // Our own id with another start time: a reused process id.
     let process = ProcessId { pid: me.pid, start_time: me.start_time - 1 };
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let handle = QemuHandle { name: "vm1".into(), process, run_dir: dir.path().join("run") };
     assert!(matches!(QemuGuest::attach(&handle), Err(QemuError::Gone { .. })));
     handle.kill().unwrap();
@@ -65,7 +68,7 @@ fn handle_of_a_gone_process_is_refused_and_killing_it_touches_nobody() {
 #[test]
 fn vanished_cgroup_is_named_and_nothing_is_left() {
     let file = disk_file();
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let mut config = config("vm1", file.path(), 4096);
     config.run_dir = dir.path().join("run");
     config.cgroup_procs = vec!["/sys/fs/cgroup/rtvirtio-none/cgroup.procs".into()];
@@ -80,7 +83,7 @@ fn qemu_that_ends_at_once_is_told_with_its_words() {
         return rtvirtio_testkit::skip("qemu_that_ends_at_once_is_told_with_its_words", "no QEMU");
     }
     let file = disk_file();
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let mut config = config("vm1", file.path(), 4096);
     config.run_dir = dir.path().join("run");
     // The image does not exist, so QEMU ends with an error of its own.

@@ -4,7 +4,7 @@ use super::*;
 use crate::Level;
 
 fn host() -> (tempfile::TempDir, Root) {
-    let dir = tempfile::tempdir().unwrap();
+    let dir = rtvirtio_testkit::tempdir().unwrap();
     let root = Root::new(dir.path());
     put(&root, "/proc/sys/kernel/osrelease", "6.12.9-amd64\n");
     put(&root, "/proc/sys/kernel/sched_rt_runtime_us", "950000\n");

@@ -1,0 +1,218 @@
+//! What rtvirtio left on this host although nothing knows of it any more: cgroups, by name and
+//! mark.
+//!
+//! A cgroup of ours bears the path of the file that remembers it, a journal or a lab's state, as an
+//! extended attribute (xattr(7)). Where that file is gone, nothing will put the cgroup back. One
+//! that is named after its process needs no mark.
+
+use std::collections::BTreeSet;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+
+use crate::cgroup::pids_below;
+use crate::mounts::{Mount, mounts};
+use crate::{HostError, Root, task};
+
+/// Begins the names of our cgroups, directly below the root of a hierarchy.
+const PREFIX: &str = "rtvirtio-";
+/// Begins the names of those that are named after their process: `PID-START` follows.
+const OF_A_PROCESS: &str = "learn-";
+/// The attribute; `trusted.` ones are for root on every file system with attributes, cgroups of
+/// both versions among them.
+const ATTRIBUTE: &str = "trusted.rtvirtio.known_by";
+/// Longest path (`PATH_MAX`).
+const LONGEST: usize = 4096;
+
+/// What knows of a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KnownBy {
+    /// The process that made it, by id and start in 1/100 s since boot.
+    Process(u32, u64),
+    /// A file.
+    File(PathBuf),
+    /// It bears no mark: made by hand, or on a kernel that took none.
+    Unknown,
+}
+
+/// A cgroup of rtvirtio.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OurGroup {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// What knows of it.
+    pub known_by: KnownBy,
+    /// The processes in it and below it.
+    pub pids: Vec<u32>,
+}
+
+impl OurGroup {
+    /// Whether nothing knows of it any more; never of one without a mark.
+    ///
+    /// # Errors
+    /// When that cannot be found out.
+    pub fn is_left(&self, root: &Root) -> Result<bool, HostError> {
+        match &self.known_by {
+            KnownBy::Process(pid, start) => match task::stat(root, *pid, *pid) {
+                Ok(stat) => Ok(stat.start != *start || stat.ended),
+                Err(e) if e.is_gone() => Ok(true),
+                Err(e) => Err(e),
+            },
+            KnownBy::File(path) => Ok(!root.exists(path)?),
+            KnownBy::Unknown => Ok(false),
+        }
+    }
+}
+
+/// Marks a cgroup's directory as known by a file.
+///
+/// # Errors
+/// Without root, and where the file system takes no attributes. The cgroup is then never taken for
+/// a leftover.
+pub fn mark(root: &Root, dir: &Path, file: &Path) -> Result<(), HostError> {
+    let path = root.at(dir);
+    let failed = |source: std::io::Error| HostError::Write {
+        path: dir.to_owned(),
+        value: file.display().to_string(),
+        source,
+    };
+    let file = std::path::absolute(file).map_err(failed)?;
+    setxattr(path, ATTRIBUTE, file.as_os_str().as_bytes(), XattrFlags::empty()).map_err(|e| failed(e.into()))
+}
+
+fn known_by(root: &Root, dir: &Path, name: &str) -> KnownBy {
+    if let Some(ids) = name.strip_prefix(PREFIX).and_then(|n| n.strip_prefix(OF_A_PROCESS)) {
+        let mut ids = ids.split('-').map(str::parse::<u64>);
+        if let (Some(Ok(pid)), Some(Ok(start))) = (ids.next(), ids.next()) {
+            return u32::try_from(pid).map_or(KnownBy::Unknown, |pid| KnownBy::Process(pid, start));
+        }
+    }
+    let mut path = vec![0; LONGEST];
+    match getxattr(root.at(dir), ATTRIBUTE, &mut path) {
+        Ok(length) => {
+            path.truncate(length);
+            KnownBy::File(PathBuf::from(std::ffi::OsString::from_vec(path)))
+        }
+        Err(_) => KnownBy::Unknown,
+    }
+}
+
+/// All cgroups of rtvirtio, of every hierarchy.
+///
+/// # Errors
+/// When a hierarchy cannot be read.
+pub fn groups(root: &Root) -> Result<Vec<OurGroup>, HostError> {
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::new();
+    let is_whole = |m: &Mount| ["cgroup", "cgroup2"].contains(&m.fs.as_str()) && m.root == Path::new("/");
+    for mount in mounts(root)?.into_iter().filter(is_whole) {
+        // The same hierarchy may be mounted twice.
+        if !seen.insert(mount.dev) {
+            continue;
+        }
+        for name in root.list(&mount.point)?.into_iter().filter(|n| n.starts_with(PREFIX)) {
+            let dir = mount.point.join(&name);
+            if !root.at(&dir).is_dir() {
+                continue;
+            }
+            let pids = match pids_below(root, &dir) {
+                Ok(pids) => pids,
+                // Removed meanwhile.
+                Err(e) if e.is_gone() => continue,
+                Err(e) => return Err(e),
+            };
+            found.push(OurGroup { known_by: known_by(root, &dir, &name), dir, pids });
+        }
+    }
+    Ok(found)
+}
+
+/// Loop devices whose file lies below a directory.
+///
+/// # Errors
+/// When sysfs cannot be read.
+pub fn loops_below(root: &Root, dir: &Path) -> Result<Vec<PathBuf>, HostError> {
+    let mut found = Vec::new();
+    for name in root.list("/sys/block")? {
+        let file = root.read_optional(Path::new("/sys/block").join(&name).join("loop/backing_file"));
+        // A device without a file answers with an error.
+        if file.ok().flatten().is_some_and(|file| Path::new(file.trim_end()).starts_with(dir)) {
+            found.push(Path::new("/dev").join(name));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const MOUNT: &str = "38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n\
+                         39 31 0:35 / /cg rw - cgroup cgroup rw,cpu\n";
+
+    fn host() -> (tempfile::TempDir, Root) {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        put(&root, "/proc/self/mountinfo", MOUNT);
+        (dir, root)
+    }
+
+    fn put(root: &Root, path: &str, text: &str) {
+        let path = root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn stat(root: &Root, pid: u32, start: u64) {
+        let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0";
+        let line = format!("{pid} (x) S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 {start} {tail}\n");
+        put(root, &format!("/proc/{pid}/task/{pid}/stat"), &line);
+    }
+
+    #[test]
+    fn groups_named_after_a_process_are_left_when_it_is_gone() {
+        let (_dir, root) = host();
+        for name in
+            ["rtvirtio-learn-7-100", "rtvirtio-learn-7-99-io", "rtvirtio-learn-8-1", "other-learn-8-1"]
+        {
+            put(&root, &format!("/sys/fs/cgroup/cpu/{name}/cgroup.procs"), "");
+        }
+        stat(&root, 7, 100);
+        let left: Vec<_> = groups(&root).unwrap().into_iter().filter(|g| g.is_left(&root).unwrap()).collect();
+        let names: Vec<_> = left.iter().map(|g| g.dir.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            ["rtvirtio-learn-7-99-io", "rtvirtio-learn-8-1"],
+            "its id was used again; it is gone"
+        );
+    }
+
+    #[test]
+    fn a_marked_group_is_left_when_its_file_is_gone() {
+        let (_dir, root) = host();
+        let dir = Path::new("/sys/fs/cgroup/cpu/rtvirtio-web");
+        put(&root, "/sys/fs/cgroup/cpu/rtvirtio-web/cgroup.procs", "12\n");
+        put(&root, "/state/journal.json", "{}");
+        let one = || groups(&root).unwrap().remove(0);
+        assert_eq!((one().known_by, one().pids), (KnownBy::Unknown, vec![12]));
+        assert!(!one().is_left(&root).unwrap(), "without a mark it is never removed");
+        if mark(&root, dir, Path::new("/state/journal.json")).is_err() {
+            return rtvirtio_testkit::skip("a_marked_group_is_left_when_its_file_is_gone", "needs root");
+        }
+        assert!(!one().is_left(&root).unwrap());
+        fs::remove_file(root.at("/state/journal.json")).unwrap();
+        assert!(one().is_left(&root).unwrap());
+    }
+
+    #[test]
+    fn loops_are_found_by_their_file() {
+        let (_dir, root) = host();
+        put(&root, "/sys/block/loop0/loop/backing_file", "/run/a/twin/disk (deleted)\n");
+        put(&root, "/sys/block/loop1/loop/backing_file", "/run/ab/twin/disk\n");
+        put(&root, "/sys/block/sda/size", "1\n");
+        assert_eq!(loops_below(&root, Path::new("/run/a")).unwrap(), [Path::new("/dev/loop0")]);
+    }
+}

@@ -1,0 +1,52 @@
+//! What labs left whose state is gone.
+
+use std::path::Path;
+
+use rtvirtio_kernel::process::Process;
+use rtvirtio_kernel::{Root, cgroup};
+use rtvirtio_workflow::leftovers::{lab_groups, lab_twins};
+
+use crate::lab::{LabError, STOP_PATIENCE};
+use crate::twin::TwinHandle;
+
+/// Removes what labs left whose state is gone: their cgroups with what runs in them, and their
+/// twins. False when there was nothing.
+///
+/// # Errors
+/// The first part that cannot be removed.
+pub fn remove_leftovers() -> Result<bool, LabError> {
+    let root = Root::default();
+    let mut any = false;
+    for group in lab_groups(&root)? {
+        remove_group(&root, &group.dir)?;
+        any = true;
+    }
+    for mount in lab_twins(&root)? {
+        TwinHandle { mount, ..TwinHandle::default() }.remove()?;
+        any = true;
+    }
+    Ok(any)
+}
+
+/// Removes a cgroup, those below it, and what runs in them.
+fn remove_group(root: &Root, dir: &Path) -> Result<(), LabError> {
+    for name in root.list(dir)? {
+        let below = dir.join(name);
+        if root.at(&below).is_dir() {
+            remove_group(root, &below)?;
+        }
+    }
+    let pids = || -> Result<Vec<u32>, LabError> {
+        let text = root.read(dir.join("cgroup.procs"))?;
+        Ok(text.lines().filter_map(|pid| pid.trim().parse().ok()).collect())
+    };
+    for pid in pids()? {
+        let failed = |source| LabError::State { path: format!("/proc/{pid}").into(), source };
+        let Some(process) = Process::open(pid).map_err(failed)? else { continue };
+        // The pidfd is of the process that is in the list now.
+        if pids()?.contains(&pid) {
+            process.stop(STOP_PATIENCE).map_err(failed)?;
+        }
+    }
+    Ok(cgroup::remove_dir(root, dir)?)
+}

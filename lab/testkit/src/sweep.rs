@@ -1,0 +1,311 @@
+//! Removal of what tests left whose process is gone: killed, it could not do so itself.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Once;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::HANG;
+use crate::name::Owner;
+
+/// Names of programs that tests start, by their first letters: the only ones that are ended for
+/// what their command line names or what they have open.
+const PROGRAMS: [&str; 4] = ["rtvirtio", "qemu-system-", "fio", "sleep"];
+/// Pause between two looks at something that goes away by itself.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Removes what tests of dead processes left, once in this process. Everything that makes something
+/// for a test calls it: [`crate::tempdir`], [`crate::unique`], [`crate::has`], [`crate::Machine`],
+/// [`crate::site::Site`].
+///
+/// What a living process made is left alone, and so is what carries no name of a test. Two sweeps
+/// at once do each other no harm. What cannot be removed, without root for instance, stays.
+pub fn sweep() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        directories(&places()).iter().for_each(|dir| remove_site(dir));
+        groups().iter().filter(|group| is_of_the_dead(group)).for_each(|group| remove_group(group));
+    });
+}
+
+/// Where tests make directories.
+fn places() -> Vec<PathBuf> {
+    let mut places: Vec<PathBuf> = ["/tmp", "/var/tmp", "/dev/shm"].map(PathBuf::from).into();
+    places.push(std::env::temp_dir());
+    places.sort();
+    places.dedup();
+    places
+}
+
+/// Directories and files of tests whose process is gone.
+fn directories(places: &[PathBuf]) -> Vec<PathBuf> {
+    let entries = places.iter().filter_map(|place| fs::read_dir(place).ok()).flatten().flatten();
+    entries.map(|e| e.path()).filter(|path| is_of_the_dead(path)).collect()
+}
+
+fn is_of_the_dead(path: &Path) -> bool {
+    let name = path.file_name().and_then(|n| n.to_str()).filter(|n| n.starts_with("rtvirtio-"));
+    name.and_then(Owner::of).is_some_and(Owner::is_gone)
+}
+
+/// Removes a directory or a file, and on the machine all that names it: settings, processes, loop
+/// devices, mounts.
+fn remove_site(dir: &Path) {
+    put_back(dir);
+    end_processes(dir);
+    detach_loops(dir);
+    unmount(dir);
+    let _ = if dir.is_dir() { fs::remove_dir_all(dir) } else { fs::remove_file(dir) };
+}
+
+/// What the programs put back themselves, as a site does when it is dropped.
+fn put_back(dir: &Path) {
+    let run_dir = dir.join("run");
+    if dir.join("state").exists() {
+        run("rtvirtio", &["revert", "--force", "--stop-domain", "--quiet"], dir, &run_dir);
+    }
+    if run_dir.exists() {
+        run("rtvirtio-lab", &["down", "--quiet"], dir, &run_dir);
+    }
+}
+
+/// Runs a program of the workspace on the directories of a dead test, if it is built.
+fn run(program: &str, args: &[&str], dir: &Path, run_dir: &Path) {
+    let Some(path) = crate::site::find_program(program) else { return };
+    let child = Command::new(path)
+        .args(args)
+        .env("RTVIRTIO_RUN_DIR", run_dir)
+        .env("RTVIRTIO_STATE_DIR", dir.join("state"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    if let Ok(mut child) = child {
+        let ended = eventually(|| !matches!(child.try_wait(), Ok(None)));
+        if !ended {
+            end(&mut child);
+        }
+    }
+}
+
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Whether a condition comes true before it is taken for a hang.
+fn eventually(mut condition: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > HANG {
+            return false;
+        }
+        thread::sleep(PAUSE);
+    }
+    true
+}
+
+/// Kills the processes that a test started on a directory. Each is looked at again once its pidfd
+/// is open, so that no other process with the same id is meant.
+fn end_processes(dir: &Path) {
+    let devices = loops(dir);
+    let has_open = |pid: u32| {
+        let entries = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let mut files = entries.filter_map(|e| fs::read_link(e.path()).ok());
+        files.any(|file| file.starts_with(dir) || devices.contains(&file))
+    };
+    let uses = |pid: u32| {
+        let file = |name: &str| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let ours = PROGRAMS.iter().any(|p| file("comm").starts_with(p.as_bytes()));
+        // Every program of a site has it in its environment, and passes it on.
+        names(&file("environ"), dir) || ours && (names(&file("cmdline"), dir) || has_open(pid))
+    };
+    kill_while(|| pids().into_iter().filter(|pid| uses(*pid)).collect());
+}
+
+/// Whether a NUL-separated list names a directory.
+fn names(list: &[u8], dir: &Path) -> bool {
+    dir.to_str().is_some_and(|dir| String::from_utf8_lossy(list).contains(dir))
+}
+
+fn pids() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id()).collect()
+}
+
+/// Kills what is listed until nothing is.
+fn kill_while(list: impl Fn() -> Vec<u32>) {
+    eventually(|| {
+        let first = list();
+        for pid in &first {
+            let id = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+            let Some(Ok(fd)) = id.map(|id| pidfd_open(id, PidfdFlags::empty())) else { continue };
+            if list().contains(pid) {
+                let _ = pidfd_send_signal(&fd, Signal::KILL);
+            }
+        }
+        first.is_empty()
+    });
+}
+
+/// The loop devices whose file lies below a directory.
+fn loops(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let ours = entries.filter(|e| {
+        let file = fs::read_to_string(e.path().join("loop/backing_file")).unwrap_or_default();
+        Path::new(file.trim_end()).starts_with(dir)
+    });
+    ours.map(|e| Path::new("/dev").join(e.file_name())).collect()
+}
+
+/// Detaches the loop devices whose file lies below a directory.
+fn detach_loops(dir: &Path) {
+    for device in loops(dir) {
+        // It keeps its queue's settings, and the next user may not expect them.
+        let queue = Path::new("/sys/block").join(device.file_name().unwrap_or_default()).join("queue");
+        let _ = fs::write(queue.join("scheduler"), "none");
+        let detach = Command::new("losetup").arg("--detach").arg(&device).stderr(Stdio::null()).spawn();
+        let _ = detach.and_then(|mut losetup| losetup.wait());
+    }
+}
+
+/// Unmounts what is mounted below a directory, the innermost first.
+fn unmount(dir: &Path) {
+    let list = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = list.lines().filter_map(|l| l.split(' ').nth(4)).map(Path::new);
+    let mut ours: Vec<_> = points.filter(|point| point.starts_with(dir)).collect();
+    ours.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    for point in ours {
+        let _ = rustix::mount::unmount(point, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+/// The cgroups directly below the root of each hierarchy.
+fn groups() -> Vec<PathBuf> {
+    let list = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // After the dash come type, source and options (proc_pid_mountinfo(5)).
+    let is_cgroup = |line: &&str| line.split(" - ").nth(1).is_some_and(|tail| tail.starts_with("cgroup"));
+    let roots = list.lines().filter(is_cgroup).filter_map(|l| l.split(' ').nth(4));
+    let entries = roots.filter_map(|root| fs::read_dir(root).ok()).flatten().flatten();
+    entries.map(|e| e.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// Removes a cgroup of a test with what runs in it. Its real-time budget is given back first: the
+/// kernel counts that of a removed group for a while.
+pub(crate) fn remove_group(group: &Path) {
+    for entry in fs::read_dir(group).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_group(&entry.path());
+        }
+    }
+    let members = || {
+        let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|pid| pid.parse().ok()).filter(|pid| *pid != std::process::id()).collect()
+    };
+    kill_while(members);
+    let _ = fs::write(group.join("cpu.rt_runtime_us"), "0");
+    // Threads on their way out keep it busy for a moment.
+    eventually(|| fs::remove_dir(group).is_ok() || !group.exists());
+}
+
+/// Removes the cgroup of a VM's CPU contract, where a test that failed left one.
+pub fn remove_vm_group(vm: &str) {
+    assert!(Owner::of(vm).is_some(), "{vm} is no name of `unique`");
+    let name = format!("rtvirtio-{vm}");
+    let ours = |group: &PathBuf| group.file_name().is_some_and(|n| n == name.as_str());
+    groups().into_iter().filter(ours).for_each(|group| remove_group(&group));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Need, has};
+
+    /// Ended when dropped.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        /// The directory in its environment lets a sweep end it too.
+        fn new(dir: &Path) -> Self {
+            Self(Command::new("sleep").arg("600").env("RTVIRTIO_RUN_DIR", dir).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            end(&mut self.0);
+        }
+    }
+
+    /// A process that stands for a test's, and the name that such a test gives.
+    struct Mortal {
+        _process: Sleeper,
+        name: String,
+    }
+
+    impl Mortal {
+        fn new(place: &Path) -> Self {
+            let child = Sleeper::new(place);
+            let pid = child.0.id();
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
+            Self { _process: child, name: format!("rtvirtio-test-{pid}-{start}-x") }
+        }
+    }
+
+    #[test]
+    fn directories_of_the_dead_are_found_and_no_others() {
+        let place = crate::tempdir().unwrap();
+        let all = [place.path().to_owned()];
+        let owner = Mortal::new(place.path());
+        let dir = place.path().join(&owner.name);
+        fs::create_dir(&dir).unwrap();
+        for name in ["rtvirtio-test-x", "something-test-1-1", &crate::unique("rtvirtio")] {
+            fs::create_dir(place.path().join(name)).unwrap();
+        }
+        assert!(directories(&all).is_empty(), "its process runs");
+        drop(owner);
+        assert_eq!(directories(&all), [dir]);
+    }
+
+    #[test]
+    fn a_dead_tests_process_goes_with_its_directory() {
+        let place = crate::tempdir().unwrap();
+        let dir = place.path().join("rtvirtio-test-1-1-x");
+        fs::create_dir(&dir).unwrap();
+        let (mut ours, mut other) = (Sleeper::new(&dir.join("run")), Sleeper::new(place.path()));
+        remove_site(&dir);
+        assert!(ours.0.wait().unwrap().code().is_none(), "killed");
+        assert!(other.0.try_wait().unwrap().is_none(), "another's is left alone");
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_dead_tests_cgroup_is_removed_with_its_processes() {
+        let test = "a_dead_tests_cgroup_is_removed_with_its_processes";
+        if !has(test, &[Need::Root]) {
+            return;
+        }
+        let roots = ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup"];
+        let Some(root) = roots.iter().find(|r| Path::new(r).join("cgroup.procs").exists()) else {
+            return crate::skip(test, "no cgroups");
+        };
+        let place = crate::tempdir().unwrap();
+        let owner = Mortal::new(place.path());
+        let group = Path::new(root).join(&owner.name);
+        fs::create_dir_all(group.join("below")).unwrap();
+        let mut member = Sleeper::new(place.path());
+        fs::write(group.join("below/cgroup.procs"), member.0.id().to_string()).unwrap();
+        assert!(groups().contains(&group) && !is_of_the_dead(&group));
+        drop(owner);
+        assert!(is_of_the_dead(&group));
+        remove_group(&group);
+        assert!(!group.exists());
+        assert!(member.0.wait().unwrap().code().is_none(), "killed");
+    }
+}
