@@ -71,7 +71,7 @@ EXAMPLES
   sudo rtvirtio profile cpu web --url http://10.0.0.7/   a VM's throughput over its CPU budget
 
 The elevator is changed during the measurement and put back. Other I/O on the device spoils the numbers: stop it first.")]
-    Profile(ProfileArgs),
+    Profile(Box<ProfileArgs>),
     /// Predict every task's tail latency under the settings in force, and show where the time goes
     #[command(after_help = "\
 EXAMPLES

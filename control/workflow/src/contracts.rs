@@ -183,7 +183,7 @@ struct VmNeed<'a> {
 /// A contract as given, or a demand with the VM's profile.
 enum Need {
     Contract(Contract),
-    Demand { demand: Demand, profile: CpuProfile },
+    Demand { demand: Demand, profile: Box<CpuProfile> },
 }
 
 impl VmNeed<'_> {
@@ -229,7 +229,7 @@ fn needs<'a>(
             },
             CpuNeed::Demand { requests, deadline } => {
                 let profile = profiles.remove(vm.name.as_str()).context("a demand without a profile")?;
-                Need::Demand { demand: Demand { requests, deadline }, profile }
+                Need::Demand { demand: Demand { requests, deadline }, profile: Box::new(profile) }
             }
         };
         all.push(VmNeed { vm, order, backend: found.backend, need });
