@@ -72,7 +72,7 @@ clippy() {
         cargo clippy --locked --workspace --all-targets || echo "(clippy is not of the pinned Rust $pinned: not fatal)"
     fi
 }
-# Only counts what is left to mend; the list: scripts/style.sh --report. Without `--report` it binds.
+# The list of what breaks a rule comes first.
 style() { sh scripts/style.sh --report | tail -n 5; }
 documentation() { RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet; }
 

@@ -1,4 +1,5 @@
-//! The experiments on a real twin, in small: a sweep that is stopped and gone on with, a calibration from it and plans with that, cases, tuning.
+//! The experiments on a real twin, in small: a sweep that is stopped and gone on with, a
+//! calibration from it and plans with that, cases, tuning.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -46,7 +47,8 @@ fn a_sweep_is_stopped_gone_on_with_and_calibrates() {
         assert_eq!(point["results"].as_array().unwrap().len(), tasks);
         assert!(point["noise"]["n"].as_u64().unwrap() > 0, "the host was watched: {}", point["noise"]);
         assert!(point["disk"]["n"].as_u64().unwrap() > 0, "and the disk: {}", point["disk"]);
-        // Without a cpuidle driver the CPUs cannot be kept awake, which is said and no reason to stop.
+        // Without a cpuidle driver the CPUs cannot be kept awake, which is said and no reason to
+        // stop.
         assert_eq!(point["noise"]["awake"], rtvirtio_measure::awake::Awake::hold().is_ok());
         let streams = point["vms"].as_array().unwrap().iter().flat_map(|vm| vm.as_array().unwrap());
         // A host that stands still all the time is not taken off: nobody could tell what is left.
@@ -114,7 +116,8 @@ fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     let model = site.dir.path().join("model.json");
     let (file, model) = (file.to_str().unwrap(), model.to_str().unwrap());
     let fit = ["lab", "bench", "accuracy", file, "--confidence", "90", "--folds", "10", "--model", model];
-    // A run in which this machine stood still for too long counts for nothing, and of too few of the others there is no bound.
+    // A run in which this machine stood still for too long counts for nothing, and of too few of
+    // the others there is no bound.
     let results = |p: &Value| p["results"].as_array().unwrap().clone();
     let known = points.iter().filter(|p| results(p).iter().any(|r| r["p9999_awake"].is_u64())).count();
     let usable = if 2 * known > points.len() { known } else { points.len() };
@@ -144,7 +147,8 @@ fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     // On a host that stands still all the time tails are judged as measured only.
     let judged = claims.iter().find(|c| c["id"] == "accuracy.awake.coverage").unwrap_or(coverage);
     assert_eq!(expected.count() as u64, judged["n"].as_u64().unwrap());
-    // The model plans on the device that it is of; its profile is of another kernel than this one, which is said.
+    // The model plans on the device that it is of; its profile is of another kernel than this one,
+    // which is said.
     let out = site.dir.path().join("planned");
     let out = out.to_str().unwrap();
     let cases = |device: &'static str| {
@@ -170,7 +174,8 @@ fn calibrated(site: &Site, file: &Path, points: &[Value]) {
     );
 }
 
-/// Writes a spec of two VMs on a small twin, one reading task each under `load`, by name and p99 target; gives its path.
+/// Writes a spec of two VMs on a small twin, one reading task each under `load`, by name and p99
+/// target; gives its path.
 fn two_vms(site: &Site, file: &str, load: &str, vms: [(&str, &str); 2]) -> String {
     let vm = |(name, target): (&str, &str)| {
         format!(
@@ -202,7 +207,8 @@ fn tuning_in_small() {
     let run = &tuned["result"]["runs"][0];
     let missed = run["tasks"].as_array().unwrap().iter().any(|t| t["verdict"] == "missed");
     let trials = tuned["trials"].as_array().unwrap();
-    // Two good trials of the same setting, then the proof: no request waits for 20 s. But a machine that stands still for long enough loses the rate.
+    // Two good trials of the same setting, then the proof: no request waits for 20 s. But a machine
+    // that stands still for long enough loses the rate.
     if trials.iter().all(|t| t["score"].as_f64().unwrap() <= 0.9) && !missed {
         assert_eq!((trials.len(), &tuned["plan"]["feasible"]), (2, &Value::from(true)), "{tuned:#}");
     }
@@ -210,7 +216,8 @@ fn tuning_in_small() {
     // 473 requests for p99 at 95 % with one of them late: 2.4 s at 200/s, not the whole budget.
     assert!((1.0..5.0).contains(&run["seconds"].as_f64().unwrap()), "{run:#}");
     site.ok(&["revert"]);
-    // A target that nothing meets: tried until the trials are used up, nothing stays in force, and it is said.
+    // A target that nothing meets: tried until the trials are used up, nothing stays in force, and
+    // it is said.
     site.ok(&["lab", "down"]);
     let impossible = spec_of("impossible.toml", "1us");
     site.ok(&["lab", "up", &impossible]);

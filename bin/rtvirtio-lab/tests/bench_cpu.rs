@@ -36,7 +36,8 @@ fn contracts_hold_two_guests_on_one_core() {
     let alone = data["alone"].as_array().unwrap();
     assert_eq!(alone.len(), 2);
     for a in alone {
-        // A busy machine gives less, never more: the budget of ten periods, and of one for each end.
+        // A busy machine gives less, never more: the budget of ten periods, and of one for each
+        // end.
         let (budget, used) = (a["budget"].as_f64().unwrap(), a["used"].as_f64().unwrap());
         assert!(used > 0.0 && used <= 1.2 * budget + 1.0, "{a}");
     }

@@ -100,7 +100,8 @@ fn an_application_starts_in_a_guest() {
     // perl and its libraries come from the device, and under load the other VM asks too.
     assert!(of("idle")["bytes"].as_u64().unwrap() > 1 << 20, "{starts:#?}");
     assert!(of("fifo")["flood"].as_f64().unwrap() > 0.0);
-    // The guest's kernel wrote the class into its requests, and the domain read it; otherwise nothing went by the reservation.
+    // The guest's kernel wrote the class into its requests, and the domain read it; otherwise
+    // nothing went by the reservation.
     assert_eq!(of("fifo")["reserved"], 0);
     assert!(of("urgent")["reserved"].as_u64().unwrap() > 10, "{starts:#?}");
     // An application that needs what is not there is told.

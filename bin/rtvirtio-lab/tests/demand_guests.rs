@@ -1,4 +1,5 @@
-//! The paper's look-up with two real guests that serve HTTP: one is measured beside the other, and gets the budget for its demand.
+//! The paper's look-up with two real guests that serve HTTP: one is measured beside the other, and
+//! gets the budget for its demand.
 
 use std::fs;
 use std::net::TcpListener;
@@ -78,7 +79,8 @@ fn a_demand_beside_a_neighbour_gets_what_was_measured_beside_it() {
     assert!(runs.iter().all(|r| r["neighbour_percent"].is_null() == r["neighbour_requests_per_s"].is_null()));
     let cpus = number(&profile["setup"]["cpus"]);
     for run in runs {
-        // Two periods of ten for where the measurement cuts, and two clock ticks. A busy machine gives less, never more.
+        // Two periods of ten for where the measurement cuts, and two clock ticks. A busy machine
+        // gives less, never more.
         let (budget, cpu) = (number(&run["budget_percent"]), number(&run["cpu"]));
         assert!(cpu <= (budget / 100.0 * 1.2 + 0.02) * cpus, "{run}");
     }

@@ -1,4 +1,5 @@
-//! The whole loop on process VMs: up, profile, verify, plan, apply, verify, revert, down; and what crashes leave.
+//! The whole loop on process VMs: up, profile, verify, plan, apply, verify, revert, down; and what
+//! crashes leave.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -160,7 +161,8 @@ fn ctrl_c_during_a_run_leaves_the_lab_usable() {
     site.assert_clean();
 }
 
-/// The measurement takes another elevator than the lab's; killed in the middle, it leaves a journal and not a changed device.
+/// The measurement takes another elevator than the lab's; killed in the middle, it leaves a journal
+/// and not a changed device.
 #[test]
 fn a_killed_profile_is_put_back_by_revert() {
     if !can_run("a_killed_profile_is_put_back_by_revert") {

@@ -1,5 +1,5 @@
-//! The loop on a host as users have it: cgroup v2 only, BFQ as a module, guests under KVM. Inside the box, because the machine that
-//! runs the tests may have none of it.
+//! The loop on a host as users have it: cgroup v2 only, BFQ as a module, guests under KVM. Inside
+//! the box, because the machine that runs the tests may have none of it.
 
 use std::path::Path;
 use std::time::Duration;
@@ -31,7 +31,8 @@ fn the_loop_on_cgroup_v2_under_kvm() {
     ];
     run.programs = &programs;
     run.files = &files;
-    // A nested guest's QEMU that ends in the middle of a run, as `emulation failure` of nested pages does it.
+    // A nested guest's QEMU that ends in the middle of a run, as `emulation failure` of nested
+    // pages does it.
     let gone = ["is the guest still alive", "cannot connect to guest agent", "Connection reset by peer"];
     let lost = |out: &BoxOutcome| out.exit_code != Some(0) && gone.iter().any(|g| out.output.contains(g));
     let out = boxed::run_with_guests(&image, &run, &|l| eprintln!("box: {l}"), &lost).unwrap();

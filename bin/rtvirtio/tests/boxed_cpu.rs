@@ -1,5 +1,6 @@
-//! CPU contracts and priorities under KVM, on a host with cgroup v2 only: once with Debian's kernel as that host, once with its
-//! PREEMPT_RT kernel. In the box, because the machine that runs the tests may have none of it.
+//! CPU contracts and priorities under KVM, on a host with cgroup v2 only: once with Debian's kernel
+//! as that host, once with its PREEMPT_RT kernel. In the box, because the machine that runs the
+//! tests may have none of it.
 
 // Not beside this file, where cargo would take it for a test of its own.
 #[path = "boxed_cpu/crash.rs"]
@@ -42,7 +43,8 @@ fn in_the_box(test: &str, kernel: Kernel) {
         Err(e) => return rtvirtio_testkit::skip(test, &e.to_string()),
     };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // This very program goes into the box and runs the test below there, with the program under test.
+    // This very program goes into the box and runs the test below there, with the program under
+    // test.
     let me = std::env::current_exe().unwrap();
     let name = me.file_name().unwrap().to_str().unwrap();
     let script = format!("{KERNEL}={kernel:?} {name} --ignored --exact inside_the_box --nocapture\n");
@@ -68,7 +70,8 @@ fn expected(backend: Backend, role: &str) -> (u64, u64) {
     }
 }
 
-/// Applies the contract of `spec` with the program itself, and compares what the kernel's own files say then. The machine may run on both CPUs.
+/// Applies the contract of `spec` with the program itself, and compares what the kernel's own files
+/// say then. The machine may run on both CPUs.
 fn apply(plc: &Plc, spec: &str, backend: Backend) {
     apply_on(2, plc, spec, backend);
 }
@@ -83,7 +86,8 @@ fn apply_on(cpus: u64, plc: &Plc, spec: &str, backend: Backend) {
     for t in &threads {
         let role = t["role"]["kind"].as_str().unwrap();
         let (pid, tid) = (t["pid"].as_u64().unwrap(), t["tid"].as_u64().unwrap());
-        // QEMU ends threads of its pool that have had nothing to do for 10 s, also between the listing and this; no other may go.
+        // QEMU ends threads of its pool that have had nothing to do for 10 s, also between the
+        // listing and this; no other may go.
         let of = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
         let (sched, cgroup) = match (of("sched"), of("cgroup")) {
             (Ok(sched), Ok(cgroup)) => (sched, cgroup),
@@ -104,7 +108,8 @@ fn apply_on(cpus: u64, plc: &Plc, spec: &str, backend: Backend) {
         if policy == 1 {
             assert_eq!(field("prio"), Some(99 - priority), "{t}\n{sched}");
         }
-        // There these are what is left of the running period; the reservation itself only the system call tells.
+        // There these are what is left of the running period; the reservation itself only the
+        // system call tells.
         if policy == 6 {
             let attr = sched::get(u32::try_from(tid).unwrap()).unwrap();
             let r = attr.reservation.unwrap();
@@ -184,7 +189,8 @@ fn inside_the_box() {
         say("a partition");
     }
 
-    // The journal asks nothing of the host's kernel that the standard one does not show; a box is slow.
+    // The journal asks nothing of the host's kernel that the standard one does not show; a box is
+    // slow.
     let killed: &[Backend] =
         if real_time { &[] } else { &[Backend::Throttle, Backend::CpuMax, Backend::Deadline] };
     for &backend in killed {

@@ -120,7 +120,8 @@ fn a_model_learns_from_guests_what_it_says_of_them() {
     let model = models.join("twin-emmc.json");
     let fit =
         ["lab", "bench", "accuracy", &processes, "--confidence", "95", "--model", model.to_str().unwrap()];
-    // Of each VM kind: what the bounds rest on, their least confidence and what is expected of the first task, ms.
+    // Of each VM kind: what the bounds rest on, their least confidence and what is expected of the
+    // first task, ms.
     let profile = site.dir.path().join("profile.json");
     let header = lines(std::path::Path::new(&guests)).swap_remove(0);
     std::fs::write(&profile, header["profiles"]["emmc"].to_string()).unwrap();
@@ -142,7 +143,8 @@ fn a_model_learns_from_guests_what_it_says_of_them() {
         claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {claims:#?}")).clone()
     };
     let coverage = claim("accuracy.guests.coverage@emmc");
-    // Whether 95 % hold in so few runs is for the report to say (74 of 78 in this version); a bound that is wrong holds for far fewer.
+    // Whether 95 % hold in so few runs is for the report to say (74 of 78 in this version); a bound
+    // that is wrong holds for far fewer.
     assert_eq!(coverage["at_least"].as_f64(), Some(0.95));
     assert!(coverage["value"].as_f64().unwrap() > 0.9, "{coverage:#}");
     assert!(claim("accuracy.guests.factor@emmc")["value"].as_f64().unwrap() < 2.0);

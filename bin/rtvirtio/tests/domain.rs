@@ -1,4 +1,5 @@
-//! The I/O domain from the user's side: planned, simulated, applied, stopped, and under a lab's guests.
+//! The I/O domain from the user's side: planned, simulated, applied, stopped, and under a lab's
+//! guests.
 
 use std::path::{Path, PathBuf};
 
@@ -131,7 +132,8 @@ fn a_domain_is_planned_applied_and_stopped() {
     let said = text(&out.stdout);
     assert!(said.contains("serves the disks of a:") && said.contains("--stop-domain"), "{said}");
     assert!(!said.contains("put back"), "{said}");
-    // Also not when the file does not say any more which guests it serves; and to force settings is not to stop guests.
+    // Also not when the file does not say any more which guests it serves; and to force settings is
+    // not to stop guests.
     let applied = site.state_dir().join("iod.toml");
     let right = std::fs::read_to_string(&applied).unwrap();
     std::fs::write(&applied, "[[device]]\nnam = 1\n").unwrap();
@@ -173,7 +175,8 @@ fn settings_go_back_while_the_domain_serves_guests() {
     site.assert_clean();
 }
 
-/// The domain is known by its lock: neither a process that has its name and arguments, nor one that writes its files, stands for it.
+/// The domain is known by its lock: neither a process that has its name and arguments, nor one that
+/// writes its files, stands for it.
 #[test]
 fn a_process_of_another_user_with_the_domains_name_is_none() {
     use std::os::unix::process::CommandExt as _;

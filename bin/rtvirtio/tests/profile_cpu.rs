@@ -1,4 +1,5 @@
-//! `profile cpu` and a demand's budget, on a real QEMU whose guest computes without end. Its load counts each millisecond of CPU time as a request.
+//! `profile cpu` and a demand's budget, on a real QEMU whose guest computes without end. Its load
+//! counts each millisecond of CPU time as a request.
 
 use std::fs;
 use std::path::PathBuf;
@@ -117,7 +118,8 @@ fn a_demand_gets_the_smallest_measured_budget() {
     let cpus = number(&profile["setup"]["cpus"]);
     for p in points {
         assert_eq!(p["n"], 3);
-        // Two periods for where the measurement cuts, and a clock tick. A busy machine gives less, never more.
+        // Two periods for where the measurement cuts, and a clock tick. A busy machine gives less,
+        // never more.
         let (budget, mean) = (number(&p["budget_percent"]), number(&p["mean"]));
         assert!(mean > 0.0 && mean <= (10.0 * budget * 1.2 + 10.0) * cpus, "{p}");
     }
@@ -133,7 +135,8 @@ fn a_demand_gets_the_smallest_measured_budget() {
     fs::write(&saved, certain.to_string()).unwrap();
     let points = rtvirtio_cpu::CpuProfile::load(&saved).unwrap().to_json().unwrap()["points"].clone();
     let points = points.as_array().unwrap();
-    // Six tenths of what may be relied on at the largest: the smallest budget that carries it must be taken.
+    // Six tenths of what may be relied on at the largest: the smallest budget that carries it must
+    // be taken.
     let asked = thousandths(number(&points[2]["lower"]) * 0.6);
     let work = points.iter().map(|p| number(&p["cpu_per_request"])).fold(0.0, f64::max);
     let ns = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse).tv_nsec;

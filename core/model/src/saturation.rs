@@ -116,7 +116,8 @@ impl SaturationTails {
     /// come and go, s; 0 where they are in flight more rarely than that.
     ///
     /// ```text
-    /// latency = quantile of the floods' kind, with as many in flight as they may have, at exceedance / share
+    /// latency = quantile of the floods' kind, with as many in flight as they may have,
+    ///           at exceedance / share
     /// ```
     pub(crate) fn latency(&self, floods: &Kind, exceedance: f64) -> f64 {
         if exceedance >= floods.share {

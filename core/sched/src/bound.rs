@@ -17,14 +17,14 @@
 //!
 //! - `fifo`: `T + (sum_j a_j) / k + c`, with `a_j` the burst, or what may be outstanding if that is
 //!   less.
-//! - `round-robin`: each own piece waits for one piece of each VM: `T + (B + m_i sum_j C_j) / k + c`,
-//!   with `m_i` own pieces in the burst.
-//! - `drr`: a latency-rate server with share `q_i / F` and the latency of Lenzini, Mingozzi and Stea
-//!   (IEEE/ACM ToN 12(4), 2004): `((F - q_i)(1 + C_i/q_i) + sum_j C_j) / k`.
+//! - `round-robin`: each own piece waits for one piece of each VM:
+//!   `T + (B + m_i sum_j C_j) / k + c`, with `m_i` own pieces in the burst.
+//! - `drr`: a latency-rate server with share `q_i / F` and the latency of Lenzini, Mingozzi and
+//!   Stea (IEEE/ACM ToN 12(4), 2004): `((F - q_i)(1 + C_i/q_i) + sum_j C_j) / k`.
 //! - `edf`: demand bound with blocking. All deadlines are met if at every deadline t
 //!   `T + (B + sum_j dbf_j(t)) / k + c <= t`, with `dbf_j(t) = b_j + r_j (t - D_j)` from `D_j` on
-//!   (Baruah, Mok and Rosier, RTSS 1990, for bursts as in Liebeherr, Wrege and Ferrari, IEEE/ACM ToN
-//!   4(6), 1996).
+//!   (Baruah, Mok and Rosier, RTSS 1990, for bursts as in Liebeherr, Wrege and Ferrari, IEEE/ACM
+//!   ToN 4(6), 1996).
 //!
 //! Under `edf` a request whose deadline is t after the start of the busy period completes by
 //! `T + (B + sum_j dbf_j(t)) / k + c`, so it takes no longer than `D_i - min over t of (t - that)`,

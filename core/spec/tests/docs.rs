@@ -1,4 +1,5 @@
-//! `docs/reference/spec.md` is right: its specs are valid, and its errors are what the parser prints.
+//! `docs/reference/spec.md` is right: its specs are valid, and its errors are what the parser
+//! prints.
 
 use rtvirtio_spec::parse;
 

@@ -3,8 +3,8 @@
 //!
 //! [`resolve()`] turns a plan into [`Write`]s, [`dry_run`] shows them, [`Session::apply`] carries
 //! them out and [`Session::revert`] puts everything back, also after the process was killed between
-//! any two writes. [`Session::amend`] adds threads that appear later. `docs/explanation/safety.md` states what
-//! is guaranteed and what is not.
+//! any two writes. [`Session::amend`] adds threads that appear later. `docs/explanation/safety.md`
+//! states what is guaranteed and what is not.
 
 mod amend;
 mod apply;

@@ -30,10 +30,10 @@ pub enum Order {
 ///
 /// At equal priorities two VMs take turns with every packet, because the service threads of each
 /// are above the vCPUs of the other: two guests that served files got a third less done in the same
-/// CPU time (docs/explanation/cpu-contracts.md). And a VM of a short period would wait for the whole budget of one with a
-/// long period. So they are ranked by period, shortest first (rate-monotonic: Liu and Layland,
-/// JACM 20, 1973), and in the order of the spec where periods are equal. That is safe only where a
-/// budget ends what a spinning vCPU takes from the VMs below it.
+/// CPU time (docs/explanation/cpu-contracts.md). And a VM of a short period would wait for the
+/// whole budget of one with a long period. So they are ranked by period, shortest first
+/// (rate-monotonic: Liu and Layland, JACM 20, 1973), and in the order of the spec where periods are
+/// equal. That is safe only where a budget ends what a spinning vCPU takes from the VMs below it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Level {
     /// VMs above it.

@@ -14,7 +14,8 @@
 //! - [`http`]: requests to a web server, as load.
 //! - [`workload`]: the tasks of several VMs at once, each where it belongs.
 //!
-//! How latency is counted, and the experiment that shows why, stand in `docs/explanation/measuring.md`.
+//! How latency is counted, and the experiment that shows why, stand in
+//! `docs/explanation/measuring.md`.
 
 pub mod awake;
 mod error;

@@ -1,4 +1,5 @@
-//! Running the tasks of several VMs at once, each where it belongs: inside a guest through its agent, or in a VM's cgroup.
+//! Running the tasks of several VMs at once, each where it belongs: inside a guest through its
+//! agent, or in a VM's cgroup.
 
 use std::fs;
 use std::io;
@@ -22,7 +23,8 @@ use rtvirtio_vmm::{GuestAgent, VmmError, shown};
 
 /// Warm-up before the measured part: files are opened and queues are filled.
 ///
-/// An emulated guest also translates fio's code in it, which took up to 2 s in each of three guests on two cores.
+/// An emulated guest also translates fio's code in it, which took up to 2 s in each of three guests
+/// on two cores.
 pub const WARM_UP: Duration = Duration::from_secs(2);
 /// How long fio may take beyond its declared time. A guest under emulation starts slowly.
 const GRACE: Duration = Duration::from_secs(60);
@@ -138,9 +140,11 @@ pub struct RunOptions<'a> {
     pub seed: u64,
     /// A directory on the host for fio's files; made when missing.
     pub work_dir: &'a Path,
-    /// Whether a probe under SCHED_FIFO on every CPU watches how quiet the host is. Not beside VMs that do real work.
+    /// Whether a probe under SCHED_FIFO on every CPU watches how quiet the host is. Not beside VMs
+    /// that do real work.
     pub watch: bool,
-    /// Directory in sysfs of the disk that the tasks share, to see whether it stands still itself; `None` where nobody asks.
+    /// Directory in sysfs of the disk that the tasks share, to see whether it stands still itself;
+    /// `None` where nobody asks.
     pub disk: Option<&'a Path>,
     /// Set by anyone to stop.
     pub cancel: &'a AtomicBool,
@@ -161,11 +165,12 @@ pub struct Measured {
     pub disk: Option<Standstills>,
 }
 
-/// What is kept of a run: what each task got, how quiet the host was, and whether the disk itself stood still.
+/// What is kept of a run: what each task got, how quiet the host was, and whether the disk itself
+/// stood still.
 pub type Seen = (Vec<TaskResult>, Option<Noise>, Option<Standstills>);
 
-/// Runs the tasks of all VMs at once and judges them, in the order given, with how quiet host and disk were. When one VM fails the others are
-/// stopped.
+/// Runs the tasks of all VMs at once and judges them, in the order given, with how quiet host and
+/// disk were. When one VM fails the others are stopped.
 ///
 /// # Errors
 /// The first failure that is not a consequence of another one.
@@ -264,7 +269,8 @@ fn run_vm(
         _ => LogClock::JobStart,
     };
     let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class: load.io_class, clock };
-    // Every thread passes the barrier, also one that has failed already, or the others would wait for ever.
+    // Every thread passes the barrier, also one that has failed already, or the others would wait
+    // for ever.
     let (job, output) = match &load.place {
         Place::Guest { agent, .. } => {
             let prepared = JobFile::new(&load.vm, options)
@@ -294,7 +300,8 @@ fn run_vm(
     task_measurements(&job, &output, &load.predicted).map_err(measure)
 }
 
-/// fio's command line in a guest. Its variables are set by env(1), which then becomes fio: the agent's own way would clear all others.
+/// fio's command line in a guest. Its variables are set by env(1), which then becomes fio: the
+/// agent's own way would clear all others.
 fn command_line(job: &JobFile) -> Vec<String> {
     let mut argv = Vec::new();
     let environment = job.environment();
@@ -351,8 +358,9 @@ impl<'a> GuestRun<'a> {
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let process = self.agent.spawn(&argv).map_err(|e| self.agent_error(e))?;
         let start = Instant::now();
-        // A question to the agent costs the guest CPU time that counts as latency, so there are few before fio's time is over: one in the
-        // warm-up, for a fio that fails at once, and then as many as it takes to notice a dead guest.
+        // A question to the agent costs the guest CPU time that counts as latency, so there are few
+        // before fio's time is over: one in the warm-up, for a fio that fails at once, and then as
+        // many as it takes to notice a dead guest.
         let mut next_poll = job.options().warmup / 2;
         let out = loop {
             if stop.load(Ordering::Relaxed) {

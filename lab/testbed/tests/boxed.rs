@@ -116,8 +116,9 @@ fn config_in_box() -> QemuConfig {
     config
 }
 
-/// Tries per guest. The box's KVM runs on emulated SVM, where about one guest in twenty is reset while it boots (QEMU 7.2, more when
-/// the machine is busy): a flaw of the emulation, not of what is tested.
+/// Tries per guest. The box's KVM runs on emulated SVM, where about one guest in twenty is reset
+/// while it boots (QEMU 7.2, more when the machine is busy): a flaw of the emulation, not of what
+/// is tested.
 const TRIES: usize = 4;
 
 fn boot(config: &QemuConfig) -> QemuGuest {

@@ -54,7 +54,8 @@ impl Fixture {
     }
 }
 
-/// The kernel says what it is, and the guest's disk, elevators and cyclictest are there as with the standard one.
+/// The kernel says what it is, and the guest's disk, elevators and cyclictest are there as with the
+/// standard one.
 #[test]
 fn a_guest_boots_the_preempt_rt_kernel() {
     let Some(fixture) = fixture_of("a_guest_boots_the_preempt_rt_kernel", Kernel::Rt) else { return };

@@ -1,5 +1,5 @@
-//! What the workspace links in: licences, sources and the compilers that build it. cargo-deny checks
-//! more of it where it is installed; this needs cargo alone.
+//! What the workspace links in: licences, sources and the compilers that build it. cargo-deny
+//! checks more of it where it is installed; this needs cargo alone.
 
 use std::path::Path;
 use std::process::Command;

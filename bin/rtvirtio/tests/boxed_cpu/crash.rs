@@ -14,7 +14,8 @@ use rtvirtio_vmm::threads::discover;
 use crate::plc::{Plc, program, state_dir};
 
 const JOB: &str = "RTVIRTIO_TEST_CRASH";
-/// Every so many steps of `apply` and of `revert` there is a kill: all of them would take minutes in the box, and are swept elsewhere.
+/// Every so many steps of `apply` and of `revert` there is a kill: all of them would take minutes
+/// in the box, and are swept elsewhere.
 const STRIDE: usize = 2;
 
 #[test]
@@ -63,7 +64,8 @@ fn killed(plc: &Plc, action: &str, at: usize, backend: Backend) -> bool {
     false
 }
 
-/// Kills `apply`, then `revert`, at every second step, and puts back with the program each time. Returns how many kills there were of each.
+/// Kills `apply`, then `revert`, at every second step, and puts back with the program each time.
+/// Returns how many kills there were of each.
 pub fn sweep(plc: &Plc, before: &str, backend: Backend) -> (usize, usize) {
     let mut counts = [0, 0];
     let check = |what: String| {
@@ -96,7 +98,8 @@ pub fn sweep(plc: &Plc, before: &str, backend: Backend) -> (usize, usize) {
     }
     if backend == Backend::Deadline {
         assert!(!killed(plc, "apply", usize::MAX, backend));
-        // Killed after a reservation was given back and before the policy was: no step of ours lies there.
+        // Killed after a reservation was given back and before the policy was: no step of ours lies
+        // there.
         let held = plc.threads().into_iter().find(|t| t["policy"] == "deadline").unwrap();
         let tid = u32::try_from(held["tid"].as_u64().unwrap()).unwrap();
         sched::set(tid, &sched::get(tid).unwrap().released().unwrap()).unwrap();

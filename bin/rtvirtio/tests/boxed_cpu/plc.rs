@@ -1,4 +1,5 @@
-//! A machine of the box as users have theirs: KVM, vhost-net on a tap, an I/O thread, the PIT in the kernel, a cgroup of its own.
+//! A machine of the box as users have theirs: KVM, vhost-net on a tap, an I/O thread, the PIT in
+//! the kernel, a cgroup of its own.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -121,8 +122,8 @@ pub fn cgroup_files() -> String {
 }
 
 impl Plc {
-    /// Starts a machine, calls `early` while its guest boots, and waits until the guest answers. A machine that emulation ended is started
-    /// again, and what was applied to it put back before.
+    /// Starts a machine, calls `early` while its guest boots, and waits until the guest answers. A
+    /// machine that emulation ended is started again, and what was applied to it put back before.
     pub fn boot<T>(early: impl Fn(&Plc) -> T) -> (Plc, T) {
         for _ in 0..TRIES {
             let mut plc = Plc::start();
@@ -205,7 +206,8 @@ impl Plc {
             if out.status.success() {
                 break serde_json::from_slice(&out.stdout).unwrap();
             }
-            // On a processor this slow a main loop with its part of a deadline budget may take longer than the program's patience.
+            // On a processor this slow a main loop with its part of a deadline budget may take
+            // longer than the program's patience.
             assert!(start.elapsed() < ANSWER, "{}", String::from_utf8_lossy(&out.stderr));
         };
         let threads = shown[0]["threads"].as_array().unwrap().clone();
@@ -224,8 +226,8 @@ impl Plc {
         threads
     }
 
-    /// What must come back: policy and cgroup of every thread but workers, which come and go, and KVM's own thread, which may start after the vCPU;
-    /// and the cgroups' files.
+    /// What must come back: policy and cgroup of every thread but workers, which come and go, and
+    /// KVM's own thread, which may start after the vCPU; and the cgroups' files.
     pub fn snapshot(&self) -> String {
         let mut out = String::new();
         let late = [Role::AioWorker, Role::KvmHugePages];
@@ -283,7 +285,8 @@ impl Plc {
         assert!(self.cpu_time(&Role::Vhost) > before, "{when}: vhost moved the packets");
     }
 
-    /// A guest that spins at its real-time priority keeps neither its monitor, nor its own disk, nor the host's programs from answering.
+    /// A guest that spins at its real-time priority keeps neither its monitor, nor its own disk,
+    /// nor the host's programs from answering.
     pub fn spins(&mut self) {
         let vcpu = Role::Vcpu(vec![0]);
         let before = self.cpu_time(&vcpu);

@@ -2,8 +2,8 @@
 //!
 //! A guest is not a process with a delay: all its tasks are one queue of the host's scheduler, so
 //! under idling BFQ, or next to a writer, the same load has other tails, a hundred times shorter or
-//! longer (`docs/results/rt-virtio.md`, In guests). A forest of its own, on runs in guests alone, keeps what is
-//! said of process VMs as it is.
+//! longer (`docs/results/rt-virtio.md`, In guests). A forest of its own, on runs in guests alone,
+//! keeps what is said of process VMs as it is.
 
 use rtvirtio_spec::{Kernel, Vm, VmCpu};
 use rtvirtio_stats::conformal::Quantile;

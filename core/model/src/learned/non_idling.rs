@@ -2,9 +2,9 @@
 //!
 //! Where requests wait for requests the slice model is right within a factor of two or three, and
 //! two runs of one condition differ by a fifth; where BFQ idles, which task waits is chance. One
-//! forest with one calibration for both gives the first the width of the second (`docs/explanation/models.md`,
-//! The learned models, has the figures). So these runs have a forest of their own, which learns
-//! only how far the slice model is off, and a calibration of their own.
+//! forest with one calibration for both gives the first the width of the second
+//! (`docs/explanation/models.md`, The learned models, has the figures). So these runs have a forest
+//! of their own, which learns only how far the slice model is off, and a calibration of their own.
 
 use rtvirtio_stats::conformal::Quantile;
 use rtvirtio_stats::forest::{Forest, ForestError, Scratch};

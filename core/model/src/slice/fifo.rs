@@ -43,7 +43,8 @@ const STEPS: u32 = 60;
 /// never beyond their own depths:
 ///
 /// ```text
-/// t = sum over floods c * depth + min( sum over others c * depth,  c_max ln(1 / e) / (2 (1 - rho)) )
+/// t = sum over floods c * depth
+///   + min( sum over others c * depth,  c_max ln(1 / e) / (2 (1 - rho)) )
 /// ```
 pub(super) fn waits(spec: &Spec, config: &Config, flows: &[Flow]) -> Vec<Wait> {
     let in_flight = |f: &Flow, w: f64| if f.flood { f.depth } else { f.depth.min(f.rate * (f.service + w)) };
@@ -125,7 +126,8 @@ fn batch(config: &Config, flows: &[Flow], me: &Flow) -> f64 {
 /// Kyber takes reads that are slower on the device than their target for congestion, and then
 /// lowers the number of writes that may be in flight, as long as these are within their own target
 /// (`kyber_timer_fn`), down to one. Every other write before a write then costs it a wait for the
-/// reads that fill the device. Measured alongside a limited flood of reads: `docs/explanation/models.md`.
+/// reads that fill the device. Measured alongside a limited flood of reads:
+/// `docs/explanation/models.md`.
 #[derive(Default)]
 struct OneByOne {
     /// What each write before it costs a write in the tail, s; 0 where writes are not held back.

@@ -102,7 +102,8 @@ impl Rules {
     /// ```text
     /// catch-up = min(budget / block, 1 + rate * waited) * service
     /// slice    = min(timeout, catch-up + idle)                              think time >= idle
-    ///          = min(timeout, max(budget / (rate * block), catch-up + idle))  think time <  idle: it keeps the device
+    ///          = min(timeout, max(budget / (rate * block), catch-up + idle))  think time <  idle:
+    ///                                                                     it keeps the device
     ///          = min(timeout, budget / block * cost)                        flood
     /// ```
     fn slice(&self, q: &Queue, waited: f64) -> f64 {
@@ -129,8 +130,11 @@ impl Rules {
 /// `G * phi_j / phi_i`, and at worst one whole slice that was due:
 ///
 /// ```text
-/// wait = sum over own other queues of slice + sum over other groups of max(G * phi_j / phi_i, longest slice of j) + debt
-/// debt = DEBT * timeout * largest phi of the other groups that keep the device / phi_i      when i keeps it too
+/// wait = sum over own other queues of slice
+///      + sum over other groups of max(G * phi_j / phi_i, longest slice of j)
+///      + debt
+/// debt = DEBT * timeout * largest phi of the other groups that keep the device / phi_i
+///        when i keeps it too
 /// ```
 ///
 /// The debt: a queue whose slice ends by timeout is charged a whole budget, however little it moved

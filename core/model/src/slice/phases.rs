@@ -50,7 +50,8 @@ impl Unchecked {
     /// `None` where all that limits allow at once fits into the queues of the floods.
     ///
     /// ```text
-    /// length = min(slice, sum over limited floods of beyond * c + most rounds of one of them * sum over tasks of c_t * depth_t)
+    /// length = min(slice, sum over limited floods of beyond * c
+    ///                     + most rounds of one of them * sum over tasks of c_t * depth_t)
     /// beyond = 1 + allowed - depth                    rounds = beyond / depth
     /// ```
     ///
