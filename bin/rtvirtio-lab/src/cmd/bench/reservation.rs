@@ -11,7 +11,7 @@ use rtvirtio_bench::reservation::{
 };
 use rtvirtio_bench::train::median;
 use rtvirtio_cpu::{Contract, Order};
-use rtvirtio_kernel::Root;
+use rtvirtio_kernel::{ProcessId, Root};
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::http::Load;
 use rtvirtio_stats::Random;
@@ -291,8 +291,7 @@ impl<'c> Pair<'c> {
         let (core, others) = core_and_others()?;
         // Guests inherit where this process runs, and boot faster on all CPUs.
         bind(std::process::id(), &[&others[..], &[core]].concat())?;
-        let group =
-            |name: &str| FairGroup::make(&format!("rtvirtio-bench-{}-fair-{name}", std::process::id()));
+        let group = |name: &str| FairGroup::make(&format!("{}fair-{name}", ProcessId::prefix("bench")));
         let groups = [group("both")?, group("vm")?, group("neighbour")?];
         let image = image::ensure(&global.cache_dir, &|line| ui.step(line));
         ui.check_cancelled()?;
