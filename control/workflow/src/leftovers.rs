@@ -73,7 +73,7 @@ pub fn remove_contracts(root: &Root) -> Result<Vec<PathBuf>> {
 /// When the cgroups cannot be read.
 pub fn lab_groups(root: &Root) -> Result<Vec<OurGroup>> {
     let all = left(root, leftovers::groups(root)?)?;
-    Ok(all.into_iter().filter(|group| is_known_by(group, LAB_FILE)).collect())
+    Ok(all.into_iter().filter(is_of_a_lab).collect())
 }
 
 /// Where twins are mounted whose lab's state is gone.
@@ -102,13 +102,19 @@ fn left(root: &Root, groups: Vec<OurGroup>) -> std::result::Result<Vec<OurGroup>
     Ok(left)
 }
 
+/// Also the groups that an experiment makes for itself.
+fn is_of_a_lab(group: &OurGroup) -> bool {
+    let name = group.dir.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    is_known_by(group, LAB_FILE) || name.starts_with("rtvirtio-bench-")
+}
+
 fn is_known_by(group: &OurGroup, file: &str) -> bool {
     matches!(&group.known_by, KnownBy::File(path) if path.ends_with(file))
 }
 
 fn of_group(group: &OurGroup) -> Finding {
     let dir = group.dir.display();
-    let remedy = if is_known_by(group, LAB_FILE) {
+    let remedy = if is_of_a_lab(group) {
         "`rtvirtio-lab down` removes it with what runs in it".to_owned()
     } else if group.pids.is_empty() || matches!(group.known_by, KnownBy::Process(..)) {
         "`rtvirtio revert` removes it".to_owned()

@@ -18,7 +18,7 @@ use crate::{HostError, Root, task};
 /// Begins the names of our cgroups, directly below the root of a hierarchy.
 const PREFIX: &str = "rtvirtio-";
 /// Begins the names of those that are named after their process: `PID-START` follows.
-const OF_A_PROCESS: &str = "learn-";
+const OF_A_PROCESS: [&str; 2] = ["learn-", "bench-"];
 /// The attribute; `trusted.` ones are for root on every file system with attributes, cgroups of
 /// both versions among them.
 const ATTRIBUTE: &str = "trusted.rtvirtio.known_by";
@@ -82,8 +82,10 @@ pub fn mark(root: &Root, dir: &Path, file: &Path) -> Result<(), HostError> {
 }
 
 fn known_by(root: &Root, dir: &Path, name: &str) -> KnownBy {
-    if let Some(ids) = name.strip_prefix(PREFIX).and_then(|n| n.strip_prefix(OF_A_PROCESS)) {
+    let after = |kind: &&str| name.strip_prefix(PREFIX)?.strip_prefix(*kind);
+    if let Some(ids) = OF_A_PROCESS.iter().find_map(after) {
         let mut ids = ids.split('-').map(str::parse::<u64>);
+        // A VM's contract may have such a name without the start.
         if let (Some(Ok(pid)), Some(Ok(start))) = (ids.next(), ids.next()) {
             return u32::try_from(pid).map_or(KnownBy::Unknown, |pid| KnownBy::Process(pid, start));
         }

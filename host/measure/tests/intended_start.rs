@@ -174,7 +174,8 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
         assert!(truth > Nanos::from_millis(500), "{truth}");
         assert_eq!(o.result.verdict, Some(Verdict::Missed));
         assert!(o.result.why.contains("above 200ms"), "{}", o.result.why);
-        assert_eq!(o.less.n(), o.result.n);
+        // Those that were due and not made count too, where this machine did not catch up.
+        assert!(o.less.n() >= o.result.n, "{} of {}", o.less.n(), o.result.n);
         o
     };
     until_undisturbed(name, run, |o| {
@@ -183,6 +184,7 @@ fn closed_loop_hides_a_stall_and_the_correction_finds_it() {
         vec![
             (near(r.p99_ns, truth), format!("{} but the truth is {truth}", r.p99_ns)),
             (near(r.max_ns, o.truth.at(Percentile(100.0))), format!("{} at most", r.max_ns)),
+            (o.less.n() == r.n, format!("{} of {}", o.less.n(), r.n)),
             (r.achieved_rate.0 > 990.0, format!("the backlog was caught up: {}", r.achieved_rate)),
             // fio itself would have called the target met: one request in 3000 was slow.
             (own < Nanos::from_millis(200), format!("fio's own {own}")),

@@ -51,8 +51,11 @@ fn groups_of_dead_processes_are_named_with_their_remedy() {
     let host = Host::new();
     host.put(&format!("{CPU}/rtvirtio-learn-4000001-5/cgroup.procs"), "");
     host.put(&format!("{CPU}/rtvirtio-web/cgroup.procs"), "");
+    host.put(&format!("{CPU}/rtvirtio-bench-4000001-5-fair-a/cgroup.procs"), "");
     let found = findings(&host.root, &host.dirs());
-    assert_eq!(found.len(), 1, "what bears no mark may be in force: {found:?}");
+    assert_eq!(found.len(), 2, "what bears no mark may be in force: {found:?}");
+    let (lab, found): (Vec<_>, Vec<_>) = found.into_iter().partition(|f| f.what.contains("bench"));
+    assert!(lab[0].remedy.contains("rtvirtio-lab down"), "{lab:?}");
     assert!(found[0].what.contains("rtvirtio-learn-4000001-5: process 4000001 is gone"), "{found:?}");
     assert!(found[0].remedy.contains("rtvirtio revert"), "{found:?}");
 }

@@ -65,7 +65,7 @@ impl<'a> PinnedGuest<'a> {
         progress.step(&format!("booting a guest with {release}"));
         let run_dir = tempfile::Builder::new().prefix("rtvirtio-").tempdir()?;
         let name = format!("bench-{}", std::process::id());
-        let group = FairGroup::make(&format!("rtvirtio-{name}-fair"))?;
+        let group = FairGroup::make(&format!("{}fair", rtvirtio_kernel::ProcessId::prefix("bench")))?;
         let region = DiskRegion { path: disk.to_owned(), offset: Bytes(0), size: DISK };
         let config = QemuConfig {
             accel,

@@ -68,8 +68,9 @@ impl<'c> GuestPair<'c> {
         let (core, others) = core_and_others()?;
         // Guests inherit the CPUs of this process, and boot faster on all of them.
         bind(std::process::id(), &[&others[..], &[core]].concat())?;
-        let group =
-            |name: &str| FairGroup::make(&format!("rtvirtio-bench-{}-fair-{name}", std::process::id()));
+        let group = |name: &str| {
+            FairGroup::make(&format!("{}fair-{name}", rtvirtio_kernel::ProcessId::prefix("bench")))
+        };
         let groups = [group("both")?, group("vm")?, group("neighbour")?];
         let image = labs.guest_image(Kernel::Standard, progress)?;
         let accel = choose_accel(AccelChoice::Auto, &image, progress)?;
