@@ -56,6 +56,7 @@ fn recorded_session() {
     let mut qmp = qmp.unwrap();
     assert_eq!(qmp.version().qemu, VersionTriple { major: 7, minor: 2, micro: 22 });
     assert_eq!(qmp.query_status().unwrap(), RunStatus { running: true, status: "running".into() });
+    assert_eq!(qmp.execute("query-version", None).unwrap()["qemu"]["major"], 7);
     assert_eq!(qmp.query_kvm().unwrap(), KvmInfo { enabled: false, present: true });
     let cpus = qmp.query_cpus_fast().unwrap();
     assert_eq!(cpus.iter().map(|c| (c.cpu_index, c.thread_id)).collect::<Vec<_>>(), [(0, 18065), (1, 18066)]);
