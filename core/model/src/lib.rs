@@ -1,8 +1,9 @@
 //! Tail-latency models: the paper's analytical model and the slice model.
 //!
-//! Both read the same three inputs (a measured [`Profile`], the declared [`Spec`] and a [`Config`]
-//! of knobs) and answer with one [`Forecast`] per task in spec order. They are pure: no I/O, no
-//! clock, no randomness. The formulas and their sources are in `docs/explanation/models.md`.
+//! Both read the same three inputs (a measured [`Profile`], the declared
+//! [`Spec`](rtvirtio_spec::Spec) and a [`Config`] of knobs) and answer with one [`Forecast`] per
+//! task in spec order. They are pure: no I/O, no clock, no randomness. The formulas and their
+//! sources are in `docs/explanation/models.md`.
 
 mod analytical;
 mod device;

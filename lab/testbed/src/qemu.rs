@@ -142,8 +142,9 @@ impl QemuGuest {
         Ok(guest)
     }
 
-    /// Finds a guest again that another process started with [`Lifetime::Detached`]. Dropping it
-    /// leaves it running.
+    /// Finds a guest again that another process started with
+    /// [`Lifetime::Detached`](rtvirtio_vmm::spawn::Lifetime::Detached). Dropping it leaves it
+    /// running.
     ///
     /// # Errors
     /// [`QemuError::Gone`] when that process has ended.
@@ -167,7 +168,8 @@ impl QemuGuest {
         }
     }
 
-    /// Lets it run on after this process; start it with [`Lifetime::Detached`] for that.
+    /// Lets it run on after this process; start it with
+    /// [`Lifetime::Detached`](rtvirtio_vmm::spawn::Lifetime::Detached) for that.
     #[must_use]
     pub fn detach(mut self) -> QemuHandle {
         self.owned = false;

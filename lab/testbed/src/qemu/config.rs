@@ -86,9 +86,9 @@ pub struct QemuConfig {
     pub lock_memory: bool,
     /// Its vCPUs.
     pub vcpus: u16,
-    /// A port of the host's loopback interface that leads to [`GUEST_PORT`] of the guest, whose
-    /// network is QEMU's own: without rights, and with no way out. All of it is work of QEMU's
-    /// threads.
+    /// A port of the host's loopback interface that leads to [`GUEST_PORT`](super::GUEST_PORT) of
+    /// the guest, whose network is QEMU's own: without rights, and with no way out. All of it is
+    /// work of QEMU's threads.
     pub port: Option<u16>,
     /// Directory of its sockets and logs. Made if missing; shared by the guests of one lab. Keep
     /// the path short: a socket's path has at most 107 bytes.
