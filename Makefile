@@ -10,10 +10,10 @@ help:
 	@echo "make deps       installs the rest on Debian 12 and 13: a compiler, fio, QEMU, ...; needs root"
 	@echo "make demo       the whole loop on three QEMU guests, about 6 minutes; needs root; writes demo/report.html"
 	@echo "make check      format, lints, unit tests, in less than 5 minutes; needs no root"
-	@echo "make test       all checks, about 20 minutes; as root also those on the real kernel"
+	@echo "make test       all checks, about 25 minutes; as root also those on the real kernel"
 	@echo "make test-host  the part of them on this host's kernel, without guests"
 	@echo "make test-slow  the part of them that boots guests and the box"
-	@echo "make install    rtvirtio and rtvirtio-iod in PREFIX/bin (PREFIX=$(PREFIX))"
+	@echo "make install    rtvirtio, rtvirtio-iod and rtvirtio-lab in PREFIX/bin (PREFIX=$(PREFIX))"
 
 deps:
 	@sh scripts/deps.sh
@@ -43,7 +43,9 @@ test-host: deps
 test-slow: deps
 	@sh scripts/test.sh slow
 
-install: build
+# No build here: under sudo the compiler of the user may not be found.
+install:
+	@[ -x target/release/rtvirtio ] || { echo "nothing is built yet: make build" >&2; exit 1; }
 	install -D -m 755 target/release/rtvirtio $(DESTDIR)$(PREFIX)/bin/rtvirtio
 	install -D -m 755 target/release/rtvirtio-lab $(DESTDIR)$(PREFIX)/bin/rtvirtio-lab
 	install -D -m 755 target/release/rtvirtio-iod $(DESTDIR)$(PREFIX)/bin/rtvirtio-iod

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs what `make demo` and `make test` need on Debian 12 or 13: a compiler, fio, QEMU and more. Installs nothing that is there already.
-# Usage: scripts/deps.sh        Other distributions: see README.md, "What it needs".
+# Usage: scripts/deps.sh        Other distributions: docs/guide/quick-start.md.
 set -eu
 
 # Rust 1.85 is the oldest that builds rtvirtio.

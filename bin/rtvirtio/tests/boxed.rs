@@ -24,7 +24,8 @@ fn the_loop_on_cgroup_v2_under_kvm() {
         }
     };
     let mut run = BoxRun::new(SCRIPT, LIMIT);
-    let programs = [Path::new(env!("CARGO_BIN_EXE_rtvirtio"))];
+    let lab = rtvirtio_testkit::site::program("rtvirtio-lab");
+    let programs = [Path::new(env!("CARGO_BIN_EXE_rtvirtio")), lab.as_path()];
     let files = [
         ("/root/s.toml", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed/s.toml"))),
         ("/root/p.plan", Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/boxed/p.plan"))),

@@ -154,7 +154,7 @@ pub struct Regulator {
     /// Long-run and peak bucket for requests, bytes and time.
     buckets: [[Option<Bucket>; 2]; 3],
     unlimited: bool,
-    throttled: bool,
+    capped: bool,
     cap_hits: u64,
 }
 
@@ -170,7 +170,7 @@ impl Regulator {
                 [Some(Bucket::new(spec.rate, spec.burst)), spec.peak.map(|p| Bucket::new(p, most[i].max(1)))]
             }
         });
-        Self { unlimited: specs.iter().all(Option::is_none), buckets, throttled: false, cap_hits: 0 }
+        Self { unlimited: specs.iter().all(Option::is_none), buckets, capped: false, cap_hits: 0 }
     }
 
     /// The first moment from `now` on at which a piece is admitted.
@@ -191,7 +191,7 @@ impl Regulator {
 
     /// Charges a piece.
     pub fn take(&mut self, now: Nanos, charge: &Charge) {
-        self.throttled = false;
+        self.capped = false;
         if self.unlimited {
             return;
         }
@@ -216,9 +216,9 @@ impl Regulator {
     }
 
     /// Notes that the cap holds a piece back; each piece counts once.
-    pub(crate) fn note_throttled(&mut self) {
-        self.cap_hits += u64::from(!self.throttled);
-        self.throttled = true;
+    pub(crate) fn note_capped(&mut self) {
+        self.cap_hits += u64::from(!self.capped);
+        self.capped = true;
     }
 
     /// Number of pieces that waited for this cap.

@@ -218,10 +218,10 @@ impl Scheduler {
 
     /// Applies what a search found on its way.
     fn apply(&mut self, now: Nanos, findings: &Findings) {
-        for throttled in &findings.throttled {
-            let v = &mut self.vms[throttled.vm];
-            v.caps[throttled.direction.index()].note_throttled();
-            let class = throttled.class;
+        for capped in &findings.capped {
+            let v = &mut self.vms[capped.vm];
+            v.caps[capped.direction.index()].note_capped();
+            let class = capped.class;
             if let Some(r) = class.and_then(|class| reservation_for(&mut v.reservations, class)) {
                 r.not_before = r.not_before.max(now);
             }

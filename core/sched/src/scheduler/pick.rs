@@ -41,7 +41,7 @@ pub(super) enum Decision {
 
 /// A head that a cap holds back.
 #[derive(Debug)]
-pub(super) struct Throttled {
+pub(super) struct Capped {
     pub(super) vm: usize,
     pub(super) direction: Direction,
     /// The class, for a transfer.
@@ -51,7 +51,7 @@ pub(super) struct Throttled {
 /// Side results of a search. One buffer serves all searches, so that none allocates.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    pub(super) throttled: Vec<Throttled>,
+    pub(super) capped: Vec<Capped>,
     /// The next search for a deallocation is due at this moment.
     pub(super) deallocation_recheck_at: Option<Nanos>,
     pub(super) round: Round,
@@ -63,22 +63,18 @@ impl Findings {
     pub(super) fn with_capacity(vms: usize) -> Self {
         // One flush, one deallocation, two classes and one share of each VM, each list in two
         // directions at most; round robin sees one VM twice.
-        Self {
-            throttled: Vec::with_capacity(8 * vms + 2),
-            round: Round::with_capacity(vms),
-            ..Self::default()
-        }
+        Self { capped: Vec::with_capacity(8 * vms + 2), round: Round::with_capacity(vms), ..Self::default() }
     }
 
     fn clear(&mut self) {
-        self.throttled.clear();
+        self.capped.clear();
         self.deallocation_recheck_at = None;
         self.has_round = false;
     }
 }
 
-fn throttled(vm: usize, direction: Direction, mask: Mask, class: Class) -> Throttled {
-    Throttled { vm, direction, class: (mask & TRANSFERS != 0).then_some(class) }
+fn capped(vm: usize, direction: Direction, mask: Mask, class: Class) -> Capped {
+    Capped { vm, direction, class: (mask & TRANSFERS != 0).then_some(class) }
 }
 
 impl Scheduler {
@@ -101,7 +97,7 @@ impl Scheduler {
         if self.inflight >= self.window.limit() {
             return Decision::Hold(Next::Full);
         }
-        // A throttled flush keeps its wake-up, also where no reservation becomes eligible by then.
+        // A capped flush keeps its wake-up, also where no reservation becomes eligible by then.
         let flush_wake = wake;
         if self.policy == Policy::Edf {
             if let Some(choice) = self.pick_earliest_deadline(now, &mut wake, findings) {
@@ -131,7 +127,7 @@ impl Scheduler {
         let pending = |vm: &Vm| !vm.flush_inflight && vm.queue.nonempty() & FLUSHES != 0;
         self.vms.iter().enumerate().filter(|(_, vm)| pending(vm)).find_map(|(i, vm)| {
             let note = |d, h: &Head| {
-                findings.throttled.push(throttled(i, d, FLUSHES, h.priority.class));
+                findings.capped.push(capped(i, d, FLUSHES, h.priority.class));
             };
             let candidate = vm.candidate(&query, &self.splitter, wake, note)?;
             Some(Choice { vm: i, candidate, grant: Grant::Flush })
@@ -159,7 +155,7 @@ impl Scheduler {
             let query =
                 Query { mask: DEALLOCATIONS, order: Order::Age, quantum: self.pacer.piece_len(i), now };
             let note = |d, h: &Head| {
-                findings.throttled.push(throttled(i, d, DEALLOCATIONS, h.priority.class));
+                findings.capped.push(capped(i, d, DEALLOCATIONS, h.priority.class));
             };
             if let Some(candidate) = vm.candidate(&query, &self.splitter, &mut next, note) {
                 best = Some((i, candidate));
@@ -198,7 +194,7 @@ impl Scheduler {
                 let mut not_before = reservation.not_before;
                 let note = |d, h: &Head| {
                     not_before = not_before.max(now);
-                    findings.throttled.push(throttled(i, d, mask, h.priority.class));
+                    findings.capped.push(capped(i, d, mask, h.priority.class));
                 };
                 let Some(candidate) = vm.candidate(&query, &self.splitter, wake, note) else { continue };
                 let arrival = candidate.head.arrival.max(not_before);
@@ -223,7 +219,7 @@ impl Scheduler {
         let mut best: Option<Choice> = None;
         for (i, vm) in self.vms.iter().enumerate() {
             let note = |d, h: &Head| {
-                findings.throttled.push(throttled(i, d, TRANSFERS, h.priority.class));
+                findings.capped.push(capped(i, d, TRANSFERS, h.priority.class));
             };
             let Some(candidate) = vm.candidate(&query, &self.splitter, wake, note) else { continue };
             let older = |b: &Choice| candidate.head.arrival < b.candidate.head.arrival;
@@ -236,14 +232,14 @@ impl Scheduler {
 
     /// The next request of the VM whose turn it is.
     fn pick_by_turn(&self, now: Nanos, wake: &mut Nanos, findings: &mut Findings) -> Option<Choice> {
-        let Findings { throttled: held, round, has_round, .. } = findings;
+        let Findings { capped: held, round, has_round, .. } = findings;
         *has_round = true;
         let mut candidate = None;
         let vm = self.drr.peek(round, |i| {
             let vm = &self.vms[i];
             let order = if vm.has_aged(now, self.aging) { Order::Age } else { Order::Priority };
             let query = Query { mask: TRANSFERS, order, quantum: self.splitter.quantum, now };
-            let note = |d, h: &Head| held.push(throttled(i, d, TRANSFERS, h.priority.class));
+            let note = |d, h: &Head| held.push(capped(i, d, TRANSFERS, h.priority.class));
             candidate = vm.candidate(&query, &self.splitter, wake, note);
             candidate.map(|c| c.charge.time)
         })?;

@@ -116,14 +116,14 @@ impl Vm {
         }
     }
 
-    /// The next piece that the VM's caps admit. For each head that a cap holds back, `throttled` is
+    /// The next piece that the VM's caps admit. For each head that a cap holds back, `capped` is
     /// called, and `wake` becomes no later than the moment at which that head may go.
     pub(super) fn candidate(
         &self,
         query: &Query,
         splitter: &Splitter,
         wake: &mut Nanos,
-        mut throttled: impl FnMut(Direction, &Head),
+        mut capped: impl FnMut(Direction, &Head),
     ) -> Option<Candidate> {
         let Query { mask, order, quantum, now } = *query;
         let mut best: Option<Candidate> = None;
@@ -142,7 +142,7 @@ impl Vm {
             let ready = cap.ready_at(now, &candidate.charge);
             if ready > now {
                 *wake = (*wake).min(ready);
-                throttled(direction, &head);
+                capped(direction, &head);
                 continue;
             }
             let key = |h: &Head| match order {

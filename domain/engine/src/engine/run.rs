@@ -39,7 +39,7 @@ struct Vm {
     next_queue: usize,
     /// It exceeded a round's budget of work without device time, and is fetched from after all
     /// others.
-    throttled: bool,
+    deferred: bool,
     requests: RequestTable,
     latencies: [Latencies; 2],
     malformed: u64,
@@ -73,9 +73,9 @@ pub struct EventLoop {
     commands_pending: bool,
     /// Pieces that failed before submission, in this round.
     failed_submissions: u32,
-    /// The throttled VM that is fetched from first, and when throttled VMs were last fetched from.
-    next_throttled: usize,
-    last_throttled: Nanos,
+    /// The deferred VM that is fetched from first, and when deferred VMs were last fetched from.
+    next_deferred: usize,
+    last_deferred: Nanos,
     /// The last round had completions of pieces.
     had_completions: bool,
     /// The next moment at which a regulator admits a piece.
@@ -123,7 +123,7 @@ impl EventLoop {
         let vms = disks.into_iter().zip(&sched.vms).map(|(disk, vm)| Vm {
             slots: (0..disk.queues).map(|_| QueueSlot::default()).collect(),
             next_queue: 0,
-            throttled: false,
+            deferred: false,
             requests: RequestTable::new(vm.depth),
             latencies: [histogram(), histogram()],
             malformed: 0,
@@ -145,8 +145,8 @@ impl EventLoop {
             generation: 0,
             commands_pending: false,
             failed_submissions: 0,
-            next_throttled: 0,
-            last_throttled: Nanos(0),
+            next_deferred: 0,
+            last_deferred: Nanos(0),
             had_completions: false,
             regulator_wakeup: None,
             regulator_lateness: histogram(),

@@ -163,7 +163,7 @@ impl EventLoop {
             self.vms[vm].slots[q].pending = None;
             self.cancel_call_write(vm, q)?;
         }
-        self.vms[vm].throttled = false;
+        self.vms[vm].deferred = false;
         self.vms[vm].disconnect_reply = Some(reply);
         self.reply_to_disconnect(vm);
         Ok(())

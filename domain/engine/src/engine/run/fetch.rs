@@ -3,7 +3,7 @@
 //! One thread serves all VMs, so work for one VM delays all others. Requests for the scheduler are
 //! bounded by their number (a VM's depth) and by the device. Work without device time is bounded
 //! here: requests that complete at once (get id, malformed, beyond the disk) and polls of empty
-//! queues. A VM that exceeds a small number of these in one round is *throttled*: throttled VMs are
+//! queues. A VM that exceeds a small number of these in one round is *deferred*: deferred VMs are
 //! fetched from in turn, in rounds without other work and otherwise at intervals, and share one
 //! time budget.
 
@@ -22,12 +22,12 @@ use crate::engine::vring::Vring;
 const FETCH_BATCH: u32 = 32;
 /// Time limit of a turn: chains may be long, and their memory cold.
 const FETCH_BATCH_NS: u64 = 50_000;
-/// Requests completed at once, and polls of empty queues, in one round before a VM is throttled.
+/// Requests completed at once, and polls of empty queues, in one round before a VM is deferred.
 const IMMEDIATE_BATCH: u32 = 4;
-/// Time budget that all throttled VMs share.
-const THROTTLED_NS: u64 = 20_000;
-/// Longest interval between two turns of throttled VMs.
-const THROTTLED_EVERY_NS: u64 = 500_000;
+/// Time budget that all deferred VMs share.
+const DEFERRED_NS: u64 = 20_000;
+/// Longest interval between two turns of deferred VMs.
+const DEFERRED_EVERY_NS: u64 = 500_000;
 
 /// What one turn of a VM fetched.
 #[derive(Clone, Copy, Debug, Default)]
@@ -51,44 +51,44 @@ impl EventLoop {
     pub(super) fn fetch(&mut self) -> bool {
         let mut any = false;
         for vm in 0..self.vms.len() {
-            if !self.vms[vm].throttled && self.vms[vm].needs_fetch() {
+            if !self.vms[vm].deferred && self.vms[vm].needs_fetch() {
                 any |= self.fetch_from_vm(vm, IMMEDIATE_BATCH, FETCH_BATCH_NS).chains > 0;
             }
         }
         let progress = std::mem::take(&mut self.had_completions) || any;
-        if self.vms.iter().any(|vm| vm.throttled) {
+        if self.vms.iter().any(|vm| vm.deferred) {
             let begin = now();
-            if !progress || begin.0 - self.last_throttled.0 >= THROTTLED_EVERY_NS {
-                any |= self.fetch_throttled(begin);
-                self.last_throttled = now();
+            if !progress || begin.0 - self.last_deferred.0 >= DEFERRED_EVERY_NS {
+                any |= self.fetch_deferred(begin);
+                self.last_deferred = now();
             }
         }
         any
     }
 
-    /// Fetches from throttled VMs, starting where the last turn ended.
-    fn fetch_throttled(&mut self, begin: Nanos) -> bool {
+    /// Fetches from deferred VMs, starting where the last turn ended.
+    fn fetch_deferred(&mut self, begin: Nanos) -> bool {
         let mut any = false;
-        let (n, first) = (self.vms.len(), self.next_throttled);
+        let (n, first) = (self.vms.len(), self.next_deferred);
         for i in 0..n {
             let vm = (first + i) % n;
-            if !self.vms[vm].throttled {
+            if !self.vms[vm].deferred {
                 continue;
             }
             let used = now().0 - begin.0;
-            if used >= THROTTLED_NS {
-                self.next_throttled = vm;
+            if used >= DEFERRED_NS {
+                self.next_deferred = vm;
                 return any;
             }
             let mut again = false;
             if self.vms[vm].needs_fetch() {
-                let fetched = self.fetch_from_vm(vm, FETCH_BATCH, THROTTLED_NS - used);
+                let fetched = self.fetch_from_vm(vm, FETCH_BATCH, DEFERRED_NS - used);
                 any |= fetched.chains > 0;
                 again = fetched.immediate > 0;
             }
             // A turn without immediate work ends the throttling.
-            self.vms[vm].throttled = again;
-            self.next_throttled = (vm + 1) % n;
+            self.vms[vm].deferred = again;
+            self.next_deferred = (vm + 1) % n;
         }
         any
     }
@@ -116,7 +116,7 @@ impl EventLoop {
         }
         let vm = &mut self.vms[vm];
         vm.next_queue = (vm.next_queue + 1) % queues.max(1);
-        vm.throttled |= fetched.immediate >= immediate;
+        vm.deferred |= fetched.immediate >= immediate;
         fetched
     }
 

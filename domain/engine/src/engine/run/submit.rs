@@ -95,7 +95,7 @@ impl EventLoop {
     fn fail_submission(&mut self, index: u32, code: i32) -> io::Result<()> {
         self.failed_submissions += 1;
         if let Some(piece) = self.pieces.get(index as usize).and_then(|r| r.piece) {
-            self.vms[piece.vm].throttled = true;
+            self.vms[piece.vm].deferred = true;
         }
         self.on_completion(now(), index, code)
     }
