@@ -4,6 +4,7 @@
 mod machine;
 mod name;
 mod need;
+mod owner;
 pub mod site;
 mod sweep;
 

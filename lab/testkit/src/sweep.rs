@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::HANG;
-use crate::name::Owner;
+use crate::owner::Owner;
 
 /// Names of programs that tests start, by their first letters: the only ones that are ended for
 /// what their command line names or what they have open.
