@@ -62,6 +62,7 @@ pub fn tempdir_in(parent: impl AsRef<Path>) -> io::Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::owner::start_of;
 
     #[test]
     fn names_hold_their_process() {

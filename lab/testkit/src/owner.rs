@@ -51,7 +51,7 @@ impl std::fmt::Display for Owner {
 }
 
 /// When a process started; `None` when it has ended.
-fn start_of(pid: u32) -> Option<u64> {
+pub(crate) fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // After the name in brackets: the state, which is field 3, and on to field 22.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
