@@ -10,6 +10,7 @@ pub mod bfq;
 pub mod contracts;
 pub mod data_guard;
 mod dirs;
+pub mod discover;
 pub mod domain;
 pub mod elevator;
 mod error;

@@ -7,7 +7,9 @@
 //! deadline, and every reply has a size limit that is checked before the bytes are kept.
 
 pub mod agent;
+pub mod disk_stats;
 mod error;
+pub mod machines;
 pub mod probe;
 pub mod qmp;
 pub mod spawn;

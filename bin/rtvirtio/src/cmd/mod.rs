@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod check;
+pub mod discover;
 pub mod domain;
 pub mod iod;
 pub mod keep;
