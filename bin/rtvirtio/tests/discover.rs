@@ -1,6 +1,6 @@
 //! `rtvirtio discover` next to real QEMUs.
 
-use rtvirtio_testkit::machine::Machine;
+use rtvirtio_testkit::Machine;
 use rtvirtio_testkit::site::{Site, text};
 use rtvirtio_testkit::{Need, has};
 use rtvirtio_vmm::Qmp;
@@ -21,12 +21,13 @@ fn a_running_qemu_is_found_with_its_disk_and_left_as_it_is() {
     std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
     let drive = format!("file={},format=raw,if=none,id=d0", image.display().to_string().replace(',', ",,"));
     let options = ["-drive", &drive, "-device", "virtio-blk-pci,drive=d0,id=disk0"];
-    let machine = Machine::start(site.dir.path(), "plc", &options);
+    let name = rtvirtio_testkit::unique("plc");
+    let machine = Machine::start(site.dir.path(), &name, &options);
     let (code, found) = site.json(&["discover"]);
     assert_eq!(code, 0);
     assert_eq!(found["schema"], "rtvirtio.discovery.v1");
     let vm = of_pid(&found, machine.pid());
-    assert_eq!((&vm["name"], &vm["vmm"]), (&"plc".into(), &"qemu".into()), "{vm:#}");
+    assert_eq!((&vm["name"], &vm["vmm"]), (&name.clone().into(), &"qemu".into()), "{vm:#}");
     assert_eq!(vm["reach"]["qmp"], machine.qmp().to_str().unwrap(), "{vm:#}");
     assert_eq!(vm["disks"][0]["path"], image.to_str().unwrap(), "{vm:#}");
     assert_eq!(vm["disks"][0]["writes"], true, "{vm:#}");
@@ -72,7 +73,7 @@ fn a_taken_monitor_is_reported() {
     let _taken = Qmp::connect(machine.qmp(), rtvirtio_testkit::HANG).unwrap();
     let out = site.output(&["discover", "--observe", "1s"]);
     let said = text(&out.stderr);
-    assert!(said.contains("plc") && said.contains("another program may hold it"), "{said}");
+    assert!(said.contains("plc") && said.contains("another program may hold the socket"), "{said}");
 }
 
 #[test]

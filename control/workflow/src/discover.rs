@@ -55,6 +55,9 @@ pub struct FoundVm {
     pub agent: Option<PathBuf>,
     /// Its cgroup in the hierarchy of the block I/O controller.
     pub cgroup: Option<PathBuf>,
+    /// Whether no other VM is in its cgroup, and the cgroup is not the root: only then do weights,
+    /// limits and counters of the cgroup concern this VM alone.
+    pub own_cgroup: bool,
     /// Its disks.
     pub disks: Vec<FoundDisk>,
     /// What is to be known about it, in sentences.
@@ -129,8 +132,9 @@ fn vm(
     names: &mut BTreeSet<String>,
 ) -> Result<FoundVm> {
     let (pid, line) = (machine.pid, &machine.line);
-    let own_cgroup = cgroup.as_ref().filter(|c| alone && !Cgroups::is_root(c));
-    let reach = match (&line.name, line.proxmox, &line.qmp, own_cgroup) {
+    let own = cgroup.as_ref().filter(|c| alone && !Cgroups::is_root(c));
+    let own_cgroup = own.is_some();
+    let reach = match (&line.name, line.proxmox, &line.qmp, own) {
         (Some(name), ..) if line.libvirt => FoundReach::Domain(name.clone()),
         (_, Some(id), ..) => FoundReach::Proxmox(id),
         (_, _, Some(socket), _) if socket.is_absolute() => FoundReach::Qmp(socket.clone()),
@@ -172,6 +176,7 @@ fn vm(
         qmp: line.qmp.clone().filter(|p| p.is_absolute()),
         agent: line.agent.clone().filter(|p| p.is_absolute()),
         cgroup,
+        own_cgroup,
         disks: machine.disks.iter().map(|d| FoundDisk::new(root, d)).collect::<Result<_>>()?,
         reach,
         notes,

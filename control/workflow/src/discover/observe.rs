@@ -108,14 +108,13 @@ fn first(root: &Root, cgroups: Option<&Cgroups>, vm: &FoundVm, progress: &dyn Pr
     match connect(vm).and_then(|mut qmp| begin(&mut qmp).map_err(Some)) {
         Ok(first) => return Some(first),
         Err(Some(e)) => progress.warn(&format!(
-            "{}: the monitor does not tell ({e}); another program may hold it. The kernel's counters serve instead: no latencies",
+            "{}: QEMU's counters cannot be read ({e}); another program may hold the socket. The cgroup's counters are used instead: no latencies",
             vm.name
         )),
         Err(None) => {}
     }
     let (cgroups, cgroup) = (cgroups?, vm.cgroup.as_ref()?);
-    let alone = !vm.notes.iter().any(|n| n.contains("shares the cgroup"));
-    if Cgroups::is_root(cgroup) || !alone {
+    if !vm.own_cgroup {
         return None;
     }
     let read = |disk: &FoundDisk| {
