@@ -71,7 +71,7 @@ fn what_is_observed_is_what_fio_in_the_guests_did() {
         assert_eq!(vm["reach"]["qmp"].as_str().map(Path::new), Some(&*monitor(name)), "{found:#}");
         let disk = &vm["disks"][0];
         assert_eq!(disk["path"], state["device"], "{vm:#}");
-        assert_eq!(disk["activity"]["source"], "qemu");
+        assert_eq!(disk["activity"]["source"], "qemu", "{vm:#}");
         let directions = disk["activity"]["directions"].as_array().unwrap();
         let seen =
             directions.iter().find(|d| d["direction"] == direction).unwrap_or_else(|| panic!("{vm:#}"));

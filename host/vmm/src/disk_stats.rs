@@ -123,7 +123,7 @@ struct Inserted {
     image: Option<Image>,
 }
 
-/// `ImageInfo`: its `filename` is the plain path, also where `file` is `json:{...}`.
+/// `ImageInfo`.
 #[derive(Deserialize)]
 struct Image {
     filename: String,
@@ -185,6 +185,20 @@ impl Qmp {
     }
 }
 
+/// The path in a name of a file. With options that matter, such as an offset, QEMU writes the whole
+/// block node as `json:{...}`; the path is the `filename` of its innermost `file`.
+fn plain(name: &str) -> String {
+    let node = name.strip_prefix("json:").and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let mut node = node.as_ref();
+    while let Some(here) = node {
+        match here["filename"].as_str() {
+            Some(path) => return path.to_owned(),
+            None => node = here.get("file"),
+        }
+    }
+    name.to_owned()
+}
+
 fn join(backends: Vec<Backend>, entries: Vec<Entry>) -> Vec<DiskStats> {
     let mut disks = Vec::new();
     for entry in entries {
@@ -195,7 +209,7 @@ fn join(backends: Vec<Backend>, entries: Vec<Entry>) -> Vec<DiskStats> {
         let counters = |ops, bytes, time_ns, histogram| Counters { ops, bytes, time_ns, histogram };
         disks.push(DiskStats {
             id,
-            file: inserted.map(|i| i.image.as_ref().map_or(&i.file, |image| &image.filename).clone()),
+            file: inserted.map(|i| plain(i.image.as_ref().map_or(&i.file, |image| &image.filename))),
             format: inserted.map(|i| i.drv.clone()),
             read_only: inserted.is_some_and(|i| i.ro),
             read: counters(s.rd_operations, s.rd_bytes, s.rd_total_time_ns, s.rd_latency_histogram),

@@ -62,3 +62,12 @@ fn disks_are_joined_by_device_or_by_name() {
     assert_eq!(disks[0].read.histogram.as_ref().unwrap().count(), 3);
     assert_eq!(disks[0].of(Direction::Write), &Counters::default());
 }
+
+#[test]
+fn a_block_node_written_out_has_a_plain_path() {
+    let raw = r#"json:{"offset":0,"driver":"raw","size":1,"file":{"driver":"host_device","filename":"/dev/loop0"}}"#;
+    assert_eq!(plain(raw), "/dev/loop0");
+    assert_eq!(plain("/srv/json:{a"), "/srv/json:{a");
+    assert_eq!(plain("json:{"), "json:{", "what is not understood stays as it is");
+    assert_eq!(plain(r#"json:{"driver":"null-co"}"#), r#"json:{"driver":"null-co"}"#);
+}
