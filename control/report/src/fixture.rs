@@ -46,6 +46,7 @@ fn task(
         p9999_placebo_ns: None,
         max_ns: us(max),
         fio_p9999_ns: us(p9999_us / 2),
+        at_target_ns: None,
         fio_cpus: 0.05,
         tail: None,
         predicted_ns: predicted_us.map(us),

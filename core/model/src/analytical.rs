@@ -143,7 +143,12 @@ impl TailModel for Analytical {
         ModelKind::Analytical
     }
 
-    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_tasks(
+        &self,
+        profile: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
         if config.elevator != Elevator::Bfq {
             return Err(ModelError::NotCovered {

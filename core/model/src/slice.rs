@@ -16,7 +16,7 @@ use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
-use crate::tail_model::check_config;
+use crate::tail_model::{by_goal, check_config, further_targets};
 use crate::terms::{Sum, Terms, Total};
 use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, TailModel};
@@ -60,7 +60,12 @@ impl TailModel for Slice {
         ModelKind::Slice
     }
 
-    fn forecast(&self, profile: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_tasks(
+        &self,
+        profile: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
         let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
         Ok(tails::<Sum>(profile, spec, config, &device))
@@ -72,6 +77,8 @@ impl TailModel for Slice {
 pub struct SliceSearch<'a> {
     profile: &'a Profile,
     spec: &'a Spec,
+    /// With the further targets of tasks that have several.
+    rest: Vec<Spec>,
     /// Under BFQ, and under the other elevators.
     with_bfq: Device,
     without: Device,
@@ -84,19 +91,25 @@ impl<'a> SliceSearch<'a> {
         Ok(Self {
             profile,
             spec,
+            rest: further_targets(spec),
             with_bfq: Device::new(profile, true)?,
             without: Device::new(profile, false)?,
         })
     }
 
-    /// The forecasts of [`Slice`], in spec order, without their terms.
+    /// The forecasts of [`Slice`], in the order of [`Spec::goals`], without their terms.
     ///
     /// # Errors
     /// [`ModelError::BadConfig`] for a configuration that does not fit the spec.
     pub fn briefs(&self, config: &Config) -> Result<Vec<Brief>, ModelError> {
         check_config(self.spec, config)?;
         let device = if config.elevator == Elevator::Bfq { &self.with_bfq } else { &self.without };
-        Ok(tails::<Total>(self.profile, self.spec, config, device))
+        let of = |spec: &Spec| tails::<Total>(self.profile, spec, config, device);
+        if self.rest.is_empty() {
+            return Ok(of(self.spec));
+        }
+        let layers = std::iter::once(self.spec).chain(&self.rest).map(of).collect();
+        Ok(by_goal(self.spec, layers))
     }
 }
 

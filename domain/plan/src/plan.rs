@@ -60,7 +60,7 @@ pub struct VmPlan {
     pub depth: u32,
 }
 
-/// The bound of a task.
+/// The bound of a task, against one of its targets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskPromise {
     /// Its VM.
@@ -90,7 +90,7 @@ pub struct DomainPlan {
     pub reserved: Ratio,
     /// The VMs in the spec's order.
     pub vms: Vec<VmPlan>,
-    /// All tasks in the spec's order.
+    /// All tasks in the spec's order, once for each target.
     pub tasks: Vec<TaskPromise>,
     /// Every target holds in the worst case.
     pub feasible: bool,
@@ -207,7 +207,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
         match admit(&known, &flows) {
             Ok(()) => {
                 vms[i].reserve = Some(reserve);
-                vms[i].urgent_only = vm.tasks.iter().any(|t| t.target.is_none());
+                vms[i].urgent_only = vm.tasks.iter().any(|t| t.targets.is_empty());
             }
             Err(refusal) => {
                 flows.pop();
@@ -225,7 +225,7 @@ fn evaluate(spec: &Spec, device: &DeviceModel, options: &Options, shape: Shape) 
 /// is replenished: half of the target covers that, and half is the deadline.
 fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, target: Nanos) -> Reserve {
     let (mut share, mut burst) = (0.0, 0.0);
-    for task in vm.tasks.iter().filter(|t| t.target.is_some()) {
+    for task in vm.tasks.iter().filter(|t| !t.targets.is_empty()) {
         let most = max_request_cost(task, device, shape.quantum);
         match task.rate {
             Some(rate) => {
@@ -246,7 +246,7 @@ fn reserve(vm: &Vm, device: &DeviceModel, options: &Options, shape: Shape, targe
 
 /// Whether a task with a target is a closed loop.
 fn has_closed_loop_target(vm: &Vm) -> bool {
-    vm.tasks.iter().any(|t| t.target.is_some() && t.rate.is_none())
+    vm.tasks.iter().any(|t| !t.targets.is_empty() && t.rate.is_none())
 }
 
 /// Device time of a task's most expensive request, in ns.
@@ -291,10 +291,11 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
     };
     let tasks = spec.vms.iter().enumerate().flat_map(|(i, vm)| {
         let bound = bound_of(i);
-        vm.tasks.iter().map(move |task| {
-            let bound = task.target.and(bound);
-            let met = task.target.map(|t| bound.is_some_and(|b| b <= t.latency));
-            TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target: task.target, bound, met }
+        let goals = vm.tasks.iter().flat_map(|task| task.goals().map(move |target| (task, target)));
+        goals.map(move |(task, target)| {
+            let bound = target.and(bound);
+            let met = target.map(|t| bound.is_some_and(|b| b <= t.latency));
+            TaskPromise { vm: vm.name.clone(), task: task.name.clone(), target, bound, met }
         })
     });
     let tasks: Vec<TaskPromise> = tasks.collect();

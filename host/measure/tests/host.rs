@@ -52,7 +52,7 @@ fn every_kind_of_task_on_a_real_file() {
     filled_file(&file, 8);
     let mixed = Op::Mixed { write_share: Ratio(0.3) };
     let mut light = task("light", Op::Read, Some(200.0), 1, Arrival::Closed);
-    light.target = p99(500);
+    light.targets = p99(500);
     let vm = vm(vec![
         light,
         task("global", mixed, Some(100.0), 1, Arrival::Closed),

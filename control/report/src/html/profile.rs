@@ -104,7 +104,7 @@ fn throughput(sets: &[Set<'_>]) -> crate::svg::Svg {
             format: |v| num::count(v.max(0.0) as u64, THIN),
         },
         series,
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 190.0,
     };
@@ -135,7 +135,7 @@ fn latencies(sets: &[Set<'_>]) -> crate::svg::Svg {
             format: |ms| num::latency(Nanos((ms * 1e6).round() as u64), GAP),
         },
         series,
-        limit: None,
+        limits: Vec::new(),
         legend: true,
         height: 190.0,
     };

@@ -182,7 +182,7 @@ impl Learned {
             });
         }
         let paper = self.model.paper.as_ref().ok_or(ModelError::NoNetwork)?;
-        let slice = crate::Slice.forecast(&self.model.profile, spec, config)?;
+        let slice = crate::Slice.forecast_tasks(&self.model.profile, spec, config)?;
         let rows = paper_features(spec, config);
         let mut scratch = ensemble::Scratch::default();
         rows.iter()
@@ -204,7 +204,12 @@ impl TailModel for Learned {
 
     /// From the profile that the model was learned with. Of the one given only the guest's part
     /// counts, unless runs in such guests were learned from.
-    fn forecast(&self, given: &Profile, spec: &Spec, config: &Config) -> Result<Vec<Forecast>, ModelError> {
+    fn forecast_tasks(
+        &self,
+        given: &Profile,
+        spec: &Spec,
+        config: &Config,
+    ) -> Result<Vec<Forecast>, ModelError> {
         if self.kind == ModelKind::Mlp {
             return self.forecast_paper(spec, config);
         }

@@ -14,7 +14,9 @@ fn pace(op: Op, rate: f64) -> Pace {
         depth: 1,
         arrival: Arrival::Closed,
         burst: None,
-        target: None,
+        mix: Vec::new(),
+        sync: None,
+        targets: Vec::new(),
     };
     Pace::of(&task).unwrap()[0]
 }
@@ -31,7 +33,7 @@ fn simulate(pace: &Pace, service: &[(bool, u64, u64)]) -> (Vec<u64>, Vec<Sample>
         let issued = clock.max(intended) + late;
         clock = issued + lat_ns;
         truth.push(clock - intended);
-        log.push(Sample { time_ms: clock / 1_000_000, lat_ns: *lat_ns, write: *write });
+        log.push(Sample { time_ms: clock / 1_000_000, lat_ns: *lat_ns, write: *write, bytes: 4096 });
     }
     (truth, log)
 }
@@ -62,7 +64,7 @@ fn the_recursion_is_lindleys() {
     // stamps.
     let period = 2_000_000u64;
     let lat = [500_000u64, 9_000_000, 100_000, 2_500_000, 0, 100_000, 7_000_000, 1_999_999];
-    let log: Vec<_> = lat.iter().map(|l| Sample { time_ms: 0, lat_ns: *l, write: false }).collect();
+    let log: Vec<_> = lat.iter().map(|l| Sample { time_ms: 0, lat_ns: *l, write: false, bytes: 4096 }).collect();
     let mut wait = 0u64;
     let mut expected = Vec::new();
     for (i, l) in lat.iter().enumerate() {
@@ -135,7 +137,7 @@ proptest! {
         done.sort_unstable();
         let log: Vec<_> = done
             .iter()
-            .map(|(at, lat, _)| Sample { time_ms: at / 1_000_000, lat_ns: *lat, write: false })
+            .map(|(at, lat, _)| Sample { time_ms: at / 1_000_000, lat_ns: *lat, write: false, bytes: 4096 })
             .collect();
         let mut truth: Vec<u64> = done.iter().map(|(at, _, intended)| at - intended).collect();
         let mut ours = latencies(&from_intended_start(&log, &pace, depth as u32));
