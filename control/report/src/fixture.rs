@@ -231,6 +231,7 @@ pub(crate) fn profile() -> Profile {
         block: Bytes::from_kib(4),
         read: depths.iter().map(|&(d, i)| point(d, i)).collect(),
         write: vec![point(1, 8_000.0)],
+        sync: vec![point(1, 420.0)],
         read_bfq: depths.iter().map(|&(d, i)| point(d, i * 0.86)).collect(),
         large: None,
         guest: Some(GuestPoint {

@@ -81,13 +81,13 @@ pub(crate) fn kinds(flows: &[Flow]) -> Vec<Kind> {
             Some(allowed) => allowed / THROTTLE_SLICE * f.cost.max(f.service / f.burst()),
             None => 1.0,
         };
-        match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.block) {
+        match kinds.iter_mut().find(|k| k.op == f.op && k.block == f.largest) {
             Some(kind) => {
                 kind.depth += f.burst();
                 kind.share = (kind.share + share).min(1.0);
             }
             None => {
-                kinds.push(Kind { op: f.op, block: f.block, depth: f.burst(), share: share.min(1.0) });
+                kinds.push(Kind { op: f.op, block: f.largest, depth: f.burst(), share: share.min(1.0) });
             }
         }
     }

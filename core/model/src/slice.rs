@@ -16,7 +16,7 @@ use crate::flow::Flow;
 use crate::guest::{CpuLoad, overhead, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
-use crate::tail_model::{by_goal, check_config, further_targets};
+use crate::tail_model::{by_goal, check_config, check_syncs, further_targets};
 use crate::terms::{Sum, Terms, Total};
 use crate::types::{Brief, Config, Elevator, Forecast, ModelKind, Profile, Side};
 use crate::{ModelError, TailModel};
@@ -67,6 +67,7 @@ impl TailModel for Slice {
         config: &Config,
     ) -> Result<Vec<Forecast>, ModelError> {
         check_config(spec, config)?;
+        check_syncs(profile, spec)?;
         let device = Device::new(profile, config.elevator == Elevator::Bfq)?;
         Ok(tails::<Sum>(profile, spec, config, &device))
     }
@@ -86,8 +87,9 @@ pub struct SliceSearch<'a> {
 
 impl<'a> SliceSearch<'a> {
     /// # Errors
-    /// [`ModelError::BadProfile`] without a usable read measurement.
+    /// [`ModelError::BadProfile`] without a usable read measurement, [`ModelError::NoSyncs`].
     pub fn new(profile: &'a Profile, spec: &'a Spec) -> Result<Self, ModelError> {
+        check_syncs(profile, spec)?;
         Ok(Self {
             profile,
             spec,
@@ -144,7 +146,7 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let (cap, cap_slack) = cap_wait(config, &flows, flow);
         sum.add(Side::Host, "cap", cap);
         let slack = wait.slack.min(cap_slack).max(MIN_SLACK);
-        let stall = device.stall(flow.op, flow.exceedance, slack);
+        let stall = device.stall(flow.access, flow.exceedance, slack);
         let full = saturated.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
         sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
         let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);

@@ -26,6 +26,17 @@ pub enum ModelError {
         /// What is missing or wrong.
         what: String,
     },
+    /// A task syncs its writes, and what a flush costs on this device was not measured.
+    #[error(
+        "{task} syncs its writes, and the profile of {device} has no syncs, so nothing is known of what a flush costs there: measure on a device of the same kind \
+         without data (`rtvirtio profile DEVICE --destroy-data -o FILE`) and give --profile FILE, or let `rtvirtio tune` measure the task itself"
+    )]
+    NoSyncs {
+        /// The task, `vm/task`.
+        task: String,
+        /// Device name of the profile.
+        device: String,
+    },
     /// The configuration does not fit the spec.
     #[error("configuration: {0}")]
     BadConfig(String),
@@ -111,7 +122,19 @@ pub fn percentile_of(task: &Task) -> Percentile {
     task.tightest_target().map_or(Percentile::P9999, |t| t.percentile)
 }
 
-/// Checks what both models take for granted.
+/// Refuses to guess what a flush costs: from nothing on a drive whose cache is safe to tens of
+/// milliseconds.
+pub(crate) fn check_syncs(profile: &Profile, spec: &Spec) -> Result<(), ModelError> {
+    match spec.tasks().find(|(_, task)| task.sync.is_some()) {
+        Some((vm, task)) if profile.sync.is_empty() => Err(ModelError::NoSyncs {
+            task: format!("{}/{}", vm.name, task.name),
+            device: profile.device.clone(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Checks what all models take for granted.
 pub(crate) fn check_config(spec: &Spec, config: &Config) -> Result<(), ModelError> {
     if config.vms.len() != spec.vms.len() {
         return Err(ModelError::BadConfig(format!(

@@ -20,6 +20,7 @@ fn profile(read: Vec<DepthPoint>, read_bfq: Vec<DepthPoint>) -> Profile {
         block: Bytes::from_kib(4),
         write: read.clone(),
         read,
+        sync: Vec::new(),
         read_bfq,
         large: None,
         guest: None,

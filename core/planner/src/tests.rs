@@ -26,6 +26,7 @@ pub(crate) fn profile() -> Profile {
         block: Bytes::from_kib(4),
         write: read.clone(),
         read,
+        sync: Vec::new(),
         read_bfq,
         large: None,
         guest: Some(GuestPoint {

@@ -39,6 +39,17 @@ fn body(p: &Profile) -> String {
         latencies(&sets).inline()
     ));
     body.push_str(&table(p, &sets));
+    for s in &p.sync {
+        let text = format!(
+            "A write with an fdatasync after it, at depth {}: {} a second, median {}, p99 {}, longest {}.",
+            s.depth,
+            num::rate(s.iops),
+            num::latency(s.p50, GAP),
+            num::latency(s.p99, GAP),
+            num::latency(s.max, GAP)
+        );
+        body.push_str(&format!("<p>{}</p>\n", xml(&text)));
+    }
     if let Some(g) = &p.guest {
         let text = format!(
             "Alone in a VM ({}) at depth {}: {} requests a second, median {}, p99.99 {}; each costs {}{GAP}\u{b5}s of host CPU.",

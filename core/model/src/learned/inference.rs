@@ -276,6 +276,10 @@ fn held_below_its_rates(vm: &Vm, set: &VmConfig) -> bool {
 fn unlike_measured(task: &Task) -> Option<&'static str> {
     if crate::percentile_of(task) != Percentile::P9999 {
         Some("percentile")
+    } else if task.sync.is_some() {
+        Some("sync")
+    } else if !task.mix.is_empty() {
+        Some("mix of sizes")
     } else if task.rate.is_some() && (task.depth != 1 || task.arrival == Arrival::Open) {
         Some("depth")
     } else if task.rate.is_some() && task.pattern == Pattern::Sequential {

@@ -127,6 +127,7 @@ fn profile() -> Profile {
         size: Bytes(1 << 30),
         block: Bytes::from_kib(4),
         guest: Some(GuestPoint { kind: "process".to_owned(), point: read[0].clone(), cpu_per_request: 1e-5 }),
+        sync: Vec::new(),
         read_bfq: read.clone(),
         large: Some(LargeRequests { block: LARGE, read: read.clone(), write: Vec::new() }),
         read,
