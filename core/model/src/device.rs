@@ -32,8 +32,7 @@ pub fn spare_rates(profile: &Profile, spec: &Spec, config: &Config) -> Result<Ve
         .iter()
         .map(|vm| {
             let n = floods(vm);
-            let costs: f64 =
-                vm.tasks.iter().filter(|t| t.rate.is_none()).map(|t| device.occupancy(t)).sum();
+            let costs: f64 = vm.tasks.iter().filter(|t| t.rate.is_none()).map(|t| device.occupancy(t)).sum();
             (n > 0).then(|| Iops(left * n as f64 / costs))
         })
         .collect())

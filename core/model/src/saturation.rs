@@ -173,7 +173,9 @@ mod tests {
         Flow {
             vm: 0,
             op: Op::Read,
+            access: crate::flow::Access { op: Op::Read, sync: false },
             block: 4096.0,
+            largest: 4096.0,
             rate: 58_000.0,
             flood: true,
             allowed: None,
@@ -181,6 +183,7 @@ mod tests {
             through_cap: 1.0,
             service: 50e-6,
             cost: 1.0 / 58_000.0,
+            most: 1.0 / 58_000.0,
             declared: false,
             exceedance: 1e-4,
         }

@@ -73,7 +73,12 @@ impl Profile {
             false => Err(format!("its block size{of} is {} bytes", b.0)),
         };
         block(self.block, "")?;
-        let mut all = vec![("read", &self.read), ("write", &self.write), ("read_bfq", &self.read_bfq), ("sync", &self.sync)];
+        let mut all = vec![
+            ("read", &self.read),
+            ("write", &self.write),
+            ("read_bfq", &self.read_bfq),
+            ("sync", &self.sync),
+        ];
         if let Some(large) = &self.large {
             block(large.block, " of larger requests")?;
             all.extend([("large.read", &large.read), ("large.write", &large.write)]);

@@ -42,7 +42,8 @@ pub struct TaskOutcome {
     pub target: Option<Nanos>,
     /// Requests slower than the target.
     pub late: u64,
-    /// Whether tail and rate meet all targets.
+    /// Whether tail and rate meet all targets; `None` without one, and where the task syncs its
+    /// writes, because flushes are not simulated.
     pub met: Option<bool>,
 }
 
@@ -120,7 +121,8 @@ impl Simulation {
             &Option<Nanos>,
         )| {
             let tightest = task.tightest_target();
-            let met = tightest.map(|target| {
+            // Flushes are not simulated.
+            let met = tightest.filter(|_| task.sync.is_none()).map(|target| {
                 // Late requests that the percentile allows, of all that were due, completed or not.
                 let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
                 let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
@@ -172,7 +174,11 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
         },
         len: task.block.0,
         sequential: task.pattern == Pattern::Sequential,
-        priority: if urgent_only && !task.targets.is_empty() { Priority::URGENT } else { Priority::NORMAL },
+        priority: if urgent_only && !task.targets.is_empty() && task.sync.is_none() {
+            Priority::URGENT
+        } else {
+            Priority::NORMAL
+        },
         deadline: task.tightest_target().map(|t| t.latency),
     }
 }

@@ -200,7 +200,11 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
                 "{sync:?} {rate:?}: {i}: {pair:?}"
             );
         }
-        assert!(writes.len() > 5 && flushes - writes.len() <= 1, "{} writes, {flushes} flushes", writes.len());
+        assert!(
+            writes.len() > 5 && flushes - writes.len() <= 1,
+            "{} writes, {flushes} flushes",
+            writes.len()
+        );
         // Every write is counted once, and takes as long as its flush at least.
         if let Some(rate) = rate {
             let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();

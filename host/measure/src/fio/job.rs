@@ -297,8 +297,7 @@ fn sizes(task: &Task) -> String {
         return format!("bs={}", task.block.0);
     }
     let percent = |share: f64| (share * 100.0).round();
-    let mix: Vec<String> =
-        task.mix.iter().map(|m| format!("{}/{}", m.size.0, percent(m.share.0))).collect();
+    let mix: Vec<String> = task.mix.iter().map(|m| format!("{}/{}", m.size.0, percent(m.share.0))).collect();
     format!("bssplit={}", mix.join(":"))
 }
 
