@@ -202,6 +202,7 @@ pub(crate) fn infeasible_plan() -> Plan {
         relaxation: vec![Relaxation {
             vm: "vm3".into(),
             task: "medium".into(),
+            percentile: Percentile::P9999,
             declared_ns: Nanos::from_millis(10),
             fits_ns: Nanos::from_millis(22),
         }],

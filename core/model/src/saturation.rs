@@ -254,7 +254,8 @@ mod tests {
             write: Vec::new(),
         });
         let saturation_tails = SaturationTails::of(&profile);
-        let of = |block: f64, op: Op| tail(&saturation_tails, &[Flow { block, op, ..flood() }]);
+        let of =
+            |block: f64, op: Op| tail(&saturation_tails, &[Flow { block, largest: block, op, ..flood() }]);
         assert!(about(of(131_072.0, Op::Read), 10.486e-3));
         assert!(about(of(67_584.0, Op::Read), (4.387e-3 + 10.486e-3) / 2.0));
         assert!(about(of(1_024.0, Op::Read), 4.387e-3), "smaller ones count as the profile's");

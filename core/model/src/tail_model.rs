@@ -28,8 +28,8 @@ pub enum ModelError {
     },
     /// A task syncs its writes, and what a flush costs on this device was not measured.
     #[error(
-        "{task} syncs its writes, and the profile of {device} has no syncs, so nothing is known of what a flush costs there: measure on a device of the same kind \
-         without data (`rtvirtio profile DEVICE --destroy-data -o FILE`) and give --profile FILE, or let `rtvirtio tune` measure the task itself"
+        "{task} syncs its writes, and the profile of {device} has no syncs, so nothing is known of what a flush costs there: measure a device of the same kind without \
+         data (`rtvirtio profile DEVICE --destroy-data -o FILE`) and give --profile FILE; `rtvirtio verify` measures the task itself without one"
     )]
     NoSyncs {
         /// The task, `vm/task`.

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use rtvirtio_model::ModelKind;
-use rtvirtio_units::Nanos;
+use rtvirtio_units::{Nanos, Percentile};
 
 use crate::evaluate::{Evaluator, Judged, Outcome, Problem, RATE_KEPT};
 use crate::search::{self, search};
@@ -201,6 +201,7 @@ fn relax(
             (fits > declared).then(|| Relaxation {
                 vm: goals[i].0.name.clone(),
                 task: goals[i].1.name.clone(),
+                percentile: goals[i].2.map_or(Percentile::P9999, |t| t.percentile),
                 declared_ns: Nanos(declared as u64),
                 fits_ns: Nanos(fits as u64),
             })

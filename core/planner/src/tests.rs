@@ -465,10 +465,10 @@ fn every_target_of_a_task_counts() {
             ("flood", 99.99, None)
         ]
     );
-    // The device's own p99.99 is 1.8 ms: nothing holds 1 ms there, whatever the other target is.
-    let bad = plan_of(vec![at(50.0, 1), at(99.99, 1)]);
+    // Half of the requests may be that fast; the slowest of 10 000 is not.
+    let bad = plan_of(vec![at(50.0, 3), at(99.99, 3)]);
     let infeasible = bad.infeasible.unwrap();
     assert!(!bad.feasible && infeasible.conflict == ["vm0/t p99.99"], "{infeasible:?}");
-    let relaxed: Vec<_> = infeasible.relaxation.iter().map(|r| r.declared_ns).collect();
-    assert!(relaxed.contains(&Nanos::from_millis(1)), "{infeasible:?}");
+    let relaxed: Vec<_> = infeasible.relaxation.iter().map(|r| (r.percentile.0, r.declared_ns)).collect();
+    assert_eq!(relaxed, [(99.99, Nanos::from_millis(3))], "{infeasible:?}");
 }

@@ -265,3 +265,19 @@ fn a_task_that_syncs_names_the_call() {
         assert_eq!(spec.vms[0].tasks[0].sync, Some(kind));
     }
 }
+
+#[test]
+fn durable_has_a_log_with_two_targets_and_a_database_of_two_sizes() {
+    let spec = example("durable.toml");
+    let names = |vm: usize| spec.vms[vm].tasks[0].name.as_str();
+    assert_eq!([names(0), names(1), names(2)], ["wal", "tables", "copy"]);
+    let wal = &spec.vms[0].tasks[0];
+    assert_eq!((wal.op, wal.sync, wal.depth), (Op::Write, Some(SyncKind::Fdatasync), 1));
+    let targets: Vec<_> = wal.targets.iter().map(|t| (t.percentile.0, t.latency)).collect();
+    assert_eq!(targets, [(99.0, Nanos::from_millis(10)), (99.9, Nanos::from_millis(50))]);
+    let tables = &spec.vms[1].tasks[0];
+    let sizes: Vec<_> = tables.mix.iter().map(|m| (m.size, m.share.0)).collect();
+    assert_eq!(sizes, [(Bytes::from_kib(8), 0.9), (Bytes::from_kib(128), 0.1)]);
+    assert_eq!(tables.block, Bytes::from_kib(128));
+    assert!(spec.vms[2].tasks[0].targets.is_empty() && spec.goals().count() == 4);
+}

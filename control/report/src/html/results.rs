@@ -395,10 +395,7 @@ pub(super) fn numbers(report: &ReportInput<'_>) -> String {
 fn number_row(table: &mut HtmlTable, t: &TaskResult) {
     let none = || "\u{2013}".to_owned();
     let lat = |v: Nanos| if t.n == 0 { none() } else { num::latency(v, GAP) };
-    let target = t.target_ns.map_or_else(none, |l| match t.percentile {
-        Percentile::P9999 => num::latency(l, GAP),
-        p => format!("{p} {}", num::latency(l, GAP)),
-    });
+    let target = t.target_ns.map_or_else(none, |l| words::target(t.percentile, l, GAP));
     let mark = if t.n > 0 && tail_is_max(t) { "*" } else { "" };
     let verdict = words::verdict(t.verdict);
     let achieved = num::rate(t.achieved_rate);

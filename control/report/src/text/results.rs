@@ -1,7 +1,7 @@
 //! Measured runs, one by one and side by side.
 
 use rtvirtio_measure::{ResultFile, Run, TaskResult, Verdict};
-use rtvirtio_units::{Iops, Percentile};
+use rtvirtio_units::Iops;
 
 use super::{Cell, Column, Paint, Style, Table};
 use crate::summary::{self, tail_is_max, tally};
@@ -168,11 +168,7 @@ pub fn compare(before: &Run, after: &Run, style: &Style) -> String {
 
 /// The target; its percentile too when it is not p99.99.
 fn target(t: &TaskResult) -> String {
-    match t.target_ns {
-        None => "-".to_owned(),
-        Some(l) if t.percentile == Percentile::P9999 => num::latency(l, ""),
-        Some(l) => format!("{} {}", t.percentile, num::latency(l, "")),
-    }
+    t.target_ns.map_or_else(|| "-".to_owned(), |l| words::target(t.percentile, l, ""))
 }
 
 /// p99.99, with a mark when it is the maximum. With `marks`, room for the mark is kept where there

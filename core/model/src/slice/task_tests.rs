@@ -25,7 +25,7 @@ fn a_synced_write_costs_what_was_measured_and_is_refused_where_it_was_not() {
     plain.vms[0].tasks[0].sync = None;
     let written = Slice.forecast(&profile, &plain, &config).unwrap();
     let ms = |f: &Forecast| f.latency_ns.as_millis_f64();
-    assert!(ms(&synced[0]) >= 9.0 && ms(&written[0]) < 4.0, "{synced:?} {written:?}");
+    assert!(ms(&synced[0]) >= 9.0 && ms(&written[0]) < 6.0, "{synced:?} {written:?}");
     // The neighbour waits for the flush.
     assert!(ms(&synced[1]) > ms(&written[1]) + 2.5, "{synced:?} {written:?}");
     // 300 a second is all the device does.
