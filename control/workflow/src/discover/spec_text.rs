@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use rtvirtio_measure::observe::Observed;
+use rtvirtio_measure::observe::{Observed, Tail};
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_vmm::disk_stats::Direction;
 
@@ -12,6 +12,8 @@ use super::{Activity, Discovery, FoundDevice, FoundDisk, FoundReach, FoundVm, So
 const LEAST_RATE: f64 = 1.0 / 60.0;
 /// Sizes that a spec takes, in bytes.
 const SIZES: (u64, u64) = (512, 16 << 20);
+/// What a file system writes at least, of which durable writes are multiples.
+const PAGE: u64 = 4096;
 /// How far above the tail in force a target is proposed.
 const ROOM: f64 = 2.0;
 
@@ -129,48 +131,65 @@ fn disk_name(disk: &FoundDisk) -> String {
     name.chars().map(fits).take(24).collect()
 }
 
-/// The tasks of one disk; how many.
+/// The tasks of one disk; how many. Each flush is taken to follow a write: the two are one durable
+/// write, and the writes that are left are a task of their own.
 fn disk_tasks(out: &mut String, disk: &FoundDisk, mute: &str, named: Option<&str>, several: bool) -> usize {
     let Some(Activity { source, directions }) = &disk.activity else { return 0 };
+    let of = |direction| directions.iter().find(|o: &&Observed| o.direction == direction);
+    let (reads, writes, flushes) = (of(Direction::Read), of(Direction::Write), of(Direction::Flush));
+    let rate_of = |seen: Option<&Observed>| seen.map_or(0.0, |o| o.rate.0);
+    let durable = rate_of(flushes).min(rate_of(writes));
+    let shares = [
+        (reads, "reads", rate_of(reads), None),
+        (writes, "writes", rate_of(writes) - durable, None),
+        (writes, "durable", durable, flushes),
+    ];
     let mut tasks = 0;
-    for seen in directions {
-        let text = comment(seen, *source);
-        let name = match seen.direction {
-            Direction::Read => "reads",
-            Direction::Write => "writes",
-            // A spec's tasks read and write; a flush delays what follows it.
-            Direction::Flush => {
-                let _ = writeln!(out, "\n# {text}");
-                continue;
-            }
-        };
-        if seen.rate.0 < LEAST_RATE {
-            continue;
-        }
+    for (seen, name, share, flush) in shares {
+        let Some(seen) = seen.filter(|_| share >= LEAST_RATE) else { continue };
         let name = if several { format!("{name}-{}", disk_name(disk)) } else { name.to_owned() };
         let mut line = |text: String| {
             let _ = writeln!(out, "{mute}{text}");
         };
         line(String::new());
-        line(format!("# {text}"));
+        line(format!("# {}", comment(seen, *source)));
+        if let Some(flush) = flush {
+            line(format!("# {}", comment(flush, *source)));
+            line("# A flush is what a sync in the guest makes. `profile` measures syncs on a disk without data only.".to_owned());
+        }
         line("[[vm.task]]".to_owned());
         line(format!("name = {}", quoted(&name.chars().take(32).collect::<String>())));
         line(format!("op = \"{}\"", if seen.direction == Direction::Read { "read" } else { "write" }));
-        line(format!("block = \"{}\"", block(seen.mean_size.unwrap_or(Bytes(4096)))));
+        let unit = if flush.is_some() { PAGE } else { SIZES.0 };
+        line(format!("block = \"{}\"", block(seen.mean_size.unwrap_or(Bytes(4096)), unit)));
+        if flush.is_some() {
+            line("sync = \"fdatasync\"".to_owned());
+        }
         if let Some(disk) = named {
             line(format!("disk = {}", quoted(disk)));
         }
-        line(format!("rate = \"{}\"", rate(seen.rate.0)));
+        line(format!("rate = \"{}\"", rate(share)));
         line("loop = \"open\"".to_owned());
-        if let Some(tail) = seen.tails.last().filter(|t| t.percentile.0 >= 99.0) {
-            let latency = proposed(tail.latency_ns);
-            line(format!("target = {{ percentile = \"{}\", latency = \"{latency}\" }}", tail.percentile));
-        } else {
-            line("# target = { percentile = \"p99.99\", latency = \"10ms\" }   # too little was seen to propose one".to_owned());
+        match tail(seen, flush) {
+            Some(Tail { percentile, latency_ns }) => line(format!(
+                "target = {{ percentile = \"{percentile}\", latency = \"{}\" }}",
+                proposed(latency_ns)
+            )),
+            None => line("# target = { percentile = \"p99.99\", latency = \"10ms\" }   # too little was seen to propose one".to_owned()),
         }
         tasks += 1;
     }
     tasks
+}
+
+/// The highest percentile that was seen, p99 at least; of a durable write the sum of its two parts.
+fn tail(seen: &Observed, flush: Option<&Observed>) -> Option<Tail> {
+    let worth = |t: &&Tail| t.percentile.0 >= 99.0;
+    let Some(flush) = flush else { return seen.tails.iter().rfind(worth).copied() };
+    let both = |t: &&Tail| flush.tails.iter().any(|f| f.percentile == t.percentile);
+    let write = seen.tails.iter().rfind(|t| worth(t) && both(t))?;
+    let flush = flush.tails.iter().find(|f| f.percentile == write.percentile)?;
+    Some(Tail { latency_ns: Nanos(write.latency_ns.0 + flush.latency_ns.0), ..*write })
 }
 
 /// What was seen, for a person.
@@ -199,14 +218,15 @@ fn comment(seen: &Observed, source: Source) -> String {
     text
 }
 
-/// A mean size as a size of requests: a multiple of 512 B.
-fn block(mean: Bytes) -> Bytes {
-    let sectors = (mean.0 as f64 / SIZES.0 as f64).round() as u64;
-    Bytes((sectors * SIZES.0).clamp(SIZES.0, SIZES.1))
+/// A mean size as a size of requests: a multiple of `unit` bytes.
+fn block(mean: Bytes, unit: u64) -> Bytes {
+    let units = (mean.0 as f64 / unit as f64).round() as u64;
+    Bytes((units * unit).clamp(unit, SIZES.1))
 }
 
-/// A rate that is not below what was seen.
+/// A rate that is not below what was seen, but for the error of a difference.
 fn rate(seen: f64) -> String {
+    let seen = seen - 1e-9 * seen.max(1.0);
     if seen < 1.0 { format!("{}/min", (seen * 60.0).ceil()) } else { format!("{}/s", seen.ceil()) }
 }
 

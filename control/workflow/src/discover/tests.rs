@@ -55,6 +55,7 @@ fn found(disks: Vec<FoundDisk>, observed: bool) -> Discovery {
         qmp: None,
         agent: None,
         cgroup: None,
+        own_cgroup: false,
         disks,
         notes: vec!["a note\nname = \"x\"".to_owned()],
     };
@@ -70,18 +71,20 @@ fn found(disks: Vec<FoundDisk>, observed: bool) -> Discovery {
 fn a_spec_of_what_was_seen_loads() {
     let directions = vec![
         seen(Direction::Read, 99.2, 4100, &[(50.0, 400_000), (99.0, 3_000_000), (99.9, 8_200_000)]),
-        seen(Direction::Write, 0.3, 70_000, &[(50.0, 400_000)]),
-        seen(Direction::Flush, 5.0, 0, &[]),
+        seen(Direction::Write, 8.3, 70_000, &[(50.0, 400_000), (99.0, 2_000_000), (99.9, 3_000_000)]),
+        seen(Direction::Flush, 8.0, 0, &[(50.0, 400_000), (99.0, 2_500_000)]),
     ];
     let text = spec_text(&found(vec![disk("/dev/vg0/plc", Some("sda"), Some(directions))], true), "today");
     let spec = rtvirtio_spec::parse("found.toml", &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let tasks = &spec.vms[0].tasks;
-    assert_eq!(tasks.len(), 2, "{text}");
+    assert_eq!(tasks.len(), 3, "{text}");
     assert_eq!((tasks[0].rate, tasks[0].block), (Some(Iops(100.0)), Bytes(4096)), "{text}");
     assert_eq!((tasks[1].rate, tasks[1].block), (Some(Iops(18.0 / 60.0)), Bytes(70_144)), "{text}");
     assert!(text.contains("p99.9"), "{text}");
     assert!(text.contains("latency = \"20ms\""), "twice 8.2 ms, rounded up: {text}");
-    assert!(text.contains("5.0/s") && text.contains("flushes"), "{text}");
+    assert!(text.contains("8.0/s") && text.contains("flushes"), "{text}");
+    assert_eq!((tasks[2].rate, tasks[2].block), (Some(Iops(8.0)), Bytes(69_632)), "{text}");
+    assert_eq!(tasks[2].targets[0].latency, Nanos(10_000_000), "twice 2 + 2.5 ms, rounded up: {text}");
 }
 
 #[test]
