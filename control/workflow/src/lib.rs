@@ -22,6 +22,7 @@ pub mod in_force;
 pub mod inventory;
 pub mod keep;
 pub mod leftovers;
+mod managed;
 pub mod model_choice;
 pub mod plan;
 pub mod profile;

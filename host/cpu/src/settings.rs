@@ -198,12 +198,32 @@ fn units_file(
     Ok(())
 }
 
+/// Whether a manager keeps each thread in a group of its own, as libvirt does: `emulator`, `vcpuN`,
+/// `iothreadN` (`docs/cgroups.rst`). It moves a new thread there after QEMU has started it, and the
+/// kernel refuses that for a real-time thread where the group has no real-time budget (EINVAL): the
+/// hotplug of a vCPU or an I/O thread would fail. A thread keeps such a group in the hierarchies of
+/// the other controllers while its CPU contract is in force.
+fn is_managed(t: &Thread) -> bool {
+    t.cgroups.iter().filter_map(|m| m.path.file_name()?.to_str()).any(|name| {
+        let numbered = |prefix: &str| {
+            let digits = name.strip_prefix(prefix);
+            digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
+        };
+        name == "emulator" || numbered("vcpu") || numbered("iothread")
+    })
+}
+
 /// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves
 /// it.
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
+    let managed = ask.threads.iter().any(is_managed);
     for t in ask.threads {
-        match attr(&t.role, ask.order, ask.level, out.backend) {
+        let attr = attr(&t.role, ask.order, ask.level, out.backend).map(|attr| Attr {
+            reset_on_fork: attr.reset_on_fork || (managed && attr.policy.is_real_time()),
+            ..attr
+        });
+        match attr {
             _ if t.reservation.is_some() => {
                 out.outside.push((t.tid, "it has a deadline reservation of its own".to_owned()));
             }
@@ -219,6 +239,13 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
                 }
             }
         }
+    }
+    if managed && ask.order == Order::Contract {
+        out.notes.push(format!(
+            "{}: libvirt moves each thread that QEMU starts into a group of its own, which has no real-time budget; so a new \
+             thread starts as an ordinary one, outside of the contract, until `rtvirtio keep` or `apply` takes it in",
+            ask.vm
+        ));
     }
     wanted.sort_by_key(|(_, attr)| std::cmp::Reverse(attr.priority));
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));

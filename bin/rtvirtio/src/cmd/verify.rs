@@ -25,6 +25,7 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let site = Site::find(load_spec(&args.spec)?, dirs)?;
+    site.warn_without_agent(ui);
     site.guard_data(args.destroy_data)?;
     let profile = load_profile(&site.spec, None, dirs)
         .inspect_err(|e| ui.step(&format!("no prediction next to the measurement: {e:#}")))
