@@ -269,6 +269,16 @@ impl HostVm {
         asked.with_context(|| self.context())
     }
 
+    /// Its processes, where they last as long as the VM: `None` for the lab's VMs of processes, and
+    /// where they are not known.
+    pub(crate) fn lasting_pids(&self, progress: &dyn Progress) -> Option<Vec<u32>> {
+        match &self.reach {
+            HostReach::LabProcesses(_) => None,
+            HostReach::Domain(..) => Some(vec![self.domain(&Root::default()).ok()?.process.pid]),
+            _ => Some(self.handle(progress).ok()?.pids.into_iter().collect()),
+        }
+    }
+
     /// A connection to its monitor, where it has one. For a domain of libvirt this taints the
     /// domain (`custom-monitor`) until it ends.
     ///

@@ -31,6 +31,7 @@ mod progress;
 pub mod run;
 pub mod scoped_contracts;
 pub mod site;
+pub mod started;
 pub mod tune;
 
 pub use dirs::{Dirs, is_there, profile_key, write_state};

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
-use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::cgroup::{Limit, MemberGroup};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
@@ -90,7 +90,7 @@ impl Site {
         let mut vms = BTreeMap::new();
         for (vm, cgroup) in &self.vms {
             let agent = vm.agent(&self.root)?;
-            // Only settings in the guest need the disk's name there, and they say when it is missing.
+            // Only settings in the guest need the disk's name there, and report that it is missing.
             let disk = agent.as_ref().and_then(|_| vm.disk(&self.root).ok().flatten());
             let guest_disk =
                 disk.as_deref().and_then(Path::file_name).map(|n| n.to_string_lossy().into_owned());
@@ -279,6 +279,26 @@ impl Site {
             loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
         }
         Ok(loads)
+    }
+
+    /// Makes cgroups for tasks on the host where a VM's own takes no process, and points the loads
+    /// at them. They go when the result is dropped.
+    ///
+    /// # Errors
+    /// When a VM's cgroup is gone.
+    pub(crate) fn member_groups(&self, loads: &mut [VmLoad]) -> Result<Vec<MemberGroup>> {
+        let mut groups = Vec::new();
+        if self.lab.is_some() {
+            return Ok(groups);
+        }
+        for (load, (_, cgroup)) in loads.iter_mut().zip(&self.vms) {
+            if let Place::Host { cgroup_procs, .. } = &mut load.place {
+                let group = self.cgroups.member_group(&self.root, cgroup)?;
+                *cgroup_procs = vec![group.procs()];
+                groups.push(group);
+            }
+        }
+        Ok(groups)
     }
 }
 

@@ -130,8 +130,8 @@ pub trait Guests {
     /// Connects to an agent.
     ///
     /// # Errors
-    /// Kind `NotFound` (no such socket, or this start of the VM has ended) or `ConnectionRefused` (nothing listens) when the guest's
-    /// QEMU has ended; any other kind when it may be running.
+    /// Kind `NotFound` (no such socket, or this start of the VM has ended) or `ConnectionRefused`
+    /// (nothing listens) when the guest's QEMU has ended; any other kind when it may be running.
     fn connect(&self, agent: &AgentAddress) -> io::Result<Box<dyn GuestFiles>>;
 }
 

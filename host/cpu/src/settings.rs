@@ -5,11 +5,11 @@ use std::path::Path;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text};
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text, unless_gone};
 use rtvirtio_vmm::Thread;
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline};
+use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline, managed};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -32,6 +32,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
         backend,
         strength: backend.strength(),
         writes: Vec::new(),
+        group: None,
         outside: Vec::new(),
         notes: Vec::new(),
     };
@@ -42,7 +43,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
                 ("cpu.rt_period_us", ask.contract.period_us()),
                 ("cpu.rt_runtime_us", ask.contract.budget_us()),
             ];
-            own_group(root, cgroups, ask, &files, &mut out)?;
+            group_v1(root, cgroups, ask, &files, &mut out)?;
             priorities(ask, &mut out);
         }
         Backend::CpuMax => {
@@ -50,7 +51,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
             let all = ask.contract.budget_us().saturating_mul(reach(root, ask)?);
             if cgroups.hierarchy == Hierarchy::V1 {
                 let files = [("cpu.cfs_period_us", ask.contract.period_us()), ("cpu.cfs_quota_us", all)];
-                own_group(root, cgroups, ask, &files, &mut out)?;
+                group_v1(root, cgroups, ask, &files, &mut out)?;
             } else {
                 units_file(root, cgroups, ask, "cpu.max", all, &mut out)?;
             }
@@ -120,6 +121,21 @@ fn heirs(thread: &Thread) -> Attr {
     }
 }
 
+/// The budget of a v1 group: of one of our own, or of the VM's where a manager keeps its threads in
+/// groups below it.
+fn group_v1(
+    root: &Root,
+    cgroups: &Cgroups,
+    ask: &Ask<'_>,
+    files: &[(&str, u64)],
+    out: &mut Settings,
+) -> Result<(), CpuError> {
+    match managed::group(cgroups, main_thread(ask)) {
+        Some(group) => managed::budget(cgroups, ask, group, files, out),
+        None => own_group(root, cgroups, ask, files, out),
+    }
+}
+
 /// A v1 group of our own with the files set, and all threads in it. The VM's own group is left
 /// alone: it may hold others, and on v1 a real-time budget would first have to be given to every
 /// group above it.
@@ -167,9 +183,10 @@ fn units_file(
     budget_us: u64,
     out: &mut Settings,
 ) -> Result<(), CpuError> {
+    let backend = out.backend;
     let cannot = |why: String, remedy: &str| CpuError::CannotHold {
         vm: ask.vm.to_owned(),
-        backend: out.backend,
+        backend,
         why,
         remedy: remedy.to_owned(),
     };
@@ -180,8 +197,22 @@ fn units_file(
         return Err(cannot("it runs in the root cgroup, which has no limit".to_owned(), alone));
     }
     let pids = cgroups.pids(root, &unit)?;
-    if let Some(other) = pids.iter().find(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
-        return Err(cannot(format!("process {other} runs in its cgroup {} too", unit.display()), alone));
+    let mut helpers = Vec::new();
+    for other in pids.iter().filter(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
+        let Some(name) = unless_gone(process::name(root, *other))? else { continue };
+        if !managed::is_helper(&name) {
+            let why = format!("process {other} ({name}) runs in its cgroup {} too", unit.display());
+            return Err(cannot(why, alone));
+        }
+        helpers.push(format!("{name} ({other})"));
+    }
+    if !helpers.is_empty() {
+        out.notes.push(format!(
+            "{}: {} in its cgroup {}: the budget holds what serves the VM too, so leave room for it",
+            ask.vm,
+            helpers.join(", "),
+            unit.display()
+        ));
     }
     let path = cgroups.dir(&unit)?.join(file);
     if !root.exists(&path)? {
@@ -198,26 +229,12 @@ fn units_file(
     Ok(())
 }
 
-/// Whether a manager keeps each thread in a group of its own, as libvirt does: `emulator`, `vcpuN`,
-/// `iothreadN` (`docs/cgroups.rst`). It moves a new thread there after QEMU has started it, and the
-/// kernel refuses that for a real-time thread where the group has no real-time budget (EINVAL): the
-/// hotplug of a vCPU or an I/O thread would fail. A thread keeps such a group in the hierarchies of
-/// the other controllers while its CPU contract is in force.
-fn is_managed(t: &Thread) -> bool {
-    t.cgroups.iter().filter_map(|m| m.path.file_name()?.to_str()).any(|name| {
-        let numbered = |prefix: &str| {
-            let digits = name.strip_prefix(prefix);
-            digits.is_some_and(|d| !d.is_empty() && d.bytes().all(|b| b.is_ascii_digit()))
-        };
-        name == "emulator" || numbered("vcpu") || numbered("iothread")
-    })
-}
-
 /// Real-time priorities, services before vCPUs: at no moment does a vCPU stand above what serves
 /// it.
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
-    let managed = ask.threads.iter().any(is_managed);
+    // Its manager moves a new thread into a group without a budget.
+    let managed = out.group.is_some();
     for t in ask.threads {
         let attr = attr(&t.role, ask.order, ask.level, out.backend).map(|attr| Attr {
             reset_on_fork: attr.reset_on_fork || (managed && attr.policy.is_real_time()),
@@ -242,8 +259,8 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     }
     if managed && ask.order == Order::Contract {
         out.notes.push(format!(
-            "{}: libvirt moves each thread that QEMU starts into a group of its own, which has no real-time budget; so a new \
-             thread starts as an ordinary one, outside of the contract, until `rtvirtio keep` or `apply` takes it in",
+            "{}: its manager moves each I/O thread and vCPU that is plugged in into a group without a real-time budget; so new threads \
+             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in",
             ask.vm
         ));
     }

@@ -48,8 +48,8 @@ pub trait Daemon: Debug + Send + Sync {
     /// Runs one of `virsh`'s commands and returns its standard output, at most `limit` bytes.
     ///
     /// # Errors
-    /// [`VmmError::NoVirsh`], [`VmmError::Libvirt`] with libvirt's message, a time-out, or an answer
-    /// that is too large.
+    /// [`VmmError::NoVirsh`], [`VmmError::Libvirt`] with libvirt's message, a time-out, or an
+    /// answer that is too large.
     fn call(
         &self,
         args: &[&str],

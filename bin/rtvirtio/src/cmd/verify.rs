@@ -14,7 +14,7 @@ use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
-use rtvirtio_workflow::{Progress, in_force};
+use rtvirtio_workflow::{Progress, in_force, started};
 
 use crate::args::VerifyArgs;
 
@@ -31,6 +31,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         .inspect_err(|e| ui.step(&format!("no prediction next to the measurement: {e:#}")))
         .ok();
     let in_force = in_force::plan(&dirs.state)?;
+    // What is measured is the start that runs now, under the settings that it has.
+    started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
     let name = match in_force.as_ref().map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
