@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_start_has_ended_with_its_last_process() {
         let this = ProcessId::of(std::process::id()).unwrap().unwrap();
-        let other = ProcessId { start_time: this.start_time + 1, ..this.clone() };
+        let other = ProcessId { pid: this.pid, start_time: this.start_time + 1 };
         let vm = |processes: &[&ProcessId]| StartedVm {
             vm: "plc".to_owned(),
             processes: processes.iter().map(|p| (*p).clone()).collect(),

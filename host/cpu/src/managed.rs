@@ -66,13 +66,13 @@ pub(crate) fn budget(
     Ok(())
 }
 
-/// What the groups above those of managed VMs need, so that the kernel takes the budgets of VMs: to
-/// be written before them. `all` are the VMs' groups with their contracts.
+/// What the groups above those of managed VMs need, so that the kernel takes the budgets of VMs:
+/// to be written before them. `all` are the VMs' groups with their contracts.
 ///
-/// A group above is never to run out of budget before a VM does, because then one VM would wait for
-/// another. In one of its periods `P` a VM with a budget of `q` in each `p` uses at most
-/// `(ceil(P / p) + 1) q`, since its own periods are not in step with `P`, and one tick more, which is
-/// less than another `q` or is taken from the next one.
+/// A group above is never to run out of budget before a VM does, because then one VM would wait
+/// for another. In one of its periods `P` a VM with a budget of `q` in each `p` uses at most
+/// `(ceil(P / p) + 1) q`, since its own periods are not in step with `P`. The kernel sees at the
+/// next tick that a budget is used up, and takes the excess from the next one: another `q`.
 ///
 /// # Errors
 /// When a group cannot be read.

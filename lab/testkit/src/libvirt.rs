@@ -24,8 +24,8 @@ const QEMU_CONF: &str = "namespaces = []\nsecurity_driver = \"none\"\nuser = \"r
 /// `libvirtd` in the foreground, in mount and network namespaces of its own, with the host's
 /// processes and cgroups. When it is dropped, its domains end, and it and its cgroups go.
 ///
-/// The names of domains must come from [`crate::unique`], so that what a killed test leaves is known
-/// by its name.
+/// The names of domains must come from [`crate::unique`], so that what a killed test leaves is
+/// known by its name.
 #[derive(Debug)]
 pub struct Libvirt {
     dir: PathBuf,
@@ -37,8 +37,7 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    /// What it takes. The host's `/etc/libvirt`, which the other directories are mounted next to, comes
-    /// with virsh.
+    /// What it takes. The host's `/etc/libvirt` comes with virsh.
     pub const NEEDS: [Need; 4] = [Need::Root, Need::QEMU, Need::Program("libvirtd"), Need::Program("virsh")];
 
     /// Starts one with its files below `dir`, and waits until it answers.

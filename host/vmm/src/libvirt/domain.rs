@@ -12,6 +12,9 @@ use crate::VmmError;
 
 /// Most nodes of a domain's XML; one with 100 disks has about 5000.
 const MOST_NODES: u32 = 200_000;
+/// Deepest nesting of elements: that which libxml2, libvirt's own parser, takes
+/// (`xmlParserMaxDepth`). The parser here is recursive and knows no limit.
+const MOST_DEPTH: usize = 256;
 /// Name of the agent's channel.
 const AGENT: &str = "org.qemu.guest_agent.0";
 
@@ -103,6 +106,9 @@ impl DomainXml {
     /// # Errors
     /// Text that is no domain's XML.
     pub fn parse(xml: &str) -> Result<Self, String> {
+        if nesting(xml) > MOST_DEPTH {
+            return Err(format!("elements are nested more than {MOST_DEPTH} deep"));
+        }
         let options = ParsingOptions { allow_dtd: false, nodes_limit: MOST_NODES };
         let document = Document::parse_with_options(xml, options).map_err(|e| e.to_string())?;
         let root = document.root_element();
@@ -136,6 +142,44 @@ impl DomainXml {
     pub fn disk(&self, target: &str) -> Option<&Disk> {
         self.disks.iter().find(|disk| disk.target == target)
     }
+}
+
+/// How deep elements are nested, of well-formed XML; at least as deep as a parser goes before it
+/// meets an error.
+fn nesting(xml: &str) -> usize {
+    let (mut depth, mut most, mut rest) = (0_usize, 0, xml);
+    while let Some(at) = rest.find('<') {
+        rest = &rest[at + 1..];
+        let after = |mark: &str| rest.find(mark).map_or("", |end| &rest[end + mark.len()..]);
+        if rest.starts_with("!--") {
+            rest = after("-->");
+        } else if rest.starts_with("![CDATA[") {
+            rest = after("]]>");
+        } else if rest.starts_with('?') {
+            rest = after("?>");
+        } else if rest.starts_with('/') {
+            depth = depth.saturating_sub(1);
+        } else {
+            depth += 1;
+            most = most.max(depth);
+            let mut quote = None;
+            let is_end = |c: char| {
+                match quote {
+                    Some(open) if c == open => quote = None,
+                    None if matches!(c, '"' | '\'') => quote = Some(c),
+                    None => return c == '>',
+                    Some(_) => {}
+                }
+                false
+            };
+            let end = rest.find(is_end).unwrap_or(rest.len());
+            if rest[..end].ends_with('/') {
+                depth -= 1;
+            }
+            rest = &rest[end..];
+        }
+    }
+    most
 }
 
 fn disk(node: Node<'_, '_>) -> Option<Disk> {
