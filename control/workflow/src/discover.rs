@@ -2,6 +2,7 @@
 //! them. Nothing in a guest is touched.
 
 mod disks;
+mod domains;
 mod observe;
 mod spec_text;
 
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 
 use rtvirtio_kernel::{Cgroups, Root, process};
 use rtvirtio_measure::observe::Observed;
+use rtvirtio_spec::LibvirtDomain;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::machines::{self, Machine, Unreadable, Vmm};
 use serde::Serialize;
@@ -34,6 +36,8 @@ pub struct Discovery {
     pub vms: Vec<FoundVm>,
     /// Processes that may be VMMs and cannot be looked into.
     pub unreadable: Vec<Unreadable>,
+    /// URI of libvirt's daemon; `None` is [`LibvirtDomain::DEFAULT_URI`].
+    pub uri: Option<String>,
     /// How long their I/O was observed; `None` where it was not.
     pub observed_ns: Option<Nanos>,
 }
@@ -99,11 +103,12 @@ pub enum Source {
     Cgroup,
 }
 
-/// Finds the virtual machines. Changes nothing, and asks no monitor.
+/// Finds the virtual machines. Changes nothing, and asks no monitor. libvirt, at `uri` or its
+/// default, is asked for the disks of its domains.
 ///
 /// # Errors
 /// When `/proc` or sysfs cannot be read.
-pub fn discover(root: &Root) -> Result<Discovery> {
+pub fn discover(root: &Root, uri: Option<&str>) -> Result<Discovery> {
     let (machines, unreadable) = machines::find(root)?;
     let cgroups = Cgroups::detect(root).ok();
     let mut names = BTreeSet::new();
@@ -120,8 +125,11 @@ pub fn discover(root: &Root) -> Result<Discovery> {
         vms.push(vm(root, machine, cgroup.clone(), alone, &mut names)?);
     }
     vms.sort_by(|a: &FoundVm, b| a.name.cmp(&b.name));
-    let schema = DISCOVERY_SCHEMA.to_owned();
-    Ok(Discovery { schema, vms, unreadable, observed_ns: None })
+    for vm in &mut vms {
+        domains::targets(root, uri.unwrap_or(LibvirtDomain::DEFAULT_URI), vm);
+    }
+    let (schema, uri) = (DISCOVERY_SCHEMA.to_owned(), uri.map(str::to_owned));
+    Ok(Discovery { schema, vms, unreadable, uri, observed_ns: None })
 }
 
 fn vm(

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use crate::task::{self, Membership};
 use crate::{HostError, Root, is_gone, unless_gone};
 
 /// A process by id and start time.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessId {
     /// Process id.
@@ -267,11 +268,12 @@ pub fn name(root: &Root, pid: u32) -> Result<String, HostError> {
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// The arguments of a process, the program's name first; empty for a kernel thread. A process can
-/// change what is read here. Bytes that are not UTF-8 are replaced.
+/// The words that a process was started with (proc_pid_cmdline(5)), the program's name first; none
+/// for a kernel thread. A process can change what is read here. Bytes that are not UTF-8 are
+/// replaced.
 ///
 /// # Errors
-/// When the process is gone.
+/// When the process is gone or hidden.
 pub fn command_line(root: &Root, pid: u32) -> Result<Vec<String>, HostError> {
     let path = path(pid, "cmdline");
     let bytes = fs::read(root.at(&path)).map_err(|source| HostError::Read { path, source })?;
@@ -279,7 +281,7 @@ pub fn command_line(root: &Root, pid: u32) -> Result<Vec<String>, HostError> {
     if bytes.is_empty() {
         return Ok(Vec::new());
     }
-    Ok(bytes.split(|b| *b == 0).map(|a| String::from_utf8_lossy(a).into_owned()).collect())
+    Ok(bytes.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).collect())
 }
 
 /// Memory of a process that is locked into RAM, and all that it has in RAM, in bytes (`VmLck`,
@@ -326,11 +328,16 @@ pub fn cgroups(root: &Root, pid: u32) -> Result<Vec<Membership>, HostError> {
 /// When its sockets cannot be read.
 pub fn serves(root: &Root, pid: u32, socket: &Path) -> Result<bool, HostError> {
     let table = root.read(path(pid, "net/unix"))?;
+    let file = |path: &Path| fs::metadata(root.at(path)).ok().map(|m| (m.dev(), m.ino()));
+    let ours = file(socket);
     let bound = |line: &str| {
         let mut fields = line.split_ascii_whitespace().skip(6);
         let inode = format!("socket:[{}]", fields.next()?);
-        // As it was given to bind(2), which may be relative to a directory of QEMU's.
-        socket.ends_with(fields.next()?).then_some(inode)
+        // As it was given to bind(2): it may be relative to a directory of QEMU's, or lead through
+        // other links than ours.
+        let name = Path::new(fields.next()?);
+        let same = socket.ends_with(name) || (name.is_absolute() && ours.is_some() && file(name) == ours);
+        same.then_some(inode)
     };
     let inodes: BTreeSet<String> = table.lines().filter_map(bound).collect();
     for descriptor in descriptors(root, pid)? {

@@ -167,7 +167,7 @@ impl Qmp {
     pub fn disk_stats(&mut self) -> Result<Vec<DiskStats>, VmmError> {
         let backends: Vec<Backend> = self.typed("query-block")?;
         let entries: Vec<Entry> = self.typed("query-blockstats")?;
-        Ok(join(backends, entries))
+        Ok(join(&backends, entries))
     }
 
     /// Makes QEMU keep a latency histogram of a disk, with these limits in nanoseconds, for reads,
@@ -199,7 +199,7 @@ fn plain(name: &str) -> String {
     name.to_owned()
 }
 
-fn join(backends: Vec<Backend>, entries: Vec<Entry>) -> Vec<DiskStats> {
+fn join(backends: &[Backend], entries: Vec<Entry>) -> Vec<DiskStats> {
     let mut disks = Vec::new();
     for entry in entries {
         let Some(id) = id(&entry.device, entry.qdev.as_deref()) else { continue };

@@ -26,11 +26,11 @@ pub fn run(args: &DiscoverArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
     let out = args.out.as_deref().filter(|out| *out != Path::new("-"));
     if let Some(out) = out {
         if out.try_exists()? && !args.force {
-            bail!("{} is there already: choose another name, or say --force", out.display());
+            bail!("{} exists already: choose another name, or give --force", out.display());
         }
         check_writable(out)?;
     }
-    let mut found = discover(&Root::default())?;
+    let mut found = discover(&Root::default(), args.uri.as_deref())?;
     for one in &found.unreadable {
         ui.warn(&format!(
             "process {} ({}) cannot be looked into: {}{}",

@@ -16,6 +16,8 @@ use crate::error::Result;
 pub struct FoundDisk {
     /// Path on the host.
     pub path: PathBuf,
+    /// libvirt's name of it, such as `vdb`; `None` where libvirt does not manage it.
+    pub target: Option<String>,
     /// Whether it is a file, not a block device.
     pub is_file: bool,
     /// Whether the VM may write to it.
@@ -41,6 +43,7 @@ impl FoundDisk {
     pub(super) fn new(root: &Root, disk: &OpenDisk) -> Result<Self> {
         Ok(Self {
             path: disk.path.clone(),
+            target: None,
             is_file: disk.is_file,
             writes: disk.writes,
             device: device(root, disk.dev)?,

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::io_counters::IoCounters;
 use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_measure::observe::{boundaries, of_cgroup, of_qemu};
+use rtvirtio_spec::LibvirtDomain;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::disk_stats::DiskStats;
 use rtvirtio_vmm::{Qmp, VmmError};
 
-use super::{Activity, Discovery, FoundDisk, FoundVm, Source};
+use super::{Activity, Discovery, FoundDisk, FoundVm, Source, domains};
 use crate::error::{Kind, Result};
 use crate::progress::Progress;
 
@@ -27,12 +28,13 @@ enum First {
 /// Removes from QEMU what was set there, also when the observation fails.
 struct Histograms<'a> {
     vm: &'a FoundVm,
+    uri: &'a str,
     ids: Vec<String>,
 }
 
 impl Drop for Histograms<'_> {
     fn drop(&mut self) {
-        if let (false, Ok(mut qmp)) = (self.ids.is_empty(), connect(self.vm)) {
+        if let (false, Ok(mut qmp)) = (self.ids.is_empty(), connect(self.vm, self.uri)) {
             for id in &self.ids {
                 // A disk that was unplugged meanwhile has none.
                 let _ = qmp.set_latency_histogram(id, &[]);
@@ -51,12 +53,13 @@ pub fn observe(discovery: &mut Discovery, length: Duration, progress: &dyn Progr
     let root = Root::default();
     let cgroups = Cgroups::detect(&root).ok();
     let vms = discovery.vms.clone();
+    let uri = discovery.uri.clone().unwrap_or_else(|| LibvirtDomain::DEFAULT_URI.to_owned());
     let mut guards = Vec::new();
     let mut firsts = Vec::new();
     for vm in &vms {
-        let first = first(&root, cgroups.as_ref(), vm, progress);
+        let first = first(&root, cgroups.as_ref(), vm, &uri, progress);
         if let Some(First::Qemu { ours, .. }) = &first {
-            guards.push(Histograms { vm, ids: ours.clone() });
+            guards.push(Histograms { vm, uri: &uri, ids: ours.clone() });
         }
         firsts.push(first);
     }
@@ -80,7 +83,7 @@ pub fn observe(discovery: &mut Discovery, length: Duration, progress: &dyn Progr
     }
     for (vm, first) in discovery.vms.iter_mut().zip(&firsts) {
         match first {
-            Some(first) => second(&root, cgroups.as_ref(), vm, first),
+            Some(first) => second(&root, cgroups.as_ref(), vm, &uri, first),
             None => vm.notes.push("its I/O could not be observed".to_owned()),
         }
     }
@@ -99,18 +102,33 @@ fn wait(length: Duration, progress: &dyn Progress) -> Result<()> {
     Ok(())
 }
 
-fn connect(vm: &FoundVm) -> std::result::Result<Qmp, Option<VmmError>> {
-    let socket = vm.qmp.as_ref().ok_or(None)?;
-    Qmp::connect(socket, MONITOR).map_err(Some)
+/// The monitor of a VM; `Err(None)` for one without a known monitor.
+fn connect(vm: &FoundVm, uri: &str) -> std::result::Result<Qmp, Option<String>> {
+    let text = |e: VmmError| Some(e.to_string());
+    match (&vm.qmp, domains::running(&Root::default(), uri, vm)) {
+        (_, Ok(Some(domain))) => Qmp::of_domain(&domain, MONITOR).map_err(text),
+        (_, Err(why)) => Err(Some(why)),
+        (Some(socket), Ok(None)) => Qmp::connect(socket, MONITOR).map_err(text),
+        (None, Ok(None)) => Err(None),
+    }
 }
 
-fn first(root: &Root, cgroups: Option<&Cgroups>, vm: &FoundVm, progress: &dyn Progress) -> Option<First> {
-    match connect(vm).and_then(|mut qmp| begin(&mut qmp).map_err(Some)) {
+fn first(
+    root: &Root,
+    cgroups: Option<&Cgroups>,
+    vm: &FoundVm,
+    uri: &str,
+    progress: &dyn Progress,
+) -> Option<First> {
+    match connect(vm, uri).and_then(|mut qmp| begin(&mut qmp).map_err(|e| Some(e.to_string()))) {
         Ok(first) => return Some(first),
-        Err(Some(e)) => progress.warn(&format!(
-            "{}: QEMU's counters cannot be read ({e}); another program may hold the socket. The cgroup's counters are used instead: no latencies",
-            vm.name
-        )),
+        Err(Some(e)) => {
+            let taken = if vm.qmp.is_some() { "; another program may hold the socket" } else { "" };
+            progress.warn(&format!(
+                "{}: QEMU's counters cannot be read ({e}){taken}. The cgroup's counters are used instead: no latencies",
+                vm.name
+            ));
+        }
         Err(None) => {}
     }
     let (cgroups, cgroup) = (cgroups?, vm.cgroup.as_ref()?);
@@ -139,10 +157,11 @@ fn begin(qmp: &mut Qmp) -> std::result::Result<First, VmmError> {
     Ok(First::Qemu { disks: qmp.disk_stats()?, at: Instant::now(), ours })
 }
 
-fn second(root: &Root, cgroups: Option<&Cgroups>, vm: &mut FoundVm, first: &First) {
+fn second(root: &Root, cgroups: Option<&Cgroups>, vm: &mut FoundVm, uri: &str, first: &First) {
     match first {
         First::Qemu { at, disks, .. } => {
-            let after = match connect(vm).and_then(|mut qmp| qmp.disk_stats().map_err(Some)) {
+            let stats = |mut qmp: Qmp| qmp.disk_stats().map_err(|e| Some(e.to_string()));
+            let after = match connect(vm, uri).and_then(stats) {
                 Ok(after) => after,
                 Err(e) => {
                     let why = e.map_or_else(String::new, |e| format!(": {e}"));

@@ -49,7 +49,7 @@ pub fn spec_text(discovery: &Discovery, generated: &str) -> String {
         out += "\n# No disk of a VM was found on a block device of this host.\n# [device]\n# path = \"/dev/...\"\n";
     }
     for vm in &discovery.vms {
-        self::vm(&mut out, vm, many, discovery.observed_ns.is_some());
+        self::vm(&mut out, vm, many, discovery);
     }
     out
 }
@@ -62,7 +62,8 @@ fn devices(discovery: &Discovery) -> Vec<FoundDevice> {
     all
 }
 
-fn vm(out: &mut String, vm: &FoundVm, many: bool, observed: bool) {
+fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
+    let observed = discovery.observed_ns.is_some();
     let usable: Vec<&FoundDisk> = vm.disks.iter().filter(|d| d.device.is_some()).collect();
     let _ = writeln!(out, "\n# {} {}, process {}", vm.vmm.name(), vm.name, vm.pid);
     for note in &vm.notes {
@@ -79,6 +80,9 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, observed: bool) {
     };
     line("[[vm]]".to_owned());
     line(format!("name = {}", quoted(&vm.name)));
+    if let (FoundReach::Domain(_), Some(uri)) = (&vm.reach, &discovery.uri) {
+        line(format!("uri = {}", quoted(uri)));
+    }
     line(match &vm.reach {
         FoundReach::Domain(name) => format!("domain = {}", quoted(name)),
         FoundReach::Proxmox(id) => format!("proxmox = {id}"),
@@ -98,10 +102,14 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, observed: bool) {
         }
         _ => {}
     }
-    line(
-        "# disk = \"/dev/vdb\"   # where `verify` runs its tasks: the disk's name inside the guest"
+    let target = usable.iter().find_map(|d| d.target.as_deref());
+    line(match target {
+        Some(target) => {
+            format!("# disk = {}   # where `verify` runs its tasks: libvirt's name", quoted(target))
+        }
+        None => "# disk = \"/dev/vdb\"   # where `verify` runs its tasks: the disk's name inside the guest"
             .to_owned(),
-    );
+    });
     if many && usable.len() > 1 {
         let one = |disk: &&FoundDisk| {
             let device = &disk.device.as_ref().expect("it is usable").name;

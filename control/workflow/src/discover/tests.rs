@@ -35,6 +35,7 @@ fn seen(direction: Direction, rate: f64, size: u64, tails: &[(f64, u64)]) -> Obs
 fn disk(path: &str, device: Option<&str>, directions: Option<Vec<Observed>>) -> FoundDisk {
     FoundDisk {
         path: path.into(),
+        target: None,
         is_file: false,
         writes: true,
         device: device.map(|name| FoundDevice {
@@ -63,6 +64,7 @@ fn found(disks: Vec<FoundDisk>, observed: bool) -> Discovery {
         schema: DISCOVERY_SCHEMA.to_owned(),
         vms: vec![plc],
         unreadable: Vec::new(),
+        uri: None,
         observed_ns: observed.then_some(Nanos::from_millis(300_000)),
     }
 }

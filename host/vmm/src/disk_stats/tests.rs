@@ -27,7 +27,7 @@ fn a_difference_needs_the_same_histogram() {
 
 #[test]
 fn disks_are_joined_by_device_or_by_name() {
-    let backends = serde_json::from_str(
+    let backends: Vec<Backend> = serde_json::from_str(
         r#"[{"device":"","qdev":"/machine/peripheral/d0/virtio-backend","inserted":{"file":"json:{}","drv":"raw","ro":false,
              "image":{"filename":"/dev/vg0/plc"}}},
             {"device":"ide1-cd0","qdev":"","inserted":{"file":"/srv/a.iso","drv":"raw","ro":true}},
@@ -47,7 +47,7 @@ fn disks_are_joined_by_device_or_by_name() {
         entry("", "", 7)
     ]))
     .unwrap();
-    let disks = join(backends, entries);
+    let disks = join(&backends, entries);
     let named: Vec<_> = disks.iter().map(|d| (d.id.as_str(), d.file.as_deref(), d.read_only)).collect();
     assert_eq!(
         named,
