@@ -1,8 +1,8 @@
 //! What a VM does with a disk while it works, from counters that QEMU or the kernel keep: rates,
 //! sizes, requests in flight and, from QEMU, latencies. The guest takes no part in it.
 //!
-//! QEMU counts a request from when the device model takes it up until it is complete. What a request
-//! waits in the guest's own queues is not in it.
+//! QEMU counts a request from when the device model takes it up until it is complete. What a
+//! request waits in the guest's own queues is not in it.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! What QEMU counts for each disk of a guest: requests, bytes, time, and latency histograms. The
-//! guest takes no part in it (`query-block`, `query-blockstats` and `block-latency-histogram-set` in
-//! QEMU's `qapi/block-core.json` and `qapi/block.json`).
+//! guest takes no part in it (`query-block`, `query-blockstats` and `block-latency-histogram-set`
+//! in QEMU's `qapi/block-core.json` and `qapi/block.json`).
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -153,8 +153,8 @@ struct Stats {
     flush_latency_histogram: Option<Histogram>,
 }
 
-/// The name under which the other commands take a disk. A device that libvirt or `-device` makes has
-/// a path; a `-drive` of old has a name of its own.
+/// The name under which the other commands take a disk. A device that libvirt or `-device` makes
+/// has a path; a `-drive` of old has a name of its own.
 fn id(device: &str, qdev: Option<&str>) -> Option<String> {
     qdev.filter(|q| !q.is_empty()).or(Some(device).filter(|d| !d.is_empty())).map(str::to_owned)
 }

@@ -13,7 +13,8 @@ use serde::Serialize;
 
 pub use command_line::CommandLine;
 
-/// A smaller file that a VMM has open is no disk: variables of the firmware, a log, a socket's lock.
+/// A smaller file that a VMM has open is no disk: variables of the firmware, a log, a socket's
+/// lock.
 const LEAST_DISK: u64 = 1 << 20;
 
 /// A program that runs virtual machines.
@@ -158,8 +159,8 @@ fn disk(root: &Root, of: Descriptor, vmm: Vmm, line: &CommandLine) -> io::Result
         return Ok(Some(OpenDisk { path, dev: number(meta.rdev()), is_file: false, writes }));
     }
     let named = line.disks.contains(&path);
-    // Without a command line that names it: a large file that the VMM writes to. Memory of the guest
-    // lies in files below /dev.
+    // Without a command line that names it: a large file that the VMM writes to. Memory of the
+    // guest lies in files below /dev.
     let guessed = vmm != Vmm::Qemu && writes && meta.len() >= LEAST_DISK && !path.starts_with("/dev");
     Ok((kind.is_file() && (named || guessed)).then(|| OpenDisk {
         path,

@@ -276,8 +276,8 @@ fn patience(n: u32) -> u32 {
 
 /// Boots the box, runs the script in it and powers it off. Each line that the script prints also
 /// goes to `on_line` as it comes. Two virtual CPUs. A boot that does not reach the script within a
-/// minute is ended, and another tried; likewise a boot whose console is silent for 20 s. Each further
-/// boot has twice the time.
+/// minute is ended, and another tried; likewise a boot whose console is silent for 20 s. Each
+/// further boot has twice the time.
 ///
 /// # Errors
 /// See [`BoxError`]. A script that fails is an outcome, not an error.

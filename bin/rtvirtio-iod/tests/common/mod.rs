@@ -217,7 +217,7 @@ pub fn completion(queue: &mut ClientQueue) -> Option<BlkCompletion> {
 pub fn request(client: &mut Client, ask: &BlkRequest, data: Option<&[u8]>) -> (u8, Vec<u8>) {
     let mem = std::sync::Arc::clone(&client.mem);
     let queue = &mut client.queues[0];
-    let slot = data.map_or_else(|| queue.push(ask), |data| queue.push_with(ask, data)).unwrap();
+    let slot = queue.push_with(ask, data.unwrap_or_default()).unwrap();
     let at = queue.data(slot);
     queue.notify().unwrap();
     let answer = completion(queue).expect("an answer");

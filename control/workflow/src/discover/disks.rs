@@ -57,8 +57,8 @@ fn device(root: &Root, dev: (u32, u32)) -> Result<Option<FoundDevice>> {
     let number = format!("{}:{}", dev.0, dev.1);
     let found = match fs::canonicalize(root.at(Path::new("/sys/dev/block").join(&number))) {
         Ok(dir) => dir.file_name().map(|name| name.to_string_lossy().replace('!', "/")),
-        // Btrfs, overlayfs and network file systems have numbers of their own; the mount table names
-        // what lies below the first.
+        // Btrfs, overlayfs and network file systems have numbers of their own; the mount table
+        // names what lies below the first.
         Err(e) if rtvirtio_kernel::is_gone(&e) => {
             let all = mounts(root)?;
             let source = all.into_iter().find(|m| m.dev == number).map(|m| m.source);

@@ -17,8 +17,8 @@ const PAGE: u64 = 4096;
 /// How far above the tail in force a target is proposed.
 const ROOM: f64 = 2.0;
 
-/// A spec for the VMs that were found, to be read and corrected by a person: the order of the VMs is
-/// their urgency, and nothing can tell it from outside.
+/// A spec for the VMs that were found, to be read and corrected by a person: the order of the VMs
+/// is their urgency, and nothing can tell it from outside.
 #[must_use]
 pub fn spec_text(discovery: &Discovery, generated: &str) -> String {
     let mut out = format!("# Written by `rtvirtio discover`, {generated}. Read it, correct it, then:\n");
@@ -246,8 +246,8 @@ fn proposed(tail: Nanos) -> Nanos {
     Nanos((step * decade).round() as u64)
 }
 
-/// Text for TOML, of which JSON's strings are a part. Single quotes keep backslashes readable, as in
-/// the names of libvirt's cgroups.
+/// Text for TOML, of which JSON's strings are a part. Single quotes keep backslashes readable, as
+/// in the names of libvirt's cgroups.
 fn quoted(text: &str) -> String {
     let plain = !text.contains(|c: char| c == '\'' || c.is_control());
     if text.contains('\\') && plain {
