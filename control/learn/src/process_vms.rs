@@ -304,7 +304,7 @@ impl Rig for ProcessVms {
     fn binding(&self) -> Result<Binding, RigError> {
         let vm = |i: usize| {
             let cgroup = Some(self.cgroup(i));
-            (vm_name(i), VmBinding { cgroup, agent: None, guest_disk: None })
+            (vm_name(i), VmBinding { cgroup, agent: None, guest_disks: Vec::new() })
         };
         Ok(Binding {
             device: self.device.clone(),
@@ -333,7 +333,13 @@ impl Rig for ProcessVms {
                 target: node(&self.device),
                 region: Some(*part),
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad {
+                vm: vm.clone(),
+                place,
+                targets: Vec::new(),
+                predicted: Vec::new(),
+                io_class: None,
+            });
         }
         Ok(loads)
     }

@@ -11,7 +11,7 @@ use rtvirtio_measure::VmKind;
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_measure::workload::{self, Measured, Place, RunOptions, WorkloadError};
 use rtvirtio_model::{Config, ModelKind};
-use rtvirtio_planner::{PLAN_SCHEMA, Plan, settings_of};
+use rtvirtio_planner::{Plan, settings_of};
 use rtvirtio_spec::Spec;
 
 use crate::rig::{Regulator, RegulatorError, Rig, RigError};
@@ -280,7 +280,6 @@ pub fn revert_leftovers(state_dir: &Path, guests: &dyn Guests) -> Result<bool, S
 /// A plan that holds nothing but the settings from `start` to `config`.
 fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
     Plan {
-        schema: PLAN_SCHEMA.to_owned(),
         scheme: "bench".to_owned(),
         model: ModelKind::Slice,
         settings: settings_of(spec, start, config),
@@ -288,6 +287,5 @@ fn bare_plan(spec: &Spec, start: &Config, config: &Config) -> Plan {
         feasible: true,
         infeasible: None,
         evaluated: 0,
-        spec_file: None,
     }
 }

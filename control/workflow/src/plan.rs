@@ -6,7 +6,7 @@ use std::path::Path;
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, settings_of};
-use rtvirtio_spec::{CpuNeed, Device, Spec};
+use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 
 use crate::contracts::{self, Contracted};
 use crate::dirs::{Dirs, is_there, profile_key};
@@ -89,11 +89,13 @@ impl Basis {
     /// # Errors
     /// [`Kind::NotMeasured`] without a profile.
     pub fn load(
-        spec: Spec,
+        part: impl Into<Part>,
         options: &BasisOptions<'_>,
         dirs: &Dirs,
         progress: &dyn Progress,
     ) -> Result<Self> {
+        let part = part.into();
+        let spec = part.spec.clone();
         let profile = load_profile(&spec, options.profile, dirs)?;
         match profile.doubts.as_slice() {
             [] => {}
@@ -107,7 +109,7 @@ impl Basis {
             let options = choice.options(site::default_config(&spec));
             return Ok(Self { spec, profile, options, choice });
         }
-        let options = match Site::find(spec.clone(), dirs)
+        let options = match Site::find(part, dirs)
             .inspect(|site| site.warn_without_bfq(progress))
             .and_then(|site| site.plan_options(site.config()?, &choice))
         {
@@ -135,21 +137,21 @@ pub fn outlook(
     Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, config)?))
 }
 
-/// Contracts of a spec with demands, or why these cannot be carried; `None` for a spec without
+/// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec without
 /// demands: contracts that are given need no plan.
 ///
 /// # Errors
 /// Others than that the VMs ask for more than there is.
 pub fn demands(
-    spec: &Spec,
+    vms: &[Vm],
     cpu_profiles: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Option<std::result::Result<Vec<Contracted>, Error>>> {
-    if !spec.vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+    if !vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         return Ok(None);
     }
-    match contracts::of_spec(spec, cpu_profiles, dirs, progress) {
+    match contracts::of_vms(vms, cpu_profiles, dirs, progress) {
         Ok(admitted) => Ok(admitted.map(|admitted| Ok(admitted.contracts))),
         Err(e) if e.kind() == Kind::Infeasible => Ok(Some(Err(e))),
         Err(e) => Err(e),

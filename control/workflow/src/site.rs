@@ -11,7 +11,7 @@ use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
-use rtvirtio_spec::{Device, LabKind, Spec, Vm};
+use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 use rtvirtio_vmm::GuestAgent;
 
@@ -33,6 +33,10 @@ const SMALL_FILE: usize = 4096;
 pub struct Site {
     /// The spec.
     pub spec: Spec,
+    /// The name of the device in its file, if it has one.
+    label: Option<String>,
+    /// The disk of each task, as in [`Part::disks`].
+    disks: Vec<Vec<Option<PathBuf>>>,
     /// The shared device.
     pub device: BlockDevice,
     /// The VMs as a lab lists them, when they are a lab's.
@@ -65,7 +69,8 @@ impl Site {
     ///
     /// # Errors
     /// [`Kind::NotRunning`](crate::Kind::NotRunning) with the missing VM.
-    pub fn find(spec: Spec, dirs: &Dirs) -> Result<Self> {
+    pub fn find(part: impl Into<Part>, dirs: &Dirs) -> Result<Self> {
+        let Part { name: label, spec, disks } = part.into();
         let root = Root::default();
         let cgroups = Cgroups::detect(&root)?;
         let lab = match spec.lab_kind() {
@@ -82,21 +87,49 @@ impl Site {
         let vms = find::of_spec_in(&spec, lab.as_ref())?;
         let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
         let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
-        Ok(Self { spec, device, lab, root, cgroups, vms })
+        Ok(Self { spec, label, disks, device, lab, root, cgroups, vms })
     }
 
     /// The device and the VMs as `apply` takes them.
     pub fn binding(&self) -> Result<Binding> {
         let mut vms = BTreeMap::new();
-        for (vm, cgroup) in &self.vms {
-            let disk = vm.agent.as_ref().and(vm.disk.as_ref()).and_then(|disk| disk.file_name());
-            let guest_disk = disk.map(|name| name.to_string_lossy().into_owned());
+        for (i, (vm, cgroup)) in self.vms.iter().enumerate() {
+            let guest_disks = match &vm.agent {
+                Some(_) => self.guest_disks(i),
+                None => Vec::new(),
+            };
             vms.insert(
                 vm.name.clone(),
-                VmBinding { cgroup: Some(cgroup.clone()), agent: vm.agent.clone(), guest_disk },
+                VmBinding { cgroup: Some(cgroup.clone()), agent: vm.agent.clone(), guest_disks },
             );
         }
         Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
+    }
+
+    /// How the spec calls the device: by its name, or its path.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.label.as_deref().unwrap_or(&self.device.name)
+    }
+
+    /// A disk on which the settings of both sites act, if there is one.
+    #[must_use]
+    pub fn shares(&self, other: &Self) -> Option<String> {
+        (self.device.dev == other.device.dev).then(|| self.device.name.clone())
+    }
+
+    /// Kernel names, inside its guest, of the disks that the VM at this position has on the device.
+    fn guest_disks(&self, vm: usize) -> Vec<String> {
+        let name = |disk: &Path| Some(disk.file_name()?.to_string_lossy().into_owned());
+        let of_tasks = self.disks.get(vm).into_iter().flatten().flatten();
+        let of_vm = self.vms.get(vm).and_then(|(vm, _)| vm.disk.as_ref());
+        let mut names: Vec<String> = Vec::new();
+        for name in of_tasks.chain(of_vm).filter_map(|disk| name(disk)) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
     }
 
     /// The settings in force.
@@ -129,7 +162,10 @@ impl Site {
         if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
             options.mode = CgroupMode::Shared;
         }
-        options.space.guests &= self.host_vms().all(|vm| vm.agent.is_some() && vm.disk.is_some());
+        // Two disks in a guest may have different settings, which a configuration does not hold.
+        let one_disk = |i: usize| self.guest_disks(i).len() == 1;
+        options.space.guests &=
+            self.vms.iter().enumerate().all(|(i, (vm, _))| vm.agent.is_some() && one_disk(i));
         Ok(options)
     }
 
@@ -241,15 +277,23 @@ impl Site {
                     region: Some(here.region),
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad {
+                vm: vm.clone(),
+                place,
+                targets: Vec::new(),
+                predicted: Vec::new(),
+                io_class: None,
+            });
         }
         Ok(loads)
     }
 
     fn existing_loads(&self) -> Result<Vec<VmLoad>> {
         let mut loads = Vec::new();
-        for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
-            let Some(disk) = &host_vm.disk else {
+        for ((vm, of_tasks), (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.disks).zip(&self.vms) {
+            let targets: Option<Vec<PathBuf>> =
+                of_tasks.iter().map(|own| own.as_ref().or(host_vm.disk.as_ref()).cloned()).collect();
+            let (Some(disk), Some(targets)) = (&host_vm.disk, targets) else {
                 bail!(
                     File,
                     "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
@@ -265,7 +309,7 @@ impl Site {
                     region: None,
                 },
             };
-            loads.push(VmLoad { vm: vm.clone(), place, predicted: Vec::new(), io_class: None });
+            loads.push(VmLoad { vm: vm.clone(), place, targets, predicted: Vec::new(), io_class: None });
         }
         Ok(loads)
     }

@@ -12,7 +12,7 @@ use crate::types::{Arrival, Op, Pattern, Task};
 use crate::{device, target};
 
 const KEYS: &[&str] =
-    &["name", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "burst", "target"];
+    &["name", "disk", "op", "write_share", "block", "pattern", "rate", "depth", "loop", "burst", "target"];
 /// What fio and people call these keys.
 const KEY_ALIASES: &[(&str, &str)] = &[
     ("rw", "op"),

@@ -178,6 +178,17 @@ pub struct Task {
     pub target: Option<Target>,
 }
 
+/// The disk that a task uses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TaskDisk {
+    /// Position of its device in [`HostSpec::parts`].
+    pub part: usize,
+    /// Name of the disk in its VM; `None` for the only disk of a VM.
+    pub name: Option<String>,
+    /// Its path: inside the guest where there is an agent, else on the host.
+    pub path: Option<PathBuf>,
+}
+
 /// Direction of a task's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -37,8 +37,8 @@ pub struct VmBinding {
     pub cgroup: Option<PathBuf>,
     /// Socket of its guest agent.
     pub agent: Option<PathBuf>,
-    /// Kernel name of its disk inside the guest, such as `vda`.
-    pub guest_disk: Option<String>,
+    /// Kernel names, inside the guest, of its disks on the device, such as `vda`.
+    pub guest_disks: Vec<String>,
 }
 
 /// One write to one file.
@@ -83,6 +83,33 @@ impl Write {
 pub fn append(writes: &mut Vec<Write>, more: Vec<Write>) {
     let offset = writes.len();
     writes.extend(more.into_iter().map(|w| Write { created_by: w.created_by.map(|i| i + offset), ..w }));
+}
+
+/// Appends the writes of another device to those before. A file that both set to one value, as the
+/// I/O control of a cgroup above the VMs, is written once.
+///
+/// # Errors
+/// [`ApplyError::CannotAct`] when they set a file to different values.
+pub fn merge(writes: &mut Vec<Write>, more: Vec<Write>) -> Result<(), ApplyError> {
+    let mut places: Vec<usize> = Vec::with_capacity(more.len());
+    for write in more {
+        let created_by = write.created_by.and_then(|by| places.get(by).copied());
+        match writes.iter().position(|w| w.target == write.target) {
+            Some(place) if writes[place].value == write.value => places.push(place),
+            Some(_) => {
+                return Err(cannot(
+                    &write.knob,
+                    format!("another device of the spec sets {} to another value", write.target),
+                    "this setting acts on all devices: give the VM the same one on each, or leave one out",
+                ));
+            }
+            None => {
+                places.push(writes.len());
+                writes.push(Write { created_by, ..write });
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Turns a plan into writes, in the order in which they must happen: elevator, its tunables, cgroup

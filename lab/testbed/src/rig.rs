@@ -17,7 +17,7 @@ impl Rig for Lab {
             let binding = VmBinding {
                 cgroup: Some(vm.cgroup.clone()),
                 agent: vm.qemu.as_ref().map(|q| q.agent_socket()),
-                guest_disk: vm.qemu.as_ref().map(|_| "vda".to_owned()),
+                guest_disks: vm.qemu.iter().map(|_| "vda".to_owned()).collect(),
             };
             (vm.name.clone(), binding)
         });
