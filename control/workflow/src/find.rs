@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
-use rtvirtio_spec::{HostHandle, HostSpec, LabKind, Reach, Spec, Vm};
+use rtvirtio_spec::{HostHandle, HostSpec, LabKind, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_vmm::{Qmp, VmHandle};
 
@@ -82,8 +82,12 @@ impl HostVm {
             HostHandle::Pid(pid) => HostReach::Process(*pid),
             HostHandle::Cgroup(path) => HostReach::Cgroup(path.clone()),
             HostHandle::Qmp(socket) => HostReach::Monitor(socket.clone()),
+            HostHandle::Domain(_) | HostHandle::Proxmox(_) => {
+                bail!(Argument, "vm {}: name it by `pid`, `cgroup` or `qmp`", vm.name)
+            }
         };
-        Ok(Self { agent: agent.clone(), disk: disk.clone(), ..Self::new(&vm.name, reach) })
+        let disk = disk.as_ref().map(|disk| path_of(&vm.name, disk)).transpose()?;
+        Ok(Self { agent: agent.clone(), disk, ..Self::new(&vm.name, reach) })
     }
 
     fn of_lab(vm: &ListedVm) -> Self {
@@ -239,6 +243,14 @@ pub fn one_of_host(vms: &[Vm], name: &str, dirs: &Dirs) -> Result<HostVm> {
 fn of_lab(dirs: &Dirs) -> Result<Vec<HostVm>> {
     let lab = Inventory::load(&dirs.run).context("name a spec or a process, or start a lab")?;
     Ok(lab.vms.iter().map(HostVm::of_lab).collect())
+}
+
+/// Path of a VM's disk: inside the guest where there is an agent.
+pub(crate) fn path_of(vm: &str, disk: &VmDisk) -> Result<PathBuf> {
+    match disk {
+        VmDisk::Path(path) => Ok(path.clone()),
+        VmDisk::Target(name) => bail!(Argument, "vm {vm}: disk {name} has no path"),
+    }
 }
 
 fn of_cgroup(root: &Root, cgroups: &Cgroups, path: &Path) -> Result<VmHandle> {

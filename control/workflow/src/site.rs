@@ -11,7 +11,7 @@ use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
 use rtvirtio_planner::{CgroupMode, PlanOptions};
-use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm};
+use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm, VmDisk};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 use rtvirtio_vmm::GuestAgent;
 
@@ -87,6 +87,11 @@ impl Site {
         let vms = find::of_spec_in(&spec, lab.as_ref())?;
         let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
         let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
+        let paths = |(vm, disks): (&Vm, &Vec<Option<VmDisk>>)| {
+            let path = |disk: &Option<VmDisk>| disk.as_ref().map(|d| find::path_of(&vm.name, d)).transpose();
+            disks.iter().map(path).collect::<Result<Vec<_>>>()
+        };
+        let disks = spec.vms.iter().zip(&disks).map(paths).collect::<Result<_>>()?;
         Ok(Self { spec, label, disks, device, lab, root, cgroups, vms })
     }
 

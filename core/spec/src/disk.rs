@@ -1,17 +1,17 @@
 //! `device`, `disk` and `disks` of a VM, and `disk` of its tasks: which task uses which device.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use toml::de::DeValue;
 
 use crate::device::Devices;
 use crate::error::Report;
 use crate::field::{Field, Section, quoted, tables};
+use crate::libvirt;
 use crate::limits::MAX_DISKS_PER_VM;
-use crate::types::TaskDisk;
+use crate::types::{TaskDisk, VmDisk};
 
-const KEYS: &[&str] = &["name", "device", "path"];
+const KEYS: &[&str] = &["name", "device", "path", "target"];
 const ALIASES: &[(&str, &str)] = &[("disk", "path"), ("dev", "device"), ("file", "path")];
 const EXAMPLE: &str = "disks = [{ name = \"data\", device = \"fast\", path = \"/dev/vdb\" }]";
 
@@ -27,7 +27,7 @@ pub(crate) enum Disks {
 pub(crate) struct Named {
     name: String,
     device: usize,
-    path: Option<PathBuf>,
+    disk: Option<VmDisk>,
 }
 
 /// Reads `device` and `disks` of a VM; `None` when something was reported. The value of `disk` is
@@ -71,7 +71,7 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>, devices: &Devi
     let mut good = true;
     for (table, span) in items {
         let section = Section::open(report, "a disk", table, span, KEYS, ALIASES);
-        match one(report, &section, &device, devices, &mut lines) {
+        match one(report, &section, vm.place("domain").is_some(), &device, devices, &mut lines) {
             Some(disk) => all.push(disk),
             None => good = false,
         }
@@ -82,12 +82,30 @@ pub(crate) fn read(report: &mut Report<'_>, vm: &Section<'_, '_>, devices: &Devi
 fn one(
     report: &mut Report<'_>,
     section: &Section<'_, '_>,
+    in_domain: bool,
     of_vm: &Field<usize>,
     devices: &Devices,
     lines: &mut HashMap<String, usize>,
 ) -> Option<Named> {
     let name = section.name(report, "\"data\"");
-    let path = section.path(report, "path", "\"/dev/vdb\"");
+    let (key, other) = if in_domain { ("target", "path") } else { ("path", "target") };
+    if let Some(place) = section.place(other) {
+        let (what, help) = if in_domain {
+            (
+                "a disk of a libvirt domain is named by `target`",
+                "write target = \"vdb\", as `virsh domblklist` shows it",
+            )
+        } else {
+            ("`target` is libvirt's name of a disk, and this VM is no `domain`", "write path = \"/dev/vdb\"")
+        };
+        report.add(place.key, what, help);
+    }
+    let disk = if in_domain {
+        libvirt::target(report, section, "target")
+    } else {
+        let path = section.path(report, "path", "\"/dev/vdb\"");
+        path.and_then(|path| Field::Given(VmDisk::Path(path)))
+    };
     let device = match (device_of(report, section, devices), of_vm) {
         (Field::Given(own), _) if section.place("device").is_some() => Some(own),
         (Field::Absent | Field::Given(_), Field::Given(of_vm)) => Some(*of_vm),
@@ -103,20 +121,24 @@ fn one(
     };
     let name = name.into_value()?.to_owned();
     let mut distinct = true;
-    let given = path.given().map(|path| path.display().to_string());
-    for (key, value) in [("name", Some(name.clone())), ("path", given)] {
+    let given = disk.given().map(|disk| match disk {
+        VmDisk::Path(path) => path.display().to_string(),
+        VmDisk::Target(target) => format!("target {target}"),
+    });
+    for (key, value) in [("name", Some(name.clone())), (key, given)] {
         let Some(value) = value else { continue };
         let at = section.value_span(key);
         let line = report.line(at.start);
-        // A path starts with a slash, a name never does.
+        // Names have neither a slash nor a blank.
         if let Some(first) = lines.insert(value.clone(), line) {
-            let message = format!("this VM already has a disk with {key} {}", quoted(&value));
+            let value = value.strip_prefix("target ").unwrap_or(&value);
+            let message = format!("this VM already has a disk with {key} {}", quoted(value));
             report.add(at, message, format!("the first is on line {first}; name each disk once"));
             distinct = false;
         }
     }
-    let path = path.optional()?;
-    device.filter(|_| distinct).map(|device| Named { name, device, path })
+    let disk = disk.optional()?;
+    device.filter(|_| distinct).map(|device| Named { name, device, disk })
 }
 
 /// Position of the device that `device` names, or of the only one.
@@ -163,10 +185,10 @@ pub(crate) fn of_tasks(report: &mut Report<'_>, vm: &Section<'_, '_>, disks: Dis
 
 fn of_task(report: &mut Report<'_>, task: &Section<'_, '_>, disks: &Disks) -> Option<TaskDisk> {
     let of =
-        |disk: &Named| TaskDisk { part: disk.device, name: Some(disk.name.clone()), path: disk.path.clone() };
+        |disk: &Named| TaskDisk { part: disk.device, name: Some(disk.name.clone()), disk: disk.disk.clone() };
     match disks {
         Disks::One(device) => match task.place("disk") {
-            None => Some(TaskDisk { part: *device, name: None, path: None }),
+            None => Some(TaskDisk { part: *device, name: None, disk: None }),
             Some(place) => {
                 let help = format!("remove this line, or name the VM's disks: {EXAMPLE}");
                 report.add(place.key, "this VM has no named disks", help);

@@ -160,6 +160,11 @@ impl<'a> Report<'a> {
         self.source.line(offset)
     }
 
+    /// The text at `span`, as it stands in the file; empty for a span that is none.
+    pub(crate) fn text(&self, span: &Span) -> &'a str {
+        self.source.text(span)
+    }
+
     /// What was read if nothing was reported, else the errors.
     pub(crate) fn finish<T>(mut self, spec: Option<T>) -> Result<T, SpecErrors> {
         match spec {

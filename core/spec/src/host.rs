@@ -1,12 +1,10 @@
 //! A whole spec file: the devices of one host, and the part of the file that concerns each.
 
-use std::path::{Path, PathBuf};
-
 use serde::Serialize;
 
 use crate::device::Devices;
 use crate::error::{Report, SpecErrors};
-use crate::types::{LabKind, Reach, Spec, Task, TaskDisk, Vm};
+use crate::types::{LabKind, Reach, Spec, Task, TaskDisk, Vm, VmDisk};
 use crate::vm::VmOnDisks;
 
 /// A validated spec file: the devices of one host, and the VMs on them.
@@ -29,8 +27,8 @@ pub struct Part {
     pub name: Option<String>,
     /// The device, and the VMs that have tasks on it, with those tasks only; in file order.
     pub spec: Spec,
-    /// The disk of each task, VM by VM as in `spec`; `None` where the file gives no path.
-    pub disks: Vec<Vec<Option<PathBuf>>>,
+    /// The disk of each task, VM by VM as in `spec`; `None` where the file does not say.
+    pub disks: Vec<Vec<Option<VmDisk>>>,
 }
 
 impl HostSpec {
@@ -102,7 +100,7 @@ impl From<Spec> for HostSpec {
     /// The host of one device.
     fn from(spec: Spec) -> Self {
         let (vms, part) = (spec.vms.clone(), Part::from(spec));
-        let named = |path: &Option<PathBuf>| TaskDisk { part: 0, name: None, path: path.clone() };
+        let named = |disk: &Option<VmDisk>| TaskDisk { part: 0, name: None, disk: disk.clone() };
         let disks = part.disks.iter().map(|paths| paths.iter().map(named).collect()).collect();
         Self { parts: vec![part], vms, disks, several: None }
     }
@@ -111,10 +109,10 @@ impl From<Spec> for HostSpec {
 impl Part {
     /// The different disks that the tasks of the VM at this position use, in their order.
     #[must_use]
-    pub fn disks_of(&self, vm: usize) -> Vec<&Path> {
-        let mut all: Vec<&Path> = Vec::new();
+    pub fn disks_of(&self, vm: usize) -> Vec<&VmDisk> {
+        let mut all: Vec<&VmDisk> = Vec::new();
         for disk in self.disks.get(vm).into_iter().flatten().flatten() {
-            if !all.contains(&disk.as_path()) {
+            if !all.contains(&disk) {
                 all.push(disk);
             }
         }
@@ -131,7 +129,7 @@ pub(crate) fn assemble(
 ) -> Option<HostSpec> {
     for one in &mut vms {
         let Reach::Existing { disk: Some(disk), .. } = &one.vm.reach else { continue };
-        one.disks.iter_mut().filter(|d| d.name.is_none()).for_each(|d| d.path = Some(disk.clone()));
+        one.disks.iter_mut().filter(|d| d.name.is_none()).for_each(|d| d.disk = Some(disk.clone()));
     }
     let several = several(report, text, &devices);
     let named = devices.entries.len() > 1;
@@ -149,11 +147,11 @@ pub(crate) fn assemble(
             if here.is_empty() {
                 continue;
             }
-            let paths: Vec<Option<PathBuf>> = here.iter().map(|(_, disk)| disk.path.clone()).collect();
-            let first = paths.iter().flatten().next().cloned();
+            let disks: Vec<Option<VmDisk>> = here.iter().map(|(_, disk)| disk.disk.clone()).collect();
+            let first = disks.iter().flatten().next().cloned();
             let tasks = here.into_iter().map(|(task, _)| task.clone()).collect();
             part.spec.vms.push(Vm { tasks, ..with_disk(&one.vm, first) });
-            part.disks.push(paths);
+            part.disks.push(disks);
         }
         if part.spec.vms.is_empty() && named && !bad {
             let message = "no task of any VM uses this device";
@@ -165,7 +163,7 @@ pub(crate) fn assemble(
     let (vms, disks) = vms
         .into_iter()
         .map(|one| {
-            let first = one.disks.iter().find_map(|disk| disk.path.clone());
+            let first = one.disks.iter().find_map(|disk| disk.disk.clone());
             (with_disk(&one.vm, first), one.disks)
         })
         .unzip();
@@ -173,10 +171,10 @@ pub(crate) fn assemble(
 }
 
 /// The VM with this disk, where it is one that runs already.
-fn with_disk(vm: &Vm, path: Option<PathBuf>) -> Vm {
+fn with_disk(vm: &Vm, first: Option<VmDisk>) -> Vm {
     let mut vm = vm.clone();
     if let Reach::Existing { disk, .. } = &mut vm.reach {
-        *disk = path.or_else(|| disk.clone());
+        *disk = first.or_else(|| disk.clone());
     }
     vm
 }

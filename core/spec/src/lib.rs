@@ -14,6 +14,7 @@ mod disk;
 mod error;
 mod field;
 mod host;
+mod libvirt;
 mod limits;
 mod nesting;
 mod quantity;

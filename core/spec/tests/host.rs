@@ -1,10 +1,12 @@
 //! Several devices and several disks: which part of a file concerns which device.
 
-use std::path::Path;
-
-use rtvirtio_spec::{Device, HostSpec, Part, Reach, parse};
+use rtvirtio_spec::{Device, HostSpec, Part, Reach, VmDisk, parse};
 
 const DEVICES: &str = "[[device]]\nname = \"fast\"\npath = \"/dev/nvme0n1\"\n\n[[device]]\nname = \"big\"\npath = \"/dev/sda\"\n";
+
+fn path(path: &str) -> VmDisk {
+    VmDisk::Path(path.into())
+}
 
 fn task(name: &str, disk: &str) -> String {
     format!("[[vm.task]]\nname = \"{name}\"\nop = \"read\"\nblock = \"4KiB\"\n{disk}\n")
@@ -55,11 +57,11 @@ fn each_device_gets_the_vms_that_use_it_with_those_tasks_only() {
     );
     assert_eq!(tasks(fast, 0), ["commit"]);
     assert_eq!((tasks(big, 0), tasks(big, 1)), (vec!["scan", "lookup"], vec!["copy"]));
-    assert_eq!(fast.disks_of(0), [Path::new("/dev/vdb")]);
-    assert_eq!(big.disks_of(0), [Path::new("/dev/vdc"), Path::new("/dev/vdd")]);
+    assert_eq!(fast.disks_of(0), [&path("/dev/vdb")]);
+    assert_eq!(big.disks_of(0), [&path("/dev/vdc"), &path("/dev/vdd")]);
     assert_eq!(
         big.disks,
-        [vec![Some("/dev/vdc".into()), Some("/dev/vdd".into())], vec![Some("/dev/vdb".into())]]
+        [vec![Some(path("/dev/vdc")), Some(path("/dev/vdd"))], vec![Some(path("/dev/vdb"))]]
     );
 }
 
@@ -70,7 +72,7 @@ fn the_host_has_each_vm_once_with_all_its_tasks() {
     assert_eq!(all, ["database/commit", "database/scan", "database/lookup", "backup/copy"]);
     let on: Vec<_> = host.disks(0).iter().map(|d| (d.part, d.name.as_deref())).collect();
     assert_eq!(on, [(0, Some("log")), (1, Some("data")), (1, Some("index"))]);
-    assert_eq!(host.disks(1)[0].path.as_deref(), Some(Path::new("/dev/vdb")));
+    assert_eq!(host.disks(1)[0].disk, Some(path("/dev/vdb")));
     assert_eq!(host.disks(2), []);
 }
 
@@ -90,7 +92,7 @@ fn a_file_of_one_device_is_the_same_in_both_forms() {
     assert_eq!(host(&old).single().unwrap(), host(&list).single().unwrap());
     assert_eq!(HostSpec::from(host(&old).into_single().unwrap()), host(&old));
     // The cleaned path, as in the VM itself.
-    assert_eq!(host(&old).disks(0)[0].path.as_deref(), Some(Path::new("/dev/vdb")));
+    assert_eq!(host(&old).disks(0)[0].disk, Some(path("/dev/vdb")));
 }
 
 #[test]
@@ -103,9 +105,9 @@ fn one_device_may_carry_several_disks_of_a_vm() {
     };
     let host = host(&text("[device]\npath = \"/dev/sda\"\n"));
     let part = &host.parts()[0];
-    assert_eq!(part.disks_of(0), [Path::new("/dev/vdc"), Path::new("/dev/vdb")]);
+    assert_eq!(part.disks_of(0), [&path("/dev/vdc"), &path("/dev/vdb")]);
     let Reach::Existing { disk, .. } = &part.spec.vms[0].reach else { panic!() };
-    assert_eq!(disk.as_deref(), Some(Path::new("/dev/vdc")));
+    assert_eq!(*disk, Some(path("/dev/vdc")));
     // With several devices these disks do not say where they are.
     let text = refused(&text(DEVICES));
     assert_eq!(text.matches("does not say on which device it is").count(), 2, "{text}");
@@ -125,4 +127,21 @@ fn the_only_named_disk_need_not_be_named_by_tasks() {
     let vm = "[[vm]]\nname = \"a\"\npid = 1\ndisks = [{ name = \"data\", path = \"/dev/vdb\" }]\n";
     let host = host(&format!("[device]\npath = \"/dev/sda\"\n{vm}{}", task("t", "")));
     assert_eq!(host.disks(0)[0].name.as_deref(), Some("data"));
+}
+
+#[test]
+fn disks_of_a_domain_are_named_by_libvirts_targets() {
+    let vm = "[[vm]]\nname = \"a\"\ndomain = \"a\"\n\
+        disks = [{ name = \"log\", target = \"vdb\" }, { name = \"data\", target = \"sda\" }]\n";
+    let text = |vm: &str| {
+        let tasks = [task("t", "disk = \"data\""), task("u", "disk = \"log\"")].concat();
+        format!("[device]\npath = \"/dev/sda\"\n{vm}{tasks}")
+    };
+    assert_eq!(host(&text(vm)).disks(0)[0].disk, Some(VmDisk::Target("sda".to_owned())));
+    let paths = refused(&text(&vm.replace("target", "path")));
+    assert_eq!(paths.matches("a disk of a libvirt domain is named by `target`").count(), 2, "{paths}");
+    let targets = refused(&text(&vm.replace("domain = \"a\"", "pid = 1")));
+    assert_eq!(targets.matches("`target` is libvirt's name of a disk").count(), 2, "{targets}");
+    let twice = refused(&text(&vm.replace("sda", "vdb")));
+    assert!(twice.contains("already has a disk with target \"vdb\""), "{twice}");
 }
