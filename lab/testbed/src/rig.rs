@@ -22,7 +22,7 @@ impl Rig for Lab {
             (vm.name.clone(), binding)
         });
         let vms = vms.collect();
-        Ok(Binding { device: BlockDevice::find(&root, self.device())?, cgroups: Some(cgroups), vms })
+        Ok(Binding { stack: Stack::find(&root, self.device())?, cgroups: Some(cgroups), vms })
     }
 
     fn kind(&self) -> VmKind {
