@@ -200,7 +200,8 @@ impl<'a> Stage<'a> {
         let machine = || Machine::new(&root, self.guests);
         if self.fresh {
             // With the kernel's defaults, as the baseline of a made device is.
-            self.binding.device.renew_elevator(&root, self.baseline.elevator.name())?;
+            let baseline = self.baseline.elevator.name();
+            self.binding.stack.disks.iter().try_for_each(|disk| disk.renew_elevator(&root, baseline))?;
         }
         let mut start = self.baseline.clone();
         start.vms.truncate(spec.vms.len());
@@ -238,7 +239,7 @@ impl<'a> Stage<'a> {
             Some(regulator) => Some(regulator.start(&self.binding, spec)?),
             None => None,
         };
-        let disk = self.binding.device.sysfs();
+        let disk = self.binding.stack.device.sysfs();
         let mut options = RunOptions {
             length: plan.length,
             warm_up: if self.kind() == VmKind::Qemu { workload::WARM_UP } else { WARM_UP },

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{BlockDevice, Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, settings_of};
 use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
@@ -25,6 +25,8 @@ pub struct Basis {
     pub options: PlanOptions,
     /// The model.
     pub choice: ModelChoice,
+    /// [`rtvirtio_kernel::Stack::notes_on_settings`] of the device; none for one that is not here.
+    pub notes: Vec<String>,
 }
 
 /// The saved profile of a spec's device, or that of a file.
@@ -107,7 +109,8 @@ impl Basis {
         let choice = ModelChoice::find(options.model, &spec, &profile, dirs, progress)?;
         if options.defaults {
             let options = choice.options(site::default_config(&spec));
-            return Ok(Self { spec, profile, options, choice });
+            let notes = notes(&spec.device)?;
+            return Ok(Self { spec, profile, options, choice, notes });
         }
         let options = match Site::find(part, dirs)
             .inspect(|site| site.warn_without_bfq(progress))
@@ -119,7 +122,19 @@ impl Basis {
                 choice.options(site::default_config(&spec))
             }
         };
-        Ok(Self { spec, profile, options, choice })
+        let notes = notes(&spec.device)?;
+        Ok(Self { spec, profile, options, choice, notes })
+    }
+}
+
+/// Where the settings of a real device act, which its VMs need not run for. A device that is not
+/// here, as in a plan for another machine, has none.
+fn notes(device: &Device) -> Result<Vec<String>> {
+    let Device::Path(path) = device else { return Ok(Vec::new()) };
+    match Stack::find(&Root::default(), path) {
+        Ok(stack) => Ok(stack.notes_on_settings()),
+        Err(e) if e.is_gone() => Ok(Vec::new()),
+        Err(e) => Err(e.into()),
     }
 }
 

@@ -37,6 +37,10 @@ pub struct DevicePlan {
     pub device: Option<String>,
     /// Its plan.
     pub plan: Plan,
+    /// Where the settings act when that is not the device itself, and what is not seen below it,
+    /// one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl HostPlan {
@@ -50,7 +54,7 @@ impl HostPlan {
     /// The plan of a host of one device.
     #[must_use]
     pub fn of_one(plan: Plan) -> Self {
-        Self::new(vec![DevicePlan { device: None, plan }])
+        Self::new(vec![DevicePlan { device: None, plan, notes: Vec::new() }])
     }
 
     /// The same for this spec file. A path that is not UTF-8 cannot stand in JSON; `apply` then

@@ -39,6 +39,7 @@ fn a_plan_for_other_devices_is_refused() {
     let entry = |name: &str| DevicePlan {
         device: Some(name.to_owned()),
         plan: serde_json::from_value(plan()).unwrap(),
+        notes: Vec::new(),
     };
     let plan = HostPlan::new(vec![entry("fast"), entry("big")]);
     plan.check_devices(&host(&["fast", "big"])).unwrap();

@@ -63,7 +63,7 @@ fn run(
     let work_dir = dirs.fio();
     // Pauses are those of one disk: of several, none is watched.
     let disk = match sites {
-        [one] => Some(one.device.sysfs()),
+        [one] => Some(one.stack.device.sysfs()),
         _ => None,
     };
     let lab = sites.iter().any(|site| site.lab.is_some());

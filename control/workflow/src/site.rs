@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::cgroup::Limit;
-use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, Stack, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
@@ -37,8 +37,8 @@ pub struct Site {
     label: Option<String>,
     /// The disk of each task, as in [`Part::disks`].
     disks: Vec<Vec<Option<PathBuf>>>,
-    /// The shared device.
-    pub device: BlockDevice,
+    /// The shared device, with the disks that order its requests.
+    pub stack: Stack,
     /// The VMs as a lab lists them, when they are a lab's.
     pub lab: Option<Inventory>,
     root: Root,
@@ -52,15 +52,15 @@ impl Site {
     /// it.
     pub fn load_bfq(&self, progress: &dyn Progress) {
         // An error means that the device does not offer it, which the plan takes into account.
-        let _ = bfq::load(&self.device, progress);
+        let _ = bfq::load(&self.stack, progress);
     }
 
     /// For steps that change nothing: warns where BFQ is a module that is not loaded.
     pub fn warn_without_bfq(&self, progress: &dyn Progress) {
-        if bfq::lacks_module(&self.device, &self.root) {
+        if bfq::lacks_module(&self.stack, &self.root) {
             progress.warn(&format!(
                 "{} does not offer BFQ now, so the plan does without it; `apply` loads the module first, and so does `modprobe bfq`",
-                self.device.name
+                self.stack.device.name
             ));
         }
     }
@@ -77,9 +77,9 @@ impl Site {
             Some(_) => Some(Inventory::of_spec(&spec, &dirs.run)?),
             None => None,
         };
-        let device = match (&spec.device, &lab) {
-            (_, Some(lab)) => BlockDevice::find(&root, &lab.device)?,
-            (Device::Path(path), None) => BlockDevice::find(&root, path)?,
+        let stack = match (&spec.device, &lab) {
+            (_, Some(lab)) => Stack::find(&root, &lab.device)?,
+            (Device::Path(path), None) => Stack::find(&root, path)?,
             (Device::Twin { .. } | Device::File { .. }, None) => {
                 bail!(NotRunning, "the device exists only in a lab")
             }
@@ -92,7 +92,7 @@ impl Site {
             disks.iter().map(path).collect::<Result<Vec<_>>>()
         };
         let disks = spec.vms.iter().zip(&disks).map(paths).collect::<Result<_>>()?;
-        Ok(Self { spec, label, disks, device, lab, root, cgroups, vms })
+        Ok(Self { spec, label, disks, stack, lab, root, cgroups, vms })
     }
 
     /// The device and the VMs as `apply` takes them.
@@ -108,19 +108,24 @@ impl Site {
                 VmBinding { cgroup: Some(cgroup.clone()), agent: vm.agent.clone(), guest_disks },
             );
         }
-        Ok(Binding { device: self.device.clone(), cgroups: Some(self.cgroups.clone()), vms })
+        Ok(Binding { stack: self.stack.clone(), cgroups: Some(self.cgroups.clone()), vms })
     }
 
     /// How the spec calls the device: by its name, or its path.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.label.as_deref().unwrap_or(&self.device.name)
+        self.label.as_deref().unwrap_or(&self.stack.device.name)
     }
 
     /// A disk on which the settings of both sites act, if there is one.
     #[must_use]
     pub fn shares(&self, other: &Self) -> Option<String> {
-        (self.device.dev == other.device.dev).then(|| self.device.name.clone())
+        let disks = |site: &Self| {
+            let stack = &site.stack;
+            std::iter::once(&stack.device).chain(&stack.disks).map(|d| d.name.clone()).collect::<Vec<_>>()
+        };
+        let others = disks(other);
+        disks(self).into_iter().find(|name| others.contains(name))
     }
 
     /// Kernel names, inside its guest, of the disks that the VM at this position has on the device.
@@ -142,7 +147,7 @@ impl Site {
     /// # Errors
     /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
-        let mut config = device_config(&self.device, &self.root, 0)?;
+        let mut config = device_config(&self.stack, &self.root, 0)?;
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
@@ -159,8 +164,11 @@ impl Site {
     pub fn plan_options(&self, start: Config, model: &ModelChoice) -> Result<PlanOptions> {
         let mut options = model.options(start);
         let offered: Vec<Elevator> =
-            self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
+            self.stack.offered(&self.root)?.iter().map(|name| elevator(name)).collect();
         options.space.elevators.retain(|e| offered.contains(e));
+        if self.stack.disks.iter().any(BlockDevice::is_hidden) {
+            options.space.weights.clear();
+        }
         let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|(_, cgroup)| cgroup).collect();
         cgroups.sort();
         cgroups.dedup();
@@ -220,10 +228,10 @@ impl Site {
                 (
                     format!("{}{domain}", lab.vmm),
                     lab.accelerator.clone(),
-                    format!("{}: {}", self.device.name, lab.device_text),
+                    format!("{}: {}", self.stack.device.name, lab.device_text),
                 )
             }
-            None => ("existing".to_owned(), "unknown".to_owned(), self.device.name.clone()),
+            None => ("existing".to_owned(), "unknown".to_owned(), self.stack.device.name.clone()),
         };
         HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
     }
@@ -241,8 +249,21 @@ impl Site {
         // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
         let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
         let weights = text::weights(&content).unwrap_or_default();
-        let weight = weights.devices.get(&self.device.dev).copied().or(weights.default).unwrap_or(100);
-        Ok(u32::try_from(weight).unwrap_or(100))
+        let of = |disk: &BlockDevice| {
+            let weight = weights.devices.get(&disk.dev).copied().or(weights.default);
+            weight.and_then(|weight| u32::try_from(weight).ok()).unwrap_or(100)
+        };
+        let first = self.stack.disks.first().map_or(100, of);
+        if let Some(other) = self.stack.disks.iter().find(|disk| of(disk) != first) {
+            bail!(
+                System,
+                "{} gives {} another weight than the other disks below {}, and predictions take one: set them alike first",
+                file.path.display(),
+                other.name,
+                self.stack.device.name
+            );
+        }
+        Ok(first)
     }
 
     /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in
@@ -262,8 +283,8 @@ impl Site {
             let path = self.cgroups.limit_file(cgroup, limit)?;
             let content = self.root.read_optional(&path)?.unwrap_or_default();
             let value = match self.cgroups.hierarchy {
-                Hierarchy::V1 => text::throttle_limit(&content, &self.device.dev),
-                Hierarchy::V2 => text::io_max_limit(&content, &self.device.dev, limit.key()),
+                Hierarchy::V1 => text::throttle_limit(&content, &self.stack.device.dev),
+                Hierarchy::V2 => text::io_max_limit(&content, &self.stack.device.dev, limit.key()),
             };
             let Some(value) = value else { return Ok(None) };
             sum += value;
@@ -329,13 +350,31 @@ pub fn default_config(spec: &Spec) -> Config {
     }
 }
 
-/// The settings of a device in force, with so many VMs that have the kernel's defaults.
+/// The settings of a device in force, with so many VMs that have the kernel's defaults. Where it
+/// has several disks below it, they have the same.
 ///
 /// # Errors
-/// When the kernel's files cannot be read.
-pub fn device_config(device: &BlockDevice, root: &Root, vms: usize) -> Result<Config> {
-    let elevator = elevator(&device.elevators(root)?.current);
-    let bfq = if elevator == Elevator::Bfq { bfq_of(&device.tunables(root)?)? } else { Bfq::default() };
+/// When the kernel's files cannot be read, or disks below the device have different settings.
+pub fn device_config(stack: &Stack, root: &Root, vms: usize) -> Result<Config> {
+    let of = |disk: &BlockDevice| -> Result<(Elevator, Bfq)> {
+        let elevator = elevator(&disk.elevators(root)?.current);
+        let bfq = if elevator == Elevator::Bfq { bfq_of(&disk.tunables(root)?)? } else { Bfq::default() };
+        Ok((elevator, bfq))
+    };
+    let mut disks = stack.disks.iter();
+    let (elevator, bfq) = disks.next().map_or(Ok((Elevator::None, Bfq::default())), of)?;
+    for disk in disks {
+        if of(disk)? != (elevator, bfq) {
+            bail!(
+                System,
+                "the disks below {} ({}) differ in I/O scheduler or its settings, and predictions take one: set them \
+                 alike first, such as with `echo none > /sys/block/{}/queue/scheduler`, for each",
+                stack.device.name,
+                stack.names(),
+                disk.name
+            );
+        }
+    }
     Ok(Config { elevator, bfq, vms: vec![default_vm(); vms] })
 }
 

@@ -1,7 +1,7 @@
 //! A lab as sweeps and experiments measure it.
 
 use rtvirtio_apply::{Binding, VmBinding};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root};
+use rtvirtio_kernel::{Cgroups, Root, Stack};
 use rtvirtio_learn::rig::{Rig, RigError};
 use rtvirtio_measure::VmKind;
 use rtvirtio_measure::workload::VmLoad;

@@ -92,11 +92,13 @@ fn plan_now(args: &ApplyArgs, devices: &Devices, dirs: &Dirs, ui: &Ui) -> anyhow
     let mut plans = Vec::new();
     for (part, site) in devices.host.parts().iter().zip(&devices.sites) {
         let (plan, found) = apply::plan_now(site, &with, dirs, ui)?;
+        let notes = site.stack.notes_on_settings();
         if !ui.json && !args.dry_run {
             print!("{}", title(part.name.as_deref(), devices.sites.len()));
             print!("{}", text::plan(&plan, &old_values(&site.spec, &found, &plan), &style()));
+            print!("{}", text::notes(&notes, &style()));
         }
-        plans.push(DevicePlan { device: part.name.clone(), plan });
+        plans.push(DevicePlan { device: part.name.clone(), plan, notes });
     }
     Ok(HostPlan::new(plans))
 }

@@ -69,7 +69,7 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     for (device, basis) in &mut bases {
         basis.options.enough = args.margin.enough();
         let plan = plan(&basis.spec, &basis.profile, &basis.options)?;
-        devices.push(DevicePlan { device: device.clone(), plan });
+        devices.push(DevicePlan { device: device.clone(), plan, notes: basis.notes.clone() });
     }
     let plan = HostPlan::new(devices).of_spec_file(&args.model.spec)?;
     if let Some(out) = &args.out {
@@ -84,7 +84,9 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     show(ui, &shown, || {
         let one = |(of, (_, basis)): (&DevicePlan, &(Option<String>, Basis))| {
             let old = old_values(&basis.spec, &basis.options.start, &of.plan);
-            title(of.device.as_deref(), plan.devices.len()) + &text::plan(&of.plan, &old, &style())
+            title(of.device.as_deref(), plan.devices.len())
+                + &text::plan(&of.plan, &old, &style())
+                + &text::notes(&of.notes, &style())
         };
         let mut out = plan.devices.iter().zip(&bases).map(one).collect::<Vec<_>>().join("\n");
         for one in cpu.iter().flatten().flatten() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profile};
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
 use rtvirtio_workflow::devices::Devices;
@@ -39,14 +39,15 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         return of_spec(args, Path::new(target), length, global, ui);
     }
     let (key, profile) = {
-        let device = BlockDevice::find(&Root::default(), target)?;
+        let stack = Stack::find(&Root::default(), target)?;
+        let name = stack.device.name.clone();
         if args.sweep.is_some() {
             // What refuses the sweep is known before the minute that the profile takes.
-            check_device(&device.name, dirs)?;
+            check_device(&name, dirs)?;
         }
         let access = if args.destroy_data { Access::DestroyData } else { Access::Reads };
-        let profile = of_device(&device, length, access, dirs, ui)?;
-        (device.name, profile)
+        let profile = of_device(&stack, length, access, dirs, ui)?;
+        (name, profile)
     };
     let path = args.out.clone().unwrap_or_else(|| dirs.profile(&key));
     save_profile(&profile, &path, global, ui)?;

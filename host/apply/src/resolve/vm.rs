@@ -198,9 +198,8 @@ fn weights(
     if !file.per_device {
         return Ok(vec![Target::host(file.path, Form::Plain)]);
     }
-    let of = |disk: &BlockDevice| {
-        Target::host(file.path.clone(), Form::DeviceWeight { dev: disk.dev.clone() })
-    };
+    let of =
+        |disk: &BlockDevice| Target::host(file.path.clone(), Form::DeviceWeight { dev: disk.dev.clone() });
     Ok(binding.stack.disks.iter().map(of).collect())
 }
 

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_apply::{Binding, VmBinding, Write};
-use rtvirtio_kernel::{BlockDevice, Cgroups, Root, sched, task};
+use rtvirtio_kernel::{Cgroups, Root, Stack, sched, task};
 use rtvirtio_model::ModelKind;
 use rtvirtio_planner::{BfqTunable, Knob, LimitKind, Plan, Setting, Strength};
 use serde::{Deserialize, Serialize};
@@ -64,7 +64,7 @@ impl Case {
             (name, VmBinding { cgroup, agent, guest_disks: vec!["vda".into()] })
         };
         Binding {
-            device: BlockDevice::find(&root, &self.device).unwrap(),
+            stack: Stack::find(&root, &self.device).unwrap(),
             cgroups: Some(Cgroups::detect(&root).unwrap()),
             vms: (0..self.vms).map(vm).collect(),
         }

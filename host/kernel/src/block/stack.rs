@@ -69,12 +69,14 @@ impl Stack {
         self.disks.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Where settings act, as a sentence; `None` for a device that schedules its requests itself.
+    /// Where settings act, as a sentence; `None` for a whole disk that schedules its requests
+    /// itself.
     #[must_use]
     pub fn describe(&self) -> Option<String> {
         let name = &self.device.name;
         if self.is_plain() {
-            None
+            let partition = self.device.partition.as_ref()?;
+            Some(format!("{partition} is a partition: settings act on the whole disk {name}"))
         } else if self.disks.is_empty() {
             Some(format!(
                 "{name} passes requests on, and no disk below it is seen that orders them: only limits can act"
@@ -85,6 +87,28 @@ impl Stack {
                 self.names()
             ))
         }
+    }
+
+    /// Where settings act when that is not the device itself, and what is not seen below it, one
+    /// sentence each.
+    #[must_use]
+    pub fn notes_on_settings(&self) -> Vec<String> {
+        self.describe().into_iter().chain(self.notes.iter().cloned()).collect()
+    }
+
+    /// The elevators that every disk offers; only `none` where no disk is seen.
+    ///
+    /// # Errors
+    /// As [`BlockDevice::elevators`].
+    pub fn offered(&self, root: &Root) -> Result<Vec<String>, HostError> {
+        let mut disks = self.disks.iter();
+        let Some(first) = disks.next() else { return Ok(no_choice().available) };
+        let mut offered = first.elevators(root)?.available;
+        for disk in disks {
+            let other = disk.elevators(root)?.available;
+            offered.retain(|name| other.contains(name));
+        }
+        Ok(offered)
     }
 
     /// Checks that an elevator can be chosen on every disk.
@@ -190,9 +214,13 @@ fn names(root: &Root, dir: &Path) -> Result<Vec<String>, HostError> {
 
 /// What is known of a device that neither schedules nor names what is below it.
 fn leaf(name: &str) -> String {
-    let kind = |prefix: &str| name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let kind = |prefix: &str| {
+        name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
     if kind("zd") {
-        format!("{name} is a volume of ZFS, which orders requests in its pool by itself: what happens below is not seen")
+        format!(
+            "{name} is a volume of ZFS, which orders requests in its pool by itself: what happens below is not seen"
+        )
     } else if kind("zram") {
         format!("{name} is memory: there is no disk below it")
     } else if kind("drbd") {
