@@ -289,3 +289,6 @@ pub(super) fn uuid(root: &Root, device: &BlockDevice) -> Result<Option<String>, 
 pub(super) fn no_choice() -> text::Elevators {
     text::Elevators { current: "none".to_owned(), available: vec!["none".to_owned()] }
 }
+
+#[cfg(test)]
+mod tests;
