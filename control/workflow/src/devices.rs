@@ -12,8 +12,9 @@ use crate::error::{Context as _, Result, bail};
 use crate::progress::Progress;
 use crate::site::Site;
 
-/// Predictions by VM and task.
-pub type Predictions = HashMap<(String, String), Nanos>;
+/// Predictions by VM and task: one for each target of the task, in its order, or one without a
+/// target.
+pub type Predictions = HashMap<(String, String), Vec<Nanos>>;
 
 /// A spec on this host.
 pub struct Devices {
@@ -78,15 +79,19 @@ impl Devices {
                 load.with_context(|| format!("vm {}: its device is gone", vm.name))
             };
             let first = of_part(disks.first().map_or(0, |disk| disk.part))?;
-            let mut load = VmLoad { vm: vm.clone(), targets: Vec::new(), ..first.clone() };
+            let mut load =
+                VmLoad { vm: vm.clone(), targets: Vec::new(), predicted: Vec::new(), ..first.clone() };
             for (task, disk) in vm.tasks.iter().zip(disks) {
                 let here = of_part(disk.part)?;
                 let position = here.vm.tasks.iter().position(|t| t.name == task.name);
                 let position = position.with_context(|| format!("vm {}: a task is gone", vm.name))?;
                 load.targets.push(here.target(position).to_owned());
             }
-            let of_task = |task: &str| predicted.get(&(vm.name.clone(), task.to_owned())).copied();
-            load.predicted = vm.tasks.iter().map(|task| of_task(&task.name)).collect();
+            for task in &vm.tasks {
+                let of_task = predicted.get(&(vm.name.clone(), task.name.clone()));
+                let of_goal = |goal: usize| of_task.and_then(|all| all.get(goal)).copied();
+                load.predicted.extend((0..task.goals().count()).map(of_goal));
+            }
             loads.push(load);
         }
         Ok(loads)

@@ -8,6 +8,7 @@
 //! The text is not trusted: size, nesting and the number of VMs, tasks and reported errors are
 //! bounded, and nothing in it makes the parser panic.
 
+mod block;
 mod cpu;
 mod device;
 mod disk;
@@ -20,6 +21,7 @@ mod nesting;
 mod quantity;
 mod source;
 mod suggest;
+mod sync;
 mod syntax;
 mod target;
 mod task;

@@ -73,7 +73,7 @@ pub struct VmLoad {
     pub place: Place,
     /// The disk of each task; empty where all use that of the place.
     pub targets: Vec<PathBuf>,
-    /// Predicted latency per task, for the result.
+    /// Predicted latency per target of its tasks (and per task without one), for the result.
     pub predicted: Vec<Option<Nanos>>,
     /// I/O class of its tasks, where they run on the host.
     pub io_class: Option<IoClass>,

@@ -48,7 +48,9 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         let tasks = ModelChoice::find(name, &site.spec, &profile, dirs, ui)
             .and_then(|choice| outlook(&site.spec, &profile, &choice, &site.config()?))
             .unwrap_or_default();
-        predicted.extend(tasks.into_iter().map(|t| ((t.vm, t.task), t.forecast.latency_ns)));
+        for task in tasks {
+            predicted.entry((task.vm, task.task)).or_default().push(task.forecast.latency_ns);
+        }
         profiles.push(profile);
     }
     let scheme = in_force.as_ref().map_or("as-found", HostPlan::scheme).to_owned();
