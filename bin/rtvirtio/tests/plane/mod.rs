@@ -130,7 +130,7 @@ fn changes(spec: &Path) -> serde_json::Value {
 }
 
 /// Files below a directory that can be set. Not the kernel's counters; links are not followed.
-fn walk(dir: &Path, files: &mut Snapshot) {
+pub fn walk(dir: &Path, files: &mut Snapshot) {
     for entry in fs::read_dir(dir).unwrap() {
         let entry = entry.unwrap();
         let kind = entry.file_type().unwrap();
