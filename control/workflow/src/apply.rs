@@ -16,7 +16,7 @@ use crate::contracts::{self, VmCpu};
 use crate::devices::Devices;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Error, Result, bail};
-use crate::find::{self, load_host};
+use crate::find::{self, HostVm, load_host};
 use crate::guests::GuestAgents;
 use crate::in_force;
 use crate::model_choice::{ModelChoice, ModelName};
@@ -24,6 +24,7 @@ use crate::plan::load_profile;
 use crate::plan_file::HostPlan;
 use crate::progress::Progress;
 use crate::site::Site;
+use crate::started::{self, StartedVm};
 
 /// How a plan is made where none is given.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +102,8 @@ pub struct Resolved {
     pub writes: Vec<Write>,
     /// How the CPU contracts are held.
     pub held: Vec<VmCpu>,
+    /// The start of each VM that they are for.
+    pub vms: Vec<StartedVm>,
 }
 
 /// Everything that a plan and its spec's CPU contracts write: the settings of each device, then the
@@ -118,11 +121,7 @@ pub fn resolve(
 ) -> Result<Resolved> {
     let host = &devices.host;
     let (cpu, held) = match contracts::of_vms(host.vms(), cpu_profiles, dirs, progress)? {
-        Some(admitted) => {
-            // A VM on several devices is one VM: any of its sites leads to its threads.
-            let vms: Vec<_> = devices.sites.iter().flat_map(Site::host_vms).collect();
-            contracts::writes(admitted, &vms, progress)?
-        }
+        Some(admitted) => contracts::writes(admitted, &devices.host_vms(), progress)?,
         None => (Vec::new(), Vec::new()),
     };
     let root = Root::default();
@@ -133,7 +132,7 @@ pub fn resolve(
         merge(&mut writes, of_device)?;
     }
     append(&mut writes, cpu);
-    Ok(Resolved { writes, held })
+    Ok(Resolved { writes, held, vms: started(devices.host_vms().into_iter(), progress) })
 }
 
 /// The CPU contracts of a spec alone.
@@ -151,7 +150,13 @@ pub fn resolve_cpu(
     };
     let vms = find::of_host(host.vms(), dirs)?;
     let (writes, held) = contracts::writes(admitted, &vms.iter().collect::<Vec<_>>(), progress)?;
-    Ok(Resolved { writes, held })
+    let contracted = vms.iter().filter(|vm| held.iter().any(|h| h.vm == vm.name));
+    let vms = started(contracted, progress);
+    Ok(Resolved { writes, held, vms })
+}
+
+fn started<'v>(vms: impl Iterator<Item = &'v HostVm>, progress: &dyn Progress) -> Vec<StartedVm> {
+    vms.filter_map(|vm| StartedVm::of(vm, progress)).collect()
 }
 
 impl Resolved {
@@ -180,6 +185,7 @@ impl Resolved {
                 None => in_force::forget(&dirs.state)?,
             }
             contracts::save(&self.held, &dirs.state)?;
+            started::save(&self.vms, &dirs.state)?;
         }
         let root = Root::default();
         match session.apply(&self.writes, &Machine::new(&root, &GuestAgents), &mut StopOnCancel(progress)) {
@@ -203,7 +209,8 @@ pub fn apply_plan(plan: &Plan, site: &Site, dirs: &Dirs, progress: &dyn Progress
     let root = Root::default();
     let writes = rtvirtio_apply::resolve(plan, &site.binding()?, &Machine::new(&root, &GuestAgents))?;
     let host_plan = HostPlan::of_one(plan.clone());
-    Resolved { writes, held: Vec::new() }.apply(Some(&host_plan), dirs, progress)
+    let vms = started(site.host_vms(), progress);
+    Resolved { writes, held: Vec::new(), vms }.apply(Some(&host_plan), dirs, progress)
 }
 
 /// The session of a state directory; `None` when there is none, and so nothing that was applied.

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use rtvirtio_kernel::Root;
 use rtvirtio_measure::HostFacts;
 use rtvirtio_measure::workload::VmLoad;
 use rtvirtio_spec::HostSpec;
@@ -9,6 +10,7 @@ use rtvirtio_units::Nanos;
 
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
+use crate::find::HostVm;
 use crate::progress::Progress;
 use crate::site::Site;
 
@@ -55,6 +57,22 @@ impl Devices {
     /// As [`Site::warn_without_bfq`].
     pub fn warn_without_bfq(&self, progress: &dyn Progress) {
         self.sites.iter().for_each(|site| site.warn_without_bfq(progress));
+    }
+
+    /// As [`Site::warn_without_agent`], once for each VM.
+    pub fn warn_without_agent(&self, progress: &dyn Progress) {
+        let root = Root::default();
+        self.host_vms()
+            .into_iter()
+            .filter_map(|vm| vm.agent_note(&root))
+            .for_each(|note| progress.warn(&note));
+    }
+
+    /// Every VM once, in the order of the file: any of its sites leads to its threads.
+    #[must_use]
+    pub fn host_vms(&self) -> Vec<&HostVm> {
+        let all = || self.sites.iter().flat_map(Site::host_vms);
+        self.host.vms().iter().filter_map(|vm| all().find(|found| found.name == vm.name)).collect()
     }
 
     /// As [`Site::guard_data`].

@@ -12,7 +12,7 @@ use crate::devices::{Devices, Predictions};
 use crate::dirs::Dirs;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::site::Site;
+use crate::site::{self, Site};
 
 /// Runs all tasks of a site at once and judges them.
 ///
@@ -28,7 +28,7 @@ pub fn measure(
     progress: &dyn Progress,
 ) -> Result<Run> {
     let loads = site.loads(predicted)?;
-    run(&[site], &loads, scheme, length, dirs, progress)
+    run(&[site], loads, scheme, length, dirs, progress)
 }
 
 /// Runs all tasks of a host at once, on all its devices, and judges them.
@@ -45,18 +45,19 @@ pub fn measure_all(
 ) -> Result<Run> {
     let loads = devices.loads(predicted)?;
     let sites: Vec<&Site> = devices.sites.iter().collect();
-    run(&sites, &loads, scheme, length, dirs, progress)
+    run(&sites, loads, scheme, length, dirs, progress)
 }
 
 fn run(
     sites: &[&Site],
-    loads: &[VmLoad],
+    mut loads: Vec<VmLoad>,
     scheme: &str,
     length: Duration,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Run> {
-    let _claims = data_guard::claim_targets(sites, loads, progress)?;
+    let _claims = data_guard::claim_targets(sites, &loads, progress)?;
+    let _groups = site::member_groups(sites, &mut loads)?;
     let total = length.as_secs() + 1;
     let tasks: usize = loads.iter().map(|load| load.vm.tasks.len()).sum();
     let mut bar = progress.bar(&format!("running {tasks} tasks ({})", scheme_name(scheme)), total);
@@ -78,7 +79,7 @@ fn run(
         cancel: progress.cancel_flag(),
         on_tick: &mut |elapsed| bar.set(elapsed.as_secs()),
     };
-    let result = workload::run(loads, &mut options);
+    let result = workload::run(&loads, &mut options);
     drop(bar);
     // Empty now, unless fio's files are still there after an error: then they help to find it.
     let _ = std::fs::remove_dir(&work_dir);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
-use rtvirtio_kernel::cgroup::Limit;
+use rtvirtio_kernel::cgroup::{Limit, MemberGroup};
 use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, Stack, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
@@ -36,7 +36,7 @@ pub struct Site {
     /// The name of the device in its file, if it has one.
     label: Option<String>,
     /// The disk of each task, as in [`Part::disks`].
-    disks: Vec<Vec<Option<PathBuf>>>,
+    disks: Vec<Vec<Option<VmDisk>>>,
     /// The shared device, with the disks that order its requests.
     pub stack: Stack,
     /// The VMs as a lab lists them, when they are a lab's.
@@ -87,11 +87,6 @@ impl Site {
         let vms = find::of_spec_in(&spec, lab.as_ref())?;
         let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
         let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
-        let paths = |(vm, disks): (&Vm, &Vec<Option<VmDisk>>)| {
-            let path = |disk: &Option<VmDisk>| disk.as_ref().map(|d| find::path_of(&vm.name, d)).transpose();
-            disks.iter().map(path).collect::<Result<Vec<_>>>()
-        };
-        let disks = spec.vms.iter().zip(&disks).map(paths).collect::<Result<_>>()?;
         Ok(Self { spec, label, disks, stack, lab, root, cgroups, vms })
     }
 
@@ -99,14 +94,9 @@ impl Site {
     pub fn binding(&self) -> Result<Binding> {
         let mut vms = BTreeMap::new();
         for (i, (vm, cgroup)) in self.vms.iter().enumerate() {
-            let guest_disks = match &vm.agent {
-                Some(_) => self.guest_disks(i),
-                None => Vec::new(),
-            };
-            vms.insert(
-                vm.name.clone(),
-                VmBinding { cgroup: Some(cgroup.clone()), agent: vm.agent.clone(), guest_disks },
-            );
+            let agent = vm.agent(&self.root)?;
+            let guest_disks = if agent.is_some() { self.guest_disks(i) } else { Vec::new() };
+            vms.insert(vm.name.clone(), VmBinding { cgroup: Some(cgroup.clone()), agent, guest_disks });
         }
         Ok(Binding { stack: self.stack.clone(), cgroups: Some(self.cgroups.clone()), vms })
     }
@@ -130,16 +120,32 @@ impl Site {
 
     /// Kernel names, inside its guest, of the disks that the VM at this position has on the device.
     fn guest_disks(&self, vm: usize) -> Vec<String> {
-        let name = |disk: &Path| Some(disk.file_name()?.to_string_lossy().into_owned());
-        let of_tasks = self.disks.get(vm).into_iter().flatten().flatten();
-        let of_vm = self.vms.get(vm).and_then(|(vm, _)| vm.disk.as_ref());
+        let Some((host_vm, _)) = self.vms.get(vm) else { return Vec::new() };
+        // Only settings in the guest need the disk's name there, and report that it is missing.
+        let mut paths: Vec<PathBuf> =
+            self.disks_of(vm).into_iter().filter_map(|disk| host_vm.disk_at(&self.root, disk).ok()).collect();
+        if paths.is_empty() {
+            paths.extend(host_vm.disk(&self.root).ok().flatten());
+        }
         let mut names: Vec<String> = Vec::new();
-        for name in of_tasks.chain(of_vm).filter_map(|disk| name(disk)) {
+        for name in paths.iter().filter_map(|path| path.file_name()) {
+            let name = name.to_string_lossy().into_owned();
             if !names.contains(&name) {
                 names.push(name);
             }
         }
         names
+    }
+
+    /// The different disks that the spec gives the tasks of the VM at this position.
+    fn disks_of(&self, vm: usize) -> Vec<&VmDisk> {
+        let mut all: Vec<&VmDisk> = Vec::new();
+        for disk in self.disks.get(vm).into_iter().flatten().flatten() {
+            if !all.contains(&disk) {
+                all.push(disk);
+            }
+        }
+        all
     }
 
     /// The settings in force.
@@ -151,7 +157,7 @@ impl Site {
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
-            if let Some((elevator, bfq)) = guest_settings(host_vm) {
+            if let Some((elevator, bfq)) = guest_settings(host_vm, &self.root) {
                 of_vm.guest_elevator = elevator;
                 of_vm.guest_bfq = bfq;
             }
@@ -176,9 +182,9 @@ impl Site {
             options.mode = CgroupMode::Shared;
         }
         // Two disks in a guest may have different settings, which a configuration does not hold.
-        let one_disk = |i: usize| self.guest_disks(i).len() == 1;
+        let one_disk = |i: usize, vm: &HostVm| vm.names_disk() && self.disks_of(i).len() <= 1;
         options.space.guests &=
-            self.vms.iter().enumerate().all(|(i, (vm, _))| vm.agent.is_some() && one_disk(i));
+            self.vms.iter().enumerate().all(|(i, (vm, _))| self.has_agent(vm) && one_disk(i, vm));
         Ok(options)
     }
 
@@ -214,7 +220,7 @@ impl Site {
 
     /// The kind of the VMs.
     pub fn kind(&self) -> VmKind {
-        if self.spec.lab_kind() == Some(LabKind::Process) || self.host_vms().any(|vm| vm.agent.is_none()) {
+        if self.spec.lab_kind() == Some(LabKind::Process) || self.host_vms().any(|vm| !self.has_agent(vm)) {
             VmKind::Process
         } else {
             VmKind::Qemu
@@ -235,6 +241,16 @@ impl Site {
             None => ("existing".to_owned(), "unknown".to_owned(), self.stack.device.name.clone()),
         };
         HostFacts { kernel: kernel_release(), cpus: cpus(), vmm, accelerator, device }
+    }
+
+    /// Whether a guest agent is there to ask. A VM that ended since it was found has none.
+    fn has_agent(&self, vm: &HostVm) -> bool {
+        vm.agent(&self.root).is_ok_and(|agent| agent.is_some())
+    }
+
+    /// Warns of VMs whose guest agent should be there and is not.
+    pub fn warn_without_agent(&self, progress: &dyn Progress) {
+        self.host_vms().filter_map(|vm| vm.agent_note(&self.root)).for_each(|note| progress.warn(&note));
     }
 
     /// The VMs on this host, in spec order.
@@ -297,7 +313,7 @@ impl Site {
         let mut loads = Vec::new();
         for (vm, here) in self.spec.vms.iter().zip(&lab.vms) {
             let place = match &here.guest {
-                Some(guest) => Place::Guest { agent: guest.agent.clone(), target: guest.disk.clone() },
+                Some(guest) => Place::Guest { agent: guest.agent.clone().into(), target: guest.disk.clone() },
                 None => Place::Host {
                     cgroup_procs: vec![self.cgroups.dir(&here.cgroup)?.join("cgroup.procs")],
                     target: lab.device.clone(),
@@ -317,22 +333,29 @@ impl Site {
 
     fn existing_loads(&self) -> Result<Vec<VmLoad>> {
         let mut loads = Vec::new();
-        for ((vm, of_tasks), (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.disks).zip(&self.vms) {
+        for (i, (vm, (host_vm, cgroup))) in self.spec.vms.iter().zip(&self.vms).enumerate() {
+            let agent = host_vm.agent(&self.root)?;
+            let disk = host_vm.disk(&self.root)?;
+            let own = |own: &Option<VmDisk>| match own {
+                Some(own) => host_vm.disk_at(&self.root, own).map(Some),
+                None => Ok(disk.clone()),
+            };
+            let of_tasks = self.disks.get(i).map_or(&[][..], Vec::as_slice);
             let targets: Option<Vec<PathBuf>> =
-                of_tasks.iter().map(|own| own.as_ref().or(host_vm.disk.as_ref()).cloned()).collect();
-            let (Some(disk), Some(targets)) = (&host_vm.disk, targets) else {
+                of_tasks.iter().map(own).collect::<Result<Vec<_>>>()?.into_iter().collect();
+            let (Some(disk), Some(targets)) = (disk, targets) else {
                 bail!(
                     File,
                     "vm {}: no `disk` in the spec: name the block device or file that its tasks use{}",
                     vm.name,
-                    if host_vm.agent.is_some() { " inside the guest" } else { "" }
+                    if agent.is_some() { " inside the guest" } else { "" }
                 );
             };
-            let place = match &host_vm.agent {
-                Some(agent) => Place::Guest { agent: agent.clone(), target: disk.clone() },
+            let place = match agent {
+                Some(agent) => Place::Guest { agent, target: disk },
                 None => Place::Host {
                     cgroup_procs: vec![self.cgroups.dir(cgroup)?.join("cgroup.procs")],
-                    target: disk.clone(),
+                    target: disk,
                     region: None,
                 },
             };
@@ -340,6 +363,28 @@ impl Site {
         }
         Ok(loads)
     }
+}
+
+/// Makes cgroups for tasks on the host where a VM's own takes no process, and points the loads at
+/// them. They go when the result is dropped.
+///
+/// # Errors
+/// When a VM's cgroup is gone.
+pub(crate) fn member_groups(sites: &[&Site], loads: &mut [VmLoad]) -> Result<Vec<MemberGroup>> {
+    let mut groups = Vec::new();
+    for load in loads {
+        let of_load = |site: &&Site| {
+            let found = site.vms.iter().find(|(vm, _)| vm.name == load.vm.name);
+            found.filter(|_| site.lab.is_none()).map(|(_, cgroup)| cgroup.clone())
+        };
+        let found = sites.iter().find_map(|site| Some((site, of_load(site)?)));
+        if let (Some((site, cgroup)), Place::Host { cgroup_procs, .. }) = (found, &mut load.place) {
+            let group = site.cgroups.member_group(&site.root, &cgroup)?;
+            *cgroup_procs = vec![group.procs()];
+            groups.push(group);
+        }
+    }
+    Ok(groups)
 }
 
 /// The kernel's default BFQ settings for the spec's VMs, the paper's baseline.
@@ -410,9 +455,11 @@ fn bfq_of(tunables: &BTreeMap<String, String>) -> Result<Bfq> {
 
 /// Elevator and BFQ tunables inside a guest; `None` without an agent or its answer: the model then
 /// assumes `none`.
-fn guest_settings(vm: &HostVm) -> Option<(Elevator, Bfq)> {
-    let (agent, disk) = (vm.agent.as_ref()?, vm.disk.as_ref()?.file_name()?.to_str()?);
-    let mut agent = GuestAgent::connect(agent, AGENT_TIMEOUT).ok()?;
+fn guest_settings(vm: &HostVm, root: &Root) -> Option<(Elevator, Bfq)> {
+    let agent = vm.agent(root).ok()??;
+    let disk = vm.disk(root).ok()??;
+    let disk = disk.file_name()?.to_str()?;
+    let mut agent = GuestAgent::reach(&agent, AGENT_TIMEOUT).ok()?;
     let mut read = |path: &str| {
         let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
         String::from_utf8(bytes).ok()

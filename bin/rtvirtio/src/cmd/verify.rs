@@ -14,7 +14,7 @@ use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::plan_file::HostPlan;
 use rtvirtio_workflow::run::measure_all;
-use rtvirtio_workflow::{Progress, in_force};
+use rtvirtio_workflow::{Progress, in_force, started};
 
 use crate::args::VerifyArgs;
 
@@ -29,8 +29,11 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let devices = Devices::find(load_host(&args.spec)?, dirs)?;
+    devices.warn_without_agent(ui);
     devices.guard_data(args.destroy_data)?;
     let in_force = in_force::plan(&dirs.state)?;
+    // What is measured is the start that runs now, under the settings that it has.
+    started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
     let name = match in_force.as_ref().and_then(|plan| Some(plan.devices.first()?.plan.model)) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,

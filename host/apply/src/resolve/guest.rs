@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use rtvirtio_kernel::block::RESET_BY_ELEVATOR;
 use rtvirtio_kernel::text;
 use rtvirtio_planner::{BfqTunable, Knob};
+use rtvirtio_vmm::AgentAddress;
 
 use super::{Binding, Write, cannot, push_tunables};
 use crate::error::ApplyError;
@@ -63,11 +64,11 @@ pub(super) fn queues(
     }
     for (vm, (elevator, tunables)) in vms {
         let bound = binding.vms.get(vm);
-        let Some(agent) = bound.and_then(|b| b.agent.as_deref()) else {
+        let Some(agent) = bound.and_then(|b| b.agent.as_ref()) else {
             return Err(cannot(
                 &format!("elevator in {vm}"),
                 "the VM has no guest agent",
-                "run qemu-guest-agent in it and give its socket as `agent` in the spec",
+                "run qemu-guest-agent in it; for a VM that is not named by `domain` or `proxmox` give its socket as `agent` in the spec",
             ));
         };
         // Without any disk the remedy of the empty name holds.
@@ -81,7 +82,7 @@ pub(super) fn queues(
 
 /// One disk inside a guest.
 fn queue(
-    (vm, agent, disk): (&str, &Path, &str),
+    (vm, agent, disk): (&str, &AgentAddress, &str),
     elevator: Option<&String>,
     tunables: &BTreeMap<BfqTunable, &String>,
     machine: &Machine<'_>,
@@ -95,7 +96,7 @@ fn queue(
             "give it in the spec, e.g. disk = \"/dev/vda\"",
         ));
     }
-    let place = Place::Guest { vm: vm.to_owned(), agent: agent.to_owned() };
+    let place = Place::Guest { vm: vm.to_owned(), agent: agent.clone() };
     let queue: PathBuf = Path::new("/sys/block").join(disk).join("queue");
     let at = |file: &str, form| Target { place: place.clone(), path: queue.join(file), form };
     let scheduler = at("scheduler", Form::Elevator);
