@@ -92,7 +92,11 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
     // The models know no limits on bytes; written by hand they act all the same.
     let bytes =
         |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });
-    let known: Vec<_> = plan.settings.iter().filter(|s| !bytes(&s.knob)).cloned().collect();
+    // Where nothing schedules, `resolve` names what can act; another elevator is no remedy there.
+    let scheduled =
+        |knob: &Knob| matches!(knob, Knob::HostElevator | Knob::HostBfq(_) | Knob::VmWeight { .. });
+    let elsewhere = |knob: &Knob| bytes(knob) || (site.stack.disks.is_empty() && scheduled(knob));
+    let known: Vec<_> = plan.settings.iter().filter(|s| !elsewhere(&s.knob)).cloned().collect();
     Ok(check_actable(&site.spec, options.mode, &options.start, &known)?)
 }
 
