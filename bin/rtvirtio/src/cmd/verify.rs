@@ -42,14 +42,16 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     };
     // A prediction next to the measurement when there is a profile; measuring does not depend on
     // it.
+    let none = |e: &rtvirtio_workflow::Error| {
+        ui.step(&format!("no prediction next to the measurement: {e:#}"));
+    };
     let mut predicted = Predictions::new();
     let mut profiles = Vec::new();
     for site in &devices.sites {
-        let profile = load_profile(&site.spec, None, dirs)
-            .inspect_err(|e| ui.step(&format!("no prediction next to the measurement: {e:#}")));
-        let Ok(profile) = profile else { continue };
+        let Ok(profile) = load_profile(&site.spec, None, dirs).inspect_err(none) else { continue };
         let tasks = ModelChoice::find(name, &site.spec, &profile, dirs, ui)
             .and_then(|choice| outlook(&site.spec, &profile, &choice, &site.config()?))
+            .inspect_err(none)
             .unwrap_or_default();
         for task in tasks {
             predicted.entry((task.vm, task.task)).or_default().push(task.forecast.latency_ns);
