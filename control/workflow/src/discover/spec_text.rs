@@ -1,12 +1,13 @@
 //! A first spec: what was found as text, with what is observed, guessed and unknown in comments.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use rtvirtio_measure::observe::{Observed, Tail};
 use rtvirtio_units::{Bytes, Nanos};
 use rtvirtio_vmm::disk_stats::Direction;
 
-use super::{Activity, Discovery, FoundDevice, FoundDisk, FoundReach, FoundVm, Source};
+use super::{Activity, Discovery, FoundDevice, FoundDisk, FoundReach, FoundVm, LONGEST_NAME, Source, unique};
 
 /// A rate below this is no task: a clock, a log line now and then.
 const LEAST_RATE: f64 = 1.0 / 60.0;
@@ -14,6 +15,8 @@ const LEAST_RATE: f64 = 1.0 / 60.0;
 const SIZES: (u64, u64) = (512, 16 << 20);
 /// What a file system writes at least, of which durable writes are multiples.
 const PAGE: u64 = 4096;
+/// Longest name of a disk, so that `durable-` before it still is a name.
+const LONGEST_DISK: usize = 22;
 /// How far above the tail in force a target is proposed.
 const ROOM: f64 = 2.0;
 
@@ -37,13 +40,21 @@ pub fn spec_text(discovery: &Discovery, generated: &str) -> String {
         }
     }
     let devices = devices(discovery);
+    let observed = discovery.observed_ns.is_some();
     let many = devices.len() > 1;
     for device in &devices {
-        out += if many { "\n[[device]]\n" } else { "\n[device]\n" };
-        if many {
-            let _ = writeln!(out, "name = {}", quoted(&device.name));
+        // A spec has no device that no task uses.
+        let rests = observed && !busy(discovery, device);
+        let mute = if rests { "# " } else { "" };
+        if rests {
+            let _ = write!(out, "\n# {} was at rest.", device.name);
         }
-        let _ = writeln!(out, "path = {}", quoted(&device.path.display().to_string()));
+        let section = if many { "[[device]]" } else { "[device]" };
+        let _ = writeln!(out, "\n{mute}{section}");
+        if many {
+            let _ = writeln!(out, "{mute}name = {}", quoted(&device.name));
+        }
+        let _ = writeln!(out, "{mute}path = {}", quoted(&device.path.display().to_string()));
     }
     if devices.is_empty() {
         out += "\n# No disk of a VM was found on a block device of this host.\n# [device]\n# path = \"/dev/...\"\n";
@@ -62,6 +73,12 @@ fn devices(discovery: &Discovery) -> Vec<FoundDevice> {
     all
 }
 
+/// Whether some VM has a task on a device.
+fn busy(discovery: &Discovery, device: &FoundDevice) -> bool {
+    let mut disks = discovery.vms.iter().flat_map(|vm| &vm.disks);
+    disks.any(|d| d.device.as_ref() == Some(device) && disk_tasks(&mut String::new(), d, None, false) > 0)
+}
+
 fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
     let observed = discovery.observed_ns.is_some();
     let usable: Vec<&FoundDisk> = vm.disks.iter().filter(|d| d.device.is_some()).collect();
@@ -74,7 +91,16 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
         let how = if disk.writes { "" } else { ", read only" };
         let _ = writeln!(out, "# Disk {} on {on}{how}", shown(disk.path.display()));
     }
-    let mute = if usable.is_empty() { "# " } else { "" };
+    let named = many && usable.len() > 1;
+    let mut text = String::new();
+    let mut tasks = 0;
+    let names = disk_names(&usable);
+    for (disk, name) in usable.iter().zip(&names) {
+        let several = (usable.len() > 1).then_some(name.as_str());
+        tasks += disk_tasks(&mut text, disk, several, named);
+    }
+    // What was at rest is left out of the plan until a person says what it is to do.
+    let mute = if usable.is_empty() || observed && tasks == 0 { "# " } else { "" };
     let mut line = |text: String| {
         let _ = writeln!(out, "{mute}{text}");
     };
@@ -111,17 +137,13 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
             .to_owned(),
     });
     if many && usable.len() > 1 {
-        let one = |disk: &&FoundDisk| {
+        let one = |(disk, name): (&&FoundDisk, &String)| {
             let device = &disk.device.as_ref().expect("it is usable").name;
-            format!("{{ name = {}, device = {} }}", quoted(&disk_name(disk)), quoted(device))
+            format!("{{ name = {}, device = {} }}", quoted(name), quoted(device))
         };
-        line(format!("disks = [{}]", usable.iter().map(one).collect::<Vec<_>>().join(", ")));
+        line(format!("disks = [{}]", usable.iter().zip(&names).map(one).collect::<Vec<_>>().join(", ")));
     }
-    let named = many && usable.len() > 1;
-    let mut tasks = 0;
-    for disk in &usable {
-        tasks += disk_tasks(out, disk, mute, named.then(|| disk_name(disk)).as_deref(), usable.len() > 1);
-    }
+    *out += &text;
     if tasks == 0 {
         let why = if observed { "It was at rest." } else { "What it does is not known." };
         let _ = writeln!(
@@ -132,16 +154,21 @@ fn vm(out: &mut String, vm: &FoundVm, many: bool, discovery: &Discovery) {
     }
 }
 
-/// A name for a disk, from its path.
-fn disk_name(disk: &FoundDisk) -> String {
-    let name = disk.path.file_name().unwrap_or_default().to_string_lossy();
+/// Names for the disks of one VM, from their paths.
+fn disk_names(disks: &[&FoundDisk]) -> Vec<String> {
     let fits = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    name.chars().map(fits).take(24).collect()
+    let mut names = BTreeSet::new();
+    let name = |disk: &&FoundDisk| {
+        let name = disk.path.file_name().unwrap_or_default().to_string_lossy();
+        unique(&name.chars().map(fits).take(LONGEST_DISK).collect::<String>(), &mut names)
+    };
+    disks.iter().map(name).collect()
 }
 
 /// The tasks of one disk; how many. Each flush is taken to follow a write: the two are one durable
 /// write, and the writes that are left are a task of their own.
-fn disk_tasks(out: &mut String, disk: &FoundDisk, mute: &str, named: Option<&str>, several: bool) -> usize {
+/// `disk_name` is given where the VM has several, and `named` whether a task has to say it.
+fn disk_tasks(out: &mut String, disk: &FoundDisk, disk_name: Option<&str>, named: bool) -> usize {
     let Some(Activity { source, directions }) = &disk.activity else { return 0 };
     let of = |direction| directions.iter().find(|o: &&Observed| o.direction == direction);
     let (reads, writes, flushes) = (of(Direction::Read), of(Direction::Write), of(Direction::Flush));
@@ -153,11 +180,11 @@ fn disk_tasks(out: &mut String, disk: &FoundDisk, mute: &str, named: Option<&str
         (writes, "durable", durable, flushes),
     ];
     let mut tasks = 0;
-    for (seen, name, share, flush) in shares {
+    for (seen, task, share, flush) in shares {
         let Some(seen) = seen.filter(|_| share >= LEAST_RATE) else { continue };
-        let name = if several { format!("{name}-{}", disk_name(disk)) } else { name.to_owned() };
+        let task = disk_name.map_or_else(|| task.to_owned(), |disk| format!("{task}-{disk}"));
         let mut line = |text: String| {
-            let _ = writeln!(out, "{mute}{text}");
+            let _ = writeln!(out, "{text}");
         };
         line(String::new());
         line(format!("# {}", comment(seen, *source)));
@@ -166,14 +193,14 @@ fn disk_tasks(out: &mut String, disk: &FoundDisk, mute: &str, named: Option<&str
             line("# A flush is what a sync in the guest makes. `profile` measures syncs on a disk without data only.".to_owned());
         }
         line("[[vm.task]]".to_owned());
-        line(format!("name = {}", quoted(&name.chars().take(32).collect::<String>())));
+        line(format!("name = {}", quoted(&task.chars().take(LONGEST_NAME).collect::<String>())));
         line(format!("op = \"{}\"", if seen.direction == Direction::Read { "read" } else { "write" }));
         let unit = if flush.is_some() { PAGE } else { SIZES.0 };
         line(format!("block = \"{}\"", block(seen.mean_size.unwrap_or(Bytes(4096)), unit)));
         if flush.is_some() {
             line("sync = \"fdatasync\"".to_owned());
         }
-        if let Some(disk) = named {
+        if let Some(disk) = disk_name.filter(|_| named) {
             line(format!("disk = {}", quoted(disk)));
         }
         line(format!("rate = \"{}\"", rate(share)));

@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use rtvirtio_measure::observe::{Observed, Tail};
+use rtvirtio_spec::HostSpec;
 use rtvirtio_units::{Bytes, Iops, Percentile};
 use rtvirtio_vmm::disk_stats::Direction;
 
@@ -99,4 +100,28 @@ fn what_is_not_known_stays_a_comment() {
         !text.lines().any(|l| l.starts_with("[[vm]]")),
         "a VM without a device is no VM of a spec: {text}"
     );
+}
+
+#[test]
+fn disks_on_two_devices_are_named_and_what_rests_stays_a_comment() {
+    let reads = vec![seen(Direction::Read, 50.0, 4096, &[(99.0, 3_000_000)])];
+    let mut all = found(
+        vec![
+            disk("/dev/vg0/log", Some("sda"), Some(reads.clone())),
+            disk("/dev/vg1/log", Some("sdb"), Some(reads)),
+        ],
+        true,
+    );
+    let mut rests = all.vms[0].clone();
+    rests.name = "rests".to_owned();
+    rests.disks = vec![disk("/dev/vg2/x", Some("sdc"), Some(Vec::new()))];
+    all.vms.push(rests);
+    let text = spec_text(&all, "today");
+    let spec = HostSpec::parse("found.toml", &text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    let parts: Vec<_> = spec.parts().iter().map(|p| (p.name.as_deref(), p.spec.vms[0].tasks.len())).collect();
+    assert_eq!(parts, [(Some("sda"), 1), (Some("sdb"), 1)], "{text}");
+    assert_eq!(spec.vms().len(), 1, "{text}");
+    assert!(text.contains("\"reads-log-2\""), "two disks of one name: {text}");
+    assert!(text.contains("# [[vm]]") && text.contains("# name = \"rests\""), "{text}");
+    assert!(text.contains("sdc was at rest"), "{text}");
 }
