@@ -6,6 +6,7 @@ use std::time::Duration;
 use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style, write_file};
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile};
 use rtvirtio_model::ModelKind;
+use rtvirtio_planner::scheme_name;
 use rtvirtio_report::{ReportInput, html, text};
 use rtvirtio_units::Nanos;
 use rtvirtio_workflow::check_writable;
@@ -32,7 +33,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         .ok();
     let in_force = in_force::plan(&dirs.state)?;
     // What is measured is the start that runs now, under the settings that it has.
-    started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
+    let ended = started::ended(&dirs.state)?;
+    ended.iter().for_each(|vm| ui.warn(&vm.words()));
     let name = match in_force.as_ref().map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,
@@ -48,7 +50,11 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
             outlook(&site.spec, profile, &choice, &site.config().ok()?).ok()
         })
         .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
-    let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();
+    let scheme = match &in_force {
+        Some(plan) if ended.is_empty() => plan.scheme.clone(),
+        Some(plan) => format!("{} (a part of it)", scheme_name(&plan.scheme)),
+        None => "as-found".to_owned(),
+    };
     let run = measure(&site, &scheme, Duration::from_nanos(args.length.0), &predicted, dirs, ui)?;
     let file = ResultFile { schema: RESULT_SCHEMA.to_owned(), host: site.facts(), runs: vec![run] };
     // Shown first: a full disk must not cost the measurement.
