@@ -47,7 +47,10 @@ fn a_domain_is_planned_held_restarted_and_put_back() {
     site.ok(&["plan", &spec, "--profile", PROFILE, "-o", &plan]);
     let saved: Value = serde_json::from_slice(&fs::read(&plan).unwrap()).unwrap();
     let limits = |s: &&Value| s["knob"]["vm_limit"]["vm"] == host.historian.as_str();
-    assert!(saved["settings"].as_array().unwrap().iter().any(|s| limits(&s)), "{saved}");
+    assert!(
+        saved["devices"][0]["plan"]["settings"].as_array().unwrap().iter().any(|s| limits(&s)),
+        "{saved}"
+    );
     site.ok(&["apply", &plan]);
     in_force(&site, &host, &spec);
     // What is in force for its own VMs is not counted as another's.
