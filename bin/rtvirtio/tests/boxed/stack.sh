@@ -18,9 +18,10 @@ for n in 0 1; do
     echo none >/sys/block/loop$n/queue/scheduler
 done
 dmsetup create volume --noudevsync --table "0 131072 striped 2 128 /dev/loop0 0 /dev/loop1 0"
-ls -l /dev/mapper
-mkdir -p /sys/fs/cgroup/vms/a /sys/fs/cgroup/vms/b
 dm=$(cat /sys/block/dm-0/dev)
+# udev, which makes it elsewhere, does not run here.
+[ -e /dev/mapper/volume ] || mknod /dev/mapper/volume b "${dm%:*}" "${dm#*:}"
+mkdir -p /sys/fs/cgroup/vms/a /sys/fs/cgroup/vms/b
 cat /sys/block/dm-0/queue/scheduler || echo "dm-0 has no file for a scheduler"
 
 snapshot >before
