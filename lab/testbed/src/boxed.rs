@@ -44,6 +44,7 @@ const MODULES: &[(&str, &str)] = &[
         "queue_mode=2 irqmode=2 completion_nsec=60000 hw_queue_depth=1 submit_queues=1 nr_devices=1 gb=4",
     ),
     ("loop", ""),
+    ("dm_mod", ""),
     ("fuse", ""),
     ("kvm_amd", ""),
     ("tun", ""),
