@@ -91,7 +91,9 @@ fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -
         Some("preview") => preview(served),
         Some("reload") => match passed_disks(&request, descriptors) {
             Err(error) => json!({ "error": error }),
-            Ok(passed) if !is_owner && (force || !passed.is_empty()) => needs_owner("attach and detach disks"),
+            Ok(passed) if !is_owner && (force || !passed.is_empty()) => {
+                needs_owner("attach and detach disks")
+            }
             Ok(passed) => match reload(&served.running, &served.config, passed, force && is_owner) {
                 Ok(changed) => json!({ "changed": changed }),
                 Err(error) => json!({ "error": error }),
@@ -126,7 +128,8 @@ fn preview(served: &Served) -> Value {
     let config = served.config.display().to_string();
     match served.running.preview(&served.config) {
         Ok(found) => {
-            let detach = found.detach.iter().map(|(name, connected)| json!({ "name": name, "connected": connected }));
+            let detach =
+                found.detach.iter().map(|(name, connected)| json!({ "name": name, "connected": connected }));
             let detach: Vec<Value> = detach.collect();
             json!({ "config": config, "attach": found.attach, "detach": detach })
         }
@@ -139,7 +142,8 @@ fn passed_disks(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Vec<Passed
         None => Vec::new(),
         Some(disks) => serde_json::from_value(disks.clone()).map_err(|e| format!("`disks`: {e}"))?,
     };
-    PassedDisk::pair(facts, descriptors).ok_or_else(|| "there are not three descriptors for each disk".to_owned())
+    PassedDisk::pair(facts, descriptors)
+        .ok_or_else(|| "there are not three descriptors for each disk".to_owned())
 }
 
 /// Reloads the configuration, and logs the result.

@@ -53,10 +53,9 @@ impl Verifier {
                     let mut slots = Vec::new();
                     for i in 0..DEPTH {
                         let ask = BlkRequest { kind, priority: 0, sector: i as u64 * 8, len: 4_096 };
-                        let slot = client.queues[0].push(&ask).expect("room for a request");
-                        if kind == 1 {
-                            client.mem.write(client.queues[0].data(slot), &bytes(i));
-                        }
+                        // The engine polls the ring: the data comes before the request.
+                        let data = if kind == 1 { bytes(i) } else { Vec::new() };
+                        let slot = client.queues[0].push_with(&ask, &data).expect("room for a request");
                         slots.push(Some(slot));
                         submitted += 1;
                     }
@@ -64,7 +63,8 @@ impl Verifier {
                     for _ in 0..DEPTH {
                         let answer = completion(&mut client.queues[0]).expect("no request is lost");
                         assert_eq!(answer.status, 0);
-                        let i = slots.iter().position(|s| *s == Some(answer.slot)).expect("one in flight, once");
+                        let i =
+                            slots.iter().position(|s| *s == Some(answer.slot)).expect("one in flight, once");
                         slots[i] = None;
                         completed += 1;
                         if kind == 0 {
@@ -127,7 +127,8 @@ fn a_hundred_disks_come_and_go() {
     assert!(iod.is_alive());
     drop(connect(&dir.path().join("b")));
     let status: serde_json::Value = serde_json::from_str(&iod.status()).unwrap();
-    let names: Vec<&str> = status["vms"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> =
+        status["vms"].as_array().unwrap().iter().map(|v| v["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["a", "b"]);
     wait_for("descriptors and threads as before", || {
         let after = Resources::of(iod.pid());
@@ -181,7 +182,10 @@ fn a_disk_with_a_guest_goes_by_force_only() {
     configure(dir.path(), &only_b);
     let reply = iod.reload(false);
     let error = reply["error"].as_str().unwrap();
-    assert!(error.contains("disk \"a\" goes, and a guest is attached") && error.contains("--force"), "{error}");
+    assert!(
+        error.contains("disk \"a\" goes, and a guest is attached") && error.contains("--force"),
+        "{error}"
+    );
     assert_eq!(request(&mut a, &read(0, 4_096), None), (0, vec![1; 4_096]));
     assert_eq!(changed(&iod.reload(true)), ["disk \"a\": detached"]);
     assert!(a.raw_is_closed(), "all that vhost-user has for it is the end of the connection");
@@ -211,7 +215,8 @@ fn an_attach_refuses_what_a_start_refuses() {
         image(dir.path(), name);
     }
     std::fs::write(dir.path().join("odd.img"), vec![0; 1_000]).unwrap();
-    std::fs::write(dir.path().join("qcow.img"), [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 1 << 16]].concat()).unwrap();
+    std::fs::write(dir.path().join("qcow.img"), [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 1 << 16]].concat())
+        .unwrap();
     let held = File::open(dir.path().join("held.img")).unwrap();
     rustix::fs::flock(&held, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
     std::fs::write(dir.path().join("taken"), "a file").unwrap();

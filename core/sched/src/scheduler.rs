@@ -6,8 +6,8 @@ mod vm;
 
 use rtvirtio_units::Nanos;
 
-use self::pick::{Choice, Decision, Findings, Grant};
 pub use self::membership::{MembershipError, PreparedVm};
+use self::pick::{Choice, Decision, Findings, Grant};
 use self::vm::{Vm, reservation_for};
 use crate::config::{Config, ConfigError, Policy, VmConfig};
 use crate::deallocation::{DeallocationPacer, DeallocationStatus};

@@ -25,13 +25,17 @@ pub enum EditError {
     #[error("there is a disk \"{0}\" already; `rtvirtio iod reload` takes over changes of it")]
     Known(String),
     /// The text to add has keys that are not those of disks.
-    #[error("only `[[device]]` with `name` and its `[[device.disk]]` tables can be attached; there is `{0}` too")]
+    #[error(
+        "only `[[device]]` with `name` and its `[[device.disk]]` tables can be attached; there is `{0}` too"
+    )]
     Key(String),
     /// Nothing to add.
     #[error("there is no `[[device.disk]]` table to attach")]
     Nothing,
     /// Inline tables.
-    #[error("write `{0}` as tables (`[[device]]`, `[[device.disk]]`), or edit the file by hand and `rtvirtio iod reload`")]
+    #[error(
+        "write `{0}` as tables (`[[device]]`, `[[device.disk]]`), or edit the file by hand and `rtvirtio iod reload`"
+    )]
     Inline(&'static str),
 }
 
@@ -196,7 +200,8 @@ deadline = "9ms"
         assert_eq!(added, ["plc2"]);
         assert_eq!(names(&text), [vec!["plc", "log", "plc2"], vec!["archive"]]);
         let file = crate::File::parse(std::path::Path::new("x"), &text).unwrap();
-        let deadlines: Vec<_> = file.devices[0].disks.iter().map(|d| d.reserve.map(|r| r.deadline.0)).collect();
+        let deadlines: Vec<_> =
+            file.devices[0].disks.iter().map(|d| d.reserve.map(|r| r.deadline.0)).collect();
         assert_eq!(deadlines, [Some(5_000_000), None, Some(9_000_000)]);
         for comment in ["# The host's disks.", "# NVMe", "# The controller.", "# A second controller."] {
             assert!(text.contains(comment), "{comment}: {text}");

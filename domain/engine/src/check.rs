@@ -124,9 +124,7 @@ fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, Do
 }
 
 /// Takes the locks of files. Those that the process `running` holds are left to it.
-pub(crate) fn take_locks(
-    running: Option<u32>,
-) -> impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError> {
+pub(crate) fn take_locks(running: Option<u32>) -> impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError> {
     let timeout = if running.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
     move |path, wanted| match (DiskLock::acquire(path, wanted, timeout), running) {
         (Err(BackingError::InUse { processes, .. }), Some(pid))

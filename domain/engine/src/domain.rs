@@ -251,7 +251,8 @@ fn open_backings(
     let mut backings: Vec<Vec<Backing>> = Vec::new();
     for device in &file.devices {
         let open = |disk: &Disk| {
-            open_locked(disk, locks, checked(disk)).map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })
+            open_locked(disk, locks, checked(disk))
+                .map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })
         };
         backings.push(device.disks.iter().map(open).collect::<Result<_, _>>()?);
     }

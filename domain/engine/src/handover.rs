@@ -77,7 +77,12 @@ pub struct OpenedDisk {
 ///
 /// # Errors
 /// The first error of a start; nothing stays open then.
-pub fn open(file: &File, names: &BTreeSet<String>, pid: u32, uid: u32) -> Result<Vec<OpenedDisk>, DomainError> {
+pub fn open(
+    file: &File,
+    names: &BTreeSet<String>,
+    pid: u32,
+    uid: u32,
+) -> Result<Vec<OpenedDisk>, DomainError> {
     let file = related(file, names)?;
     let opened = OpenedDisks::open(&file, take_locks(Some(pid)), |disk| names.contains(&disk.name))?;
     let disks = file.devices.iter().flat_map(|d| &d.disks).zip(opened.backings.into_iter().flatten());
@@ -212,7 +217,8 @@ impl PassedDisk {
         if id != locked {
             return Err(failed(BackingError::Replaced { path: path.clone() }));
         }
-        let geometry = Geometry { len: facts.len, block: facts.block, discard: facts.discard && disk.discard };
+        let geometry =
+            Geometry { len: facts.len, block: facts.block, discard: facts.discard && disk.discard };
         let backing = Backing::with_geometry(&BackingConfig::from(disk), file, geometry).map_err(failed)?;
         let held = facts.lock.map(|l| DiskUse { read_only: l.read_only, shared: l.shared });
         let lock = held.map(|held| DiskLock::adopt(path, lock, held)).transpose();

@@ -21,13 +21,19 @@ pub enum ReloadError {
         list: Vec<String>,
     },
     /// Disks that no process has opened for the domain.
-    #[error("nothing is changed: disk {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it", quoted(names))]
+    #[error(
+        "nothing is changed: disk {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
+        quoted(names)
+    )]
     NotPassed {
         /// Their names.
         names: Vec<String>,
     },
     /// Guests are attached to disks that go.
-    #[error("nothing is changed: disk {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`), or use `--force`, after which that guest's requests wait for ever", quoted(names))]
+    #[error(
+        "nothing is changed: disk {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`), or use `--force`, after which that guest's requests wait for ever",
+        quoted(names)
+    )]
     Attached {
         /// Their names.
         names: Vec<String>,
@@ -36,7 +42,10 @@ pub enum ReloadError {
     #[error("nothing is changed: {0}")]
     Disk(#[from] DomainError),
     /// A socket that the domain could not remove at its end.
-    #[error("nothing is changed: `socket` of disk \"{disk}\": the domain removes sockets only in the directories of its start ({}); put it there", list(directories))]
+    #[error(
+        "nothing is changed: `socket` of disk \"{disk}\": the domain removes sockets only in the directories of its start ({}); put it there",
+        list(directories)
+    )]
     Directory {
         /// The disk.
         disk: String,
@@ -44,7 +53,9 @@ pub enum ReloadError {
         directories: BTreeSet<std::path::PathBuf>,
     },
     /// The lock of a file with other disks does not cover the new one.
-    #[error("nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)")]
+    #[error(
+        "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
+    )]
     Lock {
         /// The disk.
         disk: String,
@@ -60,7 +71,9 @@ pub enum ReloadError {
         source: AttachError,
     },
     /// Requests of a disk do not end: its device does not answer.
-    #[error("disk \"{disk}\" does not go: its requests at the device have not ended after {seconds} s. Its guest is cut off; the other disks are as they were. Try again")]
+    #[error(
+        "disk \"{disk}\" does not go: its requests at the device have not ended after {seconds} s. Its guest is cut off; the other disks are as they were. Try again"
+    )]
     Draining {
         /// The disk.
         disk: String,

@@ -350,7 +350,12 @@ impl Running {
         Config { vms, ..config }
     }
 
-    fn reconfigure(&self, state: &mut State, new: &File, changes: &mut Vec<String>) -> Result<(), ReloadError> {
+    fn reconfigure(
+        &self,
+        state: &mut State,
+        new: &File,
+        changes: &mut Vec<String>,
+    ) -> Result<(), ReloadError> {
         for (i, (name, handle)) in self.0.engines.iter().enumerate() {
             let (old, new) = (&state.file.devices[i], &new.devices[i]);
             let before = changes.len();
@@ -385,7 +390,8 @@ impl Running {
             device: name.clone(),
             source: ReconfigureError::Gone(EngineGone),
         };
-        let attached = handle.ask(|reply| Command::Attach { vm: place, disk: prepared, reply }).map_err(gone)?;
+        let attached =
+            handle.ask(|reply| Command::Attach { vm: place, disk: prepared, reply }).map_err(gone)?;
         attached.map_err(|refused| ReloadError::Attach { disk: part.name.clone(), source: refused.error })?;
         let served = AdoptedDisk::listen(socket)
             .map_err(|source| DomainError::Socket { disk: part.name.clone(), source })

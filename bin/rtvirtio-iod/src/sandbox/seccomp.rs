@@ -210,7 +210,8 @@ fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
         rules.insert(libc::SYS_clone, vec![rule(0, SeccompCmpOp::MaskedEq(thread), thread)?]);
         rules.insert(libc::SYS_clone3, Vec::new());
         let names = [PR_SET_VMA, libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
-        let names: Result<Vec<_>, _> = names.map(|name| rule(0, SeccompCmpOp::Eq, name)).into_iter().collect();
+        let names: Result<Vec<_>, _> =
+            names.map(|name| rule(0, SeccompCmpOp::Eq, name)).into_iter().collect();
         rules.insert(libc::SYS_prctl, names?);
     }
     let otherwise = if log { SeccompAction::Log } else { SeccompAction::KillProcess };

@@ -1,6 +1,7 @@
 //! Each test in a child process: confinement is irreversible.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use super::*;

@@ -151,7 +151,11 @@ fn edit_and_reload(
     let Preview { config, attach, detach } = preview(control)?;
     if !attach.is_empty() || !detach.is_empty() {
         let list = [attach, detach].concat().join(", ");
-        bail!(Guarded, "{}: it has other disks than the domain ({list}): `rtvirtio iod reload` first", config.display());
+        bail!(
+            Guarded,
+            "{}: it has other disks than the domain ({list}): `rtvirtio iod reload` first",
+            config.display()
+        );
     }
     // A link stays a link.
     let path = std::fs::canonicalize(&config).with_context(|| config.display().to_string())?;
@@ -192,7 +196,9 @@ fn replace(path: &Path, text: &str) -> Result<()> {
     let mut new = tempfile::NamedTempFile::new_in(parent_dir(path)).with_context(named)?;
     new.write_all(text.as_bytes()).with_context(named)?;
     std::os::unix::fs::fchown(new.as_file(), Some(meta.uid()), Some(meta.gid())).with_context(named)?;
-    new.as_file().set_permissions(std::fs::Permissions::from_mode(meta.mode() & 0o7777)).with_context(named)?;
+    new.as_file()
+        .set_permissions(std::fs::Permissions::from_mode(meta.mode() & 0o7777))
+        .with_context(named)?;
     new.as_file().sync_all().with_context(named)?;
     new.persist(path).map_err(|e| e.error).with_context(named)?;
     Ok(())
@@ -226,7 +232,11 @@ pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<u32> {
     }
     match process {
         Some(process) if !process.has_ended(END)? => {
-            bail!(NotPutBack, "process {pid} has not ended after {} s: it waits for its devices", END.as_secs())
+            bail!(
+                NotPutBack,
+                "process {pid} has not ended after {} s: it waits for its devices",
+                END.as_secs()
+            )
         }
         _ => Ok(pid),
     }

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::check::Directories;
 use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
+use rtvirtio_engine::check::Directories;
 use rtvirtio_model::Profile;
 use rtvirtio_spec::{Device, Spec};
 use rtvirtio_units::Nanos;

@@ -47,7 +47,8 @@ fn device(d: &Value, s: &mut String) {
     // Writing to a String cannot fail.
     let _ = write!(s, "device {}: window {}", name(d), d["window"]);
     if d["held"].as_u64().unwrap_or(0) > 0 {
-        let _ = write!(s, ", {} pieces held by regulators, p99.99 {} late", d["held"], time(d, "late_p9999_ns"));
+        let _ =
+            write!(s, ", {} pieces held by regulators, p99.99 {} late", d["held"], time(d, "late_p9999_ns"));
     }
     if let Some(policy) = d["policy"].as_str().filter(|policy| *policy != "edf") {
         let _ = write!(s, "; policy {policy}: reservations have no effect");
@@ -116,7 +117,11 @@ fn vm(vm: &Value, s: &mut String) {
     }
     let refused = vm["refused"]["why"].as_str().map(|why| {
         let seconds = Nanos(vm["refused"]["seconds_ago"].as_u64().unwrap_or(0) * 1_000_000_000);
-        format!("the last refusal, {seconds} ago ({} in all): {}", vm["refused"]["count"], terminal(why, false))
+        format!(
+            "the last refusal, {seconds} ago ({} in all): {}",
+            vm["refused"]["count"],
+            terminal(why, false)
+        )
     });
     if vm["attached"] == false {
         let state = if vm["connected"] == true {
@@ -172,7 +177,10 @@ mod tests {
     fn the_last_refusal_and_every_column_are_explained() {
         let text = status(&example(1, 0));
         assert!(text.contains("no guest is attached\n"), "{text}");
-        assert!(text.contains("the last refusal, 7s ago (3 in all): memory: region 0 is not sealed"), "{text}");
+        assert!(
+            text.contains("the last refusal, 7s ago (3 in all): memory: region 0 is not sealed"),
+            "{text}"
+        );
         for word in ["promised:", "worst", "missed", "alpha:", "Delta:", "capped:", "held by regulators:"] {
             assert!(LEGEND.contains(word), "{word}");
         }

@@ -11,7 +11,8 @@ impl EventLoop {
         let (largest, room) = (disk.largest, self.largest);
         let refused = if largest > room {
             Some(AttachError::Piece { largest, room })
-        } else if vm >= self.vms.len() && disk.piece.as_ref().is_none_or(|p| (p.bounce.size() as u64) < room) {
+        } else if vm >= self.vms.len() && disk.piece.as_ref().is_none_or(|p| (p.bounce.size() as u64) < room)
+        {
             Some(AttachError::Slot)
         } else {
             None
