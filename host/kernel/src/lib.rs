@@ -11,6 +11,7 @@ pub mod check;
 mod error;
 pub mod flock;
 pub mod holders;
+pub mod io_counters;
 pub mod leftovers;
 pub mod mounts;
 pub mod process;
@@ -22,7 +23,7 @@ pub mod task;
 pub mod text;
 
 pub use atomic_write::atomic_write;
-pub use block::BlockDevice;
+pub use block::{BlockDevice, Stack};
 pub use cgroup::{Cgroups, Hierarchy};
 pub use check::{Finding, Level, check, guest_priority};
 pub use error::{Gone, HostError, is_gone, unless_gone};

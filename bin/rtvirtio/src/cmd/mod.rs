@@ -1,7 +1,12 @@
 //! One module per command.
 
+use std::path::Path;
+
+use rtvirtio_spec::HostSpec;
+
 pub mod apply;
 pub mod check;
+pub mod discover;
 pub mod domain;
 pub mod iod;
 pub mod keep;
@@ -14,3 +19,13 @@ pub mod status;
 pub mod threads;
 pub mod tune;
 pub mod verify;
+
+/// A profile file is of one device.
+fn one_profile(profile: Option<&Path>, host: &HostSpec) -> anyhow::Result<()> {
+    let many = host.parts().len();
+    anyhow::ensure!(
+        profile.is_none() || many == 1,
+        "--profile is of one device, and the spec has {many}: measure each with `rtvirtio profile SPEC`"
+    );
+    Ok(())
+}
