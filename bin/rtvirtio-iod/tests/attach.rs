@@ -87,8 +87,8 @@ impl Verifier {
     }
 }
 
-/// 100 disks come and go in turn, each used by a guest of its own, next to a guest that verifies its
-/// data: nothing is lost, doubled or changed, and nothing stays behind.
+/// 100 disks come and go in turn, each used by a guest of its own, next to a guest that verifies
+/// its data: nothing is lost, doubled or changed, and nothing stays behind.
 #[test]
 fn a_hundred_disks_come_and_go() {
     let dir = disk(8);

@@ -39,8 +39,8 @@ pub enum EditError {
     Inline(&'static str),
 }
 
-/// Adds the `[[device.disk]]` tables of `addition` to the devices of the same names. Returns the new
-/// text and the names of the disks.
+/// Adds the `[[device.disk]]` tables of `addition` to the devices of the same names. Returns the
+/// new text and the names of the disks.
 ///
 /// # Errors
 /// [`EditError`].

@@ -2,8 +2,8 @@
 //! opens what the configuration adds, with the checks of a start, and passes open files, locks and
 //! bound sockets over the control socket.
 //!
-//! All locks belong to open files (`flock`, `O_EXCL`, open-file-description locks), so they are held
-//! without a gap, and last as long as the domain keeps the files.
+//! All locks belong to open files (`flock`, `O_EXCL`, open-file-description locks), so they are
+//! held without a gap, and last as long as the domain keeps the files.
 
 use std::collections::BTreeSet;
 use std::fs::File as OpenFile;

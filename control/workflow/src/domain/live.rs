@@ -1,8 +1,8 @@
 //! Changing a running I/O domain: reload its file, attach and detach disks, stop it.
 //!
 //! The configuration file is the one truth: `attach` and `detach` edit it and reload, and put its
-//! text back where the domain refuses. What comes is opened here and passed on, because the domain's
-//! process opens no files.
+//! text back where the domain refuses. What comes is opened here and passed on, because the
+//! domain's process opens no files.
 
 use std::collections::BTreeSet;
 use std::fs::{File as OpenFile, OpenOptions};

@@ -74,8 +74,9 @@ pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Resul
     }
 }
 
-/// What a start of the domain checks, without starting it: paths, sockets, groups, disks with their
-/// locks, formats, sizes and overlaps. Sockets' directories are made by `apply`. Nothing is changed.
+/// What a start of the domain checks, without starting it: paths, sockets, groups, disks with
+/// their locks, formats, sizes and overlaps. `apply` makes the sockets' directories. Nothing is
+/// changed.
 pub(super) fn check(file: &File, config: &Path) -> Result<()> {
     match rtvirtio_engine::check::check(file, config, Directories::AreMade) {
         Ok(_) => Ok(()),
