@@ -223,7 +223,10 @@ fn an_attach_refuses_what_a_start_refuses() {
     let x = table(dir.path(), "x");
     let cases = [
         (x.clone() + &reserve.replace("50%", "60%"), "device \"d\""),
-        (x.clone() + &reserve.replace("5ms", "1us"), "disk \"x\" cannot be promised 1us"),
+        (
+            x.clone() + &reserve.replace("5ms", "1us").replace("50%", "10%"),
+            "disk \"x\" cannot be promised 1us",
+        ),
         (table(dir.path(), "missing"), "missing.img: cannot open: No such file"),
         (table(dir.path(), "odd"), "no multiple of 512"),
         (table(dir.path(), "qcow"), "qemu-img convert -O raw"),
