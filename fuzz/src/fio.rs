@@ -80,6 +80,7 @@ fn job(flags: u8) -> JobFile {
         dir: PathBuf::from("/var/tmp/rtvirtio-fixture"),
         io_class: None,
         clock: if flags & 2 == 0 { LogClock::JobStart } else { LogClock::Monotonic },
+        preload: flags & 4 != 0,
     };
     JobFile::new(&vm, options).expect("the recorded job")
 }

@@ -1,17 +1,20 @@
 //! The control socket: one command a line, one answer a line.
 
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use rtvirtio_engine::confine::{Confine, Role};
 use rtvirtio_engine::engine::EngineHandle;
-use rtvirtio_engine::line_server::{Limits, Reply, serve};
+use rtvirtio_engine::handover::{DiskFacts, PassedDisk};
+use rtvirtio_engine::line_server::{Limits, Reply, Request, serve};
 use rtvirtio_engine::listen::SocketListener;
-use rtvirtio_engine::reload::Reloader;
-use rtvirtio_engine::report::report;
+use rtvirtio_engine::running::Running;
 use rtvirtio_engine::socket_group;
+use serde_json::{Value, json};
+use signal_hook::iterator::Handle;
 
 use crate::trace::TraceServer;
 
@@ -23,8 +26,11 @@ pub struct Control {
 /// What the control socket serves.
 pub struct Served {
     pub engines: Vec<(String, EngineHandle)>,
-    pub reloader: Reloader,
+    pub running: Running,
+    /// The configuration file, absolute.
     pub config: PathBuf,
+    /// Ends the process.
+    pub end: Handle,
 }
 
 impl Control {
@@ -42,10 +48,9 @@ impl Control {
         let listener = self.socket.listener().try_clone()?;
         let traces = TraceServer::start(served.engines.clone(), confine)?;
         listener.set_nonblocking(true)?;
+        let limits = Limits { owner: rustix::process::geteuid().as_raw(), ..Limits::default() };
         let serve = move || {
-            if let Err(e) =
-                serve(&listener, Limits::default(), |line, s| handle_request(line, s, &served, &traces))
-            {
+            if let Err(e) = serve(&listener, limits, |request| handle_request(request, &served, &traces)) {
                 eprintln!("rtvirtio-iod: the control socket is served no more: {e}");
             }
         };
@@ -70,30 +75,85 @@ fn make_directory(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-fn handle_request(line: &str, mut stream: UnixStream, served: &Served, traces: &TraceServer) -> Reply {
-    let request: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+/// Commands that a member of `control_group` may not give: they open, close or end something.
+fn needs_owner(what: &str) -> Value {
+    let text = format!("only root and the user of the I/O domain may {what}; try again with sudo");
+    json!({ "error": text })
+}
+
+fn handle_request(request: Request<'_>, served: &Served, traces: &TraceServer) -> Reply {
+    let Request { line, mut stream, descriptors, is_owner } = request;
+    let request: Value = serde_json::from_str(line).unwrap_or_default();
+    let force = request.get("force").and_then(Value::as_bool).unwrap_or(false);
     let reply = match request.get("command").and_then(|c| c.as_str()) {
-        Some("status") => serde_json::to_value(report(&served.engines))
-            .unwrap_or_else(|e| serde_json::json!({ "error": e.to_string() })),
-        Some("reload") => match reload(&served.reloader, &served.config) {
-            Ok(changed) => serde_json::json!({ "changed": changed }),
-            Err(error) => serde_json::json!({ "error": error }),
+        Some("status") => serde_json::to_value(served.running.report())
+            .unwrap_or_else(|e| json!({ "error": e.to_string() })),
+        Some("preview") => preview(served),
+        Some("reload") => match passed_disks(&request, descriptors) {
+            Err(error) => json!({ "error": error }),
+            Ok(passed) if !is_owner && (force || !passed.is_empty()) => {
+                needs_owner("attach and detach disks")
+            }
+            Ok(passed) => match reload(&served.running, &served.config, passed, force && is_owner) {
+                Ok(changed) => json!({ "changed": changed }),
+                Err(error) => json!({ "error": error }),
+            },
         },
+        Some("stop") if !is_owner => needs_owner("stop it"),
+        Some("stop") => {
+            let guests = served.running.connected();
+            if guests.is_empty() || force {
+                eprintln!("rtvirtio-iod: stopped by a command");
+                // Sent before the process ends; a peer that has gone needs no answer.
+                let _ = writeln!(&stream, "{}", json!({ "stopping": true }));
+                served.end.close();
+                return Reply::Detached;
+            }
+            json!({ "guests": guests })
+        }
         Some("trace") => match traces.attach(stream, &request) {
             Ok(()) => return Reply::Detached,
             Err(refused) => {
                 stream = refused;
-                serde_json::json!({ "error": "another listener traces this domain; wait until it ends" })
+                json!({ "error": "another listener traces this domain; wait until it ends" })
             }
         },
-        _ => serde_json::json!({ "error": "there are the commands \"status\", \"reload\" and \"trace\"" }),
+        _ => json!({ "error": "there are the commands status, preview, reload, stop and trace" }),
     };
     Reply::Line(stream, format!("{reply}\n"))
 }
 
+/// What a reload would do, and where the configuration is.
+fn preview(served: &Served) -> Value {
+    let config = served.config.display().to_string();
+    match served.running.preview(&served.config) {
+        Ok(found) => {
+            let detach =
+                found.detach.iter().map(|(name, connected)| json!({ "name": name, "connected": connected }));
+            let detach: Vec<Value> = detach.collect();
+            json!({ "config": config, "attach": found.attach, "detach": detach })
+        }
+        Err(e) => json!({ "config": config, "error": e.to_string() }),
+    }
+}
+
+fn passed_disks(request: &Value, descriptors: Vec<OwnedFd>) -> Result<Vec<PassedDisk>, String> {
+    let facts: Vec<DiskFacts> = match request.get("disks") {
+        None => Vec::new(),
+        Some(disks) => serde_json::from_value(disks.clone()).map_err(|e| format!("`disks`: {e}"))?,
+    };
+    PassedDisk::pair(facts, descriptors)
+        .ok_or_else(|| "there are not three descriptors for each disk".to_owned())
+}
+
 /// Reloads the configuration, and logs the result.
-pub fn reload(reloader: &Reloader, config: &Path) -> Result<Vec<String>, String> {
-    match reloader.reload(config) {
+pub fn reload(
+    running: &Running,
+    config: &Path,
+    passed: Vec<PassedDisk>,
+    force: bool,
+) -> Result<Vec<String>, String> {
+    match running.reload(config, passed, force) {
         Ok(changed) if changed.is_empty() => {
             eprintln!("rtvirtio-iod: reload: nothing is new");
             Ok(changed)

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Parser;
 use rtvirtio_domain_config::File;
-use rtvirtio_engine::check;
+use rtvirtio_engine::check::{self, Directories};
 use rtvirtio_engine::confine::Role;
 use rtvirtio_engine::domain::OpenedDomain;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -25,7 +25,8 @@ use crate::sandbox::Sandbox;
 #[command(
     name = "rtvirtio-iod",
     version,
-    after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     is the file right?\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n  kill -HUP PID          take over weights, reservations, caps, priorities of the file\n\n\
+    after_help = "EXAMPLES\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml --check     is the file right?\n  rtvirtio-iod --config /etc/rtvirtio/iod.toml\n\n\
+    `rtvirtio iod` reads its status, reloads its file, attaches and detaches disks, and stops it.\n\n\
     QEMU connects with\n  -object memory-backend-memfd,id=mem,size=1G,share=on -machine memory-backend=mem\n  -chardev socket,id=c0,path=/run/vm0.sock,reconnect=1 -device vhost-user-blk-pci,chardev=c0"
 )]
 struct Args {
@@ -33,16 +34,9 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
     /// Check what a start checks (the file, disks, formats, sockets, groups), change nothing, and
-    /// end; with `disks`, check the file and the disks only
-    #[arg(long, value_name = "WHAT", num_args = 0..=1, require_equals = true, default_missing_value = "all")]
-    check: Option<Check>,
-}
-
-/// Scope of `--check`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum Check {
-    All,
-    Disks,
+    /// end
+    #[arg(long)]
+    check: bool,
 }
 
 fn main() -> ExitCode {
@@ -68,12 +62,9 @@ fn describe(error: &anyhow::Error) -> String {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     let file = File::load(&args.config)?;
-    if let Some(what) = args.check {
+    if args.check {
         let disks: usize = file.devices.iter().map(|d| d.disks.len()).sum();
-        let notes = match what {
-            Check::All => check::check(&file, &args.config)?,
-            Check::Disks => check::check_disks(&file)?,
-        };
+        let notes = check::check(&file, &args.config, Directories::MustExist)?;
         println!("{}: {} devices, {disks} disks", args.config.display(), file.devices.len());
         for note in notes {
             println!("{note}");
@@ -101,9 +92,13 @@ fn run(args: &Args) -> anyhow::Result<()> {
     if let Err(e) = rustix::mm::mlockall(rustix::mm::MlockAllFlags::CURRENT) {
         eprintln!("rtvirtio-iod: memory is not locked and may be swapped out ({e}); raise LimitMEMLOCK");
     }
-    let reloader = domain.reloader();
-    let served =
-        Served { engines: domain.handles(), reloader: reloader.clone(), config: args.config.clone() };
+    let running = domain.running();
+    let served = Served {
+        engines: domain.handles(),
+        running: running.clone(),
+        config: std::path::absolute(&args.config).unwrap_or_else(|_| args.config.clone()),
+        end: signals.handle(),
+    };
     control.serve(served, &confine)?;
     mask_signals(libc::SIG_UNBLOCK).context("signals")?;
     confine.apply(Role::Control).context("cannot confine the main thread")?;
@@ -116,7 +111,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
             break;
         }
         // The result is in the log.
-        let _ = reload(&reloader, &args.config);
+        let _ = reload(&running, &args.config, Vec::new(), false);
     }
     drop(control);
     drop(domain);

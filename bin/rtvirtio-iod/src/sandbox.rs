@@ -7,9 +7,8 @@
 
 mod seccomp;
 
-use std::collections::BTreeSet;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context;
 use landlock::{
@@ -70,9 +69,7 @@ impl Sandbox {
             .handle_access(AccessNet::from_all(ABI::V5))?
             .scope(Scope::from_all(ABI::V6))?
             .create()?;
-        let disks = file.devices.iter().flat_map(|d| &d.disks);
-        let sockets: BTreeSet<PathBuf> =
-            disks.map(|d| &d.socket).chain([&file.control]).map(|p| parent_dir(p).to_owned()).collect();
+        let sockets = rtvirtio_engine::handover::socket_directories(file);
         // Editors replace the file, so the rule covers its directory; and that of its target where
         // it is a link.
         let file = std::fs::canonicalize(config).unwrap_or_else(|_| config.to_owned());

@@ -5,6 +5,7 @@
 //! shuts down its side; without `for_ms` only then. A listener that does not read loses events, and
 //! delays no other thread.
 
+use std::collections::HashMap;
 use std::io::{BufWriter, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -63,18 +64,29 @@ impl TraceServer {
 /// One device.
 struct Source {
     device: String,
-    vms: Vec<String>,
+    engine: EngineHandle,
+    /// Names by [`TraceEvent::member`]: disks come and go during a trace.
+    names: HashMap<u32, String>,
     trace: TraceReader,
+}
+
+/// The name of the disk of an event. One that went before it was asked for has none.
+fn name_of<'a>(names: &'a mut HashMap<u32, String>, engine: &EngineHandle, event: &TraceEvent) -> &'a str {
+    names.entry(event.member).or_insert_with(|| {
+        let found = engine.ask(|reply| Command::Member { vm: event.vm, reply });
+        let found = found.ok().flatten().filter(|(member, _)| *member == event.member);
+        found.map_or_else(|| "(detached)".to_owned(), |(_, name)| name)
+    })
 }
 
 impl Source {
     /// Writes all pending events; returns their number.
     fn write(&mut self, out: &mut impl Write) -> std::io::Result<usize> {
-        let Self { device, vms, trace } = self;
+        let Self { device, engine, names, trace } = self;
         let mut done = Ok(());
         let n = trace.drain(|event| {
             if done.is_ok() {
-                let vm = vms.get(event.vm).map_or("", String::as_str);
+                let vm = name_of(names, engine, &event);
                 let line = serde_json::to_writer(&mut *out, &EventLine::new(device, vm, &event));
                 done = line.map_err(Into::into).and_then(|()| out.write_all(b"\n"));
             }
@@ -91,10 +103,13 @@ fn serve(
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let mut sources = Vec::new();
     for (device, engine) in engines {
-        let status = engine.ask(|reply| Command::Status { reply })?;
+        let places = engine.ask(|reply| Command::Status { reply })?.places;
+        let mut names = HashMap::new();
+        for vm in 0..places {
+            names.extend(engine.ask(|reply| Command::Member { vm, reply })?);
+        }
         let trace = TraceReader::start(engine, CAPACITY).with_context(|| format!("device \"{device}\""))?;
-        let vms = status.vms.into_iter().map(|vm| vm.name).collect();
-        sources.push(Source { device: device.clone(), vms, trace });
+        sources.push(Source { device: device.clone(), engine: engine.clone(), names, trace });
     }
     let mut out = BufWriter::new(stream);
     writeln!(out, "{}", json!({ "trace": { "devices": sources.len(), "room": CAPACITY } }))?;

@@ -99,7 +99,6 @@ fn an_invalid_reload_is_refused_as_a_whole() {
         ),
         (other.replace("window = 4", &format!("window = 4\n{costs}")), "device \"d\": cost needs a restart"),
         (other.replace("window = 4", "window = 5"), "a window of more than 4 needs a restart"),
-        (other.replace("name = \"b\"", "name = \"c\""), "another list of disks needs a restart"),
         (format!("sandbox = \"off\"\n{other}"), "sandbox needs a restart"),
     ];
     for (text, why) in bad {

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd};
 use std::time::{Duration, Instant};
 
+use common::resources::Resources;
 use common::{AttackedDomain, Neighbour, completion, connect, read, request};
 use rtvirtio_domain_client::Client;
 use vhost::vhost_user::VhostUserFrontend;
@@ -22,46 +23,6 @@ const ATTEMPTS: usize = 6;
 /// Repetitions of each step.
 fn repetitions() -> usize {
     std::env::var("RTVIRTIO_REPEAT").ok().and_then(|n| n.parse().ok()).unwrap_or(1_500)
-}
-
-/// Resources of the kernel and of the process.
-#[derive(Clone, Copy, Debug)]
-struct Resources {
-    /// io_uring requests of this machine; `None` where the kernel does not show them.
-    requests: Option<i64>,
-    /// Open files of this machine.
-    files: i64,
-    descriptors: i64,
-    resident_kib: i64,
-    threads: i64,
-}
-
-impl Resources {
-    fn of(pid: u32) -> Self {
-        let text = |path: &str| std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{path}: {e}"));
-        // Readable by root only.
-        let slabs = std::fs::read_to_string("/proc/slabinfo").ok();
-        let requests = slabs.and_then(|s| {
-            let line = s.lines().find(|l| l.starts_with("io_kiocb "))?.to_owned();
-            line.split_ascii_whitespace().nth(1)?.parse().ok()
-        });
-        let status = text(&format!("/proc/{pid}/status"));
-        let field = |name: &str| -> i64 {
-            let line = status.lines().find(|l| l.starts_with(name)).expect("a field");
-            line.split_ascii_whitespace().nth(1).and_then(|v| v.parse().ok()).expect("a number")
-        };
-        Self {
-            requests,
-            files: text("/proc/sys/fs/file-nr")
-                .split_ascii_whitespace()
-                .next()
-                .and_then(|v| v.parse().ok())
-                .expect("a number"),
-            descriptors: std::fs::read_dir(format!("/proc/{pid}/fd")).expect("descriptors").count() as i64,
-            resident_kib: field("VmRSS:"),
-            threads: field("Threads:"),
-        }
-    }
 }
 
 impl AttackedDomain {

@@ -46,8 +46,17 @@ fn files_of_another_device_and_places_that_cannot_be_written() {
         let said = refused(&site, &["bench", command, "twin:emmc", "--profile", "/nowhere"]);
         assert!(said.contains("/nowhere"), "{said}");
     }
-    for command in ["cases", "contention", "sweep", "tails", "iod", "iod-crash", "iod-startup", "reservation"]
-    {
+    for command in [
+        "cases",
+        "contention",
+        "sweep",
+        "tails",
+        "iod",
+        "iod-attach",
+        "iod-crash",
+        "iod-startup",
+        "reservation",
+    ] {
         let device: &[&str] = if command == "sweep" { &["twin:emmc"] } else { &[] };
         // A file where a directory is needed.
         let out = Path::new(profile).join("out");

@@ -416,3 +416,26 @@ fn the_io_domain_in_small() {
     assert!(again["data"][0]["pairs"].is_array(), "what is no run: {}", again["data"]);
     site.assert_clean();
 }
+
+#[test]
+fn disks_come_and_go_next_to_a_client_that_verifies() {
+    let test = "disks_come_and_go_next_to_a_client_that_verifies";
+    if !can_run(test) {
+        return;
+    }
+    let site = Site::new();
+    let out = site.dir.path().join("attach");
+    let out = out.to_str().unwrap();
+    let (code, result) = site.json(&["lab", "bench", "iod-attach", "--disks", "4", "--out", out]);
+    assert_eq!(code, 0, "{}", result["claims"]);
+    let claims = result["claims"].as_array().unwrap();
+    let claim =
+        |id: &str| claims.iter().find(|c| c["id"] == id).unwrap_or_else(|| panic!("no {id}: {result}"));
+    assert_eq!(claim("iod.attach.turns")["value"], 4.0);
+    for id in ["iod.attach.longest_ms", "iod.attach.longest_without_ms"] {
+        assert!(claim(id)["n"].as_u64().unwrap() > 0, "{result}");
+    }
+    let (_, again) = site.json(&["lab", "bench", "iod", "--report-only", "--out", out]);
+    assert_eq!(again["claims"], result["claims"]);
+    site.assert_clean();
+}

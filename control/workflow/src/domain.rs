@@ -1,6 +1,7 @@
 //! The I/O domain as the product runs it: planned, started, asked, stopped.
 
 pub mod client;
+pub mod live;
 pub mod plan;
 pub mod process;
 pub mod start;
@@ -68,14 +69,13 @@ pub fn load(path: &Path) -> Result<Config> {
 }
 
 impl Config {
-    /// What [`Config::start`] would do, line by line; the disks are checked by the domain's
-    /// program.
+    /// What [`Config::start`] would do, line by line, after all that a start checks.
     ///
     /// # Errors
     /// A configuration that the domain would refuse.
     pub fn preview(&self, source: &Path, dirs: &Dirs, progress: &dyn Progress) -> Result<Vec<String>> {
         if rustix::process::geteuid().is_root() {
-            plan::check_disks(&self.text)?;
+            plan::check(&self.file, source)?;
         } else {
             progress.warn("the disks were not checked: that needs root");
         }

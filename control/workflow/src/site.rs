@@ -41,6 +41,8 @@ pub struct Site {
     pub stack: Stack,
     /// The VMs as a lab lists them, when they are a lab's.
     pub lab: Option<Inventory>,
+    /// Load an object that ends fio's waits on time into the fio of guests that are no lab's.
+    pub preload: bool,
     root: Root,
     cgroups: Cgroups,
     /// In spec order, each with its cgroup.
@@ -87,7 +89,7 @@ impl Site {
         let vms = find::of_spec_in(&spec, lab.as_ref())?;
         let with_cgroup = |vm: HostVm| vm.io_cgroup(&root, &cgroups).map(|cgroup| (vm, cgroup));
         let vms = vms.into_iter().map(with_cgroup).collect::<Result<_>>()?;
-        Ok(Self { spec, label, disks, stack, lab, root, cgroups, vms })
+        Ok(Self { spec, label, disks, stack, lab, preload: false, root, cgroups, vms })
     }
 
     /// The device and the VMs as `apply` takes them.
@@ -313,7 +315,11 @@ impl Site {
         let mut loads = Vec::new();
         for (vm, here) in self.spec.vms.iter().zip(&lab.vms) {
             let place = match &here.guest {
-                Some(guest) => Place::Guest { agent: guest.agent.clone().into(), target: guest.disk.clone() },
+                Some(guest) => Place::Guest {
+                    agent: guest.agent.clone().into(),
+                    target: guest.disk.clone(),
+                    preload: true,
+                },
                 None => Place::Host {
                     cgroup_procs: vec![self.cgroups.dir(&here.cgroup)?.join("cgroup.procs")],
                     target: lab.device.clone(),
@@ -352,7 +358,7 @@ impl Site {
                 );
             };
             let place = match agent {
-                Some(agent) => Place::Guest { agent, target: disk },
+                Some(agent) => Place::Guest { agent, target: disk, preload: self.preload },
                 None => Place::Host {
                     cgroup_procs: vec![self.cgroups.dir(cgroup)?.join("cgroup.procs")],
                     target: disk,

@@ -11,6 +11,8 @@ use crate::window::WindowConfig;
 
 /// Largest quantum, in bytes.
 const MAX_QUANTUM: u64 = 16 << 20;
+/// VMs of one device.
+const MAX_VMS: u64 = 4_096;
 
 /// The policy that chooses the next VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -182,7 +184,7 @@ impl Config {
         if let Some(shared) = self.window.shared {
             range("window.shared", shared.into(), 1, 65_536)?;
         }
-        range("number of VMs", self.vms.len() as u64, 1, 4_096)?;
+        range("number of VMs", self.vms.len() as u64, 0, MAX_VMS)?;
         for (i, vm) in self.vms.iter().enumerate() {
             self.check_vm(i, vm)?;
         }
@@ -271,7 +273,9 @@ mod tests {
         let e = one(VmConfig { weight: 0, ..VmConfig::default() }).check().unwrap_err();
         let what = "VM 0: weight".to_owned();
         assert_eq!(e, ConfigError::Range { what, value: 0, least: 1, most: 1_000 });
-        assert!(Config { vms: Vec::new(), ..Config::default() }.check().is_err());
+        assert_eq!(Config::default().check(), Ok(()), "VMs may come later");
+        let most = vec![VmConfig::default(); 4_097];
+        assert!(Config { vms: most, ..Config::default() }.check().is_err());
         let peak = Tspec { rate: 100, burst: 1, peak: Some(99) };
         let cap = Cap { requests: Some(peak), ..Cap::default() };
         assert!(one(VmConfig { caps: [cap, Cap::default()], ..VmConfig::default() }).check().is_err());

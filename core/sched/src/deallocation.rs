@@ -96,6 +96,19 @@ impl DeallocationPacer {
         self.recheck_now();
     }
 
+    /// Another VM in this place, which is one of the known ones or the next: nothing is known of
+    /// its pieces.
+    pub fn replace(&mut self, vm: usize) {
+        let size = Size { next: self.least, most: self.most, since: Nanos(0) };
+        if vm == self.sizes.len() {
+            self.sizes.push(size);
+            self.virtual_times.push(self.min_virtual_time);
+        } else if let (Some(sizes), Some(used)) = (self.sizes.get_mut(vm), self.virtual_times.get_mut(vm)) {
+            (*sizes, *used) = (size, self.min_virtual_time);
+        }
+        self.recheck_now();
+    }
+
     /// Whether a piece is at the device.
     pub fn is_busy(&self) -> bool {
         self.submitted_at.is_some()

@@ -29,6 +29,11 @@ impl Round {
     pub fn with_capacity(n: usize) -> Self {
         Self { visited: Vec::with_capacity(n + 1), current: 0, replenished: false }
     }
+
+    /// Room for the search among `n` VMs.
+    pub fn reserve(&mut self, n: usize) {
+        self.visited.reserve((n + 1).saturating_sub(self.visited.len()));
+    }
 }
 
 impl DeficitRoundRobin {
@@ -54,6 +59,17 @@ impl DeficitRoundRobin {
         for (quantum, weight) in self.quanta.iter_mut().zip(weights) {
             let exact = u128::from(max_cost.max(1)) * u128::from((*weight).max(1)) / lightest;
             *quantum = u64::try_from(exact).unwrap_or(u64::MAX / 2).min(u64::MAX / 2);
+        }
+    }
+
+    /// Another VM in this place, which is one of the known ones or the next. It has no deficit, and
+    /// no quantum until [`DeficitRoundRobin::set_weights`].
+    pub fn replace(&mut self, vm: usize) {
+        if vm == self.quanta.len() {
+            self.quanta.push(1);
+            self.deficits.push(0);
+        } else if let Some(deficit) = self.deficits.get_mut(vm) {
+            *deficit = 0;
         }
     }
 

@@ -44,5 +44,7 @@ pub use deallocation::DeallocationStatus;
 pub use meter::{Contract, Meter};
 pub use priority::{Class, Priority, PriorityRule};
 pub use request::{Direction, Op, Piece, Request};
-pub use scheduler::{CompletedRequest, Next, Scheduler, SubmitError, VmCounters};
+pub use scheduler::{
+    CompletedRequest, MembershipError, Next, PreparedVm, Scheduler, SubmitError, VmCounters,
+};
 pub use window::{Window, WindowConfig};

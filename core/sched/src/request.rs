@@ -103,4 +103,9 @@ pub struct Piece {
     pub cost: u64,
     /// Submitted under a reservation, not as a share of the rest.
     pub reserved: bool,
+    /// From when on its reservation covers it: its arrival, or later where the VM asks for more
+    /// than it reserved. 0 without a reservation.
+    pub eligible_at: Nanos,
+    /// The moment by which its reservation promises its completion; the end of time without one.
+    pub due: Nanos,
 }

@@ -1,10 +1,12 @@
 //! The scheduler of one device.
 
+mod membership;
 mod pick;
 mod vm;
 
 use rtvirtio_units::Nanos;
 
+pub use self::membership::{MembershipError, PreparedVm};
 use self::pick::{Choice, Decision, Findings, Grant};
 use self::vm::{Vm, reservation_for};
 use crate::config::{Config, ConfigError, Policy, VmConfig};
@@ -137,6 +139,7 @@ impl Scheduler {
 
     /// Changes policy, window and aging, and caps, weights, reservations and rules of the VMs in
     /// `vms`, whose buckets start full. Depths, cost, quantum and outstanding requests stay.
+    /// `config` has an entry for each place; those of vacant ones have no effect.
     ///
     /// # Errors
     /// An invalid configuration, or one of other VMs; nothing is changed then.
@@ -155,6 +158,9 @@ impl Scheduler {
         }
         for &vm in vms {
             let old = &mut self.vms[vm];
+            if old.is_vacant {
+                continue;
+            }
             let hits = [old.caps[0].cap_hits(), old.caps[1].cap_hits()];
             let fresh = Vm::new(&VmConfig { depth: 1, ..config.vms[vm].clone() }, &self.splitter);
             let [reads, writes] = fresh.caps;
@@ -162,10 +168,10 @@ impl Scheduler {
             (old.rule, old.weight) = (fresh.rule, fresh.weight);
             (old.reservations, old.quanta) = (fresh.reservations, fresh.quanta);
         }
-        let weights: Vec<u32> = self.vms.iter().map(|v| v.weight).collect();
         if config.policy == self.policy {
-            self.drr.set_weights(&weights, self.splitter.max_piece_ns());
+            self.update_weights();
         } else {
+            let weights: Vec<u32> = self.vms.iter().map(|v| v.weight).collect();
             self.policy = config.policy;
             self.drr = drr(config.policy, &weights, &self.splitter);
         }
@@ -237,6 +243,7 @@ impl Scheduler {
     /// Moves a piece to the device and charges it.
     fn dispatch(&mut self, choice: &Choice, now: Nanos) -> Piece {
         let Choice { vm, candidate: c, grant } = choice;
+        let mut promise = (Nanos(0), Nanos(u64::MAX));
         let v = &mut self.vms[*vm];
         let before = (v.queue.backlog(), v.queue.deallocation_backlog());
         v.queue.submit(&c.head, c.len);
@@ -257,6 +264,7 @@ impl Scheduler {
             Grant::Reservation { index, eligible_at } => {
                 if let Some(r) = &mut v.reservations[index] {
                     r.bucket.take(eligible_at, c.charge.time);
+                    promise = (eligible_at, Nanos(eligible_at.0.saturating_add(r.deadline.0)));
                 }
                 self.inflight += 1;
                 v.counters.reserved += 1;
@@ -280,6 +288,8 @@ impl Scheduler {
             priority: c.head.priority,
             cost: c.charge.time,
             reserved: matches!(grant, Grant::Reservation { .. }),
+            eligible_at: promise.0,
+            due: promise.1,
         }
     }
 

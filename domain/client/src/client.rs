@@ -153,6 +153,11 @@ impl Client {
         Ok(Self { frontend, mem, queues, capacity })
     }
 
+    /// Whether the back end has closed the connection.
+    pub fn raw_is_closed(&mut self) -> bool {
+        self.frontend.get_features().is_err()
+    }
+
     /// The raw connection, for invalid messages.
     pub fn raw(&mut self) -> &mut Frontend {
         &mut self.frontend

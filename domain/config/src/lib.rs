@@ -2,6 +2,7 @@
 //! their line.
 
 mod admission;
+pub mod edit;
 mod error;
 mod paths;
 mod sched;

@@ -84,8 +84,8 @@ pub struct Device {
     /// A request that waited longer than this goes before more important ones of its VM.
     #[serde(default = "default_aging", deserialize_with = "parse_text")]
     pub aging: Nanos,
-    /// The disks.
-    #[serde(rename = "disk")]
+    /// The disks; they may come later.
+    #[serde(default, rename = "disk")]
     pub disks: Vec<Disk>,
 }
 

@@ -52,6 +52,8 @@ pub struct Backing {
     pub limits: Limits,
     /// Alignment of memory, offsets and lengths, in bytes.
     pub block: u32,
+    /// Length of the whole file or device, in bytes.
+    pub len: u64,
     /// Bypasses the page cache.
     pub direct: bool,
     /// Device and inode of the file, or the number of the block device: disks with the same one
@@ -59,6 +61,17 @@ pub struct Backing {
     pub identity: (u64, u64),
     /// The locks of a disk that is opened alone.
     _lock: Option<DiskLock>,
+}
+
+/// What is measured of a file or device when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Its length, in bytes.
+    pub(crate) len: u64,
+    /// Alignment of direct I/O, in bytes.
+    pub(crate) block: u32,
+    /// It can discard.
+    pub(crate) discard: bool,
 }
 
 const BLKGETSIZE64: rustix::ioctl::Opcode = rustix::ioctl::opcode::read::<usize>(0x12, 114);
@@ -88,8 +101,7 @@ impl Backing {
             .open(path)
             .map_err(io(if config.direct { "cannot open for direct I/O" } else { "cannot open" }))?;
         let meta = file.metadata().map_err(io("cannot read its size"))?;
-        let identity = identity(&meta);
-        if identity != lock.identity {
+        if identity(&meta) != lock.identity {
             return Err(BackingError::Replaced { path: path.clone() });
         }
         let (len, block) = if meta.file_type().is_block_device() {
@@ -100,6 +112,23 @@ impl Backing {
             return Err(BackingError::Kind { path: path.clone() });
         };
         lock.extend(&file).map_err(io("cannot lock"))?;
+        let discard = !config.read_only && can_discard(&file, &meta);
+        Self::with_geometry(config, file, Geometry { len, block, discard })
+    }
+
+    /// A disk on an open file with a known geometry.
+    pub(crate) fn with_geometry(
+        config: &BackingConfig,
+        file: File,
+        geometry: Geometry,
+    ) -> Result<Self, BackingError> {
+        let path = &config.path;
+        let io = |what| move |source: io::Error| BackingError::Io { path: path.clone(), what, source };
+        let meta = file.metadata().map_err(io("cannot read its size"))?;
+        let Geometry { len, block, discard } = geometry;
+        if !meta.is_file() && !meta.file_type().is_block_device() {
+            return Err(BackingError::Kind { path: path.clone() });
+        }
         if len < SECTOR {
             return Err(BackingError::TooShort { path: path.clone(), len });
         }
@@ -122,10 +151,9 @@ impl Backing {
         if end > len || size == 0 {
             return Err(BackingError::Short { path: path.clone(), end, len });
         }
-        let discard = !config.read_only && can_discard(&file, &meta);
-        let limits = Limits { size, read_only: config.read_only, discard };
-        let _lock = None;
-        Ok(Self { file, start: config.offset, limits, block, direct: config.direct, identity, _lock })
+        let limits = Limits { size, read_only: config.read_only, discard: discard && !config.read_only };
+        let (start, direct, identity) = (config.offset, config.direct, identity(&meta));
+        Ok(Self { file, start, limits, block, len, direct, identity, _lock: None })
     }
 
     /// Whether two disks lie on the same file or device and overlap there.

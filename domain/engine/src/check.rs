@@ -12,7 +12,7 @@ use rustix::net::SocketAddrUnix;
 use crate::backing::BackingError;
 use crate::config::{File, NamedPath, parent_dir};
 use crate::disk_lock::{DiskLock, DiskUse, LOCK_TIMEOUT};
-use crate::domain::{DomainError, lock_files, open_backings};
+use crate::domain::{DomainError, OpenedDisks};
 use crate::listen::{self, SocketState};
 use crate::socket_group;
 
@@ -62,13 +62,22 @@ fn path_identity(named: &NamedPath) -> Result<Option<PathIdentity>, DomainError>
     Ok(inode(parent_dir(&named.path))?.map(|dir| PathIdentity::Name(dir, name)))
 }
 
+/// Who makes the sockets' directories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Directories {
+    /// They must exist, as for a start of the domain's program.
+    MustExist,
+    /// `rtvirtio apply` makes them.
+    AreMade,
+}
+
 /// Checks everything that a start checks: paths, groups, sockets, disks with their locks, formats,
 /// sizes and overlaps. Changes nothing and keeps no lock. A running domain of this configuration is
 /// no error; the notes mention it.
 ///
 /// # Errors
 /// The first error of a start.
-pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
+pub fn check(file: &File, config: &Path, directories: Directories) -> Result<Vec<String>, DomainError> {
     refuse_collisions(file, config)?;
     let mut notes = Vec::new();
     check_bindable(&file.control, true).map_err(control_error)?;
@@ -80,7 +89,7 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     }
     for disk in file.devices.iter().flat_map(|d| &d.disks) {
         let failed = |source| DomainError::path(disk, "socket", source);
-        check_bindable(&disk.socket, false).map_err(failed)?;
+        check_bindable(&disk.socket, directories == Directories::AreMade).map_err(failed)?;
         socket_group::resolve(disk.socket_group.as_deref())
             .map_err(|source| DomainError::path(disk, "socket_group", source))?;
         if let Some(listener) = listener_pid(&disk.socket).map_err(failed)? {
@@ -95,16 +104,6 @@ pub fn check(file: &File, config: &Path) -> Result<Vec<String>, DomainError> {
     Ok(notes)
 }
 
-/// Checks the disks alone: existence, locks, formats, sizes and overlaps. A running domain of this
-/// configuration is no error; the notes mention it.
-///
-/// # Errors
-/// The first error of a disk.
-pub fn check_disks(file: &File) -> Result<Vec<String>, DomainError> {
-    let running = running_pid(file)?;
-    check_disk_files(file, running)
-}
-
 fn control_error(source: io::Error) -> DomainError {
     DomainError::Path { what: "`control`".into(), source }
 }
@@ -116,22 +115,25 @@ fn running_pid(file: &File) -> Result<Option<u32>, DomainError> {
 }
 
 fn check_disk_files(file: &File, running: Option<u32>) -> Result<Vec<String>, DomainError> {
+    let opened = OpenedDisks::open(file, take_locks(running), |_| true)?;
+    let unlocked = opened.locks.iter().any(|lock| !lock.is_held());
+    Ok(unlocked
+        .then(|| "its disks are in use by that domain, and were not locked".to_owned())
+        .into_iter()
+        .collect())
+}
+
+/// Takes the locks of files. Those that the process `running` holds are left to it.
+pub(crate) fn take_locks(running: Option<u32>) -> impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError> {
     let timeout = if running.is_some() { Duration::ZERO } else { LOCK_TIMEOUT };
-    let take = |path: &Path, wanted: DiskUse| match (DiskLock::acquire(path, wanted, timeout), running) {
+    move |path, wanted| match (DiskLock::acquire(path, wanted, timeout), running) {
         (Err(BackingError::InUse { processes, .. }), Some(pid))
             if processes.iter().all(|p| *p == pid) && !processes.is_empty() =>
         {
             DiskLock::open_unlocked(path)
         }
         (done, _) => done,
-    };
-    let locks = lock_files(file, take)?;
-    open_backings(file, &locks)?;
-    let unlocked = locks.iter().any(|lock| !lock.is_held());
-    Ok(unlocked
-        .then(|| "its disks are in use by that domain, and were not locked".to_owned())
-        .into_iter()
-        .collect())
+    }
 }
 
 /// Checks that a socket can be bound: the path has a valid length, and its directory is writable.

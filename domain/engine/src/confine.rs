@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 /// The role of a thread, which decides the privileges that it keeps.
@@ -20,6 +20,66 @@ pub enum Role {
     VhostUser,
     /// Serves the control socket and reloads the configuration.
     Control,
+    /// Starts threads of the role [`Role::VhostUser`], for disks that are attached later. It reads
+    /// nothing of guests.
+    Spawner,
+}
+
+/// Starts a confined thread.
+pub trait StartThread {
+    /// Starts a thread; returns when it is confined.
+    ///
+    /// # Errors
+    /// The thread cannot be started or confined; `body` is not run then.
+    fn start_thread(&self, name: &str, role: Role, body: Body) -> io::Result<JoinHandle<()>>;
+}
+
+/// What a thread runs.
+pub type Body = Box<dyn FnOnce() + Send>;
+
+impl StartThread for Confine {
+    fn start_thread(&self, name: &str, role: Role, body: Body) -> io::Result<JoinHandle<()>> {
+        self.spawn(name, role, body)
+    }
+}
+
+struct Job {
+    name: String,
+    role: Role,
+    body: Body,
+    reply: SyncSender<io::Result<JoinHandle<()>>>,
+}
+
+/// A thread that starts others: a confined thread of another role cannot.
+#[derive(Debug)]
+pub struct Spawner {
+    jobs: SyncSender<Job>,
+}
+
+impl Spawner {
+    /// Starts it; it ends when this is dropped.
+    ///
+    /// # Errors
+    /// As [`Confine::spawn`].
+    pub fn start(confine: &Confine) -> io::Result<Self> {
+        let (jobs, next) = sync_channel::<Job>(1);
+        let confined = confine.clone();
+        confine.spawn("iod-spawner", Role::Spawner, move || {
+            for Job { name, role, body, reply } in next {
+                let _ = reply.send(confined.spawn(&name, role, body));
+            }
+        })?;
+        Ok(Self { jobs })
+    }
+}
+
+impl StartThread for Spawner {
+    fn start_thread(&self, name: &str, role: Role, body: Body) -> io::Result<JoinHandle<()>> {
+        let (reply, answer) = sync_channel(1);
+        let ended = || io::Error::other("the thread that starts others has ended");
+        self.jobs.send(Job { name: name.to_owned(), role, body, reply }).map_err(|_| ended())?;
+        answer.recv().map_err(|_| ended())?
+    }
 }
 
 type Step = dyn Fn(Role) -> io::Result<()> + Send + Sync;

@@ -121,6 +121,22 @@ impl DiskLock {
         Ok(Self { path: path.to_owned(), file, held: None, identity })
     }
 
+    /// The locks that another process has taken, and passes on with this open file.
+    pub(crate) fn adopt(path: &Path, file: File, held: DiskUse) -> io::Result<Self> {
+        let identity = identity(&file.metadata()?);
+        Ok(Self { path: path.to_owned(), file, held: Some(held), identity })
+    }
+
+    /// Its open file, for another process.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// How the file may be used; `None` without locks.
+    pub(crate) fn held(&self) -> Option<DiskUse> {
+        self.held
+    }
+
     /// Whether locks are held.
     pub(crate) fn is_held(&self) -> bool {
         self.held.is_some()

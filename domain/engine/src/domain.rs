@@ -4,12 +4,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::backing::{Backing, BackingConfig, BackingError};
-use crate::config::{Device, Disk, File};
-use crate::confine::Confine;
-use crate::disk_lock::{DiskLock, DiskUse, Identity, LOCK_TIMEOUT, identity};
+use crate::check::take_locks;
+use crate::config::{Disk, File};
+use crate::confine::{Confine, Spawner, StartThread};
+use crate::disk_lock::{DiskLock, DiskUse, Identity, identity};
 use crate::engine::{self, Engine, EngineConfig, EngineError, EngineHandle};
 use crate::listen::SocketListener;
-use crate::reload::Reloader;
+use crate::running::{Member, Running};
 use crate::socket_group;
 use crate::vhost_user::{DiskInfo, VhostUserServer};
 
@@ -92,11 +93,8 @@ pub struct OpenedDomain {
 #[derive(Debug)]
 pub struct Domain {
     // Servers end before the engines that they use.
-    servers: Vec<VhostUserServer>,
-    /// Locks of files; one lock covers all disks on a file.
-    _locks: Vec<DiskLock>,
+    running: Running,
     engines: Vec<(String, Engine)>,
-    file: File,
 }
 
 impl OpenedDomain {
@@ -105,8 +103,7 @@ impl OpenedDomain {
     /// # Errors
     /// [`DomainError`]; nothing stays open then.
     pub fn open(file: &File) -> Result<Self, DomainError> {
-        let locks = lock_files(file, |path, wanted| DiskLock::acquire(path, wanted, LOCK_TIMEOUT))?;
-        let backings = open_backings(file, &locks)?;
+        let OpenedDisks { backings, locks } = OpenedDisks::open(file, take_locks(None), |_| true)?;
         let mut sockets = Vec::new();
         for device in &file.devices {
             let listen = |disk: &crate::config::Disk| {
@@ -126,16 +123,19 @@ impl OpenedDomain {
     /// [`DomainError`]; no thread runs then.
     pub fn start(self, confine: &Confine) -> Result<Domain, DomainError> {
         let Self { file, backings, sockets, locks } = self;
-        let mut domain =
-            Domain { servers: Vec::new(), _locks: locks, engines: Vec::new(), file: file.clone() };
+        let spawner = Spawner::start(confine).map_err(|source| DomainError::Path {
+            what: "cannot start the thread that starts those of disks attached later".into(),
+            source,
+        })?;
+        let mut engines = Vec::new();
+        let mut places = Vec::new();
         for ((device, backings), sockets) in file.devices.iter().zip(backings).zip(sockets) {
-            let infos: Vec<DiskInfo> = disk_infos(device, &backings);
-            let disks = device.disks.iter().zip(backings).map(|(disk, backing)| engine::Disk {
-                name: disk.name.clone(),
-                backing,
-                serial: disk.serial.clone().unwrap_or_else(|| disk.name.clone()),
-                queues: disk.queues,
-            });
+            let mut members = Vec::new();
+            let parts = device.disks.iter().zip(&backings).zip(sockets).enumerate();
+            for (vm, ((disk, backing), socket)) in parts {
+                members.push((Member::part_of(disk, backing), disk_info(disk, backing, vm), socket));
+            }
+            let disks = device.disks.iter().zip(backings).map(|(disk, b)| engine_disk(disk, b));
             let config = EngineConfig {
                 name: device.name.clone(),
                 cpus: device.cpus.clone(),
@@ -147,32 +147,77 @@ impl OpenedDomain {
             let started = Engine::start(config, &device.sched(), disks.collect())
                 .map_err(|source| DomainError::Engine { device: device.name.clone(), source })?;
             let handle = started.handle();
-            domain.engines.push((device.name.clone(), started));
-            for (info, socket) in infos.into_iter().zip(sockets) {
-                let disk = info.name.clone();
-                let server = VhostUserServer::start(info, socket, handle.clone(), confine)
-                    .map_err(|source| DomainError::Socket { disk, source })?;
-                domain.servers.push(server);
-            }
+            engines.push((device.name.clone(), started));
+            let serve = |(part, info, socket)| {
+                let server = serve_disk(info, socket, &handle, confine)?;
+                Ok(Some(Member::new(part, server)))
+            };
+            places.push(members.into_iter().map(serve).collect::<Result<Vec<_>, DomainError>>()?);
         }
-        Ok(domain)
+        let handles = engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect();
+        let running = Running::new(file, handles, places, locks, Box::new(spawner));
+        Ok(Domain { running, engines })
     }
 }
 
-fn disk_infos(device: &Device, backings: &[Backing]) -> Vec<DiskInfo> {
-    let infos = device.disks.iter().zip(backings).enumerate().map(|(vm, (disk, b))| DiskInfo {
+/// A disk as its engine serves it.
+pub(crate) fn engine_disk(disk: &Disk, backing: Backing) -> engine::Disk {
+    engine::Disk {
+        name: disk.name.clone(),
+        backing,
+        serial: disk.serial.clone().unwrap_or_else(|| disk.name.clone()),
+        queues: disk.queues,
+    }
+}
+
+/// A disk as its control thread sees it.
+pub(crate) fn disk_info(disk: &Disk, backing: &Backing, vm: usize) -> DiskInfo {
+    DiskInfo {
         name: disk.name.clone(),
         vm,
-        limits: b.limits,
-        block: b.block,
+        limits: backing.limits,
+        block: backing.block,
         queues: disk.queues,
         hugepages: disk.hugepages,
-    });
-    infos.collect()
+    }
+}
+
+/// Serves a disk's socket.
+pub(crate) fn serve_disk(
+    info: DiskInfo,
+    socket: SocketListener,
+    engine: &EngineHandle,
+    threads: &dyn StartThread,
+) -> Result<VhostUserServer, DomainError> {
+    let disk = info.name.clone();
+    VhostUserServer::start(info, socket, engine.clone(), threads)
+        .map_err(|source| DomainError::Socket { disk, source })
+}
+
+/// The open and locked disks of a configuration.
+#[derive(Debug)]
+pub(crate) struct OpenedDisks {
+    /// The disks of each device.
+    pub(crate) backings: Vec<Vec<Backing>>,
+    pub(crate) locks: Vec<DiskLock>,
+}
+
+impl OpenedDisks {
+    /// Locks and opens all disks; refuses overlaps, and image formats of the disks that `checked`
+    /// accepts. A start, `--check`, a dry run and an attach all come through here.
+    pub(crate) fn open(
+        file: &File,
+        take: impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError>,
+        checked: impl Fn(&Disk) -> bool,
+    ) -> Result<Self, DomainError> {
+        let locks = lock_files(file, take)?;
+        let backings = open_backings(file, &locks, &checked)?;
+        Ok(Self { backings, locks })
+    }
 }
 
 /// Locks each file and device once, whatever the number of its disks.
-pub(crate) fn lock_files(
+fn lock_files(
     file: &File,
     take: impl Fn(&Path, DiskUse) -> Result<DiskLock, BackingError>,
 ) -> Result<Vec<DiskLock>, DomainError> {
@@ -198,28 +243,33 @@ pub(crate) fn lock_files(
 }
 
 /// Opens all disks; refuses other image formats and overlaps.
-pub(crate) fn open_backings(file: &File, locks: &[DiskLock]) -> Result<Vec<Vec<Backing>>, DomainError> {
+fn open_backings(
+    file: &File,
+    locks: &[DiskLock],
+    checked: &impl Fn(&Disk) -> bool,
+) -> Result<Vec<Vec<Backing>>, DomainError> {
     let mut backings: Vec<Vec<Backing>> = Vec::new();
     for device in &file.devices {
         let open = |disk: &Disk| {
-            open_locked(disk, locks).map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })
+            open_locked(disk, locks, checked(disk))
+                .map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })
         };
         backings.push(device.disks.iter().map(open).collect::<Result<_, _>>()?);
     }
     refuse_overlaps(file, &backings)?;
     for lock in locks {
-        refuse_formats(file, &backings, lock)?;
+        refuse_formats(file, &backings, lock, checked)?;
     }
     Ok(backings)
 }
 
-fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError> {
+fn open_locked(disk: &Disk, locks: &[DiskLock], checked: bool) -> Result<Backing, BackingError> {
     let io = |source| BackingError::Io { path: disk.path.clone(), what: "cannot open", source };
     let there = identity(&std::fs::metadata(&disk.path).map_err(io)?);
     let lock = locks.iter().find(|lock| lock.identity == there);
     let lock = lock.ok_or_else(|| BackingError::Replaced { path: disk.path.clone() })?;
     // Checked before the size, which is the container's.
-    if disk.format.is_none() {
+    if checked && disk.format.is_none() {
         lock.refuse_format(disk.offset.0, None)?;
     }
     let mut backing = Backing::open_locked(&BackingConfig::from(disk), lock)?;
@@ -230,12 +280,17 @@ fn open_locked(disk: &Disk, locks: &[DiskLock]) -> Result<Backing, BackingError>
 /// Checks the start and the end of a file for image formats, for its first and last disk. Disks
 /// with `format = "raw"` are not checked: their guests may write any bytes, and no other disk of
 /// the file is refused for it.
-fn refuse_formats(file: &File, backings: &[Vec<Backing>], lock: &DiskLock) -> Result<(), DomainError> {
+fn refuse_formats(
+    file: &File,
+    backings: &[Vec<Backing>],
+    lock: &DiskLock,
+    checked: impl Fn(&Disk) -> bool,
+) -> Result<(), DomainError> {
     let disks = file.devices.iter().flat_map(|d| &d.disks).zip(backings.iter().flatten());
     let on_it: Vec<(&Disk, &Backing)> = disks.filter(|(_, b)| b.identity == lock.identity).collect();
     let first = on_it.iter().map(|(_, b)| b.start).min();
     let last = on_it.iter().map(|(_, b)| b.start + b.limits.size).max();
-    for (disk, backing) in on_it.iter().filter(|(disk, _)| disk.format.is_none()) {
+    for (disk, backing) in on_it.iter().filter(|(disk, _)| checked(disk) && disk.format.is_none()) {
         let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
         let end = lock.len().map_err(failed)?;
         let is_last = last == Some(backing.start + backing.limits.size);
@@ -270,10 +325,10 @@ impl Domain {
         self.engines.iter().map(|(name, e)| (name.clone(), e.handle())).collect()
     }
 
-    /// Changes the configuration of running engines.
+    /// The disks that run, for threads that change or describe them.
     #[must_use]
-    pub fn reloader(&self) -> Reloader {
-        Reloader::new(self.file.clone(), self.handles())
+    pub fn running(&self) -> Running {
+        self.running.clone()
     }
 
     /// Whether the kernel refuses every io_uring operation that the engines do not use.
@@ -285,9 +340,7 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // All end at the same time; then each is joined.
-        self.servers.iter().for_each(VhostUserServer::close);
-        self.servers.clear();
+        self.running.end();
         self.engines.clear();
     }
 }

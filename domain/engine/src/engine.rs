@@ -6,6 +6,7 @@
 
 mod command;
 mod data;
+mod prepared;
 mod run;
 mod slot;
 mod table;
@@ -24,9 +25,10 @@ use rtvirtio_units::Nanos;
 use crate::backing::Backing;
 use crate::confine::{Confine, Role};
 pub use command::{
-    Command, EngineGone, EngineHandle, EngineStatus, ReconfigureError, StartError, VmStatus, VringBase,
-    VringStart,
+    Command, EngineGone, EngineHandle, EngineStatus, PromiseCounters, ReconfigureError, StartError, VmStatus,
+    VringBase, VringStart,
 };
+pub use prepared::{AttachError, Capacity, DetachedDisk, PreparedDisk, RefusedDisk};
 pub use trace::{TraceEvent, TraceWriter};
 pub use trace_reader::{TraceError, TraceReader};
 

@@ -23,14 +23,16 @@ pub mod confine;
 mod disk_lock;
 pub mod domain;
 pub mod engine;
+pub mod handover;
 mod image_format;
 pub mod inflight;
 pub mod line_server;
 pub mod listen;
-mod log;
+pub mod log;
 pub mod memory;
 pub mod reload;
 pub mod report;
+pub mod running;
 pub mod socket_group;
 pub mod vhost_user;
 

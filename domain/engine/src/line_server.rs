@@ -1,17 +1,22 @@
-//! A server for one request line and one reply line per connection, on a Unix socket.
+//! A server for one request line and one reply line per connection, on a Unix socket. Peers of the
+//! owner may pass descriptors with the line.
 //!
 //! A connection has one deadline from accept to the last byte of its reply, so a silent or slow
 //! peer holds its place no longer. The number of connections is bounded; a new one replaces the
 //! oldest.
 
-use std::io;
-use std::os::fd::AsFd;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, accept_with, recv, send};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketFlags, accept_with,
+    recv, recvmsg, send, sockopt,
+};
 
 /// Limits of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +25,10 @@ pub struct Limits {
     pub connections: usize,
     /// Longest line, in bytes.
     pub line: usize,
+    /// Most descriptors of a connection.
+    pub descriptors: usize,
+    /// The user whose processes may pass descriptors and change what is served; root may too.
+    pub owner: u32,
     /// Deadline of a connection, from accept to the last byte of the reply.
     pub deadline: Duration,
     /// Pause after a failed accept, for want of descriptors or memory.
@@ -30,7 +39,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 64,
-            line: 4_096,
+            line: 1 << 16,
+            descriptors: 768,
+            owner: 0,
             deadline: Duration::from_secs(5),
             pause: Duration::from_millis(100),
         }
@@ -46,12 +57,55 @@ pub enum Reply {
     Detached,
 }
 
+/// A request.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The line, without its newline.
+    pub line: &'a str,
+    /// Where the reply goes.
+    pub stream: UnixStream,
+    /// Descriptors that came with it, in order; of peers that may pass them.
+    pub descriptors: Vec<OwnedFd>,
+    /// The peer is root or the owner of the server.
+    pub is_owner: bool,
+}
+
+/// Descriptors in one message; the kernel's limit is 253.
+const DESCRIPTORS_PER_MESSAGE: usize = 16;
+
 struct Connection {
     stream: UnixStream,
     until: Instant,
+    is_owner: bool,
+    descriptors: Vec<OwnedFd>,
     request: Vec<u8>,
     /// The reply and the number of bytes sent, after the request.
     reply: Option<(Vec<u8>, usize)>,
+}
+
+impl Connection {
+    fn new(stream: UnixStream, until: Instant, is_owner: bool) -> Self {
+        Self { stream, until, is_owner, descriptors: Vec::new(), request: Vec::new(), reply: None }
+    }
+
+    /// Reads what is there. Descriptors of peers that may not pass any are never received: the
+    /// kernel drops them.
+    fn read(&mut self, bytes: &mut [u8]) -> Result<usize, Errno> {
+        if !self.is_owner {
+            return recv(&self.stream, bytes, RecvFlags::DONTWAIT).map(|(_, n)| n);
+        }
+        let mut space =
+            [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE), ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let got = recvmsg(&self.stream, &mut [IoSliceMut::new(bytes)], &mut ancillary, flags)?;
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(passed) = message {
+                self.descriptors.extend(passed);
+            }
+        }
+        if got.flags.contains(ReturnFlags::CTRUNC) { Err(Errno::MSGSIZE) } else { Ok(got.bytes) }
+    }
 }
 
 /// The next state of a connection.
@@ -69,7 +123,7 @@ enum Progress {
 pub fn serve(
     listener: &UnixListener,
     limits: Limits,
-    mut handle: impl FnMut(&str, UnixStream) -> Reply,
+    mut handle: impl FnMut(Request<'_>) -> Reply,
 ) -> io::Result<()> {
     let mut connections: Vec<Connection> = Vec::with_capacity(limits.connections);
     let mut paused_until: Option<Instant> = None;
@@ -82,23 +136,23 @@ pub fn serve(
         let mut handled = Duration::ZERO;
         for (i, connection) in connections.drain(..).enumerate() {
             let next = match ready.connections.get(i) {
-                Some(true) => progress(connection, limits.line),
+                Some(true) => progress(connection, limits),
                 _ => Progress::Wait(connection),
             };
             match next {
                 Progress::Wait(connection) => open.push(connection),
                 Progress::Close => {}
-                Progress::Request(Connection { stream, until, request, .. }) => {
+                Progress::Request(Connection { stream, until, request, is_owner, descriptors, .. }) => {
                     let line = String::from_utf8_lossy(&request);
                     let begin = Instant::now();
-                    let reply = handle(line.trim_end(), stream);
+                    let reply = handle(Request { line: line.trim(), stream, descriptors, is_owner });
                     handled += begin.elapsed();
                     if let Reply::Line(stream, line) = reply {
                         let reply = Some((line.into_bytes(), 0));
                         // However long the reply took, its peer has time to read it.
                         let until = until.max(Instant::now() + limits.deadline / 2);
-                        let connection = Connection { stream, until, request: Vec::new(), reply };
-                        if let Progress::Wait(connection) = progress(connection, limits.line) {
+                        let connection = Connection { reply, ..Connection::new(stream, until, is_owner) };
+                        if let Progress::Wait(connection) = progress(connection, limits) {
                             open.push(connection);
                         }
                     }
@@ -117,8 +171,10 @@ pub fn serve(
                         connections.remove(oldest);
                     }
                     let until = Instant::now() + limits.deadline;
-                    let stream = UnixStream::from(stream);
-                    connections.push(Connection { stream, until, request: Vec::new(), reply: None });
+                    // A peer that cannot be identified passes nothing.
+                    let uid = sockopt::socket_peercred(&stream).map(|peer| peer.uid.as_raw());
+                    let is_owner = uid.is_ok_and(|uid| uid == 0 || uid == limits.owner);
+                    connections.push(Connection::new(UnixStream::from(stream), until, is_owner));
                 }
                 // The peer has closed, or another thread has accepted.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
@@ -165,7 +221,7 @@ fn wait(
 }
 
 /// Reads or writes without waiting.
-fn progress(mut c: Connection, line: usize) -> Progress {
+fn progress(mut c: Connection, limits: Limits) -> Progress {
     if let Some((reply, sent)) = &mut c.reply {
         loop {
             match send(&c.stream, &reply[*sent..], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
@@ -178,17 +234,17 @@ fn progress(mut c: Connection, line: usize) -> Progress {
         }
     }
     let mut bytes = [0u8; 1_024];
-    match recv(&c.stream, &mut bytes, RecvFlags::DONTWAIT) {
-        Ok((_, 0)) if c.request.is_empty() => Progress::Close,
+    match c.read(&mut bytes) {
+        Ok(0) if c.request.is_empty() => Progress::Close,
         // A last line may lack its newline.
-        Ok((_, 0)) => Progress::Request(c),
-        Ok((_, n)) => {
+        Ok(0) => Progress::Request(c),
+        Ok(n) => {
             let bytes = &bytes[..n];
             let end = bytes.iter().position(|b| *b == b'\n');
             c.request.extend_from_slice(&bytes[..end.unwrap_or(n)]);
             if end.is_some() {
                 Progress::Request(c)
-            } else if c.request.len() >= line {
+            } else if c.request.len() >= limits.line || c.descriptors.len() > limits.descriptors {
                 Progress::Close
             } else {
                 Progress::Wait(c)
@@ -209,6 +265,8 @@ mod tests {
     const QUICK: Limits = Limits {
         connections: 8,
         line: 4_096,
+        descriptors: 4,
+        owner: 0,
         deadline: Duration::from_millis(1_500),
         pause: Duration::from_millis(50),
     };
@@ -221,7 +279,7 @@ mod tests {
         let listener = UnixListener::bind(path).unwrap();
         listener.set_nonblocking(true).unwrap();
         std::thread::spawn(move || {
-            serve(&listener, limits, |line, stream| Reply::Line(stream, line.repeat(len) + "\n"))
+            serve(&listener, limits, |r| Reply::Line(r.stream, r.line.repeat(len) + "\n"))
         });
     }
 

@@ -3,14 +3,15 @@
 
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, Gid, Mode, OFlags};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -45,21 +46,68 @@ impl SocketListener {
     /// # Errors
     /// As [`Self::bind`], or when the socket cannot be given to the group.
     pub fn bind_for_group(path: &Path, group: Option<u32>) -> io::Result<Self> {
-        let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+        let bound = BoundSocket::bind(path, None, group)?;
+        rustix::net::listen(&bound.listener.listener, BACKLOG).map_err(|e| named(path)(e.into()))?;
+        Ok(bound.listener)
+    }
+
+    /// Listens on a socket that another process has bound at `path`: the listener is this process.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] when the name leads elsewhere; all errors of the kernel.
+    pub fn adopt(path: &Path, socket: OwnedFd) -> io::Result<Self> {
+        let meta = std::fs::symlink_metadata(path).map_err(named(path))?;
+        let bound = rustix::net::getsockname(&socket).map_err(|e| named(path)(e.into()))?;
+        let bound = SocketAddrUnix::try_from(bound).ok();
+        let is_there = bound.and_then(|a| Some(a.path_bytes()? == path.as_os_str().as_bytes()));
+        if !meta.file_type().is_socket() || is_there != Some(true) {
+            let text = format!("{}: the socket is not bound there", path.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        rustix::net::listen(&socket, BACKLOG).map_err(|e| named(path)(e.into()))?;
+        Ok(Self { path: path.to_owned(), identity: identity(&meta), listener: UnixListener::from(socket) })
+    }
+}
+
+/// A bound socket that does not listen yet: connections are refused, and QEMU tries again.
+#[derive(Debug)]
+pub struct BoundSocket {
+    listener: SocketListener,
+}
+
+impl BoundSocket {
+    /// Binds as [`SocketListener::bind_for_group`] does. With an `owner` the name is that user's.
+    ///
+    /// # Errors
+    /// As [`SocketListener::bind_for_group`].
+    pub fn bind(path: &Path, owner: Option<u32>, group: Option<u32>) -> io::Result<Self> {
+        let named = named(path);
         let _lock = lock_directory(path);
-        let socket = bind_socket(path).map_err(named)?;
+        let socket = bind_socket(path).map_err(&named)?;
         let name = File::from(
             rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
                 .map_err(|e| named(e.into()))?,
         );
-        let meta = name.metadata().map_err(named)?;
-        let listening =
-            Self { path: path.to_owned(), identity: identity(&meta), listener: UnixListener::from(socket) };
-        set_mode_and_group(&name, &meta, group).map_err(named)?;
-        rustix::net::listen(&listening.listener, BACKLOG).map_err(|e| named(e.into()))?;
-        Ok(listening)
+        let meta = name.metadata().map_err(&named)?;
+        let listener = UnixListener::from(socket);
+        let listener = SocketListener { path: path.to_owned(), identity: identity(&meta), listener };
+        set_mode_and_owner(&name, &meta, owner, group).map_err(named)?;
+        Ok(Self { listener })
     }
 
+    /// Its descriptor, for the process that will listen.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.listener.as_fd()
+    }
+
+    /// Another process listens: the name stays.
+    pub fn release(mut self) {
+        self.listener.identity = (0, 0);
+    }
+}
+
+impl SocketListener {
     /// The listener.
     #[must_use]
     pub fn listener(&self) -> &UnixListener {
@@ -95,6 +143,11 @@ fn lock_directory(path: &Path) -> Option<File> {
     None
 }
 
+/// An error with the path.
+fn named(path: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
+    move |e| io::Error::new(e.kind(), format!("{}: {e}", path.display()))
+}
+
 fn identity(meta: &Metadata) -> (u64, u64) {
     (meta.dev(), meta.ino())
 }
@@ -105,7 +158,7 @@ fn bind_socket(path: &Path) -> io::Result<OwnedFd> {
     loop {
         let socket = socket(SocketFlags::CLOEXEC)?;
         // The name gets this mode, less the umask's bits (unix_bind_bsd of Linux): no other user
-        // can connect before `set_mode_and_group`.
+        // can connect before `set_mode_and_owner`.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(0o600))?;
         match rustix::net::bind(&socket, &address) {
             Err(Errno::ADDRINUSE) => remove_stale(path, &address)?,
@@ -190,9 +243,21 @@ pub(crate) fn probe(path: &Path, address: &SocketAddrUnix) -> io::Result<SocketS
 
 /// Sets mode and group of a bound name through its descriptor: the path may lead to another file by
 /// now.
-fn set_mode_and_group(name: &File, meta: &Metadata, group: Option<u32>) -> io::Result<()> {
+fn set_mode_and_owner(
+    name: &File,
+    meta: &Metadata,
+    owner: Option<u32>,
+    group: Option<u32>,
+) -> io::Result<()> {
     if !meta.file_type().is_socket() {
         return Err(io::Error::other("another process has replaced the socket"));
+    }
+    if let Some(owner) = owner.filter(|owner| *owner != meta.uid()) {
+        rustix::fs::chownat(name.as_fd(), c"", Some(Uid::from_raw(owner)), None, AtFlags::EMPTY_PATH)
+            .map_err(|e| {
+                let e = io::Error::from(e);
+                io::Error::new(e.kind(), format!("cannot give the socket to user {owner}: {e}"))
+            })?;
     }
     let mode = if let Some(group) = group {
         rustix::fs::chownat(name.as_fd(), c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)

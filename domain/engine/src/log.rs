@@ -4,10 +4,13 @@
 //! thread, and each VM has its own control thread: a noisy VM does not silence others.
 
 use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Burst of lines.
 const BURST: u32 = 20;
+/// Longest text, in characters.
+const LONGEST: usize = 500;
 /// Interval of further lines.
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -37,16 +40,56 @@ impl Limit {
 thread_local! {
     static LIMIT: RefCell<Limit> =
         RefCell::new(Limit { left: BURST, since: Instant::now(), suppressed: 0 });
+    static REFUSALS: RefCell<Option<Arc<Refusals>>> = const { RefCell::new(None) };
+}
+
+/// What was refused to the QEMU of one disk, for the status.
+#[derive(Debug, Default)]
+pub struct Refusals(Mutex<Option<Refusal>>);
+
+/// The last refusal.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Why, as it is in the log.
+    pub why: String,
+    /// When.
+    pub at: Instant,
+    /// Refusals so far.
+    pub count: u64,
+}
+
+impl Refusals {
+    /// The last one; `None` without any.
+    #[must_use]
+    pub fn last(&self) -> Option<Refusal> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, why: &str) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = last.as_ref().map_or(0, |last| last.count) + 1;
+        *last = Some(Refusal { why: why.to_owned(), at: Instant::now(), count });
+    }
+}
+
+/// From now on, lines of this thread count as refusals of its disk.
+pub fn keep_refusals(refusals: Arc<Refusals>) {
+    REFUSALS.with_borrow_mut(|kept| *kept = Some(refusals));
+}
+
+/// QEMU controls parts of some texts, such as the name of a descriptor.
+fn printable(text: &str) -> String {
+    text.chars().take(LONGEST).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// Writes `rtvirtio-iod: DISK: TEXT`, within the limit.
 pub fn line(disk: &str, text: impl std::fmt::Display) {
+    let text = printable(&text.to_string());
+    REFUSALS.with_borrow(|kept| kept.iter().for_each(|kept| kept.note(&text)));
     let Some(suppressed) = LIMIT.with_borrow_mut(|limit| limit.admit(Instant::now())) else { return };
     if suppressed > 0 {
         eprintln!("rtvirtio-iod: {disk}: {suppressed} more lines were not written");
     }
-    // QEMU controls parts of some texts, such as the name of a descriptor.
-    let text: String = text.to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     eprintln!("rtvirtio-iod: {disk}: {text}");
 }
 

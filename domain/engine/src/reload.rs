@@ -1,12 +1,13 @@
-//! Reload: changes the scheduling of a running domain. Disks and sockets stay as they are.
+//! What a new configuration changes of a running one: disks that come and go, keys that are live,
+//! and keys that need a restart.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
 
 use crate::config::{Device, Disk, File, FileError};
-use crate::engine::{Command, EngineHandle, ReconfigureError};
+use crate::domain::DomainError;
+use crate::engine::{AttachError, ReconfigureError};
 
-/// Why a configuration is refused. Nothing is changed then, except for [`ReloadError::Engine`].
+/// Why a configuration is refused. Nothing is changed then, except where an error says so.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReloadError {
@@ -14,12 +15,72 @@ pub enum ReloadError {
     #[error("nothing is changed: {0}")]
     File(#[from] FileError),
     /// Changes that guests would notice, or that need new files.
-    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing)", list.join(", "))]
+    #[error("nothing is changed: {} needs a restart of the I/O domain (guests wait and lose nothing); a disk can also be detached and attached again", list.join(", "))]
     Restart {
         /// The changes, each with its place.
         list: Vec<String>,
     },
-    /// An engine refuses; devices before it in the file have the new configuration.
+    /// Disks that no process has opened for the domain.
+    #[error(
+        "nothing is changed: disk {} comes, and the domain's process opens no files: `rtvirtio iod reload` opens them for it",
+        quoted(names)
+    )]
+    NotPassed {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// Guests are attached to disks that go.
+    #[error(
+        "nothing is changed: disk {} goes, and a guest is attached to it: remove it from the guest first (QEMU's `device_del`), or use `--force`, after which that guest's requests wait for ever",
+        quoted(names)
+    )]
+    Attached {
+        /// Their names.
+        names: Vec<String>,
+    },
+    /// A disk cannot be served.
+    #[error("nothing is changed: {0}")]
+    Disk(#[from] DomainError),
+    /// A socket that the domain could not remove at its end.
+    #[error(
+        "nothing is changed: `socket` of disk \"{disk}\": the domain removes sockets only in the directories of its start ({}); put it there",
+        list(directories)
+    )]
+    Directory {
+        /// The disk.
+        disk: String,
+        /// The directories.
+        directories: BTreeSet<std::path::PathBuf>,
+    },
+    /// The lock of a file with other disks does not cover the new one.
+    #[error(
+        "nothing is changed: disk \"{disk}\": its file is locked for its other disks, which {held}; restart the I/O domain (guests wait and lose nothing)"
+    )]
+    Lock {
+        /// The disk.
+        disk: String,
+        /// The use that is locked, in words.
+        held: &'static str,
+    },
+    /// An engine has no room for a disk.
+    #[error("nothing is changed: disk \"{disk}\": {source}")]
+    Attach {
+        /// The disk.
+        disk: String,
+        /// Why.
+        source: AttachError,
+    },
+    /// Requests of a disk do not end: its device does not answer.
+    #[error(
+        "disk \"{disk}\" does not go: its requests at the device have not ended after {seconds} s. Its guest is cut off; the other disks are as they were. Try again"
+    )]
+    Draining {
+        /// The disk.
+        disk: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// An engine refuses what was checked, a defect. Changes before it are in force.
     #[error("device \"{device}\": {source}")]
     Engine {
         /// Which.
@@ -29,66 +90,37 @@ pub enum ReloadError {
     },
 }
 
-#[derive(Debug)]
-struct Shared {
-    /// The configuration of the start, which determines table sizes.
-    started: File,
-    current: Mutex<File>,
-    engines: Vec<(String, EngineHandle)>,
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
 }
 
-/// Reloads running engines; shared by several threads.
-#[derive(Clone, Debug)]
-pub struct Reloader(Arc<Shared>);
+fn list(directories: &BTreeSet<std::path::PathBuf>) -> String {
+    directories.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(", ")
+}
 
-impl Reloader {
-    pub(crate) fn new(file: File, engines: Vec<(String, EngineHandle)>) -> Self {
-        Self(Arc::new(Shared { started: file.clone(), current: Mutex::new(file), engines }))
-    }
+/// Disks that come and go: device and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Membership {
+    /// Those that come.
+    pub attach: Vec<(usize, String)>,
+    /// Those that go.
+    pub detach: Vec<(usize, String)>,
+}
 
-    /// Reads the file again, validates it including admission, and applies it. Returns the changes,
-    /// each with its place.
-    ///
-    /// Live: `policy`, `window` (up to the largest of the start), `aging`, `poll`, `parallel`,
-    /// `stall`; of a disk `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`.
-    /// The buckets of a changed disk start full; all others continue.
-    ///
-    /// # Errors
-    /// [`ReloadError`].
-    pub fn reload(&self, path: &Path) -> Result<Vec<String>, ReloadError> {
-        let shared = &*self.0;
-        // Poisoned by a panic before the last statement: it still holds the configuration in force.
-        let mut current = shared.current.lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the lock: the later reload has the later file.
-        let new = File::load(path)?;
-        let list = needs_restart(&shared.started, &new);
-        if !list.is_empty() {
-            return Err(ReloadError::Restart { list });
-        }
-        let mut changes = Vec::new();
-        for (((device, handle), old), new) in shared.engines.iter().zip(&current.devices).zip(&new.devices) {
-            let before = changes.len();
-            device_changes(old, new, &mut changes);
-            let mut vms = Vec::new();
-            for (vm, (old, new)) in old.disks.iter().zip(&new.disks).enumerate() {
-                let before = changes.len();
-                disk_changes(old, new, &mut changes);
-                if changes.len() > before {
-                    vms.push(vm);
-                }
-            }
-            if changes.len() == before {
-                continue;
-            }
-            let config = Box::new(new.sched());
-            let reconfigured = handle
-                .ask(|reply| Command::Reconfigure { config, vms, poll: new.poll, reply })
-                .map_err(ReconfigureError::from)
-                .and_then(|done| done);
-            reconfigured.map_err(|source| ReloadError::Engine { device: device.clone(), source })?;
-        }
-        *current = new;
-        Ok(changes)
+impl Membership {
+    /// The difference of two configurations with the same devices.
+    #[must_use]
+    pub fn between(old: &File, new: &File) -> Self {
+        let missing = |from: &File, of: &File| {
+            let devices = of.devices.iter().zip(&from.devices).enumerate();
+            let names = devices.flat_map(|(i, (of, from))| {
+                let known = |name: &str| from.disks.iter().any(|disk| disk.name == name);
+                let names = of.disks.iter().map(|d| d.name.clone()).filter(|name| !known(name));
+                names.map(|name| (i, name)).collect::<Vec<_>>()
+            });
+            names.collect()
+        };
+        Self { attach: missing(old, new), detach: missing(new, old) }
     }
 }
 
@@ -99,18 +131,20 @@ macro_rules! push_differences {
     };
 }
 
-fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
+pub(crate) fn device_changes(old: &Device, new: &Device, list: &mut Vec<String>) {
     let place = format!("device \"{}\": ", new.name);
     push_differences!(list, place, old, new, policy, window, aging, poll, parallel, stall, discard_share);
 }
 
-fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
+pub(crate) fn disk_changes(old: &Disk, new: &Disk, list: &mut Vec<String>) {
     let place = format!("disk \"{}\": ", new.name);
     push_differences!(list, place, old, new, weight, reserve, urgent, read_cap, write_cap, guest_priority);
 }
 
-/// The changes that need a restart, each with its place.
-fn needs_restart(old: &File, new: &File) -> Vec<String> {
+/// The changes that need a restart, each with its place: of a device against the start, which
+/// determines table sizes, of a disk against the configuration in force.
+pub(crate) fn needs_restart(started: &File, current: &File, new: &File) -> Vec<String> {
+    let old = started;
     let mut list = Vec::new();
     let File { control: _, control_group: _, sandbox: _, devices: _ } = new;
     push_differences!(list, "", old, new, control, control_group, sandbox);
@@ -143,12 +177,12 @@ fn needs_restart(old: &File, new: &File) -> Vec<String> {
         if most(new) > most(old) {
             list.push(format!("{place}a window of more than {}", most(old)));
         }
-        if !same_names(&old.disks, &new.disks, |d| &d.name) {
-            list.push(format!("{place}another list of disks"));
-            continue;
-        }
-        for (old, new) in old.disks.iter().zip(&new.disks) {
-            disk_needs_restart(old, new, &mut list);
+        let current = current.devices.iter().find(|d| d.name == new.name);
+        for disk in &new.disks {
+            let old = current.and_then(|d| d.disks.iter().find(|old| old.name == disk.name));
+            if let Some(old) = old {
+                disk_needs_restart(old, disk, &mut list);
+            }
         }
     }
     list
@@ -205,6 +239,8 @@ fn same_names<T>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     const TEXT: &str = r#"
@@ -230,15 +266,26 @@ weight = 200
     #[test]
     fn changes_that_need_a_restart_are_all_named() {
         let old = file("\"d\"", "\"d\"");
-        let of = |from, to| needs_restart(&old, &file(from, to));
+        let of = |from, to| needs_restart(&old, &old, &file(from, to));
         assert_eq!(of("/dev/b\"", "/dev/c\"\ndepth = 7"), ["disk \"b\": path", "disk \"b\": depth"]);
         assert_eq!(of("window = 2", "window = 2\nquantum = \"4KiB\""), ["device \"d\": quantum"]);
         assert_eq!(of("window = 2", "window = 3"), ["device \"d\": a window of more than 2"]);
-        assert_eq!(of("\"a\"\nsocket", "\"c\"\nsocket"), ["device \"d\": another list of disks"]);
+        // A disk that goes, and one that comes.
+        assert!(of("\"a\"\nsocket", "\"c\"\nsocket").is_empty());
         assert_eq!(of("\"d\"", "\"e\""), ["another list of devices"]);
         assert_eq!(of("[[device]]", "sandbox = \"off\"\n[[device]]"), ["sandbox"]);
         assert!(of("weight = 200", "weight = 300\nread_cap = { requests = \"5/s\" }").is_empty());
         assert!(of("window = 2", "window = 1\npolicy = \"drr\"\naging = \"2s\"").is_empty());
+    }
+
+    #[test]
+    fn disks_come_and_go_by_name() {
+        let old = file("\"d\"", "\"d\"");
+        let new = file("\"a\"\nsocket", "\"c\"\nsocket");
+        let found = Membership::between(&old, &new);
+        assert_eq!(found.attach, [(0, "c".to_owned())]);
+        assert_eq!(found.detach, [(0, "a".to_owned())]);
+        assert_eq!(Membership::between(&old, &old), Membership::default());
     }
 
     /// Every field is either live or needs a restart; live changes are reported.

@@ -3,7 +3,9 @@
 use rtvirtio_units::Percentile;
 use serde::Serialize;
 
-use crate::engine::{Command, EngineHandle, VmStatus};
+use crate::config::{Disk, ReservationConfig};
+use crate::engine::{Command, PromiseCounters, VmStatus};
+use crate::running::{Member, Running};
 
 /// One direction of one VM.
 #[derive(Clone, Debug, Serialize)]
@@ -28,6 +30,36 @@ pub struct DirectionReport {
     pub cap_hits: u64,
 }
 
+/// A reservation, and what came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct PromiseReport {
+    /// `"reserve"` or `"urgent"`, the key of the file.
+    pub key: &'static str,
+    /// Promised share of the device's time, 0 to 1.
+    pub share: f64,
+    /// Promised burst of device time, in ns.
+    pub burst_ns: u64,
+    /// Promised longest time of a request within share and burst, in ns.
+    pub deadline_ns: u64,
+    /// Requests that were within share and burst, completed.
+    pub requests: u64,
+    /// The longest of them, from when the reservation covered it, in ns.
+    pub worst_ns: u64,
+    /// Those that took longer than the deadline.
+    pub missed: u64,
+}
+
+/// The last message or connection of a QEMU that was refused.
+#[derive(Clone, Debug, Serialize)]
+pub struct RefusalReport {
+    /// Why, as in the log.
+    pub why: String,
+    /// Seconds since.
+    pub seconds_ago: u64,
+    /// Refusals since the disk is served.
+    pub count: u64,
+}
+
 /// One VM.
 #[derive(Clone, Debug, Serialize)]
 pub struct VmReport {
@@ -35,7 +67,11 @@ pub struct VmReport {
     pub device: String,
     /// Its name.
     pub name: String,
-    /// Whether a guest is attached.
+    /// Its socket.
+    pub socket: String,
+    /// A QEMU is connected.
+    pub connected: bool,
+    /// Its guest uses the disk: a queue is served.
     pub attached: bool,
     /// Outstanding requests.
     pub outstanding: usize,
@@ -43,6 +79,10 @@ pub struct VmReport {
     pub read: DirectionReport,
     /// Writes, flushes, discards.
     pub write: DirectionReport,
+    /// Its reservations; none for a VM without.
+    pub promises: Vec<PromiseReport>,
+    /// What was refused last; `null` without any.
+    pub refused: Option<RefusalReport>,
     /// Pieces under a reservation.
     pub reserved: u64,
     /// Pieces as a share of the rest.
@@ -60,6 +100,8 @@ pub struct VmReport {
 pub struct DeviceReport {
     /// Its name.
     pub name: String,
+    /// Its policy. Deadlines are kept under `"edf"` only.
+    pub policy: &'static str,
     /// The current window, in pieces.
     pub window: u32,
     /// Pieces that a regulator delayed.
@@ -76,16 +118,21 @@ pub struct DeviceReport {
     pub discard_overruns: u64,
 }
 
+/// Version of the report: fields may be added, none is removed or changes its meaning.
+pub const VERSION: u32 = 1;
+
 /// All devices and VMs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
+    /// [`VERSION`].
+    pub version: u32,
     /// The devices.
     pub devices: Vec<DeviceReport>,
     /// Their VMs.
     pub vms: Vec<VmReport>,
 }
 
-fn vm_report(device: &str, vm: VmStatus) -> VmReport {
+fn vm_report(device: &str, disk: Option<&Disk>, member: &Member, vm: VmStatus) -> VmReport {
     let direction = |i: usize| {
         let (l, c) = (&vm.latencies[i], &vm.contracts[i]);
         DirectionReport {
@@ -100,8 +147,32 @@ fn vm_report(device: &str, vm: VmStatus) -> VmReport {
             cap_hits: vm.counters.cap_hits[i],
         }
     };
+    let refused = member.server().refusals().last().map(|last| RefusalReport {
+        why: last.why,
+        seconds_ago: last.at.elapsed().as_secs(),
+        count: last.count,
+    });
+    let promise = |key, reservation: Option<ReservationConfig>, seen: &PromiseCounters| {
+        reservation.map(|r| PromiseReport {
+            key,
+            share: r.share.0,
+            burst_ns: r.burst.0,
+            deadline_ns: r.deadline.0,
+            requests: seen.requests,
+            worst_ns: seen.worst.0,
+            missed: seen.missed,
+        })
+    };
+    let promises = [
+        promise("urgent", disk.and_then(|d| d.urgent), &vm.promises[0]),
+        promise("reserve", disk.and_then(|d| d.reserve), &vm.promises[1]),
+    ];
     VmReport {
         device: device.to_owned(),
+        socket: disk.map(|d| d.socket.display().to_string()).unwrap_or_default(),
+        connected: member.server().is_connected(),
+        promises: promises.into_iter().flatten().collect(),
+        refused,
         attached: vm.queues > 0,
         outstanding: vm.outstanding,
         read: direction(0),
@@ -115,23 +186,35 @@ fn vm_report(device: &str, vm: VmStatus) -> VmReport {
     }
 }
 
-/// Snapshot of all counters.
-#[must_use]
-pub fn report(handles: &[(String, EngineHandle)]) -> Report {
-    let mut all = Report::default();
-    for (name, handle) in handles {
-        let Ok(status) = handle.ask(|reply| Command::Status { reply }) else { continue };
-        all.devices.push(DeviceReport {
-            name: name.clone(),
-            window: status.window,
-            held: status.regulator_lateness.n(),
-            late_p50_ns: status.regulator_lateness.at(Percentile(50.0)).0,
-            late_p9999_ns: status.regulator_lateness.tail().0,
-            discard_pieces: status.deallocations.pieces,
-            discard_longest_ns: status.deallocations.longest.0,
-            discard_overruns: status.deallocations.overruns,
-        });
-        all.vms.extend(status.vms.into_iter().map(|vm| vm_report(name, vm)));
+impl Running {
+    /// Snapshot of all counters. Each VM is a command of its own: an engine copies the histograms
+    /// of one at a time, and serves guests in between.
+    #[must_use]
+    pub fn report(&self) -> Report {
+        let mut all = Report { version: VERSION, ..Report::default() };
+        let state = self.state();
+        let devices = self.engines().iter().zip(&state.places).zip(&state.file.devices);
+        for (((name, handle), places), device) in devices {
+            let Ok(status) = handle.ask(|reply| Command::Status { reply }) else { continue };
+            all.devices.push(DeviceReport {
+                name: name.clone(),
+                policy: device.policy.name(),
+                window: status.window,
+                held: status.regulator_lateness.n(),
+                late_p50_ns: status.regulator_lateness.at(Percentile(50.0)).0,
+                late_p9999_ns: status.regulator_lateness.tail().0,
+                discard_pieces: status.deallocations.pieces,
+                discard_longest_ns: status.deallocations.longest.0,
+                discard_overruns: status.deallocations.overruns,
+            });
+            for (vm, member) in places.iter().enumerate() {
+                let Some(member) = member else { continue };
+                let asked = handle.ask(|reply| Command::VmStatus { vm, reply });
+                let Ok(Some(status)) = asked else { continue };
+                let disk = device.disks.iter().find(|disk| disk.name == member.name());
+                all.vms.push(vm_report(name, disk, member, *status));
+            }
+        }
+        all
     }
-    all
 }

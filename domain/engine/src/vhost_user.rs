@@ -17,9 +17,10 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use self::connection::Connection;
 use crate::blk::Limits;
-use crate::confine::{Confine, Role};
+use crate::confine::{Role, StartThread};
 use crate::engine::{Command, EngineHandle};
 use crate::listen::SocketListener;
+use crate::log::Refusals;
 
 /// A disk as its control thread sees it.
 #[derive(Clone, Debug)]
@@ -46,6 +47,7 @@ pub struct VhostUserServer {
     socket: SocketListener,
     engine: EngineHandle,
     vm: usize,
+    refusals: Arc<Refusals>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,7 +60,7 @@ impl VhostUserServer {
         disk: DiskInfo,
         socket: SocketListener,
         engine: EngineHandle,
-        confine: &Confine,
+        threads: &dyn StartThread,
     ) -> io::Result<Self> {
         let listener = socket.listener().try_clone()?;
         let stop = Arc::new(AtomicBool::new(false));
@@ -66,7 +68,10 @@ impl VhostUserServer {
         let (stopped, current) = (Arc::clone(&stop), Arc::clone(&connection));
         let (vm, handle) = (disk.vm, engine.clone());
         let name: String = format!("vm-{}", disk.name).chars().take(15).collect();
-        let thread = confine.spawn(&name, Role::VhostUser, move || {
+        let refusals = Arc::new(Refusals::default());
+        let seen = Arc::clone(&refusals);
+        let body = move || {
+            crate::log::keep_refusals(seen);
             while !stopped.load(Ordering::Acquire) {
                 let Ok((stream, _)) = listener.accept() else {
                     if stopped.load(Ordering::Acquire) {
@@ -97,8 +102,28 @@ impl VhostUserServer {
                     *current = None;
                 }
             }
-        })?;
-        Ok(Self { stop, connection, socket, engine: handle, vm, thread: Some(thread) })
+        };
+        let thread = threads.start_thread(&name, Role::VhostUser, Box::new(body))?;
+        Ok(Self { stop, connection, socket, engine: handle, vm, refusals, thread: Some(thread) })
+    }
+
+    /// Whether a QEMU is connected, whatever its guest does.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.connection.lock().is_ok_and(|current| current.is_some())
+    }
+
+    /// Messages and connections that were refused.
+    #[must_use]
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// Whether its thread has ended, after [`VhostUserServer::close`]: nothing of the VM is in
+    /// flight then.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 }
 

@@ -52,6 +52,8 @@ pub enum Place {
         agent: AgentAddress,
         /// Block device inside the guest.
         target: PathBuf,
+        /// Load [`PRELOAD`] into the guest's fio.
+        preload: bool,
     },
     /// On the host, in the VM's cgroup.
     Host {
@@ -279,7 +281,9 @@ fn run_vm(
         Place::Host { .. } if watch => LogClock::Monotonic,
         _ => LogClock::JobStart,
     };
-    let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class: load.io_class, clock };
+    let preload = !matches!(load.place, Place::Guest { preload: false, .. });
+    let io_class = load.io_class;
+    let options = JobOptions { target, region, warmup, runtime, seed, dir, io_class, clock, preload };
     // Every thread passes the barrier, also one that has failed already, or the others would wait
     // for ever.
     let (job, output) = match &load.place {

@@ -29,6 +29,7 @@ fn options(target: &Path, dir: &Path, runtime: Duration) -> JobOptions {
         dir: dir.to_owned(),
         io_class: None,
         clock: LogClock::JobStart,
+        preload: true,
     }
 }
 

@@ -47,6 +47,7 @@ fn run_on_stalling_file(
         dir: dir.path().to_owned(),
         io_class: None,
         clock: LogClock::Monotonic,
+        preload: true,
     };
     let job = JobFile::new(&vm, options).unwrap();
     let cancel = AtomicBool::new(false);

@@ -154,6 +154,7 @@ fn options(target: PathBuf, dir: PathBuf) -> JobOptions {
         dir,
         io_class: None,
         clock: LogClock::JobStart,
+        preload: true,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::accuracy::{self, AccuracyOptions};
 use crate::cases::{self, Tier};
 use crate::report::ExperimentReport;
 use crate::sweep::IN_GUESTS;
-use crate::{contention, cyclictest, iod, iod_crash, iod_startup, planning, reservation, tails};
+use crate::{contention, cyclictest, iod, iod_attach, iod_crash, iod_startup, planning, reservation, tails};
 
 /// Extension of datasets.
 const DATASET: &str = "jsonl";
@@ -51,8 +51,9 @@ pub fn report(dir: &Path, progress: &dyn Progress) -> anyhow::Result<ExperimentR
 /// # Errors
 /// When a result cannot be read.
 pub fn iod_report(dir: &Path) -> anyhow::Result<Option<ExperimentReport>> {
-    let all: [(&str, Reader); 3] = [
+    let all: [(&str, Reader); 4] = [
         (iod::FILE, iod::report),
+        (iod_attach::FILE, iod_attach::report),
         (iod_crash::FILE, iod_crash::report),
         (iod_startup::FILE, iod_startup::report),
     ];

@@ -16,6 +16,7 @@ pub mod directory;
 pub mod guest;
 pub mod interleave;
 pub mod iod;
+pub mod iod_attach;
 pub mod iod_crash;
 pub mod iod_startup;
 pub mod page;

@@ -1,6 +1,8 @@
 //! What the tests of several crates share: skipping by name, the programs in directories of their
-//! own, a QEMU without a system, a libvirt daemon, and the removal of what dead tests left.
+//! own, a QEMU without a system, a libvirt daemon, files that texts name, and the removal of what
+//! dead tests left.
 
+mod help;
 mod libvirt;
 mod machine;
 mod name;
@@ -9,6 +11,7 @@ mod owner;
 pub mod site;
 mod sweep;
 
+pub use help::missing_files;
 pub use libvirt::Libvirt;
 pub use machine::Machine;
 pub use name::{disk_dir, tempdir, tempdir_in, unique};

@@ -80,12 +80,27 @@ const CONTROL: &[c_long] = &[
     libc::SYS_sendto,
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
+    // Sockets of disks that are attached: bound by another process, which passes them on.
+    libc::SYS_listen,
+    libc::SYS_getsockname,
+    libc::SYS_getsockopt,
     libc::SYS_ppoll,
     libc::SYS_fstat,
     libc::SYS_statx,
     libc::SYS_newfstatat,
     libc::SYS_lseek,
     libc::SYS_unlinkat,
+];
+
+/// Starting a thread, and confining it: in addition to what that thread may do, because it inherits
+/// this filter.
+const SPAWNER: &[c_long] = &[
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_set_tid_address,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_seccomp,
 ];
 
 /// Optional calls of a backtrace or an older malloc: they fail with an error instead of ending the
@@ -118,13 +133,14 @@ pub fn is_supported() -> bool {
     done == 0
 }
 
-/// Two filters for each role, the second for calls that fail with an error: the kernel takes the
+/// Filters for each role, all but the first for calls that fail with an error: the kernel takes the
 /// stricter of two verdicts, so the first filter has to allow them.
 #[derive(Debug)]
 pub struct Filters {
-    engine: [BpfProgram; 2],
-    vhost_user: [BpfProgram; 2],
-    control: [BpfProgram; 2],
+    engine: Vec<BpfProgram>,
+    vhost_user: Vec<BpfProgram>,
+    control: Vec<BpfProgram>,
+    spawner: Vec<BpfProgram>,
 }
 
 impl Filters {
@@ -138,6 +154,7 @@ impl Filters {
             engine: of(Role::Engine { passes_priority: false })?,
             vhost_user: of(Role::VhostUser)?,
             control: of(Role::Control)?,
+            spawner: of(Role::Spawner)?,
         })
     }
 
@@ -146,13 +163,14 @@ impl Filters {
     /// # Errors
     /// The kernel's.
     pub fn apply(&self, role: Role) -> io::Result<()> {
-        let both = match role {
+        let filters = match role {
             Role::Engine { .. } => &self.engine,
             Role::VhostUser => &self.vhost_user,
             Role::Control => &self.control,
+            Role::Spawner => &self.spawner,
         };
-        // The more permissive one first: the other forbids another seccomp().
-        for filter in [&both[1], &both[0]] {
+        // The most permissive one first: the last forbids another seccomp().
+        for filter in filters.iter().rev() {
             seccompiler::apply_filter(filter).map_err(io::Error::other)?;
         }
         Ok(())
@@ -165,7 +183,7 @@ fn refused_except(needs: &[&[c_long]]) -> Vec<c_long> {
     [REFUSED, old::REFUSED].concat().into_iter().filter(|c| !needs.contains(c)).collect()
 }
 
-fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
+fn filters(role: Role, log: bool) -> anyhow::Result<Vec<BpfProgram>> {
     let arch: TargetArch = std::env::consts::ARCH.try_into().map_err(anyhow::Error::new)?;
     let (own, old, refused): (_, _, Vec<c_long>) = match role {
         Role::Engine { .. } => (ENGINE, &[][..], refused_except(&[])),
@@ -173,6 +191,8 @@ fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
         Role::Control => {
             (CONTROL, old::CONTROL, refused_except(&[CONTROL, old::CONTROL, &[libc::SYS_openat]]))
         }
+        // Its threads inherit its filters, so it is refused what they are.
+        Role::Spawner => (VHOST_USER, old::VHOST_USER, refused_except(&[VHOST_USER, old::VHOST_USER])),
     };
     let mut rules = common()?;
     let any = |calls: &[c_long]| calls.iter().map(|c| (*c, Vec::new())).collect::<Rules>();
@@ -184,11 +204,29 @@ fn filters(role: Role, log: bool) -> anyhow::Result<[BpfProgram; 2]> {
         let writes = (libc::O_ACCMODE | libc::O_CREAT | libc::O_TRUNC) as u64;
         rules.insert(libc::SYS_openat, vec![rule(2, SeccompCmpOp::MaskedEq(writes), 0)?]);
     }
+    if role == Role::Spawner {
+        rules.extend(any(SPAWNER));
+        let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
+        rules.insert(libc::SYS_clone, vec![rule(0, SeccompCmpOp::MaskedEq(thread), thread)?]);
+        rules.insert(libc::SYS_clone3, Vec::new());
+        let names = [PR_SET_VMA, libc::PR_SET_NAME as u64, libc::PR_SET_NO_NEW_PRIVS as u64];
+        let names: Result<Vec<_>, _> =
+            names.map(|name| rule(0, SeccompCmpOp::Eq, name)).into_iter().collect();
+        rules.insert(libc::SYS_prctl, names?);
+    }
     let otherwise = if log { SeccompAction::Log } else { SeccompAction::KillProcess };
     let first = SeccompFilter::new(rules, otherwise, SeccompAction::Allow, arch)?.try_into()?;
     let error = SeccompAction::Errno(libc::EACCES as u32);
     let second = SeccompFilter::new(any(&refused), SeccompAction::Allow, error, arch)?.try_into()?;
-    Ok([first, second])
+    let mut filters = vec![first, second];
+    if role == Role::Spawner {
+        // A filter cannot read the flags of clone3, which are in memory: libcs that are told that
+        // there is none use clone, whose flags it reads.
+        let absent = SeccompAction::Errno(libc::ENOSYS as u32);
+        let clone3 = any(&[libc::SYS_clone3]);
+        filters.push(SeccompFilter::new(clone3, SeccompAction::Allow, absent, arch)?.try_into()?);
+    }
+    Ok(filters)
 }
 
 fn common() -> Result<Rules, BackendError> {

@@ -1,6 +1,7 @@
 //! Each test in a child process: confinement is irreversible.
 
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
 use super::*;
@@ -27,7 +28,8 @@ fn errno(result: libc::c_long) -> i32 {
     if result >= 0 { 0 } else { io::Error::last_os_error().raw_os_error().unwrap_or(255) }
 }
 
-const ROLES: [Role; 3] = [Role::Engine { passes_priority: false }, Role::VhostUser, Role::Control];
+const ROLES: [Role; 4] =
+    [Role::Engine { passes_priority: false }, Role::VhostUser, Role::Control, Role::Spawner];
 
 fn open(path: &std::ffi::CStr, flags: i32) -> i32 {
     // SAFETY: the path is a terminated string.
@@ -83,7 +85,7 @@ fn a_forbidden_call_ends_the_process() {
 #[test]
 fn files_are_refused_by_seccomp_alone() {
     let filters = seccomp::Filters::new(false).unwrap();
-    for role in [Role::Engine { passes_priority: true }, Role::VhostUser] {
+    for role in [Role::Engine { passes_priority: true }, Role::VhostUser, Role::Spawner] {
         let end = child(|| {
             filters.apply(role).unwrap();
             open(c"/etc/passwd", libc::O_RDONLY)
@@ -99,6 +101,34 @@ fn files_are_refused_by_seccomp_alone() {
     assert_eq!(of(libc::O_RDONLY | libc::O_CLOEXEC).code(), Some(0));
     assert_eq!(of(libc::O_WRONLY).signal(), Some(libc::SIGSYS));
     assert_eq!(of(libc::O_RDONLY | libc::O_CREAT).signal(), Some(libc::SIGSYS));
+}
+
+/// The role that starts threads starts confined ones, and only those may go on without the right
+/// to start others.
+#[test]
+fn threads_are_started_by_one_role() {
+    use rtvirtio_engine::confine::{Confine, Spawner, StartThread};
+    let start = |second: bool| {
+        child(move || {
+            let filters = seccomp::Filters::new(false).unwrap();
+            let confine = Confine::with(move |role| filters.apply(role));
+            let spawner = Spawner::start(&confine).unwrap();
+            confine.apply(Role::Control).unwrap();
+            let body = Box::new(move || {
+                if second {
+                    let _ = std::thread::spawn(|| ());
+                }
+            });
+            match spawner.start_thread("vm-x", Role::VhostUser, body).map(|t| t.join().is_ok()) {
+                Ok(true) => 7,
+                _ => 8,
+            }
+        })
+    };
+    let end = start(false);
+    assert_eq!(end.code(), Some(7), "{end}");
+    let end = start(true);
+    assert_eq!(end.signal(), Some(libc::SIGSYS), "a VM's thread starts none: {end}");
 }
 
 /// `log` allows and logs, for testing a new libc.

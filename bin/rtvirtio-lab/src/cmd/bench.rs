@@ -10,8 +10,8 @@ use rtvirtio_bench::reservation::kills::{KillAt, run_child};
 use rtvirtio_bench::run_basis::check_out;
 use rtvirtio_bench::test_bed::{device_name, spec_device};
 use rtvirtio_bench::{
-    accuracy, cases, contention, cyclictest, directory, iod, iod_crash, iod_startup, planning, reservation,
-    sweep, tails,
+    accuracy, cases, contention, cyclictest, directory, iod, iod_attach, iod_crash, iod_startup, planning,
+    reservation, sweep, tails,
 };
 use rtvirtio_console::{Global, MISSED, Ui, generated, need_root, show, write_file};
 use rtvirtio_learn::dataset::Dataset;
@@ -20,8 +20,8 @@ use rtvirtio_workflow::{Progress as _, check_writable, model_choice};
 use super::lab::lab_host;
 use crate::args::{
     BenchAccuracyArgs, BenchCasesArgs, BenchCommand, BenchContentionArgs, BenchCyclictestArgs, BenchIodArgs,
-    BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs, BenchReservationArgs,
-    BenchResult, BenchSweepArgs, BenchTailsArgs,
+    BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs, BenchPlanArgs, BenchReportArgs,
+    BenchReservationArgs, BenchResult, BenchSweepArgs, BenchTailsArgs,
 };
 
 /// `rtvirtio-lab bench ...`.
@@ -33,6 +33,7 @@ pub fn run(command: &BenchCommand, global: &Global, ui: &Ui) -> anyhow::Result<E
         BenchCommand::Accuracy(args) => run_accuracy(args, ui),
         BenchCommand::Plan(args) => run_plan(args, ui),
         BenchCommand::Iod(args) => run_iod(args, global, ui),
+        BenchCommand::IodAttach(args) => run_iod_attach(args, ui),
         BenchCommand::IodCrash(args) => run_iod_crash(args, global, ui),
         BenchCommand::IodStartup(args) => run_iod_startup(args, global, ui),
         BenchCommand::Tails(args) => run_tails(args, global, ui),
@@ -162,6 +163,16 @@ fn run_iod(args: &BenchIodArgs, global: &Global, ui: &Ui) -> anyhow::Result<Exit
     let all = directory::iod_report(&args.result.out)?;
     let all = all.with_context(|| format!("{} holds no result", args.result.out.display()))?;
     print(all, "rtvirtio: the I/O domain", args.result.html.as_deref(), ui)
+}
+
+fn run_iod_attach(args: &BenchIodAttachArgs, ui: &Ui) -> anyhow::Result<ExitCode> {
+    let path = args.result.out.join(iod_attach::FILE);
+    if !args.result.report_only {
+        check_result(&args.result)?;
+        need_root("bench iod-attach")?;
+        save(&path, &iod_attach::measure(&args.options(), ui)?, ui)?;
+    }
+    print_result(iod_attach::report, &path, "rtvirtio: disks come and go", &args.result, ui)
 }
 
 fn run_iod_crash(args: &BenchIodCrashArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {

@@ -8,22 +8,62 @@ use rtvirtio_units::Nanos;
 /// `iod`.
 #[derive(Subcommand, Debug)]
 pub enum IodCommand {
-    /// What each VM gets: rates, tails, (alpha, Delta), regulator hits
+    /// What each VM gets and was promised: worst cases, misses, rates, tails, (alpha, Delta)
     #[command(after_help = "\
 EXAMPLES
   rtvirtio iod status
   rtvirtio iod status --watch 1s
-  rtvirtio iod status --json | jq '.vms[] | {name, p9999: .read.p9999_ns}'")]
+  rtvirtio iod status --json | jq '.vms[] | {name, missed: (.promises | map(.missed) | add)}'
+
+The JSON's fields: docs/reference/cli.md.")]
     Status(IodStatusArgs),
-    /// Take over the changed configuration file under live guests: policy, window, weights,
-    /// reservations, caps, priorities
+    /// Take over the changed configuration file under live guests: disks that come and go, policy,
+    /// window, weights, reservations, caps, priorities
     #[command(after_help = "\
 A file that is wrong, cannot be admitted or needs a restart changes nothing; the answer says why.
+A disk that goes while a guest is attached to it is refused without --force.
 
 EXAMPLES
   rtvirtio iod reload
+  rtvirtio iod reload --dry-run                          which disks would come and go?
   rtvirtio iod reload --control /run/rtvirtio/iod.sock")]
     Reload(IodReloadArgs),
+    /// Serve another disk: add its table to the configuration file, and reload
+    #[command(after_help = "\
+FILE has the disk's table under its device, as in iod.toml:
+
+  [[device]]
+  name = \"nvme0\"
+  [[device.disk]]
+  name = \"plc2\"
+  socket = \"/run/rtvirtio/disks/plc2.sock\"
+  path = \"/dev/vg0/plc2\"
+
+All that a start checks is checked, admission included; a refused disk leaves file and domain as they were.
+
+EXAMPLES
+  rtvirtio iod attach plc2.toml
+  rtvirtio iod attach - <plc2.toml")]
+    Attach(IodAttachArgs),
+    /// Serve a disk no longer: remove its table from the configuration file, and reload
+    #[command(after_help = "\
+Remove the disk from its guest first (QEMU's device_del): vhost-user has no message for a disk that goes, only
+the end of the connection, after which a guest's requests wait for ever. So a disk with a guest is refused
+without --force.
+
+EXAMPLES
+  rtvirtio iod detach plc2
+  rtvirtio iod detach plc2 --force")]
+    Detach(IodDetachArgs),
+    /// End the domain's process
+    #[command(after_help = "\
+Refused while guests are attached. With --force their requests wait until a domain runs again; they lose nothing.
+A domain that `rtvirtio apply` has started is stopped as `rtvirtio revert` stops it.
+
+EXAMPLES
+  rtvirtio iod stop
+  rtvirtio iod stop --control /run/rtvirtio/iod-b.sock --force")]
+    Stop(IodStopArgs),
     /// Each request as it is answered: how long it waited for its turn, and how long the device
     /// took
     #[command(after_help = "\
@@ -56,6 +96,51 @@ pub struct IodReloadArgs {
     /// directory]
     #[arg(long, value_name = "SOCKET")]
     pub control: Option<PathBuf>,
+    /// Check the file and list the disks that would come and go; change nothing
+    #[arg(long, conflicts_with = "force")]
+    pub dry_run: bool,
+    /// Disks go even while guests are attached to them
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `iod attach`.
+#[derive(Args, Debug)]
+pub struct IodAttachArgs {
+    /// The disk's table under its device; `-` for standard input
+    #[arg(value_name = "FILE")]
+    pub tables: PathBuf,
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+}
+
+/// `iod detach`.
+#[derive(Args, Debug)]
+pub struct IodDetachArgs {
+    /// Names of disks, as in `iod status`
+    #[arg(value_name = "DISK", required = true)]
+    pub disks: Vec<String>,
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Even while guests are attached
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// `iod stop`.
+#[derive(Args, Debug)]
+pub struct IodStopArgs {
+    /// The domain's control socket, as in its configuration [default: iod.sock in the run
+    /// directory]
+    #[arg(long, value_name = "SOCKET")]
+    pub control: Option<PathBuf>,
+    /// Even while guests are attached
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `iod trace`.

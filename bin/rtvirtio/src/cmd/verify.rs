@@ -28,7 +28,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     need_root("verify")?;
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
-    let devices = Devices::find(load_host(&args.spec)?, dirs)?;
+    let mut devices = Devices::find(load_host(&args.spec)?, dirs)?;
+    devices.sites.iter_mut().for_each(|site| site.preload = args.fio_preload);
     devices.warn_without_agent(ui);
     devices.guard_data(args.destroy_data)?;
     let in_force = in_force::plan(&dirs.state)?;

@@ -60,6 +60,9 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
         ]);
     }
     out.push_str(&t.draw(style));
+    if plan.tasks.iter().any(|task| task.met == Some(true)) {
+        out.push_str("guaranteed: if device and host are never slower than the profile says\n");
+    }
     out.push_str(&domain_refusals(plan, style));
     for vm in &plan.vms {
         if vm.urgent_only && vm.reserve.is_some() {

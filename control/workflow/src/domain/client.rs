@@ -102,9 +102,17 @@ pub fn send_command(control: &Path, command: &str) -> Result<Value> {
 }
 
 fn exchange(stream: &UnixStream, control: &Path, command: &str) -> Result<Value> {
-    stream.set_read_timeout(Some(PATIENCE))?;
     let mut to = stream;
     to.write_all(format!("{{\"command\": \"{command}\"}}\n").as_bytes())?;
+    answer(stream, control, PATIENCE)
+}
+
+/// The answer to what was sent, within `patience`.
+///
+/// # Errors
+/// None, or one that is no JSON.
+pub fn answer(stream: &UnixStream, control: &Path, patience: Duration) -> Result<Value> {
+    stream.set_read_timeout(Some(patience))?;
     let mut line = String::new();
     BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
     serde_json::from_str(&line).with_context(|| format!("{}: not an answer", control.display()))

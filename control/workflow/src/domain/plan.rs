@@ -1,17 +1,15 @@
 //! The I/O domain planned for a spec.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use rtvirtio_domain_config::File;
 use rtvirtio_domain_plan::{DeviceModel, DiskPlace, DomainPlan, Options, plan};
+use rtvirtio_engine::check::Directories;
 use rtvirtio_model::Profile;
 use rtvirtio_spec::{Device, Spec};
 use rtvirtio_units::Nanos;
 
 use super::absolute;
-use super::client::program;
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::plan::load_profile;
@@ -52,9 +50,9 @@ pub fn config(
 ) -> Result<String> {
     let mut places = places(spec, disks, dirs)?;
     let text = |places: &[DiskPlace]| plan.text(spec_name, &control(dirs), places);
-    File::parse(out, &text(&places))?;
+    let file = File::parse(out, &text(&places))?;
     if rustix::process::geteuid().is_root() {
-        check_disks(&text(&places))?;
+        check(&file, out)?;
         places.iter_mut().for_each(|place| place.is_raw = true);
     } else {
         progress.warn("the disks were not checked, and their format is not declared: that needs root");
@@ -76,19 +74,14 @@ pub fn for_simulation(spec: &Spec, profile: Option<&Path>, dirs: &Dirs) -> Resul
     }
 }
 
-/// Checks the disks of a configuration with the domain's program: use, formats, sizes, overlaps.
-/// Nothing is changed.
-pub(super) fn check_disks(config: &str) -> Result<()> {
-    let mut file = tempfile::NamedTempFile::new().context("a file for the check of the disks")?;
-    file.write_all(config.as_bytes()).context("a file for the check of the disks")?;
-    let mut command = Command::new(program());
-    command.arg("--config").arg(file.path()).arg("--check=disks");
-    let out = command.output().with_context(|| program().display().to_string())?;
-    if out.status.success() {
-        return Ok(());
+/// What a start of the domain checks, without starting it: paths, sockets, groups, disks with
+/// their locks, formats, sizes and overlaps. `apply` makes the sockets' directories. Nothing is
+/// changed.
+pub(super) fn check(file: &File, config: &Path) -> Result<()> {
+    match rtvirtio_engine::check::check(file, config, Directories::AreMade) {
+        Ok(_) => Ok(()),
+        Err(e) => bail!(Guarded, "{e}"),
     }
-    let said = String::from_utf8_lossy(&out.stderr);
-    bail!(Guarded, "{}", said.trim().trim_start_matches("rtvirtio-iod: "))
 }
 
 /// Whether the domain can promise every target of a spec.

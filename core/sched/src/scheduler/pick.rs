@@ -66,6 +66,12 @@ impl Findings {
         Self { capped: Vec::with_capacity(8 * vms + 2), round: Round::with_capacity(vms), ..Self::default() }
     }
 
+    /// Room for the search among `vms` VMs.
+    pub(super) fn reserve(&mut self, vms: usize) {
+        self.capped.reserve((8 * vms + 2).saturating_sub(self.capped.len()));
+        self.round.reserve(vms);
+    }
+
     fn clear(&mut self) {
         self.capped.clear();
         self.deallocation_recheck_at = None;

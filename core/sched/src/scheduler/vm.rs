@@ -46,6 +46,8 @@ pub(super) struct Vm {
     pub(super) flush_inflight: bool,
     /// When its last transfer arrived or completed.
     pub(super) last_transfer_at: Nanos,
+    /// A place without a VM.
+    pub(super) is_vacant: bool,
 }
 
 /// Which request of a VM goes first.
@@ -95,7 +97,14 @@ impl Vm {
             counters: VmCounters::default(),
             flush_inflight: false,
             last_transfer_at: Nanos(0),
+            is_vacant: false,
         }
+    }
+
+    /// A place without a VM: it has no requests, and no weight that others are compared with.
+    pub(super) fn vacant(splitter: &Splitter) -> Self {
+        let none = VmConfig { depth: 0, weight: u32::MAX, ..VmConfig::default() };
+        Self { is_vacant: true, ..Self::new(&none, splitter) }
     }
 
     /// Whether it has a reservation. Its own discards are then paced like those of other VMs.

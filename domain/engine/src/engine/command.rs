@@ -5,11 +5,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, VmCounters};
+use rtvirtio_sched::{Config, ConfigError, Contract, DeallocationStatus, MembershipError, VmCounters};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 use vm_memory::GuestAddress;
 
+use super::prepared::{DetachedDisk, PreparedDisk, RefusedDisk};
 use super::trace::TraceWriter;
 use crate::inflight::Inflight;
 use crate::memory::GuestMem;
@@ -86,6 +87,9 @@ pub enum ReconfigureError {
     /// An invalid scheduler configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A disk that was checked is refused, a defect.
+    #[error("{0}")]
+    Refused(String),
     /// The engine has ended.
     #[error(transparent)]
     Gone(#[from] EngineGone),
@@ -146,10 +150,41 @@ pub enum Command {
         /// Why the command is refused.
         reply: SyncSender<Result<(), ReconfigureError>>,
     },
-    /// Snapshot of all counters.
+    /// Adds a VM in a vacant place, or behind the last one, between two pieces.
+    Attach {
+        /// Its place.
+        vm: usize,
+        /// Its disk, with all memory.
+        disk: Box<PreparedDisk>,
+        /// Why the command is refused, with the disk.
+        reply: SyncSender<Result<(), Box<RefusedDisk>>>,
+    },
+    /// Removes a VM of which nothing is in flight, after [`Command::Disconnect`].
+    Detach {
+        /// Index of the VM.
+        vm: usize,
+        /// What is left of it, so that the engine's thread frees nothing.
+        reply: SyncSender<Result<Box<DetachedDisk>, MembershipError>>,
+    },
+    /// Snapshot of what the device's VMs share. Those of the VMs are commands of their own: each
+    /// copies two histograms, and guests wait meanwhile.
     Status {
         /// The snapshot.
         reply: SyncSender<EngineStatus>,
+    },
+    /// Snapshot of a VM's counters.
+    VmStatus {
+        /// Index of the VM.
+        vm: usize,
+        /// The snapshot; `None` for a vacant place.
+        reply: SyncSender<Option<Box<VmStatus>>>,
+    },
+    /// The VM in a place.
+    Member {
+        /// The place.
+        vm: usize,
+        /// Its [`super::TraceEvent::member`] and its disk's name; `None` for a vacant place.
+        reply: SyncSender<Option<(u32, String)>>,
     },
     /// Starts a trace of completed requests; [`super::TraceReader`] sends this.
     StartTrace {
@@ -170,8 +205,8 @@ pub enum Command {
 /// Snapshot of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineStatus {
-    /// Snapshots of the VMs.
-    pub vms: Vec<VmStatus>,
+    /// Number of places, vacant ones included.
+    pub places: usize,
     /// The current window, in pieces.
     pub window: u32,
     /// Delay of regulated pieces beyond their exact moment.
@@ -195,12 +230,33 @@ pub struct VmStatus {
     pub contracts: [Contract; 2],
     /// Latency from the fetch of a request to its completion; reads and writes.
     pub latencies: [Latencies; 2],
+    /// Requests under a reservation: real-time ones, then the others.
+    pub promises: [PromiseCounters; 2],
     /// Chains that are no valid requests.
     pub malformed: u64,
     /// Requests that the device failed.
     pub errors: u64,
     /// Queues that are no longer served because the guest corrupted them.
     pub broken_queues: u64,
+}
+
+/// Requests of which every piece was submitted under a reservation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromiseCounters {
+    /// Completed ones.
+    pub requests: u64,
+    /// Those that took longer than the reservation's deadline.
+    pub missed: u64,
+    /// The longest, from when the reservation covered it.
+    pub worst: Nanos,
+}
+
+impl PromiseCounters {
+    pub(super) fn record(&mut self, took: Nanos, missed: bool) {
+        self.requests += 1;
+        self.missed += u64::from(missed);
+        self.worst = self.worst.max(took);
+    }
 }
 
 /// The engine has ended.

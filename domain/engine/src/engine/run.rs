@@ -3,6 +3,7 @@
 mod complete;
 mod control;
 mod fetch;
+mod membership;
 mod notify;
 mod submit;
 
@@ -15,14 +16,13 @@ use rtvirtio_sched::{Config, Scheduler};
 use rtvirtio_stats::Latencies;
 use rtvirtio_units::Nanos;
 
-use super::command::Command;
+use super::command::{Command, PromiseCounters};
 use super::slot::QueueSlot;
-use super::table::{BounceBuffer, PieceSlot, RequestTable};
+use super::table::{PieceSlot, RequestTable};
 use super::trace::TraceWriter;
 use super::uring::{CompletionToken, Uring};
 use super::vring::Vring;
 use super::{Disk, EngineConfig, EngineError};
-use crate::blk::SEGMENTS;
 
 /// Longest latency that the histograms tell apart: 1000 s.
 const LONGEST_LATENCY: Nanos = Nanos(1_000_000_000_000);
@@ -32,8 +32,12 @@ fn histogram() -> Latencies {
     Latencies::with_range(LONGEST_LATENCY, 2)
 }
 
-struct Vm {
-    disk: Disk,
+/// A VM, or a vacant place: the index of a VM never changes.
+pub(in crate::engine) struct Vm {
+    /// `None` in a vacant place.
+    disk: Option<Disk>,
+    /// Tells apart the VMs that had this place.
+    member: u32,
     slots: Vec<QueueSlot>,
     /// The queue that is fetched from first.
     next_queue: usize,
@@ -45,6 +49,8 @@ struct Vm {
     malformed: u64,
     errors: u64,
     broken_queues: u64,
+    /// Requests under a reservation: real-time ones, then the others.
+    promises: [PromiseCounters; 2],
     /// All requests of its depth are outstanding, and its queues may hold more.
     depth_exhausted: bool,
     /// Answered when nothing of the VM is in flight after a disconnect.
@@ -52,6 +58,36 @@ struct Vm {
 }
 
 impl Vm {
+    /// A VM with this disk, all of its memory allocated.
+    pub(in crate::engine) fn new(disk: Disk, depth: u32) -> Self {
+        let queues = disk.queues;
+        Self { disk: Some(disk), ..Self::with_queues(queues, depth, LONGEST_LATENCY) }
+    }
+
+    /// A place without a VM.
+    fn vacant() -> Self {
+        Self::with_queues(0, 0, Nanos(2))
+    }
+
+    fn with_queues(queues: u16, depth: u32, longest: Nanos) -> Self {
+        let histogram = || Latencies::with_range(longest, 2);
+        Self {
+            disk: None,
+            member: 0,
+            slots: (0..queues).map(|_| QueueSlot::default()).collect(),
+            next_queue: 0,
+            deferred: false,
+            requests: RequestTable::new(depth),
+            latencies: [histogram(), histogram()],
+            malformed: 0,
+            errors: 0,
+            broken_queues: 0,
+            promises: [PromiseCounters::default(); 2],
+            depth_exhausted: false,
+            disconnect_reply: None,
+        }
+    }
+
     /// Whether one of its queues may hold requests.
     fn needs_fetch(&self) -> bool {
         self.slots.iter().filter_map(|s| s.vring.as_ref()).any(Vring::needs_fetch)
@@ -64,6 +100,10 @@ pub struct EventLoop {
     scheduler: Scheduler,
     ring: Uring,
     vms: Vec<Vm>,
+    /// VMs so far.
+    members: u32,
+    /// Largest piece for which slots have room, in bytes.
+    largest: u64,
     pieces: Vec<PieceSlot>,
     free_pieces: Vec<u32>,
     commands: Receiver<Command>,
@@ -112,29 +152,15 @@ impl EventLoop {
         let mut pieces = Vec::new();
         let largest = sched.vms.iter().map(|vm| sched.max_piece(vm)).max().unwrap_or(sched.quantum);
         for _ in 0..most {
-            let bounce = BounceBuffer::new(largest as usize).map_err(io("memory"))?;
-            pieces.push(PieceSlot {
-                piece: None,
-                iovecs: Vec::with_capacity(SEGMENTS),
-                bounce,
-                bounced: false,
-            });
+            pieces.push(PieceSlot::new(largest).map_err(io("memory"))?);
         }
-        let vms = disks.into_iter().zip(&sched.vms).map(|(disk, vm)| Vm {
-            slots: (0..disk.queues).map(|_| QueueSlot::default()).collect(),
-            next_queue: 0,
-            deferred: false,
-            requests: RequestTable::new(vm.depth),
-            latencies: [histogram(), histogram()],
-            malformed: 0,
-            errors: 0,
-            broken_queues: 0,
-            depth_exhausted: false,
-            disconnect_reply: None,
-            disk,
-        });
+        let members = disks.len() as u32;
+        let vms = disks.into_iter().zip(&sched.vms).zip(0..);
+        let vms = vms.map(|((disk, vm), member)| Vm { member, ..Vm::new(disk, vm.depth) });
         let mut engine = Self {
             vms: vms.collect(),
+            members,
+            largest,
             pieces,
             free_pieces: (0..most).rev().collect(),
             config,

@@ -31,6 +31,8 @@ pub struct InflightRequest {
     pub submitted_at: Nanos,
     /// That piece was submitted under a reservation.
     pub reserved: bool,
+    /// What its reservation promises, as long as all of its pieces are submitted under it.
+    pub promise: PieceWindow,
     /// The memory of the segments: mapped as long as the kernel may write to it, also after a
     /// disconnect.
     pub mem: Option<Arc<GuestMem>>,
@@ -54,16 +56,48 @@ impl InflightRequest {
             write_through: false,
             submitted_at: Nanos(0),
             reserved: false,
+            promise: PieceWindow::default(),
             mem: None,
             in_use: false,
         }
     }
 
-    /// Notes the submission of a piece; the first one counts.
+    /// Notes the submission of a piece. Time and class are those of the first one.
     pub fn mark_submitted(&mut self, time: Nanos, piece: &Piece) {
         if self.submitted_at == Nanos(0) {
             (self.submitted_at, self.reserved) = (time, piece.reserved);
         }
+        self.promise.extend(piece);
+    }
+
+    /// As it is when it is fetched: nothing is submitted.
+    pub fn reset(&mut self) {
+        (self.failed, self.unsupported, self.submitted_at) = (false, false, Nanos(0));
+        self.promise = PieceWindow::default();
+    }
+}
+
+/// From when on, and until when, the reservations of a request's pieces promise its completion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PieceWindow {
+    eligible_at: Nanos,
+    due: Nanos,
+    /// A piece was submitted as a share of the rest.
+    has_unreserved: bool,
+}
+
+impl PieceWindow {
+    fn extend(&mut self, piece: &Piece) {
+        self.has_unreserved |= !piece.reserved;
+        self.eligible_at = self.eligible_at.max(piece.eligible_at);
+        self.due = self.due.max(piece.due);
+    }
+
+    /// For a request that completes at `time`: how long it took from when its reservation covered
+    /// it, and whether that is longer than promised. `None` without a promise.
+    pub fn judge(&self, time: Nanos) -> Option<(Nanos, bool)> {
+        let promised = !self.has_unreserved && self.due > Nanos(0) && self.due < Nanos(u64::MAX);
+        promised.then(|| (Nanos(time.0.saturating_sub(self.eligible_at.0)), time > self.due))
     }
 }
 
@@ -117,6 +151,25 @@ pub struct PieceSlot {
     /// Aligned memory, for guests whose own is not aligned.
     pub bounce: BounceBuffer,
     pub bounced: bool,
+    /// Since when the kernel has refused the piece for want of memory.
+    pub refused_since: Option<Nanos>,
+}
+
+// SAFETY: the pointers of `iovecs` are set and used by the engine's thread alone; a slot moves to
+// it before its first use.
+unsafe impl Send for PieceSlot {}
+
+impl PieceSlot {
+    /// A free slot for pieces of at most `largest` bytes.
+    pub fn new(largest: u64) -> std::io::Result<Self> {
+        Ok(Self {
+            piece: None,
+            iovecs: Vec::with_capacity(SEGMENTS),
+            bounce: BounceBuffer::new(largest as usize)?,
+            bounced: false,
+            refused_since: None,
+        })
+    }
 }
 
 /// Page-aligned memory for unaligned guest buffers.
@@ -138,6 +191,11 @@ impl BounceBuffer {
             mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         Ok(Self { at: at.cast(), len })
+    }
+
+    /// Its size in bytes.
+    pub fn size(&self) -> usize {
+        self.len
     }
 
     pub fn as_mut_ptr(&self) -> *mut u8 {

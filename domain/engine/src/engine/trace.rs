@@ -18,8 +18,10 @@ use super::table::InflightRequest;
 /// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceEvent {
-    /// Index of the VM, in the order of the device's disks.
+    /// Place of the VM on its device.
     pub vm: usize,
+    /// Tells apart the VMs that had this place; see [`super::Command::Member`].
+    pub member: u32,
     /// Index of the queue.
     pub queue: u16,
     /// The operation.
@@ -43,6 +45,7 @@ pub struct TraceEvent {
 impl TraceEvent {
     pub(super) fn new(
         time: Nanos,
+        member: u32,
         completed: &CompletedRequest,
         request: &InflightRequest,
         status: u8,
@@ -52,6 +55,7 @@ impl TraceEvent {
         let given = request.submitted_at.0.max(arrival.0);
         Self {
             vm: completed.vm,
+            member,
             queue: request.vring,
             op: request.op,
             len: request.len,
@@ -66,6 +70,7 @@ impl TraceEvent {
 
     pub(super) const EMPTY: Self = Self {
         vm: 0,
+        member: 0,
         queue: 0,
         op: Op::Flush,
         len: 0,

@@ -31,6 +31,8 @@ pub struct JobOptions {
     pub io_class: Option<IoClass>,
     /// What the logs' time stamps count from.
     pub clock: LogClock,
+    /// Load [`PRELOAD`] into fio, where a task paces its requests.
+    pub preload: bool,
 }
 
 /// Zero of the time stamps in fio's logs.
@@ -202,10 +204,11 @@ impl JobFile {
         self.options.dir.join("job.fio")
     }
 
-    /// Where [`PRELOAD`] belongs, for a job that paces requests; no other job waits.
+    /// Where [`PRELOAD`] belongs, for a job that paces requests and wants it; no other job waits.
     #[must_use]
     pub fn preload_path(&self) -> Option<PathBuf> {
-        self.sections.iter().any(|s| s.pace.is_some()).then(|| self.options.dir.join("fio_sleep.so"))
+        let wanted = self.options.preload && self.sections.iter().any(|s| s.pace.is_some());
+        wanted.then(|| self.options.dir.join("fio_sleep.so"))
     }
 
     /// The variables that load [`PRELOAD`] into fio; none for a job without it. Symbols are looked

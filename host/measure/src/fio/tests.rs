@@ -52,6 +52,7 @@ pub(crate) fn recorded_options() -> JobOptions {
         dir: PathBuf::from("/var/tmp/rtvirtio-fixture"),
         io_class: None,
         clock: LogClock::JobStart,
+        preload: true,
     }
 }
 
@@ -256,6 +257,17 @@ fn classes_and_bursts_become_fio_options() {
         "level is kept within 0 to 7"
     );
     assert!(text(Some(IoClass::Idle)).contains("prioclass=3\n"));
+}
+
+#[test]
+fn nothing_is_loaded_into_fio_unless_it_is_wanted() {
+    let job = |preload| JobFile::new(&recorded_vm(), JobOptions { preload, ..recorded_options() }).unwrap();
+    let (with, without) = (job(true), job(false));
+    assert!(
+        with.preload_path().is_some() && with.environment().iter().any(|(name, _)| *name == "LD_PRELOAD")
+    );
+    assert_eq!((without.preload_path(), without.environment()), (None, Vec::new()));
+    assert_eq!(with.text(), without.text());
 }
 
 #[test]

@@ -179,6 +179,7 @@ fn all_measured(
         dir: PathBuf::from("/"),
         io_class: None,
         clock: if up_ms.is_some() { LogClock::Monotonic } else { LogClock::JobStart },
+        preload: true,
     };
     let job = JobFile::new(&vm, options).unwrap();
     let (mut log, mut free) = (String::new(), 0u64);

@@ -1,9 +1,10 @@
-//! `bench iod`, `bench iod-crash`, `bench iod-startup`.
+//! `bench iod`, `bench iod-attach`, `bench iod-crash`, `bench iod-startup`.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use rtvirtio_bench::iod::IodOptions;
+use rtvirtio_bench::iod_attach::AttachOptions;
 use rtvirtio_bench::iod_crash::CrashOptions;
 use rtvirtio_bench::iod_startup::StartupOptions;
 use rtvirtio_units::{Bytes, Nanos};
@@ -39,6 +40,24 @@ impl BenchIodArgs {
             repeat: self.repeat,
             no_peer: self.no_peer,
         }
+    }
+}
+
+/// `bench iod-attach`.
+#[derive(Args, Debug)]
+pub struct BenchIodAttachArgs {
+    /// How many disks come and go in turn
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    pub disks: u32,
+    /// Where the result goes
+    #[command(flatten)]
+    pub result: BenchResult,
+}
+
+impl BenchIodAttachArgs {
+    /// For the experiment.
+    pub fn options(&self) -> AttachOptions {
+        AttachOptions { disks: self.disks as usize }
     }
 }
 

@@ -18,7 +18,7 @@ pub use accuracy::BenchAccuracyArgs;
 pub use cases::BenchCasesArgs;
 pub use contention::BenchContentionArgs;
 pub use cyclictest::BenchCyclictestArgs;
-pub use iod::{BenchIodArgs, BenchIodCrashArgs, BenchIodStartupArgs};
+pub use iod::{BenchIodArgs, BenchIodAttachArgs, BenchIodCrashArgs, BenchIodStartupArgs};
 pub use reservation::{BenchKillAtArgs, BenchReservationArgs};
 pub use sweep::BenchSweepArgs;
 pub use tails::BenchTailsArgs;
@@ -36,7 +36,7 @@ EXAMPLES
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench cases --tier paper --only 3vm-LM-           the paper's Fig. 7
-  sudo rtvirtio-lab bench cases --repeat 3 --model data/qlc-nvme.model.json
+  sudo rtvirtio-lab bench cases --repeat 3 --model /tmp/model.json
   rtvirtio-lab bench cases --report-only --json | jq .claims          the results so far
 
 A stopped run continues. Exit code 2 when a claim is not met.")]
@@ -45,7 +45,7 @@ A stopped run continues. Exit code 2 when a claim is not met.")]
     #[command(after_help = "\
 EXAMPLES
   sudo rtvirtio-lab bench contention --repeat 3
-  rtvirtio-lab bench contention --report-only --model data/qlc-nvme.model.json --html contention.html
+  rtvirtio-lab bench contention --report-only --model /tmp/model.json --html contention.html
 
 A stopped run continues.")]
     Contention(BenchContentionArgs),
@@ -53,7 +53,8 @@ A stopped run continues.")]
     #[command(after_help = "\
 EXAMPLES
   rtvirtio-lab bench accuracy data/qlc-nvme.jsonl
-  rtvirtio-lab bench accuracy data/qlc-nvme.jsonl --model data/qlc-nvme.model.json")]
+  rtvirtio-lab bench accuracy data/qlc-nvme.jsonl --model /tmp/model.json
+                                                     also save the models for `--model` of the others")]
     Accuracy(BenchAccuracyArgs),
     /// Whether estimates of p99.99 from few samples hold: long runs cut into pieces
     #[command(after_help = "\
@@ -66,7 +67,7 @@ Exit code 2 when a claim is not met.")]
     Tails(BenchTailsArgs),
     /// How long planning takes, and how near it comes to the best of an exhaustive search
     #[command(
-        after_help = "EXAMPLES\n  rtvirtio-lab bench plan --model data/qlc-nvme.model.json\n  rtvirtio-lab bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
+        after_help = "EXAMPLES\n  rtvirtio-lab bench plan --model /tmp/model.json\n  rtvirtio-lab bench plan --repeat 50 --out /tmp/planning --json | jq .claims"
     )]
     Plan(BenchPlanArgs),
     /// The I/O domain compared with existing schedulers: a flood next to declared rates, and the
@@ -78,6 +79,14 @@ EXAMPLES
 
 Measured by a vhost-user-blk frontend without a VM. Exit code 2 when a claim is not met.")]
     Iod(BenchIodArgs),
+    /// Disks come and go while a client on the same engine verifies its data
+    #[command(after_help = "\
+EXAMPLES
+  sudo rtvirtio-lab bench iod-attach
+  sudo rtvirtio-lab bench iod-attach --disks 10 --out /tmp/attach --json | jq .claims
+
+Attaches and detaches as `rtvirtio iod attach|detach` do. Exit code 2 when a claim is not met.")]
+    IodAttach(BenchIodAttachArgs),
     /// The I/O domain under a real guest, killed repeatedly: no acknowledged write may be lost
     #[command(after_help = "\
 EXAMPLES

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use rtvirtio_sched::{CompletedRequest, Op};
+use rtvirtio_sched::{Class, CompletedRequest, Op};
 use rtvirtio_units::Nanos;
 
 use super::EventLoop;
@@ -12,6 +12,10 @@ use crate::engine::data::copy_to_guest;
 use crate::engine::trace::TraceEvent;
 use crate::engine::uring::{Completion, CompletionToken};
 use crate::engine::vring::Vring;
+
+/// How long a piece is submitted again that the kernel refuses (`EAGAIN`: no memory for a request).
+/// After that it has failed, and its guest gets an I/O error.
+const REFUSED_NS: u64 = 5_000_000_000;
 
 impl EventLoop {
     pub(super) fn handle_cqe(&mut self, time: Nanos, completion: Completion) -> io::Result<()> {
@@ -42,8 +46,13 @@ impl EventLoop {
         let Some(piece) = slot.piece.take() else { return Ok(()) };
         self.free_pieces.push(index);
         if result == -libc::EAGAIN || result == -libc::EINTR {
-            return self.submit_piece(time, piece);
+            let since = *slot.refused_since.get_or_insert(time);
+            // A kernel that never has memory for it must not keep the engine busy for ever.
+            if time.0.saturating_sub(since.0) < REFUSED_NS {
+                return self.submit_piece(time, piece);
+            }
         }
+        slot.refused_since = None;
         if result == -libc::EPERM && self.config.pass_priority {
             eprintln!(
                 "rtvirtio-iod: {}: the guests' classes are not passed on: that needs CAP_SYS_NICE",
@@ -86,8 +95,12 @@ impl EventLoop {
             (true, false) => blk::IO_ERROR,
         };
         let len = if request.op == Op::Read && !request.failed { request.len } else { 0 };
+        if let Some((took, missed)) = request.promise.judge(time) {
+            let class = usize::from(completed.request.priority.class != Class::RealTime);
+            vm.promises[class].record(took, missed);
+        }
         if let Some(trace) = &mut self.trace {
-            trace.record(TraceEvent::new(time, completed, request, code));
+            trace.record(TraceEvent::new(time, vm.member, completed, request, code));
         }
         vm.requests.release(tag);
         self.finish_chain(completed.vm, q, generation, |vring| vring.complete(head, status, code, len))

@@ -49,15 +49,26 @@ impl EventLoop {
                 let _ = reply.send(done);
             }
             Command::Status { reply } => {
-                let vms = (0..self.vms.len()).map(|i| self.vm_status(time, i)).collect();
-                let window = self.scheduler.window();
-                let deallocations = self.scheduler.deallocation_status();
                 let _ = reply.send(EngineStatus {
-                    vms,
-                    window,
+                    places: self.vms.len(),
+                    window: self.scheduler.window(),
                     regulator_lateness: self.regulator_lateness.clone(),
-                    deallocations,
+                    deallocations: self.scheduler.deallocation_status(),
                 });
+            }
+            Command::VmStatus { vm, reply } => {
+                let _ = reply.send(self.vm_status(time, vm).map(Box::new));
+            }
+            Command::Member { vm, reply } => {
+                let vm = self.vms.get(vm);
+                let name = vm.and_then(|vm| Some((vm.member, vm.disk.as_ref()?.name.clone())));
+                let _ = reply.send(name);
+            }
+            Command::Attach { vm, disk, reply } => {
+                let _ = reply.send(self.attach(vm, disk));
+            }
+            Command::Detach { vm, reply } => {
+                let _ = reply.send(self.detach(vm));
             }
             Command::StartTrace { writer, reply } => {
                 let refused = if self.trace.is_some() { Some(writer) } else { self.trace.replace(writer) };
@@ -181,19 +192,20 @@ impl EventLoop {
         Ok(())
     }
 
-    fn vm_status(&self, time: Nanos, i: usize) -> VmStatus {
-        let vm = &self.vms[i];
-        VmStatus {
-            name: vm.disk.name.clone(),
+    fn vm_status(&self, time: Nanos, i: usize) -> Option<VmStatus> {
+        let vm = self.vms.get(i)?;
+        Some(VmStatus {
+            name: vm.disk.as_ref()?.name.clone(),
             queues: vm.slots.iter().filter(|s| s.vring.is_some()).count() as u16,
             outstanding: self.scheduler.outstanding(i),
             counters: self.scheduler.counters(i),
             contracts: Direction::ALL.map(|d| self.scheduler.contract(i, d, time)),
             latencies: vm.latencies.clone(),
+            promises: vm.promises,
             malformed: vm.malformed,
             errors: vm.errors,
             broken_queues: vm.broken_queues,
-        }
+        })
     }
 
     /// Stops serving a queue: its slot drains.

@@ -130,7 +130,7 @@ impl EventLoop {
         let time = now();
         let Self { vms, scheduler, .. } = self;
         let Vm { disk, slots, requests, malformed, broken_queues, depth_exhausted, .. } = &mut vms[vm];
-        let Some(vring) = slots[q].vring.as_mut() else { return };
+        let (Some(disk), Some(vring)) = (disk, slots[q].vring.as_mut()) else { return };
         let mem = Arc::clone(&vring.mem);
         if vring.queue.disable_notification(&mem.mem).is_err() {
             vring.broken = true;
@@ -156,9 +156,9 @@ impl EventLoop {
                 Ok(Parsed::Io { op, offset, len, priority, unmap, status }) => {
                     (request.vring, request.generation, request.head) = (q as u16, vring.generation, head);
                     (request.op, request.len, request.unmap, request.status) = (op, len, unmap, status);
-                    (request.offset, request.failed, request.unsupported) =
-                        (disk.backing.start + offset, false, false);
-                    (request.write_through, request.submitted_at) = (vring.write_through, Nanos(0));
+                    request.reset();
+                    request.offset = disk.backing.start + offset;
+                    request.write_through = vring.write_through;
                     request.mem = Some(Arc::clone(&mem));
                     let priority = rule.decode(priority);
                     let queued = Request { tag: slot.into(), op, len, priority, arrival: time };

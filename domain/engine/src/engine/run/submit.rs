@@ -59,10 +59,10 @@ impl EventLoop {
             return self.fail_submission(index, -libc::EIO);
         };
         request.mark_submitted(time, &piece);
-        let Some(mem) = request.mem.clone() else {
+        let (Some(mem), Some(disk)) = (request.mem.clone(), &vm.disk) else {
             return self.fail_submission(index, -libc::EIO);
         };
-        let backing = &vm.disk.backing;
+        let backing = &disk.backing;
         let entry = match piece.op {
             Op::Read | Op::Write => {
                 let ready =

@@ -1,0 +1,247 @@
+//! Changing a running I/O domain: reload its file, attach and detach disks, stop it.
+//!
+//! The configuration file is the one truth: `attach` and `detach` edit it and reload, and put its
+//! text back where the domain refuses. What comes is opened here and passed on, because the
+//! domain's process opens no files.
+
+use std::collections::BTreeSet;
+use std::fs::{File as OpenFile, OpenOptions};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rtvirtio_apply::Session;
+use rtvirtio_domain_config::{File, edit, parent_dir};
+use rtvirtio_engine::{check, handover};
+use rtvirtio_kernel::process::Process;
+use rustix::fs::FlockOperation::NonBlockingLockExclusive;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::client::{answer, connect};
+use super::process::{self, Domain};
+use super::{Fate, stop};
+use crate::dirs::Dirs;
+use crate::error::{Context as _, Result, bail};
+
+/// How long a reload may take: the requests of disks that go end first.
+const RELOAD: Duration = Duration::from_secs(60);
+/// How long a domain may take to end.
+const END: Duration = Duration::from_secs(10);
+
+/// What a reload has changed.
+#[derive(Debug, Serialize)]
+pub struct Changes {
+    /// The configuration file in force.
+    pub config: PathBuf,
+    /// The changes, each with its place.
+    pub changed: Vec<String>,
+}
+
+/// What a reload would do with disks.
+#[derive(Debug, Serialize)]
+pub struct Preview {
+    /// The configuration file that the domain reads.
+    pub config: PathBuf,
+    /// Disks that come.
+    pub attach: Vec<String>,
+    /// Disks that go.
+    pub detach: Vec<String>,
+}
+
+/// Who answers on a control socket.
+struct Peer {
+    pid: u32,
+    uid: u32,
+}
+
+fn peer(stream: &UnixStream, control: &Path) -> Result<Peer> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)
+        .with_context(|| format!("{}: which process answers there", control.display()))?;
+    Ok(Peer { pid: peer.pid.as_raw_nonzero().get().unsigned_abs(), uid: peer.uid.as_raw() })
+}
+
+/// The error that a domain answers with.
+fn refused(reply: &Value) -> Result<()> {
+    match reply["error"].as_str() {
+        Some(error) => bail!(Guarded, "{error}"),
+        None => Ok(()),
+    }
+}
+
+fn send(stream: &UnixStream, control: &Path, request: &Value) -> Result<Value> {
+    let mut to = stream;
+    to.write_all(format!("{request}\n").as_bytes())?;
+    answer(stream, control, RELOAD)
+}
+
+/// What a reload would do with disks, after all checks of the file.
+///
+/// # Errors
+/// A file that is refused; a domain that does not answer.
+pub fn preview(control: &Path) -> Result<Preview> {
+    let reply = send(&connect(control)?, control, &serde_json::json!({ "command": "preview" }))?;
+    refused(&reply)?;
+    let strings = |list: &Value, of: fn(&Value) -> &Value| -> Vec<String> {
+        let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(|v| of(v).as_str().map(ToOwned::to_owned)).collect()
+    };
+    Ok(Preview {
+        config: reply["config"].as_str().unwrap_or_default().into(),
+        attach: strings(&reply["attach"], |v| v),
+        detach: strings(&reply["detach"], |v| &v["name"]),
+    })
+}
+
+/// Takes over the domain's configuration file. Disks that it adds are opened with the checks of a
+/// start and passed on. With `force`, disks go under their guests.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) for what the domain or a check refuses; nothing is
+/// changed then.
+pub fn reload(control: &Path, force: bool) -> Result<Changes> {
+    let Preview { config, attach, .. } = preview(control)?;
+    let stream = connect(control)?;
+    let Peer { pid, uid } = peer(&stream, control)?;
+    let mut opened = Vec::new();
+    if !attach.is_empty() {
+        if attach.len() > handover::MOST_DISKS {
+            bail!(Argument, "{} disks come at once; attach at most {}", attach.len(), handover::MOST_DISKS);
+        }
+        let file = File::load(&config)?;
+        let names: BTreeSet<String> = attach.into_iter().collect();
+        let guarded = |e: rtvirtio_engine::domain::DomainError| {
+            crate::Error::new(crate::Kind::Guarded, format!("nothing is changed: {e}"))
+        };
+        check::refuse_collisions(&file, &config).map_err(guarded)?;
+        opened = handover::open(&file, &names, pid, uid).map_err(guarded)?;
+    }
+    handover::send_reload(&stream, &opened, force)?;
+    let reply = answer(&stream, control, RELOAD)?;
+    refused(&reply)?;
+    opened.into_iter().for_each(handover::OpenedDisk::release);
+    let changed = reply["changed"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let changed = changed.iter().filter_map(|c| c.as_str().map(ToOwned::to_owned)).collect();
+    Ok(Changes { config, changed })
+}
+
+/// Adds the `[[device.disk]]` tables of a text to the domain's file, and reloads it.
+///
+/// # Errors
+/// As [`reload`]; the file is as it was then.
+pub fn attach(control: &Path, tables: &str) -> Result<Changes> {
+    edit_and_reload(control, false, |text| Ok(edit::add_disks(text, tables)?.0))
+}
+
+/// Removes the tables of these disks from the domain's file, and reloads it.
+///
+/// # Errors
+/// As [`reload`]; the file is as it was then.
+pub fn detach(control: &Path, names: &[String], force: bool) -> Result<Changes> {
+    edit_and_reload(control, force, |text| edit::remove_disks(text, names))
+}
+
+fn edit_and_reload(
+    control: &Path,
+    force: bool,
+    change: impl FnOnce(&str) -> Result<String, edit::EditError>,
+) -> Result<Changes> {
+    let Preview { config, attach, detach } = preview(control)?;
+    if !attach.is_empty() || !detach.is_empty() {
+        let list = [attach, detach].concat().join(", ");
+        bail!(
+            Guarded,
+            "{}: it has other disks than the domain ({list}): `rtvirtio iod reload` first",
+            config.display()
+        );
+    }
+    // A link stays a link.
+    let path = std::fs::canonicalize(&config).with_context(|| config.display().to_string())?;
+    let (_locked, old) = locked_text(&path)?;
+    let new = match change(&old) {
+        Ok(new) => new,
+        Err(e) => bail!(File, "{}: {e}", config.display()),
+    };
+    replace(&path, &new)?;
+    reload(control, force).map_err(|refused| match replace(&path, &old) {
+        Ok(()) => refused,
+        Err(e) => refused.within(format!("{}: its old text could not be put back ({e:#})", path.display())),
+    })
+}
+
+/// The text of a file, locked against another `attach` or `detach`.
+fn locked_text(path: &Path) -> Result<(OpenFile, String)> {
+    let named = || path.display().to_string();
+    loop {
+        let mut file = OpenOptions::new().read(true).open(path).with_context(named)?;
+        if rustix::fs::flock(&file, NonBlockingLockExclusive).is_err() {
+            bail!(InForce, "{}: another rtvirtio changes it; try again", path.display());
+        }
+        let (locked, there) = (file.metadata()?, std::fs::metadata(path).with_context(named)?);
+        // Replaced in between: that one is locked instead.
+        if (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
+            let mut text = String::new();
+            file.read_to_string(&mut text).with_context(named)?;
+            return Ok((file, text));
+        }
+    }
+}
+
+/// Replaces a file at once, with the same mode and owner.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    let named = || path.display().to_string();
+    let meta = std::fs::metadata(path).with_context(named)?;
+    let mut new = tempfile::NamedTempFile::new_in(parent_dir(path)).with_context(named)?;
+    new.write_all(text.as_bytes()).with_context(named)?;
+    std::os::unix::fs::fchown(new.as_file(), Some(meta.uid()), Some(meta.gid())).with_context(named)?;
+    new.as_file()
+        .set_permissions(std::fs::Permissions::from_mode(meta.mode() & 0o7777))
+        .with_context(named)?;
+    new.as_file().sync_all().with_context(named)?;
+    new.persist(path).map_err(|e| e.error).with_context(named)?;
+    Ok(())
+}
+
+/// Stops the domain that answers on a control socket. One that `rtvirtio apply` has started is
+/// stopped as `rtvirtio revert` stops it. With `force`, under its guests.
+///
+/// # Errors
+/// [`Kind::Guarded`](crate::Kind::Guarded) while guests are attached; it runs on then.
+pub fn end(control: &Path, dirs: &Dirs, force: bool) -> Result<u32> {
+    let stream = connect(control)?;
+    let Peer { pid, .. } = peer(&stream, control)?;
+    if is_applied(pid, dirs) {
+        let _session = Session::open(&dirs.state)?;
+        return match stop(dirs, force) {
+            Fate::Left { why, .. } => bail!(Guarded, "{why}"),
+            Fate::None | Fate::Stopped { .. } => Ok(pid),
+        };
+    }
+    let process = Process::open(pid).with_context(|| format!("process {pid}"))?;
+    let reply = send(&stream, control, &serde_json::json!({ "command": "stop", "force": force }))?;
+    refused(&reply)?;
+    if let Some(guests) = reply["guests"].as_array() {
+        let guests: Vec<&str> = guests.iter().filter_map(Value::as_str).collect();
+        bail!(
+            Guarded,
+            "not stopped: it serves the disks of {}. Shut these VMs down first, or use `--force`, after which their requests wait until a domain runs again",
+            guests.join(", ")
+        );
+    }
+    match process {
+        Some(process) if !process.has_ended(END)? => {
+            bail!(
+                NotPutBack,
+                "process {pid} has not ended after {} s: it waits for its devices",
+                END.as_secs()
+            )
+        }
+        _ => Ok(pid),
+    }
+}
+
+fn is_applied(pid: u32, dirs: &Dirs) -> bool {
+    matches!(process::find(&dirs.state), Ok(Domain::Runs(all)) if all.iter().any(|p| p.pid() == pid))
+}

@@ -1,0 +1,132 @@
+//! VMs come and go while others run.
+
+use rtvirtio_sched::{
+    Config, Cost, Line, MembershipError, Next, Op, Piece, Policy, Priority, Request, Reservation, Scheduler,
+    VmConfig, WindowConfig,
+};
+use rtvirtio_units::Nanos;
+
+const COST: Cost = Cost {
+    read: Line { base_ns: 50_000, per_mib_ns: 1_000_000 },
+    write: Line { base_ns: 50_000, per_mib_ns: 1_000_000 },
+    flush_ns: 50_000,
+    discard_ns: 500_000,
+};
+
+fn config(policy: Policy, vms: usize) -> Config {
+    let deadline = Nanos::from_millis(5);
+    let reserved = VmConfig {
+        normal: Some(Reservation { rate: 300_000_000, burst: 1_000_000, deadline }),
+        ..VmConfig::default()
+    };
+    let mut all = vec![VmConfig { weight: 300, ..VmConfig::default() }; vms];
+    if let Some(first) = all.first_mut() {
+        *first = reserved;
+    }
+    Config { policy, cost: COST, window: WindowConfig::fixed(2), vms: all, ..Config::default() }
+}
+
+fn request(tag: u64, now: Nanos) -> Request {
+    Request { tag, op: Op::Read, len: 4_096, priority: Priority::NORMAL, arrival: now }
+}
+
+/// Serves one piece at a time until nothing is queued; the tags of completed requests, in order.
+fn drain(s: &mut Scheduler, now: &mut Nanos) -> Vec<u64> {
+    let mut done = Vec::new();
+    loop {
+        match s.next(*now) {
+            Next::Piece(piece) => {
+                now.0 += piece.cost;
+                done.extend(s.complete(*now, &piece).unwrap().map(|c| c.request.tag));
+            }
+            Next::Wait(at) => {
+                assert!(at.0 < u64::MAX);
+                *now = at;
+            }
+            Next::Full => panic!("one piece at a time"),
+            Next::Idle => return done,
+        }
+    }
+}
+
+/// VM 0 keeps its order and each of its completions while VM 1 comes and goes a hundred times, with
+/// requests and without; the number of places does not grow.
+#[test]
+fn others_keep_their_requests_and_order() {
+    for policy in Policy::ALL {
+        let mut s = Scheduler::new(&config(policy, 1)).unwrap();
+        let mut now = Nanos(0);
+        let (mut submitted, mut done, mut guests) = (0u64, Vec::new(), 0);
+        for turn in 0..100u64 {
+            for _ in 0..3 {
+                s.submit(0, request(submitted, now)).unwrap();
+                submitted += 1;
+            }
+            let prepared = Scheduler::prepare(&config(policy, 2), 1).unwrap();
+            s.attach(1, prepared).unwrap();
+            assert_eq!(s.places(), 2, "{policy:?}");
+            if turn % 2 == 0 {
+                s.submit(1, request(1_000_000 + turn, now)).unwrap();
+                assert_eq!(s.detach(1).unwrap_err(), MembershipError::Busy(1));
+                guests += 1;
+            }
+            done.extend(drain(&mut s, &mut now));
+            s.detach(1).unwrap();
+            assert_eq!(s.detach(1).unwrap_err(), MembershipError::Vacant(1));
+            s.submit(1, request(0, now)).unwrap_err();
+        }
+        let ours: Vec<u64> = done.iter().copied().filter(|tag| *tag < 1_000_000).collect();
+        assert_eq!(ours, (0..submitted).collect::<Vec<_>>(), "{policy:?}");
+        assert_eq!(done.len() - ours.len(), guests, "{policy:?}");
+    }
+}
+
+/// A VM that leaves while its neighbour's piece is at the device changes nothing of that piece; a
+/// new VM in the vacant place starts without history.
+#[test]
+fn a_place_is_taken_again_without_history() {
+    let mut s = Scheduler::new(&config(Policy::Drr, 2)).unwrap();
+    let mut now = Nanos(1_000);
+    s.submit(1, request(7, now)).unwrap();
+    drain(&mut s, &mut now);
+    s.submit(0, request(8, now)).unwrap();
+    let Next::Piece(piece @ Piece { vm: 0, .. }) = s.next(now) else { panic!("a piece of VM 0") };
+    s.detach(1).unwrap();
+    let prepared = Scheduler::prepare(&config(Policy::Drr, 2), 1).unwrap();
+    s.attach(1, prepared).unwrap();
+    assert_eq!(s.counters(1).completed, [0, 0]);
+    let done = s.complete(Nanos(now.0 + piece.cost), &piece).unwrap().expect("its only piece");
+    assert_eq!((done.vm, done.request.tag), (0, 8));
+    // A gap or a place with a VM is refused.
+    let prepared = |vm| Scheduler::prepare(&config(Policy::Drr, 5), vm).unwrap();
+    assert_eq!(s.attach(0, prepared(0)).unwrap_err(), MembershipError::Taken(0));
+    assert_eq!(s.attach(3, prepared(3)).unwrap_err(), MembershipError::Taken(3));
+    s.attach(2, prepared(2)).unwrap();
+}
+
+/// A device without VMs waits for its first one; a vacant place has no part in weights.
+#[test]
+fn the_first_vm_may_come_later() {
+    let mut s = Scheduler::new(&config(Policy::Edf, 0)).unwrap();
+    assert_eq!(s.next(Nanos(0)), Next::Idle);
+    s.attach(0, Scheduler::prepare(&config(Policy::Edf, 1), 0).unwrap()).unwrap();
+    let mut now = Nanos(0);
+    s.submit(0, request(1, now)).unwrap();
+    assert_eq!(drain(&mut s, &mut now), [1]);
+    s.detach(0).unwrap();
+    assert_eq!(s.next(now), Next::Idle);
+}
+
+/// Each piece under a reservation has the moment by which it is promised; others have none.
+#[test]
+fn promised_pieces_have_a_due_time() {
+    let mut s = Scheduler::new(&config(Policy::Edf, 2)).unwrap();
+    let now = Nanos(1_000_000);
+    s.submit(0, request(1, now)).unwrap();
+    s.submit(1, request(2, now)).unwrap();
+    for _ in 0..2 {
+        let Next::Piece(piece) = s.next(now) else { panic!("a piece") };
+        let due = if piece.vm == 0 { Nanos(now.0 + 5_000_000) } else { Nanos(u64::MAX) };
+        assert_eq!((piece.reserved, piece.due), (piece.vm == 0, due));
+    }
+}

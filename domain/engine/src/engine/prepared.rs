@@ -1,0 +1,105 @@
+//! Disks that come and go while an engine runs. All memory is allocated before, and freed after, by
+//! the control thread: guests of other disks wait for the engine's thread.
+
+use std::fmt;
+use std::io;
+
+use rtvirtio_sched::{Config, MembershipError, PreparedVm, Scheduler};
+
+use super::Disk;
+use super::run::Vm;
+use super::table::PieceSlot;
+
+/// A disk that an engine can serve at once.
+pub struct PreparedDisk {
+    pub(super) vm: Vm,
+    pub(super) scheduler: PreparedVm,
+    /// For a new place: a flush of each VM may be in flight in addition to the window.
+    pub(super) piece: Option<PieceSlot>,
+    /// Largest piece of its requests, in bytes.
+    pub(super) largest: u64,
+}
+
+/// What an engine has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Number of places, vacant ones included.
+    pub places: usize,
+    /// Largest piece, in bytes.
+    pub largest: u64,
+}
+
+/// Why a disk cannot be added to a running engine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The scheduler refuses.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+    /// No memory.
+    #[error("no memory for its requests: {0}")]
+    Memory(#[source] io::Error),
+    /// A new place without a slot for its flush, a defect.
+    #[error("a new place needs a slot for a flush")]
+    Slot,
+    /// Larger pieces than those of the start.
+    #[error("`urgent_quantum` of {largest} bytes needs a restart: there is room for pieces of {room}")]
+    Piece {
+        /// Largest piece of the disk, in bytes.
+        largest: u64,
+        /// Largest piece of this engine.
+        room: u64,
+    },
+}
+
+impl PreparedDisk {
+    /// Allocates what a disk needs. `vm` is its index in the configuration, `place` its place in
+    /// the engine.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn new(
+        disk: Disk,
+        sched: &Config,
+        vm: usize,
+        place: usize,
+        capacity: Capacity,
+    ) -> Result<Self, AttachError> {
+        let scheduler = Scheduler::prepare(sched, vm)?;
+        let config = sched.vms.get(vm).ok_or(MembershipError::Vacant(vm))?;
+        let largest = sched.max_piece(config);
+        let room = capacity.largest;
+        if largest > room {
+            return Err(AttachError::Piece { largest, room });
+        }
+        let piece = if place < capacity.places { None } else { Some(PieceSlot::new(room)) };
+        let piece = piece.transpose().map_err(AttachError::Memory)?;
+        Ok(Self { vm: Vm::new(disk, config.depth), scheduler, piece, largest })
+    }
+}
+
+impl fmt::Debug for PreparedDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PreparedDisk").field("largest", &self.largest).finish_non_exhaustive()
+    }
+}
+
+/// A disk that an engine refuses.
+#[derive(Debug)]
+pub struct RefusedDisk {
+    /// Why.
+    pub error: AttachError,
+    pub(super) _disk: Option<Box<PreparedDisk>>,
+}
+
+/// What is left of a disk: its files close when this is dropped.
+pub struct DetachedDisk {
+    pub(super) _vm: Vm,
+    pub(super) _scheduler: PreparedVm,
+}
+
+impl fmt::Debug for DetachedDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DetachedDisk").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,261 @@
+//! Disks for a running domain. Its process opens no files, so another one (`rtvirtio iod reload`)
+//! opens what the configuration adds, with the checks of a start, and passes open files, locks and
+//! bound sockets over the control socket.
+//!
+//! All locks belong to open files (`flock`, `O_EXCL`, open-file-description locks), so they are
+//! held without a gap, and last as long as the domain keeps the files.
+
+use std::collections::BTreeSet;
+use std::fs::File as OpenFile;
+use std::io::{self, IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use serde::{Deserialize, Serialize};
+
+use crate::backing::{Backing, BackingConfig, BackingError, Geometry};
+use crate::check::take_locks;
+use crate::config::{Disk, File};
+use crate::disk_lock::{DiskLock, DiskUse, identity};
+use crate::domain::{DomainError, OpenedDisks};
+use crate::listen::{BoundSocket, SocketListener};
+use crate::socket_group;
+
+/// Descriptors of each disk: its file, its lock, its socket.
+pub const DESCRIPTORS: usize = 3;
+/// Most disks of one reload.
+pub const MOST_DISKS: usize = 256;
+
+/// What cannot be seen from the descriptors of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskFacts {
+    /// The disk's name.
+    pub name: String,
+    /// Its path, as it was opened.
+    pub path: PathBuf,
+    /// Its socket, as it was bound.
+    pub socket: PathBuf,
+    /// Length of the whole file or device, in bytes.
+    pub len: u64,
+    /// Alignment of direct I/O, in bytes.
+    pub block: u32,
+    /// It can discard.
+    pub discard: bool,
+    /// It is opened for direct I/O and for reading only.
+    pub direct: bool,
+    /// It is opened for reading only.
+    pub read_only: bool,
+    /// The locks that are passed on; `None` where the running domain holds them already.
+    pub lock: Option<LockFacts>,
+}
+
+/// Locks of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LockFacts {
+    /// Those of readers.
+    pub read_only: bool,
+    /// Other writers are expected.
+    pub shared: bool,
+}
+
+/// A disk that this process has opened for a running domain.
+#[derive(Debug)]
+pub struct OpenedDisk {
+    facts: DiskFacts,
+    backing: Backing,
+    lock: OpenFile,
+    socket: BoundSocket,
+}
+
+/// Opens the disks in `names` of a configuration, with the checks of a start, for the process `pid`
+/// of the user `uid`, which may hold the locks of files that they share with its disks.
+///
+/// # Errors
+/// The first error of a start; nothing stays open then.
+pub fn open(
+    file: &File,
+    names: &BTreeSet<String>,
+    pid: u32,
+    uid: u32,
+) -> Result<Vec<OpenedDisk>, DomainError> {
+    let file = related(file, names)?;
+    let opened = OpenedDisks::open(&file, take_locks(Some(pid)), |disk| names.contains(&disk.name))?;
+    let disks = file.devices.iter().flat_map(|d| &d.disks).zip(opened.backings.into_iter().flatten());
+    let own = rustix::process::geteuid().as_raw();
+    let mut all = Vec::new();
+    for (disk, backing) in disks.filter(|(disk, _)| names.contains(&disk.name)) {
+        let lock = opened.locks.iter().find(|lock| lock.identity == backing.identity);
+        let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
+        let replaced = || failed(BackingError::Replaced { path: disk.path.clone() });
+        let lock = lock.ok_or_else(replaced)?;
+        let group = socket_group::resolve(disk.socket_group.as_deref())
+            .map_err(|source| DomainError::path(disk, "socket_group", source))?;
+        let socket = BoundSocket::bind(&disk.socket, Some(uid).filter(|uid| *uid != own), group)
+            .map_err(|source| DomainError::path(disk, "socket", source))?;
+        let copy = lock.file().try_clone();
+        let io = |source| BackingError::Io { path: disk.path.clone(), what: "cannot pass on", source };
+        let facts = DiskFacts {
+            name: disk.name.clone(),
+            path: disk.path.clone(),
+            socket: disk.socket.clone(),
+            len: backing.len,
+            block: backing.block,
+            discard: backing.limits.discard,
+            direct: backing.direct,
+            read_only: backing.limits.read_only,
+            lock: lock.held().map(|held| LockFacts { read_only: held.read_only, shared: held.shared }),
+        };
+        all.push(OpenedDisk { facts, backing, lock: copy.map_err(|e| failed(io(e)))?, socket });
+    }
+    Ok(all)
+}
+
+/// The disks in `names`, and those on the same files: overlaps and locks concern these too.
+fn related(file: &File, names: &BTreeSet<String>) -> Result<File, DomainError> {
+    let identity_of = |disk: &Disk| std::fs::metadata(&disk.path).map(|meta| identity(&meta));
+    let mut wanted = BTreeSet::new();
+    for disk in file.devices.iter().flat_map(|d| &d.disks).filter(|d| names.contains(&d.name)) {
+        let source = |source| BackingError::Io { path: disk.path.clone(), what: "cannot open", source };
+        let id = identity_of(disk).map_err(source);
+        wanted.insert(id.map_err(|source| DomainError::Disk { disk: disk.name.clone(), source })?);
+    }
+    let mut file = file.clone();
+    for device in &mut file.devices {
+        // A disk of the domain that is gone has no part in this.
+        device.disks.retain(|disk| identity_of(disk).is_ok_and(|id| wanted.contains(&id)));
+    }
+    Ok(file)
+}
+
+/// Sends a reload with these disks over a connection to the control socket. The descriptors of each
+/// disk go ahead of the line, with a space of JSON.
+///
+/// # Errors
+/// Of the connection.
+pub fn send_reload(stream: &UnixStream, disks: &[OpenedDisk], force: bool) -> io::Result<()> {
+    for disk in disks {
+        let descriptors = disk.descriptors();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !ancillary.push(SendAncillaryMessage::ScmRights(&descriptors)) {
+            return Err(io::Error::other("no room for three descriptors: a defect"));
+        }
+        sendmsg(stream, &[IoSlice::new(b" ")], &mut ancillary, SendFlags::NOSIGNAL)?;
+    }
+    let facts: Vec<&DiskFacts> = disks.iter().map(OpenedDisk::facts).collect();
+    let line = serde_json::json!({ "command": "reload", "force": force, "disks": facts });
+    (&mut &*stream).write_all(format!("{line}\n").as_bytes())
+}
+
+impl OpenedDisk {
+    /// What goes into the request.
+    #[must_use]
+    pub fn facts(&self) -> &DiskFacts {
+        &self.facts
+    }
+
+    /// Its descriptors, in the order of the request.
+    #[must_use]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; DESCRIPTORS] {
+        [self.backing.file.as_fd(), self.lock.as_fd(), self.socket.fd()]
+    }
+
+    /// The domain serves it: its socket stays.
+    pub fn release(self) {
+        self.socket.release();
+    }
+}
+
+/// A disk that another process has opened for this one.
+#[derive(Debug)]
+pub struct PassedDisk {
+    facts: DiskFacts,
+    file: OpenFile,
+    lock: OpenFile,
+    socket: OwnedFd,
+}
+
+impl PassedDisk {
+    /// Pairs facts and descriptors of a request; `None` where their numbers differ.
+    #[must_use]
+    pub fn pair(facts: Vec<DiskFacts>, descriptors: Vec<OwnedFd>) -> Option<Vec<Self>> {
+        if descriptors.len() != facts.len() * DESCRIPTORS {
+            return None;
+        }
+        let mut descriptors = descriptors.into_iter();
+        let pair = |facts| {
+            let (file, lock, socket) = (descriptors.next()?, descriptors.next()?, descriptors.next()?);
+            Some(Self { facts, file: file.into(), lock: lock.into(), socket })
+        };
+        facts.into_iter().map(pair).collect()
+    }
+
+    /// The disk's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.facts.name
+    }
+
+    /// Takes the disk into this process, as the configuration has it.
+    pub(crate) fn adopt(self, disk: &Disk) -> Result<AdoptedDisk, DomainError> {
+        let failed = |source| DomainError::Disk { disk: disk.name.clone(), source };
+        let io = |what| move |source: io::Error| BackingError::Io { path: disk.path.clone(), what, source };
+        let Self { facts, file, lock, socket } = self;
+        let (path, read_only, direct) = (&disk.path, disk.read_only, !disk.cached);
+        let is_same = facts.path == *path && facts.socket == disk.socket;
+        if !is_same || facts.read_only != read_only || facts.direct != direct {
+            // The file has changed between the two readings.
+            return Err(failed(BackingError::Replaced { path: path.clone() }));
+        }
+        let ids = file.metadata().and_then(|f| Ok((identity(&f), identity(&lock.metadata()?))));
+        let (id, locked) = ids.map_err(io("cannot look at it")).map_err(failed)?;
+        if id != locked {
+            return Err(failed(BackingError::Replaced { path: path.clone() }));
+        }
+        let geometry =
+            Geometry { len: facts.len, block: facts.block, discard: facts.discard && disk.discard };
+        let backing = Backing::with_geometry(&BackingConfig::from(disk), file, geometry).map_err(failed)?;
+        let held = facts.lock.map(|l| DiskUse { read_only: l.read_only, shared: l.shared });
+        let lock = held.map(|held| DiskLock::adopt(path, lock, held)).transpose();
+        let lock = lock.map_err(io("cannot look at it")).map_err(failed)?;
+        Ok(AdoptedDisk { backing, lock, socket: (disk.socket.clone(), socket) })
+    }
+}
+
+/// A passed disk in this process.
+#[derive(Debug)]
+pub(crate) struct AdoptedDisk {
+    pub(crate) backing: Backing,
+    /// `None` where this process holds the lock already.
+    pub(crate) lock: Option<DiskLock>,
+    socket: (PathBuf, OwnedFd),
+}
+
+impl AdoptedDisk {
+    /// Listens.
+    pub(crate) fn listen(socket: (PathBuf, OwnedFd)) -> io::Result<SocketListener> {
+        SocketListener::adopt(&socket.0, socket.1)
+    }
+
+    /// Backing, lock and bound socket.
+    pub(crate) fn into_parts(self) -> (Backing, Option<DiskLock>, (PathBuf, OwnedFd)) {
+        (self.backing, self.lock, self.socket)
+    }
+}
+
+/// The directories from which a domain may remove sockets.
+#[must_use]
+pub fn socket_directories(file: &File) -> BTreeSet<PathBuf> {
+    let disks = file.devices.iter().flat_map(|d| &d.disks).map(|d| &d.socket);
+    disks.chain([&file.control]).map(|p| crate::config::parent_dir(p).to_owned()).collect::<BTreeSet<_>>()
+}
+
+/// Whether a path is the same as another, as text.
+pub(crate) fn is_below(directories: &BTreeSet<PathBuf>, socket: &Path) -> bool {
+    directories.contains(crate::config::parent_dir(socket))
+}

@@ -1,0 +1,465 @@
+//! The disks of a running domain: changed by reloads, described by the status.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rtvirtio_sched::{Config, VmConfig};
+
+use crate::backing::Backing;
+use crate::config::{Device, Disk, File};
+use crate::confine::StartThread;
+use crate::disk_lock::{DiskLock, DiskUse, Identity};
+use crate::domain::{DomainError, disk_info, engine_disk, serve_disk};
+use crate::engine::{Capacity, Command, EngineGone, EngineHandle, PreparedDisk, ReconfigureError};
+use crate::handover::{AdoptedDisk, PassedDisk, is_below, socket_directories};
+use crate::reload::{Membership, ReloadError, device_changes, disk_changes, needs_restart};
+use crate::vhost_user::VhostUserServer;
+
+/// How long the requests of a disk that goes may take at the device.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Interval of looks at them.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The part of a file that a disk is.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    name: String,
+    identity: Identity,
+    start: u64,
+    size: u64,
+    shared: bool,
+    read_only: bool,
+}
+
+impl Part {
+    fn overlaps(&self, other: &Self) -> bool {
+        let is_meant = (self.shared && other.shared) || (self.read_only && other.read_only);
+        !is_meant
+            && self.identity == other.identity
+            && self.start < other.start + other.size
+            && other.start < self.start + self.size
+    }
+}
+
+/// A disk that is served.
+#[derive(Debug)]
+pub(crate) struct Member {
+    part: Part,
+    server: VhostUserServer,
+}
+
+impl Member {
+    pub(crate) fn part_of(disk: &Disk, backing: &Backing) -> Part {
+        Part {
+            name: disk.name.clone(),
+            identity: backing.identity,
+            start: backing.start,
+            size: backing.limits.size,
+            shared: disk.shared,
+            read_only: disk.read_only,
+        }
+    }
+
+    pub(crate) fn new(part: Part, server: VhostUserServer) -> Self {
+        Self { part, server }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.part.name
+    }
+
+    pub(crate) fn server(&self) -> &VhostUserServer {
+        &self.server
+    }
+}
+
+/// What changes while the domain runs.
+#[derive(Debug)]
+pub(crate) struct State {
+    /// The configuration in force.
+    pub(crate) file: File,
+    /// The disks of each device, by place.
+    pub(crate) places: Vec<Vec<Option<Member>>>,
+    locks: Vec<DiskLock>,
+}
+
+struct Shared {
+    /// The configuration of the start, which determines table sizes.
+    started: File,
+    /// Where the domain may remove sockets at its end.
+    directories: BTreeSet<PathBuf>,
+    state: Mutex<State>,
+    engines: Vec<(String, EngineHandle)>,
+    threads: Box<dyn StartThread + Send + Sync>,
+}
+
+/// The disks of a running domain; shared by several threads.
+#[derive(Clone)]
+pub struct Running(Arc<Shared>);
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Running").field("engines", &self.0.engines.len()).finish_non_exhaustive()
+    }
+}
+
+/// What a reload would do with disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preview {
+    /// Disks that come.
+    pub attach: Vec<String>,
+    /// Disks that go, and whether a QEMU is connected.
+    pub detach: Vec<(String, bool)>,
+}
+
+/// A disk that is ready to be served.
+struct Ready {
+    device: usize,
+    place: usize,
+    part: Part,
+    info: crate::vhost_user::DiskInfo,
+    prepared: Box<PreparedDisk>,
+    lock: Option<DiskLock>,
+    socket: (PathBuf, std::os::fd::OwnedFd),
+}
+
+impl Running {
+    pub(crate) fn new(
+        file: File,
+        engines: Vec<(String, EngineHandle)>,
+        places: Vec<Vec<Option<Member>>>,
+        locks: Vec<DiskLock>,
+        threads: Box<dyn StartThread + Send + Sync>,
+    ) -> Self {
+        let directories = socket_directories(&file);
+        let state = Mutex::new(State { file: file.clone(), places, locks });
+        Self(Arc::new(Shared { started: file, directories, state, engines, threads }))
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves disks that are served.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn engines(&self) -> &[(String, EngineHandle)] {
+        &self.0.engines
+    }
+
+    /// Names of the disks to which a QEMU is connected.
+    #[must_use]
+    pub fn connected(&self) -> Vec<String> {
+        let state = self.state();
+        let members = state.places.iter().flatten().flatten();
+        members.filter(|m| m.server.is_connected()).map(|m| m.part.name.clone()).collect()
+    }
+
+    /// Ends all servers. Engines may end after that.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        // All end at the same time; then each is joined.
+        state.places.iter().flatten().flatten().for_each(|m| m.server.close());
+        state.places.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Reads the file, validates it including admission, and compares its disks with those that
+    /// run. Changes nothing.
+    ///
+    /// # Errors
+    /// As [`Running::reload`].
+    pub fn preview(&self, path: &Path) -> Result<Preview, ReloadError> {
+        let state = self.state();
+        let (_, membership) = self.load(path, &state)?;
+        let detach = membership.detach.into_iter().map(|(_, name)| {
+            let connected = state.member(&name).is_some_and(|m| m.server.is_connected());
+            (name, connected)
+        });
+        let detach = detach.collect();
+        Ok(Preview { attach: membership.attach.into_iter().map(|(_, name)| name).collect(), detach })
+    }
+
+    fn load(&self, path: &Path, state: &State) -> Result<(File, Membership), ReloadError> {
+        let new = File::load(path)?;
+        let list = needs_restart(&self.0.started, &state.file, &new);
+        if !list.is_empty() {
+            return Err(ReloadError::Restart { list });
+        }
+        let membership = Membership::between(&state.file, &new);
+        Ok((new, membership))
+    }
+
+    /// Reads the file again, validates it including admission, and puts it in force. Returns the
+    /// changes, each with its place.
+    ///
+    /// Live: disks that come (which `passed` has) and go; of a device `policy`, `window` (up to the
+    /// largest of the start), `aging`, `poll`, `parallel`, `stall`, `discard_share`; of a disk
+    /// `weight`, `reserve`, `urgent`, `read_cap`, `write_cap`, `guest_priority`. The buckets of a
+    /// changed disk start full; all others continue. With `force`, disks go under their guests.
+    ///
+    /// # Errors
+    /// [`ReloadError`].
+    pub fn reload(
+        &self,
+        path: &Path,
+        passed: Vec<PassedDisk>,
+        force: bool,
+    ) -> Result<Vec<String>, ReloadError> {
+        // Read under the lock: the later reload has the later file.
+        let mut state = self.state();
+        let (new, membership) = self.load(path, &state)?;
+        let attached: Vec<String> = membership.detach.iter().map(|(_, name)| name.clone()).collect();
+        let attached: Vec<String> = attached.into_iter().filter(|n| state.is_connected(n)).collect();
+        if !force && !attached.is_empty() {
+            return Err(ReloadError::Attached { names: attached });
+        }
+        let ready = self.prepare(&state, &new, &membership, passed)?;
+        let mut changes = Vec::new();
+        for (device, name) in &membership.detach {
+            self.detach(&mut state, *device, name)?;
+            changes.push(format!("disk \"{name}\": detached"));
+        }
+        self.reconfigure(&mut state, &new, &mut changes)?;
+        // In force from here on, but for the disks that come.
+        state.file = new.clone();
+        for (device, name) in &membership.attach {
+            state.file.devices[*device].disks.retain(|disk| disk.name != *name);
+        }
+        for disk in ready {
+            let (device, name) = (disk.device, disk.part.name.clone());
+            self.attach(&mut state, disk)?;
+            let table = new.devices[device].disks.iter().find(|d| d.name == name);
+            state.file.devices[device].disks.extend(table.cloned());
+            changes.push(format!("disk \"{name}\": attached"));
+        }
+        state.file = new;
+        Ok(changes)
+    }
+
+    /// Checks and allocates all that the new disks need; changes nothing.
+    fn prepare(
+        &self,
+        state: &State,
+        new: &File,
+        membership: &Membership,
+        passed: Vec<PassedDisk>,
+    ) -> Result<Vec<Ready>, ReloadError> {
+        let mut passed = passed;
+        let mut take = |name: &str| {
+            let at = passed.iter().position(|disk| disk.name() == name)?;
+            Some(passed.swap_remove(at))
+        };
+        let goes = |name: &str| membership.detach.iter().any(|(_, gone)| gone == name);
+        let stays: Vec<&Part> = state.parts().filter(|part| !goes(&part.name)).collect();
+        let (mut adopted, mut missing) = (Vec::new(), Vec::new());
+        for (device, name) in &membership.attach {
+            let disk = new.devices[*device].disks.iter().find(|disk| disk.name == *name);
+            match (disk, take(name)) {
+                (Some(disk), Some(passed)) => adopted.push((*device, disk, passed.adopt(disk)?)),
+                _ => missing.push(name.clone()),
+            }
+        }
+        if !missing.is_empty() {
+            return Err(ReloadError::NotPassed { names: missing });
+        }
+        let mut ready: Vec<Ready> = Vec::new();
+        for (device, disk, adopted) in adopted {
+            if !is_below(&self.0.directories, &disk.socket) {
+                let directories = self.0.directories.clone();
+                return Err(ReloadError::Directory { disk: disk.name.clone(), directories });
+            }
+            let part = Member::part_of(disk, &adopted.backing);
+            let others = stays.iter().copied().chain(ready.iter().map(|r| &r.part));
+            if let Some(other) = others.clone().find(|other| other.overlaps(&part)) {
+                let first = other.name.clone();
+                return Err(DomainError::Overlap { first, second: disk.name.clone() }.into());
+            }
+            let on_file: Vec<&Part> = others.chain([&part]).filter(|p| p.identity == part.identity).collect();
+            state.require_lock(disk, &on_file, adopted.lock.as_ref(), &ready)?;
+            let taken: Vec<usize> = ready.iter().filter(|r| r.device == device).map(|r| r.place).collect();
+            let free = |place: &usize| state.is_free(device, *place, membership) && !taken.contains(place);
+            let place = (0..).find(free).unwrap_or_default();
+            ready.push(self.allocate(state, new, (device, place), disk, adopted)?);
+        }
+        Ok(ready)
+    }
+
+    fn allocate(
+        &self,
+        state: &State,
+        new: &File,
+        (device, place): (usize, usize),
+        disk: &Disk,
+        adopted: AdoptedDisk,
+    ) -> Result<Ready, ReloadError> {
+        let (backing, lock, socket) = adopted.into_parts();
+        let part = Member::part_of(disk, &backing);
+        let info = disk_info(disk, &backing, place);
+        let sched = new.devices[device].sched();
+        let index = new.devices[device].disks.iter().position(|d| d.name == disk.name).unwrap_or_default();
+        let started = self.0.started.devices[device].sched();
+        let largest = started.vms.iter().map(|vm| started.max_piece(vm)).max().unwrap_or(started.quantum);
+        // A place beyond those of this device is new, also where other disks come before this one.
+        let capacity = Capacity { places: state.places[device].len(), largest };
+        let prepared = PreparedDisk::new(engine_disk(disk, backing), &sched, index, place, capacity)
+            .map_err(|source| ReloadError::Attach { disk: disk.name.clone(), source })?;
+        Ok(Ready { device, place, part, info, prepared: Box::new(prepared), lock, socket })
+    }
+
+    fn detach(&self, state: &mut State, device: usize, name: &str) -> Result<(), ReloadError> {
+        let place = state.places[device].iter().position(|m| m.as_ref().is_some_and(|m| m.part.name == name));
+        let Some(place) = place else { return Ok(()) };
+        if let Some(member) = &state.places[device][place] {
+            member.server.close();
+            let begin = Instant::now();
+            while !member.server.has_ended() {
+                if begin.elapsed() > DRAIN {
+                    return Err(ReloadError::Draining { disk: name.to_owned(), seconds: DRAIN.as_secs() });
+                }
+                std::thread::sleep(LOOK);
+            }
+        }
+        let Some(member) = state.places[device][place].take() else { return Ok(()) };
+        let part = member.part.clone();
+        // Joins the thread, and removes the socket.
+        drop(member);
+        let handle = &self.0.engines[device].1;
+        let left = handle.ask(|reply| Command::Detach { vm: place, reply });
+        let refused = |e: String| ReloadError::Engine {
+            device: self.0.engines[device].0.clone(),
+            source: ReconfigureError::Refused(format!("disk \"{name}\" is not removed: {e}")),
+        };
+        // Its files close here.
+        drop(left.map_err(|e| refused(e.to_string()))?.map_err(|e| refused(e.to_string()))?);
+        if !state.parts().any(|other| other.identity == part.identity) {
+            state.locks.retain(|lock| lock.identity != part.identity);
+        }
+        state.file.devices[device].disks.retain(|disk| disk.name != name);
+        Ok(())
+    }
+
+    /// The configuration of a device by place.
+    fn by_place(device: &Device, members: &[Option<Member>]) -> Config {
+        let config = device.sched();
+        let vm = |member: &Option<Member>| {
+            let name = member.as_ref().map(|m| m.part.name.as_str());
+            let at = device.disks.iter().position(|d| Some(d.name.as_str()) == name);
+            at.and_then(|at| config.vms.get(at).cloned()).unwrap_or_else(VmConfig::default)
+        };
+        let vms = members.iter().map(vm).collect();
+        Config { vms, ..config }
+    }
+
+    fn reconfigure(
+        &self,
+        state: &mut State,
+        new: &File,
+        changes: &mut Vec<String>,
+    ) -> Result<(), ReloadError> {
+        for (i, (name, handle)) in self.0.engines.iter().enumerate() {
+            let (old, new) = (&state.file.devices[i], &new.devices[i]);
+            let before = changes.len();
+            device_changes(old, new, changes);
+            let mut vms = Vec::new();
+            for old in &old.disks {
+                let Some(new) = new.disks.iter().find(|new| new.name == old.name) else { continue };
+                let before = changes.len();
+                disk_changes(old, new, changes);
+                if changes.len() > before {
+                    let named = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.part.name == new.name);
+                    vms.extend(state.places[i].iter().position(named));
+                }
+            }
+            if changes.len() == before {
+                continue;
+            }
+            let config = Box::new(Self::by_place(new, &state.places[i]));
+            let reconfigured = handle
+                .ask(|reply| Command::Reconfigure { config, vms, poll: new.poll, reply })
+                .map_err(ReconfigureError::from)
+                .and_then(|done| done);
+            reconfigured.map_err(|source| ReloadError::Engine { device: name.clone(), source })?;
+        }
+        Ok(())
+    }
+
+    fn attach(&self, state: &mut State, disk: Ready) -> Result<(), ReloadError> {
+        let Ready { device, place, part, info, prepared, lock, socket } = disk;
+        let (name, handle) = &self.0.engines[device];
+        let gone = |_: EngineGone| ReloadError::Engine {
+            device: name.clone(),
+            source: ReconfigureError::Gone(EngineGone),
+        };
+        let attached =
+            handle.ask(|reply| Command::Attach { vm: place, disk: prepared, reply }).map_err(gone)?;
+        attached.map_err(|refused| ReloadError::Attach { disk: part.name.clone(), source: refused.error })?;
+        let served = AdoptedDisk::listen(socket)
+            .map_err(|source| DomainError::Socket { disk: part.name.clone(), source })
+            .and_then(|listener| serve_disk(info, listener, handle, &*self.0.threads));
+        let server = match served {
+            Ok(server) => server,
+            Err(e) => {
+                // It is as if it had never been there.
+                drop(handle.ask(|reply| Command::Detach { vm: place, reply }));
+                if state.places[device].len() == place {
+                    state.places[device].push(None);
+                }
+                return Err(e.into());
+            }
+        };
+        let identity = part.identity;
+        if !state.locks.iter().any(|lock| lock.identity == identity) {
+            state.locks.extend(lock);
+        }
+        let member = Some(Member::new(part, server));
+        match state.places[device].get_mut(place) {
+            Some(free) => *free = member,
+            None => state.places[device].push(member),
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn parts(&self) -> impl Iterator<Item = &Part> {
+        self.places.iter().flatten().flatten().map(|m| &m.part)
+    }
+
+    fn member(&self, name: &str) -> Option<&Member> {
+        self.places.iter().flatten().flatten().find(|m| m.part.name == name)
+    }
+
+    fn is_connected(&self, name: &str) -> bool {
+        self.member(name).is_some_and(|m| m.server.is_connected())
+    }
+
+    /// Whether a place is vacant after `membership.detach`.
+    fn is_free(&self, device: usize, place: usize, membership: &Membership) -> bool {
+        let goes = |m: &Member| membership.detach.iter().any(|(_, name)| *name == m.part.name);
+        self.places[device].get(place).is_none_or(|m| m.as_ref().is_none_or(goes))
+    }
+
+    /// Refuses a disk whose file this domain has locked for less than its disks need together.
+    fn require_lock(
+        &self,
+        disk: &Disk,
+        on_file: &[&Part],
+        passed: Option<&DiskLock>,
+        ready: &[Ready],
+    ) -> Result<(), ReloadError> {
+        let needed = DiskUse {
+            read_only: on_file.iter().all(|p| p.read_only),
+            shared: on_file.iter().all(|p| p.shared),
+        };
+        let Some(identity) = on_file.first().map(|part| part.identity) else { return Ok(()) };
+        let known = self.locks.iter().chain(ready.iter().filter_map(|r| r.lock.as_ref()));
+        let held = known.chain(passed).find(|lock| lock.identity == identity).and_then(DiskLock::held);
+        let refused = |held| Err(ReloadError::Lock { disk: disk.name.clone(), held });
+        match held {
+            None => refused("are not locked"),
+            Some(held) if held.read_only && !needed.read_only => refused("are all read-only"),
+            Some(held) if held.shared && !needed.shared => refused("are all shared"),
+            Some(_) => Ok(()),
+        }
+    }
+}

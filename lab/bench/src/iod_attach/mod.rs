@@ -1,0 +1,186 @@
+//! Disks come and go while a guest on the same engine verifies its data.
+//!
+//! Turns alternate with rests of the same length. In a turn a disk is attached, used by a guest of
+//! its own, and detached, all by the way of `rtvirtio iod attach` and `detach`. The verifying
+//! client writes blocks and reads them back all the time; its requests that overlap with a turn are
+//! compared with those that do not.
+
+mod measure;
+
+pub use measure::{AttachOptions, measure};
+
+use std::path::Path;
+
+use rtvirtio_measure::HostFacts;
+use serde::{Deserialize, Serialize};
+
+use crate::claims::Claim;
+use crate::page::{Section, Table};
+use crate::report::{ExperimentReport, read};
+use crate::saved::Saved;
+
+/// File name of the result.
+pub const FILE: &str = "iod-attach.json";
+/// Requests that the verifying client keeps outstanding.
+pub const DEPTH: usize = 8;
+
+/// Requests of the verifying client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// Completed.
+    pub n: u64,
+    /// Median, in ns.
+    pub p50_ns: u64,
+    /// 99.99th percentile, in ns; the longest where there are fewer than 10 000.
+    pub p9999_ns: u64,
+    /// The longest, in ns.
+    pub longest_ns: u64,
+}
+
+impl Requests {
+    /// Of latencies in ns.
+    #[must_use]
+    pub fn of(mut latencies: Vec<u64>) -> Self {
+        latencies.sort_unstable();
+        let n = latencies.len();
+        // The smallest with at least this share at or below it.
+        let at = |share: f64| {
+            let rank = (n as f64 * share).ceil() as usize;
+            latencies.get(rank.saturating_sub(1)).copied().unwrap_or(0)
+        };
+        Self { n: n as u64, p50_ns: at(0.5), p9999_ns: at(0.9999), longest_ns: at(1.0) }
+    }
+}
+
+/// One disk.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Turn {
+    /// Until the disk was served, in ms.
+    pub attach_ms: f64,
+    /// Until it was gone, in ms.
+    pub detach_ms: f64,
+}
+
+/// All that was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AttachData {
+    /// [`AttachData::SCHEMA`].
+    pub schema: String,
+    /// Where.
+    pub host: HostFacts,
+    /// How.
+    pub command: String,
+    /// When.
+    pub generated: String,
+    /// The disks that came and went.
+    pub turns: Vec<Turn>,
+    /// Requests that overlap with a turn.
+    pub during: Requests,
+    /// The others.
+    pub between: Requests,
+    /// Requests that were submitted and not completed exactly once, or failed.
+    pub lost: u64,
+    /// Blocks that were not as written.
+    pub wrong: u64,
+}
+
+impl Saved for AttachData {
+    const SCHEMA: &str = "rtvirtio-iod-attach/1";
+}
+
+/// The claims of a result.
+#[must_use]
+pub fn claims(data: &AttachData) -> Vec<Claim> {
+    let n = data.turns.len();
+    let all = (data.during.n + data.between.n) as usize;
+    let ms = |ns: u64| ns as f64 / 1e6;
+    let longest = |of: fn(&Turn) -> f64| data.turns.iter().map(of).fold(0.0, f64::max);
+    let request = |id: &str, what: &str, value: u64, n: u64| {
+        Claim::new(format!("iod.attach.{id}"), what, ms(value), "ms", n as usize)
+    };
+    let (during, between) = (&data.during, &data.between);
+    vec![
+        Claim::new(
+            "iod.attach.turns",
+            "disks that came, were used and went next to the client",
+            n as f64,
+            "disks",
+            n,
+        ),
+        Claim::new(
+            "iod.attach.lost",
+            "requests of the client lost, doubled or failed",
+            data.lost as f64,
+            "requests",
+            all,
+        )
+        .at_most(0.0),
+        Claim::new(
+            "iod.attach.wrong",
+            "blocks of the client that were not as written",
+            data.wrong as f64,
+            "blocks",
+            all,
+        )
+        .at_most(0.0),
+        request(
+            "longest_ms",
+            "longest request of the client while a disk comes or goes",
+            during.longest_ns,
+            during.n,
+        ),
+        request(
+            "longest_without_ms",
+            "longest request of the client meanwhile, without",
+            between.longest_ns,
+            between.n,
+        ),
+        request("p9999_ms", "p99.99 of the client while a disk comes or goes", during.p9999_ns, during.n),
+        request("p9999_without_ms", "p99.99 of the client meanwhile, without", between.p9999_ns, between.n),
+        Claim::new("iod.attach.attach_ms", "longest attach", longest(|t| t.attach_ms), "ms", n),
+        Claim::new("iod.attach.detach_ms", "longest detach", longest(|t| t.detach_ms), "ms", n),
+    ]
+}
+
+/// The report of a saved result.
+///
+/// # Errors
+/// When the file cannot be read.
+pub fn report(path: &Path) -> anyhow::Result<ExperimentReport> {
+    let data: AttachData = read(path)?;
+    let lead = format!(
+        "{}: {} disks in turn next to a client that verifies {} requests at a time; {}.",
+        data.host.device,
+        data.turns.len(),
+        DEPTH,
+        data.command
+    );
+    let ms = |ns: u64| format!("{:.3}", ns as f64 / 1e6);
+    let row = |name: &str, r: &Requests| {
+        vec![name.to_owned(), r.n.to_string(), ms(r.p50_ns), ms(r.p9999_ns), ms(r.longest_ns)]
+    };
+    let section = Section {
+        title: "Disks come and go".to_owned(),
+        tables: vec![Table {
+            label: "requests of the verifying client".to_owned(),
+            head: ["", "n", "p50 ms", "p99.99 ms", "longest ms"].map(str::to_owned).to_vec(),
+            rows: vec![row("a disk comes or goes", &data.during), row("none does", &data.between)],
+        }],
+        ..Section::default()
+    };
+    ExperimentReport::of_data(&data, data.host.clone(), claims(&data), lead, vec![section])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_right_rank() {
+        let requests = Requests::of((1..=20_000).rev().collect());
+        assert_eq!((requests.n, requests.p50_ns, requests.p9999_ns), (20_000, 10_000, 19_998));
+        assert_eq!(requests.longest_ns, 20_000);
+        assert_eq!(Requests::of(Vec::new()), Requests::default());
+        assert_eq!(Requests::of(vec![7]), Requests { n: 1, p50_ns: 7, p9999_ns: 7, longest_ns: 7 });
+    }
+}
