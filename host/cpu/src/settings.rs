@@ -5,8 +5,10 @@ use std::path::Path;
 
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
-use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text};
-use rtvirtio_vmm::Thread;
+use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text, unless_gone};
+use rtvirtio_planner::Strength;
+use rtvirtio_vmm::threads::main_loop_without_vcpus;
+use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
 use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline};
@@ -23,11 +25,13 @@ pub fn group_name(vm: &str) -> String {
 /// about all VMs: [`crate::admit`].
 ///
 /// # Errors
-/// [`CpuError::CannotHold`] where the mechanism cannot hold these threads, each with a remedy.
+/// [`CpuError::NoVcpu`] where no vCPU is known; [`CpuError::CannotHold`] where the mechanism cannot
+/// hold these threads, each with a remedy.
 pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Result<Settings, CpuError> {
     if ask.threads.is_empty() {
         return Err(CpuError::NoThreads { vm: ask.vm.to_owned() });
     }
+    has_vcpus(ask)?;
     let mut out = Settings {
         backend,
         strength: backend.strength(),
@@ -77,7 +81,36 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
     if ask.order == Order::Rt {
         out.notes.extend(unlocked(root, ask));
     }
+    weaken(ask, &mut out);
     Ok(out)
+}
+
+/// Refuses a VM whose vCPUs are not among the known threads: a budget for the main loop alone would
+/// look like a guarantee, and a real-time priority for it would starve the guest.
+fn has_vcpus(ask: &Ask<'_>) -> Result<(), CpuError> {
+    let none = || ask.threads.iter().all(|t| !matches!(t.role, Role::Vcpu(_)));
+    let without = main_loop_without_vcpus(ask.threads).or_else(|| none().then(|| main_thread(ask)));
+    without.map_or(Ok(()), |main| {
+        Err(CpuError::NoVcpu {
+            vm: ask.vm.to_owned(),
+            pid: main.pid,
+            name: main.name.clone(),
+            threads: ask.threads.iter().filter(|t| t.pid == main.pid).count(),
+        })
+    })
+}
+
+/// A contract that leaves a vCPU outside guarantees nothing.
+fn weaken(ask: &Ask<'_>, out: &mut Settings) {
+    let vcpu = |tid: u32| ask.threads.iter().find(|t| t.tid == tid && matches!(t.role, Role::Vcpu(_)));
+    let outside: Vec<_> = out.outside.iter().filter_map(|(tid, _)| vcpu(*tid)).collect();
+    if let Some(first) = outside.first() {
+        out.strength = Strength::Hint;
+        out.notes.push(format!(
+            "{} of thread {} is outside of the contract, which therefore promises nothing",
+            first.role, first.tid
+        ));
+    }
 }
 
 /// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has
@@ -180,8 +213,18 @@ fn units_file(
         return Err(cannot("it runs in the root cgroup, which has no limit".to_owned(), alone));
     }
     let pids = cgroups.pids(root, &unit)?;
-    if let Some(other) = pids.iter().find(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
-        return Err(cannot(format!("process {other} runs in its cgroup {} too", unit.display()), alone));
+    let others: Vec<u32> = pids.into_iter().filter(|p| !ask.threads.iter().any(|t| t.pid == *p)).collect();
+    if let Some(other) = others.first() {
+        let name = unless_gone(process::name(root, *other))?.unwrap_or_default();
+        let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
+        return Err(cannot(
+            format!("process {other} ({name}){more} runs in its cgroup {} too", unit.display()),
+            &format!(
+                "where these are the VM's own helpers (a launcher, swtpm, virtiofsd), name the VM by `cgroup = '{}'`, and the contract holds \
+                 them together; else {alone}",
+                unit.display()
+            ),
+        ));
     }
     let path = cgroups.dir(&unit)?.join(file);
     if !root.exists(&path)? {
