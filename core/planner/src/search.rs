@@ -16,7 +16,6 @@ pub(crate) use triage::{ENOUGH as ENOUGH_GIVEN_UP, asked, released};
 use crate::PlanError;
 use crate::convert::guest_reachable;
 use crate::evaluate::{Evaluator, Outcome, Problem};
-use crate::options::CgroupMode;
 
 /// A setting stays when dropping it would cost more than this much of a target in margin.
 const WORTH: f64 = 0.005;
@@ -125,7 +124,7 @@ fn whole_cap(rate: f64) -> Iops {
 
 /// Whether weights may be set.
 fn weights_allowed(problem: &Problem<'_>) -> bool {
-    problem.options.mode == CgroupMode::PerVm && !problem.options.space.weights.is_empty()
+    problem.options.placements.any_weights_compare() && !problem.options.space.weights.is_empty()
 }
 
 /// The BFQ tunables that are in force before the plan writes any: the start's, or the kernel's
@@ -146,7 +145,14 @@ fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
         for (vm, old) in config.vms.iter_mut().zip(&start.vms) {
             vm.weight = old.weight;
         }
-    } else if weights_differ(&config) && problem.options.space.low_latency {
+        return config;
+    }
+    for (i, (vm, old)) in config.vms.iter_mut().zip(&start.vms).enumerate() {
+        if !problem.options.placements.weights_compare(i) {
+            vm.weight = old.weight;
+        }
+    }
+    if weights_differ(&config) && problem.options.space.low_latency {
         config.bfq.low_latency = false;
     }
     config
@@ -155,6 +161,11 @@ fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
 /// Whether weights differ between VMs.
 fn weights_differ(config: &Config) -> bool {
     config.vms.windows(2).any(|w| w[0].weight != w[1].weight)
+}
+
+/// VMs whose weights may be set.
+fn weighed(problem: &Problem<'_>) -> Vec<usize> {
+    (0..problem.spec.vms.len()).filter(|&vm| problem.options.placements.weights_compare(vm)).collect()
 }
 
 /// Evaluates a configuration and keeps it when it is better.

@@ -144,7 +144,8 @@ pub fn is_dev(word: &str) -> bool {
     word.split_once(':').is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
 }
 
-fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
+/// What follows a device's number on its line.
+pub(crate) fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.trim().strip_prefix(dev)?.strip_prefix(' '))
 }
 

@@ -14,6 +14,10 @@ use serde_json::{Value, json};
 use crate::VmmError;
 use crate::wire::{Deadline, Wire};
 
+mod throttle;
+
+pub use throttle::{Drive, ThrottleLimits};
+
 #[cfg(test)]
 mod tests;
 
@@ -204,6 +208,11 @@ impl Qmp {
             }
             return reply.value.ok_or_else(|| self.wire.protocol(command, "neither `return` nor `error`"));
         }
+    }
+
+    /// An answer that is not understood.
+    fn protocol(&self, command: &str, why: &str) -> VmmError {
+        self.wire.protocol(command, why)
     }
 
     fn typed<T: for<'de> Deserialize<'de>>(&mut self, command: &str) -> Result<T, VmmError> {
