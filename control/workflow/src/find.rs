@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
-use rtvirtio_spec::{HostHandle, Reach, Spec, Vm};
+use rtvirtio_spec::{HostHandle, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::threads::Named;
 use rtvirtio_vmm::{Qmp, VmHandle};
 
@@ -74,8 +74,16 @@ impl HostVm {
             HostHandle::Pid(pid) => HostReach::Process(*pid),
             HostHandle::Cgroup(path) => HostReach::Cgroup(path.clone()),
             HostHandle::Qmp(socket) => HostReach::Monitor(socket.clone()),
+            HostHandle::Domain(_) | HostHandle::Proxmox(_) => {
+                bail!(Argument, "vm {}: name it by `pid`, `cgroup` or `qmp`", vm.name)
+            }
         };
-        Ok(Self { agent: agent.clone(), disk: disk.clone(), ..Self::new(&vm.name, reach) })
+        let disk = match disk {
+            Some(VmDisk::Path(path)) => Some(path.clone()),
+            Some(VmDisk::Target(name)) => bail!(Argument, "vm {}: disk {name} has no path", vm.name),
+            None => None,
+        };
+        Ok(Self { agent: agent.clone(), disk, ..Self::new(&vm.name, reach) })
     }
 
     fn of_lab(vm: &ListedVm) -> Self {

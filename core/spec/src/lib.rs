@@ -11,6 +11,7 @@ mod cpu;
 mod device;
 mod error;
 mod field;
+mod libvirt;
 mod limits;
 mod nesting;
 mod quantity;

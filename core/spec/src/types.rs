@@ -102,7 +102,8 @@ pub enum Priorities {
     Rt,
 }
 
-/// How a VM is reached. Exactly one of `lab`, `cgroup`, `pid`, `qmp` stands in the file.
+/// How a VM is reached. Exactly one of `lab`, `domain`, `proxmox`, `cgroup`, `pid`, `qmp` stands in
+/// the file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
@@ -113,11 +114,10 @@ pub enum Reach {
         /// What identifies its host-side processes.
         host: HostHandle,
         /// Socket of its QEMU guest agent; needed for guest knobs and for verifying inside the
-        /// guest.
+        /// guest. A libvirt domain and a VM of Proxmox VE lead to their own.
         agent: Option<PathBuf>,
-        /// The block device or file inside the guest (or on the host, without an agent) that tasks
-        /// use.
-        disk: Option<PathBuf>,
+        /// What its tasks use.
+        disk: Option<VmDisk>,
     },
 }
 
@@ -142,10 +142,44 @@ pub enum Kernel {
     Rt,
 }
 
+/// The disk that the tasks of a running VM use.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum VmDisk {
+    /// A block device or file: inside the guest, or on the host without an agent.
+    Path(PathBuf),
+    /// The name that libvirt gives a disk of the domain (`<target dev=...>`), such as `vdb`.
+    Target(String),
+}
+
+/// A domain of libvirt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct LibvirtDomain {
+    /// Its name or UUID. Its id changes at every start and does not count.
+    pub domain: String,
+    /// The daemon to ask; `None` is [`LibvirtDomain::DEFAULT_URI`].
+    pub uri: Option<String>,
+}
+
+impl LibvirtDomain {
+    /// The system's daemon on this host.
+    pub const DEFAULT_URI: &str = "qemu:///system";
+
+    /// The daemon to ask.
+    #[must_use]
+    pub fn uri(&self) -> &str {
+        self.uri.as_deref().unwrap_or(Self::DEFAULT_URI)
+    }
+}
+
 /// What leads to the processes of a running VM.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HostHandle {
+    /// A domain of libvirt, found again at each start.
+    Domain(LibvirtDomain),
+    /// The number of a VM of Proxmox VE.
+    Proxmox(u32),
     /// A cgroup path below the hierarchy's root, such as `/machine.slice/vm0.scope`.
     Cgroup(PathBuf),
     /// The process id of the VMM.

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use rtvirtio_spec::{
-    Arrival, Device, HostHandle, LabKind, Op, Pattern, Reach, Spec, TWIN_PROFILES, load, parse,
+    Arrival, Device, HostHandle, LabKind, LibvirtDomain, Op, Pattern, Reach, Spec, TWIN_PROFILES, VmDisk,
+    load, parse,
 };
 use rtvirtio_units::{Bytes, Iops, Nanos, Percentile, Ratio};
 
@@ -106,12 +107,12 @@ fn existing_vms_are_reached_in_three_ways() {
     assert_eq!(spec.device, Device::Path("/dev/nvme0n1".into()));
     assert_eq!(spec.lab_kind(), None);
     let cgroup = HostHandle::Cgroup(r"/machine.slice/machine-qemu\x2d1\x2ddatabase.scope".into());
-    let on_host = |name: &str| Some(format!("/dev/vg0/{name}").into());
+    let on_host = |name: &str| Some(VmDisk::Path(format!("/dev/vg0/{name}").into()));
     assert_eq!(spec.vms[0].reach, Reach::Existing { host: cgroup, agent: None, disk: on_host("database") });
     let qmp = Reach::Existing {
         host: HostHandle::Qmp("/run/plc.qmp".into()),
         agent: Some("/run/plc.qga".into()),
-        disk: Some("/dev/vdb".into()),
+        disk: Some(VmDisk::Path("/dev/vdb".into())),
     };
     assert_eq!(spec.vms[1].reach, qmp);
     let pid = HostHandle::Pid(4242);
@@ -119,6 +120,41 @@ fn existing_vms_are_reached_in_three_ways() {
     let events = &spec.vms[1].tasks[1];
     assert_eq!((events.arrival, events.depth, events.rate), (Arrival::Open, 16, Some(Iops(50.0))));
     assert_eq!(events.target.unwrap().percentile, Percentile(99.9));
+}
+
+#[test]
+fn libvirt_vms_are_reached_by_domain() {
+    let spec = example("libvirt.toml");
+    assert_eq!(spec.lab_kind(), None);
+    let plc = LibvirtDomain { domain: "plc".to_owned(), uri: None };
+    assert_eq!(plc.uri(), "qemu:///system");
+    let disk = Some(VmDisk::Target("vdb".to_owned()));
+    assert_eq!(spec.vms[0].reach, Reach::Existing { host: HostHandle::Domain(plc), agent: None, disk });
+}
+
+#[test]
+fn a_cgroup_keeps_its_backslashes() {
+    let at = |cgroup: &str| {
+        let text = format!(
+            "[device]\npath = \"/dev/sda\"\n[[vm]]\nname = \"a\"\ncgroup = {cgroup}\n[[vm.task]]\n\
+             name = \"t\"\nop = \"read\"\nblock = \"4KiB\"\n"
+        );
+        parse("s.toml", &text)
+    };
+    let want = HostHandle::Cgroup(r"/machine.slice/machine-qemu\x2d1\x2dplc.scope".into());
+    for right in [
+        r"'/machine.slice/machine-qemu\x2d1\x2dplc.scope'",
+        r#""/machine.slice/machine-qemu\\x2d1\\x2dplc.scope""#,
+    ] {
+        let spec = at(right).unwrap();
+        assert_eq!(spec.vms[0].reach, Reach::Existing { host: want.clone(), agent: None, disk: None });
+    }
+    let wrong = at(r#""/machine.slice/machine-qemu\x2d1\x2dplc.scope""#).unwrap_err();
+    assert_eq!(wrong.errors().len(), 1, "{wrong}");
+    assert_eq!(
+        wrong.errors()[0].help,
+        r"write it in single quotes: cgroup = '/machine.slice/machine-qemu\x2d1\x2dplc.scope'"
+    );
 }
 
 const MINIMAL: &str =
