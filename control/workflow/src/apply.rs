@@ -88,7 +88,7 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
     let bytes =
         |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });
     let known: Vec<_> = plan.settings.iter().filter(|s| !bytes(&s.knob)).cloned().collect();
-    Ok(check_actable(&site.spec, options.mode, &options.start, &known)?)
+    Ok(check_actable(&site.spec, &options.placements, &options.start, &known)?)
 }
 
 /// A plan's settings and the spec's CPU contracts, as writes on this host.

@@ -23,9 +23,29 @@ use limits::{Direction, Limited, Unit, ceilings};
 /// Time limit of a monitor's answer.
 const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What kind of thing acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlKind {
+    /// A limit of a cgroup, counted in predictions.
+    CgroupLimit,
+    /// QEMU's throttling of a drive, counted in predictions.
+    QemuThrottle,
+    /// Weights on the paths of VMs whose own do not compare, counted in predictions.
+    Weights,
+    /// A cgroup in which some of our settings cannot act, which no plan therefore uses.
+    Placement,
+    /// Known to act, and not counted in predictions.
+    NotCounted,
+    /// Not known, and therefore assumed.
+    Assumed,
+}
+
 /// One thing that acts already.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Control {
+    /// What kind of thing it is.
+    pub kind: ControlKind,
     /// The VM on which it acts; `None` for one on several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
@@ -87,7 +107,9 @@ pub(crate) fn survey(
             let key = (set.cgroup.clone(), set.limit.key());
             let (direction, unit) = dimension(set.limit);
             let of_plan = vm.has_cap && unit == Unit::Requests && set.cgroup == absolute(vm.cgroup);
-            let new = Limited { by, direction, unit, value: set.value as f64, vms: Vec::new(), of_plan };
+            let kind = ControlKind::CgroupLimit;
+            let new =
+                Limited { kind, by, direction, unit, value: set.value as f64, vms: Vec::new(), of_plan };
             limited.entry(key).or_insert(new).vms.push(i);
         }
         for other in cgroups.other_controls(root, vm.cgroup, dev)? {
@@ -100,6 +122,7 @@ pub(crate) fn survey(
         match Qmp::connect(socket, QMP_TIMEOUT).and_then(|mut qmp| qmp.query_drives()) {
             Ok(drives) => limited.extend(throttled(root, device, &drives, i)),
             Err(e) => list.push(Control {
+                kind: ControlKind::Assumed,
                 vm: Some(vm.vm.name.clone()),
                 text: format!("whether QEMU throttles its drives is not known: {e}"),
             }),
@@ -107,12 +130,17 @@ pub(crate) fn survey(
     }
     let spec: Vec<&Vm> = vms.iter().map(|vm| vm.vm).collect();
     for limit in &limited {
-        list.extend(limit.texts(&spec).map(|(vm, text)| Control { vm: Some(vm.to_owned()), text }));
+        let kind = limit.kind;
+        list.extend(limit.texts(&spec).map(|(vm, text)| Control { kind, vm: Some(vm.to_owned()), text }));
     }
-    list.extend(others.values().filter_map(|o| unknown(o).map(|text| Control { vm: None, text })));
+    list.extend(
+        others
+            .values()
+            .filter_map(|o| unknown(o).map(|text| Control { kind: ControlKind::NotCounted, vm: None, text })),
+    );
     if cgroups.hides_parents() {
         let text = "the cgroups above this container's are not visible here: limits and weights there are not counted";
-        list.push(Control { vm: None, text: text.to_owned() });
+        list.push(Control { kind: ControlKind::Assumed, vm: None, text: text.to_owned() });
     }
     let ceilings = ceilings(&limited, &spec);
     let place = |((own_cgroup, path), ceiling): ((bool, Vec<CgroupNode>), Option<f64>)| Placement {
@@ -125,8 +153,24 @@ pub(crate) fn survey(
     Ok(Controls { list, placements })
 }
 
+/// What a verification does not meet that runs the tasks on the host, past the VMM: `on_host` names
+/// these VMs.
+pub fn bypassed(controls: &Controls, on_host: impl Fn(&str) -> bool) -> Vec<Control> {
+    let of = |c: &&Control| c.kind == ControlKind::QemuThrottle && c.vm.as_deref().is_some_and(&on_host);
+    let text = "without an agent its tasks run on the host, past QEMU and its throttling: a target that is met here may be missed in the guest; give it `agent`";
+    let mut vms: Vec<&String> = controls.list.iter().filter(of).filter_map(|c| c.vm.as_ref()).collect();
+    vms.dedup();
+    let one =
+        |vm: &String| Control { kind: ControlKind::NotCounted, vm: Some(vm.clone()), text: text.to_owned() };
+    vms.into_iter().map(one).collect()
+}
+
 /// The shares that VMs of different parents have through the weights in force.
-pub(crate) fn shares_in_force(vms: &[Placed<'_>], placements: &Placements, config: &Config) -> Option<Control> {
+pub(crate) fn shares_in_force(
+    vms: &[Placed<'_>],
+    placements: &Placements,
+    config: &Config,
+) -> Option<Control> {
     let apart = (0..vms.len()).any(|i| placements.limits_act(i) && !placements.weights_compare(i));
     if vms.len() < 2 || !apart {
         return None;
@@ -141,7 +185,7 @@ pub(crate) fn shares_in_force(vms: &[Placed<'_>], placements: &Placements, confi
         "under BFQ the weights in force on their paths give the VMs, while all are busy and nothing else is: {}",
         all.join(", ")
     );
-    Some(Control { vm: None, text })
+    Some(Control { kind: ControlKind::Weights, vm: None, text })
 }
 
 /// Which VMs have a cgroup of their own below the root; the others are named with the remedy.
@@ -151,7 +195,7 @@ fn own_cgroups(vms: &[Placed<'_>], list: &mut Vec<Control>) -> Vec<bool> {
         let name = || Some(vm.vm.name.clone());
         if Cgroups::is_root(vm.cgroup) {
             let text = "is in the root cgroup: no weights or limits can act; start it in a cgroup of its own, e.g. with `systemd-run --scope`";
-            list.push(Control { vm: name(), text: text.to_owned() });
+            list.push(Control { kind: ControlKind::Placement, vm: name(), text: text.to_owned() });
             own.push(false);
             continue;
         }
@@ -169,7 +213,7 @@ fn own_cgroups(vms: &[Placed<'_>], list: &mut Vec<Control>) -> Vec<bool> {
                 cgroup.display(),
                 other.vm.name
             );
-            list.push(Control { vm: name(), text });
+            list.push(Control { kind: ControlKind::Placement, vm: name(), text });
         }
         own.push(other.is_none());
     }
@@ -183,13 +227,15 @@ fn incomparable(vms: &[Placed<'_>], placements: &Placements) -> Option<Control> 
     if vms.len() < 2 || apart.is_empty() {
         return None;
     }
-    let named: Vec<String> =
-        apart.iter().map(|&i| format!("{} ({})", vms[i].vm.name, absolute(vms[i].cgroup).display())).collect();
+    let named: Vec<String> = apart
+        .iter()
+        .map(|&i| format!("{} ({})", vms[i].vm.name, absolute(vms[i].cgroup).display()))
+        .collect();
     let text = format!(
         "weights compare only cgroups with one parent, so a plan sets none for {}; to use weights, move the VMs below one parent, such as machine.slice",
         named.join(", ")
     );
-    Some(Control { vm: None, text })
+    Some(Control { kind: ControlKind::Placement, vm: None, text })
 }
 
 /// What a control that the models do not know does; `None` where it does nothing.
@@ -227,6 +273,7 @@ fn throttled(root: &Root, device: &Path, drives: &[Drive], vm: usize) -> Vec<Lim
     for drive in on_it {
         for limits in &drive.limits {
             out.extend(dimensions(limits).into_iter().map(|(direction, unit, value)| Limited {
+                kind: ControlKind::QemuThrottle,
                 by: format!("QEMU's own throttling of drive {} ({limits})", drive.name),
                 direction,
                 unit,

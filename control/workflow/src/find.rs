@@ -101,6 +101,16 @@ impl HostVm {
         }
     }
 
+    /// Socket of its monitor, where the way to it leads through one.
+    #[must_use]
+    pub fn monitor(&self) -> Option<&Path> {
+        match &self.reach {
+            HostReach::Monitor(socket) => Some(socket),
+            HostReach::LabGuest { qmp, .. } => Some(qmp),
+            HostReach::Process(_) | HostReach::Cgroup(_) | HostReach::LabProcesses(_) => None,
+        }
+    }
+
     /// Its processes, and the roles of its threads as far as the monitor names them.
     ///
     /// # Errors

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_model::{Config, Profile, model};
-use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, settings_of};
+use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of};
 use rtvirtio_spec::{CpuNeed, Device, Spec};
 
 use crate::contracts::{self, Contracted};
+use crate::controls::Control;
 use crate::dirs::{Dirs, is_there, profile_key};
 use crate::error::{Error, Kind, Result, bail, ensure};
 use crate::model_choice::{ModelChoice, ModelName};
@@ -25,6 +26,9 @@ pub struct Basis {
     pub options: PlanOptions,
     /// The model.
     pub choice: ModelChoice,
+    /// What acts on the VMs already and is set by no plan; it is in the options too, as far as it
+    /// can be counted.
+    pub controls: Vec<Control>,
 }
 
 /// The saved profile of a spec's device, or that of a file.
@@ -105,23 +109,27 @@ impl Basis {
         let choice = ModelChoice::find(options.model, &spec, &profile, dirs, progress)?;
         if options.defaults {
             let options = choice.options(site::default_config(&spec));
-            return Ok(Self { spec, profile, options, choice });
+            return Ok(Self { spec, profile, options, choice, controls: Vec::new() });
         }
-        let options = match Site::find(spec.clone(), dirs)
-            .inspect(|site| site.warn_without_bfq(progress))
-            .and_then(|site| site.plan_options(site.config()?, &choice))
-        {
-            Ok(options) => options,
+        let found =
+            Site::find(spec.clone(), dirs).inspect(|site| site.warn_without_bfq(progress)).and_then(|site| {
+                let survey = site.survey()?;
+                let controls = survey.controls.list.clone();
+                Ok((site.options(survey, &choice)?, controls))
+            });
+        let (options, controls) = match found {
+            Ok(found) => found,
             Err(e) => {
                 progress.warn(&format!("starting from the kernel's default settings, because {e:#}"));
-                choice.options(site::default_config(&spec))
+                (choice.options(site::default_config(&spec)), Vec::new())
             }
         };
-        Ok(Self { spec, profile, options, choice })
+        controls.iter().for_each(|control| progress.warn(&control.to_string()));
+        Ok(Self { spec, profile, options, choice, controls })
     }
 }
 
-/// A model's forecast of every task under a configuration.
+/// A model's forecast of every task under a configuration, with what acts on the VMs besides.
 ///
 /// # Errors
 /// When the model does not cover it.
@@ -130,9 +138,10 @@ pub fn outlook(
     profile: &Profile,
     choice: &ModelChoice,
     config: &Config,
+    placements: &Placements,
 ) -> Result<Vec<TaskOutlook>> {
     let model = model(choice.kind, choice.learned.as_ref())?;
-    Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, config)?))
+    Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, &placements.in_effect(config))?))
 }
 
 /// Contracts of a spec with demands, or why these cannot be carried; `None` for a spec without

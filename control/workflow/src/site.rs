@@ -10,12 +10,13 @@ use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_planner::{CgroupMode, PlanOptions};
+use rtvirtio_planner::PlanOptions;
 use rtvirtio_spec::{Device, LabKind, Spec, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 use rtvirtio_vmm::GuestAgent;
 
 use crate::bfq;
+use crate::controls::{self, Control, ControlKind, Controls, Placed};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::find::{self, HostVm};
@@ -41,6 +42,14 @@ pub struct Site {
     cgroups: Cgroups,
     /// In spec order, each with its cgroup.
     vms: Vec<(HostVm, PathBuf)>,
+}
+
+/// What is in force on a site.
+pub struct Survey {
+    /// Settings that a plan may change.
+    pub config: Config,
+    /// What else acts.
+    pub controls: Controls,
 }
 
 impl Site {
@@ -104,31 +113,86 @@ impl Site {
     /// # Errors
     /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
+        Ok(self.config_and_doubts()?.0)
+    }
+
+    /// The settings in force, with what of them is assumed.
+    fn config_and_doubts(&self) -> Result<(Config, Vec<Control>)> {
         let mut config = device_config(&self.device, &self.root, 0)?;
+        let mut doubts = Vec::new();
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
-            if let Some((elevator, bfq)) = guest_settings(host_vm) {
-                of_vm.guest_elevator = elevator;
-                of_vm.guest_bfq = bfq;
+            match guest_settings(host_vm) {
+                Ok(Some((elevator, bfq))) => {
+                    of_vm.guest_elevator = elevator;
+                    of_vm.guest_bfq = bfq;
+                }
+                Ok(None) => {}
+                Err(why) => doubts.push(Control {
+                    kind: ControlKind::Assumed,
+                    vm: Some(vm.name.clone()),
+                    text: format!(
+                        "the settings inside the guest are not known, elevator none is assumed: {why}"
+                    ),
+                }),
             }
             config.vms.push(of_vm);
         }
-        Ok(config)
+        Ok((config, doubts))
+    }
+
+    /// The settings in force, and all that acts already and is set by no plan.
+    ///
+    /// # Errors
+    /// When the kernel's files cannot be read.
+    pub fn survey(&self) -> Result<Survey> {
+        let (config, doubts) = self.config_and_doubts()?;
+        let mut controls = self.controls(&config)?;
+        controls.list.extend(doubts);
+        if config.elevator == Elevator::Bfq {
+            let shares = controls::shares_in_force(&self.placed(&config), &controls.placements, &config);
+            controls.list.extend(shares);
+        }
+        Ok(Survey { config, controls })
+    }
+
+    /// What [`Self::loads`] do not meet of the controls, because they run on the host.
+    #[must_use]
+    pub fn bypassed(&self, controls: &Controls) -> Vec<Control> {
+        controls::bypassed(controls, |name| self.host_vms().any(|vm| vm.name == name && vm.agent.is_none()))
+    }
+
+    /// What acts already, beside the settings in force.
+    fn controls(&self, config: &Config) -> Result<Controls> {
+        let device = Path::new("/dev").join(&self.device.name);
+        controls::survey(&self.root, &self.cgroups, (&device, &self.device.dev), &self.placed(config))
+    }
+
+    fn placed<'a>(&'a self, config: &Config) -> Vec<Placed<'a>> {
+        let all = self.spec.vms.iter().zip(&self.vms).zip(&config.vms);
+        all.map(|((vm, (host_vm, cgroup)), of_vm)| Placed {
+            vm,
+            cgroup,
+            monitor: host_vm.monitor(),
+            has_cap: of_vm.cap.is_some(),
+        })
+        .collect()
     }
 
     /// Options for a search from the settings in force, limited to what this host offers.
     pub fn plan_options(&self, start: Config, model: &ModelChoice) -> Result<PlanOptions> {
-        let mut options = model.options(start);
+        let placements = self.controls(&start)?.placements;
+        self.options(Survey { config: start, controls: Controls { placements, list: Vec::new() } }, model)
+    }
+
+    /// The same from what a survey found.
+    pub fn options(&self, survey: Survey, model: &ModelChoice) -> Result<PlanOptions> {
+        let mut options = model.options(survey.config);
+        options.placements = survey.controls.placements;
         let offered: Vec<Elevator> =
             self.device.elevators(&self.root)?.available.iter().map(|name| elevator(name)).collect();
         options.space.elevators.retain(|e| offered.contains(e));
-        let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|(_, cgroup)| cgroup).collect();
-        cgroups.sort();
-        cgroups.dedup();
-        if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
-            options.mode = CgroupMode::Shared;
-        }
         options.space.guests &= self.host_vms().all(|vm| vm.agent.is_some() && vm.disk.is_some());
         Ok(options)
     }
@@ -196,12 +260,7 @@ impl Site {
         if Cgroups::is_root(cgroup) {
             return Ok(100);
         }
-        let file = self.cgroups.weight_file(&self.root, cgroup)?;
-        // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
-        let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
-        let weights = text::weights(&content).unwrap_or_default();
-        let weight = weights.devices.get(&self.device.dev).copied().or(weights.default).unwrap_or(100);
-        Ok(u32::try_from(weight).unwrap_or(100))
+        Ok(self.cgroups.weight_of(&self.root, cgroup, &self.device.dev)?)
     }
 
     /// The limit on requests in force: the sum over the directions that the VM's tasks use, as in
@@ -319,22 +378,27 @@ fn bfq_of(tunables: &BTreeMap<String, String>) -> Result<Bfq> {
     })
 }
 
-/// Elevator and BFQ tunables inside a guest; `None` without an agent or its answer: the model then
-/// assumes `none`.
-fn guest_settings(vm: &HostVm) -> Option<(Elevator, Bfq)> {
-    let (agent, disk) = (vm.agent.as_ref()?, vm.disk.as_ref()?.file_name()?.to_str()?);
-    let mut agent = GuestAgent::connect(agent, AGENT_TIMEOUT).ok()?;
+/// Elevator and BFQ tunables inside a guest; `None` where the spec names no agent or no disk: the
+/// model then assumes `none`. Why they are not known, where it does.
+fn guest_settings(vm: &HostVm) -> std::result::Result<Option<(Elevator, Bfq)>, String> {
+    let disk = vm.disk.as_ref().and_then(|disk| disk.file_name()?.to_str());
+    let (Some(agent), Some(disk)) = (&vm.agent, disk) else { return Ok(None) };
+    let mut agent = GuestAgent::connect(agent, AGENT_TIMEOUT).map_err(|e| e.to_string())?;
     let mut read = |path: &str| {
-        let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
-        String::from_utf8(bytes).ok()
+        let path = format!("/sys/block/{disk}/queue/{path}");
+        let bytes = agent.read_file(&path, SMALL_FILE).map_err(|e| e.to_string())?;
+        String::from_utf8(bytes).map_err(|_| format!("{path} in the guest is not text"))
     };
-    let elevator = elevator(&text::elevators(&read("scheduler")?)?.current);
+    let scheduler = read("scheduler")?;
+    let offered = text::elevators(&scheduler);
+    let offered =
+        offered.ok_or_else(|| format!("its scheduler is `{}`", rtvirtio_vmm::shown(scheduler.trim())))?;
+    let elevator = elevator(&offered.current);
     let mut bfq = Bfq::default();
     if elevator == Elevator::Bfq {
         let names = ["slice_idle", "timeout_sync", "low_latency", "max_budget", "strict_guarantees"];
-        let tunables =
-            names.into_iter().filter_map(|n| Some((n.to_owned(), read(&format!("iosched/{n}"))?))).collect();
-        bfq = bfq_of(&tunables).ok()?;
+        let tunables = names.into_iter().map(|n| Ok((n.to_owned(), read(&format!("iosched/{n}"))?)));
+        bfq = bfq_of(&tunables.collect::<std::result::Result<_, String>>()?).map_err(|e| format!("{e:#}"))?;
     }
-    Some((elevator, bfq))
+    Ok(Some((elevator, bfq)))
 }

@@ -7,7 +7,7 @@ use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
-use rtvirtio_planner::{CgroupMode, Infeasible, Knob, PLAN_SCHEMA, Plan, check_actable, settings_of};
+use rtvirtio_planner::{Infeasible, Knob, PLAN_SCHEMA, Placements, Plan, check_actable, settings_of};
 use rtvirtio_spec::Task;
 use rtvirtio_units::Nanos;
 use serde::Serialize;
@@ -124,6 +124,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     let rates = site.spec.tasks().map(|(_, t)| t.rate.map(|r| r.0)).collect();
     let reserve = budget.mul_f64(1.0 - TRIALS_SHARE);
     let mut tuning = Tuning {
+        placements: search.placements,
         rates,
         reserve,
         given_up,
@@ -139,7 +140,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         progress,
     };
     let (plan, proof) = loop {
-        tuning.trials(&mut tuner, search.mode)?;
+        tuning.trials(&mut tuner)?;
         let (best, plan, proof) = tuning.prove(&tuner)?;
         if missed(&proof, &tuning.given_up) == 0 {
             break (plan, proof);
@@ -193,6 +194,7 @@ struct Tuning<'a> {
     options: &'a TuneOptions<'a>,
     site: &'a Site,
     found_config: Config,
+    placements: Placements,
     choice: ModelChoice,
     profile: Profile,
     length: Duration,
@@ -214,14 +216,14 @@ impl Tuning<'_> {
     }
 
     /// Tries settings until the tuner ends, or only the time for a proof remains.
-    fn trials(&mut self, tuner: &mut Tuner, mode: CgroupMode) -> Result<()> {
+    fn trials(&mut self, tuner: &mut Tuner) -> Result<()> {
         while let Some(config) = tuner.next() {
             let reserve = self.reserve.min(self.proof_length()).max(self.length);
             if !tuner.trials().is_empty() && self.time_left() < self.length + OVERHEAD + reserve {
                 break;
             }
             let plan = self.plan(&config)?;
-            check_actable(&self.site.spec, mode, &self.found_config, &plan.settings)?;
+            check_actable(&self.site.spec, &self.placements, &self.found_config, &plan.settings)?;
             apply_plan(&plan, self.site, self.dirs, self.progress)?;
             let run = measure(self.site, SCHEME, self.length, &[], self.dirs, self.progress);
             revert_all(self.dirs)?;
@@ -298,7 +300,7 @@ impl Tuning<'_> {
             s.reason = "found by measuring".to_owned();
         }
         // A configuration that the model does not cover is measured all the same.
-        let tasks = outlook(spec, &self.profile, &self.choice, config).unwrap_or_default();
+        let tasks = outlook(spec, &self.profile, &self.choice, config, &self.placements).unwrap_or_default();
         Ok(Plan {
             schema: PLAN_SCHEMA.to_owned(),
             scheme: SCHEME.to_owned(),

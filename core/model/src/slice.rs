@@ -13,7 +13,7 @@ use rtvirtio_spec::Spec;
 
 use crate::device::{Device, MIN_SLACK};
 use crate::flow::Flow;
-use crate::guest::{CpuLoad, overhead, round_trip};
+use crate::guest::{CpuLoad, overhead, overhead_statistic, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
 use crate::tail_model::check_config;
@@ -122,7 +122,8 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let vm = &spec.vms[flow.vm];
         let mut sum = T::default();
         if is_guest(vm) {
-            sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
+            sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu, flow.exceedance));
+            sum.from_statistic(|| overhead_statistic(profile, flow.exceedance));
             sum.add(Side::Guest, "other-tasks", idling::guest_wait(config, &flows, i));
         }
         sum.add(Side::Host, "own-service", wait.service);
@@ -134,6 +135,13 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let stall = device.stall(flow.op, flow.exceedance, slack);
         let full = saturated.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
         sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
+        sum.from_statistic(|| {
+            if full > stall {
+                "latencies with as many in flight as the floods have".to_owned()
+            } else {
+                device.stall_statistic(flow.op, flow.exceedance, slack)
+            }
+        });
         let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);
         let limited = |of: &Wait| Share {
             kept: (of.kept * cpu.kept() * flow.through_cap).min(reach),

@@ -20,6 +20,13 @@ use crate::evaluate::{Evaluator, Outcome, Problem};
 /// A setting stays when dropping it would cost more than this much of a target in margin.
 const WORTH: f64 = 0.005;
 
+/// With our models it stays only when dropping it would also make the worst prediction longer by
+/// this share: they aim to be within a factor of three, so less than this is no gain that shows.
+const WITHIN_ERROR: f64 = 0.1;
+
+/// Share of a declared rate that may be lost for fewer settings.
+const RATE_LOST: f64 = 0.001;
+
 /// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and
 /// before Linux 6.11 blk-throttle lets through less than limits below this.
 const LEAST_CAP: f64 = 10.0;
@@ -186,12 +193,21 @@ fn consider(
 /// Takes back, one by one, every setting whose loss changes neither which targets are met nor the
 /// margin noticeably.
 fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome) -> Outcome {
-    let floor = best.margin - WORTH;
+    // The margin is 1 - latency / target.
+    let within_error = match problem.options.model {
+        ModelKind::Slice | ModelKind::Bound => WITHIN_ERROR * (1.0 - best.margin).max(0.0),
+        ModelKind::Analytical | ModelKind::Mlp => 0.0,
+    };
+    let floor = best.margin - WORTH.max(within_error);
+    let rates = rates_kept(problem, evaluator, &best);
     loop {
         let before = best.changes;
         for config in without_one(problem, &best.config) {
             let Some(outcome) = evaluator.outcome(problem, settle(problem, config)) else { continue };
-            let as_good = outcome.missed_by_urgency == best.missed_by_urgency && outcome.margin >= floor;
+            let keeps = |(now, before): (&f64, &f64)| *now >= before - RATE_LOST;
+            let as_good = outcome.missed_by_urgency == best.missed_by_urgency
+                && outcome.margin >= floor
+                && rates_kept(problem, evaluator, &outcome).iter().zip(&rates).all(keeps);
             if as_good && outcome.changes < best.changes {
                 best = outcome;
                 // The list was made for the old configuration: start again.
@@ -202,6 +218,12 @@ fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome)
             return best;
         }
     }
+}
+
+/// Share of its rate that each task with a target keeps.
+fn rates_kept(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, of: &Outcome) -> Vec<f64> {
+    let Some(judged) = evaluator.judge(&of.config) else { return Vec::new() };
+    problem.targets.iter().zip(&judged.kept).filter(|(t, _)| t.is_some()).map(|(_, kept)| *kept).collect()
 }
 
 /// Changed copies of a configuration; what an edit leaves as it is, is no copy.

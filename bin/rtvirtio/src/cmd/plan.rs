@@ -20,7 +20,8 @@ fn basis(args: &ModelArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<Basis> {
 /// `rtvirtio predict`.
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let basis = basis(&args.model, &global.dirs(), ui)?;
-    let tasks = outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?;
+    let tasks =
+        outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start, &basis.options.placements)?;
     show(ui, &tasks, || text::forecast(&tasks, &style()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -42,6 +43,9 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     }
     let cpu = demands(&basis.spec, &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;
+    if !basis.controls.is_empty() {
+        shown["controls"] = serde_json::to_value(&basis.controls)?;
+    }
     if let Some(Ok(contracts)) = &cpu {
         shown["cpu"] = serde_json::to_value(contracts)?;
     }

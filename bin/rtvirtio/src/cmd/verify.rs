@@ -38,11 +38,15 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     };
     // A prediction next to the measurement when there is a profile; measuring does not depend on
     // it.
+    let survey = site.survey()?;
+    for control in survey.controls.list.iter().chain(&site.bypassed(&survey.controls)) {
+        ui.warn(&control.to_string());
+    }
     let predicted: Vec<Option<Nanos>> = profile
         .as_ref()
         .and_then(|profile| {
             let choice = ModelChoice::find(name, &site.spec, profile, dirs, ui).ok()?;
-            outlook(&site.spec, profile, &choice, &site.config().ok()?).ok()
+            outlook(&site.spec, profile, &choice, &survey.config, &survey.controls.placements).ok()
         })
         .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
     let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();

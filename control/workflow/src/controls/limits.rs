@@ -3,6 +3,8 @@
 use rtvirtio_spec::{Task, Vm};
 use rtvirtio_units::Bytes;
 
+use super::ControlKind;
+
 /// Which requests a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
@@ -21,6 +23,7 @@ pub(super) enum Unit {
 /// A limit on some VMs together.
 #[derive(Clone, Debug)]
 pub(super) struct Limited {
+    pub kind: ControlKind,
     /// What sets it, for the user.
     pub by: String,
     pub direction: Direction,
@@ -91,8 +94,11 @@ impl Limited {
                     Direction::Both => "",
                 };
                 let with: Vec<&str> = names.iter().copied().filter(|name| *name != vm.name).collect();
-                let with =
-                    if with.is_empty() { String::new() } else { format!(", together with {}", with.join(", ")) };
+                let with = if with.is_empty() {
+                    String::new()
+                } else {
+                    format!(", together with {}", with.join(", "))
+                };
                 (vm.name.as_str(), format!("{what}limited to {value} by {}{with}", self.by))
             })
             .collect();

@@ -1,5 +1,9 @@
+use rtvirtio_model::{Bfq, Elevator, ModelKind, VmConfig};
+use rtvirtio_spec::LabKind;
+
 use super::*;
-use rtvirtio_model::{Bfq, Elevator, VmConfig};
+use crate::tests::{fig7, knobs, profile, spec, start, task};
+use crate::{Knob, PlanOptions, Space, check_actable, plan, quality};
 
 fn start_of(vms: usize) -> Config {
     let vm = VmConfig { weight: 100, cap: None, guest_elevator: Elevator::None, guest_bfq: Bfq::default() };
@@ -74,4 +78,80 @@ fn in_one_cgroup_nothing_acts_on_one_vm_alone() {
     let all = Placements::new(vec![shared.clone(), shared, vm(&[("/own", 1)], None)]);
     assert_eq!(weights(&all, &[100, 100, 100]), [500, 500, 1000]);
     assert_eq!([0, 1, 2].map(|i| all.limits_act(i)), [false, false, true]);
+}
+
+/// VMs with different parents have no weights that compare; what their parents' weights give them
+/// counts in the prediction.
+#[test]
+fn weights_are_searched_between_siblings_only() {
+    let s = fig7();
+    let place = |parent: &str, i: usize, weight: u32| Placement {
+        own_cgroup: true,
+        path: [(parent.to_owned(), weight), (format!("{parent}/vm{i}"), 100)]
+            .map(|(path, weight)| CgroupNode { path, weight })
+            .to_vec(),
+        ceiling: None,
+    };
+    let n = s.vms.len();
+    let weights = |options: &PlanOptions| -> Vec<String> {
+        let p = plan(&s, &profile(), options).unwrap();
+        check_actable(&s, &options.placements, &options.start, &p.settings).unwrap();
+        let of = |k: &&Knob| matches!(k, Knob::VmWeight { .. });
+        knobs(&p).into_iter().filter(of).map(|k| format!("{k:?}")).collect()
+    };
+    for model in [ModelKind::Slice, ModelKind::Analytical] {
+        let mut options = match model {
+            ModelKind::Slice => PlanOptions::new(start(&s)),
+            _ => PlanOptions::paper(start(&s)),
+        };
+        // Nothing but weights can be set, and those in force starve the most urgent VM.
+        options.space = Space {
+            elevators: Vec::new(),
+            slice_idle: Vec::new(),
+            timeout_sync: Vec::new(),
+            max_budget: Vec::new(),
+            caps: false,
+            guests: false,
+            ..Space::paper()
+        };
+        for (i, vm) in options.start.vms.iter_mut().enumerate() {
+            vm.weight = if i == 0 { 1 } else { 700 };
+        }
+        assert!(!weights(&options).is_empty(), "siblings have weights");
+        options.placements = Placements::new((0..n).map(|i| place(&format!("/p{i}"), i, 100)).collect());
+        assert!(weights(&options).is_empty(), "no two have one parent");
+        // The first two are siblings, the others are not.
+        options.placements =
+            Placements::new((0..n).map(|i| place(&format!("/p{}", i.max(1)), i, 100)).collect());
+        let set = weights(&options);
+        assert!(set.iter().all(|w| w.contains("vm0") || w.contains("vm1")), "{set:?}");
+    }
+    // What the parents' weights leave a VM decides whether its target holds.
+    let of = |first: u32| {
+        let mut options = PlanOptions::new(start(&s));
+        options.placements = Placements::new(
+            (0..n).map(|i| place(&format!("/p{i}"), i, if i == 0 { first } else { 100 })).collect(),
+        );
+        let quality = quality(&s, &profile(), &options, &options.start).unwrap();
+        (quality.missed, quality.margin)
+    };
+    assert_ne!(of(1), of(1000));
+}
+
+/// A limit that no plan sets is not planned away.
+#[test]
+fn a_ceiling_above_a_vm_is_counted() {
+    let s = spec(LabKind::Process, &[vec![task("a", 100.0, Some(50))], vec![task("b", 20.0, Some(200))]]);
+    let free = PlanOptions::new(start(&s));
+    assert!(plan(&s, &profile(), &free).unwrap().feasible);
+    let at = |path: &str, ceiling| Placement {
+        own_cgroup: true,
+        path: vec![CgroupNode { path: path.to_owned(), weight: 100 }],
+        ceiling,
+    };
+    let mut options = PlanOptions::new(start(&s));
+    options.placements = Placements::new(vec![at("/a", Some(Iops(30.0))), at("/b", None)]);
+    let p = plan(&s, &profile(), &options).unwrap();
+    assert!(!p.feasible && p.tasks[0].forecast.rate_kept < 0.31, "{p:?}");
+    assert!(p.tasks[1].forecast.rate_kept > 0.99);
 }

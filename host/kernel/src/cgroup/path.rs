@@ -139,7 +139,8 @@ impl Cgroups {
             if qos.value.split_whitespace().any(|word| word == "enable=1") {
                 found.push(qos);
                 for cgroup in &path {
-                    let content = root.read_optional(self.dir(cgroup)?.join("io.weight"))?.unwrap_or_default();
+                    let content =
+                        root.read_optional(self.dir(cgroup)?.join("io.weight"))?.unwrap_or_default();
                     let weights = text::weights(&content).unwrap_or_default();
                     let weight = weights.devices.get(dev).copied().or(weights.default);
                     found.extend(weight.map(|w| OtherControl {

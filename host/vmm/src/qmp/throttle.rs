@@ -204,7 +204,8 @@ mod tests {
 
     #[test]
     fn limits_are_read_in_both_forms() {
-        let block: ThrottleLimits = serde_json::from_str(r#"{"iops": 50, "bps_rd": 7, "drv": "raw"}"#).unwrap();
+        let block: ThrottleLimits =
+            serde_json::from_str(r#"{"iops": 50, "bps_rd": 7, "drv": "raw"}"#).unwrap();
         assert_eq!(block.to_string(), "iops-total=50 bps-read=7");
         let group: ThrottleLimits =
             serde_json::from_str(r#"{"iops-total": 70, "bps-write": 9, "iops-total-max": 3}"#).unwrap();

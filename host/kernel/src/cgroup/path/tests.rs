@@ -33,7 +33,10 @@ impl Host {
 const VM: &str = "/machine.slice/plc.scope";
 
 fn named(limits: &[SetLimit]) -> Vec<String> {
-    limits.iter().map(|l| format!("{} {} {} {}", l.cgroup.display(), l.file, l.limit.key(), l.value)).collect()
+    limits
+        .iter()
+        .map(|l| format!("{} {} {} {}", l.cgroup.display(), l.file, l.limit.key(), l.value))
+        .collect()
 }
 
 #[test]
@@ -41,7 +44,10 @@ fn on_v2_the_limits_of_all_cgroups_above_count() {
     let host = Host::new(V2);
     let c = "/sys/fs/cgroup";
     host.put(&format!("{c}/machine.slice/io.max"), "8:16 rbps=max wbps=max riops=30 wiops=max\n");
-    host.put(&format!("{c}{VM}/io.max"), "8:0 rbps=1 wbps=1 riops=1 wiops=1\n8:16 rbps=1000 wbps=max riops=max wiops=70\n");
+    host.put(
+        &format!("{c}{VM}/io.max"),
+        "8:0 rbps=1 wbps=1 riops=1 wiops=1\n8:16 rbps=1000 wbps=max riops=max wiops=70\n",
+    );
     let found = host.cgroups().limits_on_path(&host.root, Path::new(VM), "8:16").unwrap();
     let expected = [
         "/machine.slice/plc.scope io.max rbps 1000",

@@ -1,0 +1,197 @@
+use std::fs;
+
+use rtvirtio_model::{Bfq, Elevator, VmConfig};
+use rtvirtio_spec::Spec;
+
+use super::*;
+
+struct Host {
+    dir: tempfile::TempDir,
+    root: Root,
+    spec: Spec,
+}
+
+const DEV: &str = "8:16";
+
+impl Host {
+    /// A host with cgroup v2, and VMs `plc`, of 100 reads of 4 KiB a second, and `db`, of 20.
+    fn new() -> Self {
+        let dir = rtvirtio_testkit::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        let text = "[device]\npath = \"/dev/sdb\"\n\
+             [[vm]]\nname = \"plc\"\npid = 100\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\n\
+             [[vm]]\nname = \"db\"\npid = 200\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"16KiB\"\nrate = \"20/s\"\n";
+        let spec = rtvirtio_spec::parse("test.toml", text).unwrap();
+        let host = Self { dir, root, spec };
+        host.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+        host.put("/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
+        host
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let path = self.root.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    fn set(&self, cgroup: &str, file: &str, text: &str) {
+        self.put(&format!("/sys/fs/cgroup{cgroup}/{file}"), text);
+    }
+
+    fn config() -> Config {
+        let vm =
+            VmConfig { weight: 100, cap: None, guest_elevator: Elevator::None, guest_bfq: Bfq::default() };
+        Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; 2] }
+    }
+
+    fn placed<'a>(&'a self, cgroups: [&'a str; 2]) -> Vec<Placed<'a>> {
+        let place = |(vm, cgroup)| Placed { vm, cgroup: Path::new(cgroup), monitor: None, has_cap: false };
+        self.spec.vms.iter().zip(cgroups).map(place).collect()
+    }
+
+    fn survey(&self, cgroups: [&str; 2]) -> (Vec<String>, Placements) {
+        for cgroup in cgroups {
+            fs::create_dir_all(self.root.at(format!("/sys/fs/cgroup{cgroup}"))).unwrap();
+        }
+        let placed = self.placed(cgroups);
+        let hierarchy = Cgroups::detect(&self.root).unwrap();
+        let found = survey(&self.root, &hierarchy, (Path::new("/dev/sdb"), DEV), &placed).unwrap();
+        (found.list.iter().map(ToString::to_string).collect(), found.placements)
+    }
+}
+
+const SLICE: [&str; 2] = ["/machine.slice/plc.scope", "/machine.slice/db.scope"];
+
+#[test]
+fn a_limit_above_the_vms_is_named_and_shared() {
+    let host = Host::new();
+    let (list, placements) = host.survey(SLICE);
+    assert!(list.is_empty() && placements.ceiling(0).is_none(), "{list:?}");
+    host.set("/machine.slice", "io.max", "8:16 rbps=max wbps=max riops=30 wiops=5\n");
+    let (list, placements) = host.survey(SLICE);
+    assert_eq!(
+        list,
+        [
+            "plc: limited to 30/s by /machine.slice (io.max), together with db",
+            "db: limited to 30/s by /machine.slice (io.max), together with plc",
+        ]
+    );
+    // Both want more than half of it.
+    assert_eq!([0, 1].map(|vm| placements.ceiling(vm).unwrap().0), [15.0, 15.0]);
+    // Of a larger one the other leaves what it does not declare.
+    host.set("/machine.slice", "io.max", "8:16 rbps=max wbps=max riops=90 wiops=5\n");
+    assert_eq!([0, 1].map(|vm| host.survey(SLICE).1.ceiling(vm).unwrap().0), [70.0, 45.0]);
+    // Bytes are requests of the VM's size, and the least limit counts.
+    host.set("/machine.slice/db.scope", "io.max", "8:16 rbps=163840 wbps=max riops=max wiops=max\n");
+    let (list, placements) = host.survey(SLICE);
+    assert!(
+        list.contains(&"db: limited to 160KiB/s by /machine.slice/db.scope (io.max)".to_owned()),
+        "{list:?}"
+    );
+    assert_eq!([0, 1].map(|vm| placements.ceiling(vm).unwrap().0), [70.0, 10.0]);
+}
+
+/// As KubeVirt's pods, and machine.slice divided for real-time VMs.
+#[test]
+fn vms_of_different_parents_have_no_weights_that_compare() {
+    let host = Host::new();
+    let apart = ["/machine.slice/rt.slice/plc.scope", "/machine.slice/nort.slice/db.scope"];
+    host.set("/machine.slice/rt.slice", "io.bfq.weight", "default 300\n");
+    let (list, placements) = host.survey(apart);
+    assert_eq!(list.len(), 1);
+    assert!(
+        list[0].contains("plc (/machine.slice/rt.slice/plc.scope), db (/machine.slice/nort.slice/db.scope)")
+    );
+    assert!(
+        list[0].contains("weights compare only cgroups with one parent") && list[0].contains("machine.slice")
+    );
+    assert!(!placements.any_weights_compare() && placements.limits_act(0) && placements.limits_act(1));
+    let placed = host.placed(apart);
+    let shares = shares_in_force(&placed, &placements, &Host::config()).unwrap().to_string();
+    assert!(shares.ends_with("plc 75 %, db 25 %"), "{shares}");
+    let siblings = host.survey(SLICE).1;
+    assert!(siblings.any_weights_compare() && shares_in_force(&placed, &siblings, &Host::config()).is_none());
+}
+
+#[test]
+fn where_nothing_can_act_the_remedy_is_named() {
+    let host = Host::new();
+    let (list, placements) = host.survey(["/machine.slice/plc.scope", "/"]);
+    assert!(
+        list[0].starts_with("db: is in the root cgroup: no weights or limits can act; start it in"),
+        "{list:?}"
+    );
+    assert_eq!([0, 1].map(|vm| placements.limits_act(vm)), [true, false]);
+    let (list, placements) = host.survey(["/user.slice/session-1.scope", "/user.slice/session-1.scope"]);
+    assert!(list[0].starts_with("plc: shares the cgroup /user.slice/session-1.scope with db"), "{list:?}");
+    assert_eq!((list.len(), [0, 1].map(|vm| placements.limits_act(vm))), (2, [false, false]));
+}
+
+#[test]
+fn what_is_not_counted_is_named_once() {
+    let host = Host::new();
+    host.set("", "io.cost.qos", "8:16 enable=1 ctrl=auto\n");
+    host.set("/machine.slice", "io.weight", "default 300\n");
+    host.set("/machine.slice/other.scope", "io.latency", "8:16 target=10000\n");
+    let (list, _) = host.survey(SLICE);
+    assert_eq!(list.len(), 3, "{list:?}");
+    assert!(list.iter().any(|l| l.starts_with("io.cost is enabled on the device (enable=1")));
+    assert!(list.iter().any(|l| l.starts_with("/machine.slice has io.weight 300")));
+    assert!(list.iter().any(|l| l.starts_with("/machine.slice/other.scope has io.latency (target=10000)")));
+}
+
+/// A real QEMU with its own throttling.
+#[test]
+fn qemus_own_throttling_is_a_limit() {
+    use rtvirtio_testkit::{Machine, Need, has};
+    if !has("qemus_own_throttling_is_a_limit", &[Need::QEMU]) {
+        return;
+    }
+    let host = Host::new();
+    let image = |name: &str| {
+        let path = host.dir.path().join(name);
+        fs::write(&path, vec![0; 1 << 20]).unwrap();
+        path.display().to_string()
+    };
+    let (disk, other) = (image("disk.img"), image("other.img"));
+    let drive = format!("file={disk},format=raw,if=virtio,id=d0,throttling.iops-total=50");
+    let file = format!("driver=raw,node-name=r1,file.driver=file,file.filename={other}");
+    let options = [
+        ["-drive", &drive],
+        ["-object", "throttle-group,id=slow,x-bps-read=40960"],
+        ["-blockdev", &file],
+        ["-blockdev", "driver=throttle,node-name=t1,throttle-group=slow,file=r1"],
+        ["-device", "virtio-blk-pci,drive=t1,id=disk1"],
+    ];
+    let machine = Machine::start(host.dir.path(), "throttled", &options.concat());
+    let (socket, cgroups) = (machine.qmp().to_owned(), Cgroups::detect(&host.root).unwrap());
+    let survey = |device: &str| {
+        let mut placed = host.placed(SLICE);
+        placed[0].monitor = Some(&socket);
+        super::survey(&Root::default(), &cgroups, (Path::new(device), "0:0"), &placed)
+    };
+    for (device, ceiling, text) in [
+        (&disk, 50.0, "limited to 50/s by QEMU's own throttling of drive d0 (iops-total=50)"),
+        (&other, 10.0, "limited to 40KiB/s by QEMU's own throttling of drive disk1 (bps-read=40960)"),
+    ] {
+        let found = survey(device).unwrap();
+        let of_qemu: Vec<&Control> =
+            found.list.iter().filter(|c| c.kind == ControlKind::QemuThrottle).collect();
+        assert_eq!(of_qemu.iter().map(|c| c.to_string()).collect::<Vec<_>>(), [format!("plc: {text}")]);
+        assert_eq!(found.placements.ceiling(0).map(|c| c.0), Some(ceiling));
+        // Without an agent the tasks run past it.
+        assert_eq!(bypassed(&found, |_| false), []);
+        let past = bypassed(&found, |name| name == "plc");
+        assert!(past.len() == 1 && past[0].text.contains("past QEMU"), "{past:?}");
+    }
+    // Of two disks neither of which lies on the device none is taken for the VM's.
+    assert!(survey("/dev/null").unwrap().placements.ceiling(0).is_none());
+    drop(machine);
+    // A monitor that does not answer is no absence of throttling.
+    let found = survey(&disk).unwrap();
+    assert!(
+        found.list[0].text.starts_with("whether QEMU throttles its drives is not known"),
+        "{:?}",
+        found.list
+    );
+}
