@@ -205,7 +205,8 @@ impl Site {
         };
         let mut predicted = predicted.iter().copied();
         for load in &mut loads {
-            load.predicted = load.vm.tasks.iter().map(|_| predicted.next().flatten()).collect();
+            let goals = load.vm.tasks.iter().flat_map(rtvirtio_spec::Task::goals);
+            load.predicted = goals.map(|_| predicted.next().flatten()).collect();
         }
         Ok(loads)
     }

@@ -195,8 +195,11 @@ pub struct Task {
     pub name: String,
     /// Direction of the requests.
     pub op: Op,
-    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB.
+    /// Size of each request: a multiple of 512 B, 512 B to 16 MiB. Of a mix the largest.
     pub block: Bytes,
+    /// The sizes by share, smallest first, where requests are of several; empty where all are of
+    /// `block`. Shares are whole percents and sum to 1.
+    pub mix: Vec<BlockShare>,
     /// Order of the addresses.
     pub pattern: Pattern,
     /// Declared rate; `None` means as fast as the loop allows.
@@ -208,8 +211,31 @@ pub struct Task {
     /// A task without a rate works for this long, then rests for as long, in turn; `None` means
     /// without rest.
     pub burst: Option<Nanos>,
-    /// What the task must get; `None` for a best-effort task.
-    pub target: Option<Target>,
+    /// What makes each write durable before the next; `None` where writes may stay in a cache. Only
+    /// of tasks that write, with one request in flight in each of their loops.
+    pub sync: Option<SyncKind>,
+    /// What the task must get, by rising percentile with latencies that do not fall; empty for a
+    /// best-effort task.
+    pub targets: Vec<Target>,
+}
+
+/// One size of a mix.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct BlockShare {
+    /// Size of the requests: a multiple of 512 B, 512 B to 16 MiB.
+    pub size: Bytes,
+    /// Share of the requests that have it, above 0 and below 1.
+    pub share: Ratio,
+}
+
+/// The call that makes a write durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyncKind {
+    /// fdatasync(2): the data, and what is needed to find it.
+    Fdatasync,
+    /// fsync(2): the data with all of the file's attributes.
+    Fsync,
 }
 
 /// Direction of a task's requests.
@@ -278,6 +304,35 @@ impl Spec {
     pub fn tasks(&self) -> impl Iterator<Item = (&Vm, &Task)> {
         self.vms.iter().flat_map(|vm| vm.tasks.iter().map(move |task| (vm, task)))
     }
+
+    /// What is asked of every task, in file order: a task with several targets stands once for
+    /// each, one without a target once. Forecasts and results have this order.
+    pub fn goals(&self) -> impl Iterator<Item = (&Vm, &Task, Option<Target>)> {
+        self.tasks().flat_map(|(vm, task)| task.goals().map(move |target| (vm, task, target)))
+    }
+}
+
+impl Task {
+    /// Its targets by rising percentile; `None` once where it has none.
+    pub fn goals(&self) -> impl Iterator<Item = Option<Target>> + use<'_> {
+        let none = self.targets.is_empty().then_some(None);
+        self.targets.iter().map(|t| Some(*t)).chain(none)
+    }
+
+    /// The target of the shortest latency, which is that of the lowest percentile.
+    #[must_use]
+    pub fn tightest_target(&self) -> Option<Target> {
+        self.targets.first().copied()
+    }
+
+    /// The mean size of its requests in bytes.
+    #[must_use]
+    pub fn mean_block(&self) -> f64 {
+        match self.mix.as_slice() {
+            [] => self.block.0 as f64,
+            mix => mix.iter().map(|m| m.size.0 as f64 * m.share.0).sum(),
+        }
+    }
 }
 
 impl Vm {
@@ -285,7 +340,7 @@ impl Vm {
     /// the more urgent.
     #[must_use]
     pub fn tightest_target(&self) -> Option<Nanos> {
-        self.tasks.iter().filter_map(|t| t.target).map(|t| t.latency).min()
+        self.tasks.iter().filter_map(Task::tightest_target).map(|t| t.latency).min()
     }
 
     /// The sum of its tasks' declared rates; tasks without one count nothing.

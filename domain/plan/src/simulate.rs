@@ -4,7 +4,7 @@ use rtvirtio_sched::{Config, Op as IoOp, Priority};
 use rtvirtio_sim::{Arrival, Load, Sim, SimError, SimResult};
 use rtvirtio_spec::{Op, Pattern, Spec, Task};
 use rtvirtio_stats::Random;
-use rtvirtio_units::{Iops, Nanos};
+use rtvirtio_units::{Iops, Nanos, Percentile};
 use serde::Serialize;
 
 use crate::plan::DomainPlan;
@@ -38,11 +38,12 @@ pub struct TaskOutcome {
     pub bound: Option<Nanos>,
     /// `bound / longest`.
     pub bound_over_longest: Option<f64>,
-    /// The target's latency.
+    /// Latency of the target, the tightest of several.
     pub target: Option<Nanos>,
     /// Requests slower than the target.
     pub late: u64,
-    /// Whether tail and rate meet the target.
+    /// Whether tail and rate meet all targets; `None` without one, and where the task syncs its
+    /// writes, because flushes are not simulated.
     pub met: Option<bool>,
 }
 
@@ -119,11 +120,18 @@ impl Simulation {
             ((&rtvirtio_spec::Vm, &Task), &rtvirtio_sim::LoadResult),
             &Option<Nanos>,
         )| {
-            let met = task.target.map(|target| {
+            let tightest = task.tightest_target();
+            // Flushes are not simulated.
+            let met = tightest.filter(|_| task.sync.is_none()).map(|target| {
                 // Late requests that the percentile allows, of all that were due, completed or not.
                 let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
                 let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
-                got.n > 0 && got.late <= allowed && rate
+                // The further ones by the next percentile above that is known.
+                let further = task.targets.iter().skip(1).all(|t| {
+                    let known = if t.percentile <= Percentile::P9999 { got.p9999 } else { got.max };
+                    known <= t.latency
+                });
+                got.n > 0 && got.late <= allowed && further && rate
             });
             TaskOutcome {
                 vm: vm.name.clone(),
@@ -136,7 +144,7 @@ impl Simulation {
                 longest: got.max,
                 bound: *bound,
                 bound_over_longest: bound.filter(|_| got.max.0 > 0).map(|b| b.0 as f64 / got.max.0 as f64),
-                target: task.target.map(|t| t.latency),
+                target: tightest.map(|t| t.latency),
                 late: got.late,
                 met,
             }
@@ -166,14 +174,18 @@ fn load(vm: usize, name: &str, task: &Task, urgent_only: bool, random: &mut Rand
         },
         len: task.block.0,
         sequential: task.pattern == Pattern::Sequential,
-        priority: if urgent_only && task.target.is_some() { Priority::URGENT } else { Priority::NORMAL },
-        deadline: task.target.map(|t| t.latency),
+        priority: if urgent_only && !task.targets.is_empty() && task.sync.is_none() {
+            Priority::URGENT
+        } else {
+            Priority::NORMAL
+        },
+        deadline: task.tightest_target().map(|t| t.latency),
     }
 }
 
 /// The load with its worst-case demand.
 fn worst(load: Load, task: &Task, plan: &DomainPlan) -> Load {
-    if task.target.is_none() {
+    if task.targets.is_empty() {
         return Load { len: plan.quantum.0.max(load.len), writes: 0.5, ..load };
     }
     // The more expensive of its operations.

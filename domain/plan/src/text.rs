@@ -103,7 +103,14 @@ impl DomainPlan {
             (None, Some(why)) => {
                 let _ = writeln!(s, "# NO RESERVATION: {}.", one_line(why));
             }
-            (None, None) => s.push_str("# No targets: this VM shares the unreserved device time.\n"),
+            (None, None) => {
+                s.push_str("# No targets that can be promised: this VM shares the unreserved device time.\n")
+            }
+        }
+        for t in self.tasks.iter().filter(|t| t.vm == vm.vm) {
+            if let Some(why) = &t.unpromised {
+                let _ = writeln!(s, "# {}: NO PROMISE: {}.", t.task, one_line(why));
+            }
         }
         let _ = writeln!(
             s,

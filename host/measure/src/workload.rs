@@ -72,7 +72,7 @@ pub struct VmLoad {
     pub vm: Vm,
     /// Where they run.
     pub place: Place,
-    /// Predicted latency per task, for the result.
+    /// Predicted latency per target of its tasks (and per task without one), for the result.
     pub predicted: Vec<Option<Nanos>>,
     /// I/O class of its tasks, where they run on the host.
     pub io_class: Option<IoClass>,

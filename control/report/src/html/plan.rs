@@ -130,7 +130,7 @@ fn infeasible(i: &Infeasible) -> String {
             "{}/{} would fit with {} instead of {}.",
             r.vm,
             r.task,
-            num::latency(r.fits_ns, GAP),
+            words::target(r.percentile, r.fits_ns, GAP),
             num::latency(r.declared_ns, GAP)
         ));
     }

@@ -56,6 +56,12 @@ pub fn domain_plan(plan: &DomainPlan, style: &Style) -> String {
     }
     out.push_str(&t.draw(style));
     out.push_str(&domain_refusals(plan, style));
+    for task in &plan.tasks {
+        if let Some(why) = &task.unpromised {
+            let line = format!("{}/{}: no promise: {why}", task.vm, task.task);
+            out.push_str(&style.wrap(&style.clean(&line), 0));
+        }
+    }
     for vm in &plan.vms {
         if vm.urgent_only && vm.reserve.is_some() {
             let _ = writeln!(

@@ -47,7 +47,7 @@ impl Limited {
         };
         match self.unit {
             Unit::Requests => share,
-            Unit::Bytes => share * task.block.0 as f64,
+            Unit::Bytes => share * task.mean_block(),
         }
     }
 

@@ -2,9 +2,9 @@
 //! it.
 //!
 //! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same
-//! under `bfq`, and writes where they are allowed; under `none` also with larger requests, so that
-//! time per request and time per byte can be separated. The three series alternate, so that a slow
-//! change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what
+//! under `bfq`, and writes where they are allowed, alone and with an fdatasync(2) after each; under
+//! `none` also with larger requests, so that time per request and time per byte can be separated.
+//! The series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what
 //! does not look right becomes a line in [`Profile::doubts`] and is left as it was measured.
 
 mod checks;
@@ -37,6 +37,11 @@ pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
 /// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4
 /// KiB.
 pub const LARGE: Bytes = Bytes(128 << 10);
+/// Depths at which synced writes are measured.
+pub const SYNC_DEPTHS: [u32; 1] = [1];
+/// Points that the one of synced writes has the time of: a flush takes up to hundreds of times as
+/// long as a write.
+const SYNC_SLOTS: usize = 4;
 /// Repetitions of each point.
 const REPETITIONS: usize = 3;
 /// Time at the start of each point that does not count.
@@ -61,7 +66,7 @@ pub struct ProfileOptions {
     /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and
     /// that is taken off the latencies. Not on a machine that does real work.
     pub watch: bool,
-    /// Time for everything; at least 11 s, with writes 17 s. The default is 36 s.
+    /// Time for everything; at least 11 s, with writes 21 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
     pub dir: PathBuf,
@@ -105,6 +110,8 @@ enum Series {
     Read,
     ReadBfq,
     Write,
+    /// Writes with an fdatasync(2) after each.
+    Sync,
 }
 
 impl Series {
@@ -115,6 +122,9 @@ impl Series {
     /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would
     /// add nothing there.
     fn points(self, block: Bytes) -> Vec<(u32, Bytes)> {
+        if self == Self::Sync {
+            return SYNC_DEPTHS.iter().flat_map(|d| [(*d, block); SYNC_SLOTS]).collect();
+        }
         let large = if self == Self::ReadBfq || block >= LARGE { &[][..] } else { &LARGE_DEPTHS[..] };
         let own = DEPTHS.iter().map(|d| (*d, block));
         own.chain(large.iter().map(|d| (*d, LARGE))).collect()
@@ -125,6 +135,31 @@ impl Series {
             Self::Read => "reads with none",
             Self::ReadBfq => "reads with bfq",
             Self::Write => "writes with none",
+            Self::Sync => "synced writes with none",
+        }
+    }
+
+    fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::Sync)
+    }
+
+    /// Its own depths, in the order of its points.
+    fn depths(self) -> &'static [u32] {
+        if self == Self::Sync { &SYNC_DEPTHS } else { &DEPTHS }
+    }
+
+    /// The point that the `i`-th run belongs to.
+    fn point_of(self, i: usize) -> usize {
+        if self == Self::Sync { i / SYNC_SLOTS } else { i }
+    }
+
+    /// fio's options.
+    fn options(self) -> &'static str {
+        match self {
+            Self::Read | Self::ReadBfq => "rw=randread\nioengine=libaio\n",
+            Self::Write => "rw=randwrite\nioengine=libaio\n",
+            // As a task that syncs (`JobFile`): one call that copies, writes back and flushes.
+            Self::Sync => "rw=randwrite\nioengine=psync\ndirect=0\nsync=dsync\n",
         }
     }
 }
@@ -153,7 +188,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         return Err(refuse("the claim is on another device"));
     }
     let series: &[Series] = if control.claim.is_some() {
-        &[Series::Read, Series::ReadBfq, Series::Write]
+        &[Series::Read, Series::ReadBfq, Series::Write, Series::Sync]
     } else {
         &[Series::Read, Series::ReadBfq]
     };
@@ -164,6 +199,9 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     })?;
     let mut points: Vec<Vec<Point>> =
         series.iter().map(|s| vec![Point::default(); s.points(options.block).len()]).collect();
+    for (series, points) in series.iter().zip(&mut points) {
+        points.truncate(series.point_of(points.len() - 1) + 1);
+    }
     let total = (REPETITIONS * steps) as u64;
     let mut done = 0;
     for repetition in 0..REPETITIONS {
@@ -172,6 +210,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
             (control.set_elevator)(elevator)
                 .map_err(|e| MeasureError::Elevator { elevator, reason: e.to_string() })?;
             let label = format!("{} ({}/{REPETITIONS})", series.label(), repetition + 1);
+            let runs = series.points(options.block).len() as u64;
             let stats = run_series(
                 options,
                 *series,
@@ -179,12 +218,13 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 point,
                 &mut |elapsed| {
                     let step = elapsed.as_secs_f64() / slot(point).as_secs_f64();
-                    (control.progress)(done + (step as u64).min(points.len() as u64 - 1), total, &label);
+                    (control.progress)(done + (step as u64).min(runs - 1), total, &label);
                 },
                 control.cancel,
             )?;
-            for (point, (stats, less)) in points.iter_mut().zip(&stats) {
-                let direction = if *series == Series::Write { &stats.write } else { &stats.read };
+            for (i, (stats, less)) in stats.iter().enumerate() {
+                let point = &mut points[series.point_of(i)];
+                let direction = if series.writes() { &stats.write } else { &stats.read };
                 let max = match less {
                     Some(less) => {
                         point.latencies.merge(less);
@@ -198,18 +238,27 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
                 point.iops.push(direction.iops);
                 point.max = point.max.max(max);
             }
-            done += points.len() as u64;
+            done += runs;
         }
+    }
+    if let Some((series, _)) =
+        series.iter().zip(&points).find(|(_, p)| p.iter().any(|p| p.latencies.n() == 0))
+    {
+        let reason = "no request completed".to_owned();
+        return Err(MeasureError::Task { task: series.label().to_owned(), reason });
     }
     (control.progress)(total, total, "done");
     let mut doubts = Vec::new();
     let mut results: Vec<Vec<DepthPoint>> = Vec::new();
     let mut large: Vec<Vec<DepthPoint>> = Vec::new();
     for (series, points) in series.iter().zip(&points) {
-        let (own, larger) = points.split_at(DEPTHS.len());
-        let summary = summarise(&DEPTHS, own);
+        let (own, larger) = points.split_at(series.depths().len());
+        let summary = summarise(series.depths(), own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
         results.push(summary);
+        if *series == Series::Sync {
+            continue;
+        }
         // Fewer samples than the other checks want: of their tails only the deepest one's is used.
         let summary = summarise(&LARGE_DEPTHS, larger);
         doubts.extend(checks::held_up(&format!("large {}", series.label()), &summary));
@@ -230,6 +279,7 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         read: results.next().unwrap_or_default(),
         read_bfq: results.next().unwrap_or_default(),
         write: results.next().unwrap_or_default(),
+        sync: results.next().unwrap_or_default(),
         large: (!large.read.is_empty()).then_some(large),
         guest: None,
         cpus: online_cpus(),
@@ -273,7 +323,7 @@ fn run_series(
         dir: &options.dir,
         text: &text,
         logs: &logs,
-        read_only: series != Series::Write,
+        read_only: !series.writes(),
         environment: &[],
         duration,
     };
@@ -294,7 +344,8 @@ fn run_series(
             let reason = std::io::Error::from_raw_os_error(stats.error).to_string();
             return Err(MeasureError::Task { task: task(), reason });
         }
-        if stats.total_ios() == 0 {
+        // A flush may take longer than one run; all of them together are looked at later.
+        if stats.total_ios() == 0 && series != Series::Sync {
             let reason = format!("no request completed in {} ms", point.as_millis());
             return Err(MeasureError::Task { task: task(), reason });
         }
@@ -314,10 +365,10 @@ fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: 
     // Cannot fail: writing to a String.
     let _ = write!(
         s,
-        "filename={}\nsize={}\nrw={}\nioengine=libaio\nramp_time={}ms\nruntime={}ms\n",
+        "filename={}\nsize={}\n{}ramp_time={}ms\nruntime={}ms\n",
         escaped(&options.device),
         options.size.0,
-        if series == Series::Write { "randwrite" } else { "randread" },
+        series.options(),
         RAMP.as_millis(),
         point.as_millis(),
     );
