@@ -71,9 +71,10 @@ pub fn plan_now(
     progress: &dyn Progress,
 ) -> Result<(Plan, Config)> {
     let profile = load_profile(&site.spec, with.profile, dirs)?;
-    let found_config = site.config()?;
     let choice = ModelChoice::find(with.model, &site.spec, &profile, dirs, progress)?;
-    let mut options = site.plan_options(found_config.clone(), &choice)?;
+    let survey = site.survey(progress)?;
+    let found_config = survey.config.clone();
+    let mut options = site.options(survey, &choice)?;
     options.enough = with.enough;
     Ok((plan(&site.spec, &profile, &options)?, found_config))
 }
@@ -83,7 +84,8 @@ pub fn plan_now(
 /// # Errors
 /// When one of its settings would have no effect here.
 pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
-    let options = site.plan_options(site.config()?, &ModelChoice::formula(ModelKind::Slice))?;
+    let choice = ModelChoice::formula(ModelKind::Slice);
+    let options = site.plan_options(site.config()?, &choice)?;
     // The models know no limits on bytes; written by hand they act all the same.
     let bytes =
         |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });

@@ -1,14 +1,15 @@
 //! What acts on the VMs' I/O already and is set by no plan: limits and weights of cgroups above
 //! theirs, QEMU's own throttling, io.cost and io.latency, and cgroups in which nothing of ours acts.
 
+mod cpu;
 mod limits;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rtvirtio_kernel::cgroup::{Limit, OtherControl};
-use rtvirtio_kernel::{Cgroups, Root};
+use rtvirtio_kernel::cgroup::{Limit, OtherControl, SetLimit};
+use rtvirtio_kernel::{Cgroups, Root, unless_gone};
 use rtvirtio_model::Config;
 use rtvirtio_planner::{CgroupNode, Placement, Placements};
 use rtvirtio_spec::Vm;
@@ -79,17 +80,28 @@ pub(crate) struct Placed<'a> {
     pub cgroup: &'a Path,
     /// Its monitor's socket.
     pub monitor: Option<&'a Path>,
+    /// Its processes, or why they are not known.
+    pub pids: std::result::Result<Vec<u32>, String>,
     /// Whether its own cgroup's limits are the cap of the configuration, which a plan may change.
     pub has_cap: bool,
 }
 
+/// Where controls are looked for.
+pub(crate) struct Survey<'a> {
+    pub root: &'a Root,
+    /// Hierarchy of the block I/O controller.
+    pub io: &'a Cgroups,
+    /// Hierarchy of the CPU controller, where there is one.
+    pub cpu: Option<&'a Cgroups>,
+    /// File of the device.
+    pub device: &'a Path,
+    /// Its number, `MAJ:MIN`.
+    pub dev: &'a str,
+}
+
 /// What is on the way from the VMs to a device.
-pub(crate) fn survey(
-    root: &Root,
-    cgroups: &Cgroups,
-    (device, dev): (&Path, &str),
-    vms: &[Placed<'_>],
-) -> Result<Controls> {
+pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
+    let Survey { root, io: cgroups, device, dev, .. } = *at;
     let mut list = Vec::new();
     let own = own_cgroups(vms, &mut list);
     let mut limited = BTreeMap::new();
@@ -102,7 +114,7 @@ pub(crate) fn survey(
             path.push(CgroupNode { path: cgroup.display().to_string(), weight });
         }
         paths.push(path);
-        for set in cgroups.limits_on_path(root, vm.cgroup, dev)? {
+        for set in limits_of(at, vm)? {
             let by = format!("{} ({})", set.cgroup.display(), set.file);
             let key = (set.cgroup.clone(), set.limit.key());
             let (direction, unit) = dimension(set.limit);
@@ -111,6 +123,13 @@ pub(crate) fn survey(
             let new =
                 Limited { kind, by, direction, unit, value: set.value as f64, vms: Vec::new(), of_plan };
             limited.entry(key).or_insert(new).vms.push(i);
+        }
+        if let Err(why) = &vm.pids {
+            let text = format!("whether more limits act on its processes is not known: {why}");
+            list.push(Control { kind: ControlKind::Assumed, vm: Some(vm.vm.name.clone()), text });
+        }
+        if let Some(cpu) = at.cpu {
+            list.extend(cpu::limits(root, cpu, vm)?);
         }
         for other in cgroups.other_controls(root, vm.cgroup, dev)? {
             others.insert(format!("{} {}", other.file, other.cgroup.display()), other);
@@ -151,6 +170,24 @@ pub(crate) fn survey(
     let placements = Placements::new(own.into_iter().zip(paths).zip(ceilings).map(place).collect());
     list.extend(incomparable(vms, &placements));
     Ok(Controls { list, placements })
+}
+
+/// The limits that act on a VM's processes, each once: also those of cgroups below its own, which
+/// libvirt has on v2.
+fn limits_of(at: &Survey<'_>, vm: &Placed<'_>) -> Result<Vec<SetLimit>> {
+    let mut inner = vec![vm.cgroup.to_owned()];
+    for &pid in vm.pids.iter().flatten() {
+        inner.extend(unless_gone(at.io.of_pid(at.root, pid))?);
+    }
+    let mut found = Vec::new();
+    for cgroup in inner {
+        for limit in at.io.limits_on_path(at.root, &cgroup, at.dev)? {
+            if !found.contains(&limit) {
+                found.push(limit);
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// What a verification does not meet that runs the tasks on the host, past the VMM: `on_host` names

@@ -101,6 +101,29 @@ impl HostVm {
         }
     }
 
+    /// Its processes; none for the lab's VMs of processes, which come and go.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`].
+    pub(crate) fn pids(&self) -> Result<Vec<u32>> {
+        let root = Root::default();
+        match &self.reach {
+            HostReach::LabProcesses(_) => Ok(Vec::new()),
+            HostReach::Process(pid) => Ok(vec![*pid]),
+            HostReach::LabGuest { process, .. } => Ok(vec![process.pid]),
+            HostReach::Cgroup(path) => {
+                let handle = of_cgroup(&root, &Cgroups::detect(&root)?, path)?;
+                Ok(handle.pids.into_iter().collect())
+            }
+            HostReach::Monitor(socket) => {
+                if self.handle.get().is_none() {
+                    let _ = self.handle.set(of_monitor(&root, socket)?);
+                }
+                Ok(self.handle.get().into_iter().flat_map(|handle| &handle.pids).copied().collect())
+            }
+        }
+    }
+
     /// Socket of its monitor, where the way to it leads through one.
     #[must_use]
     pub fn monitor(&self) -> Option<&Path> {

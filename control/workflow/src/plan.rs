@@ -113,7 +113,7 @@ impl Basis {
         }
         let found =
             Site::find(spec.clone(), dirs).inspect(|site| site.warn_without_bfq(progress)).and_then(|site| {
-                let survey = site.survey()?;
+                let survey = site.survey(progress)?;
                 let controls = survey.controls.list.clone();
                 Ok((site.options(survey, &choice)?, controls))
             });
@@ -124,7 +124,6 @@ impl Basis {
                 (choice.options(site::default_config(&spec)), Vec::new())
             }
         };
-        controls.iter().for_each(|control| progress.warn(&control.to_string()));
         Ok(Self { spec, profile, options, choice, controls })
     }
 }

@@ -142,18 +142,19 @@ impl Site {
         Ok((config, doubts))
     }
 
-    /// The settings in force, and all that acts already and is set by no plan.
+    /// The settings in force, and all that acts already and is set by no plan. Warns of each.
     ///
     /// # Errors
     /// When the kernel's files cannot be read.
-    pub fn survey(&self) -> Result<Survey> {
+    pub fn survey(&self, progress: &dyn Progress) -> Result<Survey> {
         let (config, doubts) = self.config_and_doubts()?;
-        let mut controls = self.controls(&config)?;
+        let placed = self.placed(&config);
+        let mut controls = self.controls(&placed)?;
         controls.list.extend(doubts);
         if config.elevator == Elevator::Bfq {
-            let shares = controls::shares_in_force(&self.placed(&config), &controls.placements, &config);
-            controls.list.extend(shares);
+            controls.list.extend(controls::shares_in_force(&placed, &controls.placements, &config));
         }
+        controls.list.iter().for_each(|control| progress.warn(&control.to_string()));
         Ok(Survey { config, controls })
     }
 
@@ -164,9 +165,16 @@ impl Site {
     }
 
     /// What acts already, beside the settings in force.
-    fn controls(&self, config: &Config) -> Result<Controls> {
-        let device = Path::new("/dev").join(&self.device.name);
-        controls::survey(&self.root, &self.cgroups, (&device, &self.device.dev), &self.placed(config))
+    fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
+        let cpu = Cgroups::detect_cpu(&self.root).ok();
+        let at = controls::Survey {
+            root: &self.root,
+            io: &self.cgroups,
+            cpu: cpu.as_ref(),
+            device: &Path::new("/dev").join(&self.device.name),
+            dev: &self.device.dev,
+        };
+        controls::survey(&at, placed)
     }
 
     fn placed<'a>(&'a self, config: &Config) -> Vec<Placed<'a>> {
@@ -175,6 +183,7 @@ impl Site {
             vm,
             cgroup,
             monitor: host_vm.monitor(),
+            pids: host_vm.pids().map_err(|e| format!("{e:#}")),
             has_cap: of_vm.cap.is_some(),
         })
         .collect()
@@ -182,7 +191,7 @@ impl Site {
 
     /// Options for a search from the settings in force, limited to what this host offers.
     pub fn plan_options(&self, start: Config, model: &ModelChoice) -> Result<PlanOptions> {
-        let placements = self.controls(&start)?.placements;
+        let placements = self.controls(&self.placed(&start))?.placements;
         self.options(Survey { config: start, controls: Controls { placements, list: Vec::new() } }, model)
     }
 

@@ -99,8 +99,9 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     let length = Duration::from_nanos(options.length.0);
     let profile = load_profile(&site.spec, options.with.profile, dirs)?;
     let choice = ModelChoice::find(options.with.model, &site.spec, &profile, dirs, progress)?;
-    let found_config = site.config()?;
-    let mut search = site.plan_options(found_config.clone(), &choice)?;
+    let survey = site.survey(progress)?;
+    let found_config = survey.config.clone();
+    let mut search = site.options(survey, &choice)?;
     search.enough = options.with.enough;
     let affordable = (budget.as_secs_f64() * TRIALS_SHARE / (length + OVERHEAD).as_secs_f64()) as usize;
     ensure!(

@@ -228,6 +228,8 @@ fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
 }
 
 #[cfg(test)]
+mod statistic_tests;
+#[cfg(test)]
 mod task_tests;
 #[cfg(test)]
 mod tests;

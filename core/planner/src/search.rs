@@ -2,6 +2,8 @@
 
 mod bound;
 mod climb;
+#[cfg(test)]
+mod gain_tests;
 mod paper;
 mod slice;
 mod triage;

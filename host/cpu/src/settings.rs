@@ -235,6 +235,19 @@ fn units_file(
         ));
     }
     let value = format!("{budget_us} {}", ask.contract.period_us());
+    if file == "cpu.max" {
+        let wanted = budget_us as f64 / ask.contract.period_us() as f64;
+        let above = cgroups.cpu_limits_on_path(root, &unit)?.into_iter().filter(|l| l.cgroup != unit);
+        out.notes.extend(above.filter(|l| l.cpus() < wanted).map(|l| {
+            format!(
+                "{} ({}) lets all that is below it have {:.2} CPUs at most, and the contract of {} is {wanted:.2}: raise it, or the VM gets less",
+                l.cgroup.display(),
+                l.file,
+                l.cpus(),
+                ask.vm
+            )
+        }));
+    }
     out.writes.push(Write::new(format!("{file} of {}", ask.vm), Target::host(path, Form::Plain), value));
     let stray = ask.threads.iter().filter(|t| of(t) != unit);
     out.outside.extend(stray.map(|t| (t.tid, format!("it is in another cgroup than {}", unit.display()))));

@@ -19,7 +19,7 @@ use crate::{HostError, Root, process, text};
 
 mod path;
 
-pub use path::{OtherControl, SetLimit};
+pub use path::{CpuLimit, OtherControl, SetLimit};
 
 /// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
 const REMOVE_TRIES: u32 = 50;

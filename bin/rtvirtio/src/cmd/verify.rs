@@ -38,10 +38,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     };
     // A prediction next to the measurement when there is a profile; measuring does not depend on
     // it.
-    let survey = site.survey()?;
-    for control in survey.controls.list.iter().chain(&site.bypassed(&survey.controls)) {
-        ui.warn(&control.to_string());
-    }
+    let survey = site.survey(ui)?;
+    site.bypassed(&survey.controls).iter().for_each(|control| ui.warn(&control.to_string()));
     let predicted: Vec<Option<Nanos>> = profile
         .as_ref()
         .and_then(|profile| {

@@ -45,7 +45,13 @@ impl Host {
     }
 
     fn placed<'a>(&'a self, cgroups: [&'a str; 2]) -> Vec<Placed<'a>> {
-        let place = |(vm, cgroup)| Placed { vm, cgroup: Path::new(cgroup), monitor: None, has_cap: false };
+        let place = |(vm, cgroup)| Placed {
+            vm,
+            cgroup: Path::new(cgroup),
+            monitor: None,
+            pids: Ok(Vec::new()),
+            has_cap: false,
+        };
         self.spec.vms.iter().zip(cgroups).map(place).collect()
     }
 
@@ -54,8 +60,14 @@ impl Host {
             fs::create_dir_all(self.root.at(format!("/sys/fs/cgroup{cgroup}"))).unwrap();
         }
         let placed = self.placed(cgroups);
-        let hierarchy = Cgroups::detect(&self.root).unwrap();
-        let found = survey(&self.root, &hierarchy, (Path::new("/dev/sdb"), DEV), &placed).unwrap();
+        self.survey_of(&placed)
+    }
+
+    fn survey_of(&self, placed: &[Placed<'_>]) -> (Vec<String>, Placements) {
+        let (io, cpu) = (Cgroups::detect(&self.root).unwrap(), Cgroups::detect_cpu(&self.root).unwrap());
+        let at =
+            Survey { root: &self.root, io: &io, cpu: Some(&cpu), device: Path::new("/dev/sdb"), dev: DEV };
+        let found = survey(&at, placed).unwrap();
         (found.list.iter().map(ToString::to_string).collect(), found.placements)
     }
 }
@@ -127,6 +139,48 @@ fn where_nothing_can_act_the_remedy_is_named() {
     assert_eq!((list.len(), [0, 1].map(|vm| placements.limits_act(vm))), (2, [false, false]));
 }
 
+/// libvirt's layout on cgroup v2: the limits that it sets are those of a group below the scope.
+#[test]
+fn limits_below_the_scope_and_of_cpu_time_are_named() {
+    let host = Host::new();
+    let inner = "/machine.slice/plc.scope/libvirt";
+    let mut task = |tid: u32, name: &str, cgroup: &str| {
+        for dir in [format!("/proc/100/task/{tid}"), format!("/proc/{tid}")] {
+            let tail = "S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0";
+            host.put(&format!("{dir}/stat"), &format!("{tid} ({name}) {tail}\n"));
+            host.put(&format!("{dir}/status"), "Cpus_allowed_list:\t0-1\n");
+            host.put(&format!("{dir}/cgroup"), &format!("0::{inner}/{cgroup}\n"));
+        }
+    };
+    task(100, "qemu-system-x86", "emulator");
+    task(101, "CPU 0/KVM", "vcpu0");
+    host.set(inner, "io.max", "8:16 rbps=max wbps=max riops=40 wiops=max\n");
+    host.set("/machine.slice", "cpu.max", "50000 100000\n");
+    host.set("/machine.slice/plc.scope", "cpu.max", "max 100000\n");
+    host.set(&format!("{inner}/vcpu0"), "cpu.max", "20000 100000\n");
+    let mut placed = host.placed(SLICE);
+    placed[0].pids = Ok(vec![100]);
+    let (list, placements) = host.survey_of(&placed);
+    let expected = [
+        "plc: its threads get at most 50000 us of CPU time in 100000 us (0.50 CPUs) by /machine.slice (cpu.max): waits for a CPU are not in \
+         the predictions",
+        "plc: vcpu 0 gets at most 20000 us of CPU time in 100000 us (0.20 CPUs) by /machine.slice/plc.scope/libvirt/vcpu0 (cpu.max): waits for \
+         a CPU are not in the predictions",
+        "plc: limited to 40/s by /machine.slice/plc.scope/libvirt (io.max)",
+    ];
+    assert_eq!(list, expected);
+    assert_eq!(placements.ceiling(0).map(|c| c.0), Some(40.0));
+    // The contract of the spec is none of these.
+    let mut vm = host.spec.vms[0].clone();
+    vm.cpu.need = Some(rtvirtio_spec::CpuNeed::Contract {
+        budget: rtvirtio_units::Nanos::from_millis(4),
+        period: rtvirtio_units::Nanos::from_millis(20),
+    });
+    host.set("/machine.slice/plc.scope", "cpu.max", "4000 20000\n");
+    placed[0].vm = &vm;
+    assert!(!host.survey_of(&placed).0.iter().any(|l| l.contains("plc.scope (cpu.max)")));
+}
+
 #[test]
 fn what_is_not_counted_is_named_once() {
     let host = Host::new();
@@ -168,7 +222,8 @@ fn qemus_own_throttling_is_a_limit() {
     let survey = |device: &str| {
         let mut placed = host.placed(SLICE);
         placed[0].monitor = Some(&socket);
-        super::survey(&Root::default(), &cgroups, (Path::new(device), "0:0"), &placed)
+        let (root, device) = (&Root::default(), Path::new(device));
+        super::survey(&Survey { root, io: &cgroups, cpu: None, device, dev: "0:0" }, &placed)
     };
     for (device, ceiling, text) in [
         (&disk, 50.0, "limited to 50/s by QEMU's own throttling of drive d0 (iops-total=50)"),

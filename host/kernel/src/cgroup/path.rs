@@ -3,12 +3,34 @@
 //! On v2 a limit holds for a whole subtree, so the least one on the path to the root counts. On v1
 //! blk-throttle is flat: every group is treated as if it stood right below the root, and only a
 //! group's own limit counts (`throtl_pd_init()` in `block/blk-throttle.c`). BFQ's weights are
-//! hierarchical on both.
+//! hierarchical on both, and so are quotas of CPU time (`tg_set_cfs_bandwidth()` in
+//! `kernel/sched/core.c`).
 
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroups, Hierarchy, Limit, child_dirs};
 use crate::{HostError, Root, text};
+
+/// CPU time that a cgroup's ordinary threads get at most.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuLimit {
+    /// Which cgroup.
+    pub cgroup: PathBuf,
+    /// Name of the file in it.
+    pub file: &'static str,
+    /// CPU time in a period, on all CPUs together, us.
+    pub quota_us: u64,
+    /// The period, us.
+    pub period_us: u64,
+}
+
+impl CpuLimit {
+    /// CPUs that it comes to.
+    #[must_use]
+    pub fn cpus(&self) -> f64 {
+        self.quota_us as f64 / self.period_us.max(1) as f64
+    }
+}
 
 /// Limits that a cgroup may have.
 const LIMITS: [Limit; 4] = [Limit::ReadBps, Limit::WriteBps, Limit::ReadIops, Limit::WriteIops];
@@ -59,15 +81,17 @@ impl Cgroups {
         !Self::is_root(&self.mount_root)
     }
 
-    /// The limits for a device that act on a cgroup's processes, its own first.
+    /// The limits for a device that act on a cgroup's processes, its own first. On v2 also those of
+    /// what is mounted as the root: in a container it has the files of any cgroup.
     ///
     /// # Errors
     /// When one of the files cannot be read or understood.
     pub fn limits_on_path(&self, root: &Root, cgroup: &Path, dev: &str) -> Result<Vec<SetLimit>, HostError> {
         let mut path = self.path_of(cgroup);
         path.reverse();
-        if self.hierarchy == Hierarchy::V1 {
-            path.truncate(1);
+        match self.hierarchy {
+            Hierarchy::V1 => path.truncate(1),
+            Hierarchy::V2 => path.push(self.mount_root.clone()),
         }
         let mut found = Vec::new();
         for cgroup in path {
@@ -89,6 +113,37 @@ impl Cgroups {
                 })?;
                 found.extend(value.map(|value| SetLimit { cgroup: cgroup.clone(), file, limit, value }));
             }
+        }
+        Ok(found)
+    }
+
+    /// The quotas of CPU time that act on a cgroup's ordinary threads, in the hierarchy of the CPU
+    /// controller: its own first, then those above it.
+    ///
+    /// # Errors
+    /// When one of the files cannot be read or understood.
+    pub fn cpu_limits_on_path(&self, root: &Root, cgroup: &Path) -> Result<Vec<CpuLimit>, HostError> {
+        let mut path = self.path_of(cgroup);
+        path.reverse();
+        path.push(self.mount_root.clone());
+        let mut found = Vec::new();
+        for cgroup in path {
+            let dir = self.dir(&cgroup)?;
+            let file = match self.hierarchy {
+                Hierarchy::V1 => "cpu.cfs_quota_us",
+                Hierarchy::V2 => "cpu.max",
+            };
+            let Some(mut content) = root.read_optional(dir.join(file))? else { continue };
+            if self.hierarchy == Hierarchy::V1 {
+                let period = root.read_optional(dir.join("cpu.cfs_period_us"))?.unwrap_or_default();
+                content = format!("{} {}", content.trim(), period.trim());
+            }
+            let value = text::cpu_quota(&content).ok_or_else(|| HostError::Form {
+                path: dir.join(file),
+                text: content.trim().to_owned(),
+                expected: "a quota and a period",
+            })?;
+            found.extend(value.map(|(quota_us, period_us)| CpuLimit { cgroup, file, quota_us, period_us }));
         }
         Ok(found)
     }

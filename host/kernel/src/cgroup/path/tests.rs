@@ -74,6 +74,41 @@ fn on_v1_only_a_groups_own_limit_counts() {
 }
 
 #[test]
+fn cpu_time_is_limited_by_all_cgroups_above() {
+    let host = Host::new(V2);
+    let c = "/sys/fs/cgroup";
+    host.put(&format!("{c}/machine.slice/cpu.max"), "20000 100000\n");
+    host.put(&format!("{c}{VM}/cpu.max"), "max 100000\n");
+    host.put(&format!("{c}{VM}/vcpu0/cpu.max"), "90000 100000\n");
+    let of = |host: &Host, cgroup: &str| -> Vec<String> {
+        let cpu = Cgroups::detect_cpu(&host.root).unwrap();
+        let found = cpu.cpu_limits_on_path(&host.root, Path::new(cgroup)).unwrap();
+        found.iter().map(|l| format!("{} {} {:.1}", l.cgroup.display(), l.file, l.cpus())).collect()
+    };
+    let slice = "/machine.slice cpu.max 0.2";
+    assert_eq!(of(&host, &format!("{VM}/vcpu0")), ["/machine.slice/plc.scope/vcpu0 cpu.max 0.9", slice]);
+    assert_eq!(of(&host, VM), [slice]);
+    host.put(&format!("{c}{VM}/cpu.max"), "much\n");
+    let cpu = Cgroups::detect_cpu(&host.root).unwrap();
+    assert!(cpu.cpu_limits_on_path(&host.root, Path::new(VM)).is_err());
+    // On v1 too, unlike those of I/O.
+    let host = Host::new("38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n");
+    let c = "/sys/fs/cgroup/cpu";
+    for (cgroup, quota) in [("/machine.slice", "20000"), (VM, "-1")] {
+        host.put(&format!("{c}{cgroup}/cpu.cfs_quota_us"), &format!("{quota}\n"));
+        host.put(&format!("{c}{cgroup}/cpu.cfs_period_us"), "100000\n");
+    }
+    assert_eq!(of(&host, VM), ["/machine.slice cpu.cfs_quota_us 0.2"]);
+    // What a container has as its root is a cgroup like others.
+    let host = Host::new("38 31 0:35 /docker/a1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    host.put("/sys/fs/cgroup/cpu.max", "20000 100000\n");
+    host.put("/sys/fs/cgroup/io.max", "8:16 rbps=max wbps=max riops=30 wiops=max\n");
+    assert_eq!(of(&host, "/docker/a1/vm"), ["/docker/a1 cpu.max 0.2"]);
+    let limits = host.cgroups().limits_on_path(&host.root, Path::new("/docker/a1/vm"), "8:16").unwrap();
+    assert_eq!(named(&limits), ["/docker/a1 io.max riops 30"]);
+}
+
+#[test]
 fn weights_have_a_path_too() {
     let host = Host::new(V2);
     let c = "/sys/fs/cgroup";
