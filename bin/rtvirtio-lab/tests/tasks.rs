@@ -47,7 +47,7 @@ fn every_target_has_a_prediction_and_a_verdict() {
     let profile: Value = serde_json::from_slice(&fs::read(saved).unwrap()).unwrap();
     let sync = &profile["sync"][0];
     assert!(sync["depth"] == 1 && sync["n"].as_u64() > Some(0) && sync["p50"].as_u64() > Some(0), "{sync}");
-    // No write is made durable faster than the twin's medium takes it: 25 us, and 4 KiB at 150 MB/s.
+    // No write is durable sooner than the twin's medium has it: 25 us, and 4 KiB at 150 MB/s.
     assert!(sync["p50"].as_u64() > Some(25_000 + 27_000), "{sync}");
 
     let (_, outlook) = site.json(&["predict", SPEC]);
@@ -121,7 +121,10 @@ fn every_target_has_a_prediction_and_a_verdict() {
 fn the_domain_promises_the_reads_and_names_the_flush() {
     let site = Site::new();
     let profile = site.dir.path().join("profile.json");
-    fs::write(&profile, with_syncs().to_string()).unwrap();
+    // Without the emulated guest, whose own part takes longer than the targets.
+    let mut measured = with_syncs();
+    measured["guest"] = Value::Null;
+    fs::write(&profile, measured.to_string()).unwrap();
     let profile = profile.to_str().unwrap();
     // Code 2: a target cannot be promised.
     let (code, simulated) = site.json(&["simulate", SPEC, "--for", "5s", "--profile", profile]);
@@ -138,6 +141,10 @@ fn the_domain_promises_the_reads_and_names_the_flush() {
         [("wal", &no, true), ("wal", &no, true), ("tables", &yes, false), ("copy", &none, false)],
         "{simulated:#}"
     );
+    let simulated = simulated["runs"][0]["tasks"].as_array().unwrap();
+    assert!(simulated[0]["met"].is_null() && simulated[0]["bound"].is_null(), "{:#}", simulated[0]);
+    assert!(simulated[1]["met"] == true && simulated[1]["bound"].is_u64(), "{:#}", simulated[1]);
     let shown = site.output(&["simulate", SPEC, "--for", "5s", "--profile", profile]);
-    assert!(text(&shown.stdout).contains("etcd/wal: no promise"), "{}", text(&shown.stdout));
+    let shown = text(&shown.stdout);
+    assert_eq!(shown.matches("etcd/wal: no promise").count(), 1, "{shown}");
 }

@@ -275,8 +275,8 @@ impl Device {
     }
 
     /// Device time that a task's mean request takes from the others at the best depth, s: 1 /
-    /// capacity. A synced write counts as long as it takes alone: nothing shows that a device serves
-    /// others while it empties its cache.
+    /// capacity. A synced write counts as long as it takes alone: nothing shows that a device
+    /// serves others while it empties its cache.
     pub(crate) fn occupancy(&self, task: &Task) -> f64 {
         match task.mix.as_slice() {
             [] => self.most_occupancy(task),

@@ -78,8 +78,8 @@ impl Flow {
         self.allowed.map_or(0.0, |allowed| (1.0 + allowed - self.depth).max(0.0))
     }
 
-    /// Device time of `n` of its requests at once, s, as a tail expects it: of a mix the largest and
-    /// as many mean ones as there are more.
+    /// Device time of `n` of its requests at once, s, as a tail expects it: of a mix the largest
+    /// and as many mean ones as there are more.
     pub(crate) fn cost_in_flight(&self, n: f64) -> f64 {
         self.cost * n + (self.most - self.cost) * n.min(1.0)
     }

@@ -31,8 +31,8 @@ pub struct Profile {
     /// Writes with elevator `none`, by rising depth; empty when writing was not allowed.
     pub write: Vec<DepthPoint>,
     /// Writes of the profile's size, each with an fdatasync(2) after it, elevator `none`, by rising
-    /// depth: latency and rate of both together. Empty when writing was not allowed, and in profiles
-    /// of older versions.
+    /// depth: latency and rate of both together. Empty when writing was not allowed, and in
+    /// profiles of older versions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sync: Vec<DepthPoint>,
     /// Reads with elevator `bfq` at the same depths as `read`: what BFQ itself costs.

@@ -330,8 +330,8 @@ struct Escaped<'a> {
     escape: &'a str,
 }
 
-/// Finds an escape, such as systemd's `\x2d` for `-` in the name of a unit, in a basic string as the
-/// file has it. `\\` and `\"` are written on purpose. A string with a single quote has no
+/// Finds an escape, such as systemd's `\x2d` for `-` in the name of a unit, in a basic string as
+/// the file has it. `\\` and `\"` are written on purpose. A string with a single quote has no
 /// single-quoted form and is taken as TOML reads it.
 fn decoded_escape(raw: &str) -> Option<Escaped<'_>> {
     let inner = raw.strip_prefix('"')?.strip_suffix('"')?;

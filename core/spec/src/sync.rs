@@ -5,8 +5,8 @@ use crate::error::Report;
 use crate::field::{Field, Section};
 use crate::types::{Arrival, Op, SyncKind};
 
-/// A synchronous write goes through the page cache, as that of a database does, and the cache writes
-/// whole pages: a smaller block would be read first.
+/// A synchronous write goes through the page cache, as that of a database does, and the cache
+/// writes whole pages: a smaller block would be read first.
 const PAGE: u64 = 4096;
 
 const KINDS: &[(&str, SyncKind)] = &[("fdatasync", SyncKind::Fdatasync), ("fsync", SyncKind::Fsync)];

@@ -83,7 +83,7 @@ const UNBOUNDED_FLUSH: &str = "its writes are synced, and no schedule bounds a f
      on a drive whose cache is safe); `rtvirtio verify` shows what it gets";
 
 /// The targets of a task that can be promised.
-fn promised(task: &Task) -> &[Target] {
+pub(crate) fn promised(task: &Task) -> &[Target] {
     if task.sync.is_some() { &[] } else { &task.targets }
 }
 
@@ -317,7 +317,8 @@ fn assemble(spec: &Spec, device: &DeviceModel, options: &Options, full: u32, bes
         })
     });
     let tasks: Vec<TaskPromise> = tasks.collect();
-    let reserved: f64 = best.vms.iter().filter_map(|vm| vm.reserve).map(|r| r.share.0).sum();
+    let reserved: f64 =
+        best.vms.iter().filter_map(|vm| vm.reserve).map(|r| r.share.0).fold(0.0, |a, b| a + b);
     DomainPlan {
         quantum: best.shape.quantum,
         window: best.shape.window,
@@ -464,6 +465,8 @@ mod tests {
         // Nothing is reserved for flushes alone.
         let only = plan(&spec(&[("a", &log)]), &device(), &Options::default());
         assert!(only.vms[0].reserve.is_none() && !only.feasible, "{only:?}");
+        // The sum of no floating-point numbers is -0.0.
+        assert_eq!(only.reserved.to_string(), "0%");
     }
 
     #[test]

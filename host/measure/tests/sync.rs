@@ -14,11 +14,12 @@ use fuser::{
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request,
     WriteFlags,
 };
+use rtvirtio_measure::Verdict;
 use rtvirtio_measure::fio::{JobFile, JobOptions, LogClock, Region};
 use rtvirtio_measure::local::{Control, run_fio};
 use rtvirtio_measure::run::task_results;
-use rtvirtio_spec::{Arrival, BlockShare, Op, Pattern, SyncKind};
-use rtvirtio_units::{Bytes, Nanos, Ratio};
+use rtvirtio_spec::{Arrival, BlockShare, Op, Pattern, SyncKind, Target};
+use rtvirtio_units::{Bytes, Nanos, Percentile, Ratio};
 
 const SIZE: u64 = 16 << 20;
 /// How long each flush takes at least.
@@ -214,6 +215,108 @@ fn each_write_is_followed_by_its_flush_and_its_latency_holds_both() {
         assert!(result.n > 0 && result.n <= writes.len() as u64);
         assert!(result.p50_ns >= Nanos::from_millis(12), "{}", result.p50_ns);
     }
+}
+
+/// What fio itself counts and computes of a run's first section.
+fn fios_own(json: &[u8], side: &str) -> (u64, u64, [u64; 2]) {
+    let json: serde_json::Value = serde_json::from_slice(json).unwrap();
+    let side = &json["jobs"][0][side];
+    let number = |v: &serde_json::Value| v.as_u64().unwrap_or_else(|| panic!("{v} in {side:#}"));
+    let at = |p: &str| number(&side["lat_ns"]["percentile"][p]);
+    (number(&side["total_ios"]), number(&side["lat_ns"]["N"]), [at("50.000000"), at("99.000000")])
+}
+
+/// Whether two percentiles are of the same bin, which is 1.6 % wide, or of neighbours.
+fn same_bin(ours: Nanos, fios: u64) -> bool {
+    (ours.0 as f64 / fios as f64 - 1.0).abs() < 0.033
+}
+
+#[test]
+fn counts_and_percentiles_are_fios_own_of_the_same_run() {
+    let name = "counts_and_percentiles_are_fios_own_of_the_same_run";
+    if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
+        return skip(name, reason);
+    }
+    let (disk, work) = (Disk::new(), disk_dir());
+    let device = LoopDevice::new(&disk.path());
+    let at = |p: f64, ms: u64| Target { percentile: Percentile(p), latency: Nanos::from_millis(ms) };
+    for rate in [None, Some(20.0)] {
+        let mut log = task("log", Op::Write, rate, 1, Arrival::Closed);
+        log.pattern = Pattern::Sequential;
+        log.sync = Some(SyncKind::Fdatasync);
+        log.targets = vec![at(50.0, 5), at(99.0, 100_000)];
+        let mut options = options(device.0.clone(), work.path().to_owned());
+        // So that fio's figures are of the same requests as ours.
+        options.warmup = Duration::ZERO;
+        let job = JobFile::new(&vm(vec![log]), options).unwrap();
+        let output = run(&job);
+        let (total, n, [p50, p99]) = fios_own(&output.json, "write");
+        let results = task_results(&job, &output, &[]).unwrap();
+        let [half, tail] = results.as_slice() else { panic!("{results:?}") };
+        assert_eq!(total, n);
+        assert_eq!((half.n, half.p50_ns, half.p99_ns), (tail.n, tail.p50_ns, tail.p99_ns));
+        assert_eq!((half.at_target_ns, tail.at_target_ns), (Some(half.p50_ns), Some(tail.p99_ns)));
+        // No flush takes less than 12 ms, so that half of them are within 5 at no time.
+        assert_eq!(half.verdict, Some(Verdict::Missed), "{half:?}");
+        assert_ne!(tail.verdict, Some(Verdict::Missed), "{tail:?}");
+        if rate.is_none() {
+            assert_eq!(half.n, n);
+            assert!(same_bin(half.p50_ns, p50) && same_bin(half.p99_ns, p99), "{half:?} {p50} {p99}");
+        } else {
+            // fio drains its schedule beyond the end; its log has each request that it counts. From
+            // the intended start no request is faster than fio's own figure.
+            let logged = String::from_utf8(output.logs[0].clone().unwrap()).unwrap();
+            let mut own: Vec<u64> =
+                logged.lines().map(|l| l.split(", ").nth(1).unwrap().parse().unwrap()).collect();
+            own.sort_unstable();
+            assert_eq!((own.len() as u64, half.n <= n), (n, true), "{half:?}");
+            assert!(same_bin(Nanos(own[(own.len() - 1) / 2]), p50), "{own:?} {p50}");
+            assert!(half.max_ns >= half.fio_p9999_ns && half.fio_p9999_ns.0 <= own[own.len() - 1]);
+        }
+    }
+}
+
+/// fio's own `fdatasync=1` does to a device what our jobs do: one write, one flush.
+#[test]
+fn fios_own_syncs_reach_the_device_as_ours_do() {
+    let name = "fios_own_syncs_reach_the_device_as_ours_do";
+    if let Some(reason) = no_fio().or(no_fuse()).or(no_loop()) {
+        return skip(name, reason);
+    }
+    let disk = Disk::new();
+    let device = LoopDevice::new(&disk.path());
+    disk.take();
+    let out = std::process::Command::new("fio")
+        .args([
+            "--name=log",
+            "--rw=write",
+            "--bs=4096",
+            "--ioengine=psync",
+            "--fdatasync=1",
+            "--invalidate=0",
+        ])
+        .args(["--number_ios=40", "--size=8m", "--lat_percentiles=1", "--percentile_list=50:99"])
+        .args(["--output-format=json+", &format!("--filename={}", device.0.display())])
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let (writes, _, _) = fios_own(&out.stdout, "write");
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let sync = &json["jobs"][0]["sync"];
+    let seen = disk.take();
+    let flushes = seen.iter().filter(|s| **s == Seen::Flush).count();
+    let written = seen.len() - flushes;
+    assert_eq!((written, writes), (40, 40), "{seen:?}");
+    // After its last write fio ends without one; closing the device may flush.
+    assert!((39..=41).contains(&flushes), "{flushes}: {seen:?}");
+    for pair in seen.chunks(2).take(39) {
+        assert!(matches!(pair, [Seen::Write { .. }, Seen::Flush]), "{pair:?}");
+    }
+    // fio counts each, and each took as long as the device does; a bin is 1.6 % wide.
+    assert_eq!(sync["lat_ns"]["N"], 39, "{sync:#}");
+    let bins = sync["lat_ns"]["bins"].as_object().unwrap();
+    let shortest = bins.keys().map(|ns| ns.parse::<u64>().unwrap()).min().unwrap();
+    assert!(shortest as f64 >= FLUSH.as_nanos() as f64 * 0.98, "{sync:#}");
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn finish(args: &TuneArgs, site: &Site, outcome: &Outcome, ui: &Ui) -> anyhow::R
                 (false, 0) => "the settings are put back".to_owned(),
                 (false, n) => format!(
                     "{n} targets of {} are still missed, so nothing was left in force",
-                    site.spec.tasks().count()
+                    site.spec.goals().filter(|(.., target)| target.is_some()).count()
                 ),
             }
         );

@@ -9,8 +9,8 @@ use crate::MeasureError;
 ///
 /// fio issues request `i` of a direction not before `floor(i * block * 1e6 / bytes_per_second)` us
 /// after its start (`usec_for_io` in fio's backend.c); reads and writes of a mixed task are spaced
-/// apart from each other. Of a mix of sizes the bytes are evenly spaced: a request is due when those
-/// before it have taken their time, so the rate is kept on average.
+/// apart from each other. Of a mix of sizes the bytes are evenly spaced: a request is due when
+/// those before it have taken their time, so the rate is kept on average.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     read: Option<u64>,

@@ -4,8 +4,9 @@
 //! fio (libaio, direct, random addresses) runs at depths 1 to 32 under elevator `none`, the same
 //! under `bfq`, and writes where they are allowed, alone and with an fdatasync(2) after each; under
 //! `none` also with larger requests, so that time per request and time per byte can be separated.
-//! The series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them alike. Every number is checked; what
-//! does not look right becomes a line in [`Profile::doubts`] and is left as it was measured.
+//! The series alternate, so that a slow change of the host (heat, a neighbour) falls on all of them
+//! alike. Every number is checked; what does not look right becomes a line in [`Profile::doubts`]
+//! and is left as it was measured.
 
 mod checks;
 mod store;
