@@ -6,7 +6,6 @@ mod limits;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rtvirtio_kernel::cgroup::{Limit, OtherControl, SetLimit};
 use rtvirtio_kernel::{Cgroups, Root, unless_gone};
@@ -14,15 +13,11 @@ use rtvirtio_model::Config;
 use rtvirtio_planner::{CgroupNode, Placement, Placements};
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Iops;
-use rtvirtio_vmm::Qmp;
 use rtvirtio_vmm::qmp::{Drive, ThrottleLimits};
 use serde::Serialize;
 
 use crate::error::Result;
 use limits::{Direction, Limited, Unit, ceilings};
-
-/// Time limit of a monitor's answer.
-const QMP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What kind of thing acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -78,8 +73,8 @@ pub(crate) struct Placed<'a> {
     pub vm: &'a Vm,
     /// Its cgroup.
     pub cgroup: &'a Path,
-    /// Its monitor's socket.
-    pub monitor: Option<&'a Path>,
+    /// Its VMM's drives, where a way leads to them, or why they are not known.
+    pub drives: Option<std::result::Result<Vec<Drive>, String>>,
     /// Its processes, or why they are not known.
     pub pids: std::result::Result<Vec<u32>, String>,
     /// Whether its own cgroup's limits are the cap of the configuration, which a plan may change.
@@ -137,10 +132,10 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
     }
     let mut limited: Vec<Limited> = limited.into_values().collect();
     for (i, vm) in vms.iter().enumerate() {
-        let Some(socket) = vm.monitor else { continue };
-        match Qmp::connect(socket, QMP_TIMEOUT).and_then(|mut qmp| qmp.query_drives()) {
-            Ok(drives) => limited.extend(throttled(root, device, &drives, i)),
-            Err(e) => list.push(Control {
+        match &vm.drives {
+            None => {}
+            Some(Ok(drives)) => limited.extend(throttled(root, device, drives, i)),
+            Some(Err(e)) => list.push(Control {
                 kind: ControlKind::Assumed,
                 vm: Some(vm.vm.name.clone()),
                 text: format!("whether QEMU throttles its drives is not known: {e}"),

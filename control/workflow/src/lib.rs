@@ -23,6 +23,7 @@ pub mod in_force;
 pub mod inventory;
 pub mod keep;
 pub mod leftovers;
+mod managed;
 pub mod model_choice;
 pub mod plan;
 pub mod profile;
@@ -31,6 +32,7 @@ mod progress;
 pub mod run;
 pub mod scoped_contracts;
 pub mod site;
+pub mod started;
 pub mod tune;
 
 pub use dirs::{Dirs, is_there, profile_key, write_state};

@@ -111,12 +111,13 @@ impl Basis {
             let options = choice.options(site::default_config(&spec));
             return Ok(Self { spec, profile, options, choice, controls: Vec::new() });
         }
-        let found =
-            Site::find(spec.clone(), dirs).inspect(|site| site.warn_without_bfq(progress)).and_then(|site| {
-                let survey = site.survey(progress)?;
-                let controls = survey.controls.list.clone();
-                Ok((site.options(survey, &choice)?, controls))
-            });
+        let found = Site::find(spec.clone(), dirs).and_then(|site| {
+            site.warn_without_bfq(progress);
+            site.warn_without_agent(progress);
+            let survey = site.survey(progress)?;
+            let controls = survey.controls.list.clone();
+            Ok((site.options(survey, &choice)?, controls))
+        });
         let (options, controls) = match found {
             Ok(found) => found,
             Err(e) => {

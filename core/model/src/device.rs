@@ -310,7 +310,14 @@ impl Device {
     /// The statistics of the profile that this comes from, for the user.
     pub(crate) fn stall_statistic(&self, access: Access, exceedance: f64, slack: f64) -> String {
         let (stall, curve) = self.worst(access, exceedance, slack);
-        curve.tail.named(stall.between, exceedance)
+        let named = curve.tail.named(stall.between);
+        let whole = curve.stall_within(&curve.tail.points, exceedance, slack);
+        match curve.tail.left_out(exceedance) {
+            Some(largest) if whole.latency > stall.latency => {
+                format!("{named}; the largest, {largest}, is a single event")
+            }
+            _ => named,
+        }
     }
 
     fn worst(&self, access: Access, exceedance: f64, slack: f64) -> (Stall<'_>, &Curve) {
@@ -366,6 +373,11 @@ impl Curve {
     /// profile's maximum. G holds what the profile shows often enough for `e`
     /// ([`TailCurve::of_share`]).
     fn stall(&self, e: f64, slack: f64) -> Stall<'_> {
+        self.stall_within(self.tail.of_share(e), e, slack)
+    }
+
+    /// The same by these points of the profile.
+    fn stall_within<'c>(&'c self, points: &'c [TailPoint], e: f64, slack: f64) -> Stall<'c> {
         let ln_e = e.ln();
         let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
         let held = |p: &TailPoint| p.ln_share + p.ln_latency - ln_spare;
@@ -373,7 +385,7 @@ impl Curve {
         let more = |latency: f64, between| {
             if latency > plain.latency { Stall { latency, between } } else { plain }
         };
-        for (near, far) in segments(self.tail.of_share(e)).rev() {
+        for (near, far) in segments(points).rev() {
             if held(far) > ln_e {
                 return more(far.latency, (far, far));
             }

@@ -81,7 +81,7 @@ pub(crate) fn overhead_statistic(profile: &Profile, exceedance: f64) -> String {
         Some(guest) => {
             let curve = TailCurve::new(&guest.point, guest.point.p50.as_secs_f64());
             let ln_e = exceedance.max(RARE).ln();
-            format!("{} in a VM alone", curve.named(curve.around(ln_e), exceedance))
+            format!("{} in a VM alone", curve.named(curve.around(ln_e)))
         }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) const RARE: f64 = 1.000_001e-4;
 /// Shares falling, latencies rising, from the median to the maximum; never empty.
 #[derive(Clone)]
 pub(crate) struct TailCurve {
-    points: Vec<TailPoint>,
+    pub(crate) points: Vec<TailPoint>,
     /// Samples.
     n: f64,
     /// Requests in flight.
@@ -82,17 +82,17 @@ impl TailCurve {
     }
 
     /// The statistics between which an answer lies, for the user: `p99 to p99.99 of 27865 samples`.
-    pub(crate) fn named(&self, between: (&TailPoint, &TailPoint), e: f64) -> String {
+    pub(crate) fn named(&self, between: (&TailPoint, &TailPoint)) -> String {
         let (near, far) = (between.0.name, between.1.name);
         let what = if near == far { near.to_owned() } else { format!("{near} to {far}") };
         let depth = if self.depth == 1 { String::new() } else { format!(", {} in flight", self.depth) };
-        let left_out = match (self.points.last(), self.of_share(e).last()) {
-            (Some(last), Some(kept)) if last.share < kept.share => {
-                format!("; the largest, {}, is a single event", Nanos::from_secs_f64(last.latency))
-            }
-            _ => String::new(),
-        };
-        format!("{what} of {} samples{depth}{left_out}", self.n)
+        format!("{what} of {} samples{depth}", self.n)
+    }
+
+    /// The largest latency where a share `e` of requests leaves it out.
+    pub(crate) fn left_out(&self, e: f64) -> Option<Nanos> {
+        let (last, kept) = (self.points.last()?, self.of_share(e).last()?);
+        (last.share < kept.share).then(|| Nanos::from_secs_f64(last.latency))
     }
 
     /// The latency that a share of the samples exceeds whose logarithm is `ln_e`, s: at least the

@@ -304,7 +304,10 @@ fn cgroup(
         // On cgroup v1 each controller has its own mount point below it.
         let below =
             ["blkio", "unified", "systemd"].iter().find_map(|c| below.strip_prefix(c).ok()).unwrap_or(below);
-        let help = format!("leave out the mount point: cgroup = \"/{}\"", below.display());
+        let below = below.display().to_string();
+        // In double quotes TOML would take a backslash for the start of an escape.
+        let quote = if below.contains('\\') { '\'' } else { '"' };
+        let help = format!("leave out the mount point: cgroup = {quote}/{below}{quote}");
         report.add(at, "`cgroup` starts with the mount point of cgroups", help);
         return Field::Bad;
     }

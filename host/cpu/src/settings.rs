@@ -11,7 +11,7 @@ use rtvirtio_vmm::threads::main_loop_without_vcpus;
 use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
-use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline};
+use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline, managed};
 
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
@@ -36,6 +36,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
         backend,
         strength: backend.strength(),
         writes: Vec::new(),
+        group: None,
         outside: Vec::new(),
         notes: Vec::new(),
     };
@@ -46,7 +47,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
                 ("cpu.rt_period_us", ask.contract.period_us()),
                 ("cpu.rt_runtime_us", ask.contract.budget_us()),
             ];
-            own_group(root, cgroups, ask, &files, &mut out)?;
+            group_v1(root, cgroups, ask, &files, &mut out)?;
             priorities(ask, &mut out);
         }
         Backend::CpuMax => {
@@ -54,7 +55,7 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
             let all = ask.contract.budget_us().saturating_mul(reach(root, ask)?);
             if cgroups.hierarchy == Hierarchy::V1 {
                 let files = [("cpu.cfs_period_us", ask.contract.period_us()), ("cpu.cfs_quota_us", all)];
-                own_group(root, cgroups, ask, &files, &mut out)?;
+                group_v1(root, cgroups, ask, &files, &mut out)?;
             } else {
                 units_file(root, cgroups, ask, "cpu.max", all, &mut out)?;
             }
@@ -153,6 +154,21 @@ fn heirs(thread: &Thread) -> Attr {
     }
 }
 
+/// The budget of a v1 group: of one of our own, or of the VM's where a manager keeps its threads in
+/// groups below it.
+fn group_v1(
+    root: &Root,
+    cgroups: &Cgroups,
+    ask: &Ask<'_>,
+    files: &[(&str, u64)],
+    out: &mut Settings,
+) -> Result<(), CpuError> {
+    match managed::group(cgroups, main_thread(ask)) {
+        Some(group) => managed::budget(cgroups, ask, group, files, out),
+        None => own_group(root, cgroups, ask, files, out),
+    }
+}
+
 /// A v1 group of our own with the files set, and all threads in it. The VM's own group is left
 /// alone: it may hold others, and on v1 a real-time budget would first have to be given to every
 /// group above it.
@@ -200,9 +216,10 @@ fn units_file(
     budget_us: u64,
     out: &mut Settings,
 ) -> Result<(), CpuError> {
+    let backend = out.backend;
     let cannot = |why: String, remedy: &str| CpuError::CannotHold {
         vm: ask.vm.to_owned(),
-        backend: out.backend,
+        backend,
         why,
         remedy: remedy.to_owned(),
     };
@@ -213,17 +230,26 @@ fn units_file(
         return Err(cannot("it runs in the root cgroup, which has no limit".to_owned(), alone));
     }
     let pids = cgroups.pids(root, &unit)?;
-    let others: Vec<u32> = pids.into_iter().filter(|p| !ask.threads.iter().any(|t| t.pid == *p)).collect();
-    if let Some(other) = others.first() {
-        let name = unless_gone(process::name(root, *other))?.unwrap_or_default();
-        let more = if others.len() > 1 { format!(" and {} more", others.len() - 1) } else { String::new() };
-        return Err(cannot(
-            format!("process {other} ({name}){more} runs in its cgroup {} too", unit.display()),
-            &format!(
-                "where these are the VM's own helpers (a launcher, swtpm, virtiofsd), name the VM by `cgroup = '{}'`, and the contract holds \
-                 them together; else {alone}",
-                unit.display()
-            ),
+    let mut helpers = Vec::new();
+    for other in pids.iter().filter(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
+        let Some(name) = unless_gone(process::name(root, *other))? else { continue };
+        if !managed::is_helper(&name) {
+            return Err(cannot(
+                format!("process {other} ({name}) runs in its cgroup {} too", unit.display()),
+                &format!(
+                    "where it serves the VM, name the VM by `cgroup = '{}'`, and the contract holds all in it together; else {alone}",
+                    unit.display()
+                ),
+            ));
+        }
+        helpers.push(format!("{name} ({other})"));
+    }
+    if !helpers.is_empty() {
+        out.notes.push(format!(
+            "{}: {} in its cgroup {}: the budget holds what serves the VM too, so leave room for it",
+            ask.vm,
+            helpers.join(", "),
+            unit.display()
         ));
     }
     let path = cgroups.dir(&unit)?.join(file);
@@ -258,8 +284,14 @@ fn units_file(
 /// it.
 pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
     let mut wanted = Vec::new();
+    // Its manager moves a new thread into a group without a budget.
+    let managed = out.group.is_some();
     for t in ask.threads {
-        match attr(&t.role, ask.order, ask.level, out.backend) {
+        let attr = attr(&t.role, ask.order, ask.level, out.backend).map(|attr| Attr {
+            reset_on_fork: attr.reset_on_fork || (managed && attr.policy.is_real_time()),
+            ..attr
+        });
+        match attr {
             _ if t.reservation.is_some() => {
                 out.outside.push((t.tid, "it has a deadline reservation of its own".to_owned()));
             }
@@ -275,6 +307,13 @@ pub(crate) fn priorities(ask: &Ask<'_>, out: &mut Settings) {
                 }
             }
         }
+    }
+    if managed && ask.order == Order::Contract {
+        out.notes.push(format!(
+            "{}: its manager moves each I/O thread and vCPU that is plugged in into a group without a real-time budget; so new threads \
+             start as ordinary ones, outside of the contract, until `rtvirtio keep` takes them in",
+            ask.vm
+        ));
     }
     wanted.sort_by_key(|(_, attr)| std::cmp::Reverse(attr.priority));
     out.writes.extend(wanted.into_iter().map(|(t, attr)| scheduling(ask, t, attr)));

@@ -14,7 +14,7 @@ use rtvirtio_workflow::model_choice::{ModelChoice, ModelName};
 use rtvirtio_workflow::plan::{load_profile, outlook};
 use rtvirtio_workflow::run::measure;
 use rtvirtio_workflow::site::Site;
-use rtvirtio_workflow::{Progress, in_force};
+use rtvirtio_workflow::{Progress, in_force, started};
 
 use crate::args::VerifyArgs;
 
@@ -25,11 +25,14 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let dirs = &global.dirs();
     let _lock = dirs.lock_vms()?;
     let site = Site::find(load_spec(&args.spec)?, dirs)?;
+    site.warn_without_agent(ui);
     site.guard_data(args.destroy_data)?;
     let profile = load_profile(&site.spec, None, dirs)
         .inspect_err(|e| ui.step(&format!("no prediction next to the measurement: {e:#}")))
         .ok();
     let in_force = in_force::plan(&dirs.state)?;
+    // What is measured is the start that runs now, under the settings that it has.
+    started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
     let name = match in_force.as_ref().map(|plan| plan.model) {
         Some(ModelKind::Analytical) => ModelName::Analytical,
         Some(ModelKind::Slice) => ModelName::Slice,

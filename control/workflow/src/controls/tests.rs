@@ -48,7 +48,7 @@ impl Host {
         let place = |(vm, cgroup)| Placed {
             vm,
             cgroup: Path::new(cgroup),
-            monitor: None,
+            drives: None,
             pids: Ok(Vec::new()),
             has_cap: false,
         };
@@ -144,7 +144,7 @@ fn where_nothing_can_act_the_remedy_is_named() {
 fn limits_below_the_scope_and_of_cpu_time_are_named() {
     let host = Host::new();
     let inner = "/machine.slice/plc.scope/libvirt";
-    let mut task = |tid: u32, name: &str, cgroup: &str| {
+    let task = |tid: u32, name: &str, cgroup: &str| {
         for dir in [format!("/proc/100/task/{tid}"), format!("/proc/{tid}")] {
             let tail = "S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0";
             host.put(&format!("{dir}/stat"), &format!("{tid} ({name}) {tail}\n"));
@@ -197,7 +197,8 @@ fn what_is_not_counted_is_named_once() {
 /// A real QEMU with its own throttling.
 #[test]
 fn qemus_own_throttling_is_a_limit() {
-    use rtvirtio_testkit::{Machine, Need, has};
+    use rtvirtio_testkit::{HANG, Machine, Need, has};
+    use rtvirtio_vmm::Qmp;
     if !has("qemus_own_throttling_is_a_limit", &[Need::QEMU]) {
         return;
     }
@@ -221,7 +222,8 @@ fn qemus_own_throttling_is_a_limit() {
     let (socket, cgroups) = (machine.qmp().to_owned(), Cgroups::detect(&host.root).unwrap());
     let survey = |device: &str| {
         let mut placed = host.placed(SLICE);
-        placed[0].monitor = Some(&socket);
+        let drives = Qmp::connect(&socket, HANG).and_then(|mut qmp| qmp.query_drives());
+        placed[0].drives = Some(drives.map_err(|e| e.to_string()));
         let (root, device) = (&Root::default(), Path::new(device));
         super::survey(&Survey { root, io: &cgroups, cpu: None, device, dev: "0:0" }, &placed)
     };

@@ -1,6 +1,6 @@
 use rtvirtio_model::Elevator;
 use rtvirtio_spec::LabKind;
-use rtvirtio_units::{Nanos, Ratio};
+use rtvirtio_units::{Nanos, Percentile, Ratio};
 
 use crate::tests::{profile, spec, start, task};
 use crate::{PlanOptions, Space, plan, quality};
@@ -10,6 +10,7 @@ use crate::{PlanOptions, Space, plan, quality};
 #[test]
 fn no_change_for_a_gain_within_the_error() {
     let mut s = spec(LabKind::Process, &[vec![task("light", 100.0, Some(20))]]);
+    s.vms[0].tasks[0].targets[0].percentile = Percentile(99.0);
     let mut options = PlanOptions::new(start(&s));
     options.start.bfq.slice_idle = Nanos(0);
     options.space = Space {

@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroups, Hierarchy, Limit, child_dirs};
-use crate::{HostError, Root, text};
+use crate::{HostError, Root, text, unless_gone};
 
 /// CPU time that a cgroup's ordinary threads get at most.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,7 +208,7 @@ impl Cgroups {
         }
         for cgroup in &path {
             let parent = cgroup.parent().unwrap_or(cgroup);
-            for dir in child_dirs(root, &self.dir(parent)?)? {
+            for dir in unless_gone(child_dirs(root, &self.dir(parent)?))?.unwrap_or_default() {
                 let sibling = dir.file_name().map_or_else(|| cgroup.clone(), |name| parent.join(name));
                 found.extend(self.of_device(root, &sibling, "io.latency", dev)?);
             }

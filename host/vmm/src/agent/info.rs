@@ -48,6 +48,6 @@ impl GuestAgent {
         if missing.is_empty() {
             return Ok(());
         }
-        Err(VmmError::Disabled { peer: self.wire.peer().into(), commands: missing.join(", ") })
+        Err(VmmError::Disabled { peer: self.peer().into(), commands: missing.join(", ") })
     }
 }

@@ -140,7 +140,7 @@ impl Qmp {
     fn group_limits(&mut self, group: &str) -> Result<ThrottleLimits, VmmError> {
         let arguments = json!({ "path": format!("/objects/{group}"), "property": "limits" });
         let value = self.execute("qom-get", Some(arguments))?;
-        serde_json::from_value(value).map_err(|e| self.protocol("qom-get", &e.to_string()))
+        serde_json::from_value(value).map_err(|e| self.protocol("qom-get", e.to_string()))
     }
 }
 
