@@ -144,14 +144,13 @@ pub fn is_dev(word: &str) -> bool {
     word.split_once(':').is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
 }
 
-/// Quota and period of `cpu.max` (`4000 20000`, `max 20000`), in us, or of v1's two files, where -1
-/// is none. `Some(None)` without a limit.
+/// Quota and period of `cpu.max` (`4000 20000`, `max 20000`), in us. `Some(None)` without a limit.
 #[must_use]
 pub fn cpu_quota(text: &str) -> Option<Option<(u64, u64)>> {
     let (quota, period) = text.trim().split_once(' ')?;
     let period: u64 = period.trim().parse().ok()?;
     match quota {
-        "max" | "-1" => Some(None),
+        "max" => Some(None),
         quota => Some(Some((quota.parse().ok()?, period))),
     }
 }

@@ -135,6 +135,9 @@ impl Cgroups {
             };
             let Some(mut content) = root.read_optional(dir.join(file))? else { continue };
             if self.hierarchy == Hierarchy::V1 {
+                if content.trim() == "-1" {
+                    continue;
+                }
                 let period = root.read_optional(dir.join("cpu.cfs_period_us"))?.unwrap_or_default();
                 content = format!("{} {}", content.trim(), period.trim());
             }
