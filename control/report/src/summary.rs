@@ -257,6 +257,7 @@ mod tests {
     use super::*;
     use rtvirtio_measure::noise::Noise;
     use rtvirtio_measure::standstill::Standstills;
+    use rtvirtio_units::Percentile;
 
     use crate::fixture;
 
@@ -284,6 +285,44 @@ mod tests {
             r.runs[0].tasks.iter().max_by_key(|t| t.p9999_ns.0 * 1000 / t.target_ns.map_or(1, |l| l.0));
         let worst = worst.map(|t| (t.vm.as_str(), t.task.as_str()));
         assert!(top.iter().any(|k| Some((k.vm, k.task)) == worst));
+    }
+
+    /// The fixture's first run with a second target, p99.9, of its first task.
+    fn with_two_targets() -> Run {
+        let mut run = fixture::result().runs[0].clone();
+        let mut second = run.tasks[0].clone();
+        second.percentile = Percentile(99.9);
+        second.target_ns = Some(Nanos::from_millis(900));
+        second.at_target_ns = Some(Nanos::from_millis(7));
+        run.tasks.insert(1, second);
+        run
+    }
+
+    #[test]
+    fn targets_of_one_task_stand_apart() {
+        let run = with_two_targets();
+        let runs = [run.clone(), fixture::result().runs[1].clone()];
+        let (all, tasks) = (target_keys(&runs), task_keys(&runs));
+        assert_eq!((all.len(), tasks.len()), (run.tasks.len(), run.tasks.len() - 1));
+        for (key, task) in keyed(&run) {
+            assert_eq!(find(&run, key), Some(task));
+        }
+        assert_eq!(all[0].name(), all[1].name());
+        // The other run has one target of it only.
+        assert!(find(&runs[1], all[0]).is_some() && find(&runs[1], all[1]).is_none());
+        assert_eq!(judged(&run.tasks[1]), (Nanos::from_millis(7), "p99.9".to_owned(), true));
+        assert_eq!(tally(&run).targets(), 7);
+    }
+
+    #[test]
+    fn the_load_of_a_task_with_two_targets_counts_once() {
+        let mut run = with_two_targets();
+        let (vm, task) = (run.tasks[0].vm.clone(), run.tasks[0].task.clone());
+        for t in &mut run.tasks {
+            t.fio_cpus = if (&t.vm, &t.task) == (&vm, &task) { 0.6 } else { 0.0 };
+        }
+        let notes = busy_generators(&run);
+        assert!(notes.len() == 1 && notes[0].starts_with(&format!("{vm}: fio kept 0.60")), "{notes:?}");
     }
 
     #[test]

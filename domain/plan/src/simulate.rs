@@ -125,7 +125,8 @@ impl Simulation {
                 let tightest = task.tightest_target();
                 // Flushes are not simulated.
                 let met = tightest.filter(|_| task.sync.is_none()).map(|target| {
-                    // Late requests that the percentile allows, of all that were due, completed or not.
+                    // Late requests that the percentile allows, of all that were due, completed or
+                    // not.
                     let allowed = (got.n as f64 * target.percentile.exceedance()).floor() as u64;
                     let rate = task.rate.is_none_or(|r| got.rate >= RATE_SLACK * r.0);
                     // The further ones by the next percentile above that is known.

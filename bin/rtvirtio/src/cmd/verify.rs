@@ -27,9 +27,10 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let site = Site::find(load_spec(&args.spec)?, dirs)?;
     site.warn_without_agent(ui);
     site.guard_data(args.destroy_data)?;
-    let profile = load_profile(&site.spec, None, dirs)
-        .inspect_err(|e| ui.step(&format!("no prediction next to the measurement: {e:#}")))
-        .ok();
+    let none = |e: &rtvirtio_workflow::Error| {
+        ui.step(&format!("no prediction next to the measurement: {e:#}"));
+    };
+    let profile = load_profile(&site.spec, None, dirs).inspect_err(none).ok();
     let in_force = in_force::plan(&dirs.state)?;
     // What is measured is the start that runs now, under the settings that it has.
     started::ended(&dirs.state)?.iter().for_each(|vm| ui.warn(&vm.words()));
@@ -47,7 +48,8 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
         .as_ref()
         .and_then(|profile| {
             let choice = ModelChoice::find(name, &site.spec, profile, dirs, ui).ok()?;
-            outlook(&site.spec, profile, &choice, &survey.config, &survey.controls.placements).ok()
+            let (config, placements) = (&survey.config, &survey.controls.placements);
+            outlook(&site.spec, profile, &choice, config, placements).inspect_err(none).ok()
         })
         .map_or_else(Vec::new, |tasks| tasks.iter().map(|t| Some(t.forecast.latency_ns)).collect());
     let scheme = in_force.as_ref().map_or("as-found", |plan| plan.scheme.as_str()).to_owned();

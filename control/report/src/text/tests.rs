@@ -260,3 +260,24 @@ rtvirtio: 0 of 6 targets missed, 3 met, 3 unproven
   unproven vm2/light: not missed; 0 of 6000 above 800ms; p99.99 needs 29956 samples
   unproven vm3/light: not missed; 0 of 6000 above 900ms; p99.99 needs 29956 samples
 ";
+
+#[test]
+fn each_target_of_a_task_has_its_row_and_its_reason() {
+    let mut run = fixture::result().runs[0].clone();
+    let mut second = run.tasks[0].clone();
+    second.percentile = Percentile(99.9);
+    second.target_ns = Some(Nanos::from_millis(900));
+    second.at_target_ns = Some(Nanos::from_millis(7));
+    second.verdict = Some(Verdict::Unproven);
+    let name = format!("{}/{}", second.vm, second.task);
+    assert!(!super::run(&run, &PLAIN).contains("at target"));
+    run.tasks[0].verdict = Some(Verdict::Missed);
+    run.tasks.insert(1, second);
+    let text = super::run(&run, &Style { width: 200, ..PLAIN });
+    // What the verdict is about stands in a column where no other shows it.
+    let row = text.lines().find(|l| l.contains("p99.9 900ms")).unwrap_or_else(|| panic!("{text}"));
+    assert!(text.contains("at target") && row.contains(" 7ms "), "{text}");
+    for of in [format!("missed {name} {}", run.tasks[0].percentile), format!("unproven {name} p99.9")] {
+        assert!(text.contains(&of), "{of}:\n{text}");
+    }
+}

@@ -11,7 +11,7 @@ use crate::types::Bfq;
 fn a_synced_write_costs_what_was_measured_and_is_refused_where_it_was_not() {
     let mut log = task("log", 50.0, 10);
     (log.op, log.sync) = (Op::Write, Some(SyncKind::Fdatasync));
-    let s = spec(LabKind::Process, &[vec![log.clone()], vec![task("reader", 100.0, 20)]]);
+    let s = spec(LabKind::Process, &[vec![log], vec![task("reader", 100.0, 20)]]);
     let config = config(&s, Elevator::None, Bfq::default());
     let unknown = twin();
     let e = Slice.forecast(&unknown, &s, &config).unwrap_err();
@@ -29,7 +29,7 @@ fn a_synced_write_costs_what_was_measured_and_is_refused_where_it_was_not() {
     // The neighbour waits for the flush.
     assert!(ms(&synced[1]) > ms(&written[1]) + 2.5, "{synced:?} {written:?}");
     // 300 a second is all the device does.
-    let mut fast = s.clone();
+    let mut fast = s;
     fast.vms[0].tasks[0].rate = Some(Iops(600.0));
     let kept = Slice.forecast(&profile, &fast, &config).unwrap()[0].rate_kept;
     assert!((0.3..0.55).contains(&kept), "{kept}");
