@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rtvirtio_kernel::cgroup::{Limit, OtherControl, SetLimit};
-use rtvirtio_kernel::{Cgroups, Root, unless_gone};
+use rtvirtio_kernel::{BlockDevice, Cgroups, Root, Stack, unless_gone};
 use rtvirtio_model::Config;
 use rtvirtio_planner::{CgroupNode, Placement, Placements};
 use rtvirtio_spec::Vm;
@@ -88,15 +88,17 @@ pub(crate) struct Survey<'a> {
     pub io: &'a Cgroups,
     /// Hierarchy of the CPU controller, where there is one.
     pub cpu: Option<&'a Cgroups>,
-    /// File of the device.
-    pub device: &'a Path,
-    /// Its number, `MAJ:MIN`.
-    pub dev: &'a str,
+    /// Files of the device.
+    pub names: &'a [PathBuf],
+    /// The device, with the disks that order its requests.
+    pub stack: &'a Stack,
 }
 
 /// What is on the way from the VMs to a device.
 pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
-    let Survey { root, io: cgroups, device, dev, .. } = *at;
+    let Survey { root, io: cgroups, names, stack, .. } = *at;
+    // All disks below have one weight, or there is no configuration.
+    let scheduling = stack.disks.first().unwrap_or(&stack.device).dev.as_str();
     let mut list = Vec::new();
     let own = own_cgroups(vms, &mut list);
     let mut limited = BTreeMap::new();
@@ -105,15 +107,25 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
     for (i, vm) in vms.iter().enumerate() {
         let mut path = Vec::new();
         for cgroup in cgroups.path_of(vm.cgroup) {
-            let weight = cgroups.weight_of(root, &cgroup, dev)?;
+            let weight = cgroups.weight_of(root, &cgroup, scheduling)?;
             path.push(CgroupNode { path: cgroup.display().to_string(), weight });
         }
         paths.push(path);
-        for set in limits_of(at, vm)? {
-            let by = format!("{} ({})", set.cgroup.display(), set.file);
-            let key = (set.cgroup.clone(), set.limit.key());
+        for (disk, set) in limits_of(at, vm)? {
+            let of = if disk.dev == stack.device.dev { String::new() } else { format!(" of {}", disk.name) };
+            let by = format!("{} ({}{of})", set.cgroup.display(), set.file);
+            if !of.is_empty() && stack.disks.len() > 1 {
+                let text = format!(
+                    "{by} limits the part of its requests that goes to this disk to {}, which is not in the predictions",
+                    set.value
+                );
+                list.push(Control { kind: ControlKind::NotCounted, vm: Some(vm.vm.name.clone()), text });
+                continue;
+            }
+            let key = (set.cgroup.clone(), set.limit.key(), of.clone());
             let (direction, unit) = dimension(set.limit);
-            let of_plan = vm.has_cap && unit == Unit::Requests && set.cgroup == absolute(vm.cgroup);
+            let of_plan =
+                vm.has_cap && unit == Unit::Requests && of.is_empty() && set.cgroup == absolute(vm.cgroup);
             let kind = ControlKind::CgroupLimit;
             let new =
                 Limited { kind, by, direction, unit, value: set.value as f64, vms: Vec::new(), of_plan };
@@ -126,15 +138,17 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
         if let Some(cpu) = at.cpu {
             list.extend(cpu::limits(root, cpu, vm)?);
         }
-        for other in cgroups.other_controls(root, vm.cgroup, dev)? {
-            others.insert(format!("{} {}", other.file, other.cgroup.display()), other);
+        for disk in disks(stack) {
+            for other in cgroups.other_controls(root, vm.cgroup, &disk.dev)? {
+                others.insert(format!("{} {} {}", other.file, other.cgroup.display(), disk.name), other);
+            }
         }
     }
     let mut limited: Vec<Limited> = limited.into_values().collect();
     for (i, vm) in vms.iter().enumerate() {
         match &vm.drives {
             None => {}
-            Some(Ok(drives)) => limited.extend(throttled(root, device, drives, i)),
+            Some(Ok(drives)) => limited.extend(throttled(root, names, drives, i)),
             Some(Err(e)) => list.push(Control {
                 kind: ControlKind::Assumed,
                 vm: Some(vm.vm.name.clone()),
@@ -169,20 +183,28 @@ pub(crate) fn survey(at: &Survey<'_>, vms: &[Placed<'_>]) -> Result<Controls> {
 
 /// The limits that act on a VM's processes, each once: also those of cgroups below its own, which
 /// libvirt has on v2.
-fn limits_of(at: &Survey<'_>, vm: &Placed<'_>) -> Result<Vec<SetLimit>> {
+fn limits_of<'a>(at: &Survey<'a>, vm: &Placed<'_>) -> Result<Vec<(&'a BlockDevice, SetLimit)>> {
     let mut inner = vec![vm.cgroup.to_owned()];
     for &pid in vm.pids.iter().flatten() {
         inner.extend(unless_gone(at.io.of_pid(at.root, pid))?);
     }
     let mut found = Vec::new();
     for cgroup in inner {
-        for limit in at.io.limits_on_path(at.root, &cgroup, at.dev)? {
-            if !found.contains(&limit) {
-                found.push(limit);
+        for disk in disks(at.stack) {
+            for limit in at.io.limits_on_path(at.root, &cgroup, &disk.dev)? {
+                if !found.contains(&(disk, limit.clone())) {
+                    found.push((disk, limit));
+                }
             }
         }
     }
     Ok(found)
+}
+
+/// The device, and the disks below it that are others.
+fn disks(stack: &Stack) -> impl Iterator<Item = &BlockDevice> {
+    let below = stack.disks.iter().filter(|disk| !disk.is_hidden() && disk.dev != stack.device.dev);
+    std::iter::once(&stack.device).chain(below)
 }
 
 /// What a verification does not meet that runs the tasks on the host, past the VMM: `on_host` names
@@ -292,8 +314,11 @@ fn unknown(other: &OtherControl) -> Option<String> {
 
 /// QEMU's limits on the drives that lie on the device: those whose file it is or that are on it.
 /// Where none is found to, and there is but one disk, that is it.
-fn throttled(root: &Root, device: &Path, drives: &[Drive], vm: usize) -> Vec<Limited> {
-    let there = |drive: &&Drive| drive.file.as_ref().is_some_and(|file| same_device(root, file, device));
+fn throttled(root: &Root, names: &[PathBuf], drives: &[Drive], vm: usize) -> Vec<Limited> {
+    let there = |drive: &&Drive| {
+        let is = |file: &PathBuf| names.iter().any(|name| same_device(root, file, name));
+        drive.file.as_ref().is_some_and(is)
+    };
     let mut on_it: Vec<&Drive> = drives.iter().filter(there).collect();
     if on_it.is_empty() {
         let disks: Vec<&Drive> = drives.iter().filter(|drive| !drive.removable).collect();

@@ -48,25 +48,24 @@ pub fn warn_of_load(path: &Path, progress: &dyn Progress) -> Result<()> {
     Ok(())
 }
 
-/// Claims what a site's tasks are about to overwrite from the host. A lab's own devices and
+/// Claims what the tasks of these sites are about to overwrite from the host. A lab's own devices and
 /// processes are known; a guest's tasks write the disk that the guest has.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when a target is in use.
-pub fn claim_targets(site: &Site, loads: &[VmLoad], progress: &dyn Progress) -> Result<Vec<Claim>> {
-    if site.spec.device.is_made() {
+pub fn claim_targets(sites: &[&Site], loads: &[VmLoad], progress: &dyn Progress) -> Result<Vec<Claim>> {
+    if sites.iter().all(|site| site.spec.device.is_made()) {
         return Ok(Vec::new());
     }
     let mut targets = BTreeSet::new();
     for load in loads {
-        match &load.place {
-            Place::Host { target, .. } if load.vm.tasks.iter().any(|t| t.op.write_share() > 0.0) => {
-                targets.insert(target);
-            }
-            _ => {}
+        if let Place::Host { .. } = &load.place {
+            let writers = load.vm.tasks.iter().enumerate().filter(|(_, t)| t.op.write_share() > 0.0);
+            targets.extend(writers.map(|(i, _)| load.target(i)));
         }
     }
-    let ours = site.lab.as_ref().map(Inventory::pids).unwrap_or_default();
+    let lab = sites.iter().find_map(|site| site.lab.as_ref());
+    let ours = lab.map(Inventory::pids).unwrap_or_default();
     let mut claims = Vec::new();
     for target in targets {
         // fio makes a file that does not exist: nothing is overwritten.

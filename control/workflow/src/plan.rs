@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{BlockDevice, Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
 use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of};
-use rtvirtio_spec::{CpuNeed, Device, Spec};
+use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 
 use crate::contracts::{self, Contracted};
 use crate::controls::Control;
@@ -29,6 +29,8 @@ pub struct Basis {
     /// What acts on the VMs already and is set by no plan; it is in the options too, as far as it
     /// can be counted.
     pub controls: Vec<Control>,
+    /// [`rtvirtio_kernel::Stack::notes_on_settings`] of the device; none for one that is not here.
+    pub notes: Vec<String>,
 }
 
 /// The saved profile of a spec's device, or that of a file.
@@ -93,11 +95,13 @@ impl Basis {
     /// # Errors
     /// [`Kind::NotMeasured`] without a profile.
     pub fn load(
-        spec: Spec,
+        part: impl Into<Part>,
         options: &BasisOptions<'_>,
         dirs: &Dirs,
         progress: &dyn Progress,
     ) -> Result<Self> {
+        let part = part.into();
+        let spec = part.spec.clone();
         let profile = load_profile(&spec, options.profile, dirs)?;
         match profile.doubts.as_slice() {
             [] => {}
@@ -109,9 +113,10 @@ impl Basis {
         let choice = ModelChoice::find(options.model, &spec, &profile, dirs, progress)?;
         if options.defaults {
             let options = choice.options(site::default_config(&spec));
-            return Ok(Self { spec, profile, options, choice, controls: Vec::new() });
+            let (controls, notes) = (Vec::new(), notes(&spec.device)?);
+            return Ok(Self { spec, profile, options, choice, controls, notes });
         }
-        let found = Site::find(spec.clone(), dirs).and_then(|site| {
+        let found = Site::find(part, dirs).and_then(|site| {
             site.warn_without_bfq(progress);
             site.warn_without_agent(progress);
             let survey = site.survey(progress)?;
@@ -125,7 +130,19 @@ impl Basis {
                 (choice.options(site::default_config(&spec)), Vec::new())
             }
         };
-        Ok(Self { spec, profile, options, choice, controls })
+        let notes = notes(&spec.device)?;
+        Ok(Self { spec, profile, options, choice, controls, notes })
+    }
+}
+
+/// Where the settings of a real device act, which its VMs need not run for. A device that is not
+/// here, as in a plan for another machine, has none.
+fn notes(device: &Device) -> Result<Vec<String>> {
+    let Device::Path(path) = device else { return Ok(Vec::new()) };
+    match Stack::find(&Root::default(), path) {
+        Ok(stack) => Ok(stack.notes_on_settings()),
+        Err(e) if e.is_gone() => Ok(Vec::new()),
+        Err(e) => Err(e.into()),
     }
 }
 
@@ -144,21 +161,21 @@ pub fn outlook(
     Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, &placements.in_effect(config))?))
 }
 
-/// Contracts of a spec with demands, or why these cannot be carried; `None` for a spec without
+/// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec without
 /// demands: contracts that are given need no plan.
 ///
 /// # Errors
 /// Others than that the VMs ask for more than there is.
 pub fn demands(
-    spec: &Spec,
+    vms: &[Vm],
     cpu_profiles: &[String],
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Option<std::result::Result<Vec<Contracted>, Error>>> {
-    if !spec.vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
+    if !vms.iter().any(|vm| matches!(vm.cpu.need, Some(CpuNeed::Demand { .. }))) {
         return Ok(None);
     }
-    match contracts::of_spec(spec, cpu_profiles, dirs, progress) {
+    match contracts::of_vms(vms, cpu_profiles, dirs, progress) {
         Ok(admitted) => Ok(admitted.map(|admitted| Ok(admitted.contracts))),
         Err(e) if e.kind() == Kind::Infeasible => Ok(Some(Err(e))),
         Err(e) => Err(e),

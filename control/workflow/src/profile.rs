@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rtvirtio_kernel::{BlockDevice, Claim, Root};
+use rtvirtio_kernel::{Claim, Root, Stack};
 use rtvirtio_measure::MeasureError;
 use rtvirtio_measure::awake::Awake;
 use rtvirtio_measure::profile::{ProfileControl, ProfileOptions, measure};
@@ -36,7 +36,7 @@ pub enum Access {
 pub fn of_site(site: &Site, length: Duration, dirs: &Dirs, progress: &dyn Progress) -> Result<Profile> {
     let made = site.spec.device.is_made();
     let access = if made { Access::Made } else { Access::Reads };
-    let mut profile = of_device(&site.device, length, access, dirs, progress)?;
+    let mut profile = of_device(&site.stack, length, access, dirs, progress)?;
     if made {
         // A loop device's number is chance.
         profile.device = profile_key(&site.spec.device)?;
@@ -47,20 +47,22 @@ pub fn of_site(site: &Site, length: Duration, dirs: &Dirs, progress: &dyn Progre
     Ok(profile)
 }
 
-/// A device.
+/// A device. The elevator is changed on the disks that order its requests; of a device that leaves
+/// no choice, only what it does is measured.
 ///
 /// # Errors
 /// [`Kind::Guarded`](crate::Kind::Guarded) when writes are asked for and it is in use,
 /// [`Kind::InForce`](crate::Kind::InForce) while a plan is in force,
 /// [`Kind::Cancelled`](crate::Kind::Cancelled) when the user stops it; the elevator is put back.
 pub fn of_device(
-    device: &BlockDevice,
+    stack: &Stack,
     length: Duration,
     access: Access,
     dirs: &Dirs,
     progress: &dyn Progress,
 ) -> Result<Profile> {
     let root = Root::default();
+    let device = &stack.device;
     if let (true, Some(partition)) = (access != Access::Reads, &device.partition) {
         // The measurement is of the whole disk: writing would reach the partition table and the
         // other partitions.
@@ -71,7 +73,10 @@ pub fn of_device(
         );
     }
     let path = PathBuf::from("/dev").join(device.name.replace('!', "/"));
-    bfq::load(device, progress)?;
+    let choice = !stack.disks.is_empty();
+    if choice {
+        bfq::load(stack, progress)?;
+    }
     let dir = work_dir(dirs)?;
     let mut options = ProfileOptions::new(path.clone(), Bytes(device.size(&root)?), dir.path().to_owned());
     let made = access == Access::Made;
@@ -79,6 +84,7 @@ pub fn of_device(
     // stalls of the host are not the device's.
     let _awake = if made { Awake::hold().ok() } else { None };
     options.watch = made;
+    options.bfq = choice;
     options.budget = length;
     let claim = match access {
         Access::Made => Some(Claim::of_made(&path)?),
@@ -88,12 +94,12 @@ pub fn of_device(
             None
         }
     };
-    let elevator = MeasuredElevator::open(device, dirs, progress)?;
+    let elevator = MeasuredElevator::open(stack, dirs, progress)?;
     let mut bar = progress.bar(&format!("measuring {}", device.name), 100);
     let result = measure(
         &options,
         &mut ProfileControl {
-            set_elevator: &mut |name| elevator.set(name).map_err(Into::into),
+            set_elevator: &mut |name| if choice { elevator.set(name).map_err(Into::into) } else { Ok(()) },
             claim: claim.as_ref(),
             progress: &mut |done, total, what| {
                 bar.set_message(&format!("measuring {}: {what}", device.name));

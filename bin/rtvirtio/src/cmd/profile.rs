@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::bail;
 use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profile};
-use rtvirtio_kernel::{BlockDevice, Root};
+use rtvirtio_kernel::{Root, Stack};
 use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
-use rtvirtio_workflow::find::load_spec;
+use rtvirtio_workflow::devices::Devices;
+use rtvirtio_workflow::find::load_host;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
-use rtvirtio_workflow::site::Site;
 use rtvirtio_workflow::{check_writable, profile_key};
 
 use crate::args::{ProfileArgs, ProfileCommand};
@@ -35,25 +35,50 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         bail!("a sweep needs the device for itself: name the device instead of a spec");
     }
     let _lock = dirs.lock_vms()?;
-    let (key, profile) = if is_spec {
-        let spec = load_spec(Path::new(target))?;
-        let key = profile_key(&spec.device)?;
-        let site = Site::find(spec, dirs)?;
-        (key, of_site(&site, length, dirs, ui)?)
-    } else {
-        let device = BlockDevice::find(&Root::default(), target)?;
+    if is_spec {
+        return of_spec(args, Path::new(target), length, global, ui);
+    }
+    let (key, profile) = {
+        let stack = Stack::find(&Root::default(), target)?;
+        let name = stack.device.name.clone();
         if args.sweep.is_some() {
             // What refuses the sweep is known before the minute that the profile takes.
-            check_device(&device.name, dirs)?;
+            check_device(&name, dirs)?;
         }
         let access = if args.destroy_data { Access::DestroyData } else { Access::Reads };
-        let profile = of_device(&device, length, access, dirs, ui)?;
-        (device.name, profile)
+        let profile = of_device(&stack, length, access, dirs, ui)?;
+        (name, profile)
     };
     let path = args.out.clone().unwrap_or_else(|| dirs.profile(&key));
     save_profile(&profile, &path, global, ui)?;
     if let Some(time) = args.sweep {
         sweep(&key, &profile, Duration::from_nanos(time.0), global, ui)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each device of a spec in turn.
+fn of_spec(
+    args: &ProfileArgs,
+    spec: &Path,
+    length: Duration,
+    global: &Global,
+    ui: &Ui,
+) -> anyhow::Result<ExitCode> {
+    let dirs = &global.dirs();
+    let devices = Devices::find(load_host(spec)?, dirs)?;
+    let many = devices.sites.len();
+    anyhow::ensure!(
+        args.out.is_none() || many == 1,
+        "--out is one file, and the spec has {many} devices: without it each profile is saved by its device's name"
+    );
+    for site in &devices.sites {
+        let profile = of_site(site, length, dirs, ui)?;
+        let path = match &args.out {
+            Some(out) => out.clone(),
+            None => dirs.profile(&profile_key(&site.spec.device)?),
+        };
+        save_profile(&profile, &path, global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,7 +10,7 @@ mod results;
 mod table;
 
 pub use domain::{domain_plan, domain_refusals};
-pub use plan::{forecast, plan};
+pub use plan::{forecast, notes, plan};
 pub use profile::profile;
 pub use results::{compare, results, run};
 pub use table::{Align, Cell, Column, Table};

@@ -9,6 +9,14 @@ struct Host {
     dir: tempfile::TempDir,
     root: Root,
     spec: Spec,
+    stack: Stack,
+}
+
+fn stack_of(name: &str, dev: &str, below: &[(&str, &str)]) -> Stack {
+    let disk =
+        |name: &str, dev: &str| BlockDevice { name: name.to_owned(), dev: dev.to_owned(), partition: None };
+    let disks = below.iter().map(|(name, dev)| disk(name, dev)).collect();
+    Stack { device: disk(name, dev), disks, notes: Vec::new() }
 }
 
 const DEV: &str = "8:16";
@@ -22,7 +30,8 @@ impl Host {
              [[vm]]\nname = \"plc\"\npid = 100\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"4KiB\"\nrate = \"100/s\"\n\
              [[vm]]\nname = \"db\"\npid = 200\n[[vm.task]]\nname = \"t\"\nop = \"read\"\nblock = \"16KiB\"\nrate = \"20/s\"\n";
         let spec = rtvirtio_spec::parse("test.toml", text).unwrap();
-        let host = Self { dir, root, spec };
+        let stack = stack_of("sdb", DEV, &[("sdb", DEV)]);
+        let host = Self { dir, root, spec, stack };
         host.put("/proc/self/mountinfo", "38 31 0:35 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
         host.put("/sys/fs/cgroup/cgroup.controllers", "cpu io\n");
         host
@@ -65,8 +74,13 @@ impl Host {
 
     fn survey_of(&self, placed: &[Placed<'_>]) -> (Vec<String>, Placements) {
         let (io, cpu) = (Cgroups::detect(&self.root).unwrap(), Cgroups::detect_cpu(&self.root).unwrap());
-        let at =
-            Survey { root: &self.root, io: &io, cpu: Some(&cpu), device: Path::new("/dev/sdb"), dev: DEV };
+        let at = Survey {
+            root: &self.root,
+            io: &io,
+            cpu: Some(&cpu),
+            names: &["/dev/sdb".into()],
+            stack: &self.stack,
+        };
         let found = survey(&at, placed).unwrap();
         (found.list.iter().map(ToString::to_string).collect(), found.placements)
     }
@@ -137,6 +151,22 @@ fn where_nothing_can_act_the_remedy_is_named() {
     let (list, placements) = host.survey(["/user.slice/session-1.scope", "/user.slice/session-1.scope"]);
     assert!(list[0].starts_with("plc: shares the cgroup /user.slice/session-1.scope with db"), "{list:?}");
     assert_eq!((list.len(), [0, 1].map(|vm| placements.limits_act(vm))), (2, [false, false]));
+}
+
+/// A limit of a disk below the device holds its requests too; of several disks each has a part.
+#[test]
+fn limits_of_the_disks_below_are_named() {
+    let mut host = Host::new();
+    host.set("/machine.slice/plc.scope", "io.max", "8:0 rbps=max wbps=max riops=20 wiops=max\n");
+    assert!(host.survey(SLICE).0.is_empty());
+    host.stack = stack_of("dm-0", DEV, &[("sda", "8:0")]);
+    let (list, placements) = host.survey(SLICE);
+    assert_eq!(list, ["plc: limited to 20/s by /machine.slice/plc.scope (io.max of sda)"]);
+    assert_eq!(placements.ceiling(0).map(|c| c.0), Some(20.0));
+    host.stack = stack_of("md0", DEV, &[("sda", "8:0"), ("sdb", "8:32")]);
+    let (list, placements) = host.survey(SLICE);
+    assert!(list.len() == 1 && list[0].contains("(io.max of sda) limits the part"), "{list:?}");
+    assert!(placements.ceiling(0).is_none());
 }
 
 /// libvirt's layout on cgroup v2: the limits that it sets are those of a group below the scope.
@@ -224,8 +254,9 @@ fn qemus_own_throttling_is_a_limit() {
         let mut placed = host.placed(SLICE);
         let drives = Qmp::connect(&socket, HANG).and_then(|mut qmp| qmp.query_drives());
         placed[0].drives = Some(drives.map_err(|e| e.to_string()));
-        let (root, device) = (&Root::default(), Path::new(device));
-        super::survey(&Survey { root, io: &cgroups, cpu: None, device, dev: "0:0" }, &placed)
+        let (root, names, stack) =
+            (&Root::default(), &[PathBuf::from(device)], &stack_of("none", "0:0", &[]));
+        super::survey(&Survey { root, io: &cgroups, cpu: None, names, stack }, &placed)
     };
     for (device, ceiling, text) in [
         (&disk, 50.0, "limited to 50/s by QEMU's own throttling of drive d0 (iops-total=50)"),

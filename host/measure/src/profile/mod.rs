@@ -67,6 +67,8 @@ pub struct ProfileOptions {
     /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and
     /// that is taken off the latencies. Not on a machine that does real work.
     pub watch: bool,
+    /// Whether reads are measured under BFQ too; not where the device leaves no choice.
+    pub bfq: bool,
     /// Time for everything; at least 11 s, with writes 21 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
@@ -84,6 +86,7 @@ impl ProfileOptions {
             size,
             block: Bytes::from_kib(4),
             watch: false,
+            bfq: true,
             budget: Duration::from_secs(36),
             dir,
             seed: 1,
@@ -188,11 +191,14 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     if control.claim.is_some_and(|claim| claim.path() != options.device) {
         return Err(refuse("the claim is on another device"));
     }
-    let series: &[Series] = if control.claim.is_some() {
-        &[Series::Read, Series::ReadBfq, Series::Write, Series::Sync]
-    } else {
-        &[Series::Read, Series::ReadBfq]
-    };
+    let writes = control.claim.is_some();
+    let all = [
+        (Series::Read, true),
+        (Series::ReadBfq, options.bfq),
+        (Series::Write, writes),
+        (Series::Sync, writes),
+    ];
+    let series: Vec<Series> = all.into_iter().filter(|(_, asked)| *asked).map(|(one, _)| one).collect();
     let steps: usize = series.iter().map(|s| s.points(options.block).len()).sum();
     let point = point_time(options.budget, series.len(), steps).ok_or_else(|| {
         let least = least_budget(series.len(), steps).as_secs_f64().ceil();
@@ -250,26 +256,25 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     }
     (control.progress)(total, total, "done");
     let mut doubts = Vec::new();
-    let mut results: Vec<Vec<DepthPoint>> = Vec::new();
-    let mut large: Vec<Vec<DepthPoint>> = Vec::new();
+    let mut results: Vec<(Series, Vec<DepthPoint>)> = Vec::new();
+    let mut large: Vec<(Series, Vec<DepthPoint>)> = Vec::new();
     for (series, points) in series.iter().zip(&points) {
         let (own, larger) = points.split_at(series.depths().len());
         let summary = summarise(series.depths(), own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
-        results.push(summary);
+        results.push((*series, summary));
         if *series == Series::Sync {
             continue;
         }
         // Fewer samples than the other checks want: of their tails only the deepest one's is used.
         let summary = summarise(&LARGE_DEPTHS, larger);
         doubts.extend(checks::held_up(&format!("large {}", series.label()), &summary));
-        large.push(summary);
+        large.push((*series, summary));
     }
-    let (mut results, mut large) = (results.into_iter(), large.into_iter());
     let large = LargeRequests {
         block: LARGE,
-        read: large.next().unwrap_or_default(),
-        write: large.nth(1).unwrap_or_default(),
+        read: of(&mut large, Series::Read),
+        write: of(&mut large, Series::Write),
     };
     Ok(Profile {
         schema: PROFILE_SCHEMA.to_owned(),
@@ -277,16 +282,24 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
         identity: None,
         size: options.size,
         block: options.block,
-        read: results.next().unwrap_or_default(),
-        read_bfq: results.next().unwrap_or_default(),
-        write: results.next().unwrap_or_default(),
-        sync: results.next().unwrap_or_default(),
+        read: of(&mut results, Series::Read),
+        read_bfq: of(&mut results, Series::ReadBfq),
+        write: of(&mut results, Series::Write),
+        sync: of(&mut results, Series::Sync),
         large: (!large.read.is_empty()).then_some(large),
         guest: None,
         cpus: online_cpus(),
         kernel: kernel_release()?,
         doubts,
     })
+}
+
+/// The points of a series; none where it was not measured.
+fn of(all: &mut [(Series, Vec<DepthPoint>)], series: Series) -> Vec<DepthPoint> {
+    all.iter_mut()
+        .find(|(one, _)| *one == series)
+        .map(|(_, points)| std::mem::take(points))
+        .unwrap_or_default()
 }
 
 /// Measured time of each point, so that everything fits into the budget; `None` when less than
