@@ -12,6 +12,7 @@ pub mod controls;
 pub mod data_guard;
 pub mod devices;
 mod dirs;
+pub mod discover;
 pub mod domain;
 pub mod elevator;
 mod error;
