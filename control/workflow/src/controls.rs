@@ -1,5 +1,6 @@
 //! What acts on the VMs' I/O already and is set by no plan: limits and weights of cgroups above
-//! theirs, QEMU's own throttling, io.cost and io.latency, and cgroups in which nothing of ours acts.
+//! theirs, QEMU's own throttling, io.cost and io.latency, and cgroups in which nothing of ours
+//! acts.
 
 mod cpu;
 mod limits;
@@ -302,7 +303,7 @@ fn unknown(other: &OtherControl) -> Option<String> {
         ),
         "io.weight" => format!("{of} has io.weight {}, by which io.cost divides the device", other.value),
         "io.latency" => format!(
-            "{of} has io.latency ({}): the kernel may hold the cgroups beside it back for it, which is not in the predictions",
+            "{of} has io.latency ({}): the kernel may hold its sibling cgroups back for it, which is not in the predictions",
             other.value
         ),
         // CFQ's default.

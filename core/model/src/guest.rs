@@ -57,8 +57,8 @@ impl CpuLoad {
 ///
 /// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is what
 /// guest and VMM add when the CPUs are idle otherwise; waits for a CPU then grow with 1 / (1 -
-/// rho). Zero for a process VM. `exceedance` is the share of requests that may take longer: the tail
-/// is that of the target's percentile, at most p99.99.
+/// rho). Zero for a process VM. `exceedance` is the share of requests that may take longer: the
+/// tail is that of the target's percentile, at most p99.99.
 pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad, exceedance: f64) -> f64 {
     if !is_guest(vm) {
         return 0.0;

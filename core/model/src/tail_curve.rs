@@ -31,8 +31,8 @@ impl TailPoint {
 /// events.
 const OFTEN: f64 = 10.0;
 
-/// The share beyond p99.99, and rounding. A target up there is about events that a profile shows a few times at
-/// most, so that all of them count.
+/// The share beyond p99.99, and rounding. A target up there is about events that a profile shows a
+/// few times at most, so that all of them count.
 pub(crate) const RARE: f64 = 1.000_001e-4;
 
 /// Shares falling, latencies rising, from the median to the maximum; never empty.
@@ -63,8 +63,8 @@ impl TailCurve {
     }
 
     /// The points that show what a share `e` of requests exceeds. Of those beyond it, single events
-    /// are left out: a stall that the profile shows once gives no rate of such stalls, so it decides
-    /// nothing about the hundredth request.
+    /// are left out: a stall that the profile shows once gives no rate of such stalls, so it
+    /// decides nothing about the hundredth request.
     pub(crate) fn of_share(&self, e: f64) -> &[TailPoint] {
         if e <= RARE {
             return &self.points;

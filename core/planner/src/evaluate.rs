@@ -31,8 +31,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) vm_of: Vec<usize>,
     /// VMs by urgency: tightest target first, then spec order; those without targets last.
     pub(crate) urgency: Vec<usize>,
-    /// VMs that may be capped: no target declared, a task without a rate, and a cgroup where a limit
-    /// acts.
+    /// VMs that may be capped: no target declared, a task without a rate, and a cgroup where a
+    /// limit acts.
     pub(crate) cappable: Vec<usize>,
     /// VMs with rates that may be capped below these, because the device cannot carry all: none of
     /// their targets counts.

@@ -33,8 +33,8 @@ impl Control {
     }
 }
 
-/// What holds a thread: of a real-time one the nearest budget in its cgroup or those above, which the
-/// kernel keeps below the others; of an ordinary one the least quota.
+/// What holds a thread: of a real-time one the nearest budget in its cgroup or those above, which
+/// the kernel keeps below the others; of an ordinary one the least quota.
 ///
 /// # Errors
 /// When a cgroup's files cannot be read; a cgroup that is gone is none.

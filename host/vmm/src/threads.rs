@@ -3,8 +3,8 @@
 //!
 //! QEMU's monitor reports for certain which threads are vCPUs and I/O threads ([`Named`]); it
 //! serves one client only, so a VM of libvirt has to do with the threads' names (`-name
-//! VM,debug-threads=on`, which libvirt always gives). Other VMMs always name their threads. The rest
-//! comes from `/proc`.
+//! VM,debug-threads=on`, which libvirt always gives). Other VMMs always name their threads. The
+//! rest comes from `/proc`.
 
 mod role;
 mod watch;

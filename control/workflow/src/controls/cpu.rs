@@ -1,5 +1,5 @@
-//! Limits on the CPU time of VMs: what waits for a CPU submits no I/O, and the predictions do not know
-//! of it.
+//! Limits on the CPU time of VMs: what waits for a CPU submits no I/O, and no prediction knows of
+//! it.
 
 use std::path::{Path, PathBuf};
 

@@ -30,7 +30,7 @@ fn siblings_keep_their_weights() {
     assert_eq!(weights(&Placements::default(), &[50, 300]), [50, 300]);
 }
 
-/// The share of a VM is the product along its path: 300 in a cgroup of 50 beside one of 150 has a
+/// The share of a VM is the product along its path: 300 in a cgroup of 50 next to one of 150 has a
 /// quarter of the device, whatever the other VM's own weight.
 #[test]
 fn weights_of_different_parents_act_through_these() {

@@ -74,8 +74,8 @@ impl Cgroups {
         path
     }
 
-    /// Whether cgroups above the part of the hierarchy that is mounted here, which are not seen, may
-    /// set something too.
+    /// Whether cgroups above the part of the hierarchy that is mounted here, which are not seen,
+    /// may set something too.
     #[must_use]
     pub fn hides_parents(&self) -> bool {
         !Self::is_root(&self.mount_root)
@@ -169,8 +169,8 @@ impl Cgroups {
     }
 
     /// Controls that the models do not know: `io.latency` of a cgroup, of those above it and of all
-    /// their siblings (it holds siblings back), `io.cost.qos` where it is enabled, with the `io.weight`
-    /// of the path; on v1 `blkio.weight` of CFQ.
+    /// their siblings (it holds siblings back), `io.cost.qos` where it is enabled, with the
+    /// `io.weight` of the path; on v1 `blkio.weight` of CFQ.
     ///
     /// # Errors
     /// When one of the files cannot be read.

@@ -330,8 +330,8 @@ fn mixed_directions_share_the_declared_rate() {
     assert_eq!((pace.due_before(false, 1_000_000_000), pace.due_before(true, 1_000_000_000)), (44, 19));
 }
 
-/// A stream of 200/s that a limit holds at 50/s serves the warm-up's requests first, at 50/s all the
-/// same, however long it is measured.
+/// A stream of 200/s that a limit holds at 50/s serves the warm-up's requests first, at 50/s all
+/// the same, however long it is measured.
 #[test]
 fn a_rate_is_what_was_served_also_of_the_warm_up() {
     let (recorded, _) = recorded();
