@@ -128,6 +128,44 @@ fn a_contract_is_applied_shown_and_put_back() {
     assert!(error.contains("has not been measured"), "{error}");
 }
 
+/// Without thread names a pid does not show the vCPUs: nothing is promised and no main loop becomes
+/// real-time; through the monitor the same machine has its contract.
+#[test]
+fn a_contract_without_a_known_vcpu_is_refused() {
+    let test = "a_contract_without_a_known_vcpu_is_refused";
+    let site = Site::new();
+    if !has(test, &[Need::Root, Need::QEMU, Need::RT_GROUPS]) {
+        return;
+    }
+    let options = ["-machine", "q35", "-smp", "2", "-name", "debug-threads=off"];
+    let machine = Machine::start(site.dir.path(), "plc", &options);
+    for cpu in ["", "priorities = \"rt\""] {
+        let cpu = format!("cpu = {{ budget = \"4ms\", period = \"20ms\" }}\n{cpu}");
+        let monitored = spec(&site, &site.vm("plc"), &cpu);
+        let by_pid = site.dir.path().join("pid.toml");
+        let qmp = format!("qmp = \"{}\"", site.dir.path().join("qmp").display());
+        let text_of =
+            fs::read_to_string(&monitored).unwrap().replace(&qmp, &format!("pid = {}", machine.pid()));
+        fs::write(&by_pid, text_of).unwrap();
+        let by_pid = by_pid.to_str().unwrap();
+        for args in [&["apply", by_pid, "--cpu-only"][..], &["apply", by_pid, "--cpu-only", "--dry-run"]] {
+            let refused = site.output(args);
+            let said = text(&refused.stderr);
+            assert!(!refused.status.success() && !said.contains("guarantee"), "{said}");
+            assert!(said.contains("debug-threads=on") && said.contains("`qmp` or `domain`"), "{said}");
+        }
+        let (_, threads) = site.json(&["threads", by_pid]);
+        let policies = |all: &Value| -> Vec<Value> {
+            all[0]["threads"].as_array().unwrap().iter().map(|t| t["policy"].clone()).collect()
+        };
+        assert!(policies(&threads).iter().all(|p| p == "other"), "{threads}");
+        assert!(text(&site.output(&["threads", by_pid]).stderr).contains("run its vCPUs is not known"));
+        let (code, held) = site.json(&["apply", &monitored, "--cpu-only"]);
+        assert_eq!((code, held[0]["strength"].as_str()), (0, Some("guarantee")), "{held}");
+        site.ok(&["revert"]);
+    }
+}
+
 /// Answers as QEMU's monitor does, naming `thread` as its vCPU.
 fn monitor(path: &Path, thread: u32) {
     let listener = UnixListener::bind(path).unwrap();

@@ -123,7 +123,8 @@ pub(crate) fn plan() -> Plan {
         reason: reason.into(),
         strength,
     };
-    let term = |side, name: &'static str, v| Term { side, name: name.into(), latency_ns: us(v) };
+    let term =
+        |side, name: &'static str, v| Term { side, name: name.into(), latency_ns: us(v), statistic: None };
     let mut settings = vec![
         set(Knob::HostElevator, "bfq", "Weights between VMs act only under BFQ.", Strength::Hint),
         set(

@@ -76,9 +76,10 @@ pub fn plan_now(
     progress: &dyn Progress,
 ) -> Result<(Plan, Config)> {
     let profile = load_profile(&site.spec, with.profile, dirs)?;
-    let found_config = site.config()?;
     let choice = ModelChoice::find(with.model, &site.spec, &profile, dirs, progress)?;
-    let mut options = site.plan_options(found_config.clone(), &choice)?;
+    let survey = site.survey(progress)?;
+    let found_config = survey.config.clone();
+    let mut options = site.options(survey, &choice)?;
     options.enough = with.enough;
     Ok((plan(&site.spec, &profile, &options)?, found_config))
 }
@@ -88,7 +89,8 @@ pub fn plan_now(
 /// # Errors
 /// When one of its settings would have no effect here.
 pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
-    let options = site.plan_options(site.config()?, &ModelChoice::formula(ModelKind::Slice))?;
+    let choice = ModelChoice::formula(ModelKind::Slice);
+    let options = site.plan_options(site.config()?, &choice)?;
     // The models know no limits on bytes; written by hand they act all the same.
     let bytes =
         |knob: &Knob| matches!(knob, Knob::VmLimit { limit: LimitKind::ReadBps | LimitKind::WriteBps, .. });
@@ -97,7 +99,7 @@ pub fn check_saved(plan: &Plan, site: &Site) -> Result<()> {
         |knob: &Knob| matches!(knob, Knob::HostElevator | Knob::HostBfq(_) | Knob::VmWeight { .. });
     let elsewhere = |knob: &Knob| bytes(knob) || (site.stack.disks.is_empty() && scheduled(knob));
     let known: Vec<_> = plan.settings.iter().filter(|s| !elsewhere(&s.knob)).cloned().collect();
-    Ok(check_actable(&site.spec, options.mode, &options.start, &known)?)
+    Ok(check_actable(&site.spec, &options.placements, &options.start, &known)?)
 }
 
 /// A plan's settings and the spec's CPU contracts, as writes on this host.

@@ -9,6 +9,7 @@ use rtvirtio_kernel::process::{self, of_thread, serves};
 use rtvirtio_kernel::{Cgroups, ProcessId, Root};
 use rtvirtio_spec::{HostHandle, HostSpec, LabKind, LibvirtDomain, Reach, Spec, Vm, VmDisk};
 use rtvirtio_vmm::libvirt::{AgentState, RunningDomain, guest_device};
+use rtvirtio_vmm::qmp::Drive;
 use rtvirtio_vmm::threads::{Named, discover};
 use rtvirtio_vmm::{AgentAddress, GuestAgent, Qmp, Role, VmHandle};
 
@@ -109,6 +110,44 @@ impl HostVm {
                     ..Self::new(&vm.name, HostReach::LabGuest { process, qmp, cgroup })
                 }
             }
+        }
+    }
+
+    /// Its processes; none for the lab's VMs of processes, which come and go.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`].
+    pub(crate) fn pids(&self) -> Result<Vec<u32>> {
+        let root = Root::default();
+        match &self.reach {
+            HostReach::LabProcesses(_) => Ok(Vec::new()),
+            HostReach::Process(pid) => Ok(vec![*pid]),
+            HostReach::LabGuest { process, .. } => Ok(vec![process.pid]),
+            HostReach::Cgroup(path) => {
+                let handle = of_cgroup(&root, &Cgroups::detect(&root)?, path)?;
+                Ok(handle.pids.into_iter().collect())
+            }
+            HostReach::Monitor(socket) => {
+                if self.handle.get().is_none() {
+                    let _ = self.handle.set(of_monitor(&root, socket)?);
+                }
+                Ok(self.handle.get().into_iter().flat_map(|handle| &handle.pids).copied().collect())
+            }
+            HostReach::Domain(..) => Ok(vec![self.domain(&root)?.process.pid]),
+            HostReach::Proxmox(id) => Ok(vec![managed::proxmox(&root, *id)?.pid]),
+        }
+    }
+
+    /// Its drives with what throttles them: of a domain by libvirt, which keeps its own record,
+    /// else by the monitor. `None` where no way leads to either.
+    ///
+    /// # Errors
+    /// As [`HostVm::handle`].
+    pub(crate) fn drives(&self) -> Result<Option<Vec<Drive>>> {
+        let root = Root::default();
+        match &self.reach {
+            HostReach::Domain(..) => Ok(Some(self.domain(&root)?.xml.drives())),
+            _ => self.monitor(&root)?.map(|mut qmp| Ok(qmp.query_drives()?)).transpose(),
         }
     }
 

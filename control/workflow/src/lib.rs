@@ -8,6 +8,7 @@
 pub mod apply;
 pub mod bfq;
 pub mod contracts;
+pub mod controls;
 pub mod data_guard;
 pub mod devices;
 mod dirs;

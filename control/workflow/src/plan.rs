@@ -5,10 +5,11 @@ use std::path::Path;
 
 use rtvirtio_kernel::{BlockDevice, Root, Stack};
 use rtvirtio_model::{Config, Profile, model};
-use rtvirtio_planner::{Knob, Plan, PlanOptions, TaskOutlook, settings_of};
+use rtvirtio_planner::{Knob, Placements, Plan, PlanOptions, TaskOutlook, settings_of};
 use rtvirtio_spec::{CpuNeed, Device, Part, Spec, Vm};
 
 use crate::contracts::{self, Contracted};
+use crate::controls::Control;
 use crate::dirs::{Dirs, is_there, profile_key};
 use crate::error::{Error, Kind, Result, bail, ensure};
 use crate::model_choice::{ModelChoice, ModelName};
@@ -25,6 +26,9 @@ pub struct Basis {
     pub options: PlanOptions,
     /// The model.
     pub choice: ModelChoice,
+    /// What acts on the VMs already and is set by no plan; it is in the options too, as far as it
+    /// can be counted.
+    pub controls: Vec<Control>,
     /// [`rtvirtio_kernel::Stack::notes_on_settings`] of the device; none for one that is not here.
     pub notes: Vec<String>,
 }
@@ -109,24 +113,25 @@ impl Basis {
         let choice = ModelChoice::find(options.model, &spec, &profile, dirs, progress)?;
         if options.defaults {
             let options = choice.options(site::default_config(&spec));
-            let notes = notes(&spec.device)?;
-            return Ok(Self { spec, profile, options, choice, notes });
+            let (controls, notes) = (Vec::new(), notes(&spec.device)?);
+            return Ok(Self { spec, profile, options, choice, controls, notes });
         }
-        let options = match Site::find(part, dirs)
-            .inspect(|site| {
-                site.warn_without_bfq(progress);
-                site.warn_without_agent(progress);
-            })
-            .and_then(|site| site.plan_options(site.config()?, &choice))
-        {
-            Ok(options) => options,
+        let found = Site::find(part, dirs).and_then(|site| {
+            site.warn_without_bfq(progress);
+            site.warn_without_agent(progress);
+            let survey = site.survey(progress)?;
+            let controls = survey.controls.list.clone();
+            Ok((site.options(survey, &choice)?, controls))
+        });
+        let (options, controls) = match found {
+            Ok(found) => found,
             Err(e) => {
                 progress.warn(&format!("starting from the kernel's default settings, because {e:#}"));
-                choice.options(site::default_config(&spec))
+                (choice.options(site::default_config(&spec)), Vec::new())
             }
         };
         let notes = notes(&spec.device)?;
-        Ok(Self { spec, profile, options, choice, notes })
+        Ok(Self { spec, profile, options, choice, controls, notes })
     }
 }
 
@@ -141,7 +146,7 @@ fn notes(device: &Device) -> Result<Vec<String>> {
     }
 }
 
-/// A model's forecast of every task under a configuration.
+/// A model's forecast of every task under a configuration, with what acts on the VMs besides.
 ///
 /// # Errors
 /// When the model does not cover it.
@@ -150,9 +155,10 @@ pub fn outlook(
     profile: &Profile,
     choice: &ModelChoice,
     config: &Config,
+    placements: &Placements,
 ) -> Result<Vec<TaskOutlook>> {
     let model = model(choice.kind, choice.learned.as_ref())?;
-    Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, config)?))
+    Ok(rtvirtio_planner::outlook(spec, model.forecast(profile, spec, &placements.in_effect(config))?))
 }
 
 /// Contracts of a spec's VMs with demands, or why these cannot be carried; `None` for a spec

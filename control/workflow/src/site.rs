@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use rtvirtio_apply::{Binding, VmBinding};
 use rtvirtio_kernel::cgroup::{Limit, MemberGroup};
@@ -10,12 +9,12 @@ use rtvirtio_kernel::{BlockDevice, Cgroups, Hierarchy, Root, Stack, text};
 use rtvirtio_measure::workload::{Place, VmLoad};
 use rtvirtio_measure::{HostFacts, VmKind};
 use rtvirtio_model::{Bfq, Config, Elevator, VmConfig};
-use rtvirtio_planner::{CgroupMode, PlanOptions};
+use rtvirtio_planner::PlanOptions;
 use rtvirtio_spec::{Device, LabKind, Part, Spec, Vm, VmDisk};
 use rtvirtio_units::{Bytes, Iops, Nanos};
-use rtvirtio_vmm::GuestAgent;
 
 use crate::bfq;
+use crate::controls::{Control, ControlKind, Controls};
 use crate::dirs::Dirs;
 use crate::error::{Context as _, Result, bail};
 use crate::find::{self, HostVm};
@@ -23,11 +22,11 @@ use crate::host::{cpus, kernel_release};
 use crate::inventory::Inventory;
 use crate::model_choice::ModelChoice;
 use crate::progress::Progress;
+use survey::guest_settings;
 
-/// Time limit of a guest agent's answer when its settings are read.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest settings file read from a guest, bytes.
-const SMALL_FILE: usize = 4096;
+mod survey;
+
+pub use survey::Survey;
 
 /// A spec, with its device and VMs on this host.
 pub struct Site {
@@ -155,33 +154,50 @@ impl Site {
     /// # Errors
     /// When the kernel's files cannot be read.
     pub fn config(&self) -> Result<Config> {
+        Ok(self.config_and_doubts()?.0)
+    }
+
+    /// The settings in force, with what of them is assumed.
+    fn config_and_doubts(&self) -> Result<(Config, Vec<Control>)> {
         let mut config = device_config(&self.stack, &self.root, 0)?;
+        let mut doubts = Vec::new();
         for (vm, (host_vm, cgroup)) in self.spec.vms.iter().zip(&self.vms) {
             let (weight, cap) = (self.weight(cgroup)?, self.cap(vm, cgroup)?);
             let mut of_vm = VmConfig { weight, cap, ..default_vm() };
-            if let Some((elevator, bfq)) = guest_settings(host_vm, &self.root) {
-                of_vm.guest_elevator = elevator;
-                of_vm.guest_bfq = bfq;
+            match guest_settings(host_vm, &self.root) {
+                Ok(Some((elevator, bfq))) => {
+                    of_vm.guest_elevator = elevator;
+                    of_vm.guest_bfq = bfq;
+                }
+                Ok(None) => {}
+                Err(why) => doubts.push(Control {
+                    kind: ControlKind::Assumed,
+                    vm: Some(vm.name.clone()),
+                    text: format!(
+                        "the settings inside the guest are not known, elevator none is assumed: {why}"
+                    ),
+                }),
             }
             config.vms.push(of_vm);
         }
-        Ok(config)
+        Ok((config, doubts))
     }
 
     /// Options for a search from the settings in force, limited to what this host offers.
     pub fn plan_options(&self, start: Config, model: &ModelChoice) -> Result<PlanOptions> {
-        let mut options = model.options(start);
+        let placements = self.controls(&self.placed(&start))?.placements;
+        self.options(Survey { config: start, controls: Controls { placements, list: Vec::new() } }, model)
+    }
+
+    /// The same from what a survey found.
+    pub fn options(&self, survey: Survey, model: &ModelChoice) -> Result<PlanOptions> {
+        let mut options = model.options(survey.config);
+        options.placements = survey.controls.placements;
         let offered: Vec<Elevator> =
             self.stack.offered(&self.root)?.iter().map(|name| elevator(name)).collect();
         options.space.elevators.retain(|e| offered.contains(e));
         if self.stack.disks.iter().any(BlockDevice::is_hidden) {
             options.space.weights.clear();
-        }
-        let mut cgroups: Vec<&PathBuf> = self.vms.iter().map(|(_, cgroup)| cgroup).collect();
-        cgroups.sort();
-        cgroups.dedup();
-        if cgroups.len() < self.vms.len() || cgroups.iter().any(|c| Cgroups::is_root(c)) {
-            options.mode = CgroupMode::Shared;
         }
         // Two disks in a guest may have different settings, which a configuration does not hold.
         let one_disk = |i: usize, vm: &HostVm| vm.names_disk() && self.disks_of(i).len() <= 1;
@@ -264,23 +280,18 @@ impl Site {
         if Cgroups::is_root(cgroup) {
             return Ok(100);
         }
-        let file = self.cgroups.weight_file(&self.root, cgroup)?;
-        // No file: BFQ is not loaded, or on v2 `io` is not enabled yet; the kernel's default holds.
-        let Some(content) = self.root.read_optional(&file.path)? else { return Ok(100) };
-        let weights = text::weights(&content).unwrap_or_default();
-        let of = |disk: &BlockDevice| {
-            let weight = weights.devices.get(&disk.dev).copied().or(weights.default);
-            weight.and_then(|weight| u32::try_from(weight).ok()).unwrap_or(100)
-        };
-        let first = self.stack.disks.first().map_or(100, of);
-        if let Some(other) = self.stack.disks.iter().find(|disk| of(disk) != first) {
-            bail!(
-                System,
-                "{} gives {} another weight than the other disks below {}, and predictions take one: set them alike first",
-                file.path.display(),
-                other.name,
-                self.stack.device.name
-            );
+        let of = |disk: &BlockDevice| self.cgroups.weight_of(&self.root, cgroup, &disk.dev);
+        let first = self.stack.disks.first().map_or(Ok(100), of)?;
+        for other in &self.stack.disks {
+            if of(other)? != first {
+                bail!(
+                    System,
+                    "{} gives {} another weight than the other disks below {}, and predictions take one: set them alike first",
+                    self.cgroups.weight_file(&self.root, cgroup)?.path.display(),
+                    other.name,
+                    self.stack.device.name
+                );
+            }
         }
         Ok(first)
     }
@@ -457,26 +468,4 @@ fn bfq_of(tunables: &BTreeMap<String, String>) -> Result<Bfq> {
         max_budget: (max_budget > 0).then_some(Bytes(max_budget * 512)),
         strict_guarantees: number("strict_guarantees")? != 0,
     })
-}
-
-/// Elevator and BFQ tunables inside a guest; `None` without an agent or its answer: the model then
-/// assumes `none`.
-fn guest_settings(vm: &HostVm, root: &Root) -> Option<(Elevator, Bfq)> {
-    let agent = vm.agent(root).ok()??;
-    let disk = vm.disk(root).ok()??;
-    let disk = disk.file_name()?.to_str()?;
-    let mut agent = GuestAgent::reach(&agent, AGENT_TIMEOUT).ok()?;
-    let mut read = |path: &str| {
-        let bytes = agent.read_file(&format!("/sys/block/{disk}/queue/{path}"), SMALL_FILE).ok()?;
-        String::from_utf8(bytes).ok()
-    };
-    let elevator = elevator(&text::elevators(&read("scheduler")?)?.current);
-    let mut bfq = Bfq::default();
-    if elevator == Elevator::Bfq {
-        let names = ["slice_idle", "timeout_sync", "low_latency", "max_budget", "strict_guarantees"];
-        let tunables =
-            names.into_iter().filter_map(|n| Some((n.to_owned(), read(&format!("iosched/{n}"))?))).collect();
-        bfq = bfq_of(&tunables).ok()?;
-    }
-    Some((elevator, bfq))
 }

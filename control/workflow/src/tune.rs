@@ -7,7 +7,7 @@ use rtvirtio_measure::verdict::samples_needed;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, Verdict};
 use rtvirtio_model::{Config, Profile};
 use rtvirtio_planner::tune::{Seen, TuneGoal, Tuner};
-use rtvirtio_planner::{CgroupMode, Infeasible, Knob, Plan, check_actable, settings_of};
+use rtvirtio_planner::{Infeasible, Knob, Placements, Plan, check_actable, settings_of};
 use rtvirtio_spec::{Target, Vm};
 use rtvirtio_units::Nanos;
 use serde::Serialize;
@@ -100,8 +100,9 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     let length = Duration::from_nanos(options.length.0);
     let profile = load_profile(&site.spec, options.with.profile, dirs)?;
     let choice = ModelChoice::find(options.with.model, &site.spec, &profile, dirs, progress)?;
-    let found_config = site.config()?;
-    let mut search = site.plan_options(found_config.clone(), &choice)?;
+    let survey = site.survey(progress)?;
+    let found_config = survey.config.clone();
+    let mut search = site.options(survey, &choice)?;
     search.enough = options.with.enough;
     let affordable = (budget.as_secs_f64() * TRIALS_SHARE / (length + OVERHEAD).as_secs_f64()) as usize;
     ensure!(
@@ -125,6 +126,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
     let rates = site.spec.goals().map(|(_, t, _)| t.rate.map(|r| r.0)).collect();
     let reserve = budget.mul_f64(1.0 - TRIALS_SHARE);
     let mut tuning = Tuning {
+        placements: search.placements,
         rates,
         reserve,
         given_up,
@@ -140,7 +142,7 @@ pub fn tune(site: &Site, options: &TuneOptions<'_>, dirs: &Dirs, progress: &dyn 
         progress,
     };
     let (plan, proof) = loop {
-        tuning.trials(&mut tuner, search.mode)?;
+        tuning.trials(&mut tuner)?;
         let (best, plan, proof) = tuning.prove(&tuner)?;
         if missed(&proof, &tuning.given_up) == 0 {
             break (plan, proof);
@@ -195,6 +197,7 @@ struct Tuning<'a> {
     options: &'a TuneOptions<'a>,
     site: &'a Site,
     found_config: Config,
+    placements: Placements,
     choice: ModelChoice,
     profile: Profile,
     length: Duration,
@@ -216,14 +219,14 @@ impl Tuning<'_> {
     }
 
     /// Tries settings until the tuner ends, or only the time for a proof remains.
-    fn trials(&mut self, tuner: &mut Tuner, mode: CgroupMode) -> Result<()> {
+    fn trials(&mut self, tuner: &mut Tuner) -> Result<()> {
         while let Some(config) = tuner.next() {
             let reserve = self.reserve.min(self.proof_length()).max(self.length);
             if !tuner.trials().is_empty() && self.time_left() < self.length + OVERHEAD + reserve {
                 break;
             }
             let plan = self.plan(&config)?;
-            check_actable(&self.site.spec, mode, &self.found_config, &plan.settings)?;
+            check_actable(&self.site.spec, &self.placements, &self.found_config, &plan.settings)?;
             apply_plan(&plan, self.site, self.dirs, self.progress)?;
             let run = measure(self.site, SCHEME, self.length, &[], self.dirs, self.progress);
             revert_all(self.dirs)?;
@@ -299,7 +302,7 @@ impl Tuning<'_> {
             s.reason = "found by measuring".to_owned();
         }
         // A configuration that the model does not cover is measured all the same.
-        let tasks = outlook(spec, &self.profile, &self.choice, config).unwrap_or_default();
+        let tasks = outlook(spec, &self.profile, &self.choice, config, &self.placements).unwrap_or_default();
         Ok(Plan {
             scheme: SCHEME.to_owned(),
             model: self.choice.kind,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::flow::Flow;
-use crate::guest::{CpuLoad, overhead};
+use crate::guest::{CpuLoad, overhead, overhead_statistic};
 use crate::load::{flows, is_guest};
 use crate::tail_model::{check_config, check_syncs};
 use crate::terms::{Sum, Terms};
@@ -211,7 +211,8 @@ impl TailModel for Analytical {
             } else if is_guest(vm) {
                 // Without BFQ in the guest there is no budget and no share: what is left is the
                 // measured overhead.
-                sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
+                sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu, flow.exceedance));
+                sum.from_statistic(|| overhead_statistic(profile, flow.exceedance));
             }
             Tier {
                 side: Side::Host,

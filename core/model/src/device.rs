@@ -5,7 +5,7 @@ use rtvirtio_units::{Bytes, Iops, Nanos};
 
 use crate::flow::Access;
 use crate::saturation::SaturationTails;
-use crate::tail_curve::{TailCurve, TailPoint};
+use crate::tail_curve::{TailCurve, TailPoint, segments};
 use crate::tail_model::check_syncs;
 use crate::types::{DepthPoint, Elevator, LargeRequests, Profile};
 use crate::{Config, ModelError};
@@ -304,11 +304,31 @@ impl Device {
     /// Latency above which the device alone holds a share `exceedance` of *arrivals*, s; see
     /// [`Curve::stall`].
     pub(crate) fn stall(&self, access: Access, exceedance: f64, slack: f64) -> f64 {
-        let worst = |c: &Curve| c.stall(exceedance, slack);
+        self.worst(access, exceedance, slack).0.latency
+    }
+
+    /// The statistics of the profile that this comes from, for the user.
+    pub(crate) fn stall_statistic(&self, access: Access, exceedance: f64, slack: f64) -> String {
+        let (stall, curve) = self.worst(access, exceedance, slack);
+        let named = curve.tail.named(stall.between);
+        let whole = curve.stall_within(&curve.tail.points, exceedance, slack);
+        match curve.tail.left_out(exceedance) {
+            Some(largest) if whole.latency > stall.latency => {
+                format!("{named}; the largest, {largest}, is a single event")
+            }
+            _ => named,
+        }
+    }
+
+    fn worst(&self, access: Access, exceedance: f64, slack: f64) -> (Stall<'_>, &Curve) {
+        let of = |c| (Curve::stall(c, exceedance, slack), c);
         match access.op {
-            Op::Read => worst(&self.read),
-            Op::Write => worst(self.writes(access)),
-            Op::Mixed { .. } => worst(&self.read).max(worst(&self.write)),
+            Op::Read => of(&self.read),
+            Op::Write => of(self.writes(access)),
+            Op::Mixed { .. } => {
+                let (read, write) = (of(&self.read), of(&self.write));
+                if write.0.latency > read.0.latency { write } else { read }
+            }
         }
     }
 }
@@ -350,24 +370,41 @@ impl Curve {
     ///
     /// G is a straight line in log-log between the profile's percentiles. The answer is the
     /// largest x at which the bound reaches `e`, at least the plain percentile, at most the
-    /// profile's maximum.
-    pub(crate) fn stall(&self, e: f64, slack: f64) -> f64 {
+    /// profile's maximum. G holds what the profile shows often enough for `e`
+    /// ([`TailCurve::of_share`]).
+    fn stall(&self, e: f64, slack: f64) -> Stall<'_> {
+        self.stall_within(self.tail.of_share(e), e, slack)
+    }
+
+    /// The same by these points of the profile.
+    fn stall_within<'c>(&'c self, points: &'c [TailPoint], e: f64, slack: f64) -> Stall<'c> {
         let ln_e = e.ln();
         let ln_spare = (self.cycle * slack.clamp(MIN_SLACK, 1.0)).ln();
         let held = |p: &TailPoint| p.ln_share + p.ln_latency - ln_spare;
-        let plain = self.tail.quantile(ln_e);
-        for (near, far) in self.tail.segments().rev() {
+        let plain = Stall { latency: self.tail.quantile(ln_e), between: self.tail.around(ln_e) };
+        let more = |latency: f64, between| {
+            if latency > plain.latency { Stall { latency, between } } else { plain }
+        };
+        for (near, far) in segments(points).rev() {
             if held(far) > ln_e {
-                return far.latency.max(plain);
+                return more(far.latency, (far, far));
             }
             if held(near) > ln_e {
                 // On this segment log(held) falls linearly with log(x).
                 let t = (held(near) - ln_e) / (held(near) - held(far));
-                return near.towards(far, t).max(plain);
+                return more(near.towards(far, t), (near, far));
             }
         }
         plain
     }
+}
+
+/// How long the device alone holds requests, with the points of the profile that show it.
+#[derive(Clone, Copy)]
+struct Stall<'c> {
+    /// In s.
+    latency: f64,
+    between: (&'c TailPoint, &'c TailPoint),
 }
 
 /// Least spare share that a backlog is worked off with: below it a task counts as saturated and its

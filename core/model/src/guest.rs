@@ -5,6 +5,7 @@ use rtvirtio_spec::{Spec, Vm};
 
 use crate::flow::Flow;
 use crate::load::{JIFFY, is_guest};
+use crate::tail_curve::{RARE, TailCurve};
 use crate::types::{Config, Elevator, GuestPoint, Profile};
 
 /// Tail of guest and VMM when no VM was measured, s: a vCPU or VMM thread that loses its CPU may
@@ -56,16 +57,33 @@ impl CpuLoad {
 ///
 /// The profile's VM ran alone and at depth 1, so its tail above the device's typical time is what
 /// guest and VMM add when the CPUs are idle otherwise; waits for a CPU then grow with 1 / (1 -
-/// rho). Zero for a process VM.
-pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad) -> f64 {
+/// rho). Zero for a process VM. `exceedance` is the share of requests that may take longer: the
+/// tail is that of the target's percentile, at most p99.99.
+pub(crate) fn overhead(profile: &Profile, vm: &Vm, load: &CpuLoad, exceedance: f64) -> f64 {
     if !is_guest(vm) {
         return 0.0;
     }
     let Some(guest) = measured_guest(profile) else { return UNMEASURED_TAIL };
     // Two tails do not subtract: what held the guest's slowest request is rarely what held the
     // device's. So all but a typical device time counts as the guest's, on the safe side.
-    let tail = (guest.point.p9999.as_secs_f64() - typical(profile)).max(above_device(profile, guest));
+    let of_guest = match TailCurve::new(&guest.point, guest.point.p50.as_secs_f64()) {
+        curve if exceedance > RARE => curve.quantile(exceedance.ln()),
+        _ => guest.point.p9999.as_secs_f64(),
+    };
+    let tail = (of_guest - typical(profile)).max(above_device(profile, guest));
     tail * load.stretch()
+}
+
+/// The statistic that [`overhead`] comes from, for the user.
+pub(crate) fn overhead_statistic(profile: &Profile, exceedance: f64) -> String {
+    match measured_guest(profile) {
+        None => "assumed: no VM was measured".to_owned(),
+        Some(guest) => {
+            let curve = TailCurve::new(&guest.point, guest.point.p50.as_secs_f64());
+            let ln_e = exceedance.max(RARE).ln();
+            format!("{} in a VM alone", curve.named(curve.around(ln_e)))
+        }
+    }
 }
 
 /// Time that guest and VMM add to a typical request of a VM, s: a closed loop cannot go faster than

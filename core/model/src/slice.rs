@@ -13,7 +13,7 @@ use rtvirtio_spec::Spec;
 
 use crate::device::{Device, MIN_SLACK};
 use crate::flow::Flow;
-use crate::guest::{CpuLoad, overhead, round_trip};
+use crate::guest::{CpuLoad, overhead, overhead_statistic, round_trip};
 use crate::load::{flows, is_guest};
 use crate::saturation::{Kind, kinds};
 use crate::tail_model::{by_goal, check_config, check_syncs, further_targets};
@@ -137,7 +137,8 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let vm = &spec.vms[flow.vm];
         let mut sum = T::default();
         if is_guest(vm) {
-            sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu));
+            sum.add(Side::Guest, "virtualization", overhead(profile, vm, &cpu, flow.exceedance));
+            sum.from_statistic(|| overhead_statistic(profile, flow.exceedance));
             sum.add(Side::Guest, "other-tasks", idling::guest_wait(config, &flows, i));
         }
         sum.add(Side::Host, "own-service", wait.service);
@@ -149,6 +150,13 @@ fn tails<T: Terms>(profile: &Profile, spec: &Spec, config: &Config, device: &Dev
         let stall = device.stall(flow.access, flow.exceedance, slack);
         let full = saturated.latency(flow.exceedance) - wait.own_vm - wait.other_vms;
         sum.add(Side::Host, "device", (stall.max(full) - wait.service).max(0.0));
+        sum.from_statistic(|| {
+            if full > stall {
+                "latencies with as many in flight as the floods have".to_owned()
+            } else {
+                device.stall_statistic(flow.access, flow.exceedance, slack)
+            }
+        });
         let reach = flow.depth / (flow.service + round_trip(profile, vm)) / flow.rate.max(f64::MIN_POSITIVE);
         let limited = |of: &Wait| Share {
             kept: (of.kept * cpu.kept() * flow.through_cap).min(reach),
@@ -219,6 +227,8 @@ fn cap_wait(config: &Config, flows: &[Flow], flow: &Flow) -> (f64, f64) {
     (ahead / cap.0, 1.0 - (rate / cap.0).min(1.0))
 }
 
+#[cfg(test)]
+mod statistic_tests;
 #[cfg(test)]
 mod task_tests;
 #[cfg(test)]

@@ -333,6 +333,10 @@ pub struct Term {
     pub name: Cow<'static, str>,
     /// Its share of the latency.
     pub latency_ns: Nanos,
+    /// The measured statistic that it comes from, such as `p99 of 27865 samples`, or that it is
+    /// assumed; `None` where it follows from settings and rates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub statistic: Option<String>,
 }
 
 /// Where a term arises.

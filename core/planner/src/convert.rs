@@ -5,8 +5,7 @@ use rtvirtio_model::{Bfq, Config, Elevator};
 use rtvirtio_spec::{Reach, Spec, Task, Vm};
 use rtvirtio_units::{Bytes, Iops, Nanos};
 
-use crate::options::CgroupMode;
-use crate::{BfqTunable, Knob, LimitKind, PlanError, Setting, Strength};
+use crate::{BfqTunable, Knob, LimitKind, Placements, PlanError, Setting, Strength};
 
 /// Bytes per sector, the unit of `max_budget` (block/bfq-iosched.c counts budgets in 512 B
 /// sectors).
@@ -138,17 +137,24 @@ pub fn config_of(spec: &Spec, start: &Config, settings: &[Setting]) -> Result<Co
 /// [`PlanError::CannotAct`] with the reason; the errors of [`config_of`].
 pub fn check_actable(
     spec: &Spec,
-    mode: CgroupMode,
+    placements: &Placements,
     start: &Config,
     settings: &[Setting],
 ) -> Result<(), PlanError> {
     let end = config_of(spec, start, settings)?;
     let idles = end.bfq.slice_idle.0 > 0 || end.bfq.strict_guarantees;
+    let index = |name: &String| spec.vms.iter().position(|vm| vm.name == *name);
     for s in settings {
         let why = match &s.knob {
-            Knob::VmWeight { .. } | Knob::VmLimit { .. } if mode == CgroupMode::Shared => {
-                "all VMs share one I/O cgroup, and weights and limits act only between cgroups; \
+            Knob::VmWeight { vm } | Knob::VmLimit { vm, .. }
+                if index(vm).is_some_and(|i| !placements.limits_act(i)) =>
+            {
+                "the VM has no I/O cgroup of its own, and weights and limits act only between cgroups; \
                  give each VM its own, or use I/O classes"
+            }
+            Knob::VmWeight { vm } if index(vm).is_some_and(|i| !placements.weights_compare(i)) => {
+                "weights compare only cgroups with one parent, and no other VM's has the same; \
+                 move the VMs below one parent cgroup, such as machine.slice"
             }
             Knob::VmWeight { .. } if end.elevator != Elevator::Bfq => {
                 "the weight is BFQ's and the plan's elevator is another; choose bfq"

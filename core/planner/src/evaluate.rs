@@ -10,7 +10,7 @@ use rtvirtio_spec::Spec;
 use rtvirtio_units::Nanos;
 use rustc_hash::FxHashMap;
 
-use crate::PlanOptions;
+use crate::{Placements, PlanOptions};
 
 /// Share of the declared rate that must be kept: a tail met by doing less work is not met.
 pub(crate) const RATE_KEPT: f64 = 0.99;
@@ -31,7 +31,8 @@ pub(crate) struct Problem<'a> {
     pub(crate) vm_of: Vec<usize>,
     /// VMs by urgency: tightest target first, then spec order; those without targets last.
     pub(crate) urgency: Vec<usize>,
-    /// VMs that may be capped: no target declared, and a task without a rate.
+    /// VMs that may be capped: no target declared, a task without a rate, and a cgroup where a
+    /// limit acts.
     pub(crate) cappable: Vec<usize>,
     /// VMs with rates that may be capped below these, because the device cannot carry all: none of
     /// their targets counts.
@@ -44,6 +45,7 @@ pub(crate) struct Problem<'a> {
 impl<'a> Problem<'a> {
     pub(crate) fn new(spec: &'a Spec, options: &'a PlanOptions) -> Self {
         let cappable = (0..spec.vms.len())
+            .filter(|&i| options.placements.limits_act(i))
             .filter(|&i| spec.vms[i].tightest_target().is_none())
             .filter(|&i| spec.vms[i].tasks.iter().any(|t| t.rate.is_none()))
             .collect();
@@ -87,7 +89,8 @@ impl<'a> Problem<'a> {
 
     /// VMs that caps may hold down.
     pub(crate) fn held(&self) -> impl Iterator<Item = usize> {
-        let more = self.given_up.iter().filter(|i| !self.cappable.contains(i));
+        let may = |i: &&usize| !self.cappable.contains(i) && self.options.placements.limits_act(**i);
+        let more = self.given_up.iter().filter(may);
         self.cappable.iter().chain(more).copied()
     }
 
@@ -230,6 +233,7 @@ pub(crate) struct Evaluator<'a> {
     model: Box<dyn TailModel>,
     /// The same for many configurations, of the slice model.
     slice: Option<SliceSearch<'a>>,
+    placements: Placements,
     seen: FxHashMap<Vec<u64>, Option<Judged>>,
     evaluated: u64,
     budget: u64,
@@ -252,6 +256,7 @@ impl<'a> Evaluator<'a> {
             spec,
             model: model(options.model, options.learned.as_ref())?,
             slice,
+            placements: options.placements.clone(),
             seen: FxHashMap::default(),
             evaluated: 0,
             budget: options.budget,
@@ -291,7 +296,7 @@ impl<'a> Evaluator<'a> {
 
     /// The full forecasts of one configuration.
     pub(crate) fn forecast(&self, config: &Config) -> Result<Vec<Forecast>, ModelError> {
-        self.model.forecast(self.profile, self.spec, config)
+        self.model.forecast(self.profile, self.spec, &self.placements.in_effect(config))
     }
 
     /// What the model says; `None` when it does not cover the configuration or the budget is spent.
@@ -304,6 +309,7 @@ impl<'a> Evaluator<'a> {
             return None;
         }
         self.evaluated += 1;
+        let config = &self.placements.in_effect(config);
         let said = match &self.slice {
             Some(slice) => {
                 slice.briefs(config).map(|all| Judged::of(all.iter().map(|b| (b.latency_ns, b.rate_kept))))

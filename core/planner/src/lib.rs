@@ -10,6 +10,7 @@ mod evaluate;
 mod explain;
 mod infeasible;
 mod options;
+mod placement;
 mod plan;
 mod scheme;
 mod search;
@@ -18,7 +19,8 @@ mod types;
 
 pub use convert::{check_actable, config_of, settings_of};
 pub use error::PlanError;
-pub use options::{CgroupMode, PlanOptions, Space};
+pub use options::{PlanOptions, Space};
+pub use placement::{CgroupNode, Placement, Placements};
 pub use plan::{Quality, outlook, plan, quality};
 pub use scheme::{scheme_name, scheme_of};
 pub use types::*;

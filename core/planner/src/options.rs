@@ -5,17 +5,7 @@ use std::sync::Arc;
 use rtvirtio_model::{Config, Elevator, HostModel, ModelKind};
 use rtvirtio_units::{Bytes, Nanos, Ratio};
 
-use crate::PlanError;
-
-/// How the VMs' host processes are placed in I/O cgroups. Weights and limits act between cgroups,
-/// I/O classes only inside one, so a host is in one mode or the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CgroupMode {
-    /// Each VM has its own: weights and limits can act.
-    PerVm,
-    /// All VMs share one: only I/O classes of threads can act, no per-VM weight or limit.
-    Shared,
-}
+use crate::{Placements, PlanError};
 
 /// Margin that is worth something unless set otherwise ([`PlanOptions::enough`]): a prediction four
 /// times too low still meets the target then, and the slice model aims to be within three.
@@ -38,8 +28,8 @@ pub struct PlanOptions {
     pub space: Space,
     /// The configuration in force. Its values are always allowed.
     pub start: Config,
-    /// How the VMs are placed in cgroups.
-    pub mode: CgroupMode,
+    /// Where the VMs stand among I/O cgroups: which weights compare, what limits them from above.
+    pub placements: Placements,
     /// Margin that a target needs to count as met: predicted <= target * (1 - safety).
     pub safety: Ratio,
     /// Share of a target that is worth buying with changes and with tighter limits on VMs without
@@ -118,7 +108,7 @@ impl PlanOptions {
             learned: None,
             space: Space::default(),
             start,
-            mode: CgroupMode::PerVm,
+            placements: Placements::default(),
             safety: Ratio(0.2),
             enough: None,
             budget: 50_000,

@@ -28,7 +28,7 @@ pub fn plan(spec: &Spec, profile: &Profile, options: &PlanOptions) -> Result<Pla
         if found.missed == 0 { None } else { Some(infeasible::describe(&problem, &mut evaluator, &found)?) };
     let mut settings = settings_of(spec, &options.start, &found.config);
     explain::explain(&problem, &mut evaluator, &found, &mut settings);
-    check_actable(spec, options.mode, &options.start, &settings)?;
+    check_actable(spec, &options.placements, &options.start, &settings)?;
     let forecasts = evaluator.forecast(&found.config)?;
     Ok(Plan {
         scheme: crate::scheme_of(options.model).to_owned(),

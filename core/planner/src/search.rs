@@ -2,6 +2,8 @@
 
 mod bound;
 mod climb;
+#[cfg(test)]
+mod gain_tests;
 mod paper;
 mod slice;
 mod triage;
@@ -16,10 +18,16 @@ pub(crate) use triage::{ENOUGH as ENOUGH_GIVEN_UP, asked, released};
 use crate::PlanError;
 use crate::convert::guest_reachable;
 use crate::evaluate::{Evaluator, Outcome, Problem};
-use crate::options::CgroupMode;
 
 /// A setting stays when dropping it would cost more than this much of a target in margin.
 const WORTH: f64 = 0.005;
+
+/// With our models it stays only when dropping it would also make the worst prediction longer by
+/// this share: they aim to be within a factor of three, so less than this is no gain that shows.
+const WITHIN_ERROR: f64 = 0.1;
+
+/// Share of a declared rate that may be lost for fewer settings.
+const RATE_LOST: f64 = 0.001;
 
 /// Least cap that is set, requests per second: a VM that may do less is as good as stopped, and
 /// before Linux 6.11 blk-throttle lets through less than limits below this.
@@ -125,7 +133,7 @@ fn whole_cap(rate: f64) -> Iops {
 
 /// Whether weights may be set.
 fn weights_allowed(problem: &Problem<'_>) -> bool {
-    problem.options.mode == CgroupMode::PerVm && !problem.options.space.weights.is_empty()
+    problem.options.placements.any_weights_compare() && !problem.options.space.weights.is_empty()
 }
 
 /// The BFQ tunables that are in force before the plan writes any: the start's, or the kernel's
@@ -146,7 +154,14 @@ fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
         for (vm, old) in config.vms.iter_mut().zip(&start.vms) {
             vm.weight = old.weight;
         }
-    } else if weights_differ(&config) && problem.options.space.low_latency {
+        return config;
+    }
+    for (i, (vm, old)) in config.vms.iter_mut().zip(&start.vms).enumerate() {
+        if !problem.options.placements.weights_compare(i) {
+            vm.weight = old.weight;
+        }
+    }
+    if weights_differ(&config) && problem.options.space.low_latency {
         config.bfq.low_latency = false;
     }
     config
@@ -155,6 +170,11 @@ fn settle(problem: &Problem<'_>, mut config: Config) -> Config {
 /// Whether weights differ between VMs.
 fn weights_differ(config: &Config) -> bool {
     config.vms.windows(2).any(|w| w[0].weight != w[1].weight)
+}
+
+/// VMs whose weights may be set.
+fn weighed(problem: &Problem<'_>) -> Vec<usize> {
+    (0..problem.spec.vms.len()).filter(|&vm| problem.options.placements.weights_compare(vm)).collect()
 }
 
 /// Evaluates a configuration and keeps it when it is better.
@@ -175,12 +195,21 @@ fn consider(
 /// Takes back, one by one, every setting whose loss changes neither which targets are met nor the
 /// margin noticeably.
 fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome) -> Outcome {
-    let floor = best.margin - WORTH;
+    // The margin is 1 - latency / target.
+    let within_error = match problem.options.model {
+        ModelKind::Slice | ModelKind::Bound => WITHIN_ERROR * (1.0 - best.margin).max(0.0),
+        ModelKind::Analytical | ModelKind::Mlp => 0.0,
+    };
+    let floor = best.margin - WORTH.max(within_error);
+    let rates = rates_kept(problem, evaluator, &best);
     loop {
         let before = best.changes;
         for config in without_one(problem, &best.config) {
             let Some(outcome) = evaluator.outcome(problem, settle(problem, config)) else { continue };
-            let as_good = outcome.missed_by_urgency == best.missed_by_urgency && outcome.margin >= floor;
+            let keeps = |(now, before): (&f64, &f64)| *now >= before - RATE_LOST;
+            let as_good = outcome.missed_by_urgency == best.missed_by_urgency
+                && outcome.margin >= floor
+                && rates_kept(problem, evaluator, &outcome).iter().zip(&rates).all(keeps);
             if as_good && outcome.changes < best.changes {
                 best = outcome;
                 // The list was made for the old configuration: start again.
@@ -191,6 +220,12 @@ fn tidy(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, mut best: Outcome)
             return best;
         }
     }
+}
+
+/// Share of its rate that each task with a target keeps.
+fn rates_kept(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, of: &Outcome) -> Vec<f64> {
+    let Some(judged) = evaluator.judge(&of.config) else { return Vec::new() };
+    problem.targets.iter().zip(&judged.kept).filter(|(t, _)| t.is_some()).map(|(_, kept)| *kept).collect()
 }
 
 /// Changed copies of a configuration; what an edit leaves as it is, is no copy.

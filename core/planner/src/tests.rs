@@ -96,7 +96,7 @@ pub(crate) fn start(spec: &Spec) -> Config {
     Config { elevator: Elevator::Bfq, bfq: Bfq::default(), vms: vec![vm; spec.vms.len()] }
 }
 
-fn knobs(p: &Plan) -> Vec<&Knob> {
+pub(crate) fn knobs(p: &Plan) -> Vec<&Knob> {
     p.settings.iter().map(|s| &s.knob).collect()
 }
 
@@ -333,7 +333,7 @@ fn without_targets_there_is_nothing_to_do() {
 fn shared_cgroups_leave_weights_and_caps_alone() {
     let s = flooded();
     let mut options = PlanOptions::new(start(&s));
-    options.mode = CgroupMode::Shared;
+    options.placements = Placements::shared(s.vms.len());
     let p = plan(&s, &profile(), &options).unwrap();
     assert!(knobs(&p).iter().all(|k| !matches!(k, Knob::VmWeight { .. } | Knob::VmLimit { .. })));
 }

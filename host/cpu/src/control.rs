@@ -33,7 +33,8 @@ impl Control {
     }
 }
 
-/// What holds a thread: the nearest budget for its policy in its cgroup or those above.
+/// What holds a thread: of a real-time one the nearest budget in its cgroup or those above, which
+/// the kernel keeps below the others; of an ordinary one the least quota.
 ///
 /// # Errors
 /// When a cgroup's files cannot be read; a cgroup that is gone is none.
@@ -50,18 +51,20 @@ pub fn control(root: &Root, cpu: Option<&Cgroups>, thread: &Thread) -> Result<Co
             "shares the root group"
         }));
     };
+    if !real_time {
+        let limits = cpu.cpu_limits_on_path(root, cgroup)?;
+        let least = limits.into_iter().min_by(|a, b| a.cpus().total_cmp(&b.cpus()));
+        return Ok(least.map_or_else(
+            || Control::none("shares the root group"),
+            |limit| Control::held(Backend::CpuMax, limit.quota_us, limit.period_us),
+        ));
+    }
     for group in cgroup.ancestors().filter(|g| !Cgroups::is_root(g)) {
-        let dir = cpu.dir(group)?;
-        let found = if real_time { real_time_budget(root, cpu, &dir)? } else { quota(root, cpu, &dir)? };
-        if let Some(found) = found {
+        if let Some(found) = real_time_budget(root, cpu, &cpu.dir(group)?)? {
             return Ok(found);
         }
     }
-    Ok(Control::none(if real_time {
-        "real-time without a budget of its own"
-    } else {
-        "shares the root group"
-    }))
+    Ok(Control::none("real-time without a budget of its own"))
 }
 
 fn real_time_budget(root: &Root, cpu: &Cgroups, dir: &Path) -> Result<Option<Control>, HostError> {
@@ -75,18 +78,6 @@ fn real_time_budget(root: &Root, cpu: &Cgroups, dir: &Path) -> Result<Option<Con
     let (runtime, period) = (number("cpu.rt_runtime_us")?, number("cpu.rt_period_us")?);
     let held = runtime.filter(|r| *r > 0).zip(period);
     Ok(held.map(|(q, p)| Control::held(Backend::RtGroup, q, p)))
-}
-
-fn quota(root: &Root, cpu: &Cgroups, dir: &Path) -> Result<Option<Control>, HostError> {
-    let limits = if cpu.hierarchy == Hierarchy::V2 {
-        root.read_optional(dir.join("cpu.max"))?.and_then(|t| pair(&t))
-    } else {
-        // -1 means none, and is no u64.
-        let quota = root.read_optional(dir.join("cpu.cfs_quota_us"))?.and_then(|t| t.parse().ok());
-        let period = root.read_optional(dir.join("cpu.cfs_period_us"))?.and_then(|t| t.parse().ok());
-        quota.zip(period)
-    };
-    Ok(limits.map(|(q, p)| Control::held(Backend::CpuMax, q, p)))
 }
 
 /// `4000 20000`; `max 20000` is no limit.

@@ -51,6 +51,22 @@ pub enum CpuError {
         /// Which VM.
         vm: String,
     },
+    /// No thread of one of its processes is known to run vCPUs: the guest would run outside of the
+    /// contract.
+    #[error(
+        "{vm}: which of the {threads} threads of process {pid} ({name}) run its vCPUs is not known, so no contract can hold them: name the VM by \
+         `qmp` or `domain`, or start QEMU with `-name NAME,debug-threads=on`"
+    )]
+    NoVcpu {
+        /// Which VM.
+        vm: String,
+        /// The process that runs no thread with a vCPU's name.
+        pid: u32,
+        /// Its name.
+        name: String,
+        /// How many threads it has.
+        threads: usize,
+    },
     /// A group of the name that ours would have is there already.
     #[error(
         "{vm}: the cgroup {path} is there already: if it is left from another run, revert that first or remove it with rmdir"

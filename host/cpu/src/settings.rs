@@ -6,7 +6,9 @@ use std::path::Path;
 use rtvirtio_apply::{Form, Place, Target, Write};
 use rtvirtio_kernel::sched::Attr;
 use rtvirtio_kernel::{Cgroups, Hierarchy, HostError, Root, process, text, unless_gone};
-use rtvirtio_vmm::Thread;
+use rtvirtio_planner::Strength;
+use rtvirtio_vmm::threads::main_loop_without_vcpus;
+use rtvirtio_vmm::{Role, Thread};
 
 use crate::ask::{main_of, scheduling};
 use crate::{Ask, Backend, CpuError, Order, Probe, Settings, attr, deadline, managed};
@@ -23,11 +25,13 @@ pub fn group_name(vm: &str) -> String {
 /// about all VMs: [`crate::admit`].
 ///
 /// # Errors
-/// [`CpuError::CannotHold`] where the mechanism cannot hold these threads, each with a remedy.
+/// [`CpuError::NoVcpu`] where no vCPU is known; [`CpuError::CannotHold`] where the mechanism cannot
+/// hold these threads, each with a remedy.
 pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> Result<Settings, CpuError> {
     if ask.threads.is_empty() {
         return Err(CpuError::NoThreads { vm: ask.vm.to_owned() });
     }
+    has_vcpus(ask)?;
     let mut out = Settings {
         backend,
         strength: backend.strength(),
@@ -78,7 +82,36 @@ pub fn settings(root: &Root, probe: &Probe, backend: Backend, ask: &Ask<'_>) -> 
     if ask.order == Order::Rt {
         out.notes.extend(unlocked(root, ask));
     }
+    weaken(ask, &mut out);
     Ok(out)
+}
+
+/// Refuses a VM whose vCPUs are not among the known threads: a budget for the main loop alone would
+/// look like a guarantee, and a real-time priority for it would starve the guest.
+fn has_vcpus(ask: &Ask<'_>) -> Result<(), CpuError> {
+    let none = || ask.threads.iter().all(|t| !matches!(t.role, Role::Vcpu(_)));
+    let without = main_loop_without_vcpus(ask.threads).or_else(|| none().then(|| main_thread(ask)));
+    without.map_or(Ok(()), |main| {
+        Err(CpuError::NoVcpu {
+            vm: ask.vm.to_owned(),
+            pid: main.pid,
+            name: main.name.clone(),
+            threads: ask.threads.iter().filter(|t| t.pid == main.pid).count(),
+        })
+    })
+}
+
+/// A contract that leaves a vCPU outside guarantees nothing.
+fn weaken(ask: &Ask<'_>, out: &mut Settings) {
+    let vcpu = |tid: u32| ask.threads.iter().find(|t| t.tid == tid && matches!(t.role, Role::Vcpu(_)));
+    let outside: Vec<_> = out.outside.iter().filter_map(|(tid, _)| vcpu(*tid)).collect();
+    if let Some(first) = outside.first() {
+        out.strength = Strength::Hint;
+        out.notes.push(format!(
+            "{} of thread {} is outside of the contract, which therefore promises nothing",
+            first.role, first.tid
+        ));
+    }
 }
 
 /// CPUs that the VM can use at one time: those that its threads may run on, and no more than it has
@@ -201,8 +234,13 @@ fn units_file(
     for other in pids.iter().filter(|p| !ask.threads.iter().any(|t| t.pid == **p)) {
         let Some(name) = unless_gone(process::name(root, *other))? else { continue };
         if !managed::is_helper(&name) {
-            let why = format!("process {other} ({name}) runs in its cgroup {} too", unit.display());
-            return Err(cannot(why, alone));
+            return Err(cannot(
+                format!("process {other} ({name}) runs in its cgroup {} too", unit.display()),
+                &format!(
+                    "where it serves the VM, name the VM by `cgroup = '{}'`, and the contract holds all in it together; else {alone}",
+                    unit.display()
+                ),
+            ));
         }
         helpers.push(format!("{name} ({other})"));
     }
@@ -222,6 +260,19 @@ fn units_file(
         ));
     }
     let value = format!("{budget_us} {}", ask.contract.period_us());
+    if file == "cpu.max" {
+        let wanted = budget_us as f64 / ask.contract.period_us() as f64;
+        let above = cgroups.cpu_limits_on_path(root, &unit)?.into_iter().filter(|l| l.cgroup != unit);
+        out.notes.extend(above.filter(|l| l.cpus() < wanted).map(|l| {
+            format!(
+                "{} ({}) lets all that is below it have {:.2} CPUs at most, and the contract of {} is {wanted:.2}: raise it, or the VM gets less",
+                l.cgroup.display(),
+                l.file,
+                l.cpus(),
+                ask.vm
+            )
+        }));
+    }
     out.writes.push(Write::new(format!("{file} of {}", ask.vm), Target::host(path, Form::Plain), value));
     let stray = ask.threads.iter().filter(|t| of(t) != unit);
     out.outside.extend(stray.map(|t| (t.tid, format!("it is in another cgroup than {}", unit.display()))));

@@ -6,11 +6,12 @@ use std::path::Path;
 use rtvirtio_cpu::{
     Ask, Backend, Contract, CpuError, Level, Order, Probe, choose, control, probe, room, settings,
 };
+use rtvirtio_kernel::sched::Reservation;
 use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_planner::Strength;
 use rtvirtio_units::Nanos;
 use rtvirtio_vmm::threads::discover;
-use rtvirtio_vmm::{Thread, VmHandle};
+use rtvirtio_vmm::{Role, Thread, VmHandle};
 
 struct Host {
     _dir: tempfile::TempDir,
@@ -52,7 +53,16 @@ impl Host {
 
     /// A VM of five threads, all in `cgroup`.
     fn vm(&self, cgroup: &str, policy: u32, cpus: &str) -> Vec<Thread> {
-        let names = ["qemu-system-x86", "qemu-system-x86", "IO io0", "CPU 0/KVM", "worker"];
+        self.named(
+            ["qemu-system-x86", "qemu-system-x86", "IO io0", "CPU 0/KVM", "worker"],
+            cgroup,
+            policy,
+            cpus,
+        )
+    }
+
+    /// The same with other names.
+    fn named(&self, names: [&str; 5], cgroup: &str, policy: u32, cpus: &str) -> Vec<Thread> {
         for (tid, name) in (100..).zip(names) {
             let dir = format!("/proc/100/task/{tid}");
             let tail = "0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0";
@@ -175,6 +185,7 @@ fn a_shared_or_missing_unit_is_refused_with_the_remedy() {
             && shared.contains("systemd-run"),
         "{shared}"
     );
+    assert!(shared.contains("name the VM by `cgroup = '/plc.scope'`"), "{shared}");
     assert!(refused("/").contains("root cgroup"));
     // What a manager starts for the VM is no reason to refuse; that it is held too is said.
     host.put("/proc/200/comm", "swtpm\n");
@@ -357,4 +368,62 @@ fn a_vm_without_threads_is_reported() {
     let host = Host::new(V1, "6.18.1\n");
     let error = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&[], Order::Rt)).unwrap_err();
     assert!(matches!(error, CpuError::NoThreads { .. }), "{error}");
+}
+
+/// A QEMU whose threads all have its own name shows no vCPU: nothing is promised, and its main loop
+/// gets no real-time priority.
+#[test]
+fn a_vm_without_a_known_vcpu_is_refused_with_the_remedy() {
+    for mount in [V1, V2] {
+        let host = Host::new(mount, "6.18.1\n");
+        host.rt_group("", "950000\n", "1000000\n");
+        let threads = host.named(["qemu-system-x86"; 5], "/plc.scope", 0, "0-1");
+        for backend in
+            [Backend::RtGroup, Backend::CpuMax, Backend::Hcbs, Backend::Deadline, Backend::Throttle]
+        {
+            for order in [Order::Contract, Order::Rt] {
+                let error = settings(&host.root, &host.probe(), backend, &ask(&threads, order)).unwrap_err();
+                assert!(matches!(&error, CpuError::NoVcpu { pid: 100, threads: 5, .. }), "{error}");
+                let text = error.to_string();
+                assert!(text.contains("`qmp` or `domain`") && text.contains("debug-threads=on"), "{text}");
+            }
+        }
+    }
+}
+
+/// A contract that does not hold a vCPU is no guarantee, whatever the mechanism is worth.
+#[test]
+fn a_vcpu_outside_of_the_contract_weakens_it() {
+    let host = Host::new(V1, "6.18.1\n");
+    host.rt_group("", "950000\n", "1000000\n");
+    let mut threads = host.vm("/vms/plc", 0, "0");
+    let made = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
+    assert_eq!(made.strength, Strength::Guarantee);
+    let vcpu = threads.iter_mut().find(|t| t.role == Role::Vcpu(vec![0])).unwrap();
+    vcpu.reservation = Some(Reservation { runtime: 1_000_000, deadline: 20_000_000, period: 20_000_000 });
+    let made = settings(&host.root, &host.probe(), Backend::RtGroup, &ask(&threads, Order::Rt)).unwrap();
+    assert_eq!(made.strength, Strength::Hint);
+    assert!(made.notes.iter().any(|n| n.contains("vcpu 0 of thread 103 is outside")), "{:?}", made.notes);
+}
+
+/// Helpers in the VM's cgroup are held with it where the VM is named by that cgroup.
+#[test]
+fn helpers_in_the_vms_cgroup_are_held_with_it() {
+    let host = Host::new(V2, "6.12.9\n");
+    host.put("/sys/fs/cgroup/plc.scope/cgroup.procs", "100\n200\n");
+    host.put("/sys/fs/cgroup/plc.scope/cpu.max", "max 100000\n");
+    host.vm("/plc.scope", 0, "0-1");
+    let task = "/proc/200/task/200";
+    host.put(
+        &format!("{task}/stat"),
+        "200 (swtpm) S 1 1 1 0 -1 64 0 0 0 0 5 5 0 0 20 0 1 0 9 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0\n",
+    );
+    host.put(&format!("{task}/status"), "Cpus_allowed_list:\t0-1\n");
+    host.put(&format!("{task}/cgroup"), "0::/plc.scope\n");
+    let handle = VmHandle { pids: [100, 200].into(), ..VmHandle::default() };
+    let threads = discover(&host.root, &handle).unwrap();
+    assert_eq!(threads.len(), 6);
+    let made = settings(&host.root, &host.probe(), Backend::CpuMax, &ask(&threads, Order::Contract)).unwrap();
+    assert_eq!((made.strength, made.writes.len()), (Strength::Cap, 1));
+    assert!(made.outside.is_empty(), "{:?}", made.outside);
 }

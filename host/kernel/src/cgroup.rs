@@ -2,8 +2,8 @@
 //! `cpu` on both (`Documentation/admin-guide/cgroup-v1/blkio-controller.rst`,
 //! `Documentation/admin-guide/cgroup-v2.rst`, `Documentation/block/bfq-iosched.rst`).
 //!
-//! Only files of BFQ and of the throttling policy are named here. `io.weight` and `io.cost.*`
-//! belong to io.cost and are never written.
+//! Only files of BFQ and of the throttling policy are written. `io.weight`, `io.cost.*` and
+//! `io.latency` belong to other policies: they are read, so that what they do is said.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -18,7 +18,10 @@ use crate::task::Membership;
 use crate::{HostError, Root, process, text};
 
 mod member;
+mod path;
+
 pub use member::MemberGroup;
+pub use path::{CpuLimit, OtherControl, SetLimit};
 
 /// How long [`Cgroups::remove`] waits for processes that have just died to leave the group.
 const REMOVE_TRIES: u32 = 50;

@@ -3,6 +3,7 @@
 mod cpu;
 mod guest;
 mod io;
+mod placement;
 mod realtime;
 mod tools;
 

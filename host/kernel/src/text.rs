@@ -144,7 +144,19 @@ pub fn is_dev(word: &str) -> bool {
     word.split_once(':').is_some_and(|(a, b)| a.parse::<u32>().is_ok() && b.parse::<u32>().is_ok())
 }
 
-fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
+/// Quota and period of `cpu.max` (`4000 20000`, `max 20000`), in us. `Some(None)` without a limit.
+#[must_use]
+pub fn cpu_quota(text: &str) -> Option<Option<(u64, u64)>> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    let period: u64 = period.trim().parse().ok()?;
+    match quota {
+        "max" => Some(None),
+        quota => Some(Some((quota.parse().ok()?, period))),
+    }
+}
+
+/// What follows a device's number on its line.
+pub(crate) fn device_line<'a>(text: &'a str, dev: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.trim().strip_prefix(dev)?.strip_prefix(' '))
 }
 

@@ -19,6 +19,7 @@ use rtvirtio_kernel::Root;
 use rtvirtio_kernel::steal::StealWatch;
 use rtvirtio_spec::Vm;
 use rtvirtio_units::Nanos;
+use rtvirtio_vmm::agent::NEEDED;
 use rtvirtio_vmm::{AgentAddress, GuestAgent, VmmError, shown};
 
 /// Warm-up before the measured part: files are opened and queues are filled.
@@ -101,6 +102,14 @@ pub enum WorkloadError {
         vm: String,
         /// What went wrong.
         source: MeasureError,
+    },
+    /// The guest's agent does not take a command that is needed.
+    #[error("vm {vm}: {source}")]
+    AgentDisabled {
+        /// VM name.
+        vm: String,
+        /// Which.
+        source: VmmError,
     },
     /// The guest's agent.
     #[error(
@@ -343,6 +352,7 @@ impl<'a> GuestRun<'a> {
             .map_err(|source| WorkloadError::Agent { vm: vm.to_owned(), source })?;
         let mut run = Self { vm, agent };
         run.agent.set_timeout(GRACE);
+        run.agent.require(&NEEDED).map_err(|e| run.agent_error(e))?;
         run.command(&["rm", "-rf", GUEST_DIR])?;
         run.command(&["mkdir", "-p", GUEST_DIR])?;
         let path = job.job_path().display().to_string();
@@ -355,7 +365,11 @@ impl<'a> GuestRun<'a> {
     }
 
     fn agent_error(&self, source: VmmError) -> WorkloadError {
-        WorkloadError::Agent { vm: self.vm.to_owned(), source }
+        let vm = self.vm.to_owned();
+        match source {
+            VmmError::Disabled { .. } => WorkloadError::AgentDisabled { vm, source },
+            _ => WorkloadError::Agent { vm, source },
+        }
     }
 
     fn command(&mut self, argv: &[&str]) -> Result<(), WorkloadError> {

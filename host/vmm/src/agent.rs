@@ -25,10 +25,12 @@ use crate::{AgentAddress, VmmError};
 
 mod exec;
 mod file;
+mod info;
 #[cfg(test)]
 mod tests;
 
 pub use exec::{ExecOutput, Process};
+pub use info::NEEDED;
 
 /// Byte that resets the agent's parser, and that marks its answer to a sync.
 const RESET: u8 = 0xff;
@@ -218,6 +220,9 @@ impl GuestAgent {
             serde_json::from_slice(&line).map_err(|e| self.protocol(command, e.to_string()))?;
         self.in_step = true;
         if let Some(ReplyError { class, desc }) = reply.error {
+            if class == info::NOT_FOUND {
+                return Err(VmmError::Disabled { peer: self.peer().into(), commands: command.into() });
+            }
             return Err(VmmError::Refused {
                 peer: self.peer().into(),
                 operation: command.into(),

@@ -77,6 +77,18 @@ pub enum VmmError {
         /// What is wrong with it.
         detail: String,
     },
+    /// Commands that the agent in a guest has, and does not take: RHEL and its kin disable
+    /// `guest-exec` and the file commands.
+    #[error(
+        "{peer} does not allow {commands}: allow them inside the guest, on RHEL and Fedora in /etc/sysconfig/qemu-ga (out of BLOCK_RPCS, or into `--allow-rpcs` of FILTER_RPC_ARGS), \
+         elsewhere with `block-rpcs` or `allow-rpcs` in /etc/qemu/qemu-ga.conf, and restart qemu-guest-agent"
+    )]
+    Disabled {
+        /// The agent.
+        peer: String,
+        /// Their names.
+        commands: String,
+    },
     /// The other side understood the command and refused it.
     #[error("{peer}: {operation} was refused: {} ({})", shown(desc), shown(class))]
     Refused {

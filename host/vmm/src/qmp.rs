@@ -16,6 +16,10 @@ use crate::VmmError;
 use crate::libvirt::{DomainLink, RunningDomain};
 use crate::wire::{Deadline, Wire};
 
+mod throttle;
+
+pub use throttle::{Drive, ThrottleLimits};
+
 #[cfg(test)]
 mod tests;
 

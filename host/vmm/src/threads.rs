@@ -3,7 +3,8 @@
 //!
 //! QEMU's monitor reports for certain which threads are vCPUs and I/O threads ([`Named`]); it
 //! serves one client only, so a VM of libvirt has to do with the threads' names (`-name
-//! VM,debug-threads=on`, which libvirt always gives). The rest comes from `/proc`.
+//! VM,debug-threads=on`, which libvirt always gives). Other VMMs always name their threads. The
+//! rest comes from `/proc`.
 
 mod role;
 mod watch;
@@ -150,6 +151,15 @@ pub fn discover(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     Ok(all)
 }
 
+/// The main loop of a VMM none of whose threads is known to run vCPUs: QEMU without thread names,
+/// not asked by its monitor.
+#[must_use]
+pub fn main_loop_without_vcpus(threads: &[Thread]) -> Option<&Thread> {
+    let with_vcpus: BTreeSet<u32> =
+        threads.iter().filter(|t| matches!(t.role, Role::Vcpu(_))).map(|t| t.pid).collect();
+    threads.iter().find(|t| t.role == Role::Emulator && !with_vcpus.contains(&t.pid))
+}
+
 /// The threads of the VM's own processes.
 fn own_threads(root: &Root, vm: &VmHandle) -> Result<Vec<Thread>, HostError> {
     let mut all = Vec::new();
@@ -175,7 +185,9 @@ fn process_threads(root: &Root, pid: u32, vm: &VmHandle) -> Result<Vec<Thread>, 
         let role = user_role(pid, tid, &stat.comm, &vm.named);
         threads.extend(unless_gone(read_thread(root, pid, tid, stat, role))?);
     }
+    role::name_main_loop(&mut threads);
     role::name_rcu(&mut threads);
+    role::name_cloud_hypervisor(&mut threads);
     Ok(threads)
 }
 

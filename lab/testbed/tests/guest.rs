@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use rtvirtio_kernel::ProcessId;
 use rtvirtio_testbed::image::{self, GuestImage, Kernel};
 use rtvirtio_testbed::qemu::{DiskRegion, GUEST_DISK, QemuConfig, QemuError, QemuGuest};
+use rtvirtio_testkit::site::wait_for;
 use rtvirtio_testkit::{HANG, Need, has, skip};
 use rtvirtio_units::Bytes;
-use rtvirtio_vmm::KvmProbe;
+use rtvirtio_vmm::agent::NEEDED;
 use rtvirtio_vmm::spawn::Lifetime;
+use rtvirtio_vmm::{GuestAgent, KvmProbe, VmmError};
 
 const DISK_SIZE: u64 = 64 << 20;
 
@@ -164,6 +166,39 @@ fn fio_knobs_and_a_clean_end() {
     assert!(!process.is_alive());
     assert!(ProcessId::of(pid).unwrap().is_none(), "not even a zombie");
     assert!(!fixture.run_dir().exists());
+}
+
+/// As RHEL and its kin ship the agent: what is disabled is named, with how to allow it.
+#[test]
+fn a_disabled_command_of_the_agent_is_named() {
+    let Some(fixture) = fixture("a_disabled_command_of_the_agent_is_named") else { return };
+    let config = fixture.config("vm1");
+    let mut guest = QemuGuest::start(&config).unwrap();
+    guest.agent().unwrap().require(&NEEDED).unwrap();
+    // The guest's init starts the agent by its name: whatever it starts next is this.
+    let wrapper = b"#!/bin/sh\nexec /usr/bin/qemu-ga.real \"$@\" -b guest-exec,guest-file-open\n";
+    let end = "mv /usr/bin/qemu-ga /usr/bin/qemu-ga.real && mv /tmp/qemu-ga /usr/bin/qemu-ga && \
+               chmod 755 /usr/bin/qemu-ga && (sleep 1; kill $(pidof qemu-ga)) >/dev/null 2>&1 &";
+    guest.write_file("/tmp/qemu-ga", wrapper).unwrap();
+    assert!(guest.exec(&["sh", "-c", end], HANG).unwrap().success());
+    let socket = guest.handle().agent_socket();
+    let connect = || GuestAgent::connect(&socket, Duration::from_secs(5));
+    wait_for("the agent with disabled commands", || {
+        connect().is_ok_and(|mut agent| {
+            agent.require(&NEEDED).is_err_and(|e| matches!(e, VmmError::Disabled { .. }))
+        })
+    });
+    let mut agent = connect().unwrap();
+    let all = agent.require(&NEEDED).unwrap_err().to_string();
+    assert!(all.contains("does not allow guest-exec, guest-file-open: allow them inside the guest"), "{all}");
+    assert!(all.contains("/etc/sysconfig/qemu-ga") && all.contains("restart qemu-guest-agent"), "{all}");
+    // Each command names itself, also where nothing was asked first.
+    let one = agent.exec(&["true"], HANG).unwrap_err();
+    assert!(matches!(&one, VmmError::Disabled { commands, .. } if commands == "guest-exec"), "{one}");
+    let one = agent.read_file("/proc/version", 4096).unwrap_err();
+    assert!(matches!(&one, VmmError::Disabled { commands, .. } if commands == "guest-file-open"), "{one}");
+    // It is alive, and other commands are answered.
+    agent.ping().unwrap();
 }
 
 #[test]

@@ -10,7 +10,7 @@ use rtvirtio_console::{Global, Ui, exit_code, generated, need_root, show, style,
 use rtvirtio_kernel::Root;
 use rtvirtio_measure::{RESULT_SCHEMA, ResultFile, Run, VmKind};
 use rtvirtio_model::{ModelKind, Profile};
-use rtvirtio_planner::{Plan, TaskOutlook, plan, scheme_name};
+use rtvirtio_planner::{Placements, Plan, TaskOutlook, plan, scheme_name};
 use rtvirtio_report::{ReportInput, html, tally, text};
 use rtvirtio_testbed::LabHost;
 use rtvirtio_units::Nanos;
@@ -126,7 +126,13 @@ impl Stage<'_> {
         // A new device, with BFQ as distributions set it: nothing is tuned.
         site.stack.device.set_elevator(&Root::default(), "bfq")?;
         let config = site.config()?;
-        let before = outlook(spec, &profile, &ModelChoice::formula(ModelKind::Slice), &config)?;
+        let before = outlook(
+            spec,
+            &profile,
+            &ModelChoice::formula(ModelKind::Slice),
+            &config,
+            &Placements::default(),
+        )?;
         let default = measure(&site, "default-bfq", length, &latencies(&before), dirs, ui)?;
         print(&text::run(&default, &style()), ui);
 
@@ -155,7 +161,13 @@ impl Stage<'_> {
     ) -> anyhow::Result<Vec<String>> {
         let mut notes = Vec::new();
         // The paper's model covers the run under the kernel's defaults.
-        let paper = outlook(spec, profile, &ModelChoice::formula(ModelKind::Analytical), config)?;
+        let paper = outlook(
+            spec,
+            profile,
+            &ModelChoice::formula(ModelKind::Analytical),
+            config,
+            &Placements::default(),
+        )?;
         let predictions: Vec<String> =
             paper.iter().map(|t| format!("{}/{} {}", t.vm, t.task, t.forecast.latency_ns)).collect();
         notes.push(format!(

@@ -42,7 +42,13 @@ pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<E
     let host = load_host(&args.model.spec)?;
     let bases = bases(&args.model, &host, &global.dirs(), ui)?;
     let of = |(name, basis): &(Option<String>, Basis)| {
-        let tasks = outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?;
+        let tasks = outlook(
+            &basis.spec,
+            &basis.profile,
+            &basis.choice,
+            &basis.options.start,
+            &basis.options.placements,
+        )?;
         Ok((name.clone(), tasks))
     };
     let devices =
@@ -78,6 +84,10 @@ pub fn make(args: &PlanArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCod
     }
     let cpu = demands(host.vms(), &args.cpu_profiles, dirs, ui)?;
     let mut shown = serde_json::to_value(&plan)?;
+    let controls: Vec<_> = bases.iter().flat_map(|(_, basis)| &basis.controls).collect();
+    if !controls.is_empty() {
+        shown["controls"] = serde_json::to_value(&controls)?;
+    }
     if let Some(Ok(contracts)) = &cpu {
         shown["cpu"] = serde_json::to_value(contracts)?;
     }

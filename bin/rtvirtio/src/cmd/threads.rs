@@ -11,7 +11,7 @@ use rtvirtio_kernel::{Cgroups, Root};
 use rtvirtio_planner::Strength;
 use rtvirtio_report::text::{Cell, Column, Paint, Table};
 use rtvirtio_units::Nanos;
-use rtvirtio_vmm::threads::discover;
+use rtvirtio_vmm::threads::{discover, main_loop_without_vcpus};
 use rtvirtio_vmm::{Thread, Watcher};
 use rtvirtio_workflow::Progress;
 use rtvirtio_workflow::find::{HostVm, find};
@@ -58,6 +58,13 @@ pub fn run(args: &ThreadsArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
             discover(&root, &vm.handle(ui)?).with_context(|| format!("{}: is it running?", vm.name))?;
         if threads.is_empty() {
             bail!("{}: none of its processes is there: is it running?", vm.name);
+        }
+        if let Some(main) = main_loop_without_vcpus(&threads) {
+            ui.warn(&format!(
+                "{}: which threads of process {} run its vCPUs is not known, so no contract can hold them: name the VM by `qmp` or `domain`, or start QEMU \
+                 with `-name NAME,debug-threads=on`",
+                vm.name, main.pid
+            ));
         }
         let lines = threads.into_iter().map(|t| line(&root, cpu.as_ref(), t));
         all.push(VmThreads { vm: vm.name, threads: lines.collect::<anyhow::Result<_>>()? });

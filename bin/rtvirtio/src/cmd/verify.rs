@@ -50,9 +50,12 @@ pub fn run(args: &VerifyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCo
     let mut predicted = Predictions::new();
     let mut profiles = Vec::new();
     for site in &devices.sites {
+        let survey = site.survey(ui)?;
+        site.bypassed(&survey.controls).iter().for_each(|control| ui.warn(&control.to_string()));
         let Ok(profile) = load_profile(&site.spec, None, dirs).inspect_err(none) else { continue };
+        let (config, placements) = (&survey.config, &survey.controls.placements);
         let tasks = ModelChoice::find(name, &site.spec, &profile, dirs, ui)
-            .and_then(|choice| outlook(&site.spec, &profile, &choice, &site.config()?))
+            .and_then(|choice| outlook(&site.spec, &profile, &choice, config, placements))
             .inspect_err(none)
             .unwrap_or_default();
         for task in tasks {

@@ -70,6 +70,11 @@ impl Plane {
         self.plan.to_str().unwrap()
     }
 
+    /// The cgroup above those of the VMs, and its hierarchy.
+    pub fn groups(&self) -> (&Path, &Cgroups) {
+        (&self.parent, &self.cgroups)
+    }
+
     /// All settings of the device's queue and of the cgroups.
     pub fn snapshot(&self) -> Snapshot {
         let mut files = Snapshot::new();

@@ -10,6 +10,9 @@ use unicode_width::UnicodeWidthStr;
 use super::{Cell, Column, Paint, Style, Table};
 use crate::{num, words};
 
+/// Share of a prediction from which on a term's statistic is named.
+const WORTH_NAMING: f64 = 0.1;
+
 /// Columns of the longest bar.
 const BAR: usize = 40;
 
@@ -101,6 +104,10 @@ fn terms(f: &Forecast, name_width: usize, style: &Style) -> String {
             num::latency(t.latency_ns, ""),
             num::percent(share),
         ));
+        // Of small terms it matters to none.
+        if let Some(statistic) = t.statistic.as_ref().filter(|_| share >= WORTH_NAMING) {
+            out.push_str(&style.wrap(&format!("({})", style.clean(statistic)), 9));
+        }
     }
     out
 }

@@ -80,7 +80,7 @@ fn values_are_in_the_kernels_units_and_in_order() {
         ]
     );
     assert_eq!(config_of(&spec(), &start, &settings).unwrap(), end);
-    check_actable(&spec(), CgroupMode::PerVm, &start, &settings).unwrap();
+    check_actable(&spec(), &Placements::default(), &start, &settings).unwrap();
 }
 
 #[test]
@@ -99,24 +99,24 @@ fn a_new_bfq_starts_from_the_kernels_defaults() {
 
 #[test]
 fn what_cannot_act_is_refused_with_the_reason() {
-    let refused = |mode, start: &Config, s: Vec<Setting>| {
-        let e = check_actable(&spec(), mode, start, &s).unwrap_err();
+    let refused = |placements: &Placements, start: &Config, s: Vec<Setting>| {
+        let e = check_actable(&spec(), placements, start, &s).unwrap_err();
         assert!(matches!(e, PlanError::CannotAct { .. }), "{e}");
         e.to_string()
     };
     let weight = || setting(Knob::VmWeight { vm: "reads".to_owned() }, "200");
     let (bfq, none) = (config(Elevator::Bfq), config(Elevator::None));
-    assert!(refused(CgroupMode::Shared, &bfq, vec![weight()]).contains("share one I/O cgroup"));
-    assert!(refused(CgroupMode::PerVm, &none, vec![weight()]).contains("choose bfq"));
+    assert!(refused(&Placements::shared(9), &bfq, vec![weight()]).contains("no I/O cgroup of its own"));
+    assert!(refused(&Placements::default(), &none, vec![weight()]).contains("choose bfq"));
     let no_idle = setting(Knob::HostBfq(BfqTunable::SliceIdle), "0");
-    assert!(refused(CgroupMode::PerVm, &bfq, vec![no_idle.clone(), weight()]).contains("slice_idle=0"));
-    assert!(refused(CgroupMode::PerVm, &none, vec![no_idle]).contains("tunable of BFQ"));
+    assert!(refused(&Placements::default(), &bfq, vec![no_idle.clone(), weight()]).contains("slice_idle=0"));
+    assert!(refused(&Placements::default(), &none, vec![no_idle]).contains("tunable of BFQ"));
     let guest = setting(Knob::GuestElevator { vm: "both".to_owned() }, "none");
-    assert!(refused(CgroupMode::PerVm, &bfq, vec![guest]).contains("agent"));
+    assert!(refused(&Placements::default(), &bfq, vec![guest]).contains("agent"));
     let tunable = Knob::GuestBfq { vm: "reads".to_owned(), tunable: BfqTunable::SliceIdle };
-    assert!(refused(CgroupMode::PerVm, &bfq, vec![setting(tunable, "0")]).contains("guest's elevator"));
+    assert!(refused(&Placements::default(), &bfq, vec![setting(tunable, "0")]).contains("guest's elevator"));
     let limit = Knob::VmLimit { vm: "reads".to_owned(), limit: LimitKind::ReadIops };
-    assert!(refused(CgroupMode::Shared, &bfq, vec![setting(limit, "5")]).contains("the cap on reads"));
+    assert!(refused(&Placements::shared(9), &bfq, vec![setting(limit, "5")]).contains("the cap on reads"));
 }
 
 #[test]

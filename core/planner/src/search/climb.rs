@@ -3,9 +3,8 @@
 
 use rtvirtio_model::{Bfq, Config, Elevator, weights_act};
 
-use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weights_allowed, whole_cap};
+use super::{ALL_NEIGHBOURS, Edits, Pressed, above, below, settle, weighed, weights_allowed, whole_cap};
 use crate::evaluate::{Evaluator, Outcome, Problem};
-use crate::options::CgroupMode;
 
 /// A step changes a cap by this factor.
 const CAP_STEP: f64 = 1.6;
@@ -63,7 +62,7 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
             c.elevator = elevator;
         });
     }
-    if space.caps && problem.options.mode == CgroupMode::PerVm {
+    if space.caps {
         for &i in &problem.cappable {
             if let Some(cap) = config.vms[i].cap {
                 push(&|c| c.vms[i].cap = Some(whole_cap(cap.0 * CAP_STEP)));
@@ -84,9 +83,8 @@ fn neighbours(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome
 
 /// VMs whose weight is worth moving.
 fn candidates(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<usize> {
-    let n = problem.spec.vms.len();
-    if n <= ALL_NEIGHBOURS {
-        return (0..n).collect();
+    if problem.spec.vms.len() <= ALL_NEIGHBOURS {
+        return weighed(problem);
     }
     let Some(of) = Pressed::of(problem, evaluator, at) else { return Vec::new() };
     let mut out: Vec<usize> = [of.worst, of.easiest, of.missing].into_iter().flatten().collect();

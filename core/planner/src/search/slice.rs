@@ -6,7 +6,6 @@ use rtvirtio_units::Iops;
 use super::weights::{nearest, seeds, weigh};
 use super::{initial_bfq, settable_guests, settle, weights_allowed, whole_cap};
 use crate::evaluate::{Evaluator, Outcome, Problem};
-use crate::options::CgroupMode;
 
 /// Caps that are tried, as shares of what the declared rates leave of the device.
 const CAP_SHARES: [f64; 7] = [0.9, 0.7, 0.5, 0.3, 0.15, 0.05, 0.02];
@@ -58,7 +57,7 @@ fn bases(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Vec<Config> {
         let room = Room::of(problem, evaluator, elevator);
         for bfq in tunables {
             let mut config = Config { elevator, bfq, vms: start.vms.clone() };
-            if space.caps && problem.options.mode == CgroupMode::PerVm {
+            if space.caps {
                 lift_harmful_caps(problem, &mut config);
                 for capped in room.iter().flat_map(|room| room.caps(problem, &config)) {
                     out.extend(guests(problem, capped));

@@ -12,7 +12,6 @@ use rtvirtio_units::Ratio;
 use super::whole_cap;
 use crate::PlanOptions;
 use crate::evaluate::{Evaluator, Outcome, Problem};
-use crate::options::CgroupMode;
 
 /// Shares of the device up to which VMs are admitted, in turn. No VM is given up where the declared
 /// rates take no more than all of it: then it is targets that do not fit, and a VM that loses its
@@ -56,7 +55,8 @@ pub(crate) fn asked(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> f64 {
 /// The shares, if they are more than all of the device and limits may be set.
 fn too_much(problem: &Problem<'_>, evaluator: &Evaluator<'_>) -> Option<Vec<f64>> {
     let options = problem.options;
-    let may = options.space.caps && options.mode == CgroupMode::PerVm;
+    // Where no VM of those that are too many can be held down, giving one up serves none.
+    let may = options.space.caps && (0..problem.spec.vms.len()).any(|vm| options.placements.limits_act(vm));
     let shares = shares(problem, evaluator);
     (may && shares.iter().sum::<f64>() > 1.0).then_some(shares)
 }

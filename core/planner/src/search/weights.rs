@@ -3,7 +3,7 @@
 
 use rtvirtio_model::{Bfq, Config, weights_act};
 
-use super::{ALL_NEIGHBOURS, Pressed, above, below, settle};
+use super::{ALL_NEIGHBOURS, Pressed, above, below, settle, weighed};
 use crate::evaluate::{Evaluator, Outcome, Problem};
 
 /// Most settings of the other knobs whose weights are searched.
@@ -66,7 +66,7 @@ pub(super) fn weigh(
     seeds: &[Outcome],
 ) -> Option<Outcome> {
     let levels = &problem.options.space.weights;
-    let vms = u32::try_from(problem.spec.vms.len()).unwrap_or(u32::MAX);
+    let vms = u32::try_from(weighed(problem).len()).unwrap_or(u32::MAX);
     let room = ENUMERATED / seeds.len().max(1);
     let few = |n: &usize| n.checked_pow(vms).is_some_and(|all| all <= room);
     let mut found = Vec::new();
@@ -163,11 +163,12 @@ fn enumerate(
     seed: &Outcome,
     levels: &[u32],
 ) -> Vec<Outcome> {
-    let combinations = levels.len().pow(seed.config.vms.len() as u32);
+    let vms = weighed(problem);
+    let combinations = levels.len().pow(vms.len() as u32);
     let one = |mut code: usize| {
         let mut config = seed.config.clone();
-        for vm in &mut config.vms {
-            vm.weight = levels[code % levels.len()];
+        for &vm in &vms {
+            config.vms[vm].weight = levels[code % levels.len()];
             code /= levels.len();
         }
         evaluator.outcome(problem, settle(problem, config))
@@ -215,9 +216,9 @@ fn refine(
 /// margin and the most urgent one that misses, down for the one with the most margin.
 fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
     let levels = &problem.options.space.weights;
-    let vms = problem.spec.vms.len();
-    if vms <= ALL_NEIGHBOURS {
-        return (0..vms).flat_map(|vm| levels.iter().map(move |&weight| vec![(vm, weight)])).collect();
+    if problem.spec.vms.len() <= ALL_NEIGHBOURS {
+        let all = |vm| levels.iter().map(move |&weight| vec![(vm, weight)]);
+        return weighed(problem).into_iter().flat_map(all).collect();
     }
     let Some(of) = Pressed::of(problem, evaluator, at) else { return Vec::new() };
     let weight = |i: usize| at.config.vms[i].weight;
@@ -231,19 +232,23 @@ fn single(problem: &Problem<'_>, evaluator: &mut Evaluator<'_>, at: &Outcome) ->
 /// as it is.
 fn several(problem: &Problem<'_>, _: &mut Evaluator<'_>, at: &Outcome) -> Vec<Move> {
     let levels = &problem.options.space.weights;
+    let vms = weighed(problem);
     let mut out = Vec::new();
     if problem.spec.vms.len() <= MOST_VMS_IN_FULL {
         let adjacent = |w: u32| [Some(w), above(levels, w), below(levels, w)];
         out.push(Vec::new());
-        for (i, vm) in at.config.vms.iter().enumerate() {
+        for &i in &vms {
             let with = |step: Move| {
-                adjacent(vm.weight).into_iter().flatten().map(move |w| [step.as_slice(), &[(i, w)]].concat())
+                adjacent(at.config.vms[i].weight)
+                    .into_iter()
+                    .flatten()
+                    .map(move |w| [step.as_slice(), &[(i, w)]].concat())
             };
             out = out.into_iter().flat_map(with).collect();
         }
     }
-    for b in 1..problem.spec.vms.len() {
-        for a in 0..b {
+    for (k, &b) in vms.iter().enumerate() {
+        for &a in &vms[..k] {
             for &of_a in levels {
                 out.extend(levels.iter().map(|&of_b| vec![(a, of_a), (b, of_b)]));
             }

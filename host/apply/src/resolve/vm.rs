@@ -120,17 +120,19 @@ fn alone_and_comparable(asks: &[Ask<'_>], binding: &Binding) -> Result<(), Apply
             }
         }
     }
-    let weights: Vec<_> = asks.iter().filter(|a| a.limit.is_none()).collect();
-    if let [first, rest @ ..] = weights.as_slice() {
-        if let Some(other) = rest.iter().find(|a| a.cgroup.parent() != first.cgroup.parent()) {
+    // Two groups of siblings may each have weights of their own.
+    let others = |ask: &Ask<'_>| -> Vec<PathBuf> {
+        let of = binding.vms.iter().filter(|(name, _)| *name != ask.vm);
+        of.filter_map(|(_, bound)| bound.cgroup.as_ref()).map(|cgroup| Path::new("/").join(cgroup)).collect()
+    };
+    for ask in asks.iter().filter(|a| a.limit.is_none()) {
+        let others = others(ask);
+        if !others.is_empty() && others.iter().all(|other| other.parent() != ask.cgroup.parent()) {
             return Err(cannot(
-                &other.knob,
+                &ask.knob,
                 format!(
-                    "weights compare only cgroups with one parent, and {} is in {} while {} is in {}",
-                    first.vm,
-                    first.cgroup.display(),
-                    other.vm,
-                    other.cgroup.display()
+                    "weights compare only cgroups with one parent, and no other VM's cgroup has that of {}",
+                    ask.cgroup.display()
                 ),
                 "move the VMs below one parent cgroup, such as machine.slice",
             ));

@@ -198,15 +198,23 @@ pub fn vms(root: &Root) -> Vec<Finding> {
             return vec![Finding::unknown("vm", &e, "what the VMs have in memory, and on which images")];
         }
     };
+    let mut vmms = Vec::new();
     for pid in pids {
         let name = process::name(root, pid).unwrap_or_default();
-        if name.starts_with("qemu-system-") || name == "qemu-kvm" {
+        if name.starts_with("qemu-system-") || name == "qemu-kvm" || name == "kvm" {
             found.extend(locked(root, pid));
             found.extend(qcow2(root, pid));
+            vmms.push(pid);
+        } else if OTHER_VMMS.contains(&name.as_str()) {
+            vmms.push(pid);
         }
     }
+    found.extend(super::placement::findings(root, &vmms));
     found
 }
+
+/// Names of other VMMs' processes, cut at 15 bytes by the kernel.
+const OTHER_VMMS: [&str; 3] = ["cloud-hyperviso", "firecracker", "crosvm"];
 
 fn locked(root: &Root, pid: u32) -> Option<Finding> {
     const WHY: &str =

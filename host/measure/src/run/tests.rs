@@ -330,3 +330,36 @@ fn mixed_directions_share_the_declared_rate() {
     assert_eq!(job.tasks()[1].op, Op::Mixed { write_share: Ratio(0.3) });
     assert_eq!((pace.due_before(false, 1_000_000_000), pace.due_before(true, 1_000_000_000)), (44, 19));
 }
+
+/// A stream of 200/s that a limit holds at 50/s serves the warm-up's requests first, at 50/s all
+/// the same, however long it is measured.
+#[test]
+fn a_rate_is_what_was_served_also_of_the_warm_up() {
+    let (recorded, _) = recorded();
+    let mut held = recorded.tasks()[0].clone();
+    (held.op, held.rate, held.depth, held.arrival) = (Op::Read, Some(Iops(200.0)), 1, Arrival::Closed);
+    for seconds in [4u64, 12, 24] {
+        let vm = Vm { tasks: vec![held.clone()], ..crate::fio::tests::recorded_vm() };
+        let options = JobOptions {
+            warmup: Duration::from_secs(2),
+            runtime: Duration::from_secs(seconds),
+            ..recorded.options().clone()
+        };
+        let job = JobFile::new(&vm, options).unwrap();
+        let total = (seconds + 2) * 50;
+        let mut log = String::new();
+        for i in 1..=total {
+            // fio's own latency is that of the throttled request.
+            writeln!(log, "{}, 20000000, 0, 4096, 0", i * 20).unwrap();
+        }
+        let name = &job.sections()[0].name;
+        let runtime = (seconds + 2) * 1000;
+        let json = format!(
+            r#"{{"jobs":[{{"jobname":"{name}","job_runtime":{runtime},"read":{{"total_ios":{total},"runtime":{runtime}}},"write":{{"total_ios":0}}}}]}}"#
+        );
+        let output =
+            FioOutput { json: json.into_bytes(), logs: vec![Some(log.into_bytes())], stderr: String::new() };
+        let result = &task_results(&job, &output, &[]).unwrap()[0];
+        assert!((result.achieved_rate.0 - 50.0).abs() < 0.5, "{seconds} s: {}", result.achieved_rate);
+    }
+}

@@ -9,6 +9,7 @@ use rtvirtio_kernel::{ProcessId, Root, process};
 
 use super::Daemon;
 use crate::VmmError;
+use crate::qmp::{Drive, ThrottleLimits};
 
 /// Most nodes of a domain's XML; one with 100 disks has about 5000.
 const MOST_NODES: u32 = 200_000;
@@ -60,6 +61,8 @@ pub struct Disk {
     pub serial: Option<String>,
     /// Where it is attached.
     pub address: Option<GuestAddress>,
+    /// Limits that libvirt has QEMU keep (`<iotune>`).
+    pub throttle: ThrottleLimits,
 }
 
 /// Where a disk is attached in the guest.
@@ -137,6 +140,20 @@ impl DomainXml {
         Ok(found)
     }
 
+    /// Its disks with what throttles them, as [`Qmp::query_drives`](crate::Qmp::query_drives) shows
+    /// them.
+    #[must_use]
+    pub fn drives(&self) -> Vec<Drive> {
+        let drive = |disk: &Disk| Drive {
+            name: disk.target.clone(),
+            file: disk.source.clone(),
+            removable: matches!(disk.device.as_str(), "cdrom" | "floppy"),
+            limits: Some(disk.throttle).filter(|limits| !limits.is_none()).into_iter().collect(),
+            groups: Vec::new(),
+        };
+        self.disks.iter().map(drive).collect()
+    }
+
     /// The disk that libvirt calls `target`.
     #[must_use]
     pub fn disk(&self, target: &str) -> Option<&Disk> {
@@ -194,7 +211,24 @@ fn disk(node: Node<'_, '_>) -> Option<Disk> {
         source: path.map(PathBuf::from),
         serial: text(node, "serial"),
         address: address.and_then(guest_address),
+        throttle: throttle(node),
     })
+}
+
+/// What `virsh blkdeviotune` sets. Limits above 2^64 are none.
+fn throttle(disk: Node<'_, '_>) -> ThrottleLimits {
+    let Some(tune) = disk.children().find(|n| n.has_tag_name("iotune")) else {
+        return ThrottleLimits::default();
+    };
+    let limit = |name: &str| text(tune, name).and_then(|text| text.parse().ok()).unwrap_or(0);
+    ThrottleLimits {
+        iops: limit("total_iops_sec"),
+        iops_rd: limit("read_iops_sec"),
+        iops_wr: limit("write_iops_sec"),
+        bps: limit("total_bytes_sec"),
+        bps_rd: limit("read_bytes_sec"),
+        bps_wr: limit("write_bytes_sec"),
+    }
 }
 
 fn child_attribute<'a>(node: Node<'a, '_>, name: &str, attribute: &str) -> Option<&'a str> {

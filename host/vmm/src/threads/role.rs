@@ -3,7 +3,11 @@
 //! Names: QEMU `system/cpus.c`, `accel/*/`, `iothread.c`, `util/thread-pool.c` (`worker`),
 //! `util/rcu.c` (`call_rcu`); Linux `drivers/vhost/vhost.c` and `kernel/vhost_task.c`
 //! (`vhost-PID`), `arch/x86/kvm/i8254.c` (`kvm-pit/PID`), `arch/x86/kvm/mmu/mmu.c`
-//! (`kvm-nx-lpage-recovery-PID`), `io_uring/io-wq.c` (`iou-wrk-PID`).
+//! (`kvm-nx-lpage-recovery-PID`), `io_uring/io-wq.c` (`iou-wrk-PID`). Other VMMs always name their
+//! threads: Cloud Hypervisor `vmm/src/cpu.rs` (`vcpu0`), `virtio-devices/src/block.rs`
+//! (`_disk0_q0`), `vmm/src/lib.rs` (`vmm`); Firecracker `src/vmm/src/vstate/vcpu.rs` (`fc_vcpu 0`),
+//! `src/firecracker/src/api_server_adapter.rs` (`fc_api`); crosvm `src/crosvm/sys/linux/vcpu.rs`
+//! (`crosvm_vcpu0`); kvmtool `kvm-cpu.c` (`kvm-vcpu-0`).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,7 +24,7 @@ pub enum Role {
     Vcpu(Vec<u32>),
     /// An I/O thread (`-object iothread`) by its name; `mon_iothread` is the monitor's own.
     IoThread(String),
-    /// QEMU's main loop: devices without an I/O thread, timers, the monitor.
+    /// The VMM's main loop: devices without an I/O thread, timers, the monitor.
     Emulator,
     /// A worker of QEMU's thread pool (`aio=threads`, file operations). They come and go.
     AioWorker,
@@ -92,8 +96,43 @@ pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
         }
         "vnc_worker" | "SPICE Worker" | "gmain" | "gdbus" => Role::Display,
         // Without thread names every thread has the process's own; then only the first is known.
-        _ if tid == pid && is_qemu(name) => Role::Emulator,
+        _ if tid == pid && (is_qemu(name) || OTHER_VMMS.contains(&name)) => Role::Emulator,
         _ => Role::Other,
+    }
+}
+
+/// Main threads of other VMMs. Firecracker's serves the devices; the others' starts what does.
+const OTHER_VMMS: [&str; 4] = [CLOUD_HYPERVISOR, "firecracker", "crosvm", "lkvm"];
+
+/// `cloud-hypervisor`, cut at 15 bytes by the kernel.
+const CLOUD_HYPERVISOR: &str = "cloud-hyperviso";
+
+/// Finds the main loop of a VMM whose name is not known, as QEMU's is not with `-name
+/// process=...`: the first thread of a process that runs vCPUs.
+pub(super) fn name_main_loop(threads: &mut [Thread]) {
+    if threads.iter().any(|t| matches!(t.role, Role::Vcpu(_))) {
+        if let Some(main) = threads.iter_mut().find(|t| t.tid == t.pid && t.role == Role::Other) {
+            main.role = Role::Emulator;
+        }
+    }
+}
+
+/// Finds Cloud Hypervisor's device threads among a process's threads. Their names begin with the
+/// device's id, which a user may choose, so they mean something in this process only.
+pub(super) fn name_cloud_hypervisor(threads: &mut [Thread]) {
+    if !threads.iter().any(|t| t.tid == t.pid && t.name == CLOUD_HYPERVISOR) {
+        return;
+    }
+    let queue = |name: &str| {
+        let after = name.rsplit_once("_qp").or_else(|| name.rsplit_once("_q"));
+        after.is_some_and(|(_, number)| number.parse::<u32>().is_ok())
+    };
+    for t in threads.iter_mut().filter(|t| t.role == Role::Other) {
+        if t.name == "vmm" {
+            t.role = Role::Emulator;
+        } else if t.name.starts_with('_') || queue(&t.name) {
+            t.role = Role::IoThread(t.name.clone());
+        }
     }
 }
 
@@ -101,10 +140,8 @@ pub fn user_role(pid: u32, tid: u32, name: &str, named: &Named) -> Role {
 /// before QEMU has read whether threads are to be named (`rcu_init()`, a constructor), and so is
 /// the first after the main thread and has its name.
 pub(super) fn name_rcu(threads: &mut [Thread]) {
-    let Some(main) = threads.iter().find(|t| t.role == Role::Emulator).map(|t| (t.tid, t.name.clone()))
-    else {
-        return;
-    };
+    let main = threads.iter().find(|t| t.role == Role::Emulator && is_qemu(&t.name));
+    let Some(main) = main.map(|t| (t.tid, t.name.clone())) else { return };
     let others = threads.iter_mut().filter(|t| t.tid != main.0);
     if let Some(first) = others.min_by_key(|t| (t.start, t.tid)) {
         if first.role == Role::Other && first.name == main.1 {
@@ -119,13 +156,15 @@ fn is_qemu(name: &str) -> bool {
 }
 
 /// `CPU 0/KVM`, `CPU 3/TCG`; `ALL CPUs/TCG` is one thread for all, whose numbers only the monitor
-/// knows.
+/// knows. Of other VMMs a fixed word and the number.
 fn vcpus(name: &str) -> Option<Vec<u32>> {
     if name.starts_with("ALL CPUs/") {
         return Some(Vec::new());
     }
-    let (number, _) = name.strip_prefix("CPU ")?.split_once('/')?;
-    Some(vec![number.parse().ok()?])
+    let of_qemu = || name.strip_prefix("CPU ")?.split_once('/').map(|(number, _)| number);
+    let of_others =
+        || ["fc_vcpu ", "crosvm_vcpu", "kvm-vcpu-", "vcpu"].iter().find_map(|p| name.strip_prefix(p));
+    Some(vec![of_qemu().or_else(of_others)?.parse().ok()?])
 }
 
 /// The role of a kernel thread that was started for a VM; `None` for any other. Its name ends in

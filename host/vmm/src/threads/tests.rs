@@ -175,3 +175,52 @@ fn the_watcher_takes_in_what_appears() {
     assert_eq!((end.appeared.len(), watcher.threads().count()), (0, 0));
     assert_eq!(end.gone.len(), 15);
 }
+
+/// VMMs other than QEMU have fixed names for their threads; a device's id may be the user's choice.
+#[test]
+fn threads_of_other_vmms_are_known_by_their_names() {
+    let of = |threads: &[(u32, &str)]| {
+        let proc = Proc::new();
+        for (tid, name) in threads {
+            proc.task(100, *tid, name, USER, u64::from(*tid));
+        }
+        let found = discover(&proc.root, &VmHandle::of_pid(100)).unwrap();
+        found.iter().map(|t| t.role.to_string()).collect::<Vec<_>>()
+    };
+    let cloud_hypervisor = of(&[
+        (100, "cloud-hyperviso"),
+        (101, "vmm"),
+        (102, "http-server"),
+        (103, "vcpu0"),
+        (104, "vcpu11"),
+        (105, "_disk0_q0"),
+        (106, "_net1_qp0"),
+        (107, "data_q1"),
+        (108, "_rng"),
+        (109, "event-monitor"),
+    ]);
+    let expected = [
+        "emulator",
+        "emulator",
+        "other",
+        "vcpu 0",
+        "vcpu 11",
+        "iothread _disk0_q0",
+        "iothread _net1_qp0",
+        "iothread data_q1",
+        "iothread _rng",
+        "other",
+    ];
+    assert_eq!(cloud_hypervisor, expected);
+    let firecracker = of(&[(100, "firecracker"), (101, "fc_api"), (102, "fc_vcpu 0"), (103, "fc_vcpu 1")]);
+    assert_eq!(firecracker, ["emulator", "other", "vcpu 0", "vcpu 1"]);
+    // A second thread with the main one's name is QEMU's RCU thread in QEMU only.
+    let crosvm = of(&[(100, "crosvm"), (101, "crosvm"), (102, "crosvm_vcpu0")]);
+    assert_eq!(crosvm, ["emulator", "other", "vcpu 0"]);
+    // Started under another name, as QEMU with `-name process=plc`.
+    let renamed = of(&[(100, "plc"), (101, "CPU 0/KVM"), (102, "data_q1")]);
+    assert_eq!(renamed, ["emulator", "vcpu 0", "other"]);
+    // Names that only look like these.
+    let others = of(&[(100, "sh"), (101, "vcpux"), (102, "fc_vcpu"), (103, "_disk0_q0"), (104, "vmm")]);
+    assert_eq!(others, ["other"; 5]);
+}

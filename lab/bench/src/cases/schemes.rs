@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rtvirtio_measure::fio::IoClass;
 use rtvirtio_model::{Config, HostModel, Profile};
-use rtvirtio_planner::{CgroupMode, PlanError, PlanOptions, Space, plan};
+use rtvirtio_planner::{Placements, PlanError, PlanOptions, Space, plan};
 use rtvirtio_spec::{Spec, Vm};
 use rtvirtio_units::{Iops, Nanos, Ratio};
 
@@ -198,7 +198,7 @@ impl Planned {
             Self::Slice => ours(PlanOptions::new(start)),
             Self::Bound => ours(PlanOptions::bound(start, learned()?)),
         };
-        options.mode = CgroupMode::PerVm;
+        options.placements = Placements::default();
         Ok(options)
     }
 }

@@ -1,0 +1,152 @@
+//! Limits that several VMs may share, as requests per second of each.
+
+use rtvirtio_spec::{Task, Vm};
+use rtvirtio_units::Bytes;
+
+use super::ControlKind;
+
+/// Which requests a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    Write,
+    Both,
+}
+
+/// What it counts of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Requests,
+    Bytes,
+}
+
+/// A limit on some VMs together.
+#[derive(Clone, Debug)]
+pub(super) struct Limited {
+    pub kind: ControlKind,
+    /// What sets it, for the user.
+    pub by: String,
+    pub direction: Direction,
+    pub unit: Unit,
+    /// Most per second.
+    pub value: f64,
+    /// The VMs that share it.
+    pub vms: Vec<usize>,
+    /// Whether it is the cap of one VM's configuration, which a plan may change.
+    pub of_plan: bool,
+}
+
+impl Limited {
+    /// What a task's request takes of it.
+    fn taken(&self, task: &Task) -> f64 {
+        let writes = task.op.write_share();
+        let share = match self.direction {
+            Direction::Read => 1.0 - writes,
+            Direction::Write => writes,
+            Direction::Both => 1.0,
+        };
+        match self.unit {
+            Unit::Requests => share,
+            Unit::Bytes => share * task.mean_block(),
+        }
+    }
+
+    /// What a request of the VM takes of it, on average over its tasks: by their rates where all
+    /// have one.
+    fn per_request(&self, vm: &Vm) -> f64 {
+        let all_rated = vm.tasks.iter().all(|t| t.rate.is_some_and(|r| r.0 > 0.0));
+        let part = |t: &Task| t.rate.filter(|_| all_rated).map_or(1.0, |r| r.0);
+        let sum: f64 = vm.tasks.iter().map(part).sum();
+        vm.tasks.iter().map(|t| part(t) * self.taken(t)).sum::<f64>() / sum.max(f64::MIN_POSITIVE)
+    }
+
+    /// What the VM would take of it per second; infinite with a task without a rate.
+    fn demand(&self, vm: &Vm) -> f64 {
+        let of = |t: &Task| match (self.taken(t), t.rate) {
+            (taken, _) if taken <= 0.0 => 0.0,
+            (taken, Some(rate)) => taken * rate.0,
+            (_, None) => f64::INFINITY,
+        };
+        vm.tasks.iter().map(of).sum()
+    }
+
+    /// `limited to 30/s by /machine.slice (io.max)`, for each VM on which it acts.
+    pub fn texts<'v>(&self, spec: &[&'v Vm]) -> impl Iterator<Item = (&'v str, String)> {
+        let acts: Vec<&'v Vm> =
+            self.vms.iter().map(|&i| spec[i]).filter(|vm| self.per_request(vm) > 0.0).collect();
+        let names: Vec<&'v str> = acts.iter().map(|vm| vm.name.as_str()).collect();
+        let value = match self.unit {
+            Unit::Requests => format!("{}/s", self.value),
+            Unit::Bytes => format!("{}/s", Bytes(self.value as u64)),
+        };
+        let lines: Vec<(&'v str, String)> = acts
+            .into_iter()
+            .map(|vm| {
+                let one_way = match self.direction {
+                    Direction::Read => vm.tasks.iter().all(|t| t.op.write_share() <= 0.0),
+                    Direction::Write => vm.tasks.iter().all(|t| t.op.write_share() >= 1.0),
+                    Direction::Both => true,
+                };
+                let what = match self.direction {
+                    _ if one_way => "",
+                    Direction::Read => "reads ",
+                    Direction::Write => "writes ",
+                    Direction::Both => "",
+                };
+                let with: Vec<&str> = names.iter().copied().filter(|name| *name != vm.name).collect();
+                let with = if with.is_empty() {
+                    String::new()
+                } else {
+                    format!(", together with {}", with.join(", "))
+                };
+                (vm.name.as_str(), format!("{what}limited to {value} by {}{with}", self.by))
+            })
+            .collect();
+        lines.into_iter()
+    }
+}
+
+/// Most requests per second that each VM gets through all limits, those of its own configuration
+/// left out: of a limit that several share, what the others' declared rates leave it, and at least
+/// an equal part.
+pub(super) fn ceilings(limits: &[Limited], spec: &[&Vm]) -> Vec<Option<f64>> {
+    let one = |vm: usize| {
+        let here = limits.iter().filter(|l| !l.of_plan && l.vms.contains(&vm));
+        let most = here.filter_map(|limit| {
+            let each = limit.per_request(spec[vm]);
+            let others = limit.vms.iter().filter(|&&i| i != vm).map(|&i| limit.demand(spec[i])).collect();
+            (each > 0.0).then(|| room(limit.value, others) / each)
+        });
+        most.reduce(f64::min)
+    };
+    (0..spec.len()).map(one).collect()
+}
+
+/// What is left of a limit to one that wants all of it, where the others want so much: max-min
+/// fair.
+fn room(limit: f64, mut others: Vec<f64>) -> f64 {
+    others.sort_by(f64::total_cmp);
+    let (mut left, mut users) = (limit, others.len() + 1);
+    for demand in others {
+        if demand >= left / users as f64 {
+            break;
+        }
+        left -= demand;
+        users -= 1;
+    }
+    left / users as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shared_limit_leaves_what_the_others_do_not_take() {
+        assert_eq!(room(30.0, vec![]), 30.0);
+        assert_eq!(room(30.0, vec![5.0]), 25.0);
+        assert_eq!(room(30.0, vec![100.0]), 15.0);
+        assert_eq!(room(30.0, vec![f64::INFINITY, 4.0]), 13.0);
+        assert_eq!(room(30.0, vec![20.0, 20.0]), 10.0);
+    }
+}

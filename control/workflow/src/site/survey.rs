@@ -1,0 +1,114 @@
+//! What is in force on a site and set by no plan, and the settings inside guests.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rtvirtio_kernel::{Cgroups, Root, text};
+use rtvirtio_model::{Bfq, Config, Elevator};
+use rtvirtio_spec::Device;
+use rtvirtio_vmm::GuestAgent;
+
+use super::{Site, bfq_of, elevator};
+use crate::controls::{self, Control, Controls, Placed};
+use crate::error::Result;
+use crate::find::HostVm;
+use crate::progress::Progress;
+
+/// Time limit of a guest agent's answer when its settings are read.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Largest settings file read from a guest, bytes.
+const SMALL_FILE: usize = 4096;
+
+/// What is in force on a site.
+pub struct Survey {
+    /// Settings that a plan may change.
+    pub config: Config,
+    /// What else acts.
+    pub controls: Controls,
+}
+
+impl Site {
+    /// The settings in force, and all that acts already and is set by no plan. Warns of each.
+    ///
+    /// # Errors
+    /// When the kernel's files cannot be read.
+    pub fn survey(&self, progress: &dyn Progress) -> Result<Survey> {
+        let (config, doubts) = self.config_and_doubts()?;
+        let placed = self.placed(&config);
+        let mut controls = self.controls(&placed)?;
+        controls.list.extend(doubts);
+        if config.elevator == Elevator::Bfq {
+            controls.list.extend(controls::shares_in_force(&placed, &controls.placements, &config));
+        }
+        controls.list.iter().for_each(|control| progress.warn(&control.to_string()));
+        Ok(Survey { config, controls })
+    }
+
+    /// What [`Self::loads`] do not meet of the controls, because they run on the host.
+    #[must_use]
+    pub fn bypassed(&self, controls: &Controls) -> Vec<Control> {
+        controls::bypassed(controls, |name| self.host_vms().any(|vm| vm.name == name && !self.has_agent(vm)))
+    }
+
+    /// What acts already, without the settings in force.
+    pub(super) fn controls(&self, placed: &[Placed<'_>]) -> Result<Controls> {
+        let cpu = Cgroups::detect_cpu(&self.root).ok();
+        let mut names = vec![Path::new("/dev").join(&self.stack.device.name)];
+        if let Device::Path(path) = &self.spec.device {
+            names.push(path.clone());
+        }
+        let at = controls::Survey {
+            root: &self.root,
+            io: &self.cgroups,
+            cpu: cpu.as_ref(),
+            names: &names,
+            stack: &self.stack,
+        };
+        controls::survey(&at, placed)
+    }
+
+    /// The VMs with what is known of them here.
+    pub(super) fn placed<'a>(&'a self, config: &Config) -> Vec<Placed<'a>> {
+        let all = self.spec.vms.iter().zip(&self.vms).zip(&config.vms);
+        all.map(|((vm, (host_vm, cgroup)), of_vm)| Placed {
+            vm,
+            cgroup,
+            drives: host_vm.drives().map_err(|e| format!("{e:#}")).transpose(),
+            pids: host_vm.pids().map_err(|e| format!("{e:#}")),
+            has_cap: of_vm.cap.is_some(),
+        })
+        .collect()
+    }
+}
+
+/// Elevator and BFQ tunables inside a guest; `None` where there is no agent or the spec names no
+/// disk: the model then assumes `none`. Why they are not known, where it does.
+pub(super) fn guest_settings(
+    vm: &HostVm,
+    root: &Root,
+) -> std::result::Result<Option<(Elevator, Bfq)>, String> {
+    let agent = vm.agent(root).map_err(|e| format!("{e:#}"))?;
+    let Some(agent) = agent.filter(|_| vm.names_disk()) else { return Ok(None) };
+    let disk = vm.disk(root).map_err(|e| format!("{e:#}"))?;
+    let Some(disk) = disk.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()) else {
+        return Ok(None);
+    };
+    let mut agent = GuestAgent::reach(&agent, AGENT_TIMEOUT).map_err(|e| e.to_string())?;
+    let mut read = |path: &str| {
+        let path = format!("/sys/block/{disk}/queue/{path}");
+        let bytes = agent.read_file(&path, SMALL_FILE).map_err(|e| e.to_string())?;
+        String::from_utf8(bytes).map_err(|_| format!("{path} in the guest is not text"))
+    };
+    let scheduler = read("scheduler")?;
+    let offered = text::elevators(&scheduler);
+    let offered =
+        offered.ok_or_else(|| format!("its scheduler is `{}`", rtvirtio_vmm::shown(scheduler.trim())))?;
+    let elevator = elevator(&offered.current);
+    let mut bfq = Bfq::default();
+    if elevator == Elevator::Bfq {
+        let names = ["slice_idle", "timeout_sync", "low_latency", "max_budget", "strict_guarantees"];
+        let tunables = names.into_iter().map(|n| Ok((n.to_owned(), read(&format!("iosched/{n}"))?)));
+        bfq = bfq_of(&tunables.collect::<std::result::Result<_, String>>()?).map_err(|e| format!("{e:#}"))?;
+    }
+    Ok(Some((elevator, bfq)))
+}

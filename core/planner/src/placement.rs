@@ -1,0 +1,168 @@
+//! Where VMs stand among I/O cgroups, and what acts on them there that no plan sets.
+//!
+//! BFQ schedules a tree of cgroups: among the busy children of one parent each gets service in
+//! proportion to its weight, at every level (`block/bfq-wf2q.c`, `block/bfq-cgroup.c`). So weights
+//! compare siblings only, and a VM's share of the device is the product of its path's shares.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use rtvirtio_model::Config;
+use rtvirtio_units::Iops;
+
+/// Largest weight that BFQ knows.
+const TOP_WEIGHT: f64 = 1000.0;
+
+/// A cgroup on a VM's path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupNode {
+    /// Its path below the hierarchy's root.
+    pub path: String,
+    /// Its BFQ weight for the device, 1 to 1000.
+    pub weight: u32,
+}
+
+/// One VM among the I/O cgroups.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placement {
+    /// Whether it has a cgroup of its own, below the root: only there a weight or limit of one VM
+    /// can act.
+    pub own_cgroup: bool,
+    /// The cgroups on its path, the outermost first, its own last; empty in the root. The weight of
+    /// its own is the configuration's.
+    pub path: Vec<CgroupNode>,
+    /// Most requests per second that limits outside of the plan let through: those of cgroups above
+    /// its own, of its VMM.
+    pub ceiling: Option<Iops>,
+}
+
+impl Placement {
+    /// The cgroup above its own.
+    fn parent(&self) -> Option<&str> {
+        let above = self.path.len().checked_sub(2).and_then(|i| self.path.get(i));
+        Some(above.map_or("/", |node| node.path.as_str())).filter(|_| !self.path.is_empty())
+    }
+}
+
+/// Where all VMs of a spec stand, in its order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Placements {
+    /// Empty where nothing is known of them: then they are taken for siblings, each in a cgroup of
+    /// its own, without limits above.
+    all: Vec<Placement>,
+    /// Whether all are siblings with cgroups of their own, so that their weights compare as they
+    /// are.
+    flat: bool,
+}
+
+impl Placements {
+    /// Placements of all VMs, in the spec's order.
+    #[must_use]
+    pub fn new(all: Vec<Placement>) -> Self {
+        let flat = all.iter().all(|p| p.own_cgroup && p.parent() == all[0].parent());
+        Self { all, flat }
+    }
+
+    /// All VMs in one cgroup: neither weights nor limits act.
+    #[must_use]
+    pub fn shared(vms: usize) -> Self {
+        Self::new(vec![Placement { own_cgroup: false, path: Vec::new(), ceiling: None }; vms])
+    }
+
+    /// Whether limits act on a VM alone.
+    #[must_use]
+    pub fn limits_act(&self, vm: usize) -> bool {
+        self.all.get(vm).is_none_or(|p| p.own_cgroup)
+    }
+
+    /// Whether a VM's weight compares with that of another VM.
+    #[must_use]
+    pub fn weights_compare(&self, vm: usize) -> bool {
+        let Some(this) = self.all.get(vm) else { return true };
+        let sibling = |(i, p): (usize, &Placement)| i != vm && p.own_cgroup && p.parent() == this.parent();
+        this.own_cgroup && self.all.iter().enumerate().any(sibling)
+    }
+
+    /// Whether any weights compare.
+    #[must_use]
+    pub fn any_weights_compare(&self) -> bool {
+        self.all.is_empty() || (0..self.all.len()).any(|vm| self.weights_compare(vm))
+    }
+
+    /// Most requests per second that a VM gets through limits outside of the plan.
+    #[must_use]
+    pub fn ceiling(&self, vm: usize) -> Option<Iops> {
+        self.all.get(vm).and_then(|p| p.ceiling)
+    }
+
+    /// A configuration as it acts: each cap no higher than the ceiling, and weights that would give
+    /// siblings the share that each VM has while all are busy.
+    #[must_use]
+    pub fn in_effect<'c>(&self, config: &'c Config) -> Cow<'c, Config> {
+        let limited = self.all.iter().any(|p| p.ceiling.is_some());
+        if self.all.is_empty() || (self.flat && !limited) {
+            return Cow::Borrowed(config);
+        }
+        let mut config = config.clone();
+        for (vm, placement) in config.vms.iter_mut().zip(&self.all) {
+            let least = |a: Iops, b: Iops| if a.0 < b.0 { a } else { b };
+            vm.cap = match (vm.cap, placement.ceiling) {
+                (Some(cap), Some(ceiling)) => Some(least(cap, ceiling)),
+                (cap, ceiling) => cap.or(ceiling),
+            };
+        }
+        if !self.flat {
+            let shares = self.shares(&config);
+            let most = shares.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+            for (vm, share) in config.vms.iter_mut().zip(shares) {
+                vm.weight = (TOP_WEIGHT * share / most).round().clamp(1.0, TOP_WEIGHT) as u32;
+            }
+        }
+        Cow::Owned(config)
+    }
+
+    /// Share of the device that each VM has while all are busy, and no other cgroup is.
+    fn shares(&self, config: &Config) -> Vec<f64> {
+        // Paths with the configuration's weight at their ends. A VM in the root competes with the
+        // outermost cgroups by a queue of its own.
+        let own: Vec<Vec<CgroupNode>> = self
+            .all
+            .iter()
+            .zip(&config.vms)
+            .enumerate()
+            .map(|(i, (placement, vm))| {
+                let mut path = placement.path.clone();
+                match path.last_mut() {
+                    Some(last) => last.weight = vm.weight,
+                    None => path.push(CgroupNode { path: format!("vm {i}"), weight: vm.weight }),
+                }
+                path
+            })
+            .collect();
+        let mut siblings: BTreeMap<&str, BTreeMap<&str, f64>> = BTreeMap::new();
+        let mut members: BTreeMap<&str, f64> = BTreeMap::new();
+        for path in &own {
+            let mut parent = "/";
+            for node in path {
+                siblings.entry(parent).or_default().insert(&node.path, f64::from(node.weight));
+                parent = &node.path;
+            }
+            *members.entry(parent).or_default() += 1.0;
+        }
+        let share = |path: &Vec<CgroupNode>| {
+            let mut parent = "/";
+            let mut share = 1.0;
+            for node in path {
+                let all = &siblings[parent];
+                share *= all[node.path.as_str()] / all.values().sum::<f64>().max(f64::MIN_POSITIVE);
+                parent = &node.path;
+            }
+            // VMs in one cgroup have queues of one weight.
+            share / members[parent]
+        };
+        own.iter().map(share).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;
