@@ -9,7 +9,7 @@ use rtvirtio_workflow::apply::{self, PlanWith, Resolved};
 use rtvirtio_workflow::contracts::VmCpu;
 use rtvirtio_workflow::plan::old_values;
 use rtvirtio_workflow::site::Site;
-use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force};
+use rtvirtio_workflow::{Dirs, Kind, Progress, contracts, domain, in_force, one_line};
 
 use super::status::status;
 use crate::args::ApplyArgs;
@@ -22,7 +22,7 @@ pub fn apply(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     };
     match apply_any(args, global, ui) {
         Err(e) if infeasible(&e) => {
-            ui.warn(&format!("not applied: {e:#}"));
+            ui.warn(&format!("not applied: {}", one_line(e.as_ref())));
             Ok(ExitCode::from(INFEASIBLE))
         }
         done => done,
@@ -62,11 +62,19 @@ fn apply_any(args: &ApplyArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         }
         None => plan_now(args, &site, dirs, ui)?,
     };
+    let refused = !plan.feasible && !args.compromise;
+    let reason = plan.infeasible.as_ref().map_or("", |i| i.reason.as_str());
     if args.dry_run {
-        return preview(&apply::resolve(&plan, &site, &args.cpu_profiles, dirs, ui)?, ui);
+        let resolved = apply::resolve(&plan, &site, &args.cpu_profiles, dirs, ui)?;
+        if refused {
+            // The verdict of `plan` and of `apply` for the same spec.
+            ui.warn(&format!("would not be applied: {reason}. With --compromise this would be written:"));
+            preview(&resolved, ui)?;
+            return Ok(ExitCode::from(INFEASIBLE));
+        }
+        return preview(&resolved, ui);
     }
-    if !plan.feasible && !args.compromise {
-        let reason = plan.infeasible.as_ref().map_or("", |i| i.reason.as_str());
+    if refused {
         ui.warn(&format!("not applied: {reason}. Apply the compromise anyway with --compromise"));
         return Ok(ExitCode::from(INFEASIBLE));
     }
@@ -94,7 +102,7 @@ fn plan_now(args: &ApplyArgs, site: &Site, dirs: &Dirs, ui: &Ui) -> anyhow::Resu
 fn preview(resolved: &Resolved, ui: &Ui) -> anyhow::Result<ExitCode> {
     let lines = resolved.preview()?;
     show(ui, &lines, || match lines.as_slice() {
-        [] => "nothing to change: the settings in force are the plan's\n".to_owned(),
+        [] => "nothing to change: the settings found are the plan's\n".to_owned(),
         lines => lines.iter().map(|line| format!("{line}\n")).collect(),
     })?;
     Ok(ExitCode::SUCCESS)

@@ -21,7 +21,8 @@ fn basis(args: &ModelArgs, dirs: &Dirs, ui: &Ui) -> anyhow::Result<Basis> {
 pub fn predict(args: &PredictArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let basis = basis(&args.model, &global.dirs(), ui)?;
     let tasks = outlook(&basis.spec, &basis.profile, &basis.choice, &basis.options.start)?;
-    show(ui, &tasks, || text::forecast(&tasks, &style()))?;
+    let measured = basis.profile.guest.as_ref().is_some_and(rtvirtio_model::GuestPoint::is_of_guest);
+    show(ui, &tasks, || text::forecast(&tasks, measured, &style()))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,6 +9,7 @@ use rtvirtio_console::{Global, Ui, generated, need_root, save_model, save_profil
 use rtvirtio_kernel::{BlockDevice, Root};
 use rtvirtio_learn::on_device::{check_device, on_device};
 use rtvirtio_model::Profile;
+use rtvirtio_spec::Device;
 use rtvirtio_workflow::find::load_spec;
 use rtvirtio_workflow::profile::{Access, of_device, of_site};
 use rtvirtio_workflow::site::Site;
@@ -34,19 +35,26 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
     if args.sweep.is_some() && is_spec {
         bail!("a sweep needs the device for itself: name the device instead of a spec");
     }
+    let access = access(args);
+    access.check_length(length)?;
     let _lock = dirs.lock_vms()?;
     let (key, profile) = if is_spec {
         let spec = load_spec(Path::new(target))?;
+        if let (true, Device::Path(path)) = (args.destroy_data, &spec.device) {
+            bail!(
+                "of the device of a spec only reads are measured; `rtvirtio profile {} --destroy-data` writes too, and everything on it is lost",
+                path.display()
+            );
+        }
         let key = profile_key(&spec.device)?;
         let site = Site::find(spec, dirs)?;
-        (key, of_site(&site, length, dirs, ui)?)
+        (key, of_site(&site, access, length, dirs, ui)?)
     } else {
         let device = BlockDevice::find(&Root::default(), target)?;
         if args.sweep.is_some() {
             // What refuses the sweep is known before the minute that the profile takes.
             check_device(&device.name, dirs)?;
         }
-        let access = if args.destroy_data { Access::DestroyData } else { Access::Reads };
         let profile = of_device(&device, length, access, dirs, ui)?;
         (device.name, profile)
     };
@@ -56,6 +64,15 @@ pub fn run(args: &ProfileArgs, global: &Global, ui: &Ui) -> anyhow::Result<ExitC
         sweep(&key, &profile, Duration::from_nanos(time.0), global, ui)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn access(args: &ProfileArgs) -> Access {
+    match (args.destroy_data, args.gentle, args.yes) {
+        (true, ..) => Access::DestroyData,
+        (_, true, _) => Access::Gentle,
+        (.., true) => Access::ReadsUnderVms,
+        _ => Access::Reads,
+    }
 }
 
 /// Learns a model of the device from measured runs and saves it where `predict` and `plan` look for

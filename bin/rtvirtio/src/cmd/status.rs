@@ -13,16 +13,21 @@ use rtvirtio_workflow::{Progress, domain, in_force};
 
 use super::domain::status_text;
 
+/// Version of the form of `status --json`.
+const STATUS_SCHEMA: &str = "rtvirtio.status.v1";
+
 /// `rtvirtio status`. Changes nothing.
 pub fn status(global: &Global, ui: &Ui) -> anyhow::Result<ExitCode> {
     let root = Root::default();
     let status = rtvirtio_apply::status(&global.state_dir, &Machine::new(&root, &GuestAgents))?;
     let domain = domain::status(&global.dirs());
-    let mut value = serde_json::to_value(&status)?;
+    let mut value = match &status {
+        Some(status) => serde_json::to_value(status)?,
+        None => serde_json::json!({}),
+    };
+    value["schema"] = STATUS_SCHEMA.into();
+    value["in_force"] = (status.is_some() || domain.is_some()).into();
     if let Some(domain) = &domain {
-        if value.is_null() {
-            value = serde_json::json!({});
-        }
         value["domain"] = serde_json::to_value(domain)?;
     }
     // It only gives the name; the knobs are the journal's.

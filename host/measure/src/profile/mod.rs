@@ -32,6 +32,8 @@ use crate::run::add_bins;
 
 /// Depths that are measured.
 pub const DEPTHS: [u32; 6] = [1, 2, 4, 8, 16, 32];
+/// Depths of a gentle measurement: what a few VMs have in flight anyway.
+pub const GENTLE_DEPTHS: [u32; 3] = [1, 2, 4];
 /// Depths at which larger requests are measured: alone, and enough of them for the best throughput.
 pub const LARGE_DEPTHS: [u32; 2] = [1, 32];
 /// Size of the larger requests: what a sequential writer or a loader sends, and well apart from 4
@@ -61,6 +63,9 @@ pub struct ProfileOptions {
     /// Whether a probe under SCHED_FIFO on every CPU watches when the host itself stands still, and
     /// that is taken off the latencies. Not on a machine that does real work.
     pub watch: bool,
+    /// Only reads at [`GENTLE_DEPTHS`], under the elevator that is set: for a device that VMs use.
+    /// A claim must not be given then.
+    pub gentle: bool,
     /// Time for everything; at least 11 s, with writes 17 s. The default is 36 s.
     pub budget: Duration,
     /// An absolute directory for fio's files.
@@ -78,6 +83,7 @@ impl ProfileOptions {
             size,
             block: Bytes::from_kib(4),
             watch: false,
+            gentle: false,
             budget: Duration::from_secs(36),
             dir,
             seed: 1,
@@ -113,8 +119,11 @@ impl Series {
     }
 
     /// Depth and size of its points. What BFQ costs is counted per request, so larger ones would
-    /// add nothing there.
-    fn points(self, block: Bytes) -> Vec<(u32, Bytes)> {
+    /// add nothing there; and they load the device most.
+    fn points(self, block: Bytes, gentle: bool) -> Vec<(u32, Bytes)> {
+        if gentle {
+            return GENTLE_DEPTHS.iter().map(|d| (*d, block)).collect();
+        }
         let large = if self == Self::ReadBfq || block >= LARGE { &[][..] } else { &LARGE_DEPTHS[..] };
         let own = DEPTHS.iter().map(|d| (*d, block));
         own.chain(large.iter().map(|d| (*d, LARGE))).collect()
@@ -152,25 +161,26 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     if control.claim.is_some_and(|claim| claim.path() != options.device) {
         return Err(refuse("the claim is on another device"));
     }
-    let series: &[Series] = if control.claim.is_some() {
-        &[Series::Read, Series::ReadBfq, Series::Write]
-    } else {
-        &[Series::Read, Series::ReadBfq]
-    };
-    let steps: usize = series.iter().map(|s| s.points(options.block).len()).sum();
+    if options.gentle && control.claim.is_some() {
+        return Err(refuse("a gentle measurement does not write"));
+    }
+    let points_of = |s: &Series| s.points(options.block, options.gentle).len();
+    let series = all_series(options.gentle, control.claim.is_some());
+    let steps: usize = series.iter().map(points_of).sum();
     let point = point_time(options.budget, series.len(), steps).ok_or_else(|| {
         let least = least_budget(series.len(), steps).as_secs_f64().ceil();
         refuse(&format!("the time budget is too short: give at least {least} s"))
     })?;
-    let mut points: Vec<Vec<Point>> =
-        series.iter().map(|s| vec![Point::default(); s.points(options.block).len()]).collect();
+    let mut points: Vec<Vec<Point>> = series.iter().map(|s| vec![Point::default(); points_of(s)]).collect();
     let total = (REPETITIONS * steps) as u64;
     let mut done = 0;
     for repetition in 0..REPETITIONS {
         for (series, points) in series.iter().zip(&mut points) {
             let elevator = series.elevator();
-            (control.set_elevator)(elevator)
-                .map_err(|e| MeasureError::Elevator { elevator, reason: e.to_string() })?;
+            if !options.gentle {
+                (control.set_elevator)(elevator)
+                    .map_err(|e| MeasureError::Elevator { elevator, reason: e.to_string() })?;
+            }
             let label = format!("{} ({}/{REPETITIONS})", series.label(), repetition + 1);
             let stats = run_series(
                 options,
@@ -205,9 +215,10 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     let mut doubts = Vec::new();
     let mut results: Vec<Vec<DepthPoint>> = Vec::new();
     let mut large: Vec<Vec<DepthPoint>> = Vec::new();
+    let depths = if options.gentle { &GENTLE_DEPTHS[..] } else { &DEPTHS[..] };
     for (series, points) in series.iter().zip(&points) {
-        let (own, larger) = points.split_at(DEPTHS.len());
-        let summary = summarise(&DEPTHS, own);
+        let (own, larger) = points.split_at(depths.len());
+        let summary = summarise(depths, own);
         doubts.extend(checks::doubts(series.label(), &summary, own));
         results.push(summary);
         // Fewer samples than the other checks want: of their tails only the deepest one's is used.
@@ -238,6 +249,22 @@ pub fn measure(options: &ProfileOptions, control: &mut ProfileControl<'_>) -> Re
     })
 }
 
+fn all_series(gentle: bool, writes: bool) -> &'static [Series] {
+    match (gentle, writes) {
+        (true, _) => &[Series::Read],
+        (false, true) => &[Series::Read, Series::ReadBfq, Series::Write],
+        (false, false) => &[Series::Read, Series::ReadBfq],
+    }
+}
+
+/// The least [`ProfileOptions::budget`] of a measurement with blocks of `block`, for a check before
+/// anything is touched.
+#[must_use]
+pub fn least_time(block: Bytes, gentle: bool, writes: bool) -> Duration {
+    let series = all_series(gentle, writes);
+    least_budget(series.len(), series.iter().map(|s| s.points(block, gentle).len()).sum())
+}
+
 /// Measured time of each point, so that everything fits into the budget; `None` when less than
 /// [`SHORTEST`] would be left.
 fn point_time(budget: Duration, series: usize, points: usize) -> Option<Duration> {
@@ -264,7 +291,7 @@ fn run_series(
     on_tick: &mut dyn FnMut(Duration),
     cancel: &AtomicBool,
 ) -> Result<Vec<(JobStats, Option<Latencies>)>, MeasureError> {
-    let points = series.points(options.block);
+    let points = series.points(options.block, options.gentle);
     let duration = slot(point) * points.len() as u32;
     let mut control = Control { cgroup_procs: &[], cancel, grace: Duration::from_secs(30), on_tick };
     let text = job_text(options, series, repetition, point);
@@ -324,7 +351,7 @@ fn job_text(options: &ProfileOptions, series: Series, repetition: usize, point: 
     if options.watch {
         s.push_str(&watched::log_options(&options.dir));
     }
-    let points = series.points(options.block);
+    let points = series.points(options.block, options.gentle);
     for (i, (depth, block)) in points.iter().enumerate() {
         let seed = options.seed.wrapping_add((repetition * points.len() + i + 1) as u64);
         let delay = (slot(point) * i as u32).as_millis();
